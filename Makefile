@@ -1,0 +1,46 @@
+# make mlcomp   check and measure the compiler over the shape files, print the tables, write reports/
+# make test     lint, formatting, types, import contract, the project's own tests
+# Both set up .venv first, and again only after pyproject.toml or constraints.txt changed.
+#   ARGS="shapes/ops/softmax.toml -k bf16"    more arguments for pytest
+#   PYTHON=python3.12 VENV=.venv312           another interpreter, in an environment of its own
+#   JOBS=4                                    test processes of make test
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+ARGS ?=
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed.stamp
+
+.DELETE_ON_ERROR:
+.PHONY: mlcomp test
+
+mlcomp: $(INSTALLED)
+	$(BIN)/pytest --mlcomp $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n $(JOBS) $(ARGS)
+
+# The stamp is written last: an install that was interrupted starts again.
+$(INSTALLED): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { \
+	    echo "mlcomp needs Python 3.11 or newer, and '$(PYTHON)' was not found." \
+	         "Install it (Debian: apt-get install python3 python3-venv) or name another: make PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "mlcomp needs Python 3.11 or newer, and '$(PYTHON)' is `$(PYTHON) --version 2>&1`." \
+	         "Name a newer one: make PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	    echo "'$(PYTHON)' cannot make virtual environments: its venv module is missing or incomplete." \
+	         "Install it (Debian: apt-get install python3-venv) and run make again." >&2; exit 1; }
+	@command -v g++ >/dev/null || { \
+	    echo "mlcomp compiles its kernels with g++, which was not found." \
+	         "Install it (Debian: apt-get install g++) and run make again." >&2; exit 1; }
+	@echo "Installing into $(VENV); this happens once and takes a few minutes."
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@test -t 1 || quiet=--quiet; \
+	 $(BIN)/pip install --disable-pip-version-check $$quiet --editable ".[test]" --constraint constraints.txt
+	@touch $@

@@ -1,0 +1,1 @@
+"""What programs mean: one evaluator for each IR, arrays in and arrays out."""

@@ -1,0 +1,1 @@
+"""Kernel IR in, source text of the target language out."""

@@ -1,0 +1,1 @@
+"""Source text and launch geometry in, running code out: build, cache, load, launch, measure."""

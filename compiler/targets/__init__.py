@@ -1,0 +1,1 @@
+"""Where programs run, as data: the features, limits and instructions of each machine."""

@@ -1,0 +1,60 @@
+"""The repository's own shape: files short enough to read in a sitting, each opened by a docstring, none tied to a home."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+CODE_LINES = 450
+HOME = re.compile(r"/(?:home|Users|root)/[\w.]+")
+
+PYTHON = sorted(path for folder in ("compiler", "conformance") for path in (ROOT / folder).rglob("*.py"))
+NATIVE = sorted(path for path in (ROOT / "compiler").rglob("*") if path.suffix in {".h", ".cuh", ".c", ".cpp"})
+TEXT = [
+    *PYTHON,
+    *NATIVE,
+    *sorted((ROOT / "shapes").rglob("*.toml")),
+    *sorted(path for path in (*ROOT.iterdir(), *(ROOT / ".ci").iterdir()) if path.is_file()),
+]
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _code_lines(path: Path) -> int:
+    """Count lines that are neither blank nor a line comment.
+
+    >>> _code_lines(Path(__file__)) < CODE_LINES
+    True
+    """
+    comment = "#" if path.suffix == ".py" else "//"
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    return sum(1 for line in lines if line and not line.startswith(comment))
+
+
+@pytest.mark.parametrize("path", PYTHON + NATIVE, ids=_name)
+def test_file_is_readable_in_a_sitting(path: Path) -> None:
+    assert _code_lines(path) <= CODE_LINES, f"{_name(path)} is too long: it is probably two ideas, make it two files"
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=_name)
+def test_module_says_what_it_is(path: Path) -> None:
+    assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{_name(path)} has no docstring at its top"
+
+
+@pytest.mark.parametrize("folder", sorted({path.parent for path in PYTHON}), ids=_name)
+def test_folder_is_a_package(folder: Path) -> None:
+    assert (folder / "__init__.py").is_file(), f"{_name(folder)} holds modules but no __init__.py"
+
+
+def test_no_file_names_somebodys_home_folder() -> None:
+    found = [
+        f"{_name(path)}:{number}: {line.strip()}"
+        for path in TEXT
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if HOME.search(line)
+    ]
+    assert not found, "absolute home paths:\n" + "\n".join(found)
