@@ -1,0 +1,361 @@
+"""Scalar expressions, shared by all IRs from Tensor IR down, and the table of scalar operations.
+
+Every expression knows its type. Operations take arguments of one type (rows of `OPS` state the exceptions); conversions
+are explicit `Cast`s. `bf16` and `f16` values may only be loaded, cast, selected and stored.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType, boolean, f32, f64, i64
+from compiler.ir.node import Node
+
+
+class Expr(Node):
+    """A value. Python's arithmetic operators build and fold index expressions and typed arithmetic alike."""
+
+    @property
+    def dtype(self) -> DType:
+        raise NotImplementedError
+
+    def __add__(self, other: Expr | int | float) -> Expr:
+        return op("add", self, other)
+
+    def __radd__(self, other: Expr | int | float) -> Expr:
+        return op("add", like(other, self), self)
+
+    def __sub__(self, other: Expr | int | float) -> Expr:
+        return op("sub", self, other)
+
+    def __rsub__(self, other: Expr | int | float) -> Expr:
+        return op("sub", like(other, self), self)
+
+    def __mul__(self, other: Expr | int | float) -> Expr:
+        return op("mul", self, other)
+
+    def __rmul__(self, other: Expr | int | float) -> Expr:
+        return op("mul", like(other, self), self)
+
+    def __truediv__(self, other: Expr | int | float) -> Expr:
+        return op("div", self, other)
+
+    def __floordiv__(self, other: Expr | int) -> Expr:
+        return op("floordiv", self, other)
+
+    def __mod__(self, other: Expr | int) -> Expr:
+        return op("mod", self, other)
+
+    def __neg__(self) -> Expr:
+        return op("neg", self)
+
+
+class Const(Expr):
+    """A literal; `value` is a Python bool, int or float as the type asks, already rounded to it."""
+
+    value: bool | int | float
+    type: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+class Var(Expr):
+    """An axis, a size, or a name bound by a statement."""
+
+    name: str
+    type: DType = i64
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+class Op(Expr):
+    """A row of `OPS` applied; build it with `op`, which checks types and folds integers."""
+
+    name: str
+    args: tuple[Expr, ...]
+
+    @property
+    def dtype(self) -> DType:
+        row = OPS[self.name]
+        if row.result == "bool":
+            return boolean.replace(lanes=self.args[0].dtype.lanes)
+        return self.args[-1].dtype
+
+
+class Cast(Expr):
+    """Convert: float to integer truncates, integer to a narrower integer wraps, anything to bool is `!= 0`."""
+
+    arg: Expr
+    type: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+class Load(Expr):
+    """One element of a tensor or buffer; the index must be within its shape."""
+
+    buffer: str
+    index: tuple[Expr, ...]
+    type: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+class Select(Expr):
+    """`then if cond else other`; only the chosen side is evaluated, so it may guard a load. (`where` evaluates both.)"""
+
+    cond: Expr
+    then: Expr
+    other: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.then.dtype
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a scalar operation takes and gives. `kinds`: which of float, int, uint, bool its arguments may be."""
+
+    arity: int
+    kinds: str
+    result: str = "same"  # "same" as the last argument, or "bool"
+    infix: str = ""
+
+
+_ANY, _NUM, _INT, _FLOAT, _BITS = "float int uint bool", "float int uint", "int uint", "float", "int uint bool"
+# fmt: off
+OPS: dict[str, Row] = {
+    # arithmetic; integers wrap; `div` is true division; `floordiv` and `mod` round to -inf, `truncdiv` and `rem` to 0
+    "add": Row(2, _NUM, infix="+"), "sub": Row(2, _NUM, infix="-"), "mul": Row(2, _NUM, infix="*"),
+    "div": Row(2, _FLOAT, infix="/"), "floordiv": Row(2, _NUM, infix="//"), "mod": Row(2, _NUM, infix="%"),
+    "truncdiv": Row(2, _INT), "rem": Row(2, _NUM), "neg": Row(1, _NUM), "abs": Row(1, _NUM), "sign": Row(1, _NUM),
+    # a NaN argument gives NaN
+    "min": Row(2, _ANY), "max": Row(2, _ANY),
+    "lt": Row(2, _ANY, "bool", "<"), "le": Row(2, _ANY, "bool", "<="), "gt": Row(2, _ANY, "bool", ">"),
+    "ge": Row(2, _ANY, "bool", ">="), "eq": Row(2, _ANY, "bool", "=="), "ne": Row(2, _ANY, "bool", "!="),
+    "and": Row(2, _BITS, infix="&"), "or": Row(2, _BITS, infix="|"), "xor": Row(2, _BITS, infix="^"),
+    "not": Row(1, _BITS), "shl": Row(2, _INT, infix="<<"), "shr": Row(2, _INT, infix=">>"),
+    "where": Row(3, _ANY), "isnan": Row(1, _FLOAT, "bool"),
+    "floor": Row(1, _FLOAT), "ceil": Row(1, _FLOAT), "trunc": Row(1, _FLOAT),
+    "round": Row(1, _FLOAT),  # halves go to even
+    "sqrt": Row(1, _FLOAT), "rsqrt": Row(1, _FLOAT), "pow": Row(2, _FLOAT), "fma": Row(3, _FLOAT),
+    "exp": Row(1, _FLOAT), "exp2": Row(1, _FLOAT), "expm1": Row(1, _FLOAT), "log": Row(1, _FLOAT),
+    "log2": Row(1, _FLOAT), "log10": Row(1, _FLOAT), "log1p": Row(1, _FLOAT),
+    "sin": Row(1, _FLOAT), "cos": Row(1, _FLOAT), "tan": Row(1, _FLOAT), "asin": Row(1, _FLOAT),
+    "acos": Row(1, _FLOAT), "atan": Row(1, _FLOAT), "atan2": Row(2, _FLOAT), "sinh": Row(1, _FLOAT),
+    "cosh": Row(1, _FLOAT), "tanh": Row(1, _FLOAT), "asinh": Row(1, _FLOAT), "acosh": Row(1, _FLOAT),
+    "atanh": Row(1, _FLOAT), "erf": Row(1, _FLOAT), "erfc": Row(1, _FLOAT),
+}
+# fmt: on
+INFIX = {row.infix: name for name, row in OPS.items() if row.infix}
+
+# Reductions: the scalar operation that combines two partial results.
+COMBINE = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
+
+
+def identity(reduction: str, dtype: DType) -> Const:
+    """The value that `reduction` starts from. For `max` of floats it is -inf: NaN still wins, as in torch."""
+    low, high = (-math.inf, math.inf) if dtype.is_float else dt.integer_range(dtype)
+    value = {"sum": 0, "prod": 1, "max": low, "min": high, "and": True if dtype is boolean else -1, "or": 0}[reduction]
+    return const(value, dtype)
+
+
+def const(value: bool | int | float, dtype: DType = i64) -> Const:
+    """A literal of `dtype`; raises ValueError when the value does not fit."""
+    if dtype.is_float:
+        return Const(dt.rounded(float(value), dtype), dtype)
+    if dtype is boolean:
+        return Const(bool(value), dtype)
+    low, high = dt.integer_range(dtype)
+    if not low <= value <= high or value != int(value):
+        raise ValueError(f"{value} is not a value of type {dtype}")
+    return Const(int(value), dtype)
+
+
+def like(value: Expr | bool | int | float, other: Expr) -> Expr:
+    """`value` itself, or a literal of `other`'s type."""
+    return value if isinstance(value, Expr) else const(value, other.dtype)
+
+
+def op(name: str, *args: Expr | bool | int | float) -> Expr:
+    """`OPS[name]` applied, with types checked; integer literals are folded and integer identities dropped."""
+    model = next((a for a in reversed(args) if isinstance(a, Expr)), None)
+    if model is None:
+        raise TypeError(f"{name}: no argument has a type")
+    exprs = tuple(like(a, model) for a in args)
+    problem = type_error(name, exprs)
+    if problem:
+        raise TypeError(problem)
+    if name == "neg" and isinstance(exprs[0], Const) and exprs[0].dtype.is_float:
+        return Const(-exprs[0].value, exprs[0].dtype)
+    if exprs[-1].dtype.is_integer and exprs[-1].dtype.lanes == 1:
+        folded = _fold(name, exprs)
+        if folded is not None:
+            return folded
+    return Op(name, exprs)
+
+
+def type_error(name: str, args: tuple[Expr, ...]) -> str:
+    """Why `name` may not be applied to `args`; empty when it may."""
+    row = OPS.get(name)
+    if row is None:
+        return f"unknown operation {name!r}"
+    types = [a.dtype for a in args]
+    shown = ", ".join(map(str, types))
+    if len(args) != row.arity:
+        return f"{name} takes {row.arity} arguments, not {len(args)}"
+    if name == "where":
+        if types[0].kind != "bool":
+            return f"where needs a bool condition, not {types[0]}"
+        types = types[1:]
+    elif any(t.name in ("bf16", "f16") for t in types):
+        return f"{name}({shown}): bf16 and f16 are storage types, cast to f32 first"
+    if len(set(types)) != 1:
+        return f"{name}({shown}): the types differ"
+    return "" if types[0].kind in row.kinds else f"{name} is not defined for {types[0]}"
+
+
+def _wrap(value: int, dtype: DType) -> Const:
+    low, high = dt.integer_range(dtype)
+    return Const((value - low) % (high - low + 1) + low, dtype)
+
+
+_FOLD = {
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b if b else None, "mod": lambda a, b: a % b if b else None,
+    "min": min, "max": max, "neg": lambda a: -a, "abs": abs,
+    "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
+    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b,
+}  # fmt: skip
+
+
+def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
+    if name in _FOLD and all(isinstance(a, Const) for a in args):
+        value: Any = _FOLD[name](*(a.value for a in args))  # type: ignore[attr-defined]
+        if value is not None:
+            return Const(value, boolean) if isinstance(value, bool) else _wrap(value, args[0].dtype)
+    zero, one = Const(0, args[-1].dtype), Const(1, args[-1].dtype)
+    match name, args:
+        case ("add", (a, b)) if b is zero:
+            return a
+        case ("add", (a, b)) if a is zero:
+            return b
+        case ("sub", (a, b)) if b is zero:
+            return a
+        case ("mul" | "floordiv", (a, b)) if b is one:
+            return a
+        case ("mul", (a, b)) if a is one:
+            return b
+        case ("mul", (a, b)) if a is zero or b is zero:
+            return zero
+        case ("mod", (_, b)) if b is one:
+            return zero
+    return None
+
+
+def cast(value: Expr, dtype: DType) -> Expr:
+    """`value` as `dtype`; nothing when it already is, a folded literal when it is one."""
+    if value.dtype is dtype:
+        return value
+    if isinstance(value, Const) and dtype not in dt.STORAGE_ONLY and dtype.lanes == 1:
+        folded = _cast_literal(value.value, dtype)
+        if folded is not None:
+            return folded
+    return Cast(value, dtype)
+
+
+def _cast_literal(value: bool | int | float, dtype: DType) -> Const | None:
+    if dtype.is_float:
+        return const(value, dtype)
+    if dtype is boolean:
+        return Const(bool(value), dtype)
+    if not math.isfinite(value) or not -(2**63) <= int(value) < 2**63:
+        return None  # what the conversion gives is the target's matter
+    return _wrap(int(value), dtype)
+
+
+def select(cond: Expr, then: Expr, other: Expr) -> Expr:
+    """`then if cond else other`, decided now where the condition is a literal."""
+    if isinstance(cond, Const):
+        return then if cond.value else other
+    if then.dtype is not other.dtype:
+        raise TypeError(f"select: the types differ ({then.dtype}, {other.dtype})")
+    return then if then is other else Select(cond, then, other)
+
+
+def both(*conditions: Expr) -> Expr:
+    """The conjunction of bool expressions; literal ones disappear."""
+    left = [c for c in conditions if not (isinstance(c, Const) and c.value)]
+    if any(isinstance(c, Const) for c in left) or not left:
+        return Const(not left, boolean)
+    out = left[0]
+    for c in left[1:]:
+        out = op("and", out, c)
+    return out
+
+
+def dim(value: Expr | int) -> Expr:
+    """A size or index: a Python int becomes an i64 literal."""
+    return value if isinstance(value, Expr) else Const(int(value), i64)
+
+
+def canonical(node: Any) -> Any:
+    """A rebuilt expression as its constructor function would have made it; other nodes as they are."""
+    match node:
+        case Op(name, args):
+            return op(name, *args)
+        case Cast(arg, dtype):
+            return cast(arg, dtype)
+        case Select(cond, then, other):
+            return select(cond, then, other)
+    return node
+
+
+def substitute(node: Any, table: Mapping[Any, Any]) -> Any:
+    """`node` (or each of a tuple of nodes) with every node found in `table` replaced; replacements are not searched again."""
+    done: dict[Node, Any] = {}
+
+    def go(n: Node) -> Any:
+        if n in table:
+            return table[n]
+        if n not in done:
+            done[n] = n if type(n) in (Const, Var) else canonical(n.map(go))
+        return done[n]
+
+    return tuple(map(go, node)) if type(node) is tuple else go(node)
+
+
+def product(sizes: tuple[Expr, ...]) -> Expr:
+    out: Expr = Const(1, i64)
+    for s in sizes:
+        out = out * s
+    return out
+
+
+def static(value: Expr, what: str = "size") -> int:
+    """The Python int behind a literal size; raises ValueError naming `what` for a symbolic one."""
+    if isinstance(value, Const) and not value.dtype.is_float:
+        return int(value.value)
+    raise ValueError(f"{what} must be known when compiling, but is symbolic")
+
+
+def names(node: Node) -> set[str]:
+    """The names of all variables that occur in `node`."""
+    return {n.name for n in node.walk() if isinstance(n, Var)}
+
+
+def loads(node: Node) -> list[Load]:
+    return [n for n in node.walk() if isinstance(n, Load)]

@@ -1,0 +1,115 @@
+"""Immutable, interned IR nodes: a class body of annotations goes in, a frozen class comes out, and equal nodes are the same object.
+
+So `is` is structural equality, hashing is free, and "nothing changed" is `new is old`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, dataclass_transform
+from weakref import WeakValueDictionary
+
+
+@dataclass_transform(frozen_default=True)
+class _Interned(type):
+    _pool: ClassVar[WeakValueDictionary[Any, Any]] = WeakValueDictionary()
+    fields: tuple[str, ...]
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kw: Any) -> Any:
+        made = dataclass(frozen=True, eq=False, repr=False)(super().__new__(mcls, name, bases, namespace, **kw))
+        made.fields = tuple(made.__dataclass_fields__)
+        return made
+
+    def __call__(cls, *args: Any, **kw: Any) -> Any:
+        if kw or len(args) != len(cls.fields):
+            args = _bind(cls, args, kw)
+        key = (cls, *map(_key, args))
+        node = _Interned._pool.get(key)
+        if node is None:
+            node = _Interned._pool[key] = super().__call__(*args)
+        return node
+
+
+def _key(value: Any) -> Any:
+    """Python finds 1, 1.0 and True equal, and 0.0 and -0.0; the pool must not."""
+    kind = type(value)
+    if kind is float:
+        return (float, value.hex())
+    if kind is int or kind is bool:
+        return (kind, value)
+    if kind is tuple:
+        return tuple(map(_key, value))
+    return value
+
+
+def _bind(cls: Any, args: tuple[Any, ...], kw: dict[str, Any]) -> tuple[Any, ...]:
+    bound = inspect.signature(cls.__init__).bind(None, *args, **kw)
+    bound.apply_defaults()
+    return tuple(bound.arguments.values())[1:]
+
+
+class Node(metaclass=_Interned):
+    """The root of every IR class; fields are other nodes, strings, numbers, None, or tuples of these."""
+
+    def replace(self, **changes: Any) -> Self:
+        return type(self)(*(changes.get(f, getattr(self, f)) for f in type(self).fields))
+
+    def map(self, f: Callable[[Any], Any]) -> Self:
+        """Rebuild with `f` applied to every child node; a tuple returned for a statement is spliced in."""
+        old = [getattr(self, x) for x in type(self).fields]
+        new = [_map(v, f) for v in old]
+        return self if all(a is b for a, b in zip(old, new, strict=True)) else type(self)(*new)
+
+    def children(self) -> Iterator[Any]:
+        for x in type(self).fields:
+            yield from _nodes(getattr(self, x))
+
+    def walk(self) -> Iterator[Any]:
+        """This node and all nodes below it, parents first; a node that occurs twice comes once."""
+        seen: set[Node] = {self}
+        stack: list[Node] = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            fresh = [c for c in dict.fromkeys(node.children()) if c not in seen]
+            seen.update(fresh)
+            stack.extend(reversed(fresh))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(repr(getattr(self, f)) for f in type(self).fields)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple(getattr(self, f) for f in type(self).fields)
+
+
+def _map(value: Any, f: Callable[[Any], Any]) -> Any:
+    if isinstance(value, Node):
+        return f(value)
+    if type(value) is not tuple or not value:
+        return value
+    out: list[Any] = []
+    same = True
+    for v in value:
+        new = _map(v, f)
+        same = same and new is v
+        if type(new) is tuple and isinstance(v, Node):
+            out += new
+        else:
+            out.append(new)
+    return value if same else tuple(out)
+
+
+def _nodes(value: Any) -> Iterator[Any]:
+    if isinstance(value, Node):
+        yield value
+    elif type(value) is tuple:
+        for v in value:
+            yield from _nodes(v)
+
+
+def digest(text: str) -> str:
+    """A program's identity: the digest of its printed text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,221 @@
+"""Tensor IR: a program is a list of equations, each of which defines one tensor over its index space.
+
+```
+def softmax(x: f32[64, 100]):
+    with kernel("softmax"):
+        m[i: 64]: f32 = max(x[i, j] for j in range(100))
+        e[i: 64, j: 100]: f32 = exp(x[i, j] - m[i])
+        s[i: 64]: f32 = sum(e[i, j] for j in range(100))
+        y[i: 64, j: 100]: f32 = e[i, j] / s[i]
+    return y
+```
+There are four kinds: a map (which covers views, gathers, padding, concatenation and iota, because the index of a load is
+itself an expression), a reduction, a scan, and a scatter. A contraction is a sum of products, a convolution one of shifted loads.
+"""
+
+from __future__ import annotations
+
+from compiler.ir.dtype import DType, i64
+from compiler.ir.expr import COMBINE, Expr, Load, Op, Select, Var, dim, names, type_error
+from compiler.ir.node import Node
+
+
+class Axis(Node):
+    """An index that runs from 0 to extent - 1."""
+
+    name: str
+    extent: Expr
+
+    @property
+    def var(self) -> Var:
+        return Var(self.name, i64)
+
+
+class Tensor(Node):
+    """A tensor in memory: strides are in elements. `constant` tensors are weights, known when compiling."""
+
+    name: str
+    dtype: DType
+    shape: tuple[Expr, ...]
+    strides: tuple[Expr, ...]
+    constant: bool = False
+
+
+class Equation(Node):
+    """Defines `name`, with one element for each point of `axes`."""
+
+    name: str
+    axes: tuple[Axis, ...]
+
+    @property
+    def dtype(self) -> DType:
+        raise NotImplementedError
+
+
+class Map(Equation):
+    """`name[axes] = value`."""
+
+    value: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+
+class Reduce(Equation):
+    """`name[axes] = op(value for over)`; an empty range gives the identity of `op`."""
+
+    op: str
+    over: tuple[Axis, ...]
+    value: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+
+class Scan(Equation):
+    """`name[.., along = j, ..] = op(value at 0 .. j of along)`; `along` names one of `axes`."""
+
+    op: str
+    along: str
+    value: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+
+class Scatter(Equation):
+    """`name[axes] = base`, then for each point of `over`, in order: `name[index] = value`, or combined by `op` unless that is "set".
+
+    The update is left out where `guard` is false.
+    """
+
+    base: Expr
+    op: str
+    over: tuple[Axis, ...]
+    index: tuple[Expr, ...]
+    value: Expr
+    guard: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.value.dtype
+
+
+class Group(Node):
+    """Equations that share a kernel. `origin` names the ATen calls that they come from."""
+
+    name: str
+    equations: tuple[Equation, ...]
+    origin: tuple[str, ...] = ()
+
+
+class Program(Node):
+    """`outputs` pairs a tensor's name with the strides that the caller expects (dense, in some order)."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    groups: tuple[Group, ...]
+    outputs: tuple[Tensor, ...]
+    sizes: tuple[str, ...] = ()
+
+
+def equations(program: Program) -> list[Equation]:
+    return [e for g in program.groups for e in g.equations]
+
+
+def shape(equation: Equation) -> tuple[Expr, ...]:
+    return tuple(a.extent for a in equation.axes)
+
+
+def expressions(equation: Equation) -> tuple[Expr, ...]:
+    """All expressions of an equation, its extents aside."""
+    match equation:
+        case Scatter():
+            return (equation.base, *equation.index, equation.value, equation.guard)
+        case Map() | Reduce() | Scan():
+            return (equation.value,)
+    raise TypeError(type(equation).__name__)
+
+
+def reads(equation: Equation) -> list[str]:
+    """Names of the tensors that an equation loads from, each once, in order."""
+    return list(dict.fromkeys(n.buffer for e in expressions(equation) for n in e.walk() if isinstance(n, Load)))
+
+
+def bound(equation: Equation) -> tuple[Axis, ...]:
+    """The axes that the value of an equation may mention."""
+    match equation:
+        case Reduce():
+            return equation.axes + equation.over
+        case Scatter():
+            return equation.over
+    return equation.axes
+
+
+def verify(program: Program) -> None:
+    """Names bound once and before use, ranks and types right, free variables are axes or sizes; raises ValueError."""
+    known = {t.name: (t.dtype, len(t.shape)) for t in program.inputs}
+    for equation in equations(program):
+        if equation.name in known:
+            raise ValueError(f"{program.name}: {equation.name} is defined twice")
+        _verify_equation(program, equation, known)
+        known[equation.name] = (equation.dtype, len(equation.axes))
+    for t in program.outputs:
+        if known.get(t.name) != (t.dtype, len(t.shape)):
+            raise ValueError(
+                f"{program.name}: output {t.name} is {known.get(t.name)}, declared {t.dtype} of rank {len(t.shape)}"
+            )
+
+
+def _verify_equation(program: Program, equation: Equation, known: dict[str, tuple[DType, int]]) -> None:
+    where = f"{program.name}: equation {equation.name}"
+    axes = [a.name for a in equation.axes + (equation.over if isinstance(equation, Reduce | Scatter) else ())]
+    if len(set(axes)) != len(axes):
+        raise ValueError(f"{where}: an axis name occurs twice in {axes}")
+    inner, outer = {a.name for a in bound(equation)}, {a.name for a in equation.axes}
+    for e in expressions(equation):
+        allowed = outer if isinstance(equation, Scatter) and e is equation.base else inner
+        if isinstance(equation, Scatter) and e is equation.base and e is equation.value:
+            allowed = inner | outer
+        free = names(e) - allowed - set(program.sizes)
+        if free:
+            raise ValueError(f"{where}: {sorted(free)} are not its axes")
+        verify_expression(e, known, where)
+    if isinstance(equation, Reduce | Scan) and equation.op not in COMBINE:
+        raise ValueError(f"{where}: {equation.op!r} is not a reduction")
+    if isinstance(equation, Scan) and equation.along not in axes:
+        raise ValueError(f"{where}: scans along {equation.along}, which is not its axis")
+
+
+def verify_expression(e: Expr, known: dict[str, tuple[DType, int]], where: str) -> None:
+    """Operations are applied to the types they take, loads match their tensor's type and rank."""
+    for n in e.walk():
+        problem = ""
+        match n:
+            case Op(name, args):
+                problem = type_error(name, args)
+            case Load(buffer, index, dtype):
+                if buffer not in known:
+                    problem = f"{buffer} is loaded before it is defined"
+                elif known[buffer] != (dtype, len(index)):
+                    problem = f"{buffer} is {known[buffer][0]} of rank {known[buffer][1]}, loaded as {dtype} of rank {len(index)}"
+                elif any(i.dtype is not i64 for i in index):
+                    problem = f"an index of {buffer} is not i64"
+            case Select(cond, then, other):
+                if cond.dtype.kind != "bool" or then.dtype is not other.dtype:
+                    problem = f"select of types {cond.dtype}, {then.dtype}, {other.dtype}"
+        if problem:
+            raise ValueError(f"{where}: {problem}")
+
+
+def row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Strides of a contiguous tensor."""
+    out: list[Expr] = []
+    step = dim(1)
+    for s in reversed(sizes):
+        out.append(step)
+        step = step * s
+    return tuple(reversed(out))
