@@ -22,8 +22,20 @@ test: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/lint-imports
+	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -n $(JOBS) $(ARGS)
+
+# An environment keeps the Python that it was made with; asking for another one by PYTHON= must not be ignored.
+ifneq ($(origin PYTHON),file)
+mlcomp test: same-python
+.PHONY: same-python
+same-python: $(INSTALLED)
+	@version='import sys; print("Python %d.%d" % sys.version_info[:2])'; \
+	has=`$(BIN)/python -c "$$version"`; wanted=`$(PYTHON) -c "$$version"`; \
+	test "$$has" = "$$wanted" || { \
+	    echo "$(VENV) was made with $$has, and PYTHON=$(PYTHON) is $$wanted." \
+	         "Give it an environment of its own (VENV=.venv-other), or remove $(VENV) first." >&2; exit 1; }
+endif
 
 # The stamp is written last: an install that was interrupted starts again.
 $(INSTALLED): pyproject.toml constraints.txt
