@@ -1,1 +1,1 @@
-"""Source text and launch geometry in, running code out: build, cache, load, launch, measure."""
+"""Building, loading and launching compiled text: takes source and launch geometry, never a program of an IR."""

@@ -1,0 +1,228 @@
+"""C++ text to a shared object: source, flags and compiler in; the path of a .so in a cache keyed by all of them out.
+
+What a new kernel costs: g++ 12.2, Zen 3, wall ms, least of 12 interleaved, `relu(x*y+1)` / a row softmax, no headers:
+    -O3, linked as g++ does by default  38 / 62      -O2  32 / 55      -S, neither assembler nor linker  23 / 45
+    -O3, LIBRARIES instead              35 / 55      -E, two processes starting   7 / 7
+    -pipe, -fuse-ld=gold, -Wl,-O0, -fno-rtti, no unwind tables: within 1 ms either way, so left out
+    #include <math.h> or <stdlib.h> in C++: +250 ms, so kernels include neither and use __builtin_ functions
+"""
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from compiler.errors import CacheError, ToolchainError
+from compiler.runtime import detect
+
+log = logging.getLogger("mlcomp")
+
+# By default g++ links libstdc++ and start files, 3-7 ms that no kernel needs. These four resolve what GCC emits by
+# itself (memcpy, GOMP_parallel, scalar libm calls, 16-bit float conversions); --no-undefined turns any other call into
+# an error here, with its name, instead of one at load time.
+LIBRARIES = ("-nostdlib", "-Wl,--no-undefined", "-lgomp", "-lm", "-lc", "-lgcc")
+
+
+def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str = "native") -> tuple[str, ...]:
+    """Flags for a kernel; never -ffast-math, which reassociates the rounding inside exp (error 6e-3 in a softmax)."""
+    return (
+        optimise,
+        f"-march={machine}",
+        "-std=c++17",
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        f"-ffp-contract={'fast' if contract else 'off'}",
+        "-fopenmp",
+        "-fno-exceptions",
+        "-shared",
+        "-fPIC",
+        "-fvisibility=hidden",
+        *LIBRARIES,
+    )
+
+
+KERNEL_FLAGS = kernel_flags()
+
+# Trailing bytes are ignored by the loader, so the digest travels inside the file: one rename publishes both.
+_MARK = b"\nmlcomp-sha256:"
+_TRAILER = len(_MARK) + 32
+
+# Entries that this process has verified or written: asking again costs microseconds.
+_seen: dict[tuple[object, ...], Path] = {}
+
+
+def build(
+    source: str,
+    flags: tuple[str, ...] = KERNEL_FLAGS,
+    compiler: str = "g++",
+    cache: Path | None = None,
+    include: tuple[Path, ...] = (),
+) -> Path:
+    """The shared object of `source`, compiled unless `cache` has it; without `cache`, in a folder of this process.
+
+    `include` folders are searched for headers, whose content is part of the key. A header that changes while the
+    process runs goes unnoticed by it.
+    """
+    request = (source, flags, compiler, cache, include)
+    known = _seen.get(request)
+    if known is not None and os.path.exists(known):
+        return known
+    folder = cache if cache is not None else _process_folder()
+    path = _entry(folder, key(source, flags, compiler, include))
+    match _inspect(path):
+        case "intact":
+            pass
+        case "damaged":
+            log.warning("mlcomp: the cached kernel %s is damaged (a crash or a full disk?); building it again", path)
+            _compile(source, flags, compiler, include, path)
+        case _:
+            _compile(source, flags, compiler, include, path)
+    _seen[request] = path
+    return path
+
+
+def key(source: str, flags: tuple[str, ...], compiler: str = "g++", include: tuple[Path, ...] = ()) -> str:
+    """Hex digest of all that decides what the compiler writes."""
+    parts = (source, *flags, compiler, *(headers_digest(folder) for folder in include), _machine(compiler))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def headers_digest(folder: Path) -> str:
+    """Digest of the names and contents of all headers in `folder`."""
+    digest = hashlib.sha256()
+    for header in sorted([*folder.glob("*.h"), *folder.glob("*.hpp")]):
+        digest.update(f"{header.name}\0{header.stat().st_size}\0".encode() + header.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def _machine(compiler: str) -> str:
+    """What -march=native resolves to depends on the processor's features, and the cache may be on a shared disk."""
+    processor = detect.cpu()
+    return f"{detect.toolchain(compiler).version}\0{processor.model}\0{' '.join(sorted(processor.features))}"
+
+
+def _entry(folder: Path, digest: str) -> Path:
+    return folder / digest[:2] / f"{digest[2:40]}.so"
+
+
+@functools.cache
+def _process_folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="mlcomp-", ignore_cleanup_errors=True)
+    _kept.append(folder)
+    return Path(folder.name)
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []  # removed when the interpreter exits
+
+
+def _inspect(path: Path) -> str:
+    """intact, damaged or missing; an entry that may not be read is a CacheError."""
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return "missing"
+    except OSError as error:
+        raise CacheError(path.parent.parent, _reason(error)) from error
+    body, trailer = content[:-_TRAILER], content[-_TRAILER:]
+    return "intact" if trailer == _MARK + hashlib.sha256(body).digest() else "damaged"
+
+
+def _compile(source: str, flags: tuple[str, ...], compiler: str, include: tuple[Path, ...], path: Path) -> None:
+    """Run the compiler in a fresh folder beside the entry, then publish source and object by rename."""
+    tool = detect.toolchain(compiler)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=".build-", dir=path.parent))
+    except OSError as error:
+        raise CacheError(path.parent.parent, _reason(error)) from error
+    try:
+        text, product = work / "kernel.cpp", work / "kernel.so"
+        text.write_text(source)
+        # Libraries come after the text that needs them, or linkers that keep only what is needed so far drop them.
+        before = [flag for flag in flags if not flag.startswith("-l")]
+        libraries = [flag for flag in flags if flag.startswith("-l")]
+        folders = [f"-I{folder}" for folder in include]
+        command = [tool.path, *before, *folders, str(text), "-o", str(product), *libraries]
+        code, messages = _run(command, work)
+        if code != 0:
+            raise _refusal(command, code, messages, source, path)
+        body = product.read_bytes()
+        product.write_bytes(body + _MARK + hashlib.sha256(body).digest())
+        os.replace(text, path.with_suffix(".cpp"))
+        os.replace(product, path)
+    except OSError as error:
+        raise CacheError(path.parent.parent, _reason(error)) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _run(command: list[str], work: Path) -> tuple[int, str]:
+    """Exit status and messages of the compiler, its own temporary files in `work`; an interrupt stops all of it."""
+    # A session of its own, so that the driver's children (cc1plus, as, ld) end with it and a terminal's Ctrl-C reaches
+    # us first. LC_ALL because we quote the messages.
+    surroundings = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            text=True, errors="replace", start_new_session=True, env=surroundings,
+        )  # fmt: skip
+    except OSError as error:
+        problem = f"cannot run the C++ compiler {command[0]}: {error.strerror}"
+        raise ToolchainError(f"{problem}; {detect.INSTALL_COMPILER}.") from error
+    try:
+        messages, _ = process.communicate()
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    return process.returncode, messages
+
+
+def _refusal(command: list[str], code: int, messages: str, source: str, path: Path) -> CacheError | ToolchainError:
+    """The error that a failed compilation becomes; the text is kept beside the cache for a look at it."""
+    folder = path.parent.parent
+    if "No space left on device" in messages or "Disk quota exceeded" in messages:
+        return CacheError(folder, "no space left on its disk")
+    short = re.sub(r"\S*/\.build-\w+/", "", messages)
+    lines = [line for line in short.splitlines() if line.strip()]
+    errors = [i for i, line in enumerate(lines) if "error" in line or "undefined reference" in line]
+    first = errors[0] if errors else 0
+    kept = folder / "refused" / f"{path.parent.name}{path.stem}.cpp"
+    with contextlib.suppress(OSError):  # the compiler's message matters more than this copy
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(source)
+    how = f"ended by signal {-code}" if code < 0 else f"exit status {code}"
+    words = [str(kept) if word.endswith("/kernel.cpp") else word for word in command]
+    words[words.index("-o") + 1] = os.devnull
+    return ToolchainError(
+        f"{command[0]} refused a kernel ({how}); a bug in mlcomp, unless the compiler is broken or out of memory.\n"
+        + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"])
+        + f"  try again: {' '.join(words)}"
+    )
+
+
+def _reason(error: OSError) -> str:
+    problem = (error.strerror or str(error)).lower()
+    return f"{problem} ({error.filename})" if error.filename else problem
+
+
+def sweep(cache: Path, older_than: float = 3600.0) -> int:
+    """Remove build folders that a killed process left behind; returns how many."""
+    now, removed = time.time(), 0
+    for left in cache.glob("??/.build-*"):
+        with contextlib.suppress(OSError):
+            if now - left.stat().st_mtime > older_than:
+                shutil.rmtree(left)
+                removed += 1
+    return removed

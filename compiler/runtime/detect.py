@@ -1,0 +1,137 @@
+"""What this machine is, as plain data: files of the system in; processor, cores, caches and C++ compiler out."""
+
+import functools
+import math
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.errors import ToolchainError
+
+INSTALL_COMPILER = (
+    "install one (Debian, Ubuntu: `apt-get install g++`; Fedora: `dnf install gcc-c++`) and run the same command again"
+)
+
+
+@dataclass(frozen=True)
+class Cpu:
+    """One processor; sizes in bytes, `l3` shared by all cores, `cores` those that this process may use."""
+
+    model: str
+    features: frozenset[str]
+    cores: int
+    l1d: int
+    l2: int
+    l3: int
+    line: int
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A C++ compiler: where it is, what it says it is."""
+
+    path: str
+    version: str
+
+
+# What every 64-bit server or laptop processor of the last ten years has at least; used where the system is silent.
+SMALLEST_CACHES = {"l1d": 32 << 10, "l2": 256 << 10, "l3": 2 << 20}
+
+
+@functools.cache
+def cpu() -> Cpu:
+    """The processor that this process runs on."""
+    model, features = parse_cpuinfo(_text(Path("/proc/cpuinfo")))
+    caches = SMALLEST_CACHES | cache_sizes(Path("/sys/devices/system/cpu/cpu0/cache"))
+    line = int(_text(Path("/sys/devices/system/cpu/cpu0/cache/index0/coherency_line_size")).strip() or 64)
+    return Cpu(model, features, usable_cores(), caches["l1d"], caches["l2"], caches["l3"], line)
+
+
+def parse_cpuinfo(text: str) -> tuple[str, frozenset[str]]:
+    """Model name and feature words of the first processor in /proc/cpuinfo.
+
+    >>> parse_cpuinfo("model name\\t: Zen\\nflags\\t\\t: fma avx2\\n")[0]
+    'Zen'
+    """
+    rows = dict(reversed(re.findall(r"^([^\t:]+?)\s*: ?(.*)$", text, flags=re.MULTILINE)))
+    model = rows.get("model name") or rows.get("CPU part") or "unknown"
+    return model, frozenset((rows.get("flags") or rows.get("Features") or "").split())
+
+
+def cache_sizes(folder: Path) -> dict[str, int]:
+    """Sizes under names l1d, l2, l3, as far as the kernel lists them in `folder`."""
+    found: dict[str, int] = {}
+    for index in sorted(folder.glob("index*")):
+        level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
+        match = re.fullmatch(r"(\d+)([KMG]?)", size)
+        if kind == "Instruction" or match is None:
+            continue
+        name = "l1d" if level == "1" else f"l{level}"
+        found[name] = int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+    return found
+
+
+def usable_cores() -> int:
+    """Cores that the affinity mask and the container's quota leave to this process, at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, math.ceil(parse_quota(_text(Path("/sys/fs/cgroup/cpu.max"))))))
+
+
+def parse_quota(text: str) -> float:
+    """Cores granted by a cgroup's `cpu.max`; infinite where there is no limit.
+
+    >>> parse_quota("150000 100000"), parse_quota("max 100000"), parse_quota("")
+    (1.5, 9999.0, 9999.0)
+    """
+    words = text.split()
+    return float(words[0]) / float(words[1]) if len(words) == 2 and words[0].isdigit() else 9999.0
+
+
+@functools.cache
+def toolchain(compiler: str = "g++") -> Toolchain:
+    """The compiler of this name, found on PATH and asked for its version; ToolchainError says how to get one."""
+    path = shutil.which(compiler)
+    if path is None:
+        raise ToolchainError(f"no C++ compiler: `{compiler}` is not on PATH; {INSTALL_COMPILER}.")
+    try:
+        # gcc shortens -dumpversion to the major number, clang knows no other: ask for both.
+        answer = subprocess.run([path, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False)
+        machine = subprocess.run([path, "-dumpmachine"], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise ToolchainError(f"cannot run the C++ compiler {path}: {error.strerror}; {INSTALL_COMPILER}.") from error
+    if answer.returncode != 0:
+        raise ToolchainError(
+            f"the C++ compiler {path} does not answer: {answer.stderr.strip()[:300]}; {INSTALL_COMPILER}."
+        )
+    return Toolchain(path, f"{answer.stdout.strip()} {machine.stdout.strip()}")
+
+
+def python_headers() -> Path | None:
+    """The folder with Python.h, or None where Python was installed without its headers."""
+    folder = Path(sysconfig.get_path("include"))
+    return folder if (folder / "Python.h").is_file() else None
+
+
+def default_cache(environment: Mapping[str, str]) -> Path:
+    """Where built kernels go unless someone says otherwise; for the outermost layer, which alone reads the environment.
+
+    >>> default_cache({"XDG_CACHE_HOME": "/var/c"}).as_posix()
+    '/var/c/mlcomp'
+    """
+    if chosen := environment.get("MLCOMP_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    root = environment.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path("~/.cache").expanduser()) / "mlcomp"
+
+
+def _text(path: Path) -> str:
+    """The file's text, empty where the system does not have it (another kernel, a container without /sys)."""
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,171 @@
+"""Calling a built kernel: a shared object and the plan of its buffers in; a function from tensors to fresh tensors out."""
+
+import ctypes
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compiler.errors import CompilerError
+
+# void mlc_entry(void** buffers, const long long* sizes, int threads); buffers: inputs, outputs, temporaries.
+ENTRY = "mlc_entry"
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64,
+    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A tensor that crosses the entry: what it is called, and how it must lie in memory."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} with strides {self.stride}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All buffers of one entry in the order of its pointers: inputs, outputs, then temporaries at `temporaries` bytes
+    into an arena of `arena` bytes; `sizes` goes through as it is."""
+
+    inputs: tuple[Buffer, ...]
+    outputs: tuple[Buffer, ...]
+    temporaries: tuple[int, ...] = ()
+    arena: int = 0
+    sizes: tuple[int, ...] = ()
+
+
+Launcher = Callable[..., tuple[torch.Tensor, ...]]
+Pointer = int | ctypes.c_void_p | torch.Tensor
+
+
+@functools.cache
+def library(path: Path) -> ctypes.CDLL:
+    """The shared object, loaded once; all its symbols are resolved now, so that a missing one is an error here."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CompilerError(
+            f"cannot load the compiled kernel {path}: {error}; delete the file and try again."
+        ) from error
+
+
+def entry(path: Path, name: str = ENTRY) -> Any:  # a ctypes function pointer, whose class is private
+    """The function `name` of a shared object, typed as a kernel entry."""
+    try:
+        function = getattr(library(path), name)
+    except AttributeError as error:
+        raise CompilerError(
+            f"the compiled kernel {path} has no function {name}; delete the file and try again."
+        ) from error
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
+    function.restype = None
+    return function
+
+
+def run_once(
+    path: Path, buffers: Sequence[Any], sizes: Sequence[int] = (), threads: int = 1, name: str = ENTRY
+) -> None:
+    """Call an entry on buffers that the caller allocated and filled: tensors, numpy arrays or addresses.
+
+    Nothing is checked: `buffers` must be all of inputs, outputs and temporaries, as large as the kernel believes.
+    """
+    pointers = (ctypes.c_void_p * max(1, len(buffers)))(*map(address, buffers))
+    extents = (ctypes.c_longlong * max(1, len(sizes)))(*sizes)
+    entry(path, name)(pointers, extents, threads)
+
+
+def address(buffer: Any) -> int:
+    """Where a tensor's or an array's first element lies; an int is an address already."""
+    match buffer:
+        case int():
+            return buffer
+        case torch.Tensor():
+            return buffer.data_ptr()
+        case _:
+            return int(buffer.ctypes.data)
+
+
+def refusal(position: int, buffer: Buffer, value: object) -> TypeError | ValueError:
+    """The error for an argument that is not what the kernel was compiled for."""
+    where = f"argument {position} ({buffer.name}): expected {buffer} on cpu, got "
+    if not isinstance(value, torch.Tensor):
+        return TypeError(f"{where}{type(value).__name__}; pass a tensor")
+    got = f"{NAMES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
+    if value.layout is torch.strided:
+        got += f" with strides {value.stride()}"
+    got += f" on {value.device}" + ("" if value.layout is torch.strided else f", layout {value.layout}")
+    remedy = "kernels are compiled for one shape, dtype and layout: convert the argument or compile for it"
+    return (TypeError if value.dtype is not DTYPES[buffer.dtype] else ValueError)(f"{where}{got}; {remedy}")
+
+
+def admit(position: int, buffer: Buffer, value: object) -> torch.Tensor:
+    """The argument as a plain tensor whose memory the kernel may read, or its refusal."""
+    if not isinstance(value, torch.Tensor):
+        raise refusal(position, buffer, value)
+    if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        # Such a class holds its elements elsewhere, if it has any.
+        message = f"argument {position} ({buffer.name}): expected {buffer} on cpu, got a {type(value).__name__}"
+        raise TypeError(f"{message}, which has no memory of its own; pass a plain tensor")
+    if type(value) is not torch.Tensor:
+        value = value.as_subclass(torch.Tensor)
+    if not fits(buffer, value):
+        raise refusal(position, buffer, value)
+    return value.resolve_neg()
+
+
+def fits(buffer: Buffer, value: torch.Tensor) -> bool:
+    """Whether the elements lie where the kernel looks; strides matter only along axes that are stepped along."""
+    if value.dtype is not DTYPES[buffer.dtype] or not value.is_cpu or value.layout is not torch.strided:
+        return False
+    if value.shape != buffer.shape:
+        return False
+    stepped = zip(buffer.shape, buffer.stride, value.stride(), strict=True)
+    return 0 in buffer.shape or all(size == 1 or mine == its for size, mine, its in stepped)
+
+
+def bind(plan: Plan, constants: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """Constants by input position, checked, each an alias that keeps its memory alive even if the caller swaps it."""
+    for position in constants:
+        if not 0 <= position < len(plan.inputs):
+            raise ValueError(f"constant {position}: the kernel has inputs 0 to {len(plan.inputs) - 1}")
+    return {i: admit(i, plan.inputs[i], value.detach()) for i, value in constants.items()}
+
+
+def load_ctypes(path: Path, plan: Plan, constants: Mapping[int, torch.Tensor], threads: int) -> Launcher:
+    """A launcher in plain Python, several times slower per call than the C one: for where that one cannot be built."""
+    function = entry(path)
+    bound = bind(plan, constants)
+    free = [i for i in range(len(plan.inputs)) if i not in bound]
+    sizes = (ctypes.c_longlong * max(1, len(plan.sizes)))(*plan.sizes)
+    outputs = [(buffer.shape, buffer.stride, DTYPES[buffer.dtype]) for buffer in plan.outputs]
+
+    def launch(*arguments: object) -> tuple[torch.Tensor, ...]:
+        if len(arguments) != len(free):
+            raise TypeError(f"expected {len(free)} arguments, got {len(arguments)}")
+        given = bound | {i: admit(n, plan.inputs[i], v) for n, (i, v) in enumerate(zip(free, arguments, strict=True))}
+        fresh = tuple(torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in outputs)
+        arena = torch.empty(plan.arena, dtype=torch.uint8)
+        held = [*(given[i] for i in range(len(plan.inputs))), *fresh]
+        pointers = [*map(address, held), *(arena.data_ptr() + offset for offset in plan.temporaries)]
+        function((ctypes.c_void_p * max(1, len(pointers)))(*pointers), sizes, threads or torch.get_num_threads())
+        return fresh
+
+    return launch
+
+
+def bytes_of(buffer: Buffer) -> int:
+    """Bytes that a dense buffer occupies."""
+    return math.prod(buffer.shape) * DTYPES[buffer.dtype].itemsize
