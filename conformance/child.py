@@ -1,0 +1,94 @@
+"""The executor's child process: requests from one pipe in, replies on another out; whatever it prints stays apart.
+
+A message is eight bytes of length and JSON. Only `executor.py` starts this module.
+"""
+
+import ctypes
+import faulthandler
+import importlib
+import inspect
+import json
+import os
+import signal
+import struct
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from conformance import lock
+
+Message = dict[str, Any]
+LENGTH = struct.Struct(">Q")
+PR_SET_PDEATHSIG = 1
+STACK_SIGNAL = signal.SIGUSR1  # asks for every thread's Python stack on stderr
+
+
+def encode(message: Message) -> bytes:
+    """One message as it stands on a pipe."""
+    text = json.dumps(message).encode()
+    return LENGTH.pack(len(text)) + text
+
+
+def resolve(name: str) -> Callable[..., Any]:
+    """The function that `package.module:function` names."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
+def serve(requests: BinaryIO, replies: BinaryIO, machine_path: Path, preload: Sequence[str]) -> None:
+    """Import what is needed, say so, then answer requests until the pipe closes."""
+
+    def send(message: Message) -> None:
+        replies.write(encode(message))
+        replies.flush()
+
+    machine = lock.Machine(machine_path, lambda: send({"event": "waiting"}), lambda: send({"event": "running"}))
+    send(_guarded(lambda: [importlib.import_module(module) and module for module in preload]))
+    while header := requests.read(LENGTH.size):
+        request = json.loads(requests.read(LENGTH.unpack(header)[0]))
+        reply = _guarded(lambda request=request: _call(request, machine))  # type: ignore[misc]
+        sys.stdout.flush()
+        sys.stderr.flush()
+        send(reply)
+
+
+def _call(request: Message, machine: lock.Machine) -> Any:
+    function = resolve(request["function"])
+    if not request["lock"]:
+        return function(*request["arguments"])
+    with lock.shared(machine) as quiet:
+        if "quiet" in inspect.signature(function).parameters:
+            return function(*request["arguments"], quiet=quiet)
+        with quiet() if request["lock"] == "exclusive" else nullcontext():
+            return function(*request["arguments"])
+
+
+def _guarded(action: Callable[[], Any]) -> Message:
+    """What the action returns or raises, as a message: this is where a failure leaves the process."""
+    try:
+        return {"value": json.loads(json.dumps(action()))}
+    except Exception as error:
+        return {"raised": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+
+
+def die_with(parent: int) -> None:
+    """End this process when the one that started it ends, even by SIGKILL while this one hangs (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit("the process that started this one is gone")
+
+
+def main(setup: Message) -> None:
+    """Serve over the two descriptors that the parent passed."""
+    die_with(setup["parent"])
+    faulthandler.enable()
+    faulthandler.register(STACK_SIGNAL)
+    for descriptor in (setup["requests"], setup["replies"]):
+        os.set_inheritable(descriptor, False)
+    with os.fdopen(setup["requests"], "rb") as requests, os.fdopen(setup["replies"], "wb") as replies:
+        serve(requests, replies, Path(setup["machine"]), setup["preload"])

@@ -1,0 +1,85 @@
+"""A path in; the machine held shared by work that may overlap, or alone by a timed section, across all processes on it.
+
+Two files make it fair: everybody passes the gate first, and whoever waits for the machine alone stands in the gate, so
+that a stream of shared holders cannot keep it out. The kernel drops the locks of a process that dies.
+"""
+
+import fcntl
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+Quiet = Callable[[], AbstractContextManager[None]]
+
+
+def default_path() -> Path:
+    """The one lock file of this machine, for every user and every checkout."""
+    return Path(tempfile.gettempdir()) / "mlcomp.lock"
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The lock as one process sees it; `waiting` and `running` are called around every wait."""
+
+    path: Path
+    waiting: Callable[[], None] = _nothing
+    running: Callable[[], None] = _nothing
+
+
+@contextmanager
+def shared(machine: Machine) -> Iterator[Quiet]:
+    """Hold the machine together with others; the value turns that into holding it alone, for a timed section."""
+    with ExitStack() as held:
+        held.enter_context(_hold(machine, fcntl.LOCK_SH))
+
+        @contextmanager
+        def quiet() -> Iterator[None]:
+            # Two holders that both kept their share while waiting to be alone would wait for ever.
+            held.close()
+            try:
+                with _hold(machine, fcntl.LOCK_EX):
+                    yield
+            finally:
+                held.enter_context(_hold(machine, fcntl.LOCK_SH))
+
+        yield quiet
+
+
+@contextmanager
+def _hold(machine: Machine, mode: int) -> Iterator[None]:
+    gate_path = machine.path.with_name(machine.path.name + ".gate")
+    with _opened(machine.path) as lock:
+        with _opened(gate_path) as gate:
+            _acquire(machine, gate, mode)
+            _acquire(machine, lock, mode)
+        yield
+
+
+def _acquire(machine: Machine, descriptor: int, mode: int) -> None:
+    try:
+        fcntl.flock(descriptor, mode | fcntl.LOCK_NB)
+    except BlockingIOError:
+        machine.waiting()
+        fcntl.flock(descriptor, mode)
+        machine.running()
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+    # A plain open first: in a sticky /tmp, open with O_CREAT is refused for a file that another user made.
+    try:
+        descriptor = os.open(path, flags)
+    except FileNotFoundError:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
