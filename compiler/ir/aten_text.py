@@ -1,0 +1,134 @@
+"""Text of Torch IR, both ways: a `def` with one ATen call a line; `parse(show(p)) is p`.
+
+A call of several results declares their types on lines above it; a result without a type is one that nobody reads.
+Known sizes in arguments are plain integers: an `Expr` there mentions a symbolic size, or it would not be read back.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from compiler.ir.aten import Call, Input, Program, Ref, Type
+from compiler.ir.dtype import DTYPES, DType, i64
+from compiler.ir.expr import Expr, names
+from compiler.ir.text import Scope, expression, fail, function, indent, literal, show_type, tensor_type
+from compiler.ir.text import show as show_expr
+
+
+def show(program: Program) -> str:
+    """The program as text; `sizes` come first, as `n: size`."""
+    arguments = [f"{s}: size" for s in program.sizes] + [_input(i) for i in program.inputs]
+    lines = [f"def {program.name}({', '.join(arguments)}):"]
+    for call in program.calls:
+        lines += indent(_call_lines(call))
+    return "\n".join([*lines, f"    return {', '.join(program.outputs) or '()'}"]) + "\n"
+
+
+def show_call(call: Call) -> str:
+    """The right-hand side of a call: `aten.add.Tensor(x, y, alpha=2)`."""
+    words = [_argument(a) for a in call.args] + [f"{name}={_argument(value)}" for name, value in call.kwargs]
+    return f"{call.op}({', '.join(words)})"
+
+
+def _input(i: Input) -> str:
+    return f"{i.name}: constant({_type(i.type)})" if i.constant else f"{i.name}: {_type(i.type)}"
+
+
+def _type(t: Type) -> str:
+    return show_type(t.dtype, t.shape, t.strides)
+
+
+def _call_lines(call: Call) -> list[str]:
+    match call.outputs, call.types:
+        case (name,), (Type() as t,):
+            return [f"{name}: {_type(t)} = {show_call(call)}"]
+    typed = [f"{n}: {_type(t)}" for n, t in zip(call.outputs, call.types, strict=True) if t is not None]
+    names_ = ", ".join(call.outputs)
+    return [*typed, f"{names_} = {show_call(call)}" if names_ else show_call(call)]
+
+
+def _argument(a: object) -> str:
+    match a:
+        case Ref(name):
+            return name
+        case tuple():
+            return f"[{', '.join(map(_argument, a))}]"
+        case DType():
+            return str(a)
+        case Expr():
+            if not names(a):
+                raise TypeError(f"{show_expr(a)}: a size that is known is written as an integer")
+            return show_expr(a)
+        case None | bool() | int() | float() | str():
+            return repr(a)
+    raise TypeError(f"{type(a).__name__} is not an argument of Torch IR")
+
+
+def parse(text: str) -> Program:
+    """A program from its text; raises TextError with line and column."""
+    f = function(text)
+    sizes = tuple(a.arg for a in f.args.args if isinstance(a.annotation, ast.Name) and a.annotation.id == "size")
+    scope = Scope(dict.fromkeys(sizes, i64))
+    inputs = []
+    for a in f.args.args:
+        if a.arg not in sizes:
+            if a.annotation is None:
+                raise fail(a, f"{a.arg} has no type")
+            dtype, shape, strides, constant = tensor_type(a.annotation, scope)
+            inputs.append(Input(a.arg, Type(dtype, shape, strides), constant))
+    calls: list[Call] = []
+    outputs: tuple[str, ...] = ()
+    declared: dict[str, Type] = {}
+    for s in f.body:
+        match s:
+            case ast.AnnAssign(ast.Name(name), kind, None):
+                declared[name] = _parsed_type(kind, scope)
+            case ast.AnnAssign(ast.Name(name), kind, ast.Call() as call):
+                calls.append(_call((name,), (_parsed_type(kind, scope),), call, scope))
+            case ast.Assign([target], ast.Call() as call):
+                targets = _names(target)
+                calls.append(_call(targets, tuple(declared.pop(n, None) for n in targets), call, scope))
+            case ast.Expr(ast.Call() as call):
+                calls.append(_call((), (), call, scope))
+            case ast.Return(ast.expr() as value):
+                outputs = _names(value)
+            case _:
+                raise fail(s, "expected a type, a call, or `return`")
+    if declared:
+        raise fail(f, f"{sorted(declared)} have types, but no call defines them")
+    return Program(f.name, tuple(inputs), tuple(calls), outputs, sizes)
+
+
+def _parsed_type(kind: ast.expr, scope: Scope) -> Type:
+    dtype, shape, strides, _ = tensor_type(kind, scope)
+    return Type(dtype, shape, strides)
+
+
+def _names(e: ast.expr) -> tuple[str, ...]:
+    match e:
+        case ast.Name(name):
+            return (name,)
+        case ast.Tuple(parts):
+            return tuple(name for p in parts for name in _names(p))
+    raise fail(e, "expected names")
+
+
+def _call(outputs: tuple[str, ...], kinds: tuple[Type | None, ...], call: ast.Call, scope: Scope) -> Call:
+    kwargs = tuple((k.arg, _value(k.value, scope)) for k in call.keywords if k.arg is not None)
+    return Call(outputs, kinds, ast.unparse(call.func), tuple(_value(a, scope) for a in call.args), kwargs)
+
+
+def _value(e: ast.expr, scope: Scope) -> object:
+    number = literal(e)
+    if number is not None:
+        return number
+    match e:
+        case ast.Constant(None | str() as value):
+            return value
+        case ast.Name(name) if name in DTYPES:
+            return DTYPES[name]
+        case ast.Name(name) if name not in scope.scalars:
+            return Ref(name)
+        case ast.List(parts) | ast.Tuple(parts):
+            return tuple(_value(p, scope) for p in parts)
+    return expression(e, scope)
