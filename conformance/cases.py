@@ -1,0 +1,173 @@
+"""A case is one checked or timed run as an immutable value: an id, an expression, its arguments, what to expect.
+
+Everything in it is plain data, so a case prints, compares, and travels to a child process as JSON.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+DTYPES = ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool")
+FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
+TIERS = ("smoke", "full", "nightly")
+
+Value = Any  # a number, boolean, string or None, or nested tuples of them
+
+
+@dataclass(frozen=True)
+class Arg:
+    """One tensor argument: its sizes, and how its storage and its data are made."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str = "contig"
+    inputs: Mapping[str, Value] = field(default_factory=lambda: {"kind": "normal"}, hash=False)
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """How far a result may be from the reference: the derived bound, or fixed figures with their reason."""
+
+    mode: str = "bound"
+    rtol: float | None = None
+    atol: float | None = None
+    reason: str = ""
+    specials: str = "ieee"
+    deterministic: bool = True
+
+
+@dataclass(frozen=True)
+class Xfail:
+    """A failure that is expected on a target, and since it is strict, required."""
+
+    target: str
+    stage: str | None
+    reason: str
+    strict: bool = True
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a shape file: everything needed to make its inputs, run it and judge it."""
+
+    id: str
+    file: str
+    line: int
+    suite: str
+    op: str
+    expr: str
+    args: tuple[Arg, ...]
+    dims: Mapping[str, Value] = field(hash=False)
+    params: Mapping[str, Value] = field(hash=False)
+    consts: Mapping[str, Value] = field(hash=False)
+    dtype: str
+    layout: str
+    distribution: str
+    targets: tuple[str, ...]
+    tier: str
+    tolerance: Tolerance = Tolerance()
+    xfail: tuple[Xfail, ...] = ()
+    timeout: float | None = None
+    module: str | None = None
+    init: Mapping[str, Value] = field(default_factory=dict, hash=False)
+
+    @property
+    def constants(self) -> tuple[str, ...]:
+        """Names of the arguments that are module weights."""
+        return tuple(arg.name for arg in self.args if arg.constant)
+
+
+@dataclass(frozen=True)
+class BenchCase(Case):
+    """A case to time: against whom, and the budget per target selector."""
+
+    vs: tuple[str, ...] = ("eager", "compile")
+    budget: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+
+
+def seed(case: Case, arg: str, run_seed: int = 0) -> int:
+    """A 63-bit seed that depends on the case's id, the argument and the run's seed alone."""
+    digest = hashlib.blake2b(f"{case.id}\0{arg}\0{run_seed}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def matches(selector: str, target: str) -> bool:
+    """Whether a target is meant: `cpu` and `*` mean `cpu:avx2` too, `cpu:avx2` means itself.
+
+    >>> matches("cpu", "cpu:avx2"), matches("cpu:avx2", "cpu"), matches("*", "cuda")
+    (True, False, True)
+    """
+    return selector in ("*", target, target.partition(":")[0])
+
+
+def runs_on(case: Case, target: str) -> bool:
+    """Whether the case is meant for this target."""
+    return any(matches(selector, target) for selector in case.targets)
+
+
+def xfail_for(case: Case, target: str) -> Xfail | None:
+    """The expected failure of this case on this target, if any."""
+    return next((expected for expected in case.xfail if matches(expected.target, target)), None)
+
+
+def token(value: Value) -> str:
+    """A parameter's value in an id, in letters that `pytest -k` and file names take.
+
+    >>> [token(v) for v in (-1, 0.5, True, (0, -1), (), None, "floor", "a b")]
+    ['m1', '0p5', 'true', '0_m1', 'empty', 'none', 'floor', 'a_b.9ef6']
+    """
+    match value:
+        case bool() | None:
+            return str(value).lower()
+        case int() | float():
+            return repr(value).replace("-", "m").replace(".", "p").replace("+", "")
+        case tuple():
+            joint = "__" if any(isinstance(item, tuple) for item in value) else "_"
+            return joint.join(token(item) for item in value) or "empty"
+        case _:
+            plain = re.sub(r"\W", "_", value, flags=re.ASCII)
+            # Two strings must not meet in one id, so a changed one carries a trace of the original.
+            return plain if plain == value and value else f"{plain}.{hashlib.blake2b(value.encode()).hexdigest()[:4]}"
+
+
+def case_id(name: str, sizes: Mapping[str, Value], params: Mapping[str, Value], tail: tuple[str, ...]) -> str:
+    """The id that states the whole row.
+
+    >>> case_id("softmax", {"M": 64, "N": 4096}, {"dim": -1}, ("f32", "contig", "normal"))
+    'softmax[M64-N4096-dim_m1.f32.contig.normal]'
+    """
+    words = [f"{key}{token(value)}" for key, value in sizes.items()]
+    words += [f"{key}_{token(value)}" for key, value in params.items()]
+    row = "-".join(words)
+    rest = ".".join(re.sub(r"_+$", "", re.sub(r"[^\w.+]+", "_", word.replace("-", "m"))) for word in tail)
+    return f"{name}[{row}.{rest}]" if row else f"{name}[{rest}]"
+
+
+def to_json(case: Case) -> dict[str, Any]:
+    """The case as JSON-ready data; `from_json` gives an equal case back."""
+    return {"kind": type(case).__name__, **asdict(case)}
+
+
+def from_json(data: Mapping[str, Any]) -> Case:
+    """The case that `to_json` wrote, also after a trip through `json.dumps`."""
+    kind: type[Case] = {"Case": Case, "BenchCase": BenchCase}[data["kind"]]
+    values: dict[str, Any] = {item.name: frozen(data[item.name]) for item in fields(kind)}
+    values["args"] = tuple(Arg(**arg) for arg in values["args"])
+    values["tolerance"] = Tolerance(**values["tolerance"])
+    values["xfail"] = tuple(Xfail(**expected) for expected in values["xfail"])
+    return kind(**values)
+
+
+def frozen(value: Any) -> Any:
+    """The value with lists made tuples, at every depth."""
+    match value:
+        case list() | tuple():
+            return tuple(frozen(item) for item in value)
+        case Mapping():
+            return {key: frozen(item) for key, item in value.items()}
+        case _:
+            return value

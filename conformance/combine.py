@@ -1,0 +1,111 @@
+"""Value counts of factors in, rows of value indices out: every feasible pair of values meets in some row.
+
+Greedy and deterministic: the first row holds the first value of every factor where the filter allows it.
+"""
+
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import combinations, product
+from math import prod
+
+Row = tuple[int, ...]
+Pair = tuple[tuple[int, int], tuple[int, int]]
+_TRIES = 400
+
+
+def pairwise(counts: Sequence[int], valid: Callable[[Row], bool]) -> list[Row]:
+    """Few valid rows in which each pair of values that can occur together does.
+
+    >>> pairwise([2, 2, 2], lambda row: True)
+    [(0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 0)]
+    """
+    memo: dict[Row, bool] = {}
+
+    def checked(row: Row) -> bool:
+        if row not in memo:
+            memo[row] = valid(row)
+        return memo[row]
+
+    first = _complete({}, counts, set(), checked)
+    if first is None:
+        return []
+    rows = [first]
+    open_pairs = dict.fromkeys(
+        ((i, a), (j, b))
+        for i, j in combinations(range(len(counts)), 2)
+        for a, b in product(range(counts[i]), range(counts[j]))
+    )
+    _close(open_pairs, first)
+    while open_pairs:
+        pair = next(iter(open_pairs))
+        row = _complete(dict(pair), counts, open_pairs.keys(), checked)
+        if row is None:
+            del open_pairs[pair]  # the filter never lets these two values meet
+        else:
+            rows.append(row)
+            _close(open_pairs, row)
+    return rows
+
+
+def cross(counts: Sequence[int], valid: Callable[[Row], bool], limit: int, name: str) -> list[Row]:
+    """All valid rows, or those among `limit` rows drawn by `name` where there are more."""
+    total = prod(counts)
+    if total <= limit:
+        return [row for row in product(*map(range, counts)) if valid(row)]
+    drawn = sorted(random.Random(name).sample(range(total), limit))
+    return [row for row in (_digits(number, counts) for number in drawn) if valid(row)]
+
+
+def _digits(number: int, counts: Sequence[int]) -> Row:
+    digits = []
+    for count in reversed(counts):
+        number, digit = divmod(number, count)
+        digits.append(digit)
+    return tuple(reversed(digits))
+
+
+def _close(open_pairs: dict[Pair, None], row: Row) -> None:
+    for pair in combinations(enumerate(row), 2):
+        open_pairs.pop(pair, None)
+
+
+def _complete(
+    fixed: dict[int, int],
+    counts: Sequence[int],
+    wanted: Collection[Pair],
+    valid: Callable[[Row], bool],
+) -> Row | None:
+    """The row with the fixed values whose other values meet most wanted pairs, or the nearest valid one to it."""
+    chosen = dict(fixed)
+    for factor, count in enumerate(counts):
+        if factor not in chosen:
+            gains = [sum(_pair((factor, value), other) in wanted for other in chosen.items()) for value in range(count)]
+            chosen[factor] = gains.index(max(gains))
+    best = tuple(chosen[factor] for factor in range(len(counts)))
+    free = [factor for factor, count in enumerate(counts) if factor not in fixed and count > 1]
+    return next((row for row in _near(best, free, counts) if valid(row)), None)
+
+
+def _near(best: Row, free: Sequence[int], counts: Sequence[int]) -> Iterator[Row]:
+    """The row itself, then rows that differ in one and two free factors, then all or some others."""
+    yield best
+    for width in (1, 2):
+        for factors in combinations(free, width):
+            for values in product(*(range(counts[factor]) for factor in factors)):
+                yield _with(best, factors, values)
+    if prod(counts[factor] for factor in free) <= _TRIES:
+        yield from (_with(best, free, values) for values in product(*(range(counts[factor]) for factor in free)))
+    else:
+        draw = random.Random(0)
+        yield from (_with(best, free, [draw.randrange(counts[factor]) for factor in free]) for _ in range(_TRIES))
+
+
+def _with(row: Row, factors: Sequence[int], values: Sequence[int]) -> Row:
+    changed = list(row)
+    for factor, value in zip(factors, values, strict=True):
+        changed[factor] = value
+    return tuple(changed)
+
+
+def _pair(one: tuple[int, int], other: tuple[int, int]) -> Pair:
+    return (one, other) if one < other else (other, one)

@@ -1,0 +1,53 @@
+"""The table of input distributions: their options with defaults, and the element types they make sense for."""
+
+from collections.abc import Mapping
+
+from conformance.cases import FLOATS, Value
+
+# The options of each kind; None marks an option that has no default and must be given.
+OPTIONS: Mapping[str, Mapping[str, Value]] = {
+    "normal": {"mean": 0.0, "std": 1.0},
+    "uniform": {"low": -1.0, "high": 1.0},
+    "integers": {"low": -3, "high": 3},
+    "zeros": {},
+    "ones": {},
+    "positive": {},
+    "unit": {},
+    "prob": {},
+    "simplex": {},
+    "big_offset": {"offset": 1000.0},
+    "sorted": {"descending": False},
+    "one_hot": {},
+    "denormal": {},
+    "huge": {},
+    "specials": {},
+    "index": {"below": None, "unique_along": "no", "negative": False},
+    "bool": {"p": 0.5},
+    "choice": {"values": None},
+}
+FLOAT_ONLY = frozenset({"unit", "prob", "simplex", "big_offset", "denormal", "huge"})
+_EVERY_TYPE = frozenset({"zeros", "ones", "one_hot", "choice"})
+
+
+def for_dtype(inputs: Mapping[str, Value], dtype: str) -> Mapping[str, Value] | None:
+    """The distribution as it applies to a dtype, or None where it does not.
+
+    >>> for_dtype({"kind": "normal"}, "i32"), for_dtype({"kind": "huge"}, "i8")
+    ({'kind': 'integers'}, None)
+    """
+    kind = inputs["kind"]
+    match dtype:
+        case _ if dtype in FLOATS:
+            return None if kind == "index" else inputs
+        case "bool":
+            return (
+                inputs
+                if kind in _EVERY_TYPE | {"bool"}
+                else None
+                if kind in FLOAT_ONLY | {"index"}
+                else {"kind": "bool"}
+            )
+        case _:
+            if kind in FLOAT_ONLY:
+                return None
+            return {"kind": "integers"} if kind in ("normal", "uniform") else inputs

@@ -1,0 +1,277 @@
+"""One case of a shape file in, its rows out: sizes, params, dtype, layout and inputs chosen, shapes worked out.
+
+A row's id states all of its choices, so rows may come and go without changing each other's ids or data.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterator, Mapping
+from types import CodeType
+
+from conformance.cases import DTYPES, FLOATS, TIERS, Arg, BenchCase, Case, Value, Xfail, case_id, frozen
+from conformance.combine import cross, pairwise
+from conformance.distributions import for_dtype
+from conformance.expressions import ExpressionError, evaluate, formula, quoted
+from conformance.layouts import fits
+from conformance.specs import ArgSpec, CaseSpec, PerfSpec, ShapeFile, ShapeFileError, XfailSpec
+
+NIGHTLY_LIMIT = 1000
+CROSS_LIMIT = 5000
+
+
+Choice = Mapping[str, Value]  # a value per dim and param, and "dtype", "layout", "inputs"
+
+
+def expand(shape_file: ShapeFile, tier: str = "smoke") -> tuple[Case, ...]:
+    """The rows of every case that belong to the tier or to a smaller one, smallest tier first within each case."""
+    rows = tuple(row for spec in shape_file.cases for row in _expand_case(spec, tier))
+    _check_unique(shape_file.path, rows)
+    return rows
+
+
+def benches(shape_file: ShapeFile) -> tuple[BenchCase, ...]:
+    """The rows to time."""
+    rows = tuple(row for spec in shape_file.cases if spec.perf for row in _bench_case(spec, spec.perf))
+    _check_unique(shape_file.path, rows)
+    return rows
+
+
+def first_choice(spec: CaseSpec) -> Choice:
+    """The first value of everything."""
+    values = {name: listed[0] for name, listed in (*spec.dims.items(), *spec.params.items())}
+    return {**values, "dtype": spec.dtypes[0], "layout": spec.layouts[0], "inputs": next(iter(spec.inputs))}
+
+
+def _expand_case(spec: CaseSpec, tier: str) -> Iterator[Case]:
+    seen: dict[str, Case] = {}
+    for of_tier, choice in _choices(spec, tier):
+        row = _build(spec, choice, of_tier)
+        if repr((row.dims, row.params)) != repr((seen.setdefault(row.id, row).dims, seen[row.id].params)):
+            raise _error(spec, f"two rows have the id {row.id!r}; write their values so that they differ in letters")
+    yield from (row for row in seen.values() if TIERS.index(row.tier) <= TIERS.index(tier))
+    if not seen:
+        raise _error(spec, "no row is left: every combination is excluded by `where`, a layout or a distribution")
+
+
+def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
+    """Every choice with the tier it belongs to; the cross product only where the nightly tier asks for it."""
+    factors = _factors(spec)
+    counts = [len(values) for values in factors]
+
+    def choice(row: tuple[int, ...]) -> Choice:
+        return {key: value for values, index in zip(factors, row, strict=True) for key, value in values[index].items()}
+
+    def valid(row: tuple[int, ...]) -> bool:
+        return _valid(spec, choice(row))
+
+    if spec.combine == "cross":
+        if (total := math.prod(counts)) > CROSS_LIMIT:
+            raise _error(spec, f'the cross product has {total} rows; use combine = "pairwise" or shorter lists')
+        chosen = [choice(row) for row in cross(counts, valid, CROSS_LIMIT, spec.name)]
+    else:
+        chosen = [choice(row) for row in pairwise(counts, valid)]
+    _check_used(spec, chosen)
+    first, rest = {None: ("smoke", "full"), "smoke": ("smoke", "smoke")}.get(
+        spec.tier, (spec.tier or "", spec.tier or "")
+    )
+    yield from ((rest if index else first, row) for index, row in enumerate(chosen))
+    yield from ((rest, _with_zero(spec, name, chosen)) for name in spec.zero if chosen)
+    if tier == "nightly":
+        yield from (("nightly", choice(row)) for row in cross(counts, valid, NIGHTLY_LIMIT, spec.name))
+
+
+def _factors(spec: CaseSpec) -> list[list[Choice]]:
+    """Lists of alternatives, one to be taken from each."""
+    lists = {**spec.dims, **spec.params}
+    tail: list[list[Choice]] = [[{key: value} for value in values] for key, values in _tail(spec).items()]
+    if spec.combine != "zip":
+        heads: list[list[Choice]] = [[{name: value} for value in values] for name, values in lists.items()]
+        return heads + tail
+    length = max((len(values) for values in lists.values()), default=1)
+    if odd := [name for name, values in lists.items() if len(values) not in (1, length)]:
+        raise _error(spec, f'combine = "zip" needs lists of one length, {length} or 1; {quoted(odd)} differ')
+    rows: list[Choice] = [{name: values[row % len(values)] for name, values in lists.items()} for row in range(length)]
+    return [rows, *tail]
+
+
+def _tail(spec: CaseSpec) -> Mapping[str, tuple[str, ...]]:
+    return {"dtype": spec.dtypes, "layout": spec.layouts, "inputs": tuple(spec.inputs)}
+
+
+def _check_used(spec: CaseSpec, chosen: list[Choice]) -> None:
+    if spec.where is None and chosen:
+        for key, values in _tail(spec).items():
+            if lost := [value for value in values if all(row[key] != value for row in chosen)]:
+                raise _error(
+                    spec, f"{key} {quoted(lost)} fits no row: no argument has the rank or the element type for it"
+                )
+
+
+def _with_zero(spec: CaseSpec, name: str, chosen: list[Choice]) -> Choice:
+    emptied = ({**row, name: 0} for row in chosen)
+    found = next((row for row in emptied if _valid(spec, row)), None)
+    if found is None:
+        raise _error(
+            spec, f"dims.zero names {name!r}, but no row is valid with {name} = 0; change `where` or take it out"
+        )
+    return found
+
+
+def _valid(spec: CaseSpec, choice: Choice) -> bool:
+    return bool(_targets(spec, choice)) and _arguments(spec, choice) is not None
+
+
+def _targets(spec: CaseSpec, choice: Choice) -> tuple[str, ...]:
+    """The target selectors for which `where` holds."""
+    if spec.where is None:
+        return spec.targets
+    scope = {**_scope(spec, choice), **{key: choice[key] for key in ("dtype", "layout", "inputs")}}
+    code, used = _formula(spec, "where", spec.where, {**scope, "target": ""})
+    if "target" not in used:
+        return spec.targets if _evaluate(spec, "where", code, scope) else ()
+    kinds = {target: target.partition(":")[0] for target in spec.targets}
+    return tuple(t for t, kind in kinds.items() if _evaluate(spec, "where", code, {**scope, "target": kind}))
+
+
+def _scope(spec: CaseSpec, choice: Choice) -> dict[str, Value]:
+    return {**spec.consts, **{name: choice[name] for name in (*spec.dims, *spec.params)}}
+
+
+def _arguments(spec: CaseSpec, choice: Choice) -> tuple[Arg, ...] | None:
+    """The arguments of a row, or None where its layout or distribution suits none of them."""
+    scope = _scope(spec, choice)
+    layout, taken = choice["layout"], choice["layout"] == "contig"
+    made = []
+    for arg in spec.args:
+        shape = _shape(spec, arg, scope)
+        dtype = _dtype(spec, arg, choice)
+        takes = not arg.constant and layout in arg.layouts and fits(layout, shape)
+        taken = taken or takes
+        inputs = _inputs(spec, arg, choice, dtype, shape, scope)
+        if inputs is None:
+            return None
+        made.append(Arg(arg.name, shape, dtype, layout if takes else "contig", inputs, arg.constant))
+    return tuple(made) if taken else None
+
+
+def _shape(spec: CaseSpec, arg: ArgSpec, scope: Mapping[str, Value]) -> tuple[int, ...]:
+    what = f"args.{arg.name}: shape"
+    sizes = _number(spec, what, arg.shape, scope) if isinstance(arg.shape, str) else arg.shape
+    if not isinstance(sizes, tuple):
+        raise _error(spec, f"{what} {arg.shape!r} is {sizes!r}; a shape that is one string must yield a list of sizes")
+    shape = tuple(_number(spec, what, size, scope) for size in sizes)
+    if wrong := [size for size in shape if not isinstance(size, int) or isinstance(size, bool) or size < 0]:
+        named = {key: scope[key] for key in spec.dims}
+        raise _error(
+            spec, f"{what} {arg.shape} holds {wrong[0]!r} for {named}; sizes are whole numbers >= 0 (add a `where`?)"
+        )
+    return shape
+
+
+def _dtype(spec: CaseSpec, arg: ArgSpec, choice: Choice) -> str:
+    name = choice["dtype"] if arg.dtype is None else choice.get(arg.dtype, spec.consts.get(arg.dtype, arg.dtype))
+    if name not in DTYPES:
+        raise _error(spec, f"args.{arg.name}: {name!r} is no dtype; known are {quoted(DTYPES)}")
+    return str(name)
+
+
+def _inputs(
+    spec: CaseSpec, arg: ArgSpec, choice: Choice, dtype: str, shape: tuple[int, ...], scope: Mapping[str, Value]
+) -> Mapping[str, Value] | None:
+    """The distribution of one argument with its options worked out, or None where it cannot be had."""
+    given: Mapping[str, Value] = spec.inputs[choice["inputs"]]
+    if arg.inputs is not None:
+        given = arg.inputs
+    elif arg.low is not None or arg.high is not None:
+        limits = {key: value for key, value in (("low", arg.low), ("high", arg.high)) if value is not None}
+        given = {"kind": "uniform" if dtype in FLOATS else "integers", **limits}
+    elif arg.dtype is not None and dtype not in FLOATS:
+        given = {"kind": "bool" if dtype == "bool" else "integers"}
+    options = for_dtype(given, dtype)
+    if options is None:
+        return None
+    what = f"args.{arg.name}: inputs"
+    worked = {key: value if key == "kind" else _number(spec, what, value, scope) for key, value in options.items()}
+    if worked["kind"] == "index":
+        axis = worked.get("unique_along")
+        needed = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else 1
+        return worked if 0 in shape or needed <= worked["below"] else None
+    return worked
+
+
+def _number(spec: CaseSpec, what: str, value: Value, scope: Mapping[str, Value]) -> Value:
+    if not isinstance(value, str):
+        return value
+    return _evaluate(spec, f"{what} {value!r}", _formula(spec, what, value, scope)[0], scope)
+
+
+def _build(spec: CaseSpec, choice: Choice, tier: str) -> Case:
+    args, targets = _arguments(spec, choice), _targets(spec, choice)
+    if args is None:
+        raise _error(
+            spec, f"the row {dict(choice)} has no argument for its layout, or inputs that do not suit its dtype"
+        )
+    tail = (choice["dtype"], choice["layout"], choice["inputs"])
+    dims = {name: choice[name] for name in spec.dims}
+    params = {name: choice[name] for name in spec.params}
+    return Case(
+        id=case_id(spec.name, dims, params, tail), file=spec.file, line=spec.line, suite=spec.suite, op=spec.op,
+        expr=spec.expr, args=args, dims=dims, params=params, consts=spec.consts, dtype=choice["dtype"],
+        layout=choice["layout"], distribution=choice["inputs"], targets=targets, tier=tier, tolerance=spec.tolerance,
+        xfail=_xfail(spec, choice), timeout=spec.timeout, module=spec.module, init=spec.init,
+    )  # fmt: skip
+
+
+def _xfail(spec: CaseSpec, choice: Choice) -> tuple[Xfail, ...]:
+    scope = {**_scope(spec, choice), **{key: choice[key] for key in ("dtype", "layout", "inputs")}}
+
+    def applies(listed: XfailSpec) -> bool:
+        if listed.dtype not in ("*", choice["dtype"]):
+            return False
+        if listed.where is None:
+            return True
+        return bool(_evaluate(spec, "xfail where", _formula(spec, "xfail where", listed.where, scope)[0], scope))
+
+    return tuple(listed.expected for listed in spec.xfail if applies(listed))
+
+
+def _bench_case(spec: CaseSpec, perf: PerfSpec) -> Iterator[BenchCase]:
+    free = dataclasses.replace(spec, where=None)
+    for row in perf.rows:
+        for dtype in perf.dtypes:
+            choice = {**first_choice(spec), **row, "dtype": dtype, "layout": perf.layout, "inputs": perf.inputs}
+            case = _build(free, choice, "smoke")
+            values = {item.name: getattr(case, item.name) for item in dataclasses.fields(case)}
+            yield BenchCase(**values, vs=perf.vs, budget=perf.budget)
+
+
+def _check_unique(path: str, rows: tuple[Case, ...]) -> None:
+    seen: dict[str, Case] = {}
+    for row in rows:
+        if row.id in seen:
+            raise ShapeFileError(path, row.line, f"two rows have the id {row.id!r}; write each value once per list")
+        seen[row.id] = row
+
+
+def _formula(spec: CaseSpec, what: str, text: str, names: Mapping[str, Value]) -> tuple[CodeType, frozenset[str]]:
+    try:
+        return _compiled(text, frozenset(names))
+    except ExpressionError as error:
+        raise _error(spec, f"{what}: {error}") from None
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(text: str, names: frozenset[str]) -> tuple[CodeType, frozenset[str]]:
+    return formula(text, names)
+
+
+def _evaluate(spec: CaseSpec, what: str, code: CodeType, scope: Mapping[str, Value]) -> Value:
+    try:
+        return frozen(evaluate(code, scope))
+    except ExpressionError as error:
+        raise _error(spec, f"{what}: {error}") from None
+
+
+def _error(spec: CaseSpec, message: str) -> ShapeFileError:
+    return ShapeFileError(spec.file, spec.line, f"case {spec.name!r}: {message}")

@@ -1,0 +1,60 @@
+"""Shape files in, typed cases out; `shapes/README.md` is the format, a departure from it an error with its line.
+
+>>> [path.name for path in find_shapes().glob("README.md")]
+['README.md']
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+from conformance.cases import (
+    DTYPES,
+    TIERS,
+    Arg,
+    BenchCase,
+    Case,
+    Tolerance,
+    Xfail,
+    from_json,
+    matches,
+    runs_on,
+    seed,
+    to_json,
+    xfail_for,
+)
+from conformance.expand import benches, expand
+from conformance.schema import shape_file
+from conformance.specs import ShapeFile, ShapeFileError
+
+__all__ = [
+    "DTYPES", "TIERS", "Arg", "BenchCase", "Case", "ShapeFile", "ShapeFileError", "Tolerance", "Xfail", "benches",
+    "expand", "find_shapes", "from_json", "load", "matches", "runs_on", "seed", "to_json", "xfail_for",
+]  # fmt: skip
+
+
+def find_shapes() -> Path:
+    """The folder of shape files that belongs to this copy: inside the package in a wheel, beside it in a checkout."""
+    here = Path(__file__).resolve().parent
+    found = next((path for path in (here / "shapes", here.parent / "shapes") if path.is_dir()), None)
+    if found is None:
+        raise FileNotFoundError(f"no shapes folder in {here} or {here.parent}; install again, or name the files")
+    return found
+
+
+def load(path: Path | str) -> ShapeFile:
+    """Read and check one shape file."""
+    name = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ShapeFileError(name, 1, f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ShapeFileError(name, 1, f"is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        line = int(found[1]) if found else max(1, len(text.splitlines()))
+        raise ShapeFileError(name, line, f"is not TOML: {error}") from None
+    return shape_file(name, text, table)

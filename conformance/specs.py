@@ -1,0 +1,89 @@
+"""A shape file as written: checked, with its defaults filled in, and nothing worked out yet."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from conformance.cases import Tolerance, Value, Xfail
+
+
+class ShapeFileError(ValueError):
+    """A shape file says something that cannot be: where, what, and what to do."""
+
+    def __init__(self, file: str, line: int, message: str) -> None:
+        super().__init__(f"{file}:{line}: {message}")
+        self.file, self.line = file, line
+
+
+@dataclass(frozen=True)
+class ArgSpec:
+    """An argument as written: sizes and options are numbers or formulas."""
+
+    name: str
+    shape: tuple[int | str, ...] | str
+    dtype: str | None
+    layouts: tuple[str, ...]
+    inputs: Mapping[str, Value] | None
+    low: Value
+    high: Value
+    constant: bool
+
+
+@dataclass(frozen=True)
+class XfailSpec:
+    """An expected failure as written: for which target and dtype, under which filter."""
+
+    target: str
+    dtype: str
+    where: str | None
+    expected: Xfail
+
+
+@dataclass(frozen=True)
+class PerfSpec:
+    """The rows to time: values for each row, the rest from the case's first values."""
+
+    rows: tuple[Mapping[str, Value], ...]
+    dtypes: tuple[str, ...]
+    layout: str
+    inputs: str
+    vs: tuple[str, ...]
+    budget: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class CaseSpec:
+    """A `[[case]]` as written, checked, with defaults filled in."""
+
+    file: str
+    suite: str
+    line: int
+    name: str
+    op: str
+    expr: str
+    module: str | None
+    init: Mapping[str, Value]
+    args: tuple[ArgSpec, ...]
+    params: Mapping[str, tuple[Value, ...]]
+    consts: Mapping[str, Value]
+    dims: Mapping[str, tuple[int, ...]]
+    zero: tuple[str, ...]
+    where: str | None
+    combine: str
+    dtypes: tuple[str, ...]
+    layouts: tuple[str, ...]
+    inputs: Mapping[str, Mapping[str, Value]]
+    targets: tuple[str, ...]
+    tier: str | None
+    tolerance: Tolerance
+    xfail: tuple[XfailSpec, ...]
+    perf: PerfSpec | None
+    timeout: float | None
+
+
+@dataclass(frozen=True)
+class ShapeFile:
+    """A shape file: its path and its cases."""
+
+    path: str
+    suite: str
+    cases: tuple[CaseSpec, ...]
