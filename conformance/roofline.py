@@ -1,0 +1,179 @@
+"""A function and its inputs in; the bytes and flops it cannot avoid, and the seconds this machine needs for them out.
+
+The machine's limits are measured here, not taken from a data sheet: copy bandwidth by working set, because data that
+fits a cache is not bound by memory, and the best contraction rate by data type.  They are measured once per process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+# Working sets: first and second level cache, last level, memory.
+WORKING_SETS = (24 << 10, 384 << 10, 6 << 20, 128 << 20)
+MATMUL_SIZE = 512
+CONVOLUTION_CHANNELS, CONVOLUTION_SIZE = 128, 32
+NARROW_DTYPES = frozenset({torch.bfloat16, torch.float16})
+# Above this share of the roofline a time is not explained by measurement noise or by a limit measured a little low.
+PLAUSIBLE = 1.2
+# These read as many bytes of their first tensor as they return, not all of it.
+GATHERS = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::take"})
+
+
+@dataclass(frozen=True)
+class Work:
+    """What any implementation must do: bytes of inputs read once plus outputs written once, and matmul-like flops."""
+
+    bytes: int
+    flops: int
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What this machine reached: bytes per second (read plus written) by working set, and flops per second."""
+
+    bandwidth: tuple[tuple[int, float], ...]
+    flops: float
+
+    def bandwidth_at(self, size: int) -> float:
+        """The best rate of this working set and all larger ones: a smaller set is never slower."""
+        return max(rate for at, rate in self.bandwidth if at >= min(size, self.bandwidth[-1][0]))
+
+
+def work(function: Callable[..., object], inputs: Sequence[torch.Tensor]) -> Work:
+    """Run the function once under two counters: bytes of each input that are touched, and flops of contractions."""
+    reads = _Reads(inputs)
+    with reads, FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION) as counter:
+        outputs = function(*inputs)
+    return Work(reads.total() + _storage_bytes(_tensors(outputs)), counter.get_total_flops())
+
+
+def seconds(needed: Work, limits: Limits) -> float:
+    """The least time: bound by memory or by arithmetic, whichever takes longer."""
+    return max(needed.bytes / limits.bandwidth_at(needed.bytes), needed.flops / limits.flops)
+
+
+def limits(threads: int, dtype: torch.dtype) -> Limits:
+    """The limits of this machine with so many threads; the caller holds the machine alone the first time."""
+    return Limits(_bandwidth(threads), _flops(threads, dtype))
+
+
+@cache
+def _bandwidth(threads: int) -> tuple[tuple[int, float], ...]:
+    return tuple((size, max(_copy_rate(size), _read_rate(size))) for size in WORKING_SETS)
+
+
+def _copy_rate(size: int) -> float:
+    """Bytes per second of a copy between two halves of the working set, call overhead spread over many rows."""
+    half = size // 2 // 4
+    rows = max(1, (1 << 20) // half)
+    # Rows that start 64 bytes apart overlap: the working set stays small however many rows one call copies.
+    step = 16
+    pair = torch.zeros(2, half + rows * step)
+    target, source = (part.as_strided((rows, half), (step, 1)) for part in pair)
+    return 2 * 4 * half * rows / _least_seconds(lambda: target.copy_(source))
+
+
+def _read_rate(size: int) -> float:
+    """Bytes per second of a dot product of two halves of the working set."""
+    count = size // 2 // 4
+    x, y = torch.ones(2, count)
+    return 4 * 2 * count / _least_seconds(lambda: torch.dot(x, y))
+
+
+@cache
+def _flops(threads: int, dtype: torch.dtype) -> float:
+    """The best rate of any way to compute: 16-bit kernels may compute in f32, f64 has half as many lanes as f32."""
+    wide = max(_matmul_rate(torch.float32), _convolution_rate())
+    if dtype is torch.float64:
+        return max(_matmul_rate(dtype), wide / 2)
+    return max(wide, _matmul_rate(dtype)) if dtype in NARROW_DTYPES else wide
+
+
+def _matmul_rate(dtype: torch.dtype) -> float:
+    x, y = torch.ones(2, MATMUL_SIZE, MATMUL_SIZE, dtype=dtype)
+    return 2 * MATMUL_SIZE**3 / _least_seconds(lambda: torch.mm(x, y))
+
+
+def _convolution_rate() -> float:
+    """A second witness: PyTorch's matmul library uses half of the vector width of some CPUs, its convolutions all."""
+    channels, size = CONVOLUTION_CHANNELS, CONVOLUTION_SIZE
+    image = torch.ones(1, channels, size, size).to(memory_format=torch.channels_last)
+    kernel = torch.ones(channels, channels, 3, 3).to(memory_format=torch.channels_last)
+    flops = 2 * 9 * channels**2 * (size - 2) ** 2
+    return flops / _least_seconds(lambda: torch.conv2d(image, kernel))
+
+
+def _least_seconds(call: Callable[[], object], budget: float = 0.03) -> float:
+    call()
+    least, started = np.inf, time.perf_counter()
+    while time.perf_counter() - started < budget or least == np.inf:
+        start = time.perf_counter()
+        call()
+        least = min(least, time.perf_counter() - start)
+    return float(least)
+
+
+class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts, per input storage, the most bytes that one operation reads of it, itself or through views."""
+
+    def __init__(self, inputs: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.read = {tensor.untyped_storage().data_ptr(): 0 for tensor in inputs}
+        self.held = list(inputs)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        if not func.is_view:
+            tensors = list(_tensors((args, kwargs)))
+            gathers = func.name().partition(".")[0] in GATHERS
+            for position, tensor in enumerate(tensors):
+                cap = _storage_bytes(_tensors(result)) if gathers and position == 0 else None
+                self._note(tensor, cap)
+        return result
+
+    def _note(self, tensor: torch.Tensor, cap: int | None) -> None:
+        address = tensor.untyped_storage().data_ptr()
+        if address in self.read:
+            touched = _distinct_bytes(tensor)
+            self.read[address] = max(self.read[address], touched if cap is None else min(cap, touched))
+
+    def total(self) -> int:
+        return sum(self.read.values())
+
+
+def _tensors(tree: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _distinct_bytes(tensor: torch.Tensor) -> int:
+    """Bytes of the elements, one that stride 0 repeats counted once."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride or not size else 1
+    return count * tensor.element_size()
+
+
+def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(_distinct_bytes(tensor) for tensor in tensors)
+
+
+def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *rest: object, **_: object) -> int:
+    """Two contractions; a causal mask lets an implementation skip the half above the diagonal."""
+    batch, heads, rows, inner = query
+    columns, width = key[-2], value[-1]
+    causal = len(rest) > 1 and rest[1] is True
+    return batch * heads * rows * columns * (inner + width) * (1 if causal else 2)
+
+
+_CPU_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+}

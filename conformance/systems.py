@@ -1,0 +1,138 @@
+"""A system's name, a function and its inputs in; a warmed callable with what it cost to build out.
+
+`mlcomp` is our compiler, `eager` is PyTorch as it stands, `compile` and `max-autotune` are torch.compile with Inductor,
+and any other name is a torch.compile backend.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+import compiler
+
+Function = Callable[..., object]
+
+OURS = "mlcomp"
+EAGER = "eager"
+# The reduce-overhead mode is left out: it means CUDA graphs, which max-autotune has as well.
+INDUCTOR_MODES = {"compile": None, "max-autotune": "max-autotune"}
+
+
+class NotCompiled(Exception):
+    """A torch.compile backend that was never asked to compile anything: what ran was not that backend."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A function as one system runs it; `kernels` and `digest` where the system tells them."""
+
+    name: str
+    call: Function
+    compile_seconds: float = 0.0
+    kernels: int | None = None
+    digest: str | None = None
+
+
+def build(name: str, function: Function, inputs: Sequence[torch.Tensor], target: str) -> Built:
+    """The function as the named system runs it, called once on the inputs so that nothing is left to compile."""
+    if name == EAGER:
+        return Built(name, function)
+    if name == OURS:
+        return _ours(function, inputs, target)
+    return _torch_compiled(name, function, inputs)
+
+
+def explain_unknown(name: str) -> str | None:
+    """What is wrong with a system's name, or None if there is such a system."""
+    known = [OURS, EAGER, *INDUCTOR_MODES, *torch._dynamo.list_backends(exclude_tags=None)]
+    return None if name in known else f"there is no system {name!r}; known are {', '.join(dict.fromkeys(known))}"
+
+
+@contextmanager
+def best_attention(function: Function, inputs: Sequence[torch.Tensor]) -> Iterator[str | None]:
+    """Hold PyTorch to its fastest attention backend while eager is timed; yields its name where there is a choice.
+
+    The choice is a global switch that eager reads on every call, so it adds nothing to the time of a call.
+    """
+    if not _uses_attention(function, inputs):
+        yield None
+        return
+    seconds = {
+        backend: taken
+        for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
+        if (taken := _attention_seconds(backend, function, inputs)) is not None
+    }
+    # In order of preference, so that an input the fastest one refuses still runs.
+    ranked = sorted(seconds, key=lambda backend: seconds[backend])
+    with sdpa_kernel([ranked[0], SDPBackend.MATH]):
+        yield str(ranked[0].name).lower()
+
+
+def _ours(function: Function, inputs: Sequence[torch.Tensor], target: str) -> Built:
+    start = time.perf_counter()
+    executable = compiler.compile(function, inputs, target)
+    executable(*inputs)
+    seconds = time.perf_counter() - start
+    kernels = executable.kernels
+    return Built(OURS, executable, seconds, kernels if isinstance(kernels, int) else len(kernels), executable.digest)
+
+
+def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor]) -> Built:
+    if complaint := explain_unknown(name):
+        raise ValueError(complaint)
+    # Inductor's pool of compile workers would run beside what is being timed.
+    torch._inductor.config.compile_threads = 1
+    # Each case is a fresh function; without a reset the old ones and their guards pile up.
+    torch._dynamo.reset()
+    before = counters["stats"]["unique_graphs"]
+    start = time.perf_counter()
+    if name in INDUCTOR_MODES:
+        call = torch.compile(function, fullgraph=True, dynamic=False, mode=INDUCTOR_MODES[name])
+    else:
+        call = torch.compile(function, fullgraph=True, dynamic=False, backend=name)
+    call(*inputs)
+    seconds = time.perf_counter() - start
+    if counters["stats"]["unique_graphs"] == before:
+        raise NotCompiled(
+            f"torch.compile never called the backend of {name!r}: there was no tensor operation to compile"
+        )
+    return Built(name, call, seconds)
+
+
+class _AttentionSeen(TorchFunctionMode):
+    """Remembers whether scaled_dot_product_attention was called."""
+
+    seen: bool = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen |= func is torch.nn.functional.scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
+def _uses_attention(function: Function, inputs: Sequence[torch.Tensor]) -> bool:
+    mode = _AttentionSeen()
+    with mode:
+        function(*inputs)
+    return mode.seen
+
+
+def _attention_seconds(backend: SDPBackend, function: Function, inputs: Sequence[torch.Tensor]) -> float | None:
+    """The least of a few timings with one backend, or None where that backend refuses these inputs."""
+    taken = []
+    with sdpa_kernel(backend):
+        for _ in range(4):
+            start = time.perf_counter()
+            try:
+                function(*inputs)
+            except RuntimeError:  # "No available kernel": the documented answer to inputs a backend cannot take
+                return None
+            taken.append(time.perf_counter() - start)
+    return min(taken)

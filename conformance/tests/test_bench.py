@@ -1,0 +1,262 @@
+"""Bench rows from fake systems on a fake clock: what a row holds, what is refused, what is doubted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+
+import compiler
+from conformance import bench, roofline, systems
+from conformance.bench import Settings, Wrong
+from conformance.systems import Built, Function
+
+INPUTS = (torch.arange(6.0).reshape(2, 3),)
+
+
+class Stage:
+    """Fake systems whose calls take the time that the test says, on the clock that they turn."""
+
+    def __init__(self, **microseconds: float) -> None:
+        self.microseconds = microseconds
+        self.now = 0
+        self.broken: dict[str, Exception] = {}
+        self.alone = False
+        self.calls_while_alone = 0
+
+    def clock(self) -> int:
+        return self.now
+
+    def build(self, name: str, function: Function, inputs: Sequence[torch.Tensor], target: str) -> Built:
+        if name in self.broken:
+            raise self.broken[name]
+
+        def call(*arguments: torch.Tensor) -> object:
+            self.now += int(self.microseconds[name] * 1000)
+            self.calls_while_alone += self.alone
+            return function(*arguments)
+
+        return Built(name, call, 0.25, 1, "d1") if name == systems.OURS else Built(name, call)
+
+    def quiet(self) -> AbstractContextManager[None]:
+        stage = self
+
+        class Alone(AbstractContextManager[None]):
+            def __enter__(self) -> None:
+                stage.alone = True
+
+            def __exit__(self, *_: object) -> None:
+                stage.alone = False
+
+        return Alone()
+
+    def measure(self, function: Function = torch.relu, **settings: Any) -> bench.Row:
+        chosen = Settings(**settings)
+        vs = [name for name in self.microseconds if name != systems.OURS]
+        return bench.measure(function, INPUTS, vs, chosen, self.quiet, close, self.build, self.clock)
+
+
+def close(ours: object, eager: object, reference: Callable[[], object]) -> tuple[bool, float, str]:
+    error = float((ours - reference()).abs().max())  # type: ignore[operator]
+    return error < 1e-5, error / 1e-5, f"off by {error:.3g}"
+
+
+@pytest.fixture(autouse=True)
+def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine whose roofline for the inputs here, 48 bytes, is 1 us."""
+    limits = roofline.Limits(((1 << 20, 48e6),), 1e12)
+    monkeypatch.setattr(roofline, "limits", lambda threads, dtype: limits)
+
+
+def test_a_row_holds_what_the_reports_need() -> None:
+    row = Stage(mlcomp=10, eager=30, compile=20).measure()
+    assert (row["ours_us"], row["eager_us"], row["compile_us"]) == pytest.approx((10, 30, 20))
+    assert row["speedup"] == pytest.approx(2) and row["ci"] == pytest.approx([2, 2])
+    assert row["verdict"] == "FASTER" and row["best"] == "compile"
+    assert row["roofline"] == pytest.approx(0.1)
+    assert (row["compile_seconds"], row["kernels"], row["digest"]) == (0.25, 1, "d1")
+    assert not row["suspect"] and row["message"] == ""
+    assert set(row["samples"]) == {"ours", "eager", "compile"} and len(row["samples"]["ours"]) == row["rounds"] == 20
+    assert json.loads(json.dumps(row)) == row
+
+
+@pytest.mark.parametrize(("eager", "compiled", "verdict"), [(8, 20, "SLOWER"), (10.1, 9.9, "SAME")])
+def test_the_rival_is_the_best_of_pytorch(eager: float, compiled: float, verdict: str) -> None:
+    row = Stage(mlcomp=10, eager=eager, compile=compiled).measure()
+    assert row["verdict"] == verdict and row["speedup"] == pytest.approx(min(eager, compiled) / 10)
+
+
+def test_only_the_race_holds_the_machine() -> None:
+    stage = Stage(mlcomp=500, eager=500)
+    row = stage.measure()
+    warm_up, calibration = 2 * 1, 2 * 1
+    assert stage.calls_while_alone == row["rounds"] * sum(row["repeats"].values()) + warm_up + calibration
+    assert not stage.alone
+
+
+def test_a_rival_that_fails_is_skipped_in_sight() -> None:
+    stage = Stage(mlcomp=10, eager=30, compile=20)
+    stage.broken["compile"] = RuntimeError("no C++ compiler\nmore lines")
+    row = stage.measure()
+    assert row["skipped"] == {"compile": "RuntimeError: no C++ compiler"}
+    assert row["compile_us"] is None and row["speedup"] == pytest.approx(3)
+
+
+def test_eager_always_races() -> None:
+    assert Stage(mlcomp=10, eager=30, inductor=20).measure()["eager_us"] == pytest.approx(30)
+    stage = Stage(mlcomp=10, eager=30)
+    stage.broken["eager"] = RuntimeError("bad expression")
+    with pytest.raises(Wrong, match="eager itself fails: RuntimeError: bad expression"):
+        stage.measure()
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [({"mlcomp": 10, "eager": 200}, "20.0x over eager"), ({"mlcomp": 0.5, "eager": 1}, "200% of what this machine")],
+)
+def test_too_good_to_be_true_is_suspect(times: dict[str, float], said: str) -> None:
+    row = Stage(**times).measure()
+    assert row["suspect"] and said in row["message"]
+
+
+def test_work_on_other_threads_is_suspect() -> None:
+    row = {"speedup": 1.0, "roofline": 0.5, "best": "eager"}
+    assert bench.suspicions(row, 1.0) == []
+    assert "other threads" in bench.suspicions(row, 1.9)[0]
+
+
+def wrong_once() -> Function:
+    calls = iter(range(100))
+    return lambda x: torch.relu(x) + (next(calls) > 0)
+
+
+def static_output() -> Function:
+    buffer = torch.empty(2, 3)
+    return lambda x: torch.clamp(x, min=0, out=buffer)
+
+
+@pytest.mark.parametrize(
+    ("ours", "said"),
+    [
+        (lambda: lambda x: x.clamp(min=1), "wrong result: off by 1"),
+        (wrong_once, "two runs on the same inputs gave different results"),
+        (static_output, "returned the same memory"),
+        (lambda: torch.relu_, "changed its inputs"),
+    ],
+)
+def test_an_executable_that_misbehaves_is_not_timed(ours: Callable[[], Function], said: str) -> None:
+    inputs = (torch.tensor([[-1.0, 0, 2], [3, 4, 5]]),)
+    with pytest.raises(Wrong, match=said):
+        bench.check(ours(), torch.relu, inputs, close)
+
+
+def test_views_of_inputs_and_nan_are_no_offence() -> None:
+    nan = torch.tensor([float("nan"), 1.0])
+
+    def flip(x: torch.Tensor) -> torch.Tensor:
+        return x.view(2, 1)
+
+    assert bench.check(flip, flip, (nan,), lambda *_: (True, 0.0, "")) == 0.0
+
+
+def test_errors_become_rows() -> None:
+    assert bench.failure(Wrong("wrong result"))["verdict"] == "fail"
+    row = bench.failure(compiler.Unsupported("aten.svd.default", (), "no lowering"))
+    assert row["verdict"] == "unsupported" and "aten.svd.default" in row["message"]
+    assert row["ours_us"] is None and bench.failure(ValueError("x\ny"))["message"] == "ValueError: x"
+
+
+@pytest.mark.parametrize(
+    ("rules", "verdicts"),
+    [
+        ({"min_speedup": 2.0, "min_speedup_eager": 3.5, "min_speedup_compile": 1.9}, ["met", "missed", "met"]),
+        ({"min_roofline": 0.2, "max_compile_s": 0.5, "max_kernels": 0}, ["missed", "met", "missed"]),
+        ({"max_slowdown_baseline": 1.0}, []),
+    ],
+)
+def test_budgets_are_judged_by_the_interval(rules: dict[str, float], verdicts: list[str]) -> None:
+    row = Stage(mlcomp=10, eager=30, compile=20).measure() | {"target": "cpu"}
+    assert [judged["verdict"] for judged in bench.judge_budget({"cpu": rules, "cuda": rules}, row)] == verdicts
+    row["ci"] = [1.8, 2.2]
+    assert bench.judge_budget({"*": {"min_speedup": 2.0}}, row)[0]["verdict"] == "unproven"
+
+
+def test_an_unknown_mode_is_named() -> None:
+    with pytest.raises(ValueError, match="'slow'; use one of quick, full"):
+        Settings(mode="slow")
+
+
+def test_an_unknown_system_is_named() -> None:
+    assert systems.explain_unknown("compile") is None and systems.explain_unknown("aot_eager") is None
+    with pytest.raises(ValueError, match="no system 'nonesuch'; known are mlcomp, eager, compile"):
+        systems.build("nonesuch", torch.relu, INPUTS, "cpu")
+
+
+def test_a_backend_runs_and_one_that_is_never_called_is_no_contestant() -> None:
+    built = systems.build("aot_eager", lambda x: torch.relu(x) + 1, INPUTS, "cpu")
+    assert torch.equal(built.call(*INPUTS), torch.relu(INPUTS[0]) + 1)  # type: ignore[arg-type]
+    with pytest.raises(systems.NotCompiled, match="never called the backend of 'aot_eager'"):
+        systems.build("aot_eager", lambda x: 3, INPUTS, "cpu")
+
+
+def test_attention_gets_its_best_backend_and_others_none() -> None:
+    query = torch.randn(1, 2, 8, 16)
+
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x)
+
+    with systems.best_attention(attend, (query,)) as name:
+        assert name in ("flash_attention", "efficient_attention", "math")
+    with systems.best_attention(torch.relu, (query,)) as name:
+        assert name is None
+
+
+f32 = 4
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "reads", "writes", "flops"),
+    [
+        (lambda x: torch.softmax(x, -1), (torch.ones(8, 16),), 128, 128, 0),
+        (lambda x: x + 1, (torch.ones(8, 1).expand(8, 16),), 8, 128, 0),
+        (lambda x: x[:, :4] * 2, (torch.ones(8, 16),), 32, 32, 0),
+        (lambda x, y: x @ y, (torch.ones(8, 16), torch.ones(16, 4)), 192, 32, 2 * 8 * 16 * 4),
+        (lambda x, y: x + y, (torch.ones(8),) * 2, 8, 8, 0),
+    ],
+)
+def test_work_counts_what_cannot_be_avoided(
+    function: Function, inputs: tuple[torch.Tensor, ...], reads: int, writes: int, flops: int
+) -> None:
+    assert roofline.work(function, inputs) == roofline.Work((reads + writes) * f32, flops)
+
+
+def test_a_gather_reads_its_rows_and_not_its_table() -> None:
+    table, rows = torch.ones(1000, 16), torch.tensor([3, 5])
+    needed = roofline.work(lambda w, i: torch.nn.functional.embedding(i, w), (table, rows))
+    assert needed.bytes == 2 * 8 + 2 * (2 * 16 * f32)
+
+
+def test_a_causal_mask_halves_the_flops() -> None:
+    query = torch.ones(1, 2, 8, 16)
+
+    def attend(causal: bool) -> Function:
+        return lambda q: torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=causal)
+
+    full, causal = (roofline.work(attend(flag), (query,)).flops for flag in (False, True))
+    assert full == 2 * (2 * 2 * 8 * 8 * 16) == 2 * causal
+
+
+def test_the_bound_is_the_slower_of_memory_and_arithmetic() -> None:
+    limits = roofline.Limits(((1 << 10, 4e9), (1 << 20, 1e9)), 1e9)
+    assert roofline.seconds(roofline.Work(1 << 10, 0), limits) == pytest.approx(1024 / 4e9)
+    assert roofline.seconds(roofline.Work(1 << 30, 0), limits) == pytest.approx((1 << 30) / 1e9)
+    assert roofline.seconds(roofline.Work(8, 10**9), limits) == pytest.approx(1.0)
+
+
+def test_the_lock_is_optional() -> None:
+    with bench._machine(Settings(), None) as alone:
+        assert alone is nullcontext
