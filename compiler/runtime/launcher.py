@@ -1,7 +1,8 @@
-"""Calling a built kernel: a shared object and the plan of its buffers in; a function from tensors to fresh tensors out."""
+"""Calling a built kernel: a shared object and the plan of its buffers in; a function from tensors to tensors out."""
 
 import ctypes
 import functools
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +11,10 @@ from typing import Any
 
 import torch
 
-from compiler.errors import CompilerError
+from compiler.errors import CompilerError, ToolchainError
+from compiler.runtime import extension
+
+log = logging.getLogger("mlcomp")
 
 # void mlc_entry(void** buffers, const long long* sizes, int threads); buffers: inputs, outputs, temporaries.
 ENTRY = "mlc_entry"
@@ -121,9 +125,16 @@ def admit(position: int, buffer: Buffer, value: object) -> torch.Tensor:
         raise TypeError(f"{message}, which has no memory of its own; pass a plain tensor")
     if type(value) is not torch.Tensor:
         value = value.as_subclass(torch.Tensor)
+    value = value.resolve_neg()
     if not fits(buffer, value):
         raise refusal(position, buffer, value)
-    return value.resolve_neg()
+    try:
+        start = value.data_ptr()
+    except RuntimeError as error:  # inside torch.vmap and its like: a wrapper without memory that calls itself a Tensor
+        raise TypeError(f"argument {position} ({buffer.name}): expected {buffer} on cpu, got {error}") from error
+    if start == 0 and value.numel():
+        raise ValueError(f"argument {position} ({buffer.name}): its storage was freed (resized to 0)")
+    return value
 
 
 def fits(buffer: Buffer, value: torch.Tensor) -> bool:
@@ -144,10 +155,78 @@ def bind(plan: Plan, constants: Mapping[int, torch.Tensor]) -> dict[int, torch.T
     return {i: admit(i, plan.inputs[i], value.detach()) for i, value in constants.items()}
 
 
-def load_ctypes(path: Path, plan: Plan, constants: Mapping[int, torch.Tensor], threads: int) -> Launcher:
+# Below this many bytes in all buffers a call keeps the GIL: giving it up costs more than anyone else could gain.
+LONG = 64 << 10
+# torch.empty leaves outputs above glibc's largest mmap threshold to fresh pages on every call; asked for as huge pages
+# they cost a 512th of the faults.
+HUGE = 32 << 20
+
+
+def load(
+    path: Path,
+    plan: Plan,
+    *,
+    constants: Mapping[int, torch.Tensor] | None = None,
+    threads: int = 0,
+    cache: Path | None = None,
+    huge: int = HUGE,
+    native: bool = True,
+) -> Launcher:
+    """The function that checks its tensors against `plan`, calls the kernel of `path`, and returns its fresh outputs.
+
+    `constants` gives inputs by position that are not arguments; `threads` 0 means as many as torch uses at the call;
+    outputs of `huge` bytes and more ask for huge pages (0: none does). The native launcher is built into `cache` once;
+    where that cannot be done, or with `native` false, calls go through ctypes.
+    """
+    bound = bind(plan, constants or {})
+    module = _native(cache) if native else None
+    if module is None:
+        return load_ctypes(path, plan, bound, threads)
+    free = [i for i in range(len(plan.inputs)) if i not in bound]
+    first_output = len(plan.inputs)
+    moved = sum(map(bytes_of, (*plan.inputs, *plan.outputs))) + plan.arena
+    launcher: Launcher = module.Launcher(
+        ctypes.cast(entry(path), ctypes.c_void_p).value,
+        tuple(_row(i, plan.inputs[i]) for i in free),
+        tuple(_row(first_output + i, buffer) for i, buffer in enumerate(plan.outputs)),
+        tuple((i, tensor.data_ptr()) for i, tensor in bound.items()),
+        plan.temporaries,
+        plan.arena,
+        plan.sizes,
+        threads,
+        moved >= LONG,
+        huge,
+        lambda position, value: admit(position, plan.inputs[free[position]], value),
+        tuple(bound.values()),
+    )
+    return launcher
+
+
+@functools.cache
+def _native(cache: Path | None) -> Any:  # the extension module, or None
+    try:
+        return extension.load(cache)
+    except ToolchainError as error:
+        log.warning("mlcomp: calls go through ctypes, about 10 us slower each: %s", error)
+        return None
+
+
+def _row(position: int, buffer: Buffer) -> tuple[object, ...]:
+    """A buffer as launcher.c reads it. Only views into complex numbers are negated lazily, and those are not dense."""
+    dtype = DTYPES[buffer.dtype]
+    dense = buffer.stride == _dense(buffer.shape) and math.prod(buffer.shape) > 1
+    negatable = dtype.is_floating_point and not dense
+    code = extension.dtype_code(dtype)
+    return position, buffer.shape, buffer.stride, dtype, code, bytes_of(buffer), negatable
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
+
+
+def load_ctypes(path: Path, plan: Plan, bound: Mapping[int, torch.Tensor], threads: int) -> Launcher:
     """A launcher in plain Python, several times slower per call than the C one: for where that one cannot be built."""
     function = entry(path)
-    bound = bind(plan, constants)
     free = [i for i in range(len(plan.inputs)) if i not in bound]
     sizes = (ctypes.c_longlong * max(1, len(plan.sizes)))(*plan.sizes)
     outputs = [(buffer.shape, buffer.stride, DTYPES[buffer.dtype]) for buffer in plan.outputs]
@@ -155,7 +234,9 @@ def load_ctypes(path: Path, plan: Plan, constants: Mapping[int, torch.Tensor], t
     def launch(*arguments: object) -> tuple[torch.Tensor, ...]:
         if len(arguments) != len(free):
             raise TypeError(f"expected {len(free)} arguments, got {len(arguments)}")
-        given = bound | {i: admit(n, plan.inputs[i], v) for n, (i, v) in enumerate(zip(free, arguments, strict=True))}
+        given = {**bound} | {
+            i: admit(n, plan.inputs[i], v) for n, (i, v) in enumerate(zip(free, arguments, strict=True))
+        }
         fresh = tuple(torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in outputs)
         arena = torch.empty(plan.arena, dtype=torch.uint8)
         held = [*(given[i] for i in range(len(plan.inputs))), *fresh]

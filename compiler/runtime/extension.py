@@ -1,0 +1,152 @@
+"""The native launcher: launcher.c and this torch in; the extension module, told where torch's functions are, out.
+
+What a tensor is gets read through torch's stable C ABI (`aoti_torch_*`, made for generated code). The ABI wants the
+at::Tensor, and Python has the object around it: `tensor_offset` finds one in the other and checks what it found. A
+torch where any of this is missing or different is served by attributes instead.
+"""
+
+import ctypes
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from compiler.errors import ToolchainError
+from compiler.runtime import build, detect
+
+NAME = "mlc_launcher"
+FLAGS = ("-x", "c", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib", "-lc", "-lgcc")
+
+# In the order in which launcher.c keeps them.
+READERS = (
+    "aoti_torch_get_device_type",
+    "aoti_torch_get_layout",
+    "aoti_torch_get_dtype",
+    "aoti_torch_get_dim",
+    "aoti_torch_get_sizes",
+    "aoti_torch_get_strides",
+    "aoti_torch_get_data_ptr",
+)
+MAKERS = ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object")
+
+
+@functools.cache
+def load(cache: Path | None = None) -> ModuleType:
+    """The module, built into `cache` unless it is there; ToolchainError without compiler or Python headers."""
+    headers = detect.python_headers()
+    if headers is None:
+        raise ToolchainError(
+            f"Python's headers are missing for {sys.executable}; install them (Debian, Ubuntu: `apt-get install "
+            f"python{sys.version_info.major}.{sys.version_info.minor}-dev`) for faster calls"
+        )
+    source = Path(__file__).with_name("launcher.c").read_text()
+    flags = (*FLAGS, f"-DBUILT_FOR_PYTHON={sys.hexversion:#x}", f"-I{headers}")
+    path = build.build(source, flags, cache=cache)
+    loader = importlib.machinery.ExtensionFileLoader(NAME, str(path))
+    spec = importlib.util.spec_from_file_location(NAME, path, loader=loader)
+    if spec is None:
+        raise ToolchainError(f"cannot import the native launcher {path}; delete the file and try again")
+    module = importlib.util.module_from_spec(spec)
+    loader.exec_module(module)
+    connect(module)
+    return module
+
+
+def connect(module: ModuleType, abi: bool = True) -> None:
+    """Tell the module what this torch offers; without `abi`, as if it had no C ABI. Holds for all of its launchers."""
+    module.use(torch.Tensor, torch.nn.Parameter, empty_strided(), *torch_functions(abi))
+
+
+def empty_strided() -> object:
+    """(shape, stride, dtype) -> tensor, the fastest that this torch has."""
+    quick = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", None)
+    return quick or (lambda shape, stride, dtype: torch.empty_strided(shape, stride, dtype=dtype))
+
+
+def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
+    """Offset of the at::Tensor and the addresses of `use`; zeros for what this torch lacks or `abi` rules out."""
+    offset = tensor_offset() if abi else None
+    wrap = getattr(getattr(torch._C._dynamo, "guards", None), "_torchinductor_thp_variable_wrap", 0)
+    readers = [function_address(name) for name in READERS]
+    makers = [function_address(name) for name in MAKERS]
+    if offset is None or not all((*readers, *makers)):
+        offset, wrap = 0, 0
+    return offset, (*readers, *makers, wrap, function_address("omp_get_max_threads"))
+
+
+def tensor_offset() -> int | None:
+    """Where the object of a tensor holds its at::Tensor, or None where that cannot be told with certainty.
+
+    A handle to the tensor starts with the pointer that its at::Tensor is; that word is looked for in the object. All of
+    the probes must agree, and the ABI must then read their sizes and dtypes right.
+    """
+    make_handle = getattr(getattr(torch._C, "_aoti", None), "unsafe_alloc_void_ptr_from_tensor", None)
+    if make_handle is None or not all(map(function_address, (*READERS, *MAKERS))):
+        return None
+    probes = (torch.empty(2, 3), torch.empty(0, dtype=torch.int8), torch.nn.Parameter(torch.empty(5, 1, 7).mT))
+    found = {_offset_in(probe, make_handle(probe)) for probe in probes}
+    offset = found.pop()
+    return offset if not found and offset and all(_reads_right(probe, offset) for probe in probes) else None
+
+
+def _offset_in(probe: torch.Tensor, capsule: object) -> int | None:
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
+    handle = pointer_of(capsule, None)
+    wanted = ctypes.c_void_p.from_address(handle).value
+    words = (ctypes.c_void_p * (torch.Tensor.__basicsize__ // 8)).from_address(id(probe))
+    _function("aoti_torch_delete_tensor_object")(ctypes.c_void_p(handle))
+    places = [8 * i for i, word in enumerate(words) if word == wanted]
+    return places[0] if len(places) == 1 else None
+
+
+def _reads_right(probe: torch.Tensor, offset: int) -> bool:
+    at = ctypes.c_void_p(id(probe) + offset)
+    dim, sizes = ctypes.c_int64(), ctypes.POINTER(ctypes.c_int64)()
+    strides, data = ctypes.POINTER(ctypes.c_int64)(), ctypes.c_void_p()
+    for name, result in zip(READERS[3:], (dim, sizes, strides, data), strict=True):
+        if _function(name)(at, ctypes.byref(result)) != 0:
+            return False
+    ndim = probe.dim()
+    return (
+        dim.value == ndim
+        and tuple(sizes[:ndim]) == tuple(probe.shape)
+        and tuple(strides[:ndim]) == probe.stride()
+        and (data.value or 0) == probe.data_ptr()
+        and dtype_code(probe.dtype) == _dtype_at(at)
+    )
+
+
+@functools.cache
+def dtype_code(dtype: torch.dtype) -> int:
+    """The number of a dtype in the ABI, by the function that gives it; -1 where there is none."""
+    function = function_address(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(function)()) if function else -1
+
+
+def _dtype_at(at: ctypes.c_void_p) -> int:
+    code = ctypes.c_int32()
+    return code.value if _function("aoti_torch_get_dtype")(at, ctypes.byref(code)) == 0 else -2
+
+
+def function_address(name: str) -> int:
+    """Where torch's library, or one that it loaded (its own OpenMP above all), has the function; 0 for nowhere."""
+    try:
+        return ctypes.cast(getattr(_library(), name), ctypes.c_void_p).value or 0
+    except AttributeError:
+        return 0
+
+
+def _function(name: str) -> Callable[..., int]:
+    function: Callable[..., int] = getattr(_library(), name)
+    return function
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))

@@ -1,0 +1,395 @@
+// One compiled kernel as a Python callable: tensors in, checked against the plan; fresh tensors out; nothing in between
+// but the kernel. Built once per machine and Python, without torch's headers: what it needs of torch comes as addresses.
+//
+// Two routes to a tensor's facts. The short one calls torch's stable C ABI (aoti_torch_*, 3 ns each) on the at::Tensor
+// inside the Python object; launcher.py finds where that lies and verifies it. The long one, for a torch without it,
+// asks for attributes (`t.shape`, `t.stride()`, `t.data_ptr()`, 40 to 60 ns each).
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <structmember.h>
+#include <sys/mman.h>
+
+typedef struct AtTensor AtTensor;  // at::Tensor, only ever pointed to
+typedef void (*Entry)(void** buffers, const long long* sizes, int threads);
+
+static struct {
+  PyObject *tensor, *parameter;  // the classes whose objects hold an at::Tensor at `offset`
+  PyObject* empty_strided;       // (shape, stride, dtype) -> tensor, where the ABI cannot make one
+  Py_ssize_t offset;             // 0: take the long route
+  int (*device_type)(AtTensor*, int32_t*);
+  int (*layout)(AtTensor*, int32_t*);
+  int (*dtype)(AtTensor*, int32_t*);
+  int (*dim)(AtTensor*, int64_t*);
+  int (*sizes)(AtTensor*, int64_t**);
+  int (*strides)(AtTensor*, int64_t**);
+  int (*data)(AtTensor*, void**);
+  int (*empty)(int64_t, const int64_t*, const int64_t*, int32_t, int32_t, int32_t, AtTensor**);
+  int (*destroy)(AtTensor*);
+  PyObject* (*wrap)(AtTensor*);  // null: outputs come from empty_strided
+  int (*max_threads)(void);
+} torch;
+
+static PyObject *name_dtype, *name_shape, *name_stride, *name_is_cpu, *name_is_neg, *name_data_ptr;
+
+typedef struct {
+  Py_ssize_t position;        // among the buffers
+  PyObject *shape, *stride;   // tuples and a torch.dtype, owned by the launcher's `keep`
+  PyObject* dtype;
+  int32_t code;               // of the dtype, in the ABI
+  int may_be_negated;         // a lazily negated view has elements that are not what its memory says
+  int64_t ndim, numel, bytes;
+  int64_t* extents;           // ndim sizes, then ndim strides
+} Spec;
+
+typedef struct {
+  PyObject_HEAD
+  vectorcallfunc vectorcall;
+  Entry entry;
+  Py_ssize_t n_inputs, n_outputs, n_temporaries, n_buffers;
+  Spec *inputs, *outputs;     // inputs without constants
+  void** buffers;             // all addresses, constants filled in
+  int64_t* offsets;           // of the temporaries, in the arena
+  long long* sizes;
+  int64_t arena_bytes, huge;  // huge: outputs from this size on ask for huge pages, 0 for never
+  char* arena;
+  int busy;                   // the arena is in use by a call
+  int threads, release;
+  PyObject *admit, *keep;     // admit(position, value) -> a tensor that fits, or raises; keep: all we were made from
+} Launcher;
+
+#define HUGE_PAGE ((int64_t)2 << 20)
+
+// ---- what an argument is
+
+static int fits(const Spec* s, int64_t ndim, const int64_t* sizes, const int64_t* strides) {
+  if (ndim != s->ndim) return 0;
+  const int64_t *shape = s->extents, *stride = s->extents + ndim;
+  for (int64_t i = 0; i < ndim; i++)
+    if (sizes[i] != shape[i] || (strides[i] != stride[i] && shape[i] != 1 && s->numel != 0)) return 0;
+  return 1;
+}
+
+static int is_true(PyObject* value, PyObject* name, int call) {
+  PyObject* answer = call ? PyObject_CallMethodNoArgs(value, name) : PyObject_GetAttr(value, name);
+  Py_XDECREF(answer);
+  return answer == Py_True;
+}
+
+static int64_t integers(PyObject* tuple, int64_t* out, int64_t limit) {
+  if (tuple == NULL || !PyTuple_Check(tuple) || PyTuple_GET_SIZE(tuple) > limit) return -1;
+  int64_t n = PyTuple_GET_SIZE(tuple);
+  for (int64_t i = 0; i < n; i++) {
+    out[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(tuple, i));
+    if (out[i] == -1 && PyErr_Occurred()) return -1;
+  }
+  return n;
+}
+
+static int look_by_attributes(const Spec* s, PyObject* value, void** address) {
+  int64_t sizes[64], strides[64];
+  PyObject* dtype = PyObject_GetAttr(value, name_dtype);
+  Py_XDECREF(dtype);
+  if (dtype != s->dtype || !is_true(value, name_is_cpu, 0)) return 0;
+  PyObject* shape = PyObject_GetAttr(value, name_shape);
+  int64_t ndim = integers(shape, sizes, 64);
+  Py_XDECREF(shape);
+  if (ndim != s->ndim) return 0;
+  PyObject* stride = PyObject_CallMethodNoArgs(value, name_stride);
+  int64_t same = integers(stride, strides, 64);
+  Py_XDECREF(stride);
+  if (same != ndim || !fits(s, ndim, sizes, strides)) return 0;
+  PyObject* pointer = PyObject_CallMethodNoArgs(value, name_data_ptr);
+  if (pointer == NULL) return 0;
+  *address = PyLong_AsVoidPtr(pointer);
+  Py_DECREF(pointer);
+  return !PyErr_Occurred();
+}
+
+static int look_by_abi(const Spec* s, PyObject* value, void** address) {
+  AtTensor* t = (AtTensor*)((char*)value + torch.offset);
+  int32_t device, layout, dtype;
+  int64_t ndim, *sizes, *strides;
+  if (torch.device_type(t, &device) || device != 0 || torch.layout(t, &layout) || layout != 0) return 0;
+  if (torch.dtype(t, &dtype) || dtype != s->code || torch.dim(t, &ndim)) return 0;
+  if (torch.sizes(t, &sizes) || torch.strides(t, &strides) || !fits(s, ndim, sizes, strides)) return 0;
+  return !torch.data(t, address);
+}
+
+// Whether the kernel may read `value`; its address if so. May leave a Python error behind when not.
+static int look(const Spec* s, PyObject* value, void** address) {
+  PyObject* class = (PyObject*)Py_TYPE(value);
+  if (class != torch.tensor && class != torch.parameter) return 0;
+  int seen = torch.offset ? look_by_abi(s, value, address) : look_by_attributes(s, value, address);
+  if (!seen || (*address == NULL && s->numel != 0)) return 0;
+  return !s->may_be_negated || !is_true(value, name_is_neg, 1);
+}
+
+// ---- memory
+
+static void want_huge_pages(void* address, int64_t bytes) {
+  uintptr_t page = 4095, first = ((uintptr_t)address + page) & ~page, last = ((uintptr_t)address + bytes) & ~page;
+#ifdef MADV_HUGEPAGE
+  if (first < last) madvise((void*)first, last - first, MADV_HUGEPAGE);  // advice: a refusal costs speed only
+#endif
+}
+
+static PyObject* new_output(const Launcher* l, const Spec* s, void** address) {
+  PyObject* tensor;
+  if (torch.wrap != NULL) {
+    AtTensor* t;
+    if (torch.empty(s->ndim, s->extents, s->extents + s->ndim, s->code, 0, 0, &t))
+      return PyErr_Format(PyExc_MemoryError, "cannot allocate %lld bytes for an output", (long long)s->bytes);
+    torch.data(t, address);
+    tensor = torch.wrap(t);
+    torch.destroy(t);
+  } else {
+    tensor = PyObject_CallFunctionObjArgs(torch.empty_strided, s->shape, s->stride, s->dtype, NULL);
+    PyObject* pointer = tensor == NULL ? NULL : PyObject_CallMethodNoArgs(tensor, name_data_ptr);
+    if (pointer == NULL) {
+      Py_XDECREF(tensor);
+      return NULL;
+    }
+    *address = PyLong_AsVoidPtr(pointer);
+    Py_DECREF(pointer);
+  }
+  if (l->huge && s->bytes >= l->huge) want_huge_pages(*address, s->bytes);
+  return tensor;
+}
+
+static char* new_arena(int64_t bytes) {
+  int64_t alignment = bytes >= HUGE_PAGE ? HUGE_PAGE : 64;
+  char* arena = aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+  if (arena == NULL)
+    PyErr_Format(PyExc_MemoryError, "cannot allocate %lld bytes for temporaries", (long long)bytes);
+  else if (bytes >= HUGE_PAGE)
+    want_huge_pages(arena, bytes);
+  return arena;
+}
+
+// The launcher's own arena, or one for this call where another thread (or a call from within) has it.
+static char* take_arena(Launcher* l) {
+  if (__atomic_exchange_n(&l->busy, 1, __ATOMIC_ACQUIRE)) return new_arena(l->arena_bytes);
+  if (l->arena == NULL) l->arena = new_arena(l->arena_bytes);
+  if (l->arena == NULL) __atomic_store_n(&l->busy, 0, __ATOMIC_RELEASE);
+  return l->arena;
+}
+
+static void give_arena(Launcher* l, char* arena) {
+  if (arena == l->arena)
+    __atomic_store_n(&l->busy, 0, __ATOMIC_RELEASE);
+  else
+    free(arena);
+}
+
+// ---- a call
+
+// A tensor that can stand for an argument that did not fit at first sight (a subclass, say), kept in `held`.
+static int admit(Launcher* l, Py_ssize_t i, PyObject* value, void** address, PyObject** held) {
+  PyErr_Clear();
+  PyObject* stand_in = PyObject_CallFunction(l->admit, "nO", i, value);
+  if (stand_in == NULL) return 0;
+  if (*held == NULL) *held = PyList_New(0);
+  int kept = *held != NULL && PyList_Append(*held, stand_in) == 0;
+  Py_DECREF(stand_in);
+  if (!kept) return 0;
+  if (look(&l->inputs[i], stand_in, address)) return 1;
+  if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "argument %zd has no memory that a kernel can read", i);
+  return 0;
+}
+
+static int run(Launcher* l, void** buffers) {
+  char* arena = NULL;
+  if (l->n_temporaries) {
+    if ((arena = take_arena(l)) == NULL) return 0;
+    for (Py_ssize_t i = 0; i < l->n_temporaries; i++)
+      buffers[l->n_buffers - l->n_temporaries + i] = arena + l->offsets[i];
+  }
+  int threads = l->threads ? l->threads : torch.max_threads();
+  if (l->release) {
+    PyThreadState* state = PyEval_SaveThread();
+    l->entry(buffers, l->sizes, threads);
+    PyEval_RestoreThread(state);
+  } else {
+    l->entry(buffers, l->sizes, threads);
+  }
+  if (arena != NULL) give_arena(l, arena);
+  return 1;
+}
+
+static PyObject* launch_into(Launcher* l, PyObject* const* arguments, void** buffers, PyObject** held) {
+  for (Py_ssize_t i = 0; i < l->n_inputs; i++) {
+    void** address = &buffers[l->inputs[i].position];
+    if (!look(&l->inputs[i], arguments[i], address) && !admit(l, i, arguments[i], address, held)) return NULL;
+  }
+  PyObject* outputs = PyTuple_New(l->n_outputs);
+  if (outputs == NULL) return NULL;
+  for (Py_ssize_t i = 0; i < l->n_outputs; i++) {
+    PyObject* output = new_output(l, &l->outputs[i], &buffers[l->outputs[i].position]);
+    if (output == NULL) {
+      Py_DECREF(outputs);
+      return NULL;
+    }
+    PyTuple_SET_ITEM(outputs, i, output);
+  }
+  if (!run(l, buffers)) Py_CLEAR(outputs);
+  return outputs;
+}
+
+static PyObject* launch(PyObject* self, PyObject* const* arguments, size_t flags, PyObject* keywords) {
+  Launcher* l = (Launcher*)self;
+  Py_ssize_t n = PyVectorcall_NARGS(flags);
+  if (keywords != NULL && PyTuple_GET_SIZE(keywords))
+    return PyErr_Format(PyExc_TypeError, "a compiled kernel takes no keyword arguments, got %R", keywords);
+  if (n != l->n_inputs) return PyErr_Format(PyExc_TypeError, "expected %zd arguments, got %zd", l->n_inputs, n);
+  void* few[32];
+  void** buffers = l->n_buffers <= 32 ? few : PyMem_Malloc(l->n_buffers * sizeof(void*));
+  if (buffers == NULL) return PyErr_NoMemory();
+  memcpy(buffers, l->buffers, l->n_buffers * sizeof(void*));
+  PyObject* held = NULL;
+  PyObject* outputs = launch_into(l, arguments, buffers, &held);
+  Py_XDECREF(held);
+  if (buffers != few) PyMem_Free(buffers);
+  return outputs;
+}
+
+// ---- making and dropping a launcher
+
+static int read_spec(Spec* s, PyObject* row) {
+  int may_be_negated, code;
+  Py_ssize_t bytes;
+  if (!PyArg_ParseTuple(row, "nO!O!Oinp", &s->position, &PyTuple_Type, &s->shape, &PyTuple_Type, &s->stride, &s->dtype,
+                        &code, &bytes, &may_be_negated))
+    return 0;
+  s->code = code, s->bytes = bytes, s->may_be_negated = may_be_negated, s->ndim = PyTuple_GET_SIZE(s->shape);
+  s->extents = PyMem_Calloc(2 * s->ndim + 1, sizeof(int64_t));
+  if (s->extents == NULL) return 0;
+  int64_t m = integers(s->shape, s->extents, s->ndim), k = integers(s->stride, s->extents + s->ndim, s->ndim);
+  if (m != k) PyErr_SetString(PyExc_ValueError, "a shape and its strides have different lengths");
+  s->numel = 1;
+  for (int64_t i = 0; i < s->ndim; i++) s->numel *= s->extents[i];
+  return m == k && !PyErr_Occurred();
+}
+
+static Spec* read_specs(PyObject* rows, Py_ssize_t* n) {
+  *n = PyTuple_GET_SIZE(rows);
+  Spec* specs = PyMem_Calloc(*n + 1, sizeof(Spec));
+  for (Py_ssize_t i = 0; specs != NULL && i < *n; i++)
+    if (!read_spec(&specs[i], PyTuple_GET_ITEM(rows, i))) break;
+  return specs;
+}
+
+static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
+  unsigned long long entry;
+  PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned;
+  Py_ssize_t arena, huge;
+  int threads, release;
+  if (!PyArg_ParseTuple(args, "KO!O!O!O!nO!ipnOO", &entry, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+                        &PyTuple_Type, &constants, &PyTuple_Type, &offsets, &arena, &PyTuple_Type, &sizes, &threads,
+                        &release, &huge, &admit, &owned))
+    return NULL;
+  Launcher* l = (Launcher*)type->tp_alloc(type, 0);
+  if (l == NULL) return NULL;
+  l->vectorcall = launch, l->entry = (Entry)(uintptr_t)entry;
+  l->admit = Py_NewRef(admit), l->keep = Py_NewRef(args);
+  l->threads = threads, l->release = release, l->huge = huge, l->arena_bytes = arena;
+  l->inputs = read_specs(inputs, &l->n_inputs);
+  l->outputs = read_specs(outputs, &l->n_outputs);
+  Py_ssize_t n_constants = PyTuple_GET_SIZE(constants), n_sizes = PyTuple_GET_SIZE(sizes);
+  l->n_temporaries = PyTuple_GET_SIZE(offsets);
+  l->n_buffers = l->n_inputs + n_constants + l->n_outputs + l->n_temporaries;
+  l->buffers = PyMem_Calloc(l->n_buffers + 1, sizeof(void*));
+  l->offsets = PyMem_Calloc(l->n_temporaries + 1, sizeof(int64_t));
+  l->sizes = PyMem_Calloc(n_sizes + 1, sizeof(long long));
+  if (!l->inputs || !l->outputs || !l->buffers || !l->offsets || !l->sizes) PyErr_NoMemory();
+  if (!PyErr_Occurred()) integers(offsets, l->offsets, l->n_temporaries);
+  for (Py_ssize_t i = 0; i < n_sizes && !PyErr_Occurred(); i++)
+    l->sizes[i] = PyLong_AsLongLong(PyTuple_GET_ITEM(sizes, i));
+  for (Py_ssize_t i = 0; i < n_constants && !PyErr_Occurred(); i++) {  // (position, address)
+    Py_ssize_t position;
+    unsigned long long address;
+    if (PyArg_ParseTuple(PyTuple_GET_ITEM(constants, i), "nK", &position, &address))
+      l->buffers[position] = (void*)(uintptr_t)address;
+  }
+  if (PyErr_Occurred()) Py_CLEAR(l);
+  return (PyObject*)l;
+}
+
+static int traverse(PyObject* self, visitproc visit, void* arg) {
+  Launcher* l = (Launcher*)self;
+  Py_VISIT(l->admit);
+  Py_VISIT(l->keep);
+  return 0;
+}
+
+static int clear(PyObject* self) {
+  Launcher* l = (Launcher*)self;
+  Py_CLEAR(l->admit);
+  Py_CLEAR(l->keep);
+  return 0;
+}
+
+static void free_specs(Spec* specs, Py_ssize_t n) {
+  for (Py_ssize_t i = 0; specs != NULL && i < n; i++) PyMem_Free(specs[i].extents);
+  PyMem_Free(specs);
+}
+
+static void drop(PyObject* self) {
+  Launcher* l = (Launcher*)self;
+  PyObject_GC_UnTrack(self);
+  clear(self);
+  free_specs(l->inputs, l->n_inputs);
+  free_specs(l->outputs, l->n_outputs);
+  PyMem_Free(l->buffers);
+  PyMem_Free(l->offsets);
+  PyMem_Free(l->sizes);
+  free(l->arena);
+  Py_TYPE(self)->tp_free(self);
+}
+
+static PyTypeObject launcher_type = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "mlc_launcher.Launcher",
+    .tp_doc = "One compiled kernel: call it with tensors, get a tuple of fresh tensors.",
+    .tp_basicsize = sizeof(Launcher),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_vectorcall_offset = offsetof(Launcher, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_new = make,
+    .tp_traverse = traverse,
+    .tp_clear = clear,
+    .tp_dealloc = drop,
+};
+
+// ---- the module
+
+static PyObject* use(PyObject* module, PyObject* args) {
+  unsigned long long a[11];
+  PyObject *tensor, *parameter, *empty_strided;
+  if (!PyArg_ParseTuple(args, "OOOn(KKKKKKKKKKK)", &tensor, &parameter, &empty_strided, &torch.offset, a, a + 1, a + 2,
+                        a + 3, a + 4, a + 5, a + 6, a + 7, a + 8, a + 9, a + 10))
+    return NULL;
+  Py_XSETREF(torch.tensor, Py_NewRef(tensor));
+  Py_XSETREF(torch.parameter, Py_NewRef(parameter));
+  Py_XSETREF(torch.empty_strided, Py_NewRef(empty_strided));
+  memcpy(&torch.device_type, a, sizeof(a));
+  Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"use", use, METH_VARARGS,
+     "use(Tensor, Parameter, empty_strided, offset, (device_type, layout, dtype, dim, sizes, strides, data, empty, "
+     "destroy, wrap, max_threads)): what torch offers, functions by address; offset 0 and wrap 0 avoid the ABI."},
+    {0}};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "mlc_launcher", NULL, -1, methods};
+
+PyMODINIT_FUNC PyInit_mlc_launcher(void) {
+  name_dtype = PyUnicode_InternFromString("dtype"), name_shape = PyUnicode_InternFromString("shape");
+  name_stride = PyUnicode_InternFromString("stride"), name_is_cpu = PyUnicode_InternFromString("is_cpu");
+  name_is_neg = PyUnicode_InternFromString("is_neg"), name_data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* module = PyModule_Create(&definition);
+  if (module != NULL && PyModule_AddType(module, &launcher_type) < 0) Py_CLEAR(module);
+  return module;
+}
