@@ -1,0 +1,226 @@
+"""Algebra of index expressions: linear form, ranges, and simplification of // and % with known ranges.
+
+Ranges map variable names to inclusive (low, high) pairs; None is an unknown end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.ir.dtype import boolean, i64
+from compiler.ir.expr import Const, Expr, Op, Select, Var, canonical, const, op
+from compiler.ir.node import Node
+
+Range = tuple[int | None, int | None]
+Ranges = Mapping[str, Range]
+Linear = tuple[dict[Expr, int], int]  # coefficients of atoms, and the constant
+
+
+def extent_range(extent: Expr) -> Range:
+    """The range of an axis of that extent."""
+    return (0, extent.value - 1) if isinstance(extent, Const) else (0, None)
+
+
+def linear(e: Expr) -> Linear:
+    """`e` as a sum of integer multiples of atoms, plus a constant."""
+    match e:
+        case Const(value):
+            return {}, int(value)
+        case Op("add", (a, b)):
+            return _add(linear(a), linear(b), 1)
+        case Op("sub", (a, b)):
+            return _add(linear(a), linear(b), -1)
+        case Op("neg", (a,)):
+            return _scale(linear(a), -1)
+        case Op("mul", (a, b)):
+            (ta, ca), (tb, cb) = linear(a), linear(b)
+            if not ta:
+                return _scale((tb, cb), ca)
+            if not tb:
+                return _scale((ta, ca), cb)
+    return {e: 1}, 0
+
+
+def _add(a: Linear, b: Linear, sign: int) -> Linear:
+    terms = dict(a[0])
+    for atom, c in b[0].items():
+        terms[atom] = terms.get(atom, 0) + sign * c
+        if not terms[atom]:
+            del terms[atom]
+    return terms, a[1] + sign * b[1]
+
+
+def _scale(a: Linear, factor: int) -> Linear:
+    return ({k: v * factor for k, v in a[0].items()} if factor else {}), a[1] * factor
+
+
+def from_linear(form: Linear) -> Expr:
+    """The expression of a linear form, largest coefficients first, so that equal forms print alike."""
+    terms, rest = form
+    out: Expr | None = None
+    for atom, c in sorted(terms.items(), key=lambda t: (-abs(t[1]), repr(t[0]))):
+        part = atom if abs(c) == 1 else atom * abs(c)
+        if out is None:
+            out = part if c > 0 else -part
+        else:
+            out = out + part if c > 0 else out - part
+    if out is None:
+        return const(rest)
+    return out + rest if rest > 0 else out - (-rest) if rest < 0 else out
+
+
+def value_range(e: Expr, ranges: Ranges) -> Range:
+    """Bounds of an integer expression."""
+    match e:
+        case Const(value):
+            return int(value), int(value)
+        case Var(name):
+            return ranges.get(name, (None, None))
+        case Op("add" | "sub" | "neg" | "mul"):
+            return _linear_range(e, ranges)
+        case Op("floordiv", (a, Const(d))) if d > 0:
+            low, high = value_range(a, ranges)
+            return None if low is None else low // d, None if high is None else high // d
+        case Op("mod", (_, Const(d))) if d > 0:
+            return 0, d - 1
+        case Op("min" | "max" as how, (a, b)):
+            return _extreme(how, value_range(a, ranges), value_range(b, ranges))
+        case Op("where", (_, a, b)) | Select(_, a, b):
+            (la, ha), (lb, hb) = value_range(a, ranges), value_range(b, ranges)
+            return (None if la is None or lb is None else min(la, lb)), (None if ha is None or hb is None else max(ha, hb))
+        case Op("abs", (a,)):
+            low, high = value_range(a, ranges)
+            if low is None or high is None:
+                return 0, None
+            return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
+    return None, None
+
+
+def _linear_range(e: Expr, ranges: Ranges) -> Range:
+    terms, rest = linear(e)
+    if e in terms:  # a product of variables
+        return None, None
+    low: int | None = rest
+    high: int | None = rest
+    for atom, c in terms.items():
+        a, b = value_range(atom, ranges)
+        if c < 0:
+            a, b = b, a
+        low = None if low is None or a is None else low + c * a
+        high = None if high is None or b is None else high + c * b
+    return low, high
+
+
+def _extreme(how: str, a: Range, b: Range) -> Range:
+    if how == "min":
+        high = min((x for x in (a[1], b[1]) if x is not None), default=None)
+        return (None if a[0] is None or b[0] is None else min(a[0], b[0])), high
+    low = max((x for x in (a[0], b[0]) if x is not None), default=None)
+    return low, (None if a[1] is None or b[1] is None else max(a[1], b[1]))
+
+
+def simplify(node: Any, ranges: Ranges) -> Any:
+    """Every integer and bool part of `node` in simplest form, given the ranges of its variables."""
+    done: dict[Node, Node] = {}
+
+    def go(n: Node) -> Node:
+        if n not in done:
+            new = n if type(n) in (Const, Var) else canonical(n.map(go))
+            done[n] = _simplify(new, ranges) if isinstance(new, Expr) else new
+        return done[n]
+
+    return tuple(map(go, node)) if type(node) is tuple else go(node)
+
+
+def _simplify(e: Expr, ranges: Ranges) -> Expr:
+    match e:
+        case Op("add" | "sub" | "neg" | "mul") if e.dtype is i64:
+            return from_linear(_join(linear(e)))
+        case Op("floordiv", (a, Const(d))) if e.dtype is i64 and d > 0:
+            return _divide(a, d, ranges)
+        case Op("mod", (a, Const(d))) if e.dtype is i64 and d > 0:
+            return _modulo(a, d, ranges)
+        case Op("min" | "max" as how, (a, b)) if e.dtype is i64:
+            (la, ha), (lb, hb) = value_range(a, ranges), value_range(b, ranges)
+            if how == "max":
+                (la, ha), (lb, hb), a, b = (lb, hb), (la, ha), b, a
+            if ha is not None and lb is not None and ha <= lb:
+                return a
+            if hb is not None and la is not None and hb <= la:
+                return b
+        case Op("lt" | "le" | "gt" | "ge" | "eq" | "ne" as how, (a, b)) if a.dtype is i64:
+            return _compare(e, how, a, b, ranges)
+        case Op("and", (a, b)) if e.dtype is boolean:
+            return _and_or(e, a, b, True)
+        case Op("or", (a, b)) if e.dtype is boolean:
+            return _and_or(e, a, b, False)
+        case Op("where", (Const(c), a, b)):
+            return a if c else b
+    return e
+
+
+def _and_or(e: Expr, a: Expr, b: Expr, neutral: bool) -> Expr:
+    for x, y in ((a, b), (b, a)):
+        if isinstance(x, Const):
+            return y if x.value is neutral else x
+    return a if a is b else e
+
+
+def _compare(e: Expr, how: str, a: Expr, b: Expr, ranges: Ranges) -> Expr:
+    low, high = value_range(from_linear(_add(linear(a), linear(b), -1)), ranges)
+    always = {"lt": high is not None and high < 0, "le": high is not None and high <= 0, "gt": low is not None and low > 0,
+              "ge": low is not None and low >= 0, "eq": low == high == 0, "ne": (high is not None and high < 0) or (low is not None and low > 0)}  # fmt: skip
+    never = {"lt": always["ge"], "le": always["gt"], "gt": always["le"], "ge": always["lt"], "eq": always["ne"], "ne": always["eq"]}
+    return Const(True, boolean) if always[how] else Const(False, boolean) if never[how] else e
+
+
+def _join(form: Linear) -> Linear:
+    """`(a // d) * d * c + (a % d) * c` is `a * c`; repeated, because a sum may hold a whole chain of digits."""
+    terms, rest = form
+    for atom, c in terms.items():
+        match atom:
+            case Op("mod", (a, Const(d))):
+                quotient = op("floordiv", a, d)
+                match a:
+                    case Op("floordiv", (inner, Const(d2))):
+                        quotient = op("floordiv", inner, d2 * d)
+                if terms.get(quotient) == c * d:
+                    left = {k: v for k, v in terms.items() if k is not atom and k is not quotient}
+                    return _join(_add((left, rest), _scale(linear(a), c), 1))
+    return form
+
+
+def _split(a: Expr, d: int) -> tuple[Linear, Linear]:
+    """The multiples of `d` in a linear form, and what is left; the constant's remainder stays with the latter."""
+    terms, rest = linear(a)
+    whole = {k: v // d for k, v in terms.items() if v % d == 0}
+    part = {k: v for k, v in terms.items() if v % d}
+    return (whole, rest // d), (part, rest % d)
+
+
+def _divide(a: Expr, d: int, ranges: Ranges) -> Expr:
+    whole, part = _split(a, d)
+    low, high = value_range(from_linear(part), ranges)
+    if low is not None and high is not None and low // d == high // d:
+        return from_linear((whole[0], whole[1] + low // d))
+    if whole[0] or whole[1]:
+        return from_linear(_add(whole, linear(_divide(from_linear(part), d, ranges)), 1))
+    match a:
+        case Op("floordiv", (x, Const(d2))) if d2 > 0:
+            return _divide(x, d * d2, ranges)
+        case Op("mod", (x, Const(m))) if m % d == 0:  # a higher digit of x
+            return _modulo(_divide(x, d, ranges), m // d, ranges)
+    return op("floordiv", a, d)
+
+
+def _modulo(a: Expr, d: int, ranges: Ranges) -> Expr:
+    _, part = _split(a, d)
+    rest = from_linear(part)
+    low, high = value_range(rest, ranges)
+    if low is not None and high is not None and low // d == high // d:
+        return from_linear((part[0], part[1] - low // d * d))
+    match rest:
+        case Op("mod", (x, Const(m))) if m % d == 0:
+            return _modulo(x, d, ranges)
+    return op("mod", rest, d)

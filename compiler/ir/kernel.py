@@ -1,0 +1,254 @@
+"""Kernel IR: C-like statements over flat buffers, scalars and vectors; everything that a target does is spelled out.
+
+Buffers are one-dimensional: a load or store has one index, in elements. A value of a vector type (`f32x8`) is loaded
+from consecutive elements. Calls name device functions, which have a body for each target.
+
+```
+def rows(x: f32[6400], y: f32[6400]):
+    for i in range(0, 64, 1, parallel):
+        m = f32x8(-inf)
+        for j in range(0, 96, 8):
+            m = max(m, x[i * 100 + j: f32x8])
+```
+"""
+
+from __future__ import annotations
+
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType, i64
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, type_error
+from compiler.ir.node import Node
+from compiler.ir.tensor import Tensor
+
+MARKS = ("", "parallel", "unroll")
+SPACES = ("local", "shared")
+
+
+class Broadcast(Expr):
+    """One scalar in every lane."""
+
+    arg: Expr
+    lanes: int
+
+    @property
+    def dtype(self) -> DType:
+        return dt.vector(self.arg.dtype, self.lanes)
+
+
+class Ramp(Expr):
+    """`start`, `start` + `step`, ... of an integer type, one a lane."""
+
+    start: Expr
+    step: int
+    lanes: int
+
+    @property
+    def dtype(self) -> DType:
+        return dt.vector(self.start.dtype, self.lanes)
+
+
+class Gather(Expr):
+    """One element a lane, from the places that a vector of i64 names."""
+
+    buffer: str
+    index: Expr
+    type: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
+class Across(Expr):
+    """The lanes of a vector combined by a reduction (`expr.COMBINE`) into a scalar."""
+
+    op: str
+    arg: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return dt.vector(self.arg.dtype, 1)
+
+
+class Builtin(Expr):
+    """A number that the hardware supplies, such as `thread.x` or `block.y`."""
+
+    name: str
+
+    @property
+    def dtype(self) -> DType:
+        return i64
+
+
+class Address(Node):
+    """A pointer to an element of a buffer, as an argument of a call."""
+
+    buffer: str
+    index: Expr
+
+
+class Stmt(Node):
+    """Something that is done."""
+
+
+class Declare(Stmt):
+    """A mutable variable with its first value."""
+
+    name: str
+    value: Expr
+
+
+class Assign(Stmt):
+    name: str
+    value: Expr
+
+
+class Store(Stmt):
+    """`buffer[index] = value`; a vector goes to consecutive elements. An `op` other than "set" combines with what is there."""
+
+    buffer: str
+    index: Expr
+    value: Expr
+    op: str = "set"
+
+
+class For(Stmt):
+    """`for (var = start; var < stop; var += step)`; `mark` is a row of MARKS."""
+
+    var: str
+    start: Expr
+    stop: Expr
+    step: int
+    body: tuple[Stmt, ...]
+    mark: str = ""
+
+
+class If(Stmt):
+    cond: Expr
+    body: tuple[Stmt, ...]
+    orelse: tuple[Stmt, ...] = ()
+
+
+class Array(Stmt):
+    """`size` elements in `space`, undefined until written; `align` is in bytes."""
+
+    name: str
+    dtype: DType
+    size: int
+    space: str
+    align: int = 64
+
+
+class Call(Stmt):
+    """A device function; `template` are its compile-time whole numbers or type names, `writes` the buffers that it changes."""
+
+    function: str
+    template: tuple[int | str, ...]
+    args: tuple[Expr | Address, ...]
+    writes: tuple[str, ...] = ()
+
+
+class Barrier(Stmt):
+    """All threads of `scope` ("block", "warp", "cluster") arrive before any goes on."""
+
+    scope: str
+
+
+class Comment(Stmt):
+    text: str
+
+
+class Function(Node):
+    """One launch. `grid` and `block` are empty on a CPU, where loops marked parallel take their place."""
+
+    name: str
+    params: tuple[Tensor, ...]
+    writes: tuple[str, ...]
+    body: tuple[Stmt, ...]
+    grid: tuple[Expr, ...] = ()
+    block: tuple[int, ...] = ()
+    origin: tuple[str, ...] = ()
+    schedule: str = ""
+
+
+class Program(Node):
+    """Functions run in order; tensors keep their shapes for the callers, functions see flat buffers."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    temps: tuple[Tensor, ...]
+    functions: tuple[Function, ...]
+    sizes: tuple[str, ...] = ()
+
+
+def verify(program: Program) -> None:
+    """Names are bound before use, types and lanes agree, stores go to what may be written; raises ValueError."""
+    for f in program.functions:
+        buffers = {p.name: p.dtype for p in f.params}
+        unknown = set(f.writes) - set(buffers)
+        if unknown:
+            raise ValueError(f"function {f.name}: writes {sorted(unknown)}, which are not parameters")
+        readonly = set(buffers) - set(f.writes)
+        _verify_body(f.name, f.body, {Var(s, i64) for s in program.sizes}, buffers, readonly)
+
+
+def _verify_body(where: str, body: tuple[Stmt, ...], scope: set[Var], buffers: dict[str, DType], readonly: set[str]) -> None:
+    scope, buffers = set(scope), dict(buffers)
+    for s in body:
+        match s:
+            case Declare(name, value):
+                _verify_expression(where, value, scope, buffers)
+                scope.add(Var(name, value.dtype))
+            case Assign(name, value):
+                _verify_expression(where, value, scope, buffers)
+                if Var(name, value.dtype) not in scope:
+                    raise ValueError(f"function {where}: {name} is assigned a {value.dtype}, but declared otherwise or not at all")
+            case Store(buffer, index, value, _):
+                _verify_expression(where, index, scope, buffers)
+                _verify_expression(where, value, scope, buffers)
+                if buffer in readonly or buffers.get(buffer) is not dt.vector(value.dtype, 1) or index.dtype is not i64:
+                    raise ValueError(f"function {where}: store of {value.dtype} to {buffer}: {buffers.get(buffer)}, read-only or unknown")
+            case For(var, start, stop, step, inner, mark):
+                _verify_expression(where, start, scope, buffers)
+                _verify_expression(where, stop, scope, buffers)
+                if step < 1 or mark not in MARKS:
+                    raise ValueError(f"function {where}: loop {var} has step {step} and mark {mark!r}")
+                _verify_body(where, inner, scope | {Var(var, i64)}, buffers, readonly)
+            case If(cond, then, orelse):
+                _verify_expression(where, cond, scope, buffers)
+                _verify_body(where, then, scope, buffers, readonly)
+                _verify_body(where, orelse, scope, buffers, readonly)
+            case Array(name, dtype, _, space, _):
+                if space not in SPACES or name in buffers:
+                    raise ValueError(f"function {where}: array {name} in {space!r}, or bound twice")
+                buffers[name] = dtype
+            case Call(_, _, args, writes):
+                for a in args:
+                    _verify_expression(where, a.index if isinstance(a, Address) else a, scope, buffers)
+                if set(writes) & readonly or set(writes) - set(buffers):
+                    raise ValueError(f"function {where}: a call writes {writes}")
+
+
+def _verify_expression(where: str, e: Expr, scope: set[Var], buffers: dict[str, DType]) -> None:
+    for n in e.walk():
+        problem = ""
+        match n:
+            case Var() if n not in scope:
+                problem = f"{n.name} used out of scope or at another type"
+            case Op(name, args):
+                problem = type_error(name, args)
+            case Load(buffer, index, dtype):
+                if buffers.get(buffer) is not dt.vector(dtype, 1) or len(index) != 1 or index[0].dtype is not i64:
+                    problem = f"load of {dtype} from {buffer}: {buffers.get(buffer)}"
+            case Gather(buffer, index, dtype):
+                if buffers.get(buffer) is not dt.vector(dtype, 1) or index.dtype is not dt.vector(i64, dtype.lanes):
+                    problem = f"gather of {dtype} from {buffer}: {buffers.get(buffer)} by {index.dtype}"
+            case Select(cond, _, _) if cond.dtype.lanes != 1:
+                problem = "a lazy select needs a scalar condition"
+        if problem:
+            raise ValueError(f"function {where}: {problem}")
+
+
+__all__ = ["Address", "Across", "Array", "Assign", "Barrier", "Broadcast", "Builtin", "Call", "Comment", "Const", "Declare", "For",
+           "Function", "Gather", "If", "Program", "Ramp", "Stmt", "Store", "verify"]  # fmt: skip

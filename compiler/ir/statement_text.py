@@ -1,0 +1,168 @@
+"""Text of programs made of kernels, both ways, for Loop IR and Tile IR; each supplies the statements of its own.
+
+```
+def f(x: f32[64, 100], *, y: f32[64, 100]):
+    t: f32[64]
+    with kernel("rows", [x, t], writes=[t]):
+        ...
+```
+Inputs come before the star, outputs after it, temporaries are declared inside.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Expr, Var
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.tensor import Tensor
+from compiler.ir.text import Scope, expression, fail, function, indent, indices, show_tensor, show_type, tensor, tensor_type
+from compiler.ir.text import show as show_expr
+
+ShowOwn = Callable[[Stmt], list[str]]
+ParseOwn = Callable[[ast.stmt, Scope], tuple[Stmt, ...] | None]
+
+_INFIX = {"sum": "+=", "prod": "*="}
+_CALL = {"max": "max", "min": "min", "and": "&", "or": "|"}
+
+
+def show(program: Program, own: ShowOwn) -> str:
+    arguments = [f"{s}: size" for s in program.sizes] + [show_tensor(t) for t in program.inputs]
+    if program.outputs:
+        arguments += ["*", *map(show_tensor, program.outputs)]
+    lines = [f"def {program.name}({', '.join(arguments)}):"]
+    for t in program.temps:
+        lines.append(f"    {t.name}: {show_type(t.dtype, t.shape, t.strides)}")
+    for k in program.kernels:
+        lines += indent(show_kernel(k, own))
+    return "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]) + "\n"
+
+
+def show_kernel(k: Kernel, own: ShowOwn) -> list[str]:
+    origin = f", origin={list(k.origin)!r}" if k.origin else ""
+    head = f'with kernel("{k.name}", [{", ".join(p.name for p in k.params)}], writes=[{", ".join(k.writes)}]{origin}):'
+    return [head, *indent(show_body(k.body, own))]
+
+
+def show_body(body: tuple[Stmt, ...], own: ShowOwn) -> list[str]:
+    return [line for s in body for line in show_stmt(s, own)] or ["pass"]
+
+
+def show_stmt(s: Stmt, own: ShowOwn) -> list[str]:
+    match s:
+        case Let(name, value):
+            return [f"{name} = {show_expr(value)}"]
+        case Init(name, value):
+            return [f"{name}: {value.dtype} = {show_expr(value)}"]
+        case Accum(name, op, value) if op in _INFIX:
+            return [f"{name} {_INFIX[op]} {show_expr(value)}"]
+        case Accum(name, op, value):
+            return [f"{name} = update({_spell(op)}, {show_expr(value)})"]
+        case Store(buffer, index, value, op):
+            at = f"{buffer}[{', '.join(map(show_expr, index)) or '()'}]"
+            if op in _INFIX:
+                return [f"{at} {_INFIX[op]} {show_expr(value)}"]
+            return [f"{at} = {show_expr(value)}" if op == "set" else f"{at} = update({_spell(op)}, {show_expr(value)})"]
+        case If(cond, body):
+            return [f"if {show_expr(cond)}:", *indent(show_body(body, own))]
+    return own(s)
+
+
+def _spell(op: str) -> str:
+    return {"and": "all", "or": "any"}.get(op, op)
+
+
+def _mean(word: str) -> str:
+    return {"all": "and", "any": "or"}.get(word, word)
+
+
+def parse(text: str, own: ParseOwn) -> Program:
+    f = function(text)
+    scope = Scope()
+    sizes = [a.arg for a in f.args.args if isinstance(a.annotation, ast.Name) and a.annotation.id == "size"]
+    scope.scalars |= dict.fromkeys(sizes, i64)
+    inputs = tuple(tensor(a, scope) for a in f.args.args if a.arg not in sizes)
+    outputs = tuple(tensor(a, scope) for a in f.args.kwonlyargs)
+    temps: list[Tensor] = []
+    kernels: list[Kernel] = []
+    known = {t.name: t for t in (*inputs, *outputs)}
+    for s in f.body:
+        match s:
+            case ast.AnnAssign(ast.Name(name), kind, None):
+                temps.append(Tensor(name, *tensor_type(kind, scope)))
+                known[name] = temps[-1]
+            case ast.With([ast.withitem(ast.Call(ast.Name("kernel"), [ast.Constant(str() as name), ast.List(params)], keywords))], body):
+                kernels.append(_kernel(s, name, params, keywords, body, known, scope, own))
+            case ast.Pass():
+                pass
+            case _:
+                raise fail(s, "expected a temporary or `with kernel(..):`")
+    return Program(f.name, inputs, outputs, tuple(temps), tuple(kernels), tuple(sizes))
+
+
+def _kernel(at: ast.stmt, name: str, params: list[ast.expr], keywords: list[ast.keyword], body: list[ast.stmt],
+            known: dict[str, Tensor], outer: Scope, own: ParseOwn) -> Kernel:  # fmt: skip
+    words = {k.arg: k.value for k in keywords}
+    names = [p.id for p in params if isinstance(p, ast.Name)]
+    missing = [n for n in names if n not in known]
+    if missing:
+        raise fail(at, f"{missing} are not tensors of this program")
+    scope = outer.inner()
+    scope.buffers |= {n: known[n].dtype for n in names}
+    writes = tuple(w.id for w in getattr(words.get("writes"), "elts", []) if isinstance(w, ast.Name))
+    origin = tuple(ast.literal_eval(words["origin"])) if "origin" in words else ()
+    return Kernel(name, tuple(known[n] for n in names), writes, statements(body, scope, own), origin)
+
+
+def statements(body: list[ast.stmt], scope: Scope, own: ParseOwn) -> tuple[Stmt, ...]:
+    """The statements of one body; names bound in it are added to `scope`."""
+    out: list[Stmt] = []
+    for s in body:
+        made = own(s, scope)
+        out += made if made is not None else _statement(s, scope, own)
+    return tuple(out)
+
+
+def _statement(s: ast.stmt, scope: Scope, own: ParseOwn) -> tuple[Stmt, ...]:
+    match s:
+        case ast.Pass():
+            return ()
+        case ast.AnnAssign(ast.Name(name), _, ast.expr() as value):
+            return (_bind(Init(name, expression(value, scope)), scope),)
+        case ast.AugAssign(ast.Name(name), how, value):
+            return (Accum(name, _augmented(s, how), expression(value, scope)),)
+        case ast.AugAssign(ast.Subscript(ast.Name(name), index), how, value):
+            return (Store(name, indices(index, scope), expression(value, scope), _augmented(s, how)),)
+        case ast.Assign([ast.Name(name)], ast.Call(ast.Name("update"), [ast.Name(how), value])):
+            return (Accum(name, _mean(how), expression(value, scope)),)
+        case ast.Assign([ast.Subscript(ast.Name(name), index)], ast.Call(ast.Name("update"), [ast.Name(how), value])):
+            return (Store(name, indices(index, scope), expression(value, scope), _mean(how)),)
+        case ast.Assign([ast.Subscript(ast.Name(name), index)], value):
+            return (Store(name, indices(index, scope), expression(value, scope)),)
+        case ast.Assign([ast.Name(name)], value):
+            return (_bind(Let(name, expression(value, scope)), scope),)
+        case ast.If(cond, body, []):
+            return (If(expression(cond, scope), statements(body, scope.inner(), own)),)
+    raise fail(s, "not a statement")
+
+
+def _bind(s: Let | Init, scope: Scope) -> Stmt:
+    scope.scalars[s.name] = s.value.dtype
+    return s
+
+
+def _augmented(s: ast.stmt, how: ast.operator) -> str:
+    if isinstance(how, ast.Add):
+        return "sum"
+    if isinstance(how, ast.Mult):
+        return "prod"
+    raise fail(s, "only += and *= accumulate; write update(max, ..) for others")
+
+
+def within(scope: Scope, var: str) -> tuple[Scope, Expr]:
+    """The scope of a loop body, and its variable."""
+    inner = scope.inner()
+    inner.scalars[var] = i64
+    return inner, Var(var, i64)

@@ -1,0 +1,224 @@
+"""Tile IR: Loop IR with every loop bound to a level of the machine, tiles in named memories, copies and tensor instructions.
+
+```
+for i in blocks(64):
+    row = registers(f32[2048])
+    for j in lanes(2048, threads=256):
+        row[j] = x[i, j]
+```
+Meaning never depends on a binding: loops run as in Loop IR, copies and tensor instructions happen where they stand. A
+binding says where the iterations go, and `pipeline` that the copies in its body may run ahead by `depth` iterations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.ir.dtype import DType, i64
+from compiler.ir.expr import COMBINE, Expr, Load, Var
+from compiler.ir.node import Node
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.tensor import Tensor, verify_expression
+
+# How a loop may be bound, and the whole numbers that say more about it.
+LEVELS: dict[str, tuple[str, ...]] = {
+    "serial": (),
+    "blocks": ("cluster",),  # one after the other on a CPU thread, or one thread block each
+    "warps": (),
+    "lanes": ("threads", "vector"),  # spread over the threads of a block, `vector` neighbours to a thread
+    "vector": ("width", "unroll"),  # lanes of one vector instruction, `unroll` vectors at a time
+    "unroll": (),
+    "pipeline": ("depth", "producers"),  # copies run `depth` iterations ahead, issued by `producers` warps of their own
+}
+SPACES = ("local", "registers", "shared", "cluster")
+COPIES = ("plain", "cp.async", "tma", "dsmem")
+
+
+class Bind(Node):
+    """A level with its arguments, by name."""
+
+    level: str
+    args: tuple[tuple[str, int], ...] = ()
+
+
+class For(Stmt):
+    """Run `body` for `var` = 0 .. extent - 1; `kind` as in Loop IR."""
+
+    var: str
+    extent: Expr
+    kind: str
+    bind: Bind
+    body: tuple[Stmt, ...]
+
+
+class Alloc(Stmt):
+    """A tile in `space`, undefined until written, visible to the statements after it; `swizzle` is in bytes, 0 for none."""
+
+    tensor: Tensor
+    space: str
+    swizzle: int = 0
+
+
+class Slice(Node):
+    """`lengths` elements from `starts` along each axis of a buffer; a length of 0 picks one element and drops the axis."""
+
+    buffer: str
+    starts: tuple[Expr, ...]
+    lengths: tuple[int, ...]
+
+
+class Copy(Stmt):
+    """`target` = `source`; what lies outside the source reads as zero, what lies outside the target is dropped.
+
+    `how` is a row of COPIES. The two slices have the same lengths, axes of length 0 aside.
+    """
+
+    target: Slice
+    source: Slice
+    how: str
+
+
+class Mma(Stmt):
+    """`acc += a . b` by a tensor instruction, as often as the tiles need: acc[m, n] += sum over k of a[m, k] * b[k, n].
+
+    `layout` tells how the operands lie: a is "mk" or "km", b is "kn" or "nk".
+    """
+
+    instruction: str
+    acc: Slice
+    a: Slice
+    b: Slice
+    layout: tuple[str, str] = ("mk", "kn")
+
+
+@dataclass
+class _State:
+    known: dict[str, tuple[DType, int]]
+    scope: set[Var]
+    scalars: dict[str, int]
+    loops: tuple[str, ...]
+
+    def inner(self) -> _State:
+        return _State(dict(self.known), set(self.scope), dict(self.scalars), self.loops)
+
+
+def verify(program: Program) -> None:
+    """Names, types, ranks, bindings and memory spaces are right; raises ValueError with the offending statement's kernel."""
+    for kernel in program.kernels:
+        known = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
+        state = _State(known, {Var(s, i64) for s in program.sizes}, {}, ())
+        _body(kernel, kernel.body, state, set())
+
+
+def _body(kernel: Kernel, body: tuple[Stmt, ...], state: _State, bound: set[str]) -> None:
+    for s in body:
+        _stmt(kernel, s, state, bound)
+
+
+def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
+    where = f"kernel {kernel.name}"
+
+    def check(*exprs: Expr) -> None:
+        for e in exprs:
+            free = {n for n in e.walk() if isinstance(n, Var)} - state.scope
+            if free:
+                raise ValueError(f"{where}: {sorted(v.name for v in free)} used out of scope")
+            verify_expression(e, state.known, where)
+
+    def bind(name: str) -> None:
+        if name in bound or name in state.known:
+            raise ValueError(f"{where}: {name} is bound twice")
+        bound.add(name)
+
+    match s:
+        case For(var, extent, kind, binding, body):
+            check(extent)
+            bind(var)
+            if kind not in ("parallel", "reduce", "scan"):
+                raise ValueError(f"{where}: loop {var} has the unknown kind {kind!r}")
+            _verify_binding(where, var, kind, binding)
+            inner = state.inner()
+            inner.scope.add(Var(var, i64))
+            inner.loops = (*state.loops, kind)
+            _body(kernel, body, inner, bound)
+        case If(cond, body):
+            check(cond)
+            _body(kernel, body, state.inner(), bound)
+        case Let(name, value) | Init(name, value):
+            check(value)
+            bind(name)
+            state.scope.add(Var(name, value.dtype))
+            if isinstance(s, Init):
+                state.scalars[name] = len(state.loops)
+        case Accum(name, op, value):
+            check(value)
+            if name not in state.scalars or op not in COMBINE:
+                raise ValueError(f"{where}: {name} is not a mutable scalar, or {op!r} is not a reduction")
+            if "parallel" in state.loops[state.scalars[name] :]:
+                raise ValueError(f"{where}: a parallel loop accumulates into {name}, which is defined outside it")
+        case Store(buffer, index, value, _):
+            check(*index, value)
+            if state.known.get(buffer) != (value.dtype, len(index)):
+                raise ValueError(f"{where}: {buffer} is {state.known.get(buffer)}, stored {value.dtype} at rank {len(index)}")
+            _verify_target(kernel, buffer)
+        case Alloc(tensor, space, _):
+            check(*tensor.shape)
+            bind(tensor.name)
+            if space not in SPACES:
+                raise ValueError(f"{where}: {tensor.name} is in the unknown memory {space!r}")
+            state.known[tensor.name] = (tensor.dtype, len(tensor.shape))
+        case Copy(target, source, how):
+            _verify_slice(where, target, state, check)
+            _verify_slice(where, source, state, check)
+            _verify_target(kernel, target.buffer)
+            if how not in COPIES or [n for n in target.lengths if n] != [n for n in source.lengths if n]:
+                raise ValueError(f"{where}: copy of {source.lengths} to {target.lengths} by {how!r}")
+            if state.known[target.buffer][0] is not state.known[source.buffer][0]:
+                raise ValueError(f"{where}: copy from {source.buffer} to {target.buffer} changes the type")
+        case Mma(_, acc, a, b, layout):
+            for x in (acc, a, b):
+                _verify_slice(where, x, state, check)
+            _verify_mma(where, acc, a, b, layout)
+        case _:
+            raise ValueError(f"{where}: {type(s).__name__} is not a Tile IR statement")
+
+
+def _verify_binding(where: str, var: str, kind: str, binding: Bind) -> None:
+    if binding.level not in LEVELS or any(n not in LEVELS[binding.level] for n, _ in binding.args):
+        raise ValueError(f"{where}: loop {var} is bound to {binding.level} with {dict(binding.args)}, which no level takes")
+    if binding.level in ("blocks", "warps") and kind != "parallel":
+        raise ValueError(f"{where}: the {kind} loop {var} cannot be spread over {binding.level}")
+    if kind == "scan" and binding.level not in ("serial", "unroll", "lanes"):
+        raise ValueError(f"{where}: the scan loop {var} cannot be bound to {binding.level}")
+
+
+def _verify_target(kernel: Kernel, buffer: str) -> None:
+    if buffer in {p.name for p in kernel.params} - set(kernel.writes):
+        raise ValueError(f"kernel {kernel.name}: stores to {buffer}, which is not among its writes")
+
+
+def _verify_slice(where: str, s: Slice, state: _State, check: object) -> None:
+    assert callable(check)
+    if s.buffer not in state.known or not state.known[s.buffer][1] == len(s.starts) == len(s.lengths):
+        raise ValueError(f"{where}: slice of {s.buffer} with {len(s.starts)} starts, {len(s.lengths)} lengths")
+    check(*s.starts)
+
+
+def _verify_mma(where: str, acc: Slice, a: Slice, b: Slice, layout: tuple[str, str]) -> None:
+    if layout[0] not in ("mk", "km") or layout[1] not in ("kn", "nk"):
+        raise ValueError(f"{where}: operand layout {layout}")
+    sizes: dict[str, int] = {}
+    for letters, s in (("mn", acc), (layout[0], a), (layout[1], b)):
+        lengths = [n for n in s.lengths if n]
+        if len(lengths) != 2 or any(sizes.setdefault(x, n) != n for x, n in zip(letters, lengths, strict=True)):
+            raise ValueError(f"{where}: tensor instruction on {s.buffer} with lengths {lengths}, expected {letters} with {sizes}")
+
+
+def buffers(body: tuple[Stmt, ...]) -> set[str]:
+    """Names of all buffers that statements touch."""
+    out: set[str] = set()
+    for s in body:
+        for n in s.walk():
+            if isinstance(n, Load | Store | Slice):
+                out.add(n.buffer)
+    return out
