@@ -12,6 +12,7 @@ from typing import Any
 DTYPES = ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool")
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
 TIERS = ("smoke", "full", "nightly")
+STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp")
 
 Value = Any  # a number, boolean, string or None, or nested tuples of them
 

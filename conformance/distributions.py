@@ -1,5 +1,6 @@
 """The table of input distributions: their options with defaults, and the element types they make sense for."""
 
+import math
 from collections.abc import Mapping
 
 from conformance.cases import FLOATS, Value
@@ -26,7 +27,7 @@ OPTIONS: Mapping[str, Mapping[str, Value]] = {
     "choice": {"values": None},
 }
 FLOAT_ONLY = frozenset({"unit", "prob", "simplex", "big_offset", "denormal", "huge"})
-_EVERY_TYPE = frozenset({"zeros", "ones", "one_hot", "choice"})
+_EVERY_TYPE = frozenset({"zeros", "ones", "one_hot", "choice", "bool"})
 
 
 def for_dtype(inputs: Mapping[str, Value], dtype: str) -> Mapping[str, Value] | None:
@@ -36,18 +37,22 @@ def for_dtype(inputs: Mapping[str, Value], dtype: str) -> Mapping[str, Value] | 
     ({'kind': 'integers'}, None)
     """
     kind = inputs["kind"]
-    match dtype:
-        case _ if dtype in FLOATS:
-            return None if kind == "index" else inputs
-        case "bool":
-            return (
-                inputs
-                if kind in _EVERY_TYPE | {"bool"}
-                else None
-                if kind in FLOAT_ONLY | {"index"}
-                else {"kind": "bool"}
-            )
+    if dtype in FLOATS:
+        return None if kind == "index" else inputs
+    if kind in FLOAT_ONLY:
+        return None
+    if dtype == "bool":
+        return None if kind == "index" else inputs if kind in _EVERY_TYPE else {"kind": "bool"}
+    return _whole(inputs) if kind in ("normal", "uniform") else inputs
+
+
+def _whole(inputs: Mapping[str, Value]) -> Mapping[str, Value]:
+    """The whole numbers of about the same range."""
+    match inputs:
+        case {"kind": "uniform", "low": low, "high": high}:
+            return {"kind": "integers", "low": math.ceil(low), "high": max(math.ceil(low), math.ceil(high) - 1)}
+        case {"kind": "normal", "std": std}:
+            mean = inputs.get("mean", 0)
+            return {"kind": "integers", "low": math.floor(mean - 2 * std), "high": math.ceil(mean + 2 * std)}
         case _:
-            if kind in FLOAT_ONLY:
-                return None
-            return {"kind": "integers"} if kind in ("normal", "uniform") else inputs
+            return {"kind": "integers"}

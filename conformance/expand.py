@@ -188,12 +188,10 @@ def _inputs(
         given = {"kind": "uniform" if dtype in FLOATS else "integers", **limits}
     elif arg.dtype is not None and dtype not in FLOATS:
         given = {"kind": "bool" if dtype == "bool" else "integers"}
-    options = for_dtype(given, dtype)
-    if options is None:
-        return None
     what = f"args.{arg.name}: inputs"
-    worked = {key: value if key == "kind" else _number(spec, what, value, scope) for key, value in options.items()}
-    if worked["kind"] == "index":
+    options = {key: value if key == "kind" else _number(spec, what, value, scope) for key, value in given.items()}
+    worked = for_dtype(options, dtype)
+    if worked is not None and worked["kind"] == "index":
         axis = worked.get("unique_along")
         needed = shape[axis] if isinstance(axis, int) and -len(shape) <= axis < len(shape) else 1
         return worked if 0 in shape or needed <= worked["below"] else None

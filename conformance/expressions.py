@@ -42,7 +42,7 @@ BUILTINS = frozenset(
         "zip",
     ]
 )
-FUNCTIONS = {"len": len, "min": min, "max": max, "abs": abs, "inf": math.inf}
+FUNCTIONS = {"len": len, "min": min, "max": max, "abs": abs}
 # "bool" stays the Python type, which torch takes as a dtype too.
 RESERVED = NAMESPACES | (frozenset(DTYPES) - {"bool"}) | {"dtype", "module"} | BUILTINS
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from conformance.cases import DTYPES, TIERS, Tolerance, Value, Xfail, frozen
+from conformance.cases import DTYPES, STAGES, TIERS, Tolerance, Value, Xfail, frozen, token
 from conformance.distributions import OPTIONS
 from conformance.expressions import FUNCTIONS, RESERVED, ExpressionError, formula, names_in_program, quoted
 from conformance.layouts import LAYOUTS, parse
@@ -38,7 +38,7 @@ _WORDS = {
     "tier": TIERS,
     "mode": ("bound", "fixed"),
     "specials": ("ieee", "same-class", "any-if-eager-nan"),
-    "stage": ("torch", "tensor", "loop", "tile", "kernel", "cpp", "cuda"),
+    "stage": (*STAGES, "cuda"),
 }
 _ROW_NAMES = frozenset({"layout", "inputs", "target"})
 _NUMBER = (int, float)
@@ -333,7 +333,18 @@ def _distribution(place: Place, value: Any, known: Mapping[str, Mapping[str, Val
 
 
 def _inputs(place: Place, value: Any, known: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Mapping[str, Value]]:
-    return {name: _distribution(place, name, known) for name in _strings(place, value, "names of distributions")}
+    """Distributions by the word that stands for them in ids, which for an inline table spells its options."""
+    if not isinstance(value, list) or not value:
+        place.fail(f"a list of distributions is needed, not {value!r}")
+    checked = [(item, _distribution(place, item, known)) for item in value]
+    named = {item if isinstance(item, str) else _spelled(options): options for item, options in checked}
+    if len(named) != len(value):
+        place.fail(f"{value!r} names something twice; write each once")
+    return named
+
+
+def _spelled(options: Mapping[str, Value]) -> str:
+    return "_".join([options["kind"], *(f"{key}{token(item)}" for key, item in options.items() if key != "kind")])
 
 
 def _tolerance(place: Place, data: Any) -> Tolerance:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from conformance.cases import (
     DTYPES,
+    STAGES,
     TIERS,
     Arg,
     BenchCase,
@@ -28,8 +29,8 @@ from conformance.schema import shape_file
 from conformance.specs import ShapeFile, ShapeFileError
 
 __all__ = [
-    "DTYPES", "TIERS", "Arg", "BenchCase", "Case", "ShapeFile", "ShapeFileError", "Tolerance", "Xfail", "benches",
-    "expand", "find_shapes", "from_json", "load", "matches", "runs_on", "seed", "to_json", "xfail_for",
+    "DTYPES", "STAGES", "TIERS", "Arg", "BenchCase", "Case", "ShapeFile", "ShapeFileError", "Tolerance", "Xfail",
+    "benches", "expand", "find_shapes", "from_json", "load", "matches", "runs_on", "seed", "to_json", "xfail_for",
 ]  # fmt: skip
 
 
@@ -56,5 +57,7 @@ def load(path: Path | str) -> ShapeFile:
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"at line (\d+)", str(error))
         line = int(found[1]) if found else max(1, len(text.splitlines()))
-        raise ShapeFileError(name, line, f"is not TOML: {error}") from None
+        hint = "; an inline table { } is closed, so write dims, args and params as lines like dims.M = ..."
+        closed = "immutable" in str(error) or "overwrite" in str(error)
+        raise ShapeFileError(name, line, f"is not TOML: {error}{hint if closed else ''}") from None
     return shape_file(name, text, table)

@@ -1,0 +1,140 @@
+"""A case in, its tensors and its function out; equal case ids, arguments and run seeds give equal data.
+
+Data is drawn on the CPU in fp32 (fp64 for f64), rounded to the argument's dtype, and laid out with real storage: gaps,
+stride 0 and offsets are there.
+"""
+
+import importlib
+import linecache
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from conformance import draw
+from conformance.cases import Arg, Case, seed
+from conformance.expressions import program_source
+from conformance.layouts import parse
+
+DTYPES = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
+    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+Function = Callable[..., object]
+_MAKER = 2**62  # beside the arguments' seeds, for the weights of a module
+
+
+def make(case: Case, run_seed: int = 0) -> dict[str, Tensor]:
+    """The case's tensors by argument name, in the order of the arguments."""
+    return {arg.name: _tensor(arg, seed(case, arg.name, run_seed)) for arg in case.args}
+
+
+def function(case: Case) -> Function:
+    """The case's program as a function of all its tensors, in order."""
+    text = source(case)
+    file = f"<{case.file}::{case.id}>"
+    # Tracebacks, and torch's own tracer, show the line of a function that came from no file.
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope: dict[str, object] = {"torch": torch, "F": F, "nn": nn, "math": math}
+    if case.module is not None:
+        scope["module"] = _module(case)
+    made: dict[str, Function] = {}
+    exec(compile(text, file, "exec"), scope, made)
+    return next(iter(made.values()))
+
+
+def source(case: Case) -> str:
+    """The text of the function, every dim, param and const a literal; it needs torch, F, nn and math in scope."""
+    values = {**case.dims, **case.params, **case.consts, "dtype": case.dtype}
+    return program_source(case.op, case.expr, [arg.name for arg in case.args], values)
+
+
+def bind(case: Case, tensors: Mapping[str, Tensor]) -> tuple[Function, tuple[Tensor, ...]]:
+    """What the compiler is given: a callable and its inputs, with the constant arguments as a module's weights."""
+    inner = function(case)
+    if not case.constants:
+        return inner, tuple(tensors.values())
+    rest = tuple(tensor for name, tensor in tensors.items() if name not in case.constants)
+    return Bound(inner, tuple(tensors), {name: tensors[name] for name in case.constants}).eval(), rest
+
+
+class Bound(nn.Module):
+    """A function with some of its arguments held as weights."""
+
+    def __init__(self, inner: Function, names: Sequence[str], weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.places = tuple((names.index(name), f"weight_{name}") for name in sorted(weights, key=names.index))
+        for name, weight in weights.items():
+            self.register_buffer(f"weight_{name}", weight)
+
+    def forward(self, *inputs: Tensor) -> object:
+        """Call the function with inputs and weights in their places."""
+        args = list(inputs)
+        for place, name in self.places:
+            args.insert(place, getattr(self, name))
+        return self.inner(*args)
+
+
+def _module(case: Case) -> nn.Module:
+    package, _, attribute = str(case.module).partition(":")
+    made: object = importlib.import_module(package)
+    for word in attribute.split("."):
+        made = getattr(made, word)
+    assert callable(made), f"{case.module} is not callable"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed(case, "module") % _MAKER)
+        module = made(**case.init)
+    assert isinstance(module, nn.Module), f"{case.module} makes no torch.nn.Module"
+    return module.to(DTYPES[case.dtype]).eval().requires_grad_(False)
+
+
+def _tensor(arg: Arg, arg_seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(arg_seed)
+    shape = list(arg.shape)
+    name, numbers = parse(arg.layout) or ("contig", ())
+    if name == "expanded" and shape[numbers[0]]:
+        shape[numbers[0]] = 1
+    dense = draw.tensor(arg.inputs, draw.Draw(tuple(shape), DTYPES[arg.dtype], generator))
+    return laid_out(dense, arg.layout, arg.shape)
+
+
+def laid_out(dense: Tensor, layout: str, shape: tuple[int, ...]) -> Tensor:
+    """The same values stored as the layout says."""
+    name, numbers = parse(layout) or ("contig", ())
+    match name:
+        case "transposed":
+            return dense.transpose(*numbers).contiguous().transpose(*numbers)
+        case "permuted":
+            back = tuple(reversed(range(dense.dim())))
+            return dense.permute(back).contiguous().permute(back)
+        case "strided":
+            axis, step = numbers
+            return _between_poison(dense, axis, step)
+        case "expanded":
+            return dense.expand(shape)
+        case "offset":
+            storage = _poison(dense, dense.numel() + numbers[0])
+            view = storage[numbers[0] :].view(dense.shape)
+            view.copy_(dense)
+            return view
+        case "channels_last":
+            return dense.contiguous(memory_format=torch.channels_last)
+        case _:
+            return dense
+
+
+def _between_poison(dense: Tensor, axis: int, step: int) -> Tensor:
+    axis %= dense.dim()
+    wide = [size * step if index == axis else size for index, size in enumerate(dense.shape)]
+    view = _poison(dense, math.prod(wide)).view(wide)[(slice(None),) * axis + (slice(None, None, step),)]
+    view.copy_(dense)
+    return view
+
+
+def _poison(like: Tensor, count: int) -> Tensor:
+    """Storage whose every element spoils a result that reads it by mistake."""
+    value = math.nan if like.is_floating_point() else True if like.dtype is torch.bool else torch.iinfo(like.dtype).max
+    return torch.full((count,), value, dtype=like.dtype)
