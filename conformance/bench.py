@@ -19,7 +19,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import compiler
-from conformance import cases, duel, lock, roofline, systems
+from conformance import cases, duel, inputs, lock, oracle, roofline, systems
+from conformance.cases import BenchCase, Case
 from conformance.duel import Clock, Protocol, Ratio, Samples
 from conformance.systems import EAGER, Built, Function
 
@@ -75,6 +76,16 @@ class Settings:
 
 
 @dataclass(frozen=True)
+class Subject:
+    """What is timed: a function of its inputs, the weights that it holds, and its result in f64."""
+
+    function: Function
+    inputs: Tensors
+    reference: Callable[[], object]
+    weights: Tensors = ()
+
+
+@dataclass(frozen=True)
 class Contest:
     """What races: ours first, then whoever could be built; `skipped` says why the others could not."""
 
@@ -88,26 +99,32 @@ class Contest:
 
 def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet | None = None) -> Row:
     """The row of one case; whatever goes wrong becomes a row that says so."""
-    from conformance import inputs, oracle  # noqa: PLC0415  (heavy, and a test of `measure` needs neither)
-
     case = cases.from_json(case_json)
     settings = Settings(**options)
     row: Row = {"id": case.id, "suite": case.suite, "op": case.op, "target": settings.target, "dtype": case.dtype}
-    vs = settings.vs if settings.vs is not None else getattr(case, "vs", (EAGER, "compile"))
+    vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, "compile")
     with torch.no_grad(), _threads(settings.threads), _machine(settings, quiet) as alone:
         try:
-            prepared = inputs.make(case, settings.seed)
-            function = inputs.function(case)
-            row |= measure(function, prepared, vs, settings, alone, oracle.quick_compare)
-            row["budget"] = judge_budget(getattr(case, "budget", {}), row)
+            row |= measure(prepare(case, settings.seed), vs, settings, alone, oracle.quick_compare)
+            row["budget"] = judge_budget(case.budget if isinstance(case, BenchCase) else {}, row)
             return row
         except Exception as error:  # a foreign function under test may raise anything; the row carries it
             return row | failure(error)
 
 
+def prepare(case: Case, seed: int) -> Subject:
+    """The case's function with its constant arguments inside, its inputs, and the reference over all its tensors."""
+    tensors = inputs.make(case, seed)
+    function, arguments = inputs.bind(case, tensors)
+    whole = inputs.function(case)
+    for module in _modules(whole):
+        module.double()  # its own copy of the weights, already rounded to the case's type
+    weights = [tensor for module in _modules(function) for tensor in (*module.parameters(), *module.buffers())]
+    return Subject(function, arguments, lambda: whole(*map(_widened, tensors.values())), weights)
+
+
 def measure(
-    function: Function,
-    inputs: Tensors,
+    subject: Subject,
     vs: Sequence[str],
     settings: Settings,
     quiet: Quiet,
@@ -116,13 +133,12 @@ def measure(
     clock: Clock | None = None,
 ) -> Row:
     """Build every contestant, check ours, race them alone on the machine, and judge."""
-    contest = assemble(function, inputs, vs, settings, build)
-    ours = contest.built[OURS].call
-    error_over_tol = check(ours, function, inputs, compare)
-    needed = roofline.work(function, inputs)
-    with quiet(), systems.best_attention(function, inputs) as attention:
-        samples, stray = _race(contest, inputs, settings, clock)
-        limits = roofline.limits(settings.threads, _dominant_dtype(inputs))
+    contest = assemble(subject, vs, settings, build)
+    error_over_tol = check(contest.built[OURS].call, subject, compare)
+    needed = roofline.work(subject.function, subject.inputs, subject.weights)
+    with quiet(), systems.best_attention(subject.function, subject.inputs) as attention:
+        samples, stray = _race(contest, subject.inputs, settings, clock)
+        limits = roofline.limits(settings.threads, _dominant_dtype((*subject.inputs, *subject.weights)))
     row = summarise(samples, contest, settings)
     row["roofline"] = roofline.seconds(needed, limits) / samples.median(OURS)
     row |= {"bytes": needed.bytes, "flops": needed.flops, "attention": attention, "err_over_tol": error_over_tol}
@@ -130,13 +146,13 @@ def measure(
     return row | {"suspect": bool(doubts), "message": "; ".join(doubts)}
 
 
-def assemble(function: Function, inputs: Tensors, vs: Sequence[str], settings: Settings, build: Build) -> Contest:
+def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Build) -> Contest:
     """Ours must build; a rival that does not is left out, with its reason."""
-    built = {OURS: build(settings.system, function, inputs, settings.target)}
+    built = {OURS: build(settings.system, subject.function, subject.inputs, settings.target)}
     skipped: dict[str, str] = {}
     for name in dict.fromkeys((EAGER, *vs)):
         try:
-            built[name] = build(name, function, inputs, settings.target)
+            built[name] = build(name, subject.function, subject.inputs, settings.target)
         except Exception as error:  # any backend may be a rival, and may fail in its own way
             skipped[name] = _one_line(error)
     if EAGER in skipped:
@@ -144,20 +160,21 @@ def assemble(function: Function, inputs: Tensors, vs: Sequence[str], settings: S
     return Contest(built, skipped)
 
 
-def check(ours: Function, eager: Function, inputs: Tensors, compare: Compare) -> float:
+def check(ours: Function, subject: Subject, compare: Compare) -> float:
     """Error over tolerance of our result; raises unless it is right, the same each time, and the caller's to keep."""
-    copies = [tensor.clone() for tensor in inputs]
-    first, second = ours(*inputs), ours(*inputs)
-    expected = eager(*inputs)
-    if any(not _identical(a, b) for a, b in zip(inputs, copies, strict=True)):
+    held = (*subject.inputs, *subject.weights)
+    copies = [tensor.clone() for tensor in held]
+    first, second = ours(*subject.inputs), ours(*subject.inputs)
+    expected = subject.function(*subject.inputs)
+    if not all(map(_identical, held, copies)):
         raise Wrong("running it changed its inputs")
-    right, error_over_tol, message = compare(first, expected, lambda: eager(*[_widened(x) for x in inputs]))
+    right, error_over_tol, message = compare(first, expected, subject.reference)
     if not right:
         raise Wrong(f"wrong result: {message} (error over tolerance {error_over_tol:.3g})")
-    if any(not _identical(a, b) for a, b in zip(_leaves(first), _leaves(second), strict=True)):
+    if not all(map(_identical, _leaves(first), _leaves(second))):
         raise Wrong("two runs on the same inputs gave different results")
     reused = _storages(first) & _storages(second)
-    if reused - _storages(inputs) - _storages(expected):
+    if reused - _storages(held) - _storages(expected):
         raise Wrong("two calls returned the same memory: the second overwrites the result of the first")
     return error_over_tol
 
@@ -239,9 +256,9 @@ def fitness(options: Mapping[str, Any], quiet: Quiet | None = None) -> Row:
     return {"fit": found.fit, "half_width": found.half_width, "message": found.message, "ratios": ratios}
 
 
-def _race(contest: Contest, inputs: Tensors, settings: Settings, clock: Clock | None) -> tuple[Samples, float]:
+def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> tuple[Samples, float]:
     """The samples, and the process's time over the thread's where one thread's clock has been used, else 1."""
-    calls = {name: partial(built.call, *inputs) for name, built in contest.built.items()}
+    calls = {name: partial(built.call, *arguments) for name, built in contest.built.items()}
     decided = partial(_decided, rivals=contest.rivals, effect=settings.effect)
     rng = np.random.default_rng(settings.seed)
     before = time.process_time(), time.thread_time()
@@ -304,13 +321,20 @@ def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a, b) or bool(torch.isclose(a, b, rtol=0, atol=0, equal_nan=True).all())
 
 
+def _modules(function: Function) -> list[torch.nn.Module]:
+    """The modules whose weights a case's function uses: itself, and the one that its text calls `module`."""
+    text = getattr(function, "inner", function)
+    parts = (function, getattr(text, "__globals__", {}).get("module"))
+    return [part for part in parts if isinstance(part, torch.nn.Module)]
+
+
 def _widened(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.is_floating_point() else tensor
 
 
-def _dominant_dtype(inputs: Tensors) -> torch.dtype:
+def _dominant_dtype(tensors: Tensors) -> torch.dtype:
     """The type that most of the floating data has: its arithmetic rate is the limit."""
-    floating = [tensor for tensor in inputs if tensor.is_floating_point()]
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     return max(floating, key=lambda tensor: tensor.numel()).dtype if floating else torch.float32
 
 

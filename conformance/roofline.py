@@ -48,9 +48,9 @@ class Limits:
         return max(rate for at, rate in self.bandwidth if at >= min(size, self.bandwidth[-1][0]))
 
 
-def work(function: Callable[..., object], inputs: Sequence[torch.Tensor]) -> Work:
-    """Run the function once under two counters: bytes of each input that are touched, and flops of contractions."""
-    reads = _Reads(inputs)
+def work(function: Callable[..., object], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] = ()) -> Work:
+    """Run the function once under two counters: bytes touched of each input and weight, and flops of contractions."""
+    reads = _Reads([*inputs, *weights])
     with reads, FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION) as counter:
         outputs = function(*inputs)
     return Work(reads.total() + _storage_bytes(_tensors(outputs)), counter.get_total_flops())

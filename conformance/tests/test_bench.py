@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import compiler
-from conformance import bench, roofline, systems
-from conformance.bench import Settings, Wrong
+from conformance import bench, cases, roofline, systems
+from conformance.bench import Settings, Subject, Wrong
+from conformance.cases import Arg, BenchCase
 from conformance.systems import Built, Function
 
 INPUTS = (torch.arange(6.0).reshape(2, 3),)
@@ -57,7 +58,11 @@ class Stage:
     def measure(self, function: Function = torch.relu, **settings: Any) -> bench.Row:
         chosen = Settings(**settings)
         vs = [name for name in self.microseconds if name != systems.OURS]
-        return bench.measure(function, INPUTS, vs, chosen, self.quiet, close, self.build, self.clock)
+        return bench.measure(subject(function), vs, chosen, self.quiet, close, self.build, self.clock)
+
+
+def subject(function: Function, inputs: tuple[torch.Tensor, ...] = INPUTS) -> Subject:
+    return Subject(function, inputs, lambda: function(*[x.double() for x in inputs]))
 
 
 def close(ours: object, eager: object, reference: Callable[[], object]) -> tuple[bool, float, str]:
@@ -151,7 +156,7 @@ def static_output() -> Function:
 def test_an_executable_that_misbehaves_is_not_timed(ours: Callable[[], Function], said: str) -> None:
     inputs = (torch.tensor([[-1.0, 0, 2], [3, 4, 5]]),)
     with pytest.raises(Wrong, match=said):
-        bench.check(ours(), torch.relu, inputs, close)
+        bench.check(ours(), subject(torch.relu, inputs), close)
 
 
 def test_views_of_inputs_and_nan_are_no_offence() -> None:
@@ -160,7 +165,65 @@ def test_views_of_inputs_and_nan_are_no_offence() -> None:
     def flip(x: torch.Tensor) -> torch.Tensor:
         return x.view(2, 1)
 
-    assert bench.check(flip, flip, (nan,), lambda *_: (True, 0.0, "")) == 0.0
+    assert bench.check(flip, subject(flip, (nan,)), lambda *_: (True, 0.0, "")) == 0.0
+
+
+def bench_case(**changes: Any) -> BenchCase:
+    row: dict[str, Any] = {
+        "id": "linear[f32]", "file": "ops/linear.toml", "line": 1, "suite": "ops", "op": "linear", "dims": {},
+        "expr": "F.linear(x, w)", "args": (Arg("x", (2, 8), "f32"), Arg("w", (4, 8), "f32", constant=True)),
+        "params": {}, "consts": {}, "dtype": "f32", "layout": "contig", "distribution": "normal",
+        "targets": ("cpu",), "tier": "smoke", "vs": ("eager",), "budget": {"cpu": {"min_speedup": 1.5}},
+    }  # fmt: skip
+    return BenchCase(**(row | changes))
+
+
+def test_constant_arguments_are_weights_and_the_reference_is_in_f64() -> None:
+    prepared = bench.prepare(bench_case(), 3)
+    assert [list(x.shape) for x in prepared.inputs] == [[2, 8]]
+    assert [list(w.shape) for w in prepared.weights] == [[4, 8]]
+    wide = prepared.reference()
+    assert isinstance(wide, torch.Tensor) and wide.dtype == torch.float64
+    assert torch.allclose(wide.float(), prepared.function(*prepared.inputs), atol=1e-5)  # type: ignore[arg-type]
+    assert roofline.work(prepared.function, prepared.inputs, prepared.weights).bytes == (16 + 32 + 8) * f32
+
+
+def test_a_module_case_has_its_reference_in_f64() -> None:
+    args, init = (Arg("x", (2, 8), "bf16"),), {"in_features": 8, "out_features": 4}
+    case = bench_case(expr="module(x)", module="torch.nn:Linear", init=init, args=args, dtype="bf16")
+    prepared = bench.prepare(case, 3)
+    wide, narrow = prepared.reference(), prepared.function(*prepared.inputs)
+    assert isinstance(wide, torch.Tensor) and wide.dtype == torch.float64
+    assert isinstance(narrow, torch.Tensor) and torch.allclose(wide.to(torch.bfloat16), narrow, atol=0.05, rtol=0.05)
+    assert len(prepared.weights) == 2
+
+
+@pytest.fixture
+def fake_run(monkeypatch: pytest.MonkeyPatch) -> Stage:
+    stage = Stage(mlcomp=10, eager=20)
+
+    def measure(subject: Subject, vs: Sequence[str], settings: Settings, *_: object) -> bench.Row:
+        names = [systems.OURS, *vs]
+        assert set(names) == set(stage.microseconds) and settings.target == "cpu"
+        return bench_measure(subject, vs, settings, stage.quiet, close, stage.build, stage.clock)
+
+    bench_measure = bench.measure
+    monkeypatch.setattr(bench, "measure", measure)
+    return stage
+
+
+def test_a_case_comes_as_json_and_leaves_as_a_row(fake_run: Stage) -> None:
+    row = bench.run(json.loads(json.dumps(cases.to_json(bench_case()))), {"target": "cpu", "seed": 5})
+    assert (row["id"], row["suite"], row["op"], row["dtype"]) == ("linear[f32]", "ops", "linear", "f32")
+    assert row["verdict"] == "FASTER" and row["budget"][0]["verdict"] == "met"
+    assert json.loads(json.dumps(row)) == row
+
+
+def test_a_case_that_is_refused_leaves_a_row_without_times(fake_run: Stage) -> None:
+    fake_run.broken["mlcomp"] = compiler.Unsupported("aten.linear.default", (), "not yet")
+    row = bench.run(cases.to_json(bench_case()), {"target": "cpu"})
+    assert row["verdict"] == "unsupported" and row["speedup"] is None and "aten.linear" in row["message"]
+    assert torch.get_num_threads() >= 1 and not fake_run.alone
 
 
 def test_errors_become_rows() -> None:
@@ -215,7 +278,7 @@ def test_attention_gets_its_best_backend_and_others_none() -> None:
         assert name is None
 
 
-f32 = 4
+f32 = 4  # bytes
 
 
 @pytest.mark.parametrize(
