@@ -148,15 +148,17 @@ def measure(
 
 def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Build) -> Contest:
     """Ours must build; a rival that does not is left out, with its reason."""
+    try:
+        subject.function(*subject.inputs)
+    except Exception as error:  # whatever the case's own expression raises, before anybody else is blamed for it
+        raise Wrong(f"eager itself fails: {_brief(error)}") from error
     built = {OURS: build(settings.system, subject.function, subject.inputs, settings.target)}
     skipped: dict[str, str] = {}
     for name in dict.fromkeys((EAGER, *vs)):
         try:
             built[name] = build(name, subject.function, subject.inputs, settings.target)
         except Exception as error:  # any backend may be a rival, and may fail in its own way
-            skipped[name] = _one_line(error)
-    if EAGER in skipped:
-        raise Wrong(f"eager itself fails: {skipped[EAGER]}")
+            skipped[name] = _brief(error)
     return Contest(built, skipped)
 
 
@@ -200,6 +202,7 @@ def summarise(samples: Samples, contest: Contest, settings: Settings) -> Row:
         "repeats": dict(zip(samples.names, samples.repeats, strict=True)),
         "samples": {name: [float(f"{value:.5g}") for value in samples.of(name)] for name in samples.names},
         "compile_seconds": ours.compile_seconds,
+        "rival_compile_seconds": {name: contest.built[name].compile_seconds for name in contest.rivals},
         "kernels": ours.kernels,
         "digest": ours.digest,
         "skipped": dict(contest.skipped),
@@ -236,7 +239,7 @@ def failure(error: Exception) -> Row:
     refused = isinstance(error, compiler.Unsupported)
     empty = dict.fromkeys(("ours_us", "eager_us", "compile_us", "speedup", "ci", "roofline"))
     verdict = "unsupported" if refused else "fail"
-    return {**empty, "verdict": verdict, "suspect": False, "message": _one_line(error)}
+    return {**empty, "verdict": verdict, "suspect": False, "message": _brief(error)}
 
 
 def fitness(options: Mapping[str, Any], quiet: Quiet | None = None) -> Row:
@@ -300,9 +303,10 @@ def _as_json(measured: Ratio) -> Row:
     return {"speedup": measured.median, "ci": [measured.low, measured.high]}
 
 
-def _one_line(error: Exception) -> str:
-    first = str(error).strip().splitlines()
-    text = first[0][:400] if first else ""
+def _brief(error: Exception) -> str:
+    """The error on one line; torch puts the telling part of its messages anywhere but first."""
+    text = " ".join(str(error).split())
+    text = text if len(text) <= 600 else text[:597] + "..."
     return text if isinstance(error, Wrong | compiler.CompilerError) else f"{type(error).__name__}: {text}"
 
 

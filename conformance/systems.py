@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -89,7 +90,7 @@ def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor
     if complaint := explain_unknown(name):
         raise ValueError(complaint)
     # Inductor's pool of compile workers would run beside what is being timed.
-    torch._inductor.config.compile_threads = 1
+    inductor.compile_threads = 1
     # Each case is a fresh function; without a reset the old ones and their guards pile up.
     torch._dynamo.reset()
     before = counters["stats"]["unique_graphs"]
