@@ -157,9 +157,11 @@ def bind(plan: Plan, constants: Mapping[int, torch.Tensor]) -> dict[int, torch.T
 
 # Below this many bytes in all buffers a call keeps the GIL: giving it up costs more than anyone else could gain.
 LONG = 64 << 10
-# torch.empty leaves outputs above glibc's largest mmap threshold to fresh pages on every call; asked for as huge pages
-# they cost a 512th of the faults.
-HUGE = 32 << 20
+# Fresh pages cost more than arithmetic: relu(x*y+1) into 128 MiB takes 54.6 ms with 32,769 faults, 14.1 ms with 576
+# where the output asks for huge pages, 9.9 ms into memory used before (Zen 3, one thread, least of 7). glibc maps
+# blocks above 32 MiB anew on every call, and smaller ones until it has learnt; where memory is recycled, the advice
+# costs nothing measurable from 2 MiB on. 4 MiB holds at least one whole huge page wherever it starts.
+HUGE = 4 << 20
 
 
 def load(
