@@ -1,0 +1,233 @@
+"""How a rule writes Tensor IR: torch values come in as `Value`s, a `Builder` collects the equations of one ATen call.
+
+A rule is a function `rule(b, *args, **kwargs)` whose parameters after `b` are those of the ATen overload, by the same
+names and with the same defaults. Tensors arrive as `Value`s (inside lists too), lists as tuples, element types as
+`DType`, the rest as it is. It returns one `Value`, or a tuple with one for each result of the call, None where a result
+is not given. A parameter that it does not have is refused for it; what it has but cannot do it refuses by
+`raise b.refuse("why")`. Its family module puts it into a table `RULES: dict[str, Rule]` by overload name:
+
+    def softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) -> Value:
+        d = dim % x.rank
+        m = b.reduce("max", without(x.shape, (d,)), (x.shape[d],), lambda at, r: x.at(merge(at, r, (d,))), "max")
+        ...
+        return b.map(x.shape, lambda at: e.at(at) / s.at(without(at, (d,))))
+
+    RULES: dict[str, Rule] = {"aten._softmax.default": softmax}
+
+A result may be a value that came in (an alias costs nothing). What is computed from 16-bit floats is f32 and stays so:
+`at` converts, and the lowering rounds the program's outputs; only an explicit conversion and the operands of a
+contraction round earlier (`rounded`, `Value.rounded_at`). A result of another shape than declared, or of an element
+type that is neither the declared one nor its computing type, is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from compiler.errors import Unsupported
+from compiler.ir import dtype as dt
+from compiler.ir.aten import Type
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Const, Expr, Load, cast, const, dim
+from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scan, Scatter
+from compiler.ir.text import show_type
+
+Shape = tuple[Expr, ...]
+Index = tuple[Expr, ...]
+Rule = Callable[..., "Value | tuple[Value | None, ...]"]
+
+_AXES = "ijklmnabcdefgh"
+_OVER = "rstuvwxyzpqo"
+_YES = const(True, dt.boolean)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A torch tensor in the Tensor program: `dtype` is torch's, `stored` that of the input or equation holding it."""
+
+    name: str
+    dtype: DType
+    shape: Shape
+    stored: DType
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def compute(self) -> DType:
+        """The type of `at`."""
+        return dt.compute(self.dtype)
+
+    def at(self, index: Sequence[Expr | int]) -> Expr:
+        """One element, in the type in which arithmetic on it is done."""
+        return cast(Load(self.name, tuple(map(dim, index)), self.stored), self.compute)
+
+    def rounded_at(self, index: Sequence[Expr | int]) -> Expr:
+        """One element as torch would have stored it: what a contraction reads."""
+        return rounded(self.at(index), self.dtype)
+
+    def __str__(self) -> str:
+        return show_type(self.dtype, self.shape)
+
+
+Operand = Value | bool | int | float
+
+
+class Builder:
+    """Collects the equations of one call at a time, and gives them names that are free in the whole program."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+        self._axes = [c for c in _AXES if c not in self._taken]
+        self._over = [c for c in _OVER if c not in self._taken]
+        self._taken |= {*_AXES, *_OVER}
+        self.equations: list[Equation] = []
+        self.types: tuple[Type | None, ...] = ()
+        self._call: tuple[str, tuple[object, ...], dict[str, object]] = ("", (), {})
+        self._prefix = ""
+
+    def begin(
+        self, prefix: str, types: tuple[Type | None, ...], op: str, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        """Start a call: `prefix` begins the names of what it computes on the way."""
+        self.equations, self.types, self._prefix, self._call = [], types, prefix, (op, args, kwargs)
+
+    @property
+    def out(self) -> Type:
+        """What the first result of the call is declared to be."""
+        for t in self.types:
+            if t is not None:
+                return t
+        raise ValueError(f"{self._call[0]}: no result is used")
+
+    def refuse(self, why: str) -> Unsupported:
+        """The error for a call that a rule cannot lower; to be raised."""
+        op, args, kwargs = self._call
+        return Unsupported(op, tuple(map(_shown, args)), why, {k: _shown(v) for k, v in kwargs.items()})
+
+    def fresh(self, hint: str) -> str:
+        name, n = hint, 1
+        while name in self._taken:
+            name, n = f"{hint}_{n}", n + 1
+        self._taken.add(name)
+        return name
+
+    def map(self, shape: Shape, element: Callable[[Index], Expr], hint: str = "value") -> Value:
+        """`element(at)` for every index `at` of `shape`."""
+        axes = self._axis(self._axes, shape)
+        return self._define(Map(self._name(hint), axes, element(_vars(axes))))
+
+    def reduce(
+        self, op: str, shape: Shape, over: Shape, element: Callable[[Index, Index], Expr], hint: str = "reduced"
+    ) -> Value:
+        """For every `at` of `shape`, `op` (a key of `expr.COMBINE`) of `element(at, r)` for every `r` of `over`."""
+        axes, ranges = self._axis(self._axes, shape), self._axis(self._over, over)
+        return self._define(Reduce(self._name(hint), axes, op, ranges, element(_vars(axes), _vars(ranges))))
+
+    def scan(self, op: str, shape: Shape, along: int, element: Callable[[Index], Expr], hint: str = "scanned") -> Value:
+        """Running `op` of `element(at)` along dimension `along`, the current element included."""
+        axes = self._axis(self._axes, shape)
+        return self._define(Scan(self._name(hint), axes, op, axes[along].name, element(_vars(axes))))
+
+    def scatter(
+        self,
+        op: str,
+        shape: Shape,
+        base: Callable[[Index], Expr],
+        over: Shape,
+        update: Callable[[Index], tuple[Index, Expr] | tuple[Index, Expr, Expr]],
+        hint: str = "scattered",
+    ) -> Value:
+        """`base(at)` everywhere, then for each `r` of `over` in order the value of `update(r)` put or combined there.
+
+        An update is `(index, value)` or `(index, value, guard)`; `op` is "set" or a key of `expr.COMBINE`.
+        An index must be in bounds wherever its guard holds.
+        """
+        axes, ranges = self._axis(self._axes, shape), self._axis(self._over, over)
+        index, value, *guard = update(_vars(ranges))
+        made = Scatter(self._name(hint), axes, base(_vars(axes)), op, ranges, index, value, guard[0] if guard else _YES)
+        return self._define(made)
+
+    def _axis(self, pool: list[str], shape: Shape) -> tuple[Axis, ...]:
+        names = pool if len(pool) >= len(shape) else [f"{pool[0]}{n}" for n in range(len(shape))]
+        return tuple(Axis(name, extent) for name, extent in zip(names, shape, strict=False))
+
+    def _name(self, hint: str) -> str:
+        return self.fresh(f"{self._prefix}_{hint}")
+
+    def _define(self, equation: Equation) -> Value:
+        self.equations.append(equation)
+        return Value(equation.name, equation.dtype, tuple(a.extent for a in equation.axes), equation.dtype)
+
+
+def _vars(axes: tuple[Axis, ...]) -> Index:
+    return tuple(a.var for a in axes)
+
+
+def _shown(argument: object) -> object:
+    if isinstance(argument, tuple):
+        return f"[{', '.join(str(_shown(a)) for a in argument)}]"
+    return argument
+
+
+def rounded(value: Expr, dtype: DType) -> Expr:
+    """`value` as a tensor of `dtype` would hold it, in the type in which arithmetic on it is done."""
+    return cast(cast(value, dtype), dt.compute(dtype)) if dtype in dt.STORAGE_ONLY else cast(value, dtype)
+
+
+def broadcast(x: Value, index: Index) -> Index:
+    """The index into `x` for an index of a shape that `x` broadcasts to."""
+    tail = index[len(index) - x.rank :]
+    return tuple(dim(0) if is_one(extent) else i for extent, i in zip(x.shape, tail, strict=True))
+
+
+def is_one(extent: Expr) -> bool:
+    return isinstance(extent, Const) and extent.value == 1
+
+
+def element(x: Operand, index: Index, dtype: DType) -> Expr:
+    """A scalar, or an element of a value that broadcasts to the shape of `index`, as `dtype`, a computing type."""
+    if isinstance(x, Value):
+        return cast(x.at(broadcast(x, index)), dtype)
+    return cast(const(x, dt.f64), dtype) if isinstance(x, float) else const(x, dtype)
+
+
+def dims(b: Builder, d: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
+    """Dimensions as torch gives them (None, one, several, negative), sorted; all of them for None or an empty list."""
+    if d is None or (not isinstance(d, int) and not d):
+        return tuple(range(rank))
+    chosen = (d,) if isinstance(d, int) else tuple(d)
+    bad = [x for x in chosen if not -max(rank, 1) <= x < max(rank, 1)]
+    if bad:
+        raise b.refuse(f"dimension {bad[0]} of a tensor of rank {rank}")
+    return tuple(sorted({x % rank for x in chosen})) if rank else ()
+
+
+def without(shape: Shape, gone: Sequence[int]) -> Shape:
+    """The shape with some dimensions removed."""
+    return tuple(s for d, s in enumerate(shape) if d not in gone)
+
+
+def ones(shape: Shape, which: Sequence[int]) -> Shape:
+    """The shape with some dimensions reduced to 1."""
+    return tuple(dim(1) if d in which else s for d, s in enumerate(shape))
+
+
+def merge(at: Index, over: Index, where: Sequence[int]) -> Index:
+    """The full index whose dimensions `where` are `over` and whose others are `at`, in order."""
+    outer, inner = iter(at), iter(over)
+    return tuple(next(inner) if d in where else next(outer) for d in range(len(at) + len(over)))
+
+
+def set_dim(at: Index, d: int, i: Expr | int) -> Index:
+    """The index with dimension `d` replaced."""
+    return (*at[:d], dim(i), *at[d + 1 :])
+
+
+def numel(shape: Shape) -> Expr:
+    out: Expr = dim(1)
+    for extent in shape:
+        out = out * extent
+    return out

@@ -1,0 +1,285 @@
+"""What pointwise ops compute, as functions of scalar expressions; all operands have one type, a computing type.
+
+Each follows torch where it matters: where NaN, infinities, zeros and ties fall, and where plain formulas overflow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import boolean
+from compiler.ir.expr import Expr, cast, const, op
+
+E = Expr
+
+
+def lit(value: float, x: E) -> E:
+    """A constant of `x`'s type."""
+    return const(value, x.dtype)
+
+
+def where(cond: E, a: E, b: E) -> E:
+    return op("where", cond, a, b)
+
+
+def add(a: E, b: E) -> E:
+    return op("or" if a.dtype is boolean else "add", a, b)
+
+
+def mul(a: E, b: E) -> E:
+    return op("and" if a.dtype is boolean else "mul", a, b)
+
+
+def floored_quotient(a: E, b: E, left_over: E) -> E:
+    """The quotient rounded down, but for its last unit: from the exact remainder `rem(a, b)`, so that 1 // 0.1 is 9."""
+    quotient = (a - left_over) / b
+    return where(_crosses(left_over, b), quotient - 1.0, quotient)
+
+
+def floored(quotient: E, a: E, b: E) -> E:
+    """`quotient` as the whole number that it nearly is; a zero keeps the sign of a / b."""
+    down = op("floor", quotient)
+    down = where(op("gt", quotient - down, lit(0.5, a)), down + 1.0, down)
+    down = where(op("eq", quotient, lit(0, a)), a / b * 0.0, down)
+    return where(op("eq", b, lit(0, a)), a / b, down)
+
+
+def _crosses(left_over: E, divisor: E) -> E:
+    """The remainder is on the other side of zero than the divisor."""
+    zero = lit(0, divisor)
+    return op("and", op("ne", left_over, zero), op("xor", op("lt", divisor, zero), op("lt", left_over, zero)))
+
+
+def truncating_divide(a: E, b: E) -> E:
+    return op("trunc", a / b) if a.dtype.is_float else op("truncdiv", a, b)
+
+
+def remainder(a: E, b: E) -> E:
+    """The remainder that has the sign of the divisor."""
+    if not a.dtype.is_float:
+        return a % b
+    left_over = op("rem", a, b)
+    return where(_crosses(left_over, b), left_over + b, left_over)
+
+
+def sign(a: E) -> E:
+    """-1, 0 or 1; 0 for NaN, as in torch."""
+    if a.dtype is boolean:
+        return a
+    zero, one = lit(0, a), lit(1, a)
+    positive = where(op("gt", a, zero), one, zero)
+    return positive if a.dtype.kind == "uint" else where(op("lt", a, zero), op("neg", one), positive)
+
+
+def ignoring_nan(how: str) -> Callable[[E, E], E]:
+    """`fmax` and `fmin`: NaN only where both are."""
+
+    def formula(a: E, b: E) -> E:
+        if not a.dtype.is_float:
+            return op(how, a, b)
+        return where(op("isnan", a), b, where(op("isnan", b), a, op(how, a, b)))
+
+    return formula
+
+
+def left_shift(a: E, b: E) -> E:
+    inside = op("and", op("ge", b, 0), op("lt", b, a.dtype.bits))
+    return where(inside, op("shl", a, where(inside, b, lit(0, b))), lit(0, a))
+
+
+def right_shift(a: E, b: E) -> E:
+    last = a.dtype.bits - 1
+    inside = op("and", op("ge", b, 0), op("le", b, last))
+    beyond = op("shr", a, lit(last, a)) if a.dtype.kind == "int" else lit(0, a)
+    return where(inside, op("shr", a, where(inside, b, lit(0, b))), beyond)
+
+
+def power(a: E, b: E) -> E:
+    if not a.dtype.is_float:
+        raise ValueError("a power of integers needs an exponent that is known when compiling")
+    return op("pow", a, b)
+
+
+def power_by(x: E, exponent: float) -> E:
+    """A power with a known exponent: the small ones by multiplication, as torch does, the square roots by `sqrt`."""
+    match exponent:
+        case 0:
+            return lit(1, x)
+        case 0.5:
+            return op("sqrt", x)
+        case -0.5:
+            return op("rsqrt", x)
+    whole = int(exponent) == exponent if math.isfinite(exponent) else False
+    if not x.dtype.is_float:
+        if not whole or exponent < 0:
+            raise ValueError(f"an integer to the power of {exponent}")
+        return _product(x, int(exponent))
+    if whole and abs(exponent) <= 3:
+        return _product(x, int(exponent)) if exponent > 0 else lit(1, x) / _product(x, int(-exponent))
+    return op("pow", x, lit(exponent, x))
+
+
+def _product(x: E, count: int) -> E:
+    """`x` multiplied by itself, by squaring."""
+    if count == 1:
+        return x
+    half = _product(x, count // 2)
+    squared = mul(half, half)
+    return mul(squared, x) if count % 2 else squared
+
+
+def sigmoid(x: E) -> E:
+    return lit(1, x) / (op("exp", -x) + 1.0)
+
+
+def silu(x: E) -> E:
+    return x / (op("exp", -x) + 1.0)
+
+
+def softplus(x: E, beta: float = 1, threshold: float = 20) -> E:
+    scaled = x * beta
+    return where(op("gt", scaled, threshold), x, op("log1p", op("exp", scaled)) / beta)
+
+
+def log_sigmoid(x: E) -> E:
+    return op("min", x, 0.0) - op("log1p", op("exp", -op("abs", x)))
+
+
+def mish(x: E) -> E:
+    return x * op("tanh", op("log1p", op("exp", x)))
+
+
+def relu(x: E) -> E:
+    return op("or", x, False) if x.dtype is boolean else where(op("lt", x, 0), lit(0, x), x)
+
+
+def hardtanh(x: E, min_val: float = -1, max_val: float = 1) -> E:
+    return op("min", op("max", x, lit(min_val, x)), lit(max_val, x))
+
+
+def hardsigmoid(x: E) -> E:
+    return hardtanh(x + 3.0, 0, 6) / 6.0
+
+
+def hardswish(x: E) -> E:
+    return x * hardtanh(x + 3.0, 0, 6) / 6.0
+
+
+def elu(x: E, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> E:
+    return where(op("lt", x, 0), op("expm1", x * input_scale) * (alpha * scale), x * scale)
+
+
+def celu(x: E, alpha: float = 1.0) -> E:
+    return elu(x, alpha, 1, 1 / alpha)
+
+
+def selu(x: E) -> E:
+    return elu(x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
+
+
+def leaky_relu(x: E, negative_slope: float = 0.01) -> E:
+    return where(op("gt", x, 0), x, x * negative_slope)
+
+
+def threshold(x: E, threshold: float, value: float) -> E:
+    return where(op("le", x, lit(threshold, x)), lit(value, x), x)
+
+
+def hardshrink(x: E, lambd: float = 0.5) -> E:
+    return where(op("and", op("ge", x, -lambd), op("le", x, lambd)), lit(0, x), x)
+
+
+def softshrink(x: E, lambd: float = 0.5) -> E:
+    return where(op("gt", x, lambd), x - lambd, where(op("lt", x, -lambd), x + lambd, x * 0.0))
+
+
+def gelu(x: E, approximate: str = "none") -> E:
+    match approximate:
+        case "none":
+            return x * 0.5 * (op("erf", x * math.sqrt(0.5)) + 1.0)
+        case "tanh":
+            inner = (x + x * x * x * 0.044715) * math.sqrt(2 / math.pi)
+            return x * 0.5 * (op("tanh", inner) + 1.0)
+    raise ValueError(f"approximate={approximate!r}")
+
+
+def lerp(start: E, end: E, weight: E) -> E:
+    """From the nearer end, so that weights 0 and 1 give the ends exactly."""
+    step = end - start
+    near = start + weight * step
+    return where(op("lt", op("abs", weight), 0.5), near, end - step * (lit(1, weight) - weight))
+
+
+def prelu(x: E, weight: E) -> E:
+    return where(op("gt", x, 0), x, x * weight)
+
+
+def xlogy(x: E, y: E) -> E:
+    return where(op("isnan", y), y, where(op("eq", x, 0), lit(0, x), x * op("log", y)))
+
+
+def logit(x: E, eps: float | None = None) -> E:
+    if eps is not None:
+        x = where(op("lt", x, lit(eps, x)), lit(eps, x), where(op("gt", x, lit(1 - eps, x)), lit(1 - eps, x), x))
+    return op("log", x / (lit(1, x) - x))
+
+
+def hypot(a: E, b: E) -> E:
+    """Scaled by the greater side, so that squares do not overflow."""
+    a, b = op("abs", a), op("abs", b)
+    big, small = op("max", a, b), op("min", a, b)
+    ratio = small / where(op("eq", big, 0), lit(1, big), big)
+    return where(op("eq", big, math.inf), big, big * op("sqrt", ratio * ratio + 1.0))
+
+
+def logaddexp(a: E, b: E) -> E:
+    big = op("max", a, b)
+    infinite = op("eq", op("abs", big), math.inf)
+    return where(infinite, big, big + op("log1p", op("exp", op("min", a, b) - big)))
+
+
+def heaviside(x: E, at_zero: E) -> E:
+    return where(op("eq", x, 0), at_zero, where(op("gt", x, 0), lit(1, x), lit(0, x)))
+
+
+def nan_to_num(x: E, nan: float, posinf: float, neginf: float) -> E:
+    if not x.dtype.is_float:
+        return x
+    finite = where(op("eq", x, math.inf), lit(posinf, x), where(op("eq", x, -math.inf), lit(neginf, x), x))
+    return where(op("isnan", x), lit(nan, x), finite)
+
+
+def signbit(x: E) -> E:
+    """Also for -0.0, whose reciprocal is -inf."""
+    if not x.dtype.is_float:
+        return op("lt", x, lit(0, x))
+    return op("or", op("lt", x, 0), op("lt", lit(1, x) / x, 0))
+
+
+def finite(x: E) -> E:
+    return op("lt", op("abs", x), math.inf) if x.dtype.is_float else const(True, boolean)
+
+
+def infinite(x: E, which: str = "both") -> E:
+    if not x.dtype.is_float:
+        return const(False, boolean)
+    return {"both": lambda: op("eq", op("abs", x), math.inf), "+": lambda: op("eq", x, math.inf),
+            "-": lambda: op("eq", x, -math.inf)}[which]()  # fmt: skip
+
+
+def round_decimals(x: E, decimals: int) -> E:
+    """Nearest even at a decimal place."""
+    if not x.dtype.is_float:
+        if decimals:
+            raise ValueError("integers are rounded to 0 decimals only")
+        return x
+    factor = lit(10.0 ** abs(decimals), x)
+    if decimals >= 0:
+        return op("round", x * factor) / factor if decimals else op("round", x)
+    return op("round", x / factor) * factor
+
+
+def truth(x: E) -> E:
+    return cast(x, boolean)

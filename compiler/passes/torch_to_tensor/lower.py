@@ -1,0 +1,177 @@
+"""Torch IR in, Tensor IR out: each ATen call becomes the equations that its rule writes, in a group of its own.
+
+Then nothing of torch is left but names: element types, broadcasting, promotion and argument defaults are spelled out.
+Whatever has no rule is refused before anything is lowered, all of it in one error.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+
+from compiler.errors import Unsupported, call_text
+from compiler.ir import aten
+from compiler.ir import dtype as dt
+from compiler.ir.aten import Call, Ref, Type
+from compiler.ir.expr import Expr, Load, cast, names, static
+from compiler.ir.node import Node
+from compiler.ir.tensor import Equation, Group, Program, Tensor, reads, row_major
+from compiler.ir.text import show_type
+from compiler.passes.torch_to_tensor import contract, normalize, pointwise, reduce, scan
+from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
+
+RULES: dict[str, Rule] = {
+    name: rule for family in (pointwise, reduce, normalize, scan, contract) for name, rule in family.RULES.items()
+}
+
+
+def lower(program: aten.Program) -> Program:
+    """The Tensor program that computes the same; raises Unsupported."""
+    calls = [c for c in program.calls if any(t is not None for t in c.types)]
+    check(program, calls)
+    known = aten.types(program)
+    b = Builder([*known, *program.sizes])
+    env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype) for i in program.inputs}
+    groups: list[Group] = []
+    for call in calls:
+        env |= _lower_call(b, call, env)
+        if b.equations:
+            groups.append(
+                Group(
+                    next(n for n, t in zip(call.outputs, call.types, strict=True) if t), tuple(b.equations), (call.op,)
+                )
+            )
+    outputs: list[Tensor] = []
+    for name in program.outputs:
+        made, group = _output(b, env[name], known[name], {i.name for i in program.inputs} | {o.name for o in outputs})
+        groups += group
+        outputs.append(made)
+    inputs = tuple(Tensor(i.name, i.type.dtype, i.type.shape, i.type.strides, i.constant) for i in program.inputs)
+    return Program(program.name, inputs, _live(groups, {o.name for o in outputs}), tuple(outputs), program.sizes)
+
+
+def check(program: aten.Program, calls: Sequence[Call]) -> None:
+    """Every call has a rule, every argument a parameter there; raises one Unsupported that lists all that have not."""
+    known = aten.types(program)
+    problems: list[tuple[Call, str]] = []
+    for call in calls:
+        if call.op not in RULES:
+            problems.append((call, "no lowering for this op"))
+            continue
+        try:
+            inspect.signature(RULES[call.op]).bind(None, *call.args, **dict(call.kwargs))
+        except TypeError as problem:
+            problems.append((call, f"{problem}"))
+    if not problems:
+        return
+    texts = [_refused(call, known, why) for call, why in dict.fromkeys(problems)]
+    first, *others = texts
+    if others:
+        more = "; ".join(dict.fromkeys(f"{e.op}({e.args_text}): {e.why}" for e in others))
+        raise Unsupported(first.op, (first.args_text,), f"{first.why}; and {more}")
+    raise first
+
+
+def _refused(call: Call, known: dict[str, Type], why: str) -> Unsupported:
+    return Unsupported(
+        call.op, [_shown(a, known) for a in call.args], why, {k: _shown(v, known) for k, v in call.kwargs}
+    )
+
+
+def _shown(argument: object, known: dict[str, Type]) -> str:
+    match argument:
+        case Ref(name):
+            t = known[name]
+            return show_type(t.dtype, t.shape)
+        case tuple():
+            return f"[{call_text([_shown(a, known) for a in argument], {})}]"
+    return str(argument)
+
+
+def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Value]:
+    args = tuple(_argument(a, env) for a in call.args)
+    kwargs = {name: _argument(a, env) for name, a in call.kwargs}
+    prefix = next(n for n, t in zip(call.outputs, call.types, strict=True) if t is not None)
+    b.begin(prefix, call.types, call.op, args, kwargs)
+    results = RULES[call.op](b, *args, **kwargs)
+    made = results if isinstance(results, tuple) else (results,)
+    if len(made) != len(call.outputs):
+        raise ValueError(f"the rule of {call.op} gives {len(made)} results, the call has {len(call.outputs)}")
+    own = {e.name for e in b.equations}
+    out: dict[str, Value] = {}
+    renamed: dict[str, str] = {}
+    for name, kind, value in zip(call.outputs, call.types, made, strict=True):
+        if kind is None:
+            continue
+        if value is None:
+            raise b.refuse(f"result {call.outputs.index(name)} of this op is not computed, but used")
+        _agree(call, name, kind, value)
+        if value.name in own and value.name not in renamed:
+            renamed[value.name] = name
+        out[name] = Value(renamed.get(value.name, value.name), kind.dtype, kind.shape, value.stored)
+    b.equations = [_renamed(e, renamed) for e in b.equations]
+    return out
+
+
+def _argument(argument: object, env: dict[str, Value]) -> object:
+    match argument:
+        case Ref(name):
+            return env[name]
+        case tuple():
+            return tuple(_argument(a, env) for a in argument)
+    return argument
+
+
+def _agree(call: Call, name: str, kind: Type, value: Value) -> None:
+    if dt.compute(kind.dtype) is not value.compute or kind.shape != value.shape:
+        declared = show_type(kind.dtype, kind.shape)
+        raise ValueError(f"the rule of {call.op} makes {name} a {value}, but it is declared {declared}")
+
+
+def _renamed(equation: Equation, table: dict[str, str]) -> Equation:
+    def go(node: Node) -> Node:
+        new = node.map(go)
+        return new.replace(buffer=table[new.buffer]) if isinstance(new, Load) and new.buffer in table else new
+
+    if not table.keys() & {equation.name, *reads(equation)}:
+        return equation
+    new: Equation = equation.map(go)
+    return new.replace(name=table.get(new.name, new.name))
+
+
+def _output(b: Builder, value: Value, kind: Type, taken: set[str]) -> tuple[Tensor, list[Group]]:
+    """The tensor that the caller gets; a conversion or copy where the value is not that already."""
+    strides = kind.strides if is_dense(kind.shape, kind.strides) else row_major(kind.shape)
+    if value.stored is kind.dtype and value.name not in taken:
+        return Tensor(value.name, kind.dtype, kind.shape, strides), []
+    b.begin(value.name, (kind,), "result", (), {})
+    made = b.map(kind.shape, lambda at: cast(Load(value.name, at, value.stored), kind.dtype), "out")
+    return Tensor(made.name, kind.dtype, kind.shape, strides), [Group(made.name, tuple(b.equations), ("result",))]
+
+
+def is_dense(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
+    """Some order of the dimensions is row-major: the elements fill their memory without gaps or sharing."""
+    if any(names(e) for e in (*shape, *strides)):
+        return strides == row_major(shape)
+    pairs = [(static(s), static(n)) for n, s in zip(shape, strides, strict=True)]
+    step = 1
+    for stride, extent in sorted(p for p in pairs if p[1] != 1):
+        if extent and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def _live(groups: list[Group], wanted: set[str]) -> tuple[Group, ...]:
+    """The groups without equations that no output depends on."""
+    wanted = set(wanted)
+    out: list[Group] = []
+    for group in reversed(groups):
+        kept: list[Equation] = []
+        for e in reversed(group.equations):
+            if e.name in wanted:
+                kept.append(e)
+                wanted |= set(reads(e))
+        if kept:
+            out.append(group.replace(equations=tuple(reversed(kept))))
+    return tuple(reversed(out))

@@ -1,0 +1,350 @@
+"""Pointwise ATen ops: each row of a table names a formula and the overloads that it is the meaning of.
+
+`ARITHMETIC` formulas get their operands broadcast to the result's shape in the computing type of the result, `TESTS` in
+that of the operands together; the rules below them are for ops whose operands are not all alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import struct
+from collections.abc import Callable, Sequence
+
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType, boolean
+from compiler.ir.expr import Expr, cast, const, op
+from compiler.passes.torch_to_tensor import formula as f
+from compiler.passes.torch_to_tensor.builder import (
+    Builder,
+    Index,
+    Operand,
+    Rule,
+    Value,
+    element,
+    is_one,
+    numel,
+    rounded,
+)
+
+E = Expr
+_ORDER = (boolean, dt.u8, dt.i8, dt.i16, dt.i32, dt.i64, dt.f16, dt.bf16, dt.f32, dt.f64)
+
+
+def promote(*operands: Operand) -> DType:
+    """The element type that torch gives to operands together: all decide its kind, tensors first its width."""
+    tensors = [x.dtype for x in operands if isinstance(x, Value) and x.rank]
+    zeros = [x.dtype for x in operands if isinstance(x, Value) and not x.rank]
+    scalars = [_scalar_type(x) for x in operands if not isinstance(x, Value)]
+    out: DType | None = None
+    for level in (tensors, zeros, scalars):
+        if level:
+            wide = _widest(level)
+            if out is None:
+                out = wide
+            elif _kind(wide) > _kind(out):
+                out = dt.f32 if level is scalars and wide.is_float else wide
+    return out or dt.f32
+
+
+def _scalar_type(x: Operand) -> DType:
+    return boolean if isinstance(x, bool) else dt.i64 if isinstance(x, int) else dt.f32
+
+
+def _kind(t: DType) -> int:
+    return {"bool": 0, "uint": 1, "int": 1, "float": 2}[t.kind]
+
+
+def _widest(types: Sequence[DType]) -> DType:
+    top = max(map(_kind, types))
+    chosen = {t for t in types if _kind(t) == top}
+    if {dt.f16, dt.bf16} <= chosen:
+        chosen |= {dt.f32}
+    if dt.u8 in chosen and chosen & {dt.i8}:
+        chosen |= {dt.i16}
+    return max(chosen, key=_ORDER.index)
+
+
+def exact(value: float, dtype: DType) -> float:
+    """A Python scalar as a tensor of `dtype` would hold it, nearest even."""
+    if dtype is dt.f16:
+        try:
+            return float(struct.unpack("e", struct.pack("e", value))[0])
+        except OverflowError:
+            return math.copysign(math.inf, value)
+    if dtype is dt.bf16 and math.isfinite(value):
+        bits = struct.unpack("I", struct.pack("f", dt.rounded(value, dt.f32)))[0]
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+        return float(struct.unpack("f", struct.pack("I", bits))[0])
+    return value
+
+
+def pointwise(formula: Callable[..., E]) -> Callable[..., Value]:
+    """The rule of a formula: its parameters of type `E` are the operands, in the computing type of the result."""
+    return _rule(formula, lambda b, operands: dt.compute(b.out.dtype))
+
+
+def test(formula: Callable[..., E]) -> Callable[..., Value]:
+    """The rule of a formula that gives a truth value: operands in the type that they have together."""
+    return _rule(formula, lambda b, operands: promote(*operands))
+
+
+def _rule(formula: Callable[..., E], common: Callable[[Builder, list[Operand]], DType]) -> Callable[..., Value]:
+    signature = inspect.signature(formula)
+    operands = [p.name for p in signature.parameters.values() if p.annotation in ("E", inspect.Parameter.empty)]
+
+    def rule(b: Builder, *args: object, **kwargs: object) -> Value:
+        bound = signature.bind(*args, **kwargs).arguments
+        given = [_operand(bound.pop(name)) for name in operands]
+        dtype = common(b, given)
+        try:
+            return b.map(b.out.shape, lambda at: formula(*(_converted(x, at, dtype) for x in given), **bound))
+        except (TypeError, ValueError) as problem:
+            raise b.refuse(str(problem)) from problem
+
+    own = inspect.Parameter("builder", inspect.Parameter.POSITIONAL_ONLY)
+    rule.__signature__ = inspect.Signature([own, *signature.parameters.values()])  # type: ignore[attr-defined]
+    return rule
+
+
+def _operand(x: object) -> Operand:
+    if isinstance(x, Value | bool | int | float):
+        return x
+    raise TypeError(f"{x!r} is neither a tensor nor a number")
+
+
+def _converted(x: Operand, at: Index, dtype: DType) -> E:
+    """An operand as `dtype`, in its computing type; a 16-bit type rounds what is of another, as torch does."""
+    if dtype not in dt.STORAGE_ONLY:
+        return element(x, at, dtype)
+    if not isinstance(x, Value):
+        return const(exact(float(x), dtype), dt.compute(dtype))
+    value = element(x, at, dt.compute(dtype))
+    return value if x.dtype is dtype else rounded(value, dtype)
+
+
+_ROWS = (
+    "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
+    "asinh acosh atanh erf erfc"
+)
+
+
+def _row(name: str) -> Callable[[E], E]:
+    return lambda x: op(name, x)
+
+
+def _row2(name: str) -> Callable[[E, E], E]:
+    return lambda a, b: op(name, a, b)
+
+
+def _rounding(name: str) -> Callable[[E], E]:
+    """Integers are whole already."""
+    return lambda x: op(name, x) if x.dtype.is_float else x
+
+
+# Names without a dot are the overload `default`; `*` stands for all of _TENSOR_OR_SCALAR.
+# fmt: off
+ARITHMETIC: dict[str, Callable[..., E]] = {
+    **{name: _row(name) for name in _ROWS.split()},
+    **{name: _rounding(name) for name in ("ceil", "floor", "trunc", "round")}, "fix": _rounding("trunc"),
+    "special_erf": _row("erf"), "special_erfc": _row("erfc"), "special_exp2": _row("exp2"),
+    "special_expm1": _row("expm1"), "special_log1p": _row("log1p"), "special_expit": f.sigmoid,
+    "abs": lambda x: x if x.dtype.kind in ("uint", "bool") else op("abs", x),
+    "neg": _row("neg"), "positive": lambda x: x, "sign": f.sign, "sgn": f.sign, "bitwise_not": _row("not"),
+    "reciprocal": lambda x: f.lit(1, x) / x, "square": lambda x: f.mul(x, x), "frac": lambda x: x - op("trunc", x),
+    "sigmoid": f.sigmoid, "silu": f.silu, "mish": f.mish, "relu": f.relu, "relu6": lambda x: f.hardtanh(x, 0, 6),
+    "selu": f.selu, "hardsigmoid": f.hardsigmoid, "hardswish": f.hardswish, "log_sigmoid": f.log_sigmoid,
+    "hardtanh": f.hardtanh, "elu": f.elu, "celu": f.celu, "leaky_relu": f.leaky_relu, "gelu": f.gelu,
+    "softplus": f.softplus, "threshold": f.threshold, "hardshrink": f.hardshrink, "softshrink": f.softshrink,
+    "softsign": lambda x: x / (op("abs", x) + 1.0), "logit": f.logit, "round.decimals": f.round_decimals,
+    "deg2rad": lambda x: x * (math.pi / 180), "rad2deg": lambda x: x * (180 / math.pi),
+    "mul.*": f.mul, "div.*": lambda a, b: a / b, "true_divide.*": lambda a, b: a / b, "atan2": _row2("atan2"),
+    "fmod.*": _row2("rem"), "remainder.*": f.remainder, "remainder.Scalar_Tensor": f.remainder,
+    "maximum": _row2("max"), "minimum": _row2("min"), "max.other": _row2("max"), "min.other": _row2("min"),
+    "fmax": f.ignoring_nan("max"), "fmin": f.ignoring_nan("min"), "hypot": f.hypot, "logaddexp": f.logaddexp,
+    "xlogy.Tensor": f.xlogy, "xlogy.Scalar_Other": f.xlogy, "xlogy.Scalar_Self": f.xlogy, "heaviside": f.heaviside,
+    "_prelu_kernel": f.prelu, "lerp.*": f.lerp, "pow.Tensor_Tensor": f.power, "pow.Scalar": f.power,
+    "bitwise_and.*": _row2("and"), "bitwise_or.*": _row2("or"), "bitwise_xor.*": _row2("xor"),
+    "__and__.*": _row2("and"), "__or__.*": _row2("or"), "__xor__.*": _row2("xor"),
+    "bitwise_and.Scalar_Tensor": _row2("and"), "bitwise_or.Scalar_Tensor": _row2("or"),
+    "bitwise_xor.Scalar_Tensor": _row2("xor"),
+    "bitwise_left_shift.Tensor": f.left_shift, "bitwise_left_shift.Tensor_Scalar": f.left_shift,
+    "bitwise_left_shift.Scalar_Tensor": f.left_shift, "bitwise_right_shift.Tensor": f.right_shift,
+    "bitwise_right_shift.Tensor_Scalar": f.right_shift, "bitwise_right_shift.Scalar_Tensor": f.right_shift,
+    "__lshift__.*": f.left_shift, "__rshift__.*": f.right_shift,
+}
+TESTS: dict[str, Callable[..., E]] = {
+    **{f"{name}.*": _row2(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    "logical_and": lambda a, b: op("and", f.truth(a), f.truth(b)),
+    "logical_or": lambda a, b: op("or", f.truth(a), f.truth(b)),
+    "logical_xor": lambda a, b: op("xor", f.truth(a), f.truth(b)), "logical_not": lambda a: op("not", f.truth(a)),
+    "isnan": lambda x: op("isnan", x) if x.dtype.is_float else const(False, boolean),
+    "isinf": f.infinite, "isposinf": lambda x: f.infinite(x, "+"), "isneginf": lambda x: f.infinite(x, "-"),
+    "isfinite": f.finite, "signbit": f.signbit,
+}
+# fmt: on
+_TENSOR_OR_SCALAR = ("Tensor", "Scalar")
+
+
+def overloads(name: str) -> list[str]:
+    op_name, _, overload = name.partition(".")
+    return [f"aten.{op_name}.{o}" for o in (_TENSOR_OR_SCALAR if overload == "*" else (overload or "default",))]
+
+
+def add(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
+    return pointwise(lambda x, y: f.add(x, _scaled(y, alpha)))(b, self, other)
+
+
+def sub(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
+    return pointwise(lambda x, y: x - _scaled(y, alpha))(b, self, other)
+
+
+def rsub(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
+    return sub(b, other, self, alpha)
+
+
+def _scaled(x: E, alpha: float) -> E:
+    return x if alpha == 1 else f.mul(x, f.lit(alpha, x))
+
+
+def div_mode(b: Builder, self: Operand, other: Operand, rounding_mode: str | None = None) -> Value:
+    match rounding_mode:
+        case None:
+            return pointwise(lambda x, y: x / y)(b, self, other)
+        case "trunc":
+            return pointwise(f.truncating_divide)(b, self, other)
+        case "floor":
+            return floor_divide(b, self, other)
+    raise b.refuse("rounding_mode is None, 'floor' or 'trunc'")
+
+
+def floor_divide(b: Builder, self: Operand, other: Operand) -> Value:
+    dtype = dt.compute(b.out.dtype)
+    if not dtype.is_float:
+        return pointwise(lambda x, y: x // y)(b, self, other)
+
+    def both(at: Index) -> tuple[E, E]:
+        return element(self, at, dtype), element(other, at, dtype)
+
+    left_over = b.map(b.out.shape, lambda at: op("rem", *both(at)), "remainder")
+    quotient = b.map(b.out.shape, lambda at: f.floored_quotient(*both(at), left_over.at(at)), "quotient")
+    return b.map(b.out.shape, lambda at: f.floored(quotient.at(at), *both(at)))
+
+
+def power(b: Builder, self: Value, exponent: float) -> Value:
+    return pointwise(lambda x: f.power_by(x, exponent))(b, self)
+
+
+def clamp(b: Builder, self: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
+    """NaN anywhere gives NaN; where the bounds cross, `max` wins."""
+    if min is None:
+        return pointwise(lambda x, high: op("min", x, high))(b, self, max)
+    if max is None:
+        return pointwise(lambda x, low: op("max", x, low))(b, self, min)
+    return pointwise(lambda x, low, high: op("min", op("max", x, low), high))(b, self, min, max)
+
+
+def clamp_min(b: Builder, self: Value, min: Operand) -> Value:
+    return clamp(b, self, min)
+
+
+def clamp_max(b: Builder, self: Value, max: Operand) -> Value:
+    return clamp(b, self, None, max)
+
+
+def where(b: Builder, condition: Value, self: Operand, other: Operand) -> Value:
+    if condition.dtype.kind not in ("bool", "uint"):
+        raise b.refuse("the condition is not of type bool")
+    dtype = dt.compute(b.out.dtype)
+    return b.map(
+        b.out.shape,
+        lambda at: f.where(element(condition, at, boolean), element(self, at, dtype), element(other, at, dtype)),
+    )
+
+
+def prelu(b: Builder, self: Value, weight: Value) -> Value:
+    """One slope, or one for each channel (dimension 1)."""
+    dtype = self.compute
+    channel = 1 if self.rank > 1 else 0
+    single = is_one(numel(weight.shape))
+
+    def formula(at: Index) -> E:
+        slope = weight.at([0] * weight.rank) if single else weight.at([at[channel]])
+        return f.prelu(self.at(at), cast(slope, dtype))
+
+    return b.map(self.shape, formula)
+
+
+def addcmul(b: Builder, self: Operand, tensor1: Operand, tensor2: Operand, value: float = 1) -> Value:
+    return pointwise(lambda x, y, z: x + _scaled(y, value) * z)(b, self, tensor1, tensor2)
+
+
+def addcdiv(b: Builder, self: Operand, tensor1: Operand, tensor2: Operand, value: float = 1) -> Value:
+    return pointwise(lambda x, y, z: x + _scaled(y, value) / z)(b, self, tensor1, tensor2)
+
+
+_GREATEST = {
+    dt.f64: 1.7976931348623157e308,
+    dt.f32: 3.4028234663852886e38,
+    dt.bf16: 3.3895313892515355e38,
+    dt.f16: 65504.0,
+}
+
+
+def nan_to_num(
+    b: Builder, self: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
+    top = _GREATEST.get(self.dtype, 0.0)
+    high, low = top if posinf is None else posinf, -top if neginf is None else neginf
+    return pointwise(lambda x: f.nan_to_num(x, nan or 0.0, high, low))(b, self)
+
+
+def convert(b: Builder, self: Value, dtype: DType | None = None, memory_format: str | None = None) -> Value:
+    """To another element type; to a 16-bit float it rounds, since the program says so."""
+    del memory_format  # the result's strides say it
+    wanted = dtype or self.dtype
+    if wanted is self.dtype:
+        return self
+    return b.map(self.shape, lambda at: rounded(self.at(at), wanted))
+
+
+def to_dtype(
+    b: Builder,
+    self: Value,
+    dtype: DType,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: str | None = None,
+) -> Value:
+    del non_blocking, copy
+    return convert(b, self, dtype, memory_format)
+
+
+def same(b: Builder, self: Value, memory_format: str | None = None) -> Value:
+    """The value itself: copies and aliases differ in storage only."""
+    del memory_format
+    return self
+
+
+def dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
+    if train and p:
+        raise b.refuse("dropout while training is random")
+    return input
+
+
+RULES: dict[str, Rule] = {
+    **{overload: pointwise(formula) for name, formula in ARITHMETIC.items() for overload in overloads(name)},
+    **{overload: test(formula) for name, formula in TESTS.items() for overload in overloads(name)},
+    "aten.add.Tensor": add, "aten.add.Scalar": add, "aten.sub.Tensor": sub, "aten.sub.Scalar": sub,
+    "aten.rsub.Tensor": rsub, "aten.rsub.Scalar": rsub,
+    "aten.floor_divide.default": floor_divide, "aten.floor_divide.Scalar": floor_divide, "aten.div.Tensor_mode": div_mode,
+    "aten.div.Scalar_mode": div_mode, "aten.pow.Tensor_Scalar": power,
+    "aten.clamp.default": clamp, "aten.clamp.Tensor": clamp, "aten.clamp_min.default": clamp_min,
+    "aten.clamp_min.Tensor": clamp_min, "aten.clamp_max.default": clamp_max, "aten.clamp_max.Tensor": clamp_max,
+    "aten.where.self": where, "aten.where.ScalarSelf": where, "aten.where.ScalarOther": where,
+    "aten.where.Scalar": where,
+    "aten.prelu.default": prelu, "aten.addcmul.default": addcmul, "aten.addcdiv.default": addcdiv,
+    "aten.nan_to_num.default": nan_to_num, "aten._to_copy.default": convert, "aten.to.dtype": to_dtype,
+    "aten.clone.default": same, "aten.alias.default": same, "aten.detach.default": same,
+    "aten.contiguous.default": same, "aten.lift_fresh_copy.default": same, "aten.dropout.default": dropout,
+}  # fmt: skip
