@@ -8,6 +8,7 @@ import importlib
 import linecache
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
     "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
 }  # fmt: skip
-Function = Callable[..., object]
+Function = Callable[..., Any]  # of tensors, to a tensor or a nest of them
 _MAKER = 2**62  # beside the arguments' seeds, for the weights of a module
 
 
@@ -70,7 +71,7 @@ class Bound(nn.Module):
         for name, weight in weights.items():
             self.register_buffer(f"weight_{name}", weight)
 
-    def forward(self, *inputs: Tensor) -> object:
+    def forward(self, *inputs: Tensor) -> Any:
         """Call the function with inputs and weights in their places."""
         args = list(inputs)
         for place, name in self.places:
@@ -138,3 +139,10 @@ def _poison(like: Tensor, count: int) -> Tensor:
     """Storage whose every element spoils a result that reads it by mistake."""
     value = math.nan if like.is_floating_point() else True if like.dtype is torch.bool else torch.iinfo(like.dtype).max
     return torch.full((count,), value, dtype=like.dtype)
+
+
+def clone_storage(tensor: Tensor) -> Tensor:
+    """A copy with the same strides and offset, gaps included."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.as_strided((count,), (1,), 0).clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())

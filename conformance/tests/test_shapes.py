@@ -1,0 +1,281 @@
+"""Shape files: what they expand to, what their ids promise, and how they refuse."""
+
+import doctest
+import functools
+import importlib
+import itertools
+import json
+import random
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+
+import pytest
+
+from conformance import combine, shapes
+
+Write = Callable[[str], shapes.ShapeFile]
+
+SOFTMAX = """format = 1
+[defaults]
+dtypes = ["f32", "bf16"]
+
+[[case]]
+name = "softmax"
+expr = "F.softmax(x, dim=dim)"
+args.x = { shape = ["B", "M", "N"] }
+params.dim = [-1, 0, [0, 1]]
+dims.B = [1, 3]
+dims.M = { range = [1, 129], step = 32 }
+dims.N = { around = [64, 128], delta = [-1, 0, 1] }
+dims.zero = ["M"]
+where = "not (dtype == 'bf16' and N == 63)"
+layouts = ["contig", "transposed(0,1)", "strided(-1, 2)", "expanded(0)", "offset(3)"]
+inputs = ["normal", "huge", "specials"]
+xfail."cpu.bf16" = { stage = "kernel", reason = "no bf16 yet" }
+
+[case.perf]
+dims = [{ M = 4096 }, { B = 8, dim = 0 }]
+dtypes = ["bf16"]
+budget.cpu = { min_speedup = 1.0 }
+"""
+ONE = 'format = 1\n[[case]]\nname = "a"\nexpr = "x + 1"\nargs.x = { shape = ["N"] }\ndims.N = [4, 5]\n'
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def writer(text: str) -> shapes.ShapeFile:
+        path = tmp_path / "mine.toml"
+        path.write_text(text)
+        return shapes.load(path)
+
+    return writer
+
+
+def test_tiers_grow(write: Write) -> None:
+    file = write(SOFTMAX)
+    smoke, full, nightly = (shapes.expand(file, tier) for tier in shapes.TIERS)
+    assert len(smoke) == 1
+    assert {case.id for case in smoke} < {case.id for case in full} < {case.id for case in nightly}
+    assert smoke[0].id == "softmax[B1-M1-N63-dim_m1.f32.contig.normal]"
+    assert 30 <= len(full) < 60, "pairwise keeps 2 x 5 x 6 x 3 x 2 x 5 x 3 = 5400 combinations small"
+
+
+def test_every_pair_meets_in_a_row(write: Write) -> None:
+    rows = shapes.expand(write(SOFTMAX), "full")
+    chosen = [
+        {**row.dims, **row.params, "dtype": row.dtype, "layout": row.layout, "in": row.distribution} for row in rows
+    ]
+    factors = {key: {row[key] for row in chosen} - {0} for key in ("B", "M", "N", "dim", "dtype", "layout", "in")}
+    factors["dim"].add(0)
+    for one, other in itertools.combinations(factors, 2):
+        missing = set(itertools.product(factors[one], factors[other])) - {(row[one], row[other]) for row in chosen}
+        assert missing <= {(63, "bf16")}, (one, other)
+
+
+def absent(bad: Collection[combine.Row], row: combine.Row) -> bool:
+    return row not in bad
+
+
+def test_pairwise_on_random_factors_and_filters() -> None:
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    for _ in range(20):
+        counts = [draw.randint(1, 4) for _ in range(draw.randint(2, 5))]
+        bad = {tuple(draw.randrange(count) for count in counts) for _ in range(draw.randint(0, 5))}
+        rows = combine.pairwise(counts, functools.partial(absent, bad))
+        every = [row for row in itertools.product(*map(range, counts)) if row not in bad]
+        assert len(set(rows)) == len(rows) and set(rows) <= set(every), f"seed {seed}"
+
+        def pairs(table: Iterable[combine.Row]) -> set[object]:
+            return {pair for row in table for pair in itertools.combinations(enumerate(row), 2)}
+
+        assert pairs(rows) == pairs(every), f"seed {seed}: {counts} without {bad}"
+
+
+def test_ids_are_words_that_pytest_can_select(write: Write) -> None:
+    for case in shapes.expand(write(SOFTMAX), "nightly"):
+        assert re.fullmatch(r"[\w:+.\-\[\]]+", case.id), case.id
+
+
+def test_a_new_case_and_a_new_value_leave_ids_and_seeds_alone(write: Write) -> None:
+    before = {case.id: shapes.seed(case, "x", 7) for case in shapes.expand(write(ONE), "full")}
+    longer = ONE.replace("[4, 5]", "[9, 4, 5]") + '[[case]]\nname = "b"\nexpr = "x"\nargs.x = { shape = [2] }\n'
+    after = {case.id: shapes.seed(case, "x", 7) for case in shapes.expand(write(longer), "full")}
+    assert set(after) - set(before) == {"a[N9.f32.contig.normal]", "b[f32.contig.normal]"}
+    assert all(after[name] == value for name, value in before.items())
+    assert len(set(after.values())) == len(after)
+
+
+def test_cases_travel_as_json(write: Write) -> None:
+    file = write(SOFTMAX)
+    for case in (*shapes.expand(file, "full"), *shapes.benches(file)):
+        back = shapes.from_json(json.loads(json.dumps(shapes.to_json(case))))
+        assert back == case and type(back) is type(case) and hash(back) == hash(case)
+
+
+def test_perf_rows(write: Write) -> None:
+    first, second = shapes.benches(write(SOFTMAX))
+    assert first.id == "softmax[B1-M4096-N63-dim_m1.bf16.contig.normal]", "where does not apply to perf rows"
+    assert second.params == {"dim": 0} and second.args[0].shape == (8, 1, 63)
+    assert second.vs == ("eager", "compile") and second.budget == {"cpu": {"min_speedup": 1.0}}
+
+
+def test_zero_rows_are_one_per_named_dim(write: Write) -> None:
+    empty = [case for case in shapes.expand(write(SOFTMAX), "full") if case.dims["M"] == 0]
+    assert len(empty) == 1 and empty[0].args[0].shape == (1, 0, 63)
+
+
+def test_xfail_is_for_its_dtype_and_target(write: Write) -> None:
+    for case in shapes.expand(write(SOFTMAX), "full"):
+        assert (shapes.xfail_for(case, "cpu:avx2") is not None) == (case.dtype == "bf16")
+        assert shapes.xfail_for(case, "cuda") is None
+
+
+def test_shapes_from_params_fixed_dtypes_and_formula_options(write: Write) -> None:
+    file = write(
+        'format = 1\n[[case]]\nname = "take"\nexpr = "x.to(to)[i]"\nparams.s = [[], [5], [2, 3]]\nparams.to = ["f16"]\n'
+        'args.x = { shape = ["2*N", 3], low = 0, high = 4 }\nargs.i = { shape = "s", dtype = "i64", '
+        'inputs = { kind = "index", below = "2*N", unique_along = 0 } }\ndims.N = [4]\n'
+    )
+    cases = shapes.expand(file, "full")
+    assert [case.args[1].shape for case in cases] == [(), (5,), (2, 3)]
+    assert cases[0].args[0].inputs == {"kind": "uniform", "low": 0, "high": 4}
+    assert cases[0].args[1].inputs["below"] == 8 and cases[0].args[1].dtype == "i64"
+
+
+def test_layouts_go_to_args_that_can_take_them(write: Write) -> None:
+    file = write(
+        'format = 1\n[[case]]\nname = "a"\nexpr = "x + b + w"\nargs.x = { shape = [4, 4] }\nargs.b = { shape = [4] }\n'
+        'args.w = { shape = [4, 4] }\nconstants = ["w"]\nlayouts = ["contig", "permuted", "offset(1)"]\n'
+    )
+    layouts = {case.layout: [arg.layout for arg in case.args] for case in shapes.expand(file, "full")}
+    assert layouts["permuted"] == ["permuted", "contig", "contig"]
+    assert layouts["offset(1)"] == ["offset(1)", "offset(1)", "contig"]
+    assert shapes.expand(file)[0].constants == ("w",)
+
+
+def test_zip_ops_and_targets(write: Write) -> None:
+    file = write(
+        'format = 1\n[[case]]\nops = ["sin", "cos"]\nexpr = "torch.{op}(x)"\nargs.x = { shape = ["M", "N"] }\n'
+        'dims.M = [1, 2, 3]\ndims.N = [4, 5, 6]\ncombine = "zip"\nwhere = "target == \'cpu\' or M > 1"\n'
+    )
+    cases = shapes.expand(file, "full")
+    assert [case.args[0].shape for case in cases if case.op == "cos"] == [(1, 4), (2, 5), (3, 6)]
+    assert [case.targets for case in cases][:2] == [("cpu",), ("cpu", "cuda")]
+    assert shapes.runs_on(cases[0], "cpu:avx512") and not shapes.runs_on(cases[0], "cuda")
+
+
+def test_cross_is_bounded(write: Write) -> None:
+    many = "[" + ",".join(map(str, range(1, 90))) + "]"
+    text = ONE.replace('["N"]', '["N", "M"]').replace("[4, 5]", many) + f"dims.M = {many}\n"
+    assert len(shapes.expand(write(text), "nightly")) <= 89 * 89
+    with pytest.raises(shapes.ShapeFileError, match="7921 rows"):
+        shapes.expand(write(text + 'combine = "cross"\n'), "full")
+
+
+REFUSED = {
+    'exprs = "x"': (7, "no key 'exprs'; did you mean 'expr'?"),
+    "args.y = { shape = [1], dtpye = 'i64' }": (7, "did you mean 'dtype'?"),
+    "args.y = { shape = [1] }": (7, "never uses this argument"),
+    "args.F = { shape = [1] }": (7, "meaning of its own"),
+    "dims.K = [3]": (7, "nothing uses this name"),
+    "dims.M = { range = [3, 9], stop = 2 }": (7, "and not { range"),
+    "dims.M = []": (7, "and not { range"),
+    'dims.zero = ["n"]': (7, "'n' is no dim; did you mean 'N'?"),
+    'dtypes = ["fp32"]': (7, "did you mean 'f32'?"),
+    'layouts = ["strided(2)"]': (7, "strided(n,n)"),
+    'inputs = ["norml"]': (7, "did you mean 'normal'?"),
+    'inputs = [{ kind = "index" }]': (7, "'index' needs 'below'"),
+    'where = "n > 1"': (7, "names 'n'"),
+    'where = "open(N)"': (7, "names 'open'"),
+    'where = "N.real > 0"': (7, "only arithmetic"),
+    'where = "N > 9"': (2, "no row is left"),
+    "tolerance = { mode = 'fixed', rtol = 0.1 }": (7, "needs rtol, atol and a reason"),
+    "tolerance = { rtol = 0.1 }": (7, 'belong to mode = "fixed"'),
+    'xfail."cpu.f23" = { reason = "x" }': (7, "TARGET.DTYPE"),
+    'xfail."cpu.f32" = { stage = "kernel" }': (7, "needs a `reason`"),
+    'combine = "pairs"': (7, "did you mean 'pairwise'?"),
+    'targets = ["gpu"]': (7, "no target"),
+    'tier = "smok"': (7, "did you mean 'smoke'?"),
+    'constants = ["X"]': (7, "did you mean 'x'?"),
+    "perf = { dims = [{ M = 1 }] }": (7, "'M' is no dim or param"),
+    '[[case]]\nname = "a"\nexpr = "1"': (8, "taken by the case in line 2"),
+    '[[case]]\nname = "b"': (7, "needs an `expr`"),
+    '[[case]]\nexpr = "1"': (7, "needs a `name`"),
+    '[[case]]\nname = "b c"\nexpr = "1"': (8, "pytest -k"),
+    '[[case]]\nname = "b"\nexpr = "x +"': (9, "is not Python"),
+    '[[case]]\nname = "b"\nexpr = "y.sum()"': (9, "uses 'y'"),
+    '[[case]]\nname = "b"\nexpr = """\ny = 2\n"""': (9, "has no value"),
+    '[[case]]\nname = "b"\nexpr = "x"\nargs.x = { shape = ["N"] }': (10, "names 'N'"),
+    '[[case]]\nname = "b"\nexpr = "x"\nargs.x = { shape = ["M-2"] }\ndims.M = 1': (7, "holds -1 for {'M': 1}"),
+    '[[case]]\nname = "b"\nexpr = "x"\nargs.x = { shape = [3] }\nlayouts = ["permuted"]': (7, "no row is left"),
+    "name = 3 4": (7, "is not TOML"),
+    "args.x.dtype = 'i64'": (7, "an inline table { } is closed"),
+}
+
+
+@pytest.mark.parametrize("extra", REFUSED)
+def test_refusals_name_the_line_and_the_remedy(write: Write, tmp_path: Path, extra: str) -> None:
+    line, message = REFUSED[extra]
+    with pytest.raises(shapes.ShapeFileError) as caught:
+        shapes.expand(write(ONE + extra + "\n"), "full")
+    assert message in str(caught.value)
+    assert str(caught.value).startswith(f"{tmp_path / 'mine.toml'}:{line}: ")
+
+
+@pytest.mark.parametrize("text", ["", "format = 2\n", "format = 1\n", "\x00", "[[case]\n"])
+def test_a_file_that_is_no_shape_file(write: Write, text: str) -> None:
+    with pytest.raises(shapes.ShapeFileError):
+        write(text)
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"# caf\xe9")
+    with pytest.raises(shapes.ShapeFileError, match="UTF-8"):
+        shapes.load(tmp_path / "latin.toml")
+    with pytest.raises(shapes.ShapeFileError, match="cannot be read"):
+        shapes.load(tmp_path / "absent.toml")
+
+
+def test_the_readme_example_works(write: Write) -> None:
+    readme = (shapes.find_shapes() / "README.md").read_text()
+    example = re.search(r"```toml\n(.*?)```", readme, re.DOTALL)
+    assert example is not None
+    file = write(example[1])
+    assert shapes.expand(file, "full") and shapes.benches(file)
+
+
+@pytest.mark.parametrize("path", sorted(shapes.find_shapes().rglob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_files_load_and_expand(path: Path) -> None:
+    file = shapes.load(path)
+    assert shapes.expand(file, "full")
+    shapes.benches(file)
+
+
+DOCUMENTED = (
+    "cases", "combine", "distributions", "expand", "expressions", "layouts", "schema", "shapes", "toml_lines",
+    "toml_values",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_docstring_examples(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"conformance.{name}")).failed == 0
+
+
+def test_reading_shape_files_needs_no_torch() -> None:
+    script = "import sys, conformance.shapes; sys.exit('torch' in sys.modules or 'compiler' in sys.modules)"
+    root = Path(__file__).resolve().parents[2]
+    assert subprocess.run([sys.executable, "-c", script], cwd=root, timeout=60).returncode == 0
+
+
+def test_a_foreign_compiler_package_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "compiler").mkdir()
+    (tmp_path / "compiler" / "__init__.py").write_text("")
+    root = Path(__file__).resolve().parents[2]
+    script = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(root)!r}]; import conformance"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and "rename the other `compiler` folder" in done.stderr
