@@ -1,0 +1,192 @@
+// Conversions between element types: bf16 and f16 in memory, numbers, masks and booleans.
+//
+// 16-bit floats are storage only: a vector of them is mlc_vec<unsigned short, N> (raw bits), computed with as float.
+// Rounding is to nearest even, NaN stays NaN. Floats become integers by truncation; what int cannot hold becomes
+// INT_MIN (LONG_MIN for 64 bits), and 8- and 16-bit results are the low bits of that int, as in PyTorch on x86.
+#pragma once
+#include "vector.h"
+
+struct mlc_bf16 {
+  unsigned short bits;
+};
+struct mlc_f16 {
+  unsigned short bits;
+};
+
+// How an element type is kept in a vector straight from memory.
+template <typename S>
+struct mlc_raw_type {
+  typedef S type;
+};
+template <>
+struct mlc_raw_type<mlc_bf16> {
+  typedef unsigned short type;
+};
+template <>
+struct mlc_raw_type<mlc_f16> {
+  typedef unsigned short type;
+};
+template <>
+struct mlc_raw_type<bool> {
+  typedef unsigned char type;
+};
+template <typename S>
+using mlc_raw = typename mlc_raw_type<S>::type;
+
+// Lane by lane C conversion, for scalars and vectors alike.
+template <typename T, typename V>
+MLC_INLINE mlc_vec<T, mlc_lanes<V>> mlc_cast(V v) {
+  if constexpr (mlc_same<mlc_lane<V>, T>)
+    return v;
+  else if constexpr (mlc_is_scalar<V>)
+    return (T)v;
+  else
+    return __builtin_convertvector(v, mlc_vec<T, mlc_lanes<V>>);
+}
+
+template <typename T, typename V>
+MLC_INLINE mlc_vec<T, mlc_lanes<V>> mlc_convert(V v) {
+  if constexpr (mlc_is_float<V> && !mlc_same<T, float> && !mlc_same<T, double> && sizeof(T) < 4)
+    return mlc_cast<T>(mlc_cast<int>(v));
+  else
+    return mlc_cast<T>(v);
+}
+
+// ---- bf16: the upper half of a float
+
+template <typename V>
+MLC_INLINE mlc_vec<float, mlc_lanes<V>> mlc_from_bf16(V raw) {
+  constexpr int N = mlc_lanes<V>;
+  return mlc_bitcast<mlc_vec<float, N>>(mlc_cast<unsigned>(raw) << 16);
+}
+template <typename V>
+MLC_INLINE mlc_vec<unsigned short, mlc_lanes<V>> mlc_to_bf16(V x) {
+  constexpr int N = mlc_lanes<V>;
+  typedef mlc_vec<unsigned, N> U;
+  U bits = mlc_bitcast<U>(x);
+  U rounded = (bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16;
+  U quiet = (bits >> 16) | 0x40u;
+  return mlc_cast<unsigned short>((U)(x != x ? quiet : rounded));
+}
+
+// ---- f16 (IEEE binary16)
+
+// Without F16C: the exponent is rebiased by a multiplication, which also normalises denormals.
+template <int N>
+MLC_INLINE mlc_vec<float, N> mlc_from_f16_bits(mlc_vec<unsigned short, N> raw) {
+  typedef mlc_vec<unsigned, N> U;
+  typedef mlc_vec<float, N> F;
+  U h = mlc_cast<unsigned>(raw), magnitude = (h & 0x7fffu) << 13;
+  U finite = mlc_bitcast<U>(mlc_bitcast<F>(magnitude) * 0x1p112f);
+  U special = (h & 0x3ffu) << 13 | 0x7f800000u;
+  return mlc_bitcast<F>((h & 0x8000u) << 16 | (U)(magnitude >= 0x7c00u << 13 ? special : finite));
+}
+template <int N>
+MLC_INLINE mlc_vec<unsigned short, N> mlc_to_f16_bits(mlc_vec<float, N> x) {
+  typedef mlc_vec<unsigned, N> U;
+  typedef mlc_vec<float, N> F;
+  U bits = mlc_bitcast<U>(x), a = bits & 0x7fffffffu, sign = bits >> 16 & 0x8000u;
+  U normal = (a + 0xfffu + (a >> 13 & 1u) - (112u << 23)) >> 13;
+  // Adding 0.5 shifts a denormal result into the low bits, rounded to nearest even by the addition itself.
+  U denormal = mlc_bitcast<U>(mlc_bitcast<F>(a) + 0.5f) - 0x3f000000u;
+  U special = a > 0x7f800000u ? (a >> 13 & 0x3ffu) | 0x7e00u : U{} + 0x7c00u;
+  U result = a < 0x38800000u ? denormal : (a < 0x47800000u ? normal : special);
+  return mlc_cast<unsigned short>(result | sign);
+}
+
+template <typename V>
+MLC_INLINE mlc_vec<float, mlc_lanes<V>> mlc_from_f16(V raw) {
+  constexpr int N = mlc_lanes<V>;
+#ifdef __F16C__
+  if constexpr (N == 1) return __builtin_ia32_vcvtph2ps(mlc_vec<short, 8>{(short)raw})[0];
+  if constexpr (N == 4)
+    return __builtin_ia32_vcvtph2ps(
+        (mlc_vec<short, 8>)mlc_join(mlc_bitcast<mlc_vec<long, 1>>(raw), 0l));
+  if constexpr (N == 8) return __builtin_ia32_vcvtph2ps256((mlc_vec<short, 8>)raw);
+#ifdef MLC_AVX512
+  if constexpr (N == 16)
+    return __builtin_ia32_vcvtph2ps512_mask((mlc_vec<short, 16>)raw, mlc_vec<float, 16>{}, -1, 4);
+#endif
+  if constexpr (N > 8) return mlc_join(mlc_from_f16(mlc_low(raw)), mlc_from_f16(mlc_high(raw)));
+#endif
+  return mlc_from_f16_bits<N>(raw);
+}
+template <typename V>
+MLC_INLINE mlc_vec<unsigned short, mlc_lanes<V>> mlc_to_f16(V x) {
+  constexpr int N = mlc_lanes<V>;
+#ifdef __F16C__
+  typedef mlc_vec<unsigned short, N> R;
+  if constexpr (N == 1) return __builtin_ia32_vcvtps2ph(mlc_only(x), 0)[0];
+  if constexpr (N == 4) return mlc_bitcast<R>(((mlc_vec<long, 2>)__builtin_ia32_vcvtps2ph(x, 0))[0]);
+  if constexpr (N == 8) return (R)__builtin_ia32_vcvtps2ph256(x, 0);
+#ifdef MLC_AVX512
+  if constexpr (N == 16) return (R)__builtin_ia32_vcvtps2ph512_mask(x, 0, mlc_vec<short, 16>{}, -1);
+#endif
+  if constexpr (N > 8) return mlc_join(mlc_to_f16(mlc_low(x)), mlc_to_f16(mlc_high(x)));
+#endif
+  return mlc_to_f16_bits<N>(x);
+}
+
+// A float rounded to what bf16 or f16 would keep of it.
+template <typename V>
+MLC_INLINE V mlc_round_bf16(V x) {
+  return mlc_from_bf16(mlc_to_bf16(x));
+}
+template <typename V>
+MLC_INLINE V mlc_round_f16(V x) {
+  return mlc_from_f16(mlc_to_f16(x));
+}
+
+// ---- masks and booleans
+
+// 1 where the mask is set, else 0, as lanes of T.
+template <typename T, typename M>
+MLC_INLINE mlc_vec<T, mlc_lanes<M>> mlc_from_mask(M mask) {
+  if constexpr (mlc_same<M, bool>)
+    return (T)mask;
+  else
+    return mlc_cast<T>(mask & 1);
+}
+// The mask of the lanes that are not zero (NaN is not zero), as wide as the lanes of v.
+template <typename V>
+MLC_INLINE auto mlc_to_mask(V v) {
+  return v != 0;
+}
+// The same mask for lanes of T.
+template <typename T, typename M>
+MLC_INLINE mlc_mask<T, mlc_lanes<M>> mlc_resize_mask(M mask) {
+  if constexpr (mlc_same<M, bool>)
+    return mask;
+  else
+    return mlc_cast<mlc_lane<mlc_mask<T, mlc_lanes<M>>>>(mask);
+}
+template <typename M>
+MLC_INLINE M mlc_not_mask(M mask) {
+  if constexpr (mlc_same<M, bool>)
+    return !mask;
+  else
+    return ~mask;
+}
+
+// ---- between what memory holds (raw lanes of element type S) and lanes of T to compute with
+
+template <typename T, typename S, typename R>
+MLC_INLINE mlc_vec<T, mlc_lanes<R>> mlc_from_raw(R raw) {
+  if constexpr (mlc_same<S, mlc_bf16>)
+    return mlc_convert<T>(mlc_from_bf16(raw));
+  else if constexpr (mlc_same<S, mlc_f16>)
+    return mlc_convert<T>(mlc_from_f16(raw));
+  else
+    return mlc_convert<T>(raw);
+}
+template <typename S, typename V>
+MLC_INLINE mlc_vec<mlc_raw<S>, mlc_lanes<V>> mlc_to_raw(V v) {
+  if constexpr (mlc_same<S, mlc_bf16>)
+    return mlc_to_bf16(mlc_convert<float>(v));
+  else if constexpr (mlc_same<S, mlc_f16>)
+    return mlc_to_f16(mlc_convert<float>(v));
+  else if constexpr (mlc_same<S, bool>)
+    return mlc_from_mask<unsigned char>(mlc_to_mask(v));
+  else
+    return mlc_convert<S>(v);
+}

@@ -1,0 +1,111 @@
+// Division with a defined answer for every operand: fmod remainder floordiv truncdiv, of floats and of integers.
+//
+// Integers wrap (INT_MIN / -1 is INT_MIN) and anything divided by zero, or modulo zero, is 0: the process never traps.
+#pragma once
+#include "convert.h"
+
+MLC_SLOW void mlc_fmod_slow(float* x, const float* y, int n) {
+  for (int i = 0; i < n; i++) x[i] = __builtin_fmodf(x[i], y[i]);
+}
+MLC_SLOW void mlc_fmod_slow(double* x, const double* y, int n) {
+  for (int i = 0; i < n; i++) x[i] = __builtin_fmod(x[i], y[i]);
+}
+// The remainder of truncating division, exact, with the sign of x.
+template <typename V>
+MLC_INLINE V mlc_fmod_float(V x, V y) {
+  typedef mlc_lane<V> T;
+  const T exact = sizeof(T) == 4 ? T(0x1p23) : T(0x1p52), infinity = __builtin_inff();
+  // Below that quotient, x - q y is representable for the true q and for q + 1, to which rounding may take it.
+  V q = mlc_round_to<MLC_TO_ZERO>(x / y), b = mlc_abs_bits(y);
+  if (__builtin_expect(!mlc_all((mlc_abs_bits(q) < exact) & (b < infinity)), 0)) {
+    mlc_fmod_slow((T*)&x, (const T*)&y, mlc_lanes<V>);
+    return x;
+  }
+  V sign = mlc_sign_bit(x), r = mlc_fma(mlc_abs_bits(q), -b, mlc_abs_bits(x));
+  return mlc_or_bits(r < 0 ? r + b : mlc_abs_bits(r), sign);
+}
+
+// The remainder of flooring division, with the sign of y (Python's and PyTorch's %).
+template <typename V>
+MLC_INLINE V mlc_remainder_float(V x, V y) {
+  V r = mlc_fmod_float(x, y);
+  return (r != 0) & ((r < 0) != (y < 0)) ? r + y : r;
+}
+
+// floor(x / y) consistent with mlc_remainder: x is close to y * floordiv + remainder even where x / y rounds up.
+template <typename V>
+MLC_INLINE V mlc_floordiv_float(V x, V y) {
+  typedef mlc_lane<V> T;
+  V r = mlc_fmod_float(x, y), quotient = x / y, d = (x - r) / y;
+  d = (r != 0) & ((r < 0) != (y < 0)) ? d - 1 : d;
+  V f = mlc_round_to<MLC_DOWN>(d);
+  f = d - f > T(0.5) ? f + 1 : f;
+  f = d != 0 ? f : mlc_sign_bit(quotient);
+  return y == 0 ? quotient : f;
+}
+
+// ---- integers
+
+// One lane, without the two cases in which the instruction traps.
+template <typename T>
+MLC_INLINE T mlc_divide_lane(T x, T y) {
+  const bool negate = T(-1) < T(0) && y == T(-1);
+  const T quotient = x / (negate || y == 0 ? T(1) : y);
+  return y == 0 ? T(0) : negate ? T(0 - (mlc_unsigned<T>)x) : quotient;
+}
+// The truncated quotient. Up to 32 bits the correctly rounded floating-point quotient, truncated, is exact:
+// for integers of half as many bits as the mantissa the error is less than the distance to the next integer.
+template <typename V>
+MLC_INLINE V mlc_truncdiv_integer(V x, V y) {
+  typedef mlc_lane<V> T;
+  if constexpr (sizeof(T) == 8)
+    return mlc_each_lane([](T a, T b) { return mlc_divide_lane(a, b); }, x, y, mlc_count<mlc_lanes<V>>());
+  else if constexpr (sizeof(T) == 4) {
+    if constexpr (2 * sizeof(V) > MLC_VECTOR_BYTES && mlc_lanes<V> > 2)
+      return mlc_join(mlc_truncdiv_integer(mlc_low(x), mlc_low(y)), mlc_truncdiv_integer(mlc_high(x), mlc_high(y)));
+    else
+      return y != 0 ? mlc_cast<T>(mlc_cast<double>(x) / mlc_cast<double>(y)) : V{};
+  } else {
+    if constexpr (4 / sizeof(T) * sizeof(V) > MLC_VECTOR_BYTES)
+      return mlc_join(mlc_truncdiv_integer(mlc_low(x), mlc_low(y)), mlc_truncdiv_integer(mlc_high(x), mlc_high(y)));
+    else
+      return y != 0 ? mlc_cast<T>(mlc_cast<int>(mlc_cast<float>(x) / mlc_cast<float>(y))) : V{};
+  }
+}
+template <typename V>
+MLC_INLINE V mlc_fmod_integer(V x, V y) {
+  typedef mlc_unsigned<V> U;
+  V r = (V)((U)x - (U)mlc_truncdiv_integer(x, y) * (U)y);
+  return y != 0 ? r : V{};
+}
+template <typename V>
+MLC_INLINE V mlc_remainder_integer(V x, V y) {
+  V r = mlc_fmod_integer(x, y);
+  return (r != 0) & ((r < 0) != (y < 0)) ? r + y : r;
+}
+template <typename V>
+MLC_INLINE V mlc_floordiv_integer(V x, V y) {
+  typedef mlc_unsigned<V> U;
+  V q = mlc_truncdiv_integer(x, y), r = (V)((U)x - (U)q * (U)y);
+  return (r != 0) & (y != 0) & ((r < 0) != (y < 0)) ? q - 1 : q;
+}
+
+// ---- both
+
+template <typename V>
+MLC_INLINE V mlc_truncdiv_float(V x, V y) {
+  return mlc_round_to<MLC_TO_ZERO>(x / y);
+}
+#define MLC_DIVISION(NAME)                   \
+  template <typename V>                      \
+  MLC_INLINE V NAME##_lanes(V x, V y) {      \
+    if constexpr (mlc_is_float<V>)           \
+      return NAME##_float(x, y);             \
+    else                                     \
+      return NAME##_integer(x, y);           \
+  }                                          \
+  MLC_BINARY(NAME)
+MLC_DIVISION(mlc_truncdiv)
+MLC_DIVISION(mlc_floordiv)
+MLC_DIVISION(mlc_fmod)
+MLC_DIVISION(mlc_remainder)

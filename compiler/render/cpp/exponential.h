@@ -1,0 +1,185 @@
+// exp, exp2, expm1, sinh, cosh, tanh.
+//
+// exp(x) = 2^n (1 + p): n = round(x / ln 2), p = expm1(x - n ln 2) by a minimax polynomial on [-ln 2 / 2, ln 2 / 2].
+// ln 2 is split so that n times its head is exact with or without a fused multiply-add.
+#pragma once
+#include "vector.h"
+
+// 1.5 * 2^23 (2^52 for double): adding it rounds to an integer that then sits in the low bits.
+template <typename V>
+constexpr mlc_lane<V> mlc_magic = sizeof(mlc_lane<V>) == 4 ? 12582912.0 : 6755399441055744.0;
+
+// The integer that a float holds.
+template <typename V>
+MLC_INLINE mlc_bits<V> mlc_integer_of(V n) {
+  const V magic = V{} + mlc_magic<V>;
+  return mlc_bitcast<mlc_bits<V>>(n + magic) - mlc_bitcast<mlc_bits<V>>(magic);
+}
+
+template <typename V>
+MLC_INLINE V mlc_power_of_two(mlc_bits<V> n) {
+  if constexpr (sizeof(mlc_lane<V>) == 4)
+    return mlc_bitcast<V>((n + 127) << 23);
+  else
+    return mlc_bitcast<V>((n + 1023) << 52);
+}
+
+// p * 2^n, rounded once, for any n up to twice the exponent range; f is n as a float.
+// Two factors: the first product is exact, the second rounds to a denormal, zero or infinity as it must.
+template <typename V>
+MLC_INLINE V mlc_scale(V p, V f) {
+#ifdef MLC_AVX512
+  if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 4) return __builtin_ia32_scalefps512_mask(p, f, p, -1, 4);
+  if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 8) return __builtin_ia32_scalefpd512_mask(p, f, p, -1, 4);
+  if constexpr (sizeof(V) == 32 && sizeof(mlc_lane<V>) == 4) return __builtin_ia32_scalefps256_mask(p, f, p, -1);
+  if constexpr (sizeof(V) == 32 && sizeof(mlc_lane<V>) == 8) return __builtin_ia32_scalefpd256_mask(p, f, p, -1);
+  if constexpr (sizeof(V) == 16 && sizeof(mlc_lane<V>) == 4) return __builtin_ia32_scalefps128_mask(p, f, p, -1);
+  if constexpr (sizeof(V) == 16 && sizeof(mlc_lane<V>) == 8) return __builtin_ia32_scalefpd128_mask(p, f, p, -1);
+#endif
+  mlc_bits<V> n = mlc_integer_of(f), half = mlc_integer_of(f * mlc_lane<V>(0.5));
+  return p * mlc_power_of_two<V>(half) * mlc_power_of_two<V>(n - half);
+}
+
+// (expm1(r) - r) / r^2 for |r| <= 0.35, with least error relative to expm1(r) or, for NEAR_ONE, to exp(r).
+template <bool NEAR_ONE, typename V>
+MLC_INLINE V mlc_expm1_quotient(V r) {
+  V q;
+  if constexpr (sizeof(mlc_lane<V>) == 4 && NEAR_ONE) {
+    q = r * 0x1.6ae8a8p-10f + 0x1.1240dep-7f;
+    q = q * r + 0x1.555842p-5f;
+    q = q * r + 0x1.555488p-3f;
+    q = q * r + 0x1.fffffcp-2f;
+  } else if constexpr (sizeof(mlc_lane<V>) == 4) {
+    q = r * 0x1.6ac04ep-10f + 0x1.122e28p-7f;
+    q = q * r + 0x1.555796p-5f;
+    q = q * r + 0x1.5554a8p-3f;
+    q = q * r + 0x1.fffffep-2f;
+  } else {
+    q = r * 0x1.1ee87df119149p-29 + 0x1.af5fe8fdbc45bp-26;
+    q = q * r + 0x1.27e536dd31ec3p-22;
+    q = q * r + 0x1.71ddf7ba6f235p-19;
+    q = q * r + 0x1.a01a017b2271ep-16;
+    q = q * r + 0x1.a01a01b01a62bp-13;
+    q = q * r + 0x1.6c16c16c1f396p-10;
+    q = q * r + 0x1.111111110f63dp-7;
+    q = q * r + 0x1.555555555553ep-5;
+    q = q * r + 0x1.5555555555559p-3;
+    q = q * r + 0.5;
+  }
+  return q;
+}
+
+// x = n ln 2 + head + low; returns expm1(head + low), for NEAR_ONE whole, else without head, to be added last.
+template <bool NEAR_ONE, typename V>
+MLC_INLINE V mlc_exp_reduce(V x, V& n, V& head) {
+  const V magic = V{} + mlc_magic<V>;
+  V low;
+  if constexpr (sizeof(mlc_lane<V>) == 4) {
+    n = (x * 0x1.715476p+0f + magic) - magic;
+    head = x - n * 0x1.63p-1f;
+    low = n * 0x1.bd0106p-13f;
+  } else {
+    n = (x * 0x1.71547652b82fep+0 + magic) - magic;
+    head = x - n * 0x1.62e42feep-1;
+    low = n * -0x1.a39ef35793c76p-33;
+  }
+  V r = head + low;
+  V square = r * r;
+  return mlc_expm1_quotient<NEAR_ONE>(r) * square + (NEAR_ONE ? r : low);
+}
+
+template <typename V>
+MLC_INLINE V mlc_exp_lanes(V x) {
+  // The lower limit makes both factors of mlc_scale zero: exp(-inf), frequent in masked softmax, meets no denormal.
+  if constexpr (sizeof(mlc_lane<V>) == 4)
+    x = mlc_limit(x, -176.f, 89.f);
+  else
+    x = mlc_limit(x, -1418.2, 710.);
+  V n, head, p = mlc_exp_reduce<true>(x, n, head);
+  return mlc_scale(p + 1, n);
+}
+MLC_UNARY(mlc_exp)
+
+template <typename V>
+MLC_INLINE V mlc_exp2_lanes(V x) {
+  const V magic = V{} + mlc_magic<V>;
+  V n, r, q;
+  if constexpr (sizeof(mlc_lane<V>) == 4) {
+    x = mlc_limit(x, -254.f, 128.f);
+    n = (x + magic) - magic;
+    r = x - n;
+    q = r * 0x1.179a44p-13f + 0x1.5ef4dcp-10f;
+    q = q * r + 0x1.3b6816p-7f;
+    q = q * r + 0x1.c6af9ep-5f;
+    q = q * r + 0x1.ebfb94p-3f;
+    q = q * r + 0x1.62e430p-1f;
+  } else {
+    x = mlc_limit(x, -2046., 1024.);
+    n = (x + magic) - magic;
+    r = x - n;
+    q = r * 0x1.c2ce99b59bd1ep-36 + 0x1.ea014f7a8176bp-32;
+    q = q * r + 0x1.e4d06c753709bp-28;
+    q = q * r + 0x1.b524dd54e0576p-24;
+    q = q * r + 0x1.62c021e26dce3p-20;
+    q = q * r + 0x1.ffcbfc74d644ep-17;
+    q = q * r + 0x1.430912f883cfbp-13;
+    q = q * r + 0x1.5d87fe78a26c8p-10;
+    q = q * r + 0x1.3b2ab6fba4e22p-7;
+    q = q * r + 0x1.c6b08d704a0cfp-5;
+    q = q * r + 0x1.ebfbdff82c58fp-3;
+    q = q * r + 0x1.62e42fefa39efp-1;
+  }
+  return mlc_scale(q * r + 1, n);
+}
+MLC_UNARY(mlc_exp2)
+
+template <typename V>
+MLC_INLINE V mlc_expm1_lanes(V x) {
+  typedef mlc_lane<V> T;
+  V n, head, y = sizeof(T) == 4 ? mlc_limit(x, T(-30), T(89)) : mlc_limit(x, T(-60), T(710));
+  V tail = mlc_exp_reduce<false>(y, n, head);
+  // Half of 2^n, which exists also for the largest n; the final doubling is exact or overflows as it must.
+  V half = mlc_power_of_two<V>(mlc_integer_of(n) - 1);
+  V result = (tail * half + (head * half + (half - T(0.5)))) * T(2);
+  // Halving would round a denormal and lose the sign of zero.
+  return mlc_abs_bits(x) < T(0x1p-60) ? x : result;
+}
+MLC_UNARY(mlc_expm1)
+
+template <typename V>
+MLC_INLINE V mlc_tanh_lanes(V x) {
+  typedef mlc_lane<V> T;
+  V y = mlc_abs_bits(x);
+  y = mlc_limit(y + y, T(0), T(sizeof(T) == 4 ? 20 : 40));
+  // tanh(|x|) = t / (t + 2), t = expm1(2 |x|): accurate near zero as well
+  V n, head, tail = mlc_exp_reduce<false>(y, n, head);
+  V scale = mlc_power_of_two<V>(mlc_integer_of(n));
+  V t = tail * scale + (head * scale + (scale - 1));
+  return mlc_or_bits(t / (t + 2), mlc_sign_bit(x));
+}
+MLC_UNARY(mlc_tanh)
+
+// exp(|x|) / 2
+template <typename V>
+MLC_INLINE V mlc_half_exp(V x) {
+  V n, head, p = mlc_exp_reduce<true>(mlc_limit(mlc_abs_bits(x), 0.f, 90.f), n, head);
+  return mlc_scale(p + 1, n - 1);
+}
+
+template <typename V>
+MLC_INLINE V mlc_cosh_lanes(V x) {
+  V e = mlc_half_exp(x);
+  return e + 0.25f / e;
+}
+MLC_UNARY_LIBRARY(mlc_cosh, __builtin_cosh)
+
+template <typename V>
+MLC_INLINE V mlc_sinh_lanes(V x) {
+  V e = mlc_half_exp(x), z = x * x;
+  V q = z * 0x1.756c1ep-19f + 0x1.a022bcp-13f;
+  q = q * z + 0x1.1110e0p-7f;
+  q = q * z + 0x1.555556p-3f;
+  V small = q * (z * x) + x;
+  return mlc_abs_bits(x) < 1.f ? small : mlc_or_bits(e - 0.25f / e, mlc_sign_bit(x));
+}
+MLC_UNARY_LIBRARY(mlc_sinh, __builtin_sinh)

@@ -1,0 +1,177 @@
+// Loads and stores at any alignment, converting between the element type in memory and the lanes computed with.
+//
+// T and N are the lanes wanted (N = 1 gives a scalar), S the element type in memory: any of float, double, mlc_bf16,
+// mlc_f16, long, int, short, signed char, unsigned char, bool. A bool loads as 0 or 1; a store to bool writes v != 0.
+#pragma once
+#include "convert.h"
+
+template <typename T, int N>
+MLC_INLINE mlc_vec<T, N> mlc_load(const T* p) {
+  return *(const typename mlc_vector_type<T, N>::unaligned*)p;
+}
+template <typename V>
+MLC_INLINE void mlc_store(mlc_lane<V>* p, V v) {
+  *(typename mlc_vector_type<mlc_lane<V>, mlc_lanes<V>>::unaligned*)p = v;
+}
+template <typename T, int N, typename S>
+MLC_INLINE mlc_vec<T, N> mlc_load_as(const S* p) {
+  return mlc_from_raw<T, S>(mlc_load<mlc_raw<S>, N>((const mlc_raw<S>*)p));
+}
+template <typename S, typename V>
+MLC_INLINE void mlc_store_as(S* p, V v) {
+  mlc_store((mlc_raw<S>*)p, mlc_to_raw<S>(v));
+}
+// Booleans in memory and the mask for lanes of T.
+template <typename T, int N>
+MLC_INLINE mlc_mask<T, N> mlc_load_mask(const bool* p) {
+  return mlc_resize_mask<T>(mlc_to_mask(mlc_load<unsigned char, N>((const unsigned char*)p)));
+}
+template <typename M>
+MLC_INLINE void mlc_store_mask(bool* p, M mask) {
+  mlc_store((unsigned char*)p, mlc_from_mask<unsigned char>(mask));
+}
+
+// ---- the first n of N lanes, 0 <= n <= N: nothing else is read (the other lanes are 0) or written
+
+#ifdef __AVX2__
+template <typename R, int N>
+constexpr bool mlc_has_partial = (sizeof(R) == 4 || sizeof(R) == 8) && (N * sizeof(R) == 16 || N * sizeof(R) == 32);
+template <typename R, int N>
+MLC_INLINE auto mlc_first(long n) {
+  typedef typename mlc_integer_type<sizeof(R)>::type I;
+  return mlc_iota<I, N>() < (I)n;
+}
+#else
+template <typename R, int N>
+constexpr bool mlc_has_partial = false;
+#endif
+
+template <typename R, int N>
+MLC_INLINE mlc_vec<R, N> mlc_load_first(const R* p, long n) {
+  typedef mlc_vec<R, N> V;
+  if constexpr (N == 1) return n > 0 ? *p : R(0);
+#ifdef __AVX2__
+  else if constexpr (mlc_has_partial<R, N>) {
+    auto mask = mlc_first<R, N>(n);
+    if constexpr (sizeof(R) == 4 && sizeof(V) == 16) return (V)__builtin_ia32_maskloadd((const mlc_vec<int, 4>*)p, mask);
+    if constexpr (sizeof(R) == 4 && sizeof(V) == 32)
+      return (V)__builtin_ia32_maskloadd256((const mlc_vec<int, 8>*)p, mask);
+    if constexpr (sizeof(R) == 8 && sizeof(V) == 16)
+      return (V)__builtin_ia32_maskloadq((const mlc_vec<long long, 2>*)p, (mlc_vec<long long, 2>)mask);
+    if constexpr (sizeof(R) == 8 && sizeof(V) == 32)
+      return (V)__builtin_ia32_maskloadq256((const mlc_vec<long long, 4>*)p, (mlc_vec<long long, 4>)mask);
+  }
+#endif
+#ifdef MLC_AVX512
+  else if constexpr (N == 16 && sizeof(R) == 4)
+    return (V)__builtin_ia32_loadups512_mask((const float*)p, mlc_vec<float, 16>{}, (1u << n) - 1);
+  else if constexpr (N == 8 && sizeof(R) == 8)
+    return (V)__builtin_ia32_loadupd512_mask((const double*)p, mlc_vec<double, 8>{}, (1u << n) - 1);
+#endif
+  else {
+    V v = {};
+    for (long i = 0; i < n; i++) v[i] = p[i];
+    return v;
+  }
+}
+template <typename V>
+MLC_INLINE void mlc_store_first(mlc_lane<V>* p, V v, long n) {
+  constexpr int N = mlc_lanes<V>, BYTES = sizeof(mlc_lane<V>);
+  if constexpr (N == 1) {
+    if (n > 0) *p = v;
+  }
+#ifdef __AVX2__
+  else if constexpr (mlc_has_partial<mlc_lane<V>, N>) {
+    auto mask = mlc_first<mlc_lane<V>, N>(n);
+    if constexpr (BYTES == 4 && sizeof(V) == 16)
+      __builtin_ia32_maskstored((mlc_vec<int, 4>*)p, mask, (mlc_vec<int, 4>)v);
+    if constexpr (BYTES == 4 && sizeof(V) == 32)
+      __builtin_ia32_maskstored256((mlc_vec<int, 8>*)p, mask, (mlc_vec<int, 8>)v);
+    if constexpr (BYTES == 8 && sizeof(V) == 16)
+      __builtin_ia32_maskstoreq((mlc_vec<long long, 2>*)p, (mlc_vec<long long, 2>)mask, (mlc_vec<long long, 2>)v);
+    if constexpr (BYTES == 8 && sizeof(V) == 32)
+      __builtin_ia32_maskstoreq256((mlc_vec<long long, 4>*)p, (mlc_vec<long long, 4>)mask, (mlc_vec<long long, 4>)v);
+  }
+#endif
+#ifdef MLC_AVX512
+  else if constexpr (N == 16 && BYTES == 4)
+    __builtin_ia32_storeups512_mask((float*)p, (mlc_vec<float, 16>)v, (1u << n) - 1);
+  else if constexpr (N == 8 && BYTES == 8)
+    __builtin_ia32_storeupd512_mask((double*)p, (mlc_vec<double, 8>)v, (1u << n) - 1);
+#endif
+  else
+    for (long i = 0; i < n; i++) p[i] = v[i];
+}
+template <typename T, int N, typename S>
+MLC_INLINE mlc_vec<T, N> mlc_load_n(const S* p, long n) {
+  return mlc_from_raw<T, S>(mlc_load_first<mlc_raw<S>, N>((const mlc_raw<S>*)p, n));
+}
+template <typename S, typename V>
+MLC_INLINE void mlc_store_n(S* p, V v, long n) {
+  mlc_store_first((mlc_raw<S>*)p, mlc_to_raw<S>(v), n);
+}
+
+// ---- strided, indexed and masked access, element by element
+
+template <typename V, typename R, int... I>
+MLC_INLINE V mlc_pick_strided(const R* p, long stride, mlc_indices<I...>) {
+  return V{p[I * stride]...};
+}
+template <typename T, int N, typename S>
+MLC_INLINE mlc_vec<T, N> mlc_load_strided(const S* p, long stride) {
+  typedef mlc_raw<S> R;
+  return mlc_from_raw<T, S>(mlc_pick_strided<mlc_vec<R, N>>((const R*)p, stride, mlc_count<N>()));
+}
+template <typename S, typename V>
+MLC_INLINE void mlc_store_strided(S* p, long stride, V v) {
+  auto raw = mlc_to_raw<S>(v);
+  if constexpr (mlc_is_scalar<V>)
+    *(mlc_raw<S>*)p = raw;
+  else
+    for (int i = 0; i < mlc_lanes<V>; i++) ((mlc_raw<S>*)p)[i * stride] = raw[i];
+}
+
+template <typename V, typename R, typename X, int... I>
+MLC_INLINE V mlc_pick(const R* p, X index, mlc_indices<I...>) {
+  return V{p[index[I]]...};
+}
+// base[index[i]]
+template <typename T, typename S, typename X>
+MLC_INLINE mlc_vec<T, mlc_lanes<X>> mlc_gather(const S* base, X index) {
+  typedef mlc_raw<S> R;
+  if constexpr (mlc_is_scalar<X>)
+    return mlc_from_raw<T, S>(((const R*)base)[index]);
+  else
+    return mlc_from_raw<T, S>(mlc_pick<mlc_vec<R, mlc_lanes<X>>>((const R*)base, index, mlc_count<mlc_lanes<X>>()));
+}
+// base[index[i]] where the mask is set, else `other`; lanes that are not set read nothing.
+template <typename T, typename S, typename X, typename M>
+MLC_INLINE mlc_vec<T, mlc_lanes<X>> mlc_gather_masked(const S* base, X index, M mask, mlc_vec<T, mlc_lanes<X>> other) {
+  typedef mlc_raw<S> R;
+  if constexpr (mlc_is_scalar<X>)
+    return mask ? mlc_from_raw<T, S>(((const R*)base)[index]) : other;
+  else {
+    mlc_vec<R, mlc_lanes<X>> raw = {};
+    for (int i = 0; i < mlc_lanes<X>; i++)
+      if (mask[i]) raw[i] = ((const R*)base)[index[i]];
+    return mlc_where(mlc_resize_mask<T>(mask), mlc_from_raw<T, S>(raw), other);
+  }
+}
+// base[index[i]] = v[i] in the order of the lanes, so that of equal indices the last wins.
+template <typename S, typename X, typename V>
+MLC_INLINE void mlc_scatter(S* base, X index, V v) {
+  auto raw = mlc_to_raw<S>(v);
+  if constexpr (mlc_is_scalar<X>)
+    ((mlc_raw<S>*)base)[index] = raw;
+  else
+    for (int i = 0; i < mlc_lanes<X>; i++) ((mlc_raw<S>*)base)[index[i]] = raw[i];
+}
+template <typename S, typename X, typename V, typename M>
+MLC_INLINE void mlc_scatter_masked(S* base, X index, V v, M mask) {
+  auto raw = mlc_to_raw<S>(v);
+  if constexpr (mlc_is_scalar<X>) {
+    if (mask) ((mlc_raw<S>*)base)[index] = raw;
+  } else
+    for (int i = 0; i < mlc_lanes<X>; i++)
+      if (mask[i]) ((mlc_raw<S>*)base)[index[i]] = raw[i];
+}
