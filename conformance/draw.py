@@ -103,8 +103,8 @@ def one_hot(draw: Draw) -> Tensor:
 
 
 def denormal(draw: Draw) -> Tensor:
-    # Drawn in fp64, where these are normal numbers or at least not flushed, and rounded once.
-    return (draw.uniform().double() * 2 - 1) * torch.finfo(draw.dtype).smallest_normal
+    # Drawn in fp64, which represents all of them, and a hair smaller than 1, so that none rounds up to a normal number.
+    return (draw.uniform().double() * 2 - 1) * 0.995 * torch.finfo(draw.dtype).smallest_normal
 
 
 def huge(draw: Draw) -> Tensor:
