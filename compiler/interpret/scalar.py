@@ -186,6 +186,8 @@ def accumulate(name: str, x: Array, axis: int) -> Array:
 
 def combine_at(name: str, target: Array, index: tuple[Array, ...], value: Array) -> None:
     """`target[index] = value` in order, combined with what is there unless `name` is "set"; the last one set stays."""
+    if not index:  # a scalar
+        target, index = target.reshape(1), (np.zeros(value.shape, np.intp),)
     with np.errstate(all="ignore"):
         if name == "set":
             target[index] = value

@@ -1,0 +1,241 @@
+"""What an expression means over a grid of points: an expression and the grid's axes go in, an array comes out.
+
+Axis k of the grid is dimension k of the arrays, which stay as small as broadcasting allows. What a value is, is the
+business of an `Algebra`: a plain number (tensor.py) or a number with error bounds (bounds.py). `Select` is lazy: its
+sides are evaluated everywhere, but their loads must be in bounds only where the side is taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from compiler.errors import CompilerError
+from compiler.interpret.scalar import Array
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, names
+from compiler.ir.text import show
+
+T = TypeVar("T")
+Take = Callable[[Array], Array]
+
+
+class InterpretError(CompilerError):
+    """A program that does what its IR forbids, found while interpreting it."""
+
+
+class Algebra(Protocol[T]):
+    """The values that expressions are evaluated to."""
+
+    def constant(self, value: bool | int | float, dtype: DType) -> T: ...
+
+    def integers(self, x: Array) -> T:
+        """Integers that are known exactly, such as the points of an axis."""
+
+    def op(self, name: str, args: tuple[T, ...], dtype: DType) -> T:
+        """A row of `OPS`; `dtype` is the type of the last argument."""
+
+    def cast(self, x: T, source: DType, target: DType) -> T: ...
+
+    def select(self, cond: T, then: T, other: T) -> T: ...
+
+    def possible(self, cond: T) -> tuple[Array, Array]:
+        """Where a condition may be true, and where it may be false."""
+
+    def candidates(self, index: T) -> list[Array]:
+        """The values that an index may have, the best known one first."""
+
+    def take(self, stored: T, takes: list[Take]) -> T:
+        """Elements of `stored`, picked by the first of `takes`, or perhaps by another."""
+
+    def shape(self, x: T) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True)
+class Span:
+    """The points `start` .. `stop - 1` of the axis `name`."""
+
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Grid(Generic[T]):
+    """Where expressions are evaluated: axes, tensors that loads read, and, under a `Select`, the points taken."""
+
+    algebra: Algebra[T]
+    tensors: Mapping[str, T]
+    sizes: Mapping[str, int]
+    where: str  # for messages: the equation or kernel
+    spans: tuple[Span, ...] = ()
+    taken: Array | None = None
+    outer: Grid[T] | None = None
+    done: dict[Expr, T] = field(default_factory=dict)
+
+    def over(self, spans: Sequence[Span]) -> Grid[T]:
+        """The same tensors over other axes."""
+        return replace(self, spans=tuple(spans), taken=None, outer=None, done={})
+
+    def within(self, taken: Array) -> Grid[T]:
+        """The points of this grid where `taken` holds."""
+        both = taken if self.taken is None else self.taken & taken
+        return replace(self, taken=both, outer=self, done={})
+
+    def position(self, axis: str) -> int:
+        return next(k for k, s in enumerate(self.spans) if s.name == axis)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(s.size for s in self.spans)
+
+    @property
+    def points(self) -> int:
+        return math.prod(self.shape)
+
+
+def evaluate(e: Expr, grid: Grid[T]) -> T:
+    """The value of `e` at every point; its arrays broadcast to the grid's shape."""
+    known: Grid[T] | None = grid
+    while known is not None:
+        if e in known.done:
+            return known.done[e]
+        known = known.outer
+    value = _evaluate(e, grid)
+    grid.done[e] = value
+    return value
+
+
+def _evaluate(e: Expr, grid: Grid[T]) -> T:
+    algebra = grid.algebra
+    match e:
+        case Const(value, dtype):
+            return algebra.constant(value, dtype)
+        case Var(name):
+            return algebra.integers(_points(name, grid))
+        case Op(name, args):
+            return algebra.op(name, tuple(evaluate(a, grid) for a in args), args[-1].dtype)
+        case Cast(arg, dtype):
+            return algebra.cast(evaluate(arg, grid), arg.dtype, dtype)
+        case Select():
+            return _select(e, grid)
+        case Load():
+            return _load(e, grid)
+    raise TypeError(f"{type(e).__name__} is not an expression")
+
+
+def _points(name: str, grid: Grid[T]) -> Array:
+    """The coordinate of an axis at each point, or a size."""
+    for k, s in enumerate(grid.spans):
+        if s.name == name:
+            return np.arange(s.start, s.stop, dtype=np.int64).reshape(
+                [-1 if k == j else 1 for j in range(len(grid.spans))]
+            )
+    return np.asarray(grid.sizes[name], np.int64)
+
+
+def _select(e: Select, grid: Grid[T]) -> T:
+    cond = evaluate(e.cond, grid)
+    may, may_not = grid.algebra.possible(cond)
+    if grid.taken is not None:
+        may, may_not = may & grid.taken, may_not & grid.taken
+    if not may_not.any():
+        return evaluate(e.then, grid)
+    if not may.any():
+        return evaluate(e.other, grid)
+    return grid.algebra.select(cond, evaluate(e.then, grid.within(may)), evaluate(e.other, grid.within(may_not)))
+
+
+def _load(e: Load, grid: Grid[T]) -> T:
+    stored = grid.tensors[e.buffer]
+    shape = grid.algebra.shape(stored)
+    plan = tuple(_plan(i, n, grid) for i, n in zip(e.index, shape, strict=True))
+    spread = 1 if all(isinstance(p, int | Span) for p in plan) else max(len(p) for p in plan if isinstance(p, list))
+    takes: list[Take] = []
+    for k in range(spread):
+        chosen = [p if isinstance(p, int | Span) else p[min(k, len(p) - 1)] for p in plan]
+        takes.append(_taker(e, chosen, shape, grid, k == 0))
+    return grid.algebra.take(stored, takes)
+
+
+def _plan(index: Expr, extent: int, grid: Grid[T]) -> int | Span | list[Array]:
+    """How one dimension is indexed: at one place, by a stretch of an axis, or by computed numbers."""
+    match index:
+        case Const(int() as value) if 0 <= value < extent:
+            return value
+        case Var(name):
+            span = next((s for s in grid.spans if s.name == name), None)
+            if span is not None and span.stop <= extent:
+                return span
+    return grid.algebra.candidates(evaluate(index, grid))
+
+
+def _taker(e: Load, index: Sequence[int | Span | Array], shape: tuple[int, ...], grid: Grid[T], certain: bool) -> Take:
+    """How to pick the elements of a load. Beyond the bounds is an error where the load is `certain` to happen."""
+    rank = len(grid.spans)
+    checked = [
+        i if isinstance(i, int | Span) else _in_bounds(e, d, i, n, grid, certain)
+        for d, (i, n) in enumerate(zip(index, shape, strict=True))
+    ]
+    if any(n == 0 and not isinstance(i, Span) for i, n in zip(checked, shape, strict=True)):
+        return lambda stored: np.zeros((1,) * rank, stored.dtype)  # nothing is taken, or it would not be in bounds
+    axes = [_axes(i, e.index[d], grid) for d, i in enumerate(checked)]
+    flat = [a for some in axes for a in some]
+    if len(set(flat)) == len(flat):
+        return lambda stored: _separable(stored, checked, axes, rank)
+    arrays = tuple(_points(i.name, grid) if isinstance(i, Span) else np.asarray(i) for i in checked)
+    return lambda stored: np.asarray(stored[arrays])
+
+
+def _in_bounds(e: Load, d: int, index: Array, extent: int, grid: Grid[T], certain: bool) -> Array:
+    """The index, moved into bounds at points where the load does not happen."""
+    if index.size == 0 or (index.min() >= 0 and index.max() < extent):
+        return index
+    outside = (index < 0) | (index >= extent)
+    if certain:
+        refuse(
+            outside if grid.taken is None else outside & grid.taken, index, extent, f"{show(e)} reads", d, grid.where
+        )
+    return np.asarray(np.clip(index, 0, max(0, extent - 1)))
+
+
+def refuse(outside: Array, index: Array, extent: int, what: str, dimension: int, where: str) -> None:
+    """Raise if any point is outside, with the first index that is."""
+    if outside.any():
+        first = np.broadcast_to(index, outside.shape)[outside].flat[0]
+        raise InterpretError(
+            f"{where}: index out of bounds: {what} element {first} along dimension {dimension}, which has {extent}"
+        )
+
+
+def _axes(index: int | Span | Array, e: Expr, grid: Grid[T]) -> tuple[int, ...]:
+    """The grid dimensions along which an index may vary."""
+    if isinstance(index, int):
+        return ()
+    used = names(e)
+    return tuple(k for k, s in enumerate(grid.spans) if s.name in used)
+
+
+def _separable(stored: Array, index: list[int | Span | Array], axes: list[tuple[int, ...]], rank: int) -> Array:
+    """Elements picked dimension by dimension, where no axis of the grid indexes two of them."""
+    out = stored
+    for d in reversed(range(len(index))):
+        i = index[d]
+        if isinstance(i, Span):
+            out = out[(slice(None),) * d + (slice(i.start, i.stop),)]
+        else:
+            at = i if isinstance(i, int) or i.ndim == 0 else i.reshape([i.shape[k] for k in axes[d]])
+            out = np.take(out, at, axis=d)
+            axes = axes if np.ndim(at) else [*axes[:d], (), *axes[d + 1 :]]
+    order = [k for some in axes for k in some]
+    out = out.transpose(sorted(range(len(order)), key=order.__getitem__))
+    present = sorted(order)
+    return out.reshape([out.shape[present.index(k)] if k in present else 1 for k in range(rank)])

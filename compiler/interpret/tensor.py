@@ -1,0 +1,273 @@
+"""What Tensor IR means: a program and its inputs as NumPy arrays go in, the values of its equations come out.
+
+`evaluate_with` is written for any algebra of values; `run` and `evaluate` use plain numbers, in the types that the
+program names or, with `exact`, with every floating type held as f64 and never rounded to less.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from compiler.interpret import scalar
+from compiler.interpret.grid import Algebra, Grid, InterpretError, Span, Take, refuse
+from compiler.interpret.grid import evaluate as value_of
+from compiler.interpret.scalar import Array
+from compiler.ir.dtype import DType
+from compiler.ir.expr import COMBINE, Const, Expr, Op, Var, names
+from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, Scan, Scatter, equations
+from compiler.ir.text import show
+
+T = TypeVar("T")
+
+# A grid of more points than this is evaluated in slabs along one of its free axes.
+SLAB = 1 << 22
+
+
+class TensorAlgebra(Algebra[T], Protocol[T]):
+    """What equations need beyond expressions."""
+
+    def full(self, x: T, shape: tuple[int, ...]) -> T:
+        """`x` with all of its elements, no longer broadcast."""
+
+    def reduce(self, op: str, x: T, axes: tuple[int, ...], dtype: DType) -> T: ...
+
+    def contract(self, a: T, b: T, dtype: DType) -> T:
+        """Batches of matrix products, (batch, m, k) by (batch, k, n)."""
+
+    def rearrange(self, x: T, how: Take) -> T:
+        """A reshape, transpose or broadcast applied to all that `x` holds."""
+
+    def concatenate(self, parts: list[T], axis: int) -> T: ...
+
+    def scan(self, op: str, x: T, axis: int, dtype: DType) -> T: ...
+
+    def scatter(self, op: str, base: T, index: tuple[Array, ...], value: T, dtype: DType) -> T: ...
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Plain numbers."""
+
+    keep: bool = False  # every floating type is f64
+
+    def constant(self, value: bool | int | float, dtype: DType) -> Array:
+        return scalar.constant(value, dtype, self.keep)
+
+    def integers(self, x: Array) -> Array:
+        return x
+
+    def op(self, name: str, args: tuple[Array, ...], dtype: DType) -> Array:
+        return scalar.apply(name, args)
+
+    def cast(self, x: Array, source: DType, target: DType) -> Array:
+        return scalar.cast(x, source, target, self.keep)
+
+    def select(self, cond: Array, then: Array, other: Array) -> Array:
+        return np.where(cond, then, other)
+
+    def possible(self, cond: Array) -> tuple[Array, Array]:
+        return cond, ~cond
+
+    def candidates(self, index: Array) -> list[Array]:
+        return [index]
+
+    def take(self, stored: Array, takes: list[Take]) -> Array:
+        return takes[0](stored)
+
+    def shape(self, x: Array) -> tuple[int, ...]:
+        return x.shape
+
+    def full(self, x: Array, shape: tuple[int, ...]) -> Array:
+        return np.ascontiguousarray(np.broadcast_to(x, shape)).reshape(shape)
+
+    def reduce(self, op: str, x: Array, axes: tuple[int, ...], dtype: DType) -> Array:
+        return scalar.reduce(op, x, axes, dtype)
+
+    def contract(self, a: Array, b: Array, dtype: DType) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(np.matmul(a, b))
+
+    def rearrange(self, x: Array, how: Take) -> Array:
+        return how(x)
+
+    def concatenate(self, parts: list[Array], axis: int) -> Array:
+        return np.concatenate(parts, axis)
+
+    def scan(self, op: str, x: Array, axis: int, dtype: DType) -> Array:
+        return scalar.accumulate(op, x, axis)
+
+    def scatter(self, op: str, base: Array, index: tuple[Array, ...], value: Array, dtype: DType) -> Array:
+        out = base.copy()
+        scalar.combine_at(op, out, index, value)
+        return out
+
+
+def run(program: Program, arrays: Sequence[Array], *, exact: bool = False) -> tuple[Array, ...]:
+    """The outputs of `program` on `arrays`, which are in the order of its inputs; bf16 travels as float32."""
+    values = evaluate(program, arrays, exact=exact)
+    return tuple(values[t.name] for t in program.outputs)
+
+
+def evaluate(program: Program, arrays: Sequence[Array], *, exact: bool = False) -> dict[str, Array]:
+    """Every input and equation by name."""
+    inputs = [
+        np.asarray(a).astype(scalar.storage(t.dtype, exact), copy=False)
+        for t, a in zip(program.inputs, arrays, strict=True)
+    ]
+    return evaluate_with(Plain(exact), program, inputs)
+
+
+def evaluate_with(algebra: TensorAlgebra[T], program: Program, inputs: Sequence[T]) -> dict[str, T]:
+    """Every input and equation by name, as values of `algebra`."""
+    sizes = bind_sizes(program, [algebra.shape(x) for x in inputs])
+    known = {t.name: x for t, x in zip(program.inputs, inputs, strict=True)}
+    for equation in equations(program):
+        grid = Grid(algebra, known, sizes, f"{program.name}: equation {equation.name}")
+        known[equation.name] = define(algebra, equation, grid)
+    return known
+
+
+def bind_sizes(program: Program, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+    """What the sizes of a program are, from the shapes of its inputs; raises InterpretError where these do not fit."""
+    sizes: dict[str, int] = {}
+    for t, got in zip(program.inputs, shapes, strict=True):
+        if len(got) == len(t.shape):
+            sizes |= {e.name: n for e, n in zip(t.shape, got, strict=True) if isinstance(e, Var)}
+    for t, got in zip(program.inputs, shapes, strict=True):
+        want = tuple(extent(e, sizes) for e in t.shape)
+        if want != tuple(got):
+            raise InterpretError(f"{program.name}: input {t.name} has shape {list(got)}, expected {list(want)}")
+    return sizes
+
+
+def extent(e: Expr, sizes: Mapping[str, int]) -> int:
+    """A size as a number."""
+    if isinstance(e, Const):
+        return int(e.value)
+    return int(value_of(e, Grid[Array](Plain(), {}, sizes, "a size")))
+
+
+def define(algebra: TensorAlgebra[T], equation: Equation, grid: Grid[T]) -> T:
+    """All elements of one equation."""
+    free = _spans(equation.axes, grid.sizes)
+    shape = tuple(s.size for s in free)
+    match equation:
+        case Map(value=value):
+            return algebra.full(value_of(value, grid.over(free)), shape)
+        case Scan(op=op, along=along, value=value):
+            inner = grid.over(free)
+            return algebra.scan(op, algebra.full(value_of(value, inner), shape), inner.position(along), equation.dtype)
+        case Reduce():
+            return _reduce(algebra, equation, free, _spans(equation.over, grid.sizes), grid)
+        case Scatter():
+            return _scatter(algebra, equation, free, grid)
+    raise TypeError(type(equation).__name__)
+
+
+def _spans(axes: tuple[Axis, ...], sizes: Mapping[str, int]) -> tuple[Span, ...]:
+    return tuple(Span(a.name, 0, extent(a.extent, sizes)) for a in axes)
+
+
+def _reduce(
+    algebra: TensorAlgebra[T], equation: Reduce, free: tuple[Span, ...], over: tuple[Span, ...], grid: Grid[T]
+) -> T:
+    pair = _factors(equation, free, over)
+    work = [free, (*free, *over)] if pair is None else [free, *(_own(f, (*free, *over)) for f in pair)]
+    cost = max(math.prod(s.size for s in spans) for spans in work)
+    longest = max(range(len(free)), key=lambda k: free[k].size, default=0)
+    if cost <= SLAB or not free or free[longest].size == 1:
+        if pair is not None:
+            return _contract(algebra, pair, equation.dtype, free, over, grid)
+        inner = grid.over((*free, *over))
+        value = algebra.full(value_of(equation.value, inner), inner.shape)
+        return algebra.reduce(equation.op, value, tuple(range(len(free), len(inner.spans))), equation.dtype)
+    size = free[longest].size
+    step = max(1, size * SLAB // cost)
+    slabs = [Span(free[longest].name, start, min(size, start + step)) for start in range(0, size, step)]
+    parts = [_reduce(algebra, equation, (*free[:longest], s, *free[longest + 1 :]), over, grid) for s in slabs]
+    return algebra.concatenate(parts, longest)
+
+
+def _own(e: Expr, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    mentioned = names(e)
+    return tuple(s for s in spans if s.name in mentioned)
+
+
+def _factors(equation: Reduce, free: tuple[Span, ...], over: tuple[Span, ...]) -> tuple[Expr, Expr] | None:
+    """The two factors of a contraction: a sum of products, each lacking some free axis, neither a summed one."""
+    if equation.op != "sum" or not over or equation.dtype.kind == "bool":
+        return None
+    mine, summed = {s.name for s in (*free, *over)}, {s.name for s in over}
+    groups = [(names(f) & mine, f) for f in _product(equation.value)]
+    while len(groups) > 1:
+        # Factors that bring no axis of their own are multiplied into another first; then the two that stay smallest.
+        (a_axes, a), (b_axes, b) = min(
+            itertools.combinations(groups, 2),
+            key=lambda p: (not (p[0][0] <= p[1][0] or p[1][0] <= p[0][0]), len(p[0][0] | p[1][0])),
+        )
+        if len(groups) == 2 and not a_axes <= b_axes and not b_axes <= a_axes:
+            return (a, b) if summed <= a_axes & b_axes else None
+        groups = [g for g in groups if g[1] is not a and g[1] is not b] + [(a_axes | b_axes, a * b)]
+    return None
+
+
+def _product(e: Expr) -> list[Expr]:
+    match e:
+        case Op("mul", (a, b)):
+            return _product(a) + _product(b)
+    return [e]
+
+
+def _contract(
+    algebra: TensorAlgebra[T],
+    pair: tuple[Expr, Expr],
+    dtype: DType,
+    free: tuple[Span, ...],
+    over: tuple[Span, ...],
+    grid: Grid[T],
+) -> T:
+    """A sum of products as batches of matrix products: each factor is evaluated over its own axes only."""
+    a_names, b_names = names(pair[0]), names(pair[1])
+    batch = [s for s in free if s.name in a_names and s.name in b_names]
+    rows = [s for s in free if s.name in a_names and s.name not in b_names]
+    columns = [s for s in free if s.name not in a_names and s.name in b_names]
+
+    def matrix(e: Expr, *groups: Sequence[Span]) -> T:
+        inner = grid.over([s for group in groups for s in group])
+        shape = [math.prod(s.size for s in group) for group in groups]
+        return algebra.rearrange(algebra.full(value_of(e, inner), inner.shape), lambda x: x.reshape(shape))
+
+    product = algebra.contract(matrix(pair[0], batch, rows, over), matrix(pair[1], batch, over, columns), dtype)
+    made = [*batch, *rows, *columns]
+    order = [made.index(s) for s in free if s in made]
+
+    def arrange(x: Array) -> Array:
+        return x.reshape([s.size for s in made]).transpose(order).reshape([s.size if s in made else 1 for s in free])
+
+    return algebra.full(algebra.rearrange(product, arrange), tuple(s.size for s in free))
+
+
+def _scatter(algebra: TensorAlgebra[T], equation: Scatter, free: tuple[Span, ...], grid: Grid[T]) -> T:
+    shape = tuple(s.size for s in free)
+    base = algebra.full(value_of(equation.base, grid.over(free)), shape)
+    if equation.op != "set" and equation.op not in COMBINE:
+        raise InterpretError(f"{grid.where}: {equation.op!r} is not a reduction")
+    points = grid.over(_spans(equation.over, grid.sizes))
+    guard, _ = algebra.possible(value_of(equation.guard, points))
+    inner = points.within(guard)
+    kept = np.broadcast_to(guard, points.shape)
+    written = ", ".join(map(show, equation.index))
+    index = []
+    for d, (e, n) in enumerate(zip(equation.index, shape, strict=True)):
+        at = np.broadcast_to(algebra.candidates(value_of(e, inner))[0], points.shape)[kept]
+        outside = (at < 0) | (at >= n)
+        refuse(outside, at, n, f"the update at [{written}] writes", d, grid.where)
+        index.append(at)
+    value = algebra.rearrange(algebra.full(value_of(equation.value, inner), points.shape), lambda x: x[kept])
+    return algebra.scatter(equation.op, base, tuple(index), value, equation.dtype)
