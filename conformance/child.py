@@ -14,7 +14,8 @@ import struct
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,21 +51,22 @@ def serve(requests: BinaryIO, replies: BinaryIO, machine_path: Path, preload: Se
     send(_guarded(lambda: [importlib.import_module(module) and module for module in preload]))
     while header := requests.read(LENGTH.size):
         request = json.loads(requests.read(LENGTH.unpack(header)[0]))
-        reply = _guarded(lambda request=request: _call(request, machine))  # type: ignore[misc]
+        reply = _guarded(partial(_call, request, machine, lambda where: send({"event": "at", "where": where})))
         sys.stdout.flush()
         sys.stderr.flush()
         send(reply)
 
 
-def _call(request: Message, machine: lock.Machine) -> Any:
+def _call(request: Message, machine: lock.Machine, tell: Callable[[str], None]) -> Any:
+    """Call the function, which may ask for `tell` (say where it is) and `quiet` (hold the machine alone) by name."""
     function = resolve(request["function"])
-    if not request["lock"]:
-        return function(*request["arguments"])
-    with lock.shared(machine) as quiet:
-        if "quiet" in inspect.signature(function).parameters:
-            return function(*request["arguments"], quiet=quiet)
-        with quiet() if request["lock"] == "exclusive" else nullcontext():
-            return function(*request["arguments"])
+    wanted = inspect.signature(function).parameters.keys()
+    with ExitStack() as held:
+        quiet = held.enter_context(lock.shared(machine)) if request["lock"] else nullcontext
+        offered = {"tell": tell, "quiet": quiet}
+        if request["lock"] == "exclusive" and "quiet" not in wanted:
+            held.enter_context(quiet())
+        return function(*request["arguments"], **{name: offered[name] for name in offered.keys() & wanted})
 
 
 def _guarded(action: Callable[[], Any]) -> Message:

@@ -54,6 +54,7 @@ class Reply:
     message: str = ""
     output: str = ""
     seconds: float = 0.0
+    at: str = ""  # where the function last said it was
     first_loss: str = ""  # the call was lost in a used process, then repeated alone: this is what the first try said
 
 
@@ -64,6 +65,7 @@ class _Child:
     replies: int
     log: BinaryIO
     calls: int = 0
+    at: str = ""
     buffer: bytearray = field(default_factory=bytearray)
 
 
@@ -126,13 +128,14 @@ class Executor:
                     self._unstartable = Reply(Status.RAISED, None, message, ready["traceback"])
                     return self._unstartable
             os.ftruncate(child.log.fileno(), 0)
-            child.calls += 1
+            child.calls, child.at = child.calls + 1, ""
             started = time.monotonic()
             _send(child, {"function": function, "arguments": arguments, "lock": hold})
             answer = self._receive(child, timeout)
         except _Lost as loss:
+            at = self._child.at if self._child else ""
             output = self._lose(asked=loss.status is Status.TIMEOUT)
-            return Reply(loss.status, message=str(loss), output=output, seconds=time.monotonic() - started)
+            return Reply(loss.status, None, str(loss), output, time.monotonic() - started, at)
         except BaseException:  # Ctrl-C: leave no orphan
             self.close()
             raise
@@ -140,8 +143,8 @@ class Executor:
         if _resident(child.process.pid) > self.memory // 2:
             self.close()  # leaked or cached so much that the next call would pay for it
         if "raised" in answer:
-            return Reply(Status.RAISED, None, answer["raised"], answer["traceback"][-TAIL:], seconds)
-        return Reply(Status.DONE, answer["value"], seconds=seconds)
+            return Reply(Status.RAISED, None, answer["raised"], answer["traceback"][-TAIL:], seconds, child.at)
+        return Reply(Status.DONE, answer["value"], seconds=seconds, at=child.at)
 
     def _lose(self, asked: bool) -> str:
         child, self._child = self._child, None
@@ -167,7 +170,10 @@ class Executor:
             for message in _messages(child):
                 if "event" not in message:
                     return message
-                clock.pause(message["event"] == "waiting")
+                if message["event"] == "at":
+                    child.at = message["where"]
+                else:
+                    clock.pause(message["event"] == "waiting")
             if not ready and _is_dead(child):
                 raise _Lost(Status.CRASH, _last_words(child))
             if clock.expired():

@@ -1,0 +1,77 @@
+"""This machine and its tools in, the `env` block of a report and the name of its folder out."""
+
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+Environment = dict[str, str | None]
+MARKETING = re.compile(r"\((r|tm)\)|\bcpu\b|@.*|\bprocessor\b|\b\d+-core\b|\bwith .*|\bnvidia\b", re.IGNORECASE)
+
+
+def collect(targets: Sequence[str], backend: str | None = None) -> Environment:
+    """The facts that a result depends on; None for what this machine does not have."""
+    cpu, gpu = cpu_model(), gpu_model()
+    on_gpu = any(target.startswith("cuda") for target in targets)
+    device = slug((gpu if on_gpu else cpu) or platform.machine() or "unknown")
+    return {
+        "python": platform.python_version(),
+        "torch": _installed("torch"),
+        "device": f"{device}-{slug(backend)}" if backend else device,
+        "cpu": cpu,
+        "gpu": gpu,
+        "toolchain": _first_line("g++", "--version"),
+        "commit": _commit(Path(__file__).resolve().parent.parent),
+    }
+
+
+def slug(model: str) -> str:
+    """A model's name as a folder's name.
+
+    >>> slug("AMD EPYC 7R13 48-Core Processor"), slug("Intel(R) Xeon(R) CPU @ 2.20GHz"), slug("NVIDIA H200")
+    ('amd-epyc-7r13', 'intel-xeon', 'h200')
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", MARKETING.sub(" ", model).lower()).strip("-.") or "unknown"
+
+
+def cpu_model() -> str | None:
+    """What the system calls the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model\t")))
+    return next(named, None) or platform.processor() or platform.machine() or None
+
+
+def gpu_model() -> str | None:
+    """The first NVIDIA device, asked of the driver's own tool so that nothing has to load CUDA."""
+    return _first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit(folder: Path) -> str | None:
+    if not (folder / ".git").exists():
+        return None
+    commit = _first_line("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    changed = _first_line("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if commit and changed else commit
+
+
+def _first_line(*command: str) -> str | None:
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(done.stdout.strip().splitlines()), None) if done.returncode == 0 else None

@@ -1,0 +1,113 @@
+"""A shape file in; pytest items out: one check per (case, target), one benchmark per (benchmark case, target)."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import rows, tables
+from conformance.cases import BenchCase, Case, runs_on
+from conformance.runner import Runner
+from conformance.shapes import ShapeFileError, benches, expand, load
+
+PROPERTY = "mlcomp"  # the user property that carries a row to the controller
+RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
+# TOML files that tools put beside shape files; a folder given to pytest is searched for every other one.
+FOREIGN = frozenset({"pyproject.toml", "pytest.toml", "ruff.toml", "tox.toml", "pylock.toml", "Cargo.toml"})
+
+
+class Failed(Exception):
+    """An item did not do what it should; the text is for people and is shown without a traceback."""
+
+
+class ShapeFile(pytest.File):
+    """One shape file, read and expanded when pytest collects it."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Every item of the file, or a collection error that names the line."""
+        runner = self.config.stash[RUNNER]
+        settings = runner.settings
+        try:
+            found: list[Case] = list(expand(load(self.path), "nightly" if self._named_by_id() else settings.tier))
+            found += benches(load(self.path)) if settings.bench != "off" else ()
+        except ShapeFileError as error:
+            raise self.CollectError(str(error)) from None
+        if not self.config.option.collectonly:
+            runner.start()
+        for case in found:
+            kind = Bench if isinstance(case, BenchCase) else Check
+            yield from (kind.of(self, case, target) for target in settings.targets if runs_on(case, target))
+
+    def _named_by_id(self) -> bool:
+        """Whether the command line names an item of this file: then it may be of any tier."""
+        paths = (path for path, separator, _ in (arg.partition("::") for arg in self.config.args) if separator)
+        return any((self.config.invocation_params.dir / path).resolve() == self.path.resolve() for path in paths)
+
+
+class _Item(pytest.Item):
+    """What checks, benchmarks and the self-test share: rows travel as a property, failures are plain text."""
+
+    def record(self, row: rows.Row) -> None:
+        """Hand the row to the controller."""
+        self.user_properties.append((PROPERTY, json.dumps(row)))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Our own failures need no traceback."""
+        return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo, style)
+
+
+class Check(_Item):
+    """One case on one target: every stage, in the child."""
+
+    kind = "check"
+
+    def __init__(self, *, case: Case, target: str, **known: Any) -> None:
+        super().__init__(**known)
+        self.case, self.target = case, target
+        self.add_marker(f"mlcomp_{self.kind}")
+
+    @classmethod
+    def of(cls, parent: ShapeFile, case: Case, target: str) -> "Check":
+        """The item, named after its row."""
+        name = rows.item_name({"kind": cls.kind, "id": case.id, "target": target})
+        item: Check = cls.from_parent(parent, name=name, case=case, target=target)
+        return item
+
+    def runtest(self) -> None:
+        """Run in the child, record the row, judge."""
+        runner = self.config.stash[RUNNER]
+        row = runner.run(self.case, self.target, self.path)
+        expected = row if self.config.option.runxfail else rows.expect(row, self.case)
+        self.record(expected)
+        if expected["verdict"] == "xfail":
+            pytest.xfail(expected["reason"])
+        if expected["verdict"] in rows.BAD:
+            raise Failed(tables.failure(expected))
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the case stands in its file."""
+        return self.path, self.case.line - 1, self.name
+
+
+class Bench(Check):
+    """One benchmark on one target, alone on the machine while it is timed."""
+
+    kind = "bench"
+
+
+class SelfTest(_Item):
+    """Known miscompiles, planted in every stage, against the checks."""
+
+    def runtest(self) -> None:
+        """Run in the child, record the counts, fail on a false alarm or too many misses."""
+        row = self.config.stash[RUNNER].selftest()
+        self.record(row)
+        self.add_report_section("call", "mlcomp", tables.selftest(row))
+        if row["verdict"] != "pass":
+            raise Failed(f"{row['detail']}\n{tables.selftest(row)}".strip())
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The self-test belongs to no file."""
+        return self.config.rootpath, None, self.name

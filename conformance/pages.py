@@ -1,0 +1,117 @@
+"""A run in; its Markdown pages out: `summary.md`, `speedup.md` and `coverage.md`."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from conformance.cases import DTYPES
+from conformance.report import Run
+from conformance.rows import BAD, CHECK_VERDICTS, Row, item_name
+from conformance.tables import (
+    SEVERITY,
+    bench_table,
+    case_table,
+    counts,
+    grouped,
+    selftest,
+    suite_table,
+    table,
+    worst_error,
+)
+
+CLOSEST = 10
+
+
+def summary(run: Run) -> str:
+    """The run on one page."""
+    env = run.env
+    tools = (env["cpu"], env["gpu"] or "no GPU", f"Python {env['python']}", f"torch {env['torch']}", env["toolchain"])
+    how = (f"{run.when:%Y-%m-%d %H:%M} UTC", f"tier {run.tier}", f"seed {run.seed}", f"{run.seconds:.0f} s")
+    lines = [
+        f"# mlcomp on {env['device']}",
+        " · ".join((*how, *filter(None, tools), f"commit {env['commit'] or 'unknown'}")),
+    ]
+    lines += _cases(run.cases) if run.cases else []
+    if run.benches:
+        lines += ["## Speedup over the best of PyTorch", suite_table(run.benches), "Every row: `speedup.md`."]
+    else:
+        lines += ["## Speedup", "No benchmark ran; `--mlcomp-bench quick` runs them."]
+    if run.selftest is not None:
+        lines += ["## Self-test", selftest(run.selftest, "github")]
+    return _page(lines)
+
+
+def speedup(run: Run) -> str:
+    """The geometric mean of each suite, then every row, slowest first."""
+    what = "min(eager, torch.compile) / ours with its 99 % interval; above 1 we are faster. Times are of one call."
+    lines = [f"# Speedup on {run.env['device']}", what]
+    if not run.benches:
+        return _page([*lines, "No benchmark has run: `pytest --mlcomp --mlcomp-bench quick`."])
+    lines.append(suite_table(run.benches))
+    for suite, rows in grouped(run.benches, "suite").items():
+        lines += [f"## {suite}", bench_table(rows)]
+    return _page(lines)
+
+
+def coverage(run: Run) -> str:
+    """Passing cases per op and dtype, and whatever else there is by name."""
+    found = grouped(run.cases, "op")
+    dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in run.cases)]
+    body = [
+        [op, *(_cell([row for row in rows if row["dtype"] == dtype]) for dtype in dtypes), _cell(rows)]
+        for op, rows in found.items()
+    ]
+    head = f"{len(found)} ops at tier {run.tier}; {counts(run.cases)}."
+    return _page([f"# Coverage on {run.env['device']}", head, table(body, ["op", *dtypes, "all"])])
+
+
+def _cases(cases: Sequence[Row]) -> list[str]:
+    suites = [[suite, len(rows), *_by_verdict(rows)] for suite, rows in grouped(cases, "suite").items()]
+    lines = ["## Cases", counts(cases), table(suites, ["suite", "cases", *CHECK_VERDICTS])]
+    if bad := [row for row in cases if row["verdict"] in BAD]:
+        again = "\n".join(row["command"] for row in bad if row.get("command"))
+        lines += ["### Not passing", case_table(bad), f"```\n{again}\n```"]
+    if expected := [row for row in cases if row["verdict"] == "xfail"]:
+        listed = [[item_name(row), row["first_bad_stage"], row.get("reason")] for row in expected]
+        lines += ["### Expected to fail", table(listed, ["case", "stage", "reason"])]
+    if retried := [row for row in cases if row.get("first_loss") and row["verdict"] not in BAD]:
+        what = "Lost in a process that had run other cases, passed alone: a case before them may corrupt memory."
+        listed = [[item_name(row), row["first_loss"]] for row in retried]
+        lines += ["### Lost once", what, table(listed, ["case", "the first time"])]
+    return [*lines, "### Stages", _stages(cases), "### Closest to the bound", _closest(cases)]
+
+
+def _stages(cases: Sequence[Row]) -> str:
+    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    for row in cases:
+        for stage in row["stages"]:
+            found[stage["stage"], stage["executor"] or ""].append(stage)
+    body = [[*key, *_stage_figures(rows)] for key, rows in found.items()]
+    return table(body, ["stage", "executor", "run", "pass", "worst err/tol", "seconds"])
+
+
+def _stage_figures(stages: Sequence[Row]) -> list[Any]:
+    passed = sum(stage["verdict"] == "pass" for stage in stages)
+    return [len(stages), passed, worst_error(stages), sum(stage["seconds"] or 0.0 for stage in stages)]
+
+
+def _closest(cases: Sequence[Row]) -> str:
+    errors = [(worst_error(row["stages"]) or 0.0, item_name(row)) for row in cases if row["verdict"] == "pass"]
+    return table([[name, error] for error, name in sorted(errors, reverse=True)[:CLOSEST]], ["case", "err/tol"])
+
+
+def _by_verdict(rows: Sequence[Row]) -> list[int]:
+    counted = Counter(row["verdict"] for row in rows)
+    return [counted[verdict] for verdict in CHECK_VERDICTS]
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    """The number of passing cases; anything else by name."""
+    counted = Counter(row["verdict"] for row in rows)
+    others = [f"{counted[verdict]} {verdict}" for verdict in SEVERITY[:-1] if counted[verdict]]
+    passing = [str(counted["pass"])] if counted["pass"] else []
+    return ", ".join(passing + others)
+
+
+def _page(lines: Sequence[str]) -> str:
+    return "\n\n".join(line for line in lines if line) + "\n"

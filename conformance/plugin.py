@@ -1,0 +1,92 @@
+"""The pytest plugin's options: without `--mlcomp` nothing else of this package is loaded; with it, `session.py` is.
+
+Every pytest run of an environment imports this module, so it imports nothing but pytest.
+"""
+
+import argparse
+
+import pytest
+
+OPTIONS: dict[str, dict[str, object]] = {
+    "target": {
+        "metavar": "LIST",
+        "default": "cpu",
+        "help": "where to run, comma-separated: cpu is this machine, cpu:FEATURE restricts it (default: cpu)",
+    },
+    "stages": {"metavar": "LIST", "default": None, "help": "stages to check, comma-separated (default: all)"},
+    "tier": {
+        "choices": ("smoke", "full", "nightly"),
+        "default": "smoke",
+        "help": "how many rows of each case: one, the pairwise ones, or the cross product (default: smoke)",
+    },
+    "seed": {
+        "type": int,
+        "metavar": "N",
+        "default": None,
+        "help": "seed of all input data (default: a fresh one, printed)",
+    },
+    "bench": {
+        "choices": ("off", "quick", "full"),
+        "default": "off",
+        "help": "race the compiled kernels against PyTorch (default: off)",
+    },
+    "vs": {
+        "metavar": "LIST",
+        "default": None,
+        "help": "whom to race, comma-separated: eager, compile, max-autotune or a torch.compile backend "
+        "(default: what the case says)",
+    },
+    "timeout": {
+        "type": float,
+        "metavar": "SECONDS",
+        "default": None,
+        "help": "time limit of one item (default: the case's, else 120, for a benchmark 300)",
+    },
+    "report": {"metavar": "DIR", "default": "reports", "help": "where the reports go (default: reports)"},
+    "backend": {
+        "metavar": "NAME",
+        "default": None,
+        "help": "check this torch.compile backend instead of our compiler, final stage only",
+    },
+    "selftest": {
+        "action": "store_true",
+        "default": False,
+        "help": "also plant known miscompiles in every stage and report how many the checks catch",
+    },
+    "first-diff": {
+        "action": "store_true",
+        "default": False,
+        "help": "on a failure, also search for the first pass application after which the result is wrong",
+    },
+    # Internal: the module whose check, bench and selftest functions run in the child; the plugin's own tests use it.
+    "runner": {"metavar": "MODULE", "default": None, "help": argparse.SUPPRESS},
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options."""
+    group = parser.getgroup("mlcomp", "compiler conformance and speed (mlcomp)")
+    group.addoption(
+        "--mlcomp",
+        action="store_true",
+        help="collect shape files: those named on the command line, or all that come along",
+    )
+    for name, option in OPTIONS.items():
+        group.addoption(f"--mlcomp-{name}", **option)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Bring in the rest of the plugin, or refuse options that would do nothing without it."""
+    for marker in (
+        "mlcomp_check: one case on one target",
+        "mlcomp_bench: one benchmark",
+        "mlcomp_selftest: the self-test",
+    ):
+        config.addinivalue_line("markers", marker)
+    if config.getoption("mlcomp"):
+        # By name, not by an import statement: only a run with --mlcomp pays for it.
+        config.pluginmanager.import_plugin("conformance.session")
+        return
+    stray = [word for word in config.invocation_params.args if str(word).startswith("--mlcomp-")]
+    if stray:
+        raise pytest.UsageError(f"{stray[0]} does nothing without --mlcomp: add it")

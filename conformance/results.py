@@ -1,0 +1,124 @@
+"""Rows from every worker's reports in; report files, tables in the terminal and pytest-benchmark's records out."""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conformance import environment, pages, report, rows, tables
+from conformance.items import PROPERTY
+from conformance.settings import Settings
+
+FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+
+
+class Results:
+    """What the controller, or the only process, knows of a run."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config, self.settings = config, settings
+        self.rows: list[rows.Row] = []
+        self.started = time.monotonic()
+        self.run: report.Run | None = None
+        self.notes: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the row that an item sent, or make one for an item whose worker was lost with it."""
+        found = [json.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
+        if report.when == "call":
+            self.rows += found
+            for row in found:
+                if row["kind"] == "bench" and row["verdict"] in rows.BENCH_VERDICTS:
+                    hand_over(self.config, row)
+        elif str(report.when) == "???" and ".toml::" in report.nodeid:
+            self.rows.append(rows.lost_row(report.nodeid, str(report.longrepr)))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the reports of a run that came to its end; another's are left as they are."""
+        if not self.rows:
+            return
+        self.run = self._summary()
+        folder = self.settings.report / str(self.run.env["device"])
+        if exitstatus not in FINISHED:
+            self.notes.append(f"mlcomp: the run was interrupted; the reports in {folder} are left as they were")
+            return
+        try:
+            report.write(folder, self._documents(folder))
+            report.append(os.environ.get("GITHUB_STEP_SUMMARY"), pages.summary(self.run))
+        except report.ReportError as error:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self.notes.append(f"mlcomp: {error}")
+        else:
+            self.notes.append(f"mlcomp: reports are in {rows.shown_path(folder, self.config.invocation_params.dir)}")
+
+    @pytest.hookimpl(tryfirst=True)  # pytest-benchmark raises in this hook on a regression, which would end ours
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the tables."""
+        if self.run is not None:
+            terminalreporter.section("mlcomp")
+            terminalreporter.write_line(tables.terminal(self.run))
+        for note in self.notes:
+            terminalreporter.write_line(note, bold=True)
+
+    def _documents(self, folder: Path) -> dict[str, str]:
+        """The files of this run; without a benchmark in it, those that an earlier run measured stay."""
+        assert self.run is not None
+        documents = {
+            "run.json": json.dumps(report.run_json(self.run), indent=1, allow_nan=False) + "\n",
+            "summary.md": pages.summary(self.run),
+            "coverage.md": pages.coverage(self.run),
+        }
+        if self.run.benches or not (folder / "speedup.md").exists():
+            documents["speedup.md"] = pages.speedup(self.run)
+            documents["benchmark.json"] = json.dumps(report.benchmark_json(self.run), indent=1, allow_nan=False) + "\n"
+        return documents
+
+    def _summary(self) -> report.Run:
+        # Workers finish in any order; a report must not depend on it.
+        ordered = sorted(self.rows, key=lambda row: (row.get("file", ""), row.get("id", ""), row.get("target", "")))
+        by_kind = {
+            kind: tuple(row for row in ordered if row["kind"] == kind) for kind in ("check", "bench", "selftest")
+        }
+        return report.Run(
+            env=environment.collect(self.settings.targets, self.settings.backend),
+            cases=by_kind["check"],
+            benches=by_kind["bench"],
+            selftest=next(iter(by_kind["selftest"]), None),
+            seconds=round(time.monotonic() - self.started, 2),
+            tier=self.settings.tier,
+            seed=self.settings.seed,
+        )
+
+
+def hand_over(config: pytest.Config, row: rows.Row) -> None:
+    """Give a benchmark to pytest-benchmark, which stores, shows and compares it as its own.
+
+    It switches its fixture off under xdist, but not its session: what stands in there is saved and compared. The
+    attribute is private, hence the pin on its major version in pyproject.
+    """
+    session: Any = getattr(config, "_benchmarksession", None)
+    if session is None or not row["samples"].get("ours"):
+        return
+    record_type: Any = sys.modules["pytest_benchmark.stats"].Metadata  # loaded, since its session is there
+    name = rows.item_name(row)
+    fixture = SimpleNamespace(
+        name=name,
+        fullname=f"{'/'.join(Path(row['file']).parts[-2:])}::{name}",  # the same wherever the files lie
+        group=row["suite"],
+        param=row["id"],
+        params=row.get("params", {}),
+        extra_info=report.extra_info(row),
+        cprofile_stats=None,
+        has_error=False,
+    )
+    record = record_type(fixture, iterations=1, options={"timer": row.get("clock", "perf_counter_ns"), "warmup": True})
+    for seconds in row["samples"]["ours"]:
+        record.stats.update(seconds)
+    session.benchmarks.append(record)

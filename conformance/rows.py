@@ -1,0 +1,147 @@
+"""A case and what came of running it in; its report row out, with the verdict that the run counts.
+
+A row is JSON-ready, because it travels from a worker to the controller.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conformance.cases import DTYPES, BenchCase, Case, xfail_for
+from conformance.executor import Reply, Status
+
+Row = dict[str, Any]
+
+CHECK_VERDICTS = ("pass", "fail", "crash", "timeout", "unsupported", "xfail")
+BENCH_VERDICTS = ("FASTER", "SLOWER", "SAME", "AMBIGUOUS")
+BAD = frozenset({"fail", "crash", "timeout", "unsupported"})
+# A crash or hang is never what an expected failure means.
+MIN_CAUGHT = 0.95  # share of planted miscompiles that the checks must catch
+EXPECTABLE = frozenset({"fail", "unsupported"})
+_STAGE = {"verdict": "fail", "err_over_tol": None, "executor": None, "seconds": None, "message": ""}
+
+
+def describe(case: Case, target: str, file: str) -> Row:
+    """What a row says before anything has run."""
+    kind = "bench" if isinstance(case, BenchCase) else "check"
+    return {
+        "kind": kind, "id": case.id, "file": file, "suite": case.suite, "op": case.op, "target": target,
+        "dtype": case.dtype, "params": {**case.dims, **case.params},
+    }  # fmt: skip
+
+
+def check_row(known: Row, reply: Reply) -> Row:
+    """The row of a check item."""
+    empty: Row = {"verdict": "fail", "first_bad_stage": None, "first_bad_pass": None, "stages": [], "detail": ""}
+    value = _value(reply, CHECK_VERDICTS[:5])
+    row = known | empty | value
+    row["stages"] = [_STAGE | stage for stage in row["stages"]]
+    if reply.status in (Status.CRASH, Status.TIMEOUT) and reply.at:
+        row["first_bad_stage"] = reply.at
+    return finite(row | {"seconds": round(reply.seconds, 4), "first_loss": reply.first_loss})
+
+
+def bench_row(known: Row, reply: Reply) -> Row:
+    """The row of a bench item: times in microseconds, ratios over the best of PyTorch, raw samples in seconds."""
+    empty: Row = dict.fromkeys(("ours_us", "eager_us", "compile_us", "speedup", "ci", "roofline"))
+    value = _value(reply, (*BENCH_VERDICTS, "fail", "unsupported"))
+    row = known | empty | {"samples": {}, "suspect": False} | value
+    row["detail"] = row.get("detail") or row.pop("message", "")
+    return finite(row | {"seconds": round(reply.seconds, 4), "first_loss": reply.first_loss})
+
+
+def selftest_row(reply: Reply) -> Row:
+    """The row of the self-test: how many miscompiles were planted and caught, and how many sound cases were refused."""
+    row: Row = {"kind": "selftest", "planted": 0, "caught": 0, "false_alarms": 0, "rows": [], "verdict": "pass"}
+    if reply.status is not Status.DONE or not isinstance(reply.value, dict):
+        detail = f"the self-test did not finish: {reply.message or reply.value}\n{reply.output}".strip()
+        return row | {"verdict": "fail", "detail": detail}
+    row |= reply.value
+    complaints = []
+    if not row["planted"]:
+        complaints.append("nothing was planted")
+    elif row["caught"] < MIN_CAUGHT * row["planted"]:
+        complaints.append(f"{row['caught']} of {row['planted']} planted miscompiles caught, below {MIN_CAUGHT:.0%}")
+    if row["false_alarms"]:
+        complaints.append(f"{row['false_alarms']} sound cases refused")
+    return finite(row | {"verdict": "fail" if complaints else "pass", "detail": "; ".join(complaints)})
+
+
+def lost_row(nodeid: str, message: str) -> Row:
+    """The row of an item that took its whole pytest worker with it."""
+    file, _, name = nodeid.partition("::")
+    kind = "bench" if name.endswith("-bench") else "check"
+    case_id, _, target = name.removesuffix("-bench").rpartition("-")
+    words = re.split(r"[.\-\[\]]", case_id)
+    known = {
+        "kind": kind, "id": case_id, "file": file, "suite": Path(file).stem, "op": case_id.partition("[")[0],
+        "target": target, "dtype": next((word for word in words if word in DTYPES), ""),
+    }  # fmt: skip
+    reply = Reply(Status.CRASH, None, f"the pytest worker was lost: {message}")
+    return bench_row(known, reply) if kind == "bench" else check_row(known, reply)
+
+
+def _value(reply: Reply, verdicts: tuple[str, ...]) -> Row:
+    match reply.status:
+        case Status.DONE if isinstance(reply.value, dict) and reply.value.get("verdict") in verdicts:
+            return {key: value for key, value in reply.value.items() if key not in ("kind", "file")}
+        case Status.DONE:
+            return {"verdict": "fail", "detail": f"the runner returned no verdict out of {', '.join(verdicts)}"}
+        case Status.RAISED:
+            return {"verdict": "fail", "detail": f"{reply.message}\n{reply.output}".strip()}
+        case Status.CRASH | Status.TIMEOUT:
+            where = f" in stage {reply.at}" if reply.at else ""
+            verdict = str(reply.status)
+            return {"verdict": verdict, "detail": f"{verdict}{where}: {reply.message}\n{reply.output}".strip()}
+
+
+def expect(row: Row, case: Case) -> Row:
+    """The row after its expected failure has been weighed: an expected one is `xfail`, a missing one `fail`."""
+    expected = xfail_for(case, row["target"])
+    if expected is None:
+        return row
+    if row["verdict"] not in BAD:
+        if not expected.strict:
+            return row
+        detail = f"expected to fail ({expected.reason}), but it passes: take its xfail out of the shape file"
+        return row | {"verdict": "fail", "detail": detail}
+    stage = row.get("first_bad_stage")
+    if row["verdict"] in EXPECTABLE and (expected.stage is None or stage in (None, expected.stage)):
+        return row | {"verdict": "xfail", "reason": expected.reason}
+    detail = (
+        f"expected to fail in stage {expected.stage or 'any'} ({expected.reason}), but not like this\n{row['detail']}"
+    )
+    return row | {"detail": detail}
+
+
+def finite(row: Row) -> Row:
+    """The row as JSON can say it: NaN and infinities, which it cannot, become None."""
+    return {key: _finite(value) for key, value in row.items()}
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case Mapping():
+            return {key: _finite(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_finite(item) for item in value]
+        case _:
+            return value
+
+
+def item_name(row: Mapping[str, Any]) -> str:
+    """What pytest calls the item of a row."""
+    return f"{row['id']}-{row['target']}" + ("-bench" if row["kind"] == "bench" else "")
+
+
+def shown_path(path: Path, folder: Path) -> str:
+    """The path as one would type it in a folder.
+
+    >>> shown_path(Path("/a/shapes/x.toml"), Path("/a")), shown_path(Path("/b/x.toml"), Path("/a"))
+    ('shapes/x.toml', '/b/x.toml')
+    """
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

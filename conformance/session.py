@@ -1,0 +1,69 @@
+"""The hooks of a run with `--mlcomp`: settings in, shape files collected, rows gathered, reports written."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.items import FOREIGN, RUNNER, SelfTest, ShapeFile
+from conformance.results import Results
+from conformance.runner import Runner
+from conformance.settings import KEY, read
+from conformance.shapes import find_shapes
+
+ORDER = {"mlcomp_selftest": 1, "mlcomp_bench": 2}  # everything else comes first; benchmarks want the machine alone
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options, and collect the shape files that come along where no path is given."""
+    settings = config.stash[KEY] = read(config)
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [str(find_shapes())]
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    config.stash[RUNNER] = Runner(settings, config.invocation_params.dir, threads)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Results(config, settings), "mlcomp-results")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave no child behind."""
+    if RUNNER in config.stash:
+        config.stash[RUNNER].close()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker of xdist this run's seed."""
+    node.workerinput["mlcomp_seed"] = node.config.stash[KEY].seed
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """What this run does, and with which data."""
+    settings = config.stash[KEY]
+    benches = "off" if settings.bench == "off" else settings.bench
+    subject = f"backend {settings.backend}" if settings.backend else f"stages {','.join(settings.stages)}"
+    return (
+        f"mlcomp: targets {','.join(settings.targets)}, {subject}, tier {settings.tier}, benchmarks {benches}, "
+        f"seed {settings.seed}"
+    )
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ShapeFile | None:
+    """Every TOML file that is not another tool's is a shape file."""
+    if file_path.suffix != ".toml" or file_path.name in FOREIGN or file_path.name.startswith("."):
+        return None
+    found: ShapeFile = ShapeFile.from_parent(parent, path=file_path)
+    return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> Any:
+    """Add the self-test before `-k` and `-m` select; put benchmarks last after everybody has had a say."""
+    if session.config.stash[KEY].selftest:
+        items.append(SelfTest.from_parent(session, name="mlcomp-selftest"))
+        items[-1].add_marker("mlcomp_selftest")
+    result = yield
+    items.sort(key=lambda item: max((ORDER.get(mark.name, 0) for mark in item.iter_markers()), default=0))
+    return result

@@ -1,0 +1,101 @@
+"""The command line in; what it asks for as one value out, or a usage error that names the words it could have used."""
+
+import difflib
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from conformance.shapes import STAGES
+
+TARGETS = ("cpu",)
+CPU_STAGES = tuple(stage for stage in STAGES if stage != "cuda")
+RIVALS = ("eager", "compile", "max-autotune")
+# loadscope and its kin hang for ever after a worker dies, and put the cases of one file on one worker.
+DISTRIBUTIONS = ("no", "load", "worksteal")
+FUNCTIONS = {
+    "check": "conformance.ladder:check",
+    "bench": "conformance.bench:run",
+    "selftest": "conformance.selftest:run",
+}
+KEY: pytest.StashKey["Settings"] = pytest.StashKey()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run's settings."""
+
+    targets: tuple[str, ...]
+    stages: tuple[str, ...]
+    tier: str
+    seed: int
+    bench: str
+    vs: tuple[str, ...] | None
+    timeout: float | None
+    report: Path
+    backend: str | None
+    selftest: bool
+    first_diff: bool
+    runner: str | None
+
+    def function(self, kind: str) -> str:
+        """The function that does a kind of work in the child, as `module:function`."""
+        return f"{self.runner}:{kind}" if self.runner else FUNCTIONS[kind]
+
+
+def read(config: pytest.Config) -> Settings:
+    """The settings of this process; a worker takes the seed that its controller chose."""
+
+    def option(name: str) -> object:
+        return config.getoption(f"mlcomp_{name}")
+
+    _check_distribution(str(config.getoption("dist", "no")))
+    seed = getattr(config, "workerinput", {}).get("mlcomp_seed", option("seed"))
+    timeout = option("timeout")
+    if timeout is not None and not timeout > 0:  # type: ignore[operator]
+        raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
+    report = config.invocation_params.dir / str(option("report"))
+    if report.exists() and not report.is_dir():
+        raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
+    backend, vs, stages = option("backend"), option("vs"), option("stages")
+    if backend and stages:
+        raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
+    return Settings(
+        targets=_words("target", str(option("target")), TARGETS, featured=True),
+        stages=CPU_STAGES if stages is None else _words("stages", str(stages), CPU_STAGES),
+        tier=str(option("tier")),
+        seed=secrets.randbelow(2**31) if seed is None else int(seed),
+        bench=str(option("bench")),
+        vs=None if vs is None else _words("vs", str(vs), None),
+        timeout=None if timeout is None else float(str(timeout)),
+        report=report,
+        backend=None if backend is None else str(backend),
+        selftest=bool(option("selftest")),
+        first_diff=bool(option("first_diff")),
+        runner=None if option("runner") is None else str(option("runner")),
+    )
+
+
+def _words(option: str, text: str, known: Collection[str] | None, featured: bool = False) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not words:
+        raise pytest.UsageError(f"--mlcomp-{option}: empty; use {', '.join(known or RIVALS)}")
+    for word in words:
+        name, _, feature = word.partition(":")
+        good = known is None or name in known
+        if not good or (feature and not (featured and re.fullmatch(r"[\w.+\-]+", feature))):
+            nearest = difflib.get_close_matches(name, known or RIVALS, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise pytest.UsageError(f"--mlcomp-{option}: unknown {word!r}; use {', '.join(known or RIVALS)}{hint}")
+    return words
+
+
+def _check_distribution(name: str) -> None:
+    if name not in DISTRIBUTIONS:
+        raise pytest.UsageError(
+            f"--dist {name} does not go with --mlcomp: it hangs when a worker is lost, and keeps cases of one file "
+            "on one worker. Use --dist load or --dist worksteal; benchmarks take turns by themselves."
+        )
