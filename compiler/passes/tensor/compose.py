@@ -1,0 +1,211 @@
+"""Tensor IR in, Tensor IR out: afterwards no equation is a mere view of another, and none is dead.
+
+A view is a map that computes nothing: it only says where its elements come from. Readers take over its index; a view that
+is the one reader of a reduction becomes a reduction over its own axes; a reshape that is an output is left to the caller.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from compiler.ir import dtype as dt
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, substitute
+from compiler.ir.index import extent_range, linear, simplify
+from compiler.ir.tensor import (
+    Axis,
+    Equation,
+    Group,
+    Map,
+    Program,
+    Reduce,
+    Scatter,
+    bound,
+    equations,
+    expressions,
+    reads,
+    row_major,
+    shape,
+)
+
+
+def compose(program: Program) -> Program:
+    """Views composed with what they view; dead equations removed."""
+    program = remove_dead(_forward(program))
+    program = _reindex_reductions(program)
+    program = _alias_outputs(program)
+    return remove_dead(program)
+
+
+def is_view(e: Equation) -> bool:
+    """A map that moves values, widens 16-bit floats, or computes from indices alone: free to repeat for every reader."""
+    return isinstance(e, Map) and _moves(e.value)
+
+
+def _moves(value: Expr) -> bool:
+    match value:
+        case Const() | Load() | Var():
+            return True
+        case Cast(arg, dtype):
+            return dtype not in dt.STORAGE_ONLY and (arg.dtype in dt.STORAGE_ONLY or not _data(arg)) and _moves(arg)
+        case Select(cond, then, other):
+            return not _data(cond) and _moves(then) and _moves(other)
+        case Op("where", (cond, then, other)):
+            return not _data(cond) and _moves(then) and _moves(other)
+        case Op(_, args):
+            return not any(map(_data, args)) and not value.dtype.is_float
+    return False
+
+
+def _data(e: Expr) -> bool:
+    return any(isinstance(n, Load) for n in e.walk())
+
+
+def _rewrite(program: Program, replaced: dict[str, Equation]) -> Program:
+    groups = [g.replace(equations=tuple(replaced[e.name] for e in g.equations if e.name in replaced)) for g in program.groups]
+    return program.replace(groups=tuple(g for g in groups if g.equations))
+
+
+def _forward(program: Program) -> Program:
+    """Readers of a view read what it views; the views stay until they are dead."""
+    views: dict[str, Map] = {}
+    out: dict[str, Equation] = {}
+    for e in equations(program):
+        new = inline(e, views)
+        out[e.name] = new
+        if isinstance(new, Map) and is_view(new):
+            views[e.name] = new
+    return _rewrite(program, out)
+
+
+def inline(e: Equation, producers: dict[str, Map]) -> Equation:
+    """`e` with every load of a producer replaced by the producer's value at that index, and simplified."""
+    ranges = {a.name: extent_range(a.extent) for a in (*e.axes, *bound(e))}
+
+    def expand(x: Expr) -> Expr:
+        table: dict[Expr, Expr] = {}
+        for load in [n for n in x.walk() if isinstance(n, Load) and n.buffer in producers]:
+            producer = producers[load.buffer]
+            index = [expand(i) for i in load.index]
+            table[load] = substitute(producer.value, {a.var: i for a, i in zip(producer.axes, index, strict=True)})
+        return substitute(x, table) if table else x
+
+    def rewrite(x: Expr) -> Expr:
+        return simplify(expand(x), ranges)  # type: ignore[no-any-return]
+
+    match e:
+        case Scatter(base=base, index=index, value=value, guard=guard):
+            return e.replace(base=rewrite(base), index=tuple(map(rewrite, index)), value=rewrite(value), guard=rewrite(guard))
+        case _:
+            return e.replace(value=rewrite(expressions(e)[0]))
+
+
+def _uses(program: Program) -> Counter[str]:
+    count = Counter(name for e in equations(program) for name in reads(e))
+    count.update(t.name for t in program.outputs)
+    return count
+
+
+def _reindex_reductions(program: Program) -> Program:
+    """The one reader of a reduction, if it reads each element at most once, makes it a reduction over the reader's axes."""
+    uses = _uses(program)
+    made: dict[str, Equation] = {}
+    for e in equations(program):
+        made[e.name] = e
+        if not isinstance(e, Map):
+            continue
+        for load in _whole_loads(e.value):
+            source = made.get(load.buffer)
+            if not isinstance(source, Reduce) or uses[source.name] != 1 or load.index == tuple(a.var for a in e.axes):
+                continue
+            if not injective(load.index, shape(source), e.axes):
+                continue
+            if e.value is load:
+                made[e.name] = _reindexed(source, e.name, e.axes, load.index)
+                del made[source.name]
+            elif _count(shape(source)) is _count(shape(e)):
+                made[source.name] = _reindexed(source, source.name, e.axes, load.index)
+                made[e.name] = e = e.replace(value=substitute(e.value, {load: load.replace(index=tuple(a.var for a in e.axes))}))
+    return _rewrite(program, made)
+
+
+def _whole_loads(value: Expr) -> list[Load]:
+    """Loads of buffers that `value` reads at one index only."""
+    found: dict[str, list[Load]] = {}
+    for n in value.walk():
+        if isinstance(n, Load):
+            found.setdefault(n.buffer, []).append(n)
+    return [ls[0] for ls in found.values() if len(ls) == 1]
+
+
+def _reindexed(source: Reduce, name: str, axes: tuple[Axis, ...], index: tuple[Expr, ...]) -> Reduce:
+    taken = {a.name for a in axes} | {a.name for a in source.axes}
+    over: list[Axis] = []
+    for a in source.over:
+        fresh = a.name
+        while fresh in taken:
+            fresh += "_"
+        taken.add(fresh)
+        over.append(Axis(fresh, a.extent))
+    table: dict[Expr, Expr] = {a.var: i for a, i in zip(source.axes, index, strict=True)}
+    table |= {a.var: b.var for a, b in zip(source.over, over, strict=True)}
+    ranges = {a.name: extent_range(a.extent) for a in (*axes, *over)}
+    return Reduce(name, axes, source.op, tuple(over), simplify(substitute(source.value, table), ranges))
+
+
+def flat(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Expr:
+    """The position that `index` has in a contiguous tensor of those extents, simplified over `axes`."""
+    out: Expr = dim(0)
+    for i, s in zip(index, row_major(extents), strict=True):
+        out = out + i * s
+    return simplify(out, {a.name: extent_range(a.extent) for a in axes})  # type: ignore[no-any-return]
+
+
+def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
+    """No two points of `axes` read the same element: the position is a mixed-radix number of the axes."""
+    if not all(isinstance(n, Const) for n in (*extents, *(a.extent for a in axes))):
+        return all(isinstance(i, Var) for i in index) and len(set(index)) == len(index) == len(axes)
+    terms, _ = linear(flat(index, extents, axes))
+    size = {a.var: a.extent.value for a in axes if isinstance(a.extent, Const) and a.extent.value != 1}
+    if set(terms) != set(size):
+        return False
+    reach = 0
+    for coefficient, var in sorted((abs(c), v.name) for v, c in terms.items() if isinstance(v, Var)):
+        if coefficient <= reach:
+            return False
+        reach += coefficient * (next(n for v, n in size.items() if v.name == var) - 1)
+    return True
+
+
+def _alias_outputs(program: Program) -> Program:
+    """An output that is a contiguous reshape of an equation becomes that equation; callers see the declared shape anyway."""
+    made = {e.name: e for e in equations(program)}
+    taken = {t.name for t in program.outputs}
+    outputs = []
+    for t in program.outputs:
+        new = t
+        match made.get(t.name):
+            case Map(axes=axes, value=Load(buffer, index)) if buffer in made and buffer not in taken and t.strides == row_major(t.shape):
+                source = made[buffer]
+                same = flat(index, shape(source), axes) is flat(tuple(a.var for a in axes), shape(made[t.name]), axes)
+                if same and _count(shape(source)) is _count(t.shape):
+                    new = t.replace(name=buffer, shape=shape(source), strides=row_major(shape(source)))
+                    taken.add(buffer)
+        outputs.append(new)
+    return program.replace(outputs=tuple(outputs))
+
+
+def _count(sizes: tuple[Expr, ...]) -> Expr:
+    out: Expr = dim(1)
+    for s in sizes:
+        out = out * s
+    return out
+
+
+def remove_dead(program: Program) -> Program:
+    """Only equations that an output needs."""
+    live = {t.name for t in program.outputs}
+    for e in reversed(equations(program)):
+        if e.name in live:
+            live |= set(reads(e))
+    groups = [Group(g.name, tuple(e for e in g.equations if e.name in live), g.origin) for g in program.groups]
+    return program.replace(groups=tuple(g for g in groups if g.equations))

@@ -1,0 +1,276 @@
+"""Tensor IR in, Tensor IR out: afterwards each group is one kernel.
+
+Equations join the group of what they read when one loop nest can hold both without computing anything twice that costs
+more than the memory traffic it saves:
+
+- maps of one domain share its loops;
+- reductions over rows share their loops over the rows, with the maps that read them (softmax, norms);
+- a contraction takes the maps of its own domain as epilogue, and nothing as prologue;
+- scans take what feeds them, scatters stay alone, and a reduction to too few rows to spread over cores stays alone too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var
+from compiler.ir.tensor import Axis, Equation, Group, Map, Program, Reduce, Scan, Scatter, equations, expressions, reads
+from compiler.passes.tensor.compose import is_view
+
+# What one evaluation of an operation costs, in units of a fused multiply-add of one vector lane (rough, of a CPU and a GPU alike).
+_DEAR = {"div": 4, "sqrt": 4, "rsqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "pow": 30, "atan2": 20}
+_CHEAP = {"add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "shl", "shr",
+          "where", "isnan", "floor", "ceil", "trunc", "round", "sign", "fma"}  # fmt: skip
+_FUNCTION = 10
+WORTH_KEEPING = 8  # an element that costs more than this is stored rather than computed twice (a store and a load of a cached row)
+FEW_ROWS = 4  # reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own
+
+
+def cost(value: Expr) -> int:
+    """Operations of `value` on data; index arithmetic is free."""
+    return sum(_cost(n) for n in value.walk() if isinstance(n, Op) and any(isinstance(x, Load) for x in n.walk()))
+
+
+def _cost(e: Op) -> int:
+    return 1 if e.name in _CHEAP else _DEAR.get(e.name, _FUNCTION)
+
+
+def is_contraction(e: Equation) -> bool:
+    """A sum of products of two factors, each of which lacks a free axis that the other has."""
+    match e:
+        case Reduce(op="sum", axes=axes, value=value):
+            factors = factors_of(value)
+            if factors is None:
+                return False
+            left, right = ({a.name for a in axes if a.var in set(f.walk()) and _long(a)} for f in factors)
+            return bool(left - right) and bool(right - left)
+    return False
+
+
+def factors_of(value: Expr) -> tuple[Expr, Expr] | None:
+    """The two sides of a product of data, conversions aside."""
+    while isinstance(value, Cast):
+        value = value.arg
+    match value:
+        case Op("mul", (a, b)) if any(isinstance(n, Load) for n in a.walk()) and any(isinstance(n, Load) for n in b.walk()):
+            return a, b
+    return None
+
+
+def _long(a: Axis) -> bool:
+    return not (isinstance(a.extent, Const) and a.extent.value == 1)
+
+
+@dataclass(frozen=True)
+class Nest:
+    """How the equations of a group share loops.
+
+    `names` gives every axis (equation, position) the name of its loop; `rows` are the loops that all share.
+    """
+
+    names: dict[tuple[str, str], str]
+    rows: tuple[Axis, ...]
+
+
+def nest(members: Sequence[Equation], stored: Iterable[str]) -> Nest | None:
+    """The loop nest that holds `members`, of which `stored` leave it; None when one nest cannot."""
+    stored = set(stored)
+    names = _unify(members)
+    if names is None:
+        return None
+    sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
+    if any(isinstance(e, Scatter) for e in members):
+        return Nest(names, members[0].axes) if len(members) == 1 else None
+    rows = [_rows(e, names) for e in sweeps] or [tuple(names[e.name, a.name] for a in e.axes) for e in members if e.name in stored][:1]
+    if not rows or any(set(r) != set(rows[0]) for r in rows):
+        return None
+    shared = set(rows[0])
+    for e in members:
+        own = {names[e.name, a.name] for a in e.axes}
+        if e.name in stored and not (own >= shared if sweeps else own == shared):
+            return None
+    extents = {names[e.name, a.name]: a.extent for e in members for a in e.axes}
+    order = _order(members, names, shared)
+    return Nest(names, tuple(Axis(n, extents[n]) for n in order))
+
+
+def _rows(e: Equation, names: dict[tuple[str, str], str]) -> tuple[str, ...]:
+    along = e.along if isinstance(e, Scan) else None
+    return tuple(names[e.name, a.name] for a in e.axes if a.name != along)
+
+
+def _order(members: Sequence[Equation], names: dict[tuple[str, str], str], shared: set[str]) -> list[str]:
+    """The shared loops in the order in which the largest member has them, which is how memory lies."""
+    largest = max(members, key=lambda e: len(e.axes))
+    order = [n for a in largest.axes if (n := names[largest.name, a.name]) in shared]
+    return order + [n for e in members for a in e.axes if (n := names[e.name, a.name]) in shared and n not in order]
+
+
+def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
+    """Loop names such that a reduction or scan is always read at its own axes; None when its readers disagree."""
+    parent: dict[tuple[str, str], tuple[str, str]] = {}
+
+    def find(x: tuple[str, str]) -> tuple[str, str]:
+        while parent.setdefault(x, x) != x:
+            x = parent[x]
+        return x
+
+    made: dict[str, Equation] = {}
+    for e in members:
+        over = e.over if isinstance(e, Reduce | Scatter) else ()
+        for a in (*e.axes, *over):
+            find((e.name, a.name))
+        for load in [n for x in expressions(e) for n in x.walk() if isinstance(n, Load) and n.buffer in made]:
+            producer = made[load.buffer]
+            plain = all(isinstance(i, Var) for i in load.index) and len(set(load.index)) == len(load.index)
+            if not plain:
+                if _holds_sweep(producer, made):
+                    return None
+                continue
+            for a, i in zip(producer.axes, load.index, strict=True):
+                assert isinstance(i, Var)
+                parent[find((e.name, i.name))] = find((producer.name, a.name))
+        made[e.name] = e
+    for e in members:  # two axes of one equation must not have become one
+        over = e.over if isinstance(e, Reduce | Scatter) else ()
+        roots = [find((e.name, a.name)) for a in (*e.axes, *over)]
+        if len(set(roots)) != len(roots):
+            return None
+    return {x: f"{find(x)[1]}" if _sole(find(x), parent) else "_".join(reversed(find(x))) for x in list(parent)}
+
+
+def _sole(root: tuple[str, str], parent: dict[tuple[str, str], tuple[str, str]]) -> bool:
+    """No other class of axes is named after an axis of the same name."""
+
+    def top(x: tuple[str, str]) -> tuple[str, str]:
+        while parent[x] != x:
+            x = parent[x]
+        return x
+
+    return not any(x[1] == root[1] and top(x) == x and x != root for x in parent)
+
+
+def _holds_sweep(e: Equation, made: dict[str, Equation]) -> bool:
+    return isinstance(e, Reduce | Scan) or any(_holds_sweep(made[n], made) for n in reads(e) if n in made)
+
+
+def fuse(program: Program) -> Program:
+    """Every equation joins the groups that it reads from, latest first, where that is legal and pays."""
+    groups: list[list[Equation]] = []
+    origin: dict[str, tuple[str, ...]] = {e.name: g.origin for g in program.groups for e in g.equations}
+    readers: dict[str, set[str]] = {}
+    for e in equations(program):
+        for name in reads(e):
+            readers.setdefault(name, set()).add(e.name)
+    results = {t.name for t in program.outputs}
+    for e in equations(program):
+        groups.append([e])
+        joined = True
+        while joined:
+            joined = _join_once(groups, readers, results)
+    return program.replace(groups=tuple(_group(_sorted(g, program), origin) for g in _schedule(groups)))
+
+
+def _join_once(groups: list[list[Equation]], readers: dict[str, set[str]], results: set[str]) -> bool:
+    """Merge the newest group with the latest one that it reads, if it may."""
+    newest = groups[-1]
+    wanted = {n for e in newest for n in reads(e)} - {e.name for e in newest}
+    for k in range(len(groups) - 2, -1, -1):
+        if wanted & {e.name for e in groups[k]} and not _between(groups, k):
+            both = groups[k] + newest
+            if _legal(both, readers, results):
+                del groups[k]
+                groups[-1] = both
+                return True
+    return False
+
+
+def _between(groups: list[list[Equation]], k: int) -> bool:
+    """Some other group lies on a path from group k to the newest one, so merging them would make a cycle."""
+    reached = {e.name for e in groups[k]}
+    for g in groups[k + 1 : -1]:
+        if any(n in reached for e in g for n in reads(e)):
+            reached |= {e.name for e in g}
+    wanted = {n for e in groups[-1] for n in reads(e)}
+    return bool(wanted & (reached - {e.name for e in groups[k]}))
+
+
+def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[str]) -> bool:
+    inside = {e.name for e in members}
+    stored = {e.name for e in members if e.name in results or readers.get(e.name, set()) - inside}
+    found = nest(members, stored)
+    if found is None:
+        return False
+    contractions = [e for e in members if is_contraction(e)]
+    if contractions:
+        return len(contractions) == 1 and _epilogue_only(members, contractions[0])
+    sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
+    if any(isinstance(e, Scan) for e in sweeps):
+        return len(sweeps) == 1 and not any(sweeps[0].name in reads(e) for e in members)
+    follows = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > {a.name for a in found.rows} for e in members)
+    if sweeps and follows and _few(found.rows):
+        return False
+    return _nothing_dear_twice(members, found, stored)
+
+
+def _few(rows: tuple[Axis, ...]) -> bool:
+    count = 1
+    for a in rows:
+        if not isinstance(a.extent, Const):
+            return False
+        count *= int(a.extent.value)
+    return count < FEW_ROWS
+
+
+def _epilogue_only(members: list[Equation], contraction: Equation) -> bool:
+    """Nothing but views feeds the contraction, and everything else is a map (an epilogue)."""
+    fed = set(reads(contraction))
+    return all(e is contraction or (isinstance(e, Map) and (e.name not in fed or is_view(e))) for e in members)
+
+
+def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) -> bool:
+    """No dear map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
+    rows = {a.name for a in found.rows}
+    for e in members:
+        if not isinstance(e, Map) or cost(e.value) < WORTH_KEEPING or e.name in stored:
+            continue
+        own = {found.names[e.name, a.name] for a in e.axes if _long(a)}
+        for r in members:
+            if e.name in reads(r):
+                over = r.over if isinstance(r, Reduce) else ()
+                theirs = {found.names[r.name, a.name] for a in (*r.axes, *over) if _long(a)}
+                if theirs - own and not own <= rows:
+                    return False
+    return True
+
+
+def _schedule(groups: list[list[Equation]]) -> list[list[Equation]]:
+    """Groups ordered so that each comes after all that it reads."""
+    owner = {e.name: k for k, g in enumerate(groups) for e in g}
+    done: list[int] = []
+    state: dict[int, bool] = {}
+
+    def visit(k: int) -> None:
+        if k in state:
+            return
+        state[k] = True
+        for e in groups[k]:
+            for name in reads(e):
+                if name in owner and owner[name] != k:
+                    visit(owner[name])
+        done.append(k)
+
+    for k in range(len(groups)):
+        visit(k)
+    return [groups[k] for k in done]
+
+
+def _sorted(members: list[Equation], program: Program) -> list[Equation]:
+    place = {e.name: k for k, e in enumerate(equations(program))}
+    return sorted(members, key=lambda e: place[e.name])
+
+
+def _group(members: list[Equation], origin: dict[str, tuple[str, ...]]) -> Group:
+    calls = tuple(dict.fromkeys(o for e in members for o in origin[e.name]))
+    return Group(members[-1].name, tuple(members), calls)

@@ -1,0 +1,235 @@
+"""Tensor IR in, Loop IR out: each group has become one loop nest.
+
+The shared loops (rows) are outermost. Inside, every reduction and every stored map has loops of its own, in the order in
+which values are needed; maps that are not stored are computed where they are read. A dear map that several of these loops
+read is kept in a temporary by the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compiler.ir import expr, loop
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Expr, Load, Var, identity, op, substitute
+from compiler.ir.index import Range, extent_range, simplify
+from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.tensor import Axis, Equation, Group, Map, Reduce, Scan, Scatter, Tensor, expressions, reads, row_major, shape
+from compiler.ir.tensor import Program as TensorProgram
+from compiler.passes.tensor.fuse import WORTH_KEEPING, Nest, cost, nest
+
+
+def tensor_to_loop(program: TensorProgram) -> Program:
+    """One kernel for each group, two for a scatter (its base, then its updates)."""
+    results = {t.name: t for t in program.outputs}
+    tensors = {t.name: t for t in program.inputs} | results
+    temps: list[Tensor] = []
+    kernels: list[Kernel] = []
+    for group in program.groups:
+        outside = {n for g in program.groups if g is not group for e in g.equations for n in reads(e)}
+        stored = [e.name for e in group.equations if e.name in outside or e.name in results]
+        builder = _Builder(group, stored)
+        for e in group.equations:
+            if e.name in builder.kept and e.name not in results:
+                temps.append(Tensor(e.name, e.dtype, shape(e), row_major(shape(e))))
+                tensors[e.name] = temps[-1]
+        kernels += builder.kernels(tensors)
+    return Program(program.name, program.inputs, program.outputs, tuple(temps), tuple(kernels), program.sizes)
+
+
+@dataclass
+class _Scope:
+    """One body under construction: values already at hand, by equation and index."""
+
+    parent: _Scope | None
+    ranges: dict[str, Range]
+    body: list[Stmt] = field(default_factory=list)
+    values: dict[tuple[str, tuple[Expr, ...]], Expr] = field(default_factory=dict)
+
+    def find(self, key: tuple[str, tuple[Expr, ...]]) -> Expr | None:
+        scope: _Scope | None = self
+        while scope is not None:
+            if key in scope.values:
+                return scope.values[key]
+            scope = scope.parent
+        return None
+
+    def inner(self, axes: tuple[Axis, ...]) -> _Scope:
+        return _Scope(self, self.ranges | {a.name: extent_range(a.extent) for a in axes})
+
+
+class _Builder:
+    """Builds the kernels of one group; `kept` names the equations that get memory."""
+
+    def __init__(self, group: Group, stored: list[str]) -> None:
+        self.group = group
+        self.made = {e.name: e for e in group.equations}
+        found = nest(group.equations, stored)
+        if found is None:
+            raise ValueError(f"group {group.name}: its equations share no loop nest")
+        self.nest: Nest = found
+        self.kept = set(stored) | self._worth_keeping()
+        self.done: set[str] = set()
+        self.taken: set[str] = set()
+        self.rows = _Scope(None, {})
+
+    def _worth_keeping(self) -> set[str]:
+        """Dear maps that more than one loop of this group reads, over whole rows."""
+        rows = {a.name for a in self.nest.rows}
+        sweeps = [e for e in self.group.equations if isinstance(e, Reduce | Scan)]
+        roots = [e for e in self.group.equations if e in sweeps or not self._readers(e.name)]
+        out = set()
+        for e in self.group.equations:
+            own = {self.nest.names[e.name, a.name] for a in e.axes}
+            if isinstance(e, Map) and sweeps and own > rows and cost(e.value) >= WORTH_KEEPING:
+                if sum(self._reaches(r, e.name) for r in roots) > 1:
+                    out.add(e.name)
+        return out
+
+    def _readers(self, name: str) -> list[Equation]:
+        return [e for e in self.group.equations if name in reads(e)]
+
+    def _reaches(self, e: Equation, name: str) -> bool:
+        """Evaluating `e` evaluates `name` in the same loop."""
+        return any(
+            n == name or (isinstance(self.made[n], Map) and self._reaches(self.made[n], name)) for n in reads(e) if n in self.made
+        )
+
+    def kernels(self, tensors: dict[str, Tensor]) -> list[Kernel]:
+        match self.group.equations:
+            case (Scatter() as s,):
+                return [self._kernel(s.name + "_base", self._scatter_base(s), tensors), self._kernel(s.name, self._scatter(s), tensors)]
+        axes = tuple(Axis(self._fresh(a.name), a.extent) for a in self.nest.rows)
+        self.loops = dict(zip((a.name for a in self.nest.rows), axes, strict=True))
+        self.rows = _Scope(None, {}).inner(axes)
+        # Reductions first: their loops store the maps they read on the way, so that those need no loops of their own.
+        for e in sorted(self.group.equations, key=lambda e: not isinstance(e, Reduce)):
+            if (e.name in self.kept or isinstance(e, Reduce)) and e.name not in self.done:
+                self._root(e)
+        return [self._kernel(self.group.name, _nested(axes, ["parallel"] * len(axes), self.rows.body), tensors)]
+
+    def _kernel(self, name: str, body: tuple[Stmt, ...], tensors: dict[str, Tensor]) -> Kernel:
+        writes = tuple(dict.fromkeys(n.buffer for s in body for n in s.walk() if isinstance(n, Store)))
+        used = [n.buffer for s in body for n in s.walk() if isinstance(n, Load)]
+        params = tuple(dict.fromkeys([*(b for b in used if b not in writes), *writes]))
+        return Kernel(name, tuple(tensors[p] for p in params), writes, body, self.group.origin)
+
+    def _fresh(self, name: str) -> str:
+        stem, k = name, 0
+        while name in self.taken or name in self.made:
+            k += 1
+            name = f"{stem}{k}"
+        self.taken.add(name)
+        return name
+
+    def _index(self, e: Equation, inner: dict[str, Axis]) -> tuple[Var, ...]:
+        """The loop variables that stand for the axes of `e`, given the loops opened inside the rows."""
+        return tuple((self.loops | inner)[self.nest.names[e.name, a.name]].var for a in e.axes)
+
+    def _open(self, e: Equation, axes: tuple[Axis, ...]) -> dict[str, Axis]:
+        names = [(self.nest.names[e.name, a.name], a) for a in axes]
+        return {n: Axis(self._fresh(a.name), a.extent) for n, a in names if n not in self.loops}
+
+    def _root(self, e: Equation) -> None:
+        match e:
+            case Map():
+                inner = self._open(e, e.axes)
+                scope = self.rows.inner(tuple(inner.values()))
+                self._value(e, self._index(e, inner), scope)
+                self.rows.body += _nested(tuple(inner.values()), ["parallel"] * len(inner), scope.body)
+            case Reduce():
+                value = self._value(e, self._index(e, {}), self.rows)
+                if e.name in self.kept:
+                    self.rows.body.append(Store(e.name, self._index(e, {}), value))
+            case Scan():
+                self._scan(e)
+
+    def _scan(self, e: Scan) -> None:
+        inner = self._open(e, tuple(a for a in e.axes if a.name == e.along))
+        axes = tuple(inner.values())
+        scope = self.rows.inner(axes)
+        total = self._fresh(e.name + "_total")
+        index = self._index(e, inner)
+        value = self._expression(e.value, self._table(e, index), scope)
+        scope.body += [Accum(total, e.op, value), Store(e.name, index, Var(total, e.dtype))]
+        self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nested(axes, ["scan"], scope.body)]
+        self.done.add(e.name)
+
+    def _table(self, e: Equation, index: tuple[Expr, ...]) -> dict[Expr, Expr]:
+        return {a.var: i for a, i in zip(e.axes, index, strict=True)}
+
+    def _value(self, e: Equation, index: tuple[Expr, ...], scope: _Scope) -> Expr:
+        """The value of `e` at `index`, computed in `scope` (or outside it) unless it is at hand."""
+        key = (e.name, index)
+        at_hand = scope.find(key)
+        if at_hand is not None:
+            return at_hand
+        if e.name in self.done:
+            return Load(e.name, index, e.dtype)
+        if isinstance(e, Reduce):
+            value = self._reduce(e, index)
+            self.rows.values[key] = value
+            return value
+        assert isinstance(e, Map), f"{e.name} is read in the loop that makes it"
+        home = self.rows if all(i in {a.var for a in self.loops.values()} for i in index) else scope
+        value = self._expression(e.value, self._table(e, index), home)
+        if not isinstance(value, expr.Const | Var | Load):
+            name = self._fresh(e.name + "_")
+            home.body.append(Let(name, value))
+            value = Var(name, e.dtype)
+        home.values[key] = value
+        if e.name in self.kept and self._covers(e, index, home):
+            home.body.append(Store(e.name, index, value))
+            self.done.add(e.name)
+        return value
+
+    def _covers(self, e: Equation, index: tuple[Expr, ...], scope: _Scope) -> bool:
+        """These loops visit each element of `e` exactly once."""
+        names = [i.name for i in index if isinstance(i, Var)]
+        full = all(scope.ranges.get(n) == extent_range(a.extent) for n, a in zip(names, e.axes, strict=False))
+        return len(names) == len(set(names)) == len(index) and full and set(names) == set(scope.ranges)
+
+    def _reduce(self, e: Reduce, index: tuple[Expr, ...]) -> Expr:
+        """The reduction's own loops, placed in the rows before whatever asked for its value."""
+        inner = self._open(e, e.over)
+        axes = tuple(inner.values())
+        scope = self.rows.inner(axes)
+        table = self._table(e, index) | {a.var: inner[self.nest.names[e.name, a.name]].var for a in e.over}
+        value = self._expression(e.value, table, scope)
+        total = self._fresh(e.name + "_")
+        scope.body.append(Accum(total, e.op, value))
+        self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nested(axes, ["reduce"] * len(axes), scope.body)]
+        return Var(total, e.dtype)
+
+    def _expression(self, e: Expr, table: dict[Expr, Expr], scope: _Scope) -> Expr:
+        """`e` at the point that `table` says, with loads of this group's own equations replaced by their values."""
+        e = simplify(substitute(e, table), scope.ranges)
+        own = [n for n in e.walk() if isinstance(n, Load) and n.buffer in self.made]
+        inner = {n for m in own for n in m.walk() if n is not m}
+        values: dict[Expr, Expr] = {}
+        for n in own:
+            if n not in inner:
+                index = tuple(self._expression(i, {}, scope) for i in n.index)
+                values[n] = self._value(self.made[n.buffer], index, scope)
+        return simplify(substitute(e, values), scope.ranges)  # type: ignore[no-any-return]
+
+    def _scatter_base(self, s: Scatter) -> tuple[Stmt, ...]:
+        body = [Store(s.name, tuple(a.var for a in s.axes), s.base)]
+        return _nested(s.axes, ["parallel"] * len(s.axes), body)
+
+    def _scatter(self, s: Scatter) -> tuple[Stmt, ...]:
+        """Loops whose variable is itself an index touch distinct elements and go outermost; the others keep their order."""
+        distinct = [a for a in s.over if a.var in s.index]
+        ordered = [a for a in s.over if a.var not in s.index]
+        update: Stmt = Store(s.name, s.index, s.value, s.op)
+        body = [update if isinstance(s.guard, expr.Const) and s.guard.value else loop.If(s.guard, (update,))]
+        return _nested((*distinct, *ordered), ["parallel"] * len(distinct) + ["scan"] * len(ordered), body)
+
+
+def _nested(axes: tuple[Axis, ...], kinds: list[str], body: list[Stmt]) -> tuple[Stmt, ...]:
+    out = tuple(body)
+    for a, kind in reversed(list(zip(axes, kinds, strict=True))):
+        out = (loop.For(a.name, a.extent, kind, out),)
+    return out
+
+

@@ -1,0 +1,1 @@
+"""Tile IR to Tile IR: the steps of schedules."""

@@ -1,0 +1,182 @@
+"""Schedule steps on Tile IR, one function each: a kernel and a step in, the changed kernel out, or ScheduleError with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.ir import tile
+from compiler.ir.expr import Const, Expr, Load, Var, names, op, substitute
+from compiler.ir.index import extent_range, simplify
+from compiler.ir.statement import If, Kernel, Program, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.schedule.steps import Bind, Collapse, Fold, Reorder, Schedule, ScheduleError, Split, Step
+
+Change = Callable[[tile.For], tuple[Stmt, ...]]
+
+
+def apply(program: Program, kernel: Kernel, schedule: Schedule) -> Program:
+    """`program` with the steps applied to its kernel, first to last."""
+    for step in schedule.steps:
+        program, kernel = apply_step(program, kernel, step)
+    return program
+
+
+def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, Kernel]:
+    """One step; the program changes too where a temporary shrinks into the kernel."""
+    match step:
+        case Split():
+            new = at_loop(kernel, step, step.loop, lambda f: split(step, f))
+        case Reorder():
+            new = at_loop(kernel, step, step.loops[0], lambda f: reorder(step, f), any_of=step.loops)
+        case Collapse():
+            new = at_loop(kernel, step, step.outer, lambda f: collapse(step, f))
+        case Bind():
+            new = at_loop(kernel, step, step.loop, lambda f: (f.replace(bind=tile.Bind(step.level, step.args)),))
+        case Fold():
+            new = fold(program, kernel, step)
+        case _:
+            raise ScheduleError(step, "no such step")
+    gone = {p.name for p in kernel.params} - {p.name for p in new.params}
+    kernels = tuple(new if k is kernel else k for k in program.kernels)
+    return program.replace(kernels=kernels, temps=tuple(t for t in program.temps if t.name not in gone)), new
+
+
+def at_loop(kernel: Kernel, step: Step, var: str, change: Change, any_of: tuple[str, ...] = ()) -> Kernel:
+    """`kernel` with its loop `var` (or whichever of `any_of` is outermost) replaced."""
+    wanted = any_of or (var,)
+    found = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and n.var in wanted]
+    if not found:
+        have = [n.var for s in kernel.body for n in s.walk() if isinstance(n, tile.For)]
+        raise ScheduleError(step, f"kernel {kernel.name} has no loop {var}; it has {', '.join(have)}")
+    return kernel.replace(body=replace_loop(kernel.body, found[0], change))
+
+
+def replace_loop(body: tuple[Stmt, ...], target: tile.For, change: Change) -> tuple[Stmt, ...]:
+    out: list[Stmt] = []
+    for s in body:
+        match s:
+            case tile.For() if s is target:
+                out += change(s)
+            case tile.For(body=inner) | If(body=inner):
+                out.append(s.replace(body=replace_loop(inner, target, change)))
+            case _:
+                out.append(s)
+    return tuple(out)
+
+
+def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
+    """
+    before:
+        for i in serial(100):
+            y[i] = x[i]
+    after:
+        for i0 in serial(7):
+            for i1 in serial(min(16, 100 - i0 * 16)):
+                y[i0 * 16 + i1] = x[i0 * 16 + i1]
+    """
+    if step.factor < 1:
+        raise ScheduleError(step, "the factor must be at least 1")
+    outer, inner = Var(f.var + "0"), Var(f.var + "1")
+    factor = Const(step.factor, outer.dtype)
+    count = (f.extent + (step.factor - 1)) // factor
+    exact = isinstance(f.extent, Const) and int(f.extent.value) % step.factor == 0
+    left: Expr = factor if exact else op("min", factor, f.extent - outer * factor)
+    ranges = {outer.name: extent_range(count), inner.name: (0, step.factor - 1)}
+    body = simplify(substitute(f.body, {Var(f.var): outer * factor + inner}), ranges)
+    return (tile.For(outer.name, count, f.kind, f.bind, (tile.For(inner.name, left, f.kind, f.bind, body),)),)
+
+
+def reorder(step: Reorder, f: tile.For) -> tuple[Stmt, ...]:
+    nest: list[tile.For] = []
+    here: Stmt = f
+    while isinstance(here, tile.For) and here.var in step.loops:
+        nest.append(here)
+        here = here.body[0] if len(here.body) == 1 else If(Const(True, Var("", here.extent.dtype).dtype), ())
+    if {n.var for n in nest} != set(step.loops):
+        raise ScheduleError(step, f"only {', '.join(n.var for n in nest)} are perfectly nested here")
+    if any(n.kind == "scan" for n in nest):
+        raise ScheduleError(step, "a scan runs in order")
+    by_name = {n.var: n for n in nest}
+    for k, var in enumerate(step.loops):
+        later = set(step.loops[k:])
+        if names(by_name[var].extent) & later:
+            raise ScheduleError(step, f"the extent of {var} depends on a loop that would be inside it")
+    body = nest[-1].body
+    for var in reversed(step.loops):
+        body = (by_name[var].replace(body=body),)
+    return body
+
+
+def collapse(step: Collapse, f: tile.For) -> tuple[Stmt, ...]:
+    """
+    before:
+        for i in serial(8):
+            for j in serial(10):
+                y[i, j] = x[i, j]
+    after:
+        for ij in serial(80):
+            y[ij // 10, ij % 10] = x[ij // 10, ij % 10]
+    """
+    match f.body:
+        case (tile.For(var=inner, extent=n, kind=kind, body=body),) if inner == step.inner and kind == f.kind != "scan":
+            if f.var in names(n):
+                raise ScheduleError(step, "the inner extent depends on the outer loop")
+            both = Var(step.outer + step.inner)
+            ranges = {both.name: extent_range(f.extent * n)}
+            table = {Var(step.outer): both // n, Var(step.inner): both % n}
+            return (tile.For(both.name, f.extent * n, kind, f.bind, simplify(substitute(body, table), ranges)),)
+    raise ScheduleError(step, f"{step.inner} is not the only statement of {step.outer}, or of another kind")
+
+
+def fold(program: Program, kernel: Kernel, step: Fold) -> Kernel:
+    """
+    before:
+        for i in serial(8):
+            for j in serial(10):
+                t[i, j] = x[i, j]
+    after:
+        for i in serial(8):
+            t = local(f32[10])
+            for j in serial(10):
+                t[j] = x[i, j]
+    """
+    buffer = next((t for t in program.temps if t.name == step.buffer), None)
+    users = [k.name for k in program.kernels if any(p.name == step.buffer for p in k.params)]
+    if buffer is None or users != [kernel.name]:
+        raise ScheduleError(step, f"{step.buffer} is not a temporary of this kernel alone")
+    return at_loop(kernel, step, step.loop, lambda f: _folded(step, kernel, f, buffer)).replace(
+        params=tuple(p for p in kernel.params if p is not buffer), writes=tuple(w for w in kernel.writes if w != buffer.name)
+    )
+
+
+def _folded(step: Fold, kernel: Kernel, f: tile.For, buffer: Tensor) -> tuple[Stmt, ...]:
+    uses = [n for n in f.walk() if isinstance(n, Load | Store) and n.buffer == buffer.name]
+    everywhere = [n for s in kernel.body for n in s.walk() if isinstance(n, Load | Store) and n.buffer == buffer.name]
+    if len(uses) != len(everywhere):
+        raise ScheduleError(step, f"{buffer.name} is used outside {f.var}")
+    around = {f.var} | {n.var for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and f in set(n.walk())}
+    fixed = [k for k in range(len(buffer.shape)) if len({u.index[k] for u in uses}) == 1 and names(uses[0].index[k]) <= around]
+    keep = [k for k in range(len(buffer.shape)) if k not in fixed]
+    shape = tuple(buffer.shape[k] for k in keep)
+    small = buffer.replace(shape=shape, strides=row_major(shape))
+    body = _reindex(f.body, buffer.name, keep)
+    return (f.replace(body=(tile.Alloc(small, "local"), *body)),)
+
+
+def _reindex(body: tuple[Stmt, ...], buffer: str, keep: list[int]) -> tuple[Stmt, ...]:
+    table: dict[object, object] = {}
+    for s in body:
+        for n in s.walk():
+            if isinstance(n, Load) and n.buffer == buffer:
+                table[n] = n.replace(index=tuple(n.index[k] for k in keep))
+    body = substitute(body, table)
+
+    def stores(s: Stmt) -> Stmt:
+        match s:
+            case Store(name, index, _, _) if name == buffer:
+                return s.replace(index=tuple(index[k] for k in keep))
+            case tile.For(body=inner) | If(body=inner):
+                return s.replace(body=tuple(map(stores, inner)))
+        return s
+
+    return tuple(map(stores, body))

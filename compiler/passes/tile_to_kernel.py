@@ -1,0 +1,352 @@
+"""Tile IR in, Kernel IR for a CPU out: buffers are flat, loops are C loops, and loops bound to `vector` have become vector code.
+
+The outermost `blocks` loop becomes the parallel one. A vector loop becomes a loop over whole vectors, several at a time
+where it reduces, and a scalar loop over what is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from compiler.ir import dtype as dt
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.dtype import boolean, i64
+from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, identity, op, product, select, static
+from compiler.ir.index import Range, extent_range, linear, simplify, value_range
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.tensor import Tensor
+from compiler.schedule import access
+from compiler.targets.target import Target, instruction
+
+Body = list[k.Stmt]
+
+
+def tile_to_kernel(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:  # noqa: B006
+    """Every kernel becomes a function; `schedules` are texts to quote in its head, by kernel name."""
+    functions = tuple(_Lowering(f, target).function(schedules.get(f.name, "")) for f in program.kernels)
+    return k.Program(program.name, program.inputs, program.outputs, program.temps, functions, program.sizes)
+
+
+@dataclass(frozen=True)
+class _Lanes:
+    """The vector loop being emitted: its variable, whose value is `base` in lane 0, and how many lanes there are."""
+
+    var: str
+    base: Expr
+    width: int
+
+
+@dataclass
+class _Scope:
+    """What names stand for here; `ranges` bounds the integer ones; `parallel` says that threads are already at work."""
+
+    values: dict[str, Expr]
+    ranges: dict[str, Range]
+    buffers: dict[str, Tensor]
+    lanes: _Lanes | None = None
+    parallel: bool = False
+    suffix: str = ""
+
+    def inner(self, **changes: object) -> _Scope:
+        return replace(self, values=dict(self.values), ranges=dict(self.ranges), buffers=dict(self.buffers), **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class _Lowering:
+    source: Kernel
+    target: Target
+    taken: set[str] = field(default_factory=set)
+
+    def function(self, schedule: str) -> k.Function:
+        s = self.source
+        scope = _Scope({}, {}, {p.name: p for p in s.params})
+        self.taken = {p.name for p in s.params}
+        body = self.body(s.body, scope)
+        return k.Function(s.name, s.params, s.writes, tuple(body), origin=s.origin, schedule=schedule)
+
+    def fresh(self, name: str) -> str:
+        stem, n = name, 0
+        while name in self.taken:
+            n += 1
+            name = f"{stem}_{n}"
+        self.taken.add(name)
+        return name
+
+    def body(self, body: tuple[Stmt, ...], scope: _Scope) -> Body:
+        out: Body = []
+        for s in body:
+            out += self.stmt(s, scope)
+        return out
+
+    def stmt(self, s: Stmt, scope: _Scope) -> Body:
+        match s:
+            case tile.For(bind=tile.Bind(level="vector")) if scope.lanes is None:
+                return self.vector_loop(s, scope)
+            case tile.For():
+                return self.loop(s, scope)
+            case Let(name, value):
+                value = self.value(value, scope)
+                if isinstance(value, Const | Var):
+                    scope.values[name] = value
+                    return []
+                return [self.declare(name, value, scope)]
+            case Init(name, value):
+                return [self.declare(name, self.spread(self.value(value, scope), scope), scope)]
+            case Accum(name, how, value):
+                old = scope.values[name]
+                assert isinstance(old, Var)
+                return [k.Assign(old.name, op(COMBINE[how], *self.same(old, self.value(value, scope))))]
+            case Store(buffer, index, value, how):
+                place, stored = self.place(buffer, index, scope), self.spread(self.value(value, scope), scope)
+                return [k.Store(buffer, place, stored, how)]
+            case If(cond, inner):
+                return [k.If(self.value(cond, scope), tuple(self.body(inner, scope.inner())))]
+            case tile.Alloc(tensor, _, _):
+                scope.buffers[tensor.name] = tensor
+                self.taken.add(tensor.name)
+                size = static(product(tensor.shape), f"the size of {tensor.name}")
+                return [k.Array(tensor.name, tensor.dtype, max(size, 1), "local")]
+            case tile.Copy():
+                return self.copy(s, scope)
+            case tile.Mma():
+                return self.mma(s, scope)
+        raise TypeError(f"{type(s).__name__} has no meaning on a CPU")
+
+    def declare(self, name: str, value: Expr, scope: _Scope) -> k.Stmt:
+        made = self.fresh(name + scope.suffix)
+        scope.values[name] = Var(made, value.dtype)
+        if value.dtype is i64:
+            scope.ranges[made] = value_range(value, scope.ranges)
+        return k.Declare(made, value)
+
+    def loop(self, f: tile.For, scope: _Scope) -> Body:
+        var = self.fresh(f.var + scope.suffix)
+        extent = self.value(f.extent, scope)
+        spread = f.bind.level == "blocks" and not scope.parallel and scope.lanes is None
+        inner = scope.inner(parallel=scope.parallel or spread)
+        inner.values[f.var] = Var(var)
+        inner.ranges[var] = _range_of(extent, scope.ranges)
+        mark = "parallel" if spread else "unroll" if f.bind.level == "unroll" else ""
+        body = tuple(self.body(f.body, inner))
+        return [k.For(var, const(0), extent, 1, body, mark)] if body else []
+
+    # ---- vectors
+
+    def vector_loop(self, f: tile.For, scope: _Scope) -> Body:
+        given = dict(f.bind.args)
+        width, unroll = given.get("width", 1), given.get("unroll", 1)
+        ranges = dict(scope.ranges) | {f.var: _range_of(self.value(f.extent, scope), scope.ranges)}
+        if width == 1 or access.not_vectorizable(f.body, Var(f.var), scope.buffers, ranges):
+            return self.loop(f, scope)
+        extent = self.value(f.extent, scope)
+        out: Body = []
+        done: Expr = const(0)
+        if unroll > 1:
+            done = self.whole(extent, width * unroll)
+            out += self.stretch(f, scope, const(0), done, width, unroll)
+        end = self.whole(extent, width)
+        out += self.stretch(f, scope, done, end, width, 1)
+        return out + self.tail(f, scope, end, extent)
+
+    def whole(self, extent: Expr, step: int) -> Expr:
+        """The largest multiple of `step` that is at most `extent`."""
+        return simplify(extent // const(step) * step, {})  # type: ignore[no-any-return]
+
+    def stretch(self, f: tile.For, scope: _Scope, start: Expr, stop: Expr, width: int, copies: int) -> Body:
+        """The vector loop from `start` to `stop`, `copies` vectors at a time, with accumulators of its own."""
+        if start is stop:
+            return []
+        var = self.fresh(f.var + scope.suffix)
+        outer = _accumulated(f, scope)
+        partial = {(name, c): self.fresh(f"{name}_lanes") for name in outer for c in range(copies)}
+        before: Body = []
+        for (name, _), made in partial.items():
+            dtype = scope.values[name].dtype
+            before.append(k.Declare(made, k.Broadcast(identity(outer[name], dtype), width)))
+        body: Body = []
+        for c in range(copies):
+            base = Var(var) + c * width
+            inner = scope.inner(lanes=_Lanes(f.var, base, width), suffix=scope.suffix + (f"_{c}" if copies > 1 else ""))
+            inner.ranges[var] = (0, None if (high := value_range(stop, scope.ranges)[1]) is None else high - width * copies)
+            inner.ranges[f.var] = (0, None if high is None else high - 1)
+            for name in outer:
+                made = partial[name, c]
+                inner.values[name] = Var(made, dt.vector(scope.values[name].dtype, width))
+            body += self.body(f.body, inner)
+        after = self.combine(outer, partial, scope, width, copies)
+        return [*before, k.For(var, start, stop, width * copies, tuple(body)), *after]
+
+    def combine(self, outer: Mapping[str, str], partial: Mapping[tuple[str, int], str], scope: _Scope, width: int, copies: int) -> Body:
+        """The lanes of all copies go into the scalar, as a tree."""
+        out: Body = []
+        for name, how in outer.items():
+            total = scope.values[name]
+            assert isinstance(total, Var)
+            parts: list[Expr] = [Var(partial[name, c], dt.vector(total.dtype, width)) for c in range(copies)]
+            while len(parts) > 1:
+                parts = [op(COMBINE[how], *parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+            out.append(k.Assign(total.name, op(COMBINE[how], total, k.Across(how, parts[0]))))
+        return out
+
+    def tail(self, f: tile.For, scope: _Scope, start: Expr, stop: Expr) -> Body:
+        if start is stop:
+            return []
+        var = self.fresh(f.var + scope.suffix)
+        inner = scope.inner()
+        inner.values[f.var] = Var(var)
+        inner.ranges[var] = _range_of(stop, scope.ranges)
+        return [k.For(var, start, stop, 1, tuple(self.body(f.body, inner)))]
+
+    # ---- expressions
+
+    def place(self, buffer: str, index: tuple[Expr, ...], scope: _Scope) -> Expr:
+        """The flat index of lane 0."""
+        flat = access.address(index, scope.buffers[buffer], self.tile_ranges(scope))
+        return simplify(self.scalar(flat, scope), scope.ranges)  # type: ignore[no-any-return]
+
+    def tile_ranges(self, scope: _Scope) -> dict[str, Range]:
+        """Ranges by the names that Tile IR uses."""
+        known = {n: scope.ranges[v.name] for n, v in scope.values.items() if isinstance(v, Var) and v.name in scope.ranges}
+        return scope.ranges | known
+
+    def scalar(self, e: Expr, scope: _Scope) -> Expr:
+        """`e` in lane 0."""
+        if scope.lanes is None:
+            return self.value(e, scope)
+        inner = scope.inner(lanes=None)
+        inner.values[scope.lanes.var] = scope.lanes.base
+        return self.value(e, inner)
+
+    def value(self, e: Expr, scope: _Scope) -> Expr:
+        """`e` here: a vector where it differs from lane to lane, else a scalar."""
+        match e:
+            case Const():
+                return e
+            case Var(name):
+                if scope.lanes is not None and name == scope.lanes.var:
+                    return k.Ramp(scope.lanes.base, 1, scope.lanes.width)
+                return scope.values.get(name, e)
+            case Load(buffer, index, dtype):
+                return self.load(buffer, index, dtype, scope)
+            case Cast(arg, dtype):
+                inner = self.value(arg, scope)
+                return cast(inner, dt.vector(dtype, inner.dtype.lanes))
+            case Select(cond, then, other):
+                return self.select(self.value(cond, scope), then, other, scope)
+            case Op(name, args):
+                made = op(name, *self.same(*(self.value(a, scope) for a in args)))
+                return simplify(made, scope.ranges) if made.dtype is i64 or made.dtype is boolean else made  # type: ignore[no-any-return]
+        raise TypeError(f"{type(e).__name__} is not a Tile IR expression")
+
+    def select(self, cond: Expr, then: Expr, other: Expr, scope: _Scope) -> Expr:
+        if isinstance(cond, Const):
+            return self.value(then if cond.value else other, scope)
+        if cond.dtype.lanes == 1:
+            return select(cond, *self.same(self.value(then, scope), self.value(other, scope)))
+        return op("where", cond, *(self.spread(x, scope) for x in (self.value(then, scope), self.value(other, scope))))
+
+    def same(self, *args: Expr) -> tuple[Expr, ...]:
+        """Scalars among vectors are spread over the lanes."""
+        lanes = max(a.dtype.lanes for a in args)
+        return tuple(k.Broadcast(a, lanes) if a.dtype.lanes == 1 < lanes else a for a in args)
+
+    def spread(self, e: Expr, scope: _Scope) -> Expr:
+        return k.Broadcast(e, scope.lanes.width) if scope.lanes is not None and e.dtype.lanes == 1 else e
+
+    def load(self, buffer: str, index: tuple[Expr, ...], dtype: dt.DType, scope: _Scope) -> Expr:
+        tensor = scope.buffers[buffer]
+        if scope.lanes is None:
+            flat = access.address(index, tensor, self.tile_ranges(scope))
+            return Load(buffer, (simplify(self.value(flat, scope), scope.ranges),), dtype)
+        lanes = scope.lanes
+        flat = access.address(index, tensor, self.tile_ranges(scope))
+        step = access.stride(flat, Var(lanes.var))
+        if step == 0 and not self.varies(flat, scope):
+            return Load(buffer, (simplify(self.scalar(flat, scope), scope.ranges),), dtype)
+        if step == 1 and not any(self.varies(a, scope) for a in linear(flat)[0] if a is not Var(lanes.var)):
+            return Load(buffer, (self.place(buffer, index, scope),), dt.vector(dtype, lanes.width))
+        return k.Gather(buffer, self.spread(self.value(flat, scope), scope), dt.vector(dtype, lanes.width))
+
+    def varies(self, e: Expr, scope: _Scope) -> bool:
+        assert scope.lanes is not None
+        names = {n.name for n in e.walk() if isinstance(n, Var)}
+        return scope.lanes.var in names or any(scope.values[n].dtype.lanes > 1 for n in names if n in scope.values)
+
+    # ---- tiles
+
+    def copy(self, s: tile.Copy, scope: _Scope) -> Body:
+        """Loops over the slice; what lies outside the source reads as zero, what lies outside the target is dropped."""
+        lengths = [n for n in s.target.lengths if n]
+        axes = [Var(self.fresh(f"c{d}")) for d in range(len(lengths))]
+        inner = scope.inner(lanes=None)
+        for a, n in zip(axes, lengths, strict=True):
+            inner.values[a.name], inner.ranges[a.name] = a, (0, n - 1)
+        at = {x: _offsets(x, axes) for x in (s.target, s.source)}
+        inside = {x: _inside(x, at[x], scope.buffers[x.buffer]) for x in at}
+        dtype = scope.buffers[s.source.buffer].dtype
+        moved = select(inside[s.source], Load(s.source.buffer, at[s.source], dtype), const(0, dtype))
+        store: Stmt = Store(s.target.buffer, at[s.target], moved)
+        body: tuple[Stmt, ...] = (store,) if isinstance(inside[s.target], Const) else (If(inside[s.target], (store,)),)
+        out = self.body(body, inner)
+        for a, n in reversed(list(zip(axes, lengths, strict=True))):
+            out = [k.For(a.name, const(0), const(n), 1, tuple(out))]
+        return out
+
+    def mma(self, s: tile.Mma, scope: _Scope) -> Body:
+        """One call of the instruction's device function for each of its tiles."""
+        row = instruction(self.target, s.instruction)
+        m, n = (x for x in s.acc.lengths if x)
+        depth = next(x for letter, x in zip(s.layout[0], (x for x in s.a.lengths if x), strict=True) if letter == "k")
+        if m % row.m or n % row.n or s.layout not in row.layouts:
+            raise ValueError(f"{row.name} cannot tile {m}x{n} with operands {s.layout}")
+        out: Body = []
+        for i in range(0, m, row.m):
+            for j in range(0, n, row.n):
+                a, a_steps = self.corner(s.a, {"m": i}, s.layout[0], scope)
+                b, b_steps = self.corner(s.b, {"n": j}, s.layout[1], scope)
+                c, c_steps = self.corner(s.acc, {"m": i, "n": j}, "mn", scope)
+                steps = (a_steps["m"], a_steps["k"], b_steps["k"], c_steps["m"])
+                args: tuple[Expr | k.Address, ...] = (const(depth), a, steps[0], steps[1], b, steps[2], c, steps[3])
+                out.append(k.Call(row.function, (row.m, row.n // self.target.lanes(dt.DTYPES[row.acc_type].bytes)), args, (s.acc.buffer,)))
+        return out
+
+    def corner(self, s: tile.Slice, moved: Mapping[str, int], letters: str, scope: _Scope) -> tuple[k.Address, dict[str, Expr]]:
+        """Where a slice begins, moved along its axes, and its strides by letter."""
+        buffer = scope.buffers[s.buffer]
+        kept = [d for d, n in enumerate(s.lengths) if n]
+        starts = list(s.starts)
+        for letter, by in moved.items():
+            d = kept[letters.index(letter)]
+            starts[d] = starts[d] + by
+        steps = {letter: buffer.strides[kept[d]] for d, letter in enumerate(letters)}
+        return k.Address(s.buffer, self.place(s.buffer, tuple(starts), scope)), steps
+
+
+def _accumulated(f: tile.For, scope: _Scope) -> dict[str, str]:
+    """Scalars from outside that `f` accumulates into, with their reductions."""
+    inside = {n.name for n in f.walk() if isinstance(n, Init)}
+    return {n.name: n.op for n in f.walk() if isinstance(n, Accum) and n.name in scope.values and n.name not in inside}
+
+
+def _range_of(extent: Expr, ranges: Mapping[str, Range]) -> Range:
+    """The range of a loop variable below `extent`."""
+    if isinstance(extent, Const):
+        return extent_range(extent)
+    high = value_range(extent, ranges)[1]
+    return 0, None if high is None else high - 1
+
+
+def _offsets(s: tile.Slice, axes: list[Var]) -> tuple[Expr, ...]:
+    moving = iter(axes)
+    return tuple(b + next(moving) if n else b for b, n in zip(s.starts, s.lengths, strict=True))
+
+
+def _inside(s: tile.Slice, at: tuple[Expr, ...], buffer: Tensor) -> Expr:
+    out: Expr = const(True, boolean)
+    for place, n, size in zip(at, s.lengths, buffer.shape, strict=True):
+        if n:
+            out = op("and", op("and", op("ge", place, 0), op("lt", place, size)), out)
+    return out
+

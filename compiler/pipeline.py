@@ -1,0 +1,176 @@
+"""The one ordered list of passes, each with the invariant that it establishes, and `lower`, which runs them.
+
+Programs, targets and schedules are values; nothing here reads the environment, a file or a clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.ir import aten, aten_text, kernel, kernel_text, loop, loop_text, statement, tensor, tensor_text, tile, tile_text
+from compiler.passes.loop_to_tile import loop_to_tile
+from compiler.passes.tensor.compose import compose
+from compiler.passes.tensor.fuse import fuse
+from compiler.passes.tensor_to_loop import tensor_to_loop
+from compiler.passes.tile import steps
+from compiler.passes.tile_to_kernel import tile_to_kernel
+from compiler.passes.torch_to_tensor import lower as torch_to_tensor
+from compiler.render import cpp
+from compiler.schedule import heuristic
+from compiler.schedule.steps import Schedule, show_step
+from compiler.schedule.steps import show as show_schedule
+from compiler.targets.target import Target
+
+STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp")
+
+Schedules = Mapping[str, Schedule]
+Trace = Callable[["Application"], None]
+Gate = Callable[[str, int], bool]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a program of a stage can do: be printed, be read back, be verified."""
+
+    show: Callable[[Any], str]
+    parse: Callable[[str], Any]
+    verify: Callable[[Any], None]
+
+
+IRS: dict[str, Stage] = {
+    "torch": Stage(aten_text.show, aten_text.parse, aten.verify),
+    "tensor": Stage(tensor_text.show, tensor_text.parse, tensor.verify),
+    "loop": Stage(loop_text.show, loop_text.parse, loop.verify),
+    "tile": Stage(tile_text.show, tile_text.parse, tile.verify),
+    "kernel": Stage(kernel_text.show, kernel_text.parse, kernel.verify),
+}
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pass may ask for besides the program."""
+
+    target: Target
+    schedules: Schedules
+
+
+@dataclass(frozen=True)
+class Application:
+    """One application of a pass, numbered over the whole lowering; programs are None where text came in or out."""
+
+    number: int
+    name: str
+    stage: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Pass:
+    """`run(program, context)` takes a program of stage `source` to one of stage `result`.
+
+    An optional pass may be left out (the program stays right without it), which is how a bisect finds the guilty one.
+    """
+
+    name: str
+    source: str
+    result: str
+    invariant: str
+    run: Callable[[Any, Context], Any]
+    optional: bool = False
+
+
+def _apply_schedules(program: statement.Program, context: Context) -> statement.Program:
+    for name in [k.name for k in program.kernels]:
+        current = next(k for k in program.kernels if k.name == name)
+        program = steps.apply(program, current, context.schedules.get(name, Schedule()))
+    return program
+
+
+def _render(program: kernel.Program, context: Context) -> str:
+    return cpp.render(program, target=context.target.name)
+
+
+def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:
+    texts = {name: show_schedule(s) for name, s in context.schedules.items()}
+    return tile_to_kernel(program, context.target, texts)
+
+
+# fmt: off
+PIPELINE = (
+    Pass("decompose", "torch", "tensor", "only equations remain; every ATen call is one group", lambda p, _: torch_to_tensor.lower(p)),
+    Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
+    Pass("fuse", "tensor", "tensor", "each group is one kernel", lambda p, _: fuse(p), optional=True),
+    Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
+    Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
+    Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
+    Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, explicit vectors: legal on the target", _to_kernel),
+    Pass("render", "kernel", "cpp", "text that compiles without a warning", _render),
+)
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """The program at every stage reached; the last stage is text."""
+
+    stages: Mapping[str, Any]
+    target: Target
+    schedules: Schedules
+
+    def show(self, stage: str) -> str:
+        """The text of a stage; raises KeyError for one that was not reached."""
+        program = self.stages[stage]
+        return program if isinstance(program, str) else IRS[stage].show(program)
+
+
+def schedules_for(program: statement.Program, target: Target) -> dict[str, Schedule]:
+    """The heuristic's schedule of each kernel."""
+    users: dict[str, int] = {}
+    for k in program.kernels:
+        for p in k.params:
+            users[p.name] = users.get(p.name, 0) + 1
+    private = {t.name for t in program.temps if users.get(t.name) == 1}
+    return {k.name: heuristic.choose(k, private & {p.name for p in k.params}, target) for k in program.kernels}
+
+
+def lower(
+    program: Any,
+    target: Target,
+    schedules: Schedules | None = None,
+    *,
+    source: str = "torch",
+    until: str = "cpp",
+    gate: Gate | None = None,
+    trace: Trace | None = None,
+) -> Lowering:
+    """Run the passes from stage `source` up to stage `until`.
+
+    `gate(pass name, application number)` may refuse optional passes; `trace` sees every application. Without
+    `schedules`, the heuristic chooses. Raises Unsupported, ScheduleError, or ValueError from a verifier.
+    """
+    stages = {source: program}
+    stage = source
+    number = 0
+    IRS[source].verify(program)
+    for p in PIPELINE:
+        if STAGES.index(p.source) < STAGES.index(source) or STAGES.index(p.result) > STAGES.index(until):
+            continue
+        if p.source == "loop" and schedules is None:
+            schedules = schedules_for(program, target)
+        number += 1
+        if p.optional and gate is not None and not gate(p.name, number):
+            continue
+        before, program = program, p.run(program, Context(target, schedules or {}))
+        stage = p.result
+        if stage in IRS:
+            IRS[stage].verify(program)
+        if trace is not None:
+            trace(Application(number, p.name, stage, before, program))
+        stages[stage] = program
+    return Lowering(stages, target, schedules or {})
+
+
+__all__ = ["IRS", "PIPELINE", "STAGES", "Application", "Context", "Lowering", "Pass", "Stage", "lower", "schedules_for", "show_step"]

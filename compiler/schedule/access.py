@@ -1,0 +1,126 @@
+"""How loops touch memory: flat addresses, strides per loop variable, and whether a loop may become vector lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from compiler.ir import loop, tile
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, dim
+from compiler.ir.index import Ranges, linear, simplify
+from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store
+from compiler.ir.tensor import Tensor
+
+LOOPS = (loop.For, tile.For)
+
+
+def address(index: tuple[Expr, ...], tensor: Tensor, ranges: Ranges) -> Expr:
+    """The element offset of `index` in `tensor`, simplified."""
+    out: Expr = dim(0)
+    for i, s in zip(index, tensor.strides, strict=True):
+        out = out + i * s
+    return simplify(out, ranges)  # type: ignore[no-any-return]
+
+
+def stride(place: Expr, var: Var) -> int | None:
+    """How far one step of `var` moves an address; None when that is not a constant."""
+    terms, _ = linear(place)
+    if any(var in set(atom.walk()) for atom in terms if atom is not var):
+        return None
+    return terms.get(var, 0)
+
+
+def accesses(body: tuple[Stmt, ...]) -> Iterator[tuple[str, tuple[Expr, ...], bool]]:
+    """Every load and store below `body`: buffer, index, and whether it writes."""
+    for s in body:
+        for n in s.walk():
+            if isinstance(n, Load):
+                yield n.buffer, n.index, False
+            elif isinstance(n, Store):
+                yield n.buffer, n.index, True
+
+
+def strides(body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> list[int | None]:
+    """The stride of `var` in each access below `body`."""
+    return [stride(address(index, tensors[b], ranges), var) for b, index, _ in accesses(body) if b in tensors]
+
+
+def inner_loops(body: tuple[Stmt, ...]) -> list[loop.For | tile.For]:
+    return [s for s in body if isinstance(s, LOOPS)]
+
+
+def not_vectorizable(body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> str:
+    """Why the iterations of `var` cannot be the lanes of vectors; empty when they can."""
+    return _Lanes(var, tensors, ranges).body(body)
+
+
+class _Lanes:
+    """Follows which names differ from lane to lane."""
+
+    def __init__(self, var: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> None:
+        self.varying: set[Var] = {var}
+        self.var, self.tensors, self.ranges = var, tensors, ranges
+
+    def varies(self, e: Expr) -> bool:
+        return any(isinstance(n, Var) and n in self.varying for n in e.walk())
+
+    def body(self, body: tuple[Stmt, ...]) -> str:
+        for s in body:
+            problem = self.stmt(s)
+            if problem:
+                return problem
+        return ""
+
+    def stmt(self, s: Stmt) -> str:
+        match s:
+            case Let(name, value) | Init(name, value):
+                # A mutable scalar made inside the lanes is one a lane.
+                if self.varies(value) or isinstance(s, Init):
+                    self.varying.add(Var(name, value.dtype))
+                return self.expr(value)
+            case Accum(_, _, value):
+                return self.expr(value)
+            case Store(buffer, index, value, _):
+                place = address(index, self.tensors[buffer], self.ranges)
+                if stride(place, self.var) != 1 or any(self.varies(a) for a in linear(place)[0] if a is not self.var):
+                    return f"the store to {buffer} is not to consecutive elements"
+                return self.expr(value) or next((p for i in index if (p := self.loads_in(i))), "")
+            case If(cond, body):
+                return "a condition differs from lane to lane" if self.varies(cond) else self.body(body)
+            case loop.For(_, extent, kind, body) | tile.For(_, extent, kind, _, body):
+                if self.varies(extent):
+                    return "a loop inside runs differently often from lane to lane"
+                return "a scan inside" if kind == "scan" else self.body(body)
+        return f"{type(s).__name__} inside"
+
+    def loads_in(self, e: Expr) -> str:
+        return self.expr(e)
+
+    def expr(self, e: Expr) -> str:
+        for n in e.walk():
+            match n:
+                case Select(cond, then, other) if self.varies(cond) and any(isinstance(x, Load) for y in (then, other) for x in y.walk()):
+                    return "a guarded load differs from lane to lane"
+        return ""
+
+
+def widest(body: tuple[Stmt, ...]) -> int:
+    """Bytes of the widest element type computed with below `body`, index arithmetic aside."""
+    sizes = [1]
+    for s in body:
+        for n in s.walk():
+            match n:
+                case Let(_, value) | Init(_, value) | Accum(_, _, value):
+                    sizes += _value_sizes(value)
+                case Store(_, _, value, _):
+                    sizes += _value_sizes(value)
+    return max(sizes)
+
+
+def _value_sizes(e: Expr) -> list[int]:
+    if isinstance(e, Load):
+        return [e.dtype.bytes]
+    out = [] if isinstance(e, Const) else [e.dtype.bytes]
+    for c in e.children():
+        if isinstance(c, Expr) and not (isinstance(e, Select | Op) and c.dtype.kind == "bool"):
+            out += _value_sizes(c)
+    return out

@@ -1,0 +1,163 @@
+"""A loop nest and a target in, a schedule out: a pure function, with the reason for each choice beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Var
+from compiler.ir.index import Range, extent_range
+from compiler.ir.statement import Kernel, Store, Stmt
+from compiler.ir.tensor import Tensor
+from compiler.schedule import access
+from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Step
+from compiler.targets.target import Target
+
+CHUNK = 16384  # elements of a flat loop that one core takes at a time: 64 KiB of f32, well above the cost of a handover
+UNROLL_REDUCE = 4  # independent accumulators hide the latency of an add or max (4 cycles, two a cycle on current x86)
+
+
+def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
+    """A schedule for `kernel`; `private` names the temporaries that no other kernel uses."""
+    plan = _Plan(kernel, set(private), target)
+    for s in kernel.body:
+        if isinstance(s, loop.For):
+            plan.nest(s)
+    return Schedule(tuple(plan.steps))
+
+
+class _Plan:
+    def __init__(self, kernel: Kernel, private: set[str], target: Target) -> None:
+        self.kernel, self.private, self.target = kernel, private, target
+        self.tensors: dict[str, Tensor] = {p.name: p for p in kernel.params}
+        self.steps: list[Step] = []
+
+    def nest(self, f: loop.For) -> None:
+        """Rows are collapsed where addresses allow and spread over cores; what is inside is spread over vector lanes."""
+        rows, inside = _rows(f)
+        ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+        groups = self.collapse(rows, inside, ranges)
+        folded = [b for b in sorted(self.private) if rows and _used_within(b, f, self.kernel)]
+        self.steps += [Fold(b, groups[-1][0]) for b in folded if inside and any(isinstance(s, loop.For) for s in inside)]
+        leaves = _leaves(inside)
+        last = groups[-1] if groups else None
+        if last and (not leaves or self.better_outside(last, rows, inside, leaves, ranges)):
+            self.spread(groups[:-1])
+            self.lanes_of_rows(last, alone=len(groups) == 1, body=inside, ranges=ranges)
+            return
+        self.spread(groups)
+        for leaf, around in leaves:
+            self.lanes(leaf.var, leaf.kind, leaf.body, ranges | around | {leaf.var: extent_range(leaf.extent)})
+
+    def collapse(self, rows: list[loop.For], inside: tuple[Stmt, ...], ranges: dict[str, Range]) -> list[tuple[str, Expr, list[loop.For]]]:
+        """Neighbouring parallel loops through which every address moves evenly become one."""
+        groups: list[tuple[str, Expr, list[loop.For]]] = []
+        for r in rows:
+            if groups and self.even(groups[-1][2][-1], r, inside, ranges):
+                name, extent, members = groups[-1]
+                self.steps.append(Collapse(name, r.var))
+                groups[-1] = (name + r.var, extent * r.extent, [*members, r])
+            else:
+                groups.append((r.var, r.extent, [r]))
+        return groups
+
+    def even(self, outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], ranges: dict[str, Range]) -> bool:
+        if not isinstance(inner.extent, Const):
+            return False
+        i, j, n = Var(outer.var), Var(inner.var), int(inner.extent.value)
+        inner_stride = access.strides(inside, j, self.tensors, ranges)
+        outer_stride = access.strides(inside, i, self.tensors, ranges)
+        if any(a is None or b is None or b != a * n for a, b in zip(inner_stride, outer_stride, strict=True)):
+            return False
+        return not _used_as_value(inside, {i, j})
+
+    def spread(self, groups: list[tuple[str, Expr, list[loop.For]]]) -> None:
+        for name, _, _ in groups[:1]:
+            self.steps.append(Bind(name, "blocks"))
+
+    def lanes(self, var: str, kind: str, body: tuple[Stmt, ...], ranges: dict[str, Range]) -> None:
+        if kind == "scan" or access.not_vectorizable(body, Var(var), self.tensors, ranges):
+            return
+        width = self.target.lanes(access.widest(body))
+        if width > 1:
+            unroll = UNROLL_REDUCE if kind == "reduce" else 1
+            self.steps.append(Bind(var, "vector", (("width", width), ("unroll", unroll))))
+
+    def lanes_of_rows(self, row: tuple[str, Expr, list[loop.For]], alone: bool, body: tuple[Stmt, ...], ranges: dict[str, Range]) -> None:
+        """The rows themselves are the lanes: a flat loop is cut into chunks for the cores first."""
+        name, extent, members = row
+        width = self.target.lanes(access.widest(body))
+        can = width > 1 and not access.not_vectorizable(body, Var(members[-1].var), self.tensors, ranges)
+        long = isinstance(extent, Const) and int(extent.value) >= 2 * CHUNK
+        if alone and long:
+            self.steps += [Split(name, CHUNK), Bind(name + "0", "blocks")]
+            name += "1"
+        if can:
+            self.steps.append(Bind(name, "vector", (("width", width), ("unroll", 1))))
+        elif alone and not long:
+            self.steps.append(Bind(name, "blocks"))
+
+    def better_outside(self, row: tuple[str, Expr, list[loop.For]], rows: list[loop.For], inside: tuple[Stmt, ...],
+                       leaves: list[tuple[loop.For, dict[str, Range]]], ranges: dict[str, Range]) -> bool:  # fmt: skip
+        """Memory is contiguous along the rows rather than along the loops inside (as in a softmax over channels)."""
+        everything = dict(ranges)
+        for leaf, around in leaves:
+            everything |= around | {leaf.var: extent_range(leaf.extent)}
+        var = Var(row[2][-1].var)
+        if access.not_vectorizable(inside, var, self.tensors, everything):
+            return False
+        across = _contiguous(access.strides(inside, var, self.tensors, everything))
+        along = sum(
+            (_contiguous(access.strides(leaf.body, Var(leaf.var), self.tensors, everything)) for leaf, _ in leaves), 0.0
+        ) / len(leaves)
+        return across > along
+
+
+def _contiguous(strides: list[int | None]) -> float:
+    """The share of accesses that touch consecutive elements or always the same one, of those that matter."""
+    moving = [s for s in strides if s != 0]
+    return sum(s == 1 for s in moving) / len(moving) if moving else 0.0
+
+
+def _rows(f: loop.For) -> tuple[list[loop.For], tuple[Stmt, ...]]:
+    """The perfectly nested parallel loops from `f` inwards, and the body of the last."""
+    rows: list[loop.For] = []
+    body: tuple[Stmt, ...] = (f,)
+    while len(body) == 1 and isinstance(body[0], loop.For) and body[0].kind == "parallel":
+        rows.append(body[0])
+        body = body[0].body
+    return rows, body
+
+
+def _leaves(body: tuple[Stmt, ...]) -> list[tuple[loop.For, dict[str, Range]]]:
+    """Innermost loops, with the ranges of the loops around them."""
+    out: list[tuple[loop.For, dict[str, Range]]] = []
+    for s in body:
+        if isinstance(s, loop.For):
+            here = {s.var: extent_range(s.extent)}
+            below = _leaves(s.body)
+            out += [(f, here | around) for f, around in below] if below else [(s, {})]
+    return out
+
+
+def _used_within(buffer: str, f: loop.For, kernel: Kernel) -> bool:
+    def count(node: Iterable[Stmt]) -> int:
+        return sum(isinstance(n, Load | Store) and n.buffer == buffer for s in node for n in s.walk())
+
+    return count([f]) == count(kernel.body) > 0
+
+
+def _used_as_value(body: tuple[Stmt, ...], loops: set[Var]) -> bool:
+    """A loop variable occurs outside the index of a load or store."""
+
+    def visible(n: object) -> bool:
+        match n:
+            case Load():
+                return False
+            case Store(_, _, value, _):
+                return visible(value)
+            case Var():
+                return n in loops
+        return any(visible(c) for c in n.children())  # type: ignore[attr-defined]
+
+    return any(map(visible, body))

@@ -1,0 +1,134 @@
+"""How to run a kernel, as a value: an ordered tuple of steps, each of which is one mechanical change of Tile IR.
+
+```
+split("i", 64)
+bind("i0", blocks)
+bind("j", vector, width=8, unroll=4)
+fold("e", "i0")
+```
+A step names loops by their variable and buffers by their name. A schedule prints one step a line and parses back.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from compiler.ir.node import Node
+
+
+class Step(Node):
+    """One change."""
+
+
+class Split(Step):
+    """Loop `loop` of extent n becomes `loop`0 of extent ceil(n / factor) around `loop`1 of extent `factor`, cut short at the end."""
+
+    loop: str
+    factor: int
+
+
+class Reorder(Step):
+    """The perfectly nested loops named take this order, outermost first."""
+
+    loops: tuple[str, ...]
+
+
+class Collapse(Step):
+    """Two perfectly nested loops become one, named after both, that counts through them."""
+
+    outer: str
+    inner: str
+
+
+class Bind(Step):
+    """Loop `loop` runs at `level`, one of `tile.LEVELS`, with the level's whole numbers."""
+
+    loop: str
+    level: str
+    args: tuple[tuple[str, int], ...] = ()
+
+
+class Fold(Step):
+    """Temporary `buffer`, used by one kernel only, shrinks to what one iteration of `loop` (and of the loops around it) needs."""
+
+    buffer: str
+    loop: str
+
+
+class Interchange(Step):
+    """The reduction loop around which `accumulator` is kept moves outside the parallel loops `over`; the scalar becomes a tile of them."""
+
+    accumulator: str
+    over: tuple[str, ...]
+
+
+class Pack(Step):
+    """What loop `at` reads of `buffer` is copied into local memory first, axis by axis in the order and blocks of `layout`."""
+
+    buffer: str
+    at: str
+    layout: tuple[tuple[str, int], ...]
+
+
+class Tensorize(Step):
+    """The loops `loops` (m, n, k) around an accumulation become one tensor instruction."""
+
+    loops: tuple[str, str, str]
+    instruction: str
+
+
+class Schedule(Node):
+    """Steps, first to last."""
+
+    steps: tuple[Step, ...] = ()
+
+    def __add__(self, other: Schedule) -> Schedule:
+        return Schedule(self.steps + other.steps)
+
+
+class ScheduleError(ValueError):
+    """A step that cannot be applied: which, and why."""
+
+    def __init__(self, step: Step, reason: str) -> None:
+        super().__init__(f"{show_step(step)}: {reason}")
+        self.step, self.reason = step, reason
+
+
+STEPS: dict[str, type[Step]] = {s.__name__.lower(): s for s in (Split, Reorder, Collapse, Bind, Fold, Interchange, Pack, Tensorize)}
+
+
+def show(schedule: Schedule) -> str:
+    """One step a line."""
+    return "".join(show_step(s) + "\n" for s in schedule.steps)
+
+
+def show_step(step: Step) -> str:
+    fields = [getattr(step, f) for f in type(step).fields]
+    match step:
+        case Bind(loop, level, args):
+            said = [repr(loop), level, *(f"{n}={v}" for n, v in args)]
+        case _:
+            said = [repr(f) for f in fields]
+    return f"{type(step).__name__.lower()}({', '.join(said)})".replace("'", '"')
+
+
+def parse(text: str) -> Schedule:
+    """A schedule from its text; raises ValueError naming the line."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError as e:
+        raise ValueError(f"schedule, line {e.lineno}: {e.msg}") from e
+    return Schedule(tuple(_step(s) for s in tree.body))
+
+
+def _step(s: ast.stmt) -> Step:
+    match s:
+        case ast.Expr(ast.Call(ast.Name(name), args, keywords)) if name in STEPS:
+            values = [a.id if isinstance(a, ast.Name) else ast.literal_eval(a) for a in args]
+            if STEPS[name] is Bind:
+                return Bind(*values, tuple((k.arg or "", ast.literal_eval(k.value)) for k in keywords))
+            try:
+                return STEPS[name](*values)
+            except TypeError as e:
+                raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)}: {e}") from e
+    raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)} is not a step; steps are {', '.join(STEPS)}")

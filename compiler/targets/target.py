@@ -1,0 +1,67 @@
+"""Where programs run, as data: a target's features and limits, and its tensor instructions as rows."""
+
+from __future__ import annotations
+
+from compiler.ir.node import Node
+
+
+class Instruction(Node):
+    """A tensor instruction: acc[m, n] += sum over k of a[m, k] * b[k, n], on tiles of these sizes.
+
+    `a_type`, `b_type` and `acc_type` name the element types; `a_space` and `b_space` the memories that the operands must be
+    in; `layouts` how they may lie ("mk" or "km", "kn" or "nk"). A k of 0 means any number. `function` is the device
+    function that performs it, with a body for each kind of target; `needs` the target feature that it takes.
+    """
+
+    name: str
+    needs: str
+    m: int
+    n: int
+    k: int
+    a_type: str
+    b_type: str
+    acc_type: str
+    a_space: str
+    b_space: str
+    acc_space: str
+    layouts: tuple[tuple[str, str], ...]
+    function: str
+
+    @property
+    def semantics(self) -> str:
+        """What it computes, as Tile IR text over buffers acc, a and b of its first layout."""
+        a, b = self.layouts[0]
+        k = self.k or 4
+        at = {"mk": "a[i, l]", "km": "a[l, i]", "kn": "b[l, j]", "nk": "b[j, l]"}
+        wide = self.acc_type
+        left, right = (x if t == wide else f"{wide}({x})" for x, t in ((at[a], self.a_type), (at[b], self.b_type)))
+        return (
+            f"for i in serial({self.m}):\n    for j in serial({self.n}):\n"
+            f"        for l in serial({k}, scan):\n            acc[i, j] += {left} * {right}\n"
+        )
+
+
+class Target(Node):
+    """`name` prints and parses; sizes are in bytes; `vector` is the width of a vector register, 0 where threads take its place."""
+
+    name: str
+    kind: str
+    features: tuple[str, ...]
+    vector: int
+    cores: int
+    l1: int
+    l2: int
+    l3: int
+    instructions: tuple[Instruction, ...] = ()
+
+    def lanes(self, element_bytes: int) -> int:
+        """Elements of that size in a vector register."""
+        return max(1, self.vector // element_bytes)
+
+
+def instruction(target: Target, name: str) -> Instruction:
+    """The row of that name; raises KeyError naming the rows there are."""
+    for row in target.instructions:
+        if row.name == name:
+            return row
+    raise KeyError(f"{target.name} has no tensor instruction {name}; it has {', '.join(r.name for r in target.instructions) or 'none'}")
