@@ -14,18 +14,22 @@ MARKETING = re.compile(r"\((r|tm)\)|\bcpu\b|@.*|\bprocessor\b|\b\d+-core\b|\bwit
 
 def collect(targets: Sequence[str], backend: str | None = None) -> Environment:
     """The facts that a result depends on; None for what this machine does not have."""
-    cpu, gpu = cpu_model(), gpu_model()
-    on_gpu = any(target.startswith("cuda") for target in targets)
-    device = slug((gpu if on_gpu else cpu) or platform.machine() or "unknown")
     return {
         "python": platform.python_version(),
         "torch": _installed("torch"),
-        "device": f"{device}-{slug(backend)}" if backend else device,
-        "cpu": cpu,
-        "gpu": gpu,
+        "device": device(targets, backend),
+        "cpu": cpu_model(),
+        "gpu": gpu_model(),
         "toolchain": _first_line("g++", "--version"),
         "commit": _commit(Path(__file__).resolve().parent.parent),
     }
+
+
+def device(targets: Sequence[str], backend: str | None = None) -> str:
+    """The name of the folder for this device's reports; another backend's results are kept apart from ours."""
+    on_gpu = any(target.startswith("cuda") for target in targets)
+    name = slug((gpu_model() if on_gpu else cpu_model()) or platform.machine())
+    return f"{name}-{slug(backend)}" if backend else name
 
 
 def slug(model: str) -> str:

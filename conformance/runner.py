@@ -20,7 +20,7 @@ class Runner:
         self.settings = settings
         self.folder = folder  # where the user is: paths are shown relative to it
         self.threads = threads
-        self.device = environment.collect(settings.targets, settings.backend)["device"] or "unknown"
+        self.device = environment.device(settings.targets, settings.backend)
         self.executor = Executor(preload=[settings.function("check").partition(":")[0]])
 
     def start(self) -> None:

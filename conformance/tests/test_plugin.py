@@ -1,0 +1,389 @@
+"""The plugin from outside: options, collection, lost cases, reports, benchmarks, with a runner that only pretends."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Imported here so that runs inside this process, whose own imports pytester forgets, share one copy of each module.
+import conformance.session
+from conformance import settings, shapes
+from conformance.plugin import OPTIONS
+
+pytest_plugins = ["pytester"]
+ROOT = Path(conformance.__file__).resolve().parent.parent
+
+FAKE = """
+import ctypes, os, time
+
+STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp")
+
+def check(case, options, tell):
+    op = case["op"]
+    bad = {"wrong": "tile", "expected": "tile"}.get(op)
+    stages = []
+    for stage in options["stages"]:
+        tell(stage)
+        if op == "falls" and stage == "loop": ctypes.string_at(0)
+        if op == "hangs" and stage == "kernel": time.sleep(60)
+        if op == "leaves": os._exit(7)
+        if op == "raises": raise ValueError("no such size")
+        verdict = "fail" if stage == bad else "pass"
+        stages.append({"stage": stage, "verdict": verdict, "err_over_tol": 12.5 if stage == bad else 0.25,
+                       "executor": "pretence", "seconds": 0.001, "message": "off by one" if stage == bad else ""})
+        if stage == bad: break
+    if op == "odd": return {"verdict": "splendid"}
+    if op == "refused": return {"verdict": "unsupported", "stages": [], "detail": "aten.fancy(x, 3) is not supported"}
+    verdict = "fail" if bad else "pass"
+    return {"verdict": verdict, "first_bad_stage": bad, "first_bad_pass": bad and "tile:fuse#3", "stages": stages,
+            "detail": "", "repro": options["dump"], "seed": options["seed"]}
+
+def bench(case, options, quiet):
+    with quiet():
+        path = os.environ["BENCH_LOG"]
+        with open(path, "a") as log: log.write(f"{time.time()} ")
+        time.sleep(0.05)
+        with open(path, "a") as log: log.write(f"{time.time()}\\n")
+    if case["op"] == "falls": ctypes.string_at(0)
+    factor = float(os.environ.get("SLOW", "1"))
+    ours = [1e-5 * factor * (1 + i % 3 / 100) for i in range(20)]
+    eager = [2e-5] * 20
+    return {"ours_us": 10.0 * factor, "eager_us": 20.0, "compile_us": None, "speedup": 2.0 / factor,
+            "ci": [1.9 / factor, 2.1 / factor], "verdict": "FASTER", "roofline": 0.5, "message": "",
+            "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns"}
+
+def selftest(options):
+    rows = [{"stage": stage, "name": "flip", "caught": stage != "loop"} for stage in STAGES]
+    return {"planted": 6, "caught": 5, "false_alarms": 0, "rows": rows}
+"""
+
+
+def case(name: str, extra: str = "", dims: str = "dims.N = [4, 5]") -> str:
+    return f'[[case]]\nname = "{name}"\nexpr = "x + 1"\nargs.x = {{ shape = ["N"] }}\n{dims}\n{extra}\n'
+
+
+@pytest.fixture
+def box(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """A folder with the pretended runner; its lock and its logs are its own."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(pytester.path)]))
+    monkeypatch.setenv("TMPDIR", str(pytester.path))
+    monkeypatch.setenv("BENCH_LOG", str(pytester.path / "bench.log"))
+    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    monkeypatch.syspath_prepend(str(pytester.path))
+    pytester.makepyfile(fake=FAKE)
+    return pytester
+
+
+def shape_file(box: pytest.Pytester, *cases: str, name: str = "mine.toml") -> Path:
+    path = box.path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("format = 1\n" + "\n".join(cases))
+    return path
+
+
+def mlcomp(box: pytest.Pytester, *words: str, workers: int | None = 0) -> pytest.RunResult:
+    parallel = [] if workers is None else ["-n", str(workers)]
+    run = box.runpytest_subprocess if workers else box.runpytest_inprocess  # xdist hands on the outer run's sys.path
+    # Hypothesis is left out because importing it takes longer than all the rest of such a run.
+    plugins = ["-p", "conformance.plugin", "-p", "no:hypothesispytest"]
+    return run(*plugins, "--mlcomp", "--mlcomp-runner", "fake", *parallel, *words)
+
+
+def report(box: pytest.Pytester, name: str = "run.json") -> Any:
+    (path,) = box.path.glob(f"reports/*/{name}")
+    return json.loads(path.read_text()) if name.endswith(".json") else path.read_text()
+
+
+def verdicts(box: pytest.Pytester) -> dict[str, str]:
+    return {row["id"]: row["verdict"] for row in report(box)["cases"]}
+
+
+def test_silent_without_the_option(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"))
+    box.makepyfile(test_theirs="def test_theirs(): pass")
+    result = box.runpytest_subprocess("-p", "conformance.plugin")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*mlcomp*")
+    program = (
+        "import sys, conformance.plugin; print(sorted({'torch', 'numpy', 'compiler', 'tabulate'} & set(sys.modules)))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).strip() == "[]"
+
+
+def test_an_option_without_the_flag_is_refused(box: pytest.Pytester) -> None:
+    result = box.runpytest_subprocess("-p", "conformance.plugin", "--mlcomp-bench", "full")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--mlcomp-bench does nothing without --mlcomp*"])
+
+
+def test_ids_and_selection(box: pytest.Pytester) -> None:
+    path = shape_file(box, case("fine", 'dtypes = ["f32", "bf16"]'), case("other"))
+    result = mlcomp(box, path.name, "--collect-only", "-q", "--mlcomp-tier", "full", "-k", "bf16")
+    names = [line for line in result.outlines if "::" in line]
+    assert names == [
+        "mine.toml::fine[N4.bf16.contig.normal]-cpu",
+        "mine.toml::fine[N5.bf16.contig.normal]-cpu",
+    ]
+    # A named item is found whatever its tier.
+    named = mlcomp(box, names[1])
+    named.assert_outcomes(passed=1)
+    assert [row["dtype"] for row in report(box)["cases"]] == ["bf16"]
+
+
+def test_a_new_row_adds_exactly_its_ids(box: pytest.Pytester) -> None:
+    def collected() -> set[str]:
+        result = mlcomp(box, "mine.toml", "--collect-only", "-q", "--mlcomp-tier", "full", "--mlcomp-bench", "quick")
+        return {line for line in result.outlines if "::" in line}
+
+    shape_file(box, case("fine"))
+    before = collected()
+    shape_file(box, case("fine", "perf = { dims = [{ N = 64 }] }", dims="dims.N = [4, 5, 6]"))
+    assert {name.partition("::")[2] for name in collected() - before} == {
+        "fine[N6.f32.contig.normal]-cpu",
+        "fine[N64.f32.contig.normal]-cpu-bench",
+    }
+    assert before <= collected()
+
+
+BAD = [case(op, "timeout = 0.5") for op in ("falls", "hangs", "leaves", "raises", "odd", "wrong", "refused")]
+EXPECTED = {
+    "falls": "crash", "hangs": "timeout", "leaves": "crash", "raises": "fail", "odd": "fail", "wrong": "fail",
+    "refused": "unsupported", "fine": "pass", "last": "pass",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_bad_case_costs_one_item(box: pytest.Pytester, workers: int) -> None:
+    shape_file(box, case("fine"), *BAD, case("last"))
+    result = mlcomp(box, "mine.toml", "--mlcomp-seed", "7", workers=workers)
+    result.assert_outcomes(passed=2, failed=7)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    assert {name.partition("[")[0]: verdict for name, verdict in verdicts(box).items()} == EXPECTED
+    text = result.stdout.str()
+    for words in (
+        "crash in stage loop: its process died of SIGSEGV",
+        "timeout in stage kernel: no answer within 0.5 s",
+        "its process exited with status 7",
+        "ValueError: no such size",
+        "aten.fancy(x, 3) is not supported",
+        "first bad stage: tile",
+        "first bad pass: tile:fuse#3",
+        "again: pytest --mlcomp 'mine.toml::wrong[N4.f32.contig.normal]-cpu' --mlcomp-seed 7",
+    ):
+        assert words in text, words
+    bad = {row["op"]: row["first_bad_stage"] for row in report(box)["cases"]}
+    assert (bad["falls"], bad["hangs"], bad["wrong"], bad["fine"]) == ("loop", "kernel", "tile", None)
+
+
+def test_expected_failures_are_strict(box: pytest.Pytester) -> None:
+    def xfail(stage: str) -> str:
+        return f'xfail."cpu.*" = {{ stage = "{stage}", reason = "known" }}'
+
+    shape_file(box, case("expected", xfail("tile")), case("fine", xfail("tile")), case("wrong", xfail("loop")))
+    result = mlcomp(box, "mine.toml")
+    result.assert_outcomes(xfailed=1, failed=2)
+    result.stdout.fnmatch_lines(["*expected to fail (known), but it passes*", "*but not like this*"])
+    assert sorted(verdicts(box).values()) == ["fail", "fail", "xfail"]
+    mlcomp(box, "mine.toml", "--runxfail").assert_outcomes(passed=1, failed=2)
+
+
+def test_the_run_as_json(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine", "perf = { dims = [{ N = 64 }] }"))
+    mlcomp(box, "mine.toml", "--mlcomp-bench", "quick")
+    run = report(box)
+    assert list(run) == ["schema", "env", "cases", "benches", "selftest", "seconds"]
+    assert run["schema"] == 1
+    assert run["selftest"] is None
+    assert set(run["env"]) == {"python", "torch", "device", "cpu", "gpu", "toolchain", "commit"}
+    (row,), (bench,) = run["cases"], run["benches"]
+    keys = {"id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass", "stages"}
+    assert set(row) == keys
+    assert [stage["stage"] for stage in row["stages"]] == ["torch", "tensor", "loop", "tile", "kernel", "cpp"]
+    assert set(row["stages"][0]) == {"stage", "verdict", "err_over_tol", "executor", "seconds"}
+    assert bench == {
+        "id": "fine[N64.f32.contig.normal]", "suite": "mine", "op": "fine", "target": "cpu", "dtype": "f32",
+        "ours_us": 10.0, "eager_us": 20.0, "compile_us": None, "speedup": 2.0, "ci": [1.9, 2.1], "verdict": "FASTER",
+        "roofline": 0.5,
+    }  # fmt: skip
+    folder = next((box.path / "reports").iterdir())
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "benchmark.json", "coverage.md", "run.json", "speedup.md", "summary.md",
+    ]  # fmt: skip
+    assert "2.00" in report(box, "speedup.md")
+
+
+def test_workers_change_nothing_but_the_order(box: pytest.Pytester) -> None:
+    shape_file(box, *(case(f"fine{i}", "perf = { dims = [{ N = 64 }] }") for i in range(4)), case("wrong"))
+
+    def run(workers: int | None) -> tuple[Any, Any]:
+        mlcomp(box, "mine.toml", "--mlcomp-bench", "quick", "--mlcomp-tier", "full", workers=workers)
+        found = report(box)
+        return found["cases"], found["benches"]
+
+    assert run(None) == run(2)
+    spans = [list(map(float, line.split())) for line in (box.path / "bench.log").read_text().splitlines()]
+    edges = [moment for span in sorted(spans) for moment in span]
+    assert edges == sorted(edges), "timed sections overlap"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_benchmarks_stand_in_pytest_benchmarks_own_files(
+    box: pytest.Pytester, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    perf = "perf = { dims = [{ N = 64 }] }"
+    shape_file(box, case("fine", perf), case("falls", perf))
+    words = ("mine.toml", "--mlcomp-bench", "quick", "-k", "bench")
+    result = mlcomp(box, *words, "--benchmark-json", "out.json", "--benchmark-save", "base", workers=workers)
+    result.assert_outcomes(passed=1, failed=1)
+    theirs, ours = json.loads((box.path / "out.json").read_text()), report(box, "benchmark.json")
+    for written in (theirs, ours):
+        (record,) = written["benchmarks"]
+        assert record["fullname"] == "mine.toml::fine[N64.f32.contig.normal]-cpu-bench"
+        assert record["stats"]["rounds"] == len(record["stats"]["data"]) == 20
+        assert record["extra_info"]["speedup"] == 2.0
+    (mine,), (their,) = ours["benchmarks"], theirs["benchmarks"]
+    assert set(mine) == set(their)
+    # They have their own idea of a quartile.
+    shared = set(mine["stats"]) - {"q1", "q3", "iqr"}
+    assert all(mine["stats"][key] == pytest.approx(their["stats"][key]) for key in shared - {"outliers"})
+    monkeypatch.setenv("SLOW", "2")
+    compared = ("--benchmark-compare", "--benchmark-compare-fail", "median:30%")
+    slower = mlcomp(
+        box, *words, "--deselect", "mine.toml::falls[N64.f32.contig.normal]-cpu-bench", *compared, workers=workers
+    )
+    assert slower.ret != 0
+    slower.stdout.fnmatch_lines(["*= mlcomp =*"])
+    assert "Performance has regressed" in slower.stdout.str() + slower.stderr.str()
+
+
+def test_works_without_its_neighbours(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine", "perf = { dims = [{ N = 64 }] }"))
+    result = mlcomp(box, "mine.toml", "--mlcomp-bench", "quick", "-p", "no:benchmark", "-p", "no:xdist", workers=None)
+    result.assert_outcomes(passed=2)
+    assert len(report(box, "benchmark.json")["benchmarks"]) == 1
+
+
+def test_a_run_without_benchmarks_keeps_the_measured_ones(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine", "perf = { dims = [{ N = 64 }] }"))
+    mlcomp(box, "mine.toml")
+    assert "No benchmark has run" in report(box, "speedup.md")
+    mlcomp(box, "mine.toml", "--mlcomp-bench", "quick")
+    mlcomp(box, "mine.toml")
+    assert "FASTER" in report(box, "speedup.md")
+    assert len(report(box, "benchmark.json")["benchmarks"]) == 1
+
+
+def test_the_selftest_is_run_printed_and_recorded(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"))
+    result = mlcomp(box, "mine.toml", "--mlcomp-selftest")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines(["*5 of 6 planted miscompiles caught*"])
+    assert report(box)["selftest"] == {"planted": 6, "caught": 5, "false_alarms": 0}
+    mlcomp(box, "mine.toml", "--mlcomp-selftest", "-k", "selftest").assert_outcomes(failed=1, deselected=1)
+
+
+def test_a_malformed_file_names_its_line(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine", "dtype = ['f32']"))
+    result = mlcomp(box, "mine.toml")
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines(["*mine.toml:7: *dtype*"])
+    assert not list(box.path.glob("reports/*/*"))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--mlcomp-target", "gpu"], "--mlcomp-target: unknown 'gpu'; use cpu"),
+        (["--mlcomp-stages", "torch,tyle"], "use torch, tensor, loop, tile, kernel, cpp; did you mean 'tile'?"),
+        (["--mlcomp-tier", "some"], "invalid choice: 'some'"),
+        (["--mlcomp-bench", "on"], "invalid choice: 'on'"),
+        (["--mlcomp-timeout", "0"], "--mlcomp-timeout: 0 is not a number of seconds above 0"),
+        (["--mlcomp-report", "mine.toml"], "is a file; name a folder"),
+        (["--mlcomp-vs", ","], "--mlcomp-vs: empty; use eager, compile, max-autotune"),
+        (["-n", "2", "--dist", "loadgroup"], "--dist loadgroup does not go with --mlcomp"),
+        (["-n", "2", "--dist", "loadscope"], "Use --dist load or --dist worksteal"),
+    ],
+)
+def test_wrong_words_are_usage_errors(box: pytest.Pytester, words: list[str], message: str) -> None:
+    shape_file(box, case("fine"))
+    result = box.runpytest_inprocess("-p", "conformance.plugin", "--mlcomp", "mine.toml", *words)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    assert message in result.stderr.str() + result.stdout.str()
+
+
+def test_reports_that_cannot_be_written_fail_the_run(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"))
+    # /proc takes no folder, whoever asks.
+    result = mlcomp(box, "mine.toml", "--mlcomp-report", "/proc/self/reports")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*cannot write reports to /proc/self/reports*--mlcomp-report DIR*"])
+
+
+def test_the_summary_goes_to_the_ci_job(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(box.path / "step.md"))
+    shape_file(box, case("fine"))
+    mlcomp(box, "mine.toml")
+    assert (box.path / "step.md").read_text().startswith("# mlcomp on ")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_leaves_no_child_and_no_report(box: pytest.Pytester, workers: int) -> None:
+    shape_file(box, case("hangs"))
+    command = [sys.executable, "-m", "pytest", "-p", "conformance.plugin", "--mlcomp", "--mlcomp-runner", "fake"]
+    run = subprocess.Popen(
+        [*command, "-n", str(workers), "mine.toml"],
+        cwd=box.path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 20
+    while not (children := checking_processes(run.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children, "the child never started"
+    time.sleep(0.3)
+    os.killpg(run.pid, signal.SIGINT)
+    output = run.communicate(timeout=20)[0]
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+    deadline = time.monotonic() + 5
+    while any(map(alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, children))
+    assert not list(box.path.glob("reports/*/*"))
+
+
+def checking_processes(ancestor: int) -> list[int]:
+    """The executor's children below a process."""
+    found = []
+    for path in Path(f"/proc/{ancestor}/task").glob("*/children"):
+        for child in map(int, path.read_text().split()):
+            words = Path(f"/proc/{child}/cmdline").read_text()
+            found += [child] if "conformance.child" in words else checking_processes(child)
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_no_path_means_the_shapes_that_come_along(box: pytest.Pytester) -> None:
+    result = mlcomp(box, "--collect-only", "-q", workers=None)
+    names = {match[1] for line in result.outlines if (match := re.search(r"([\w.+\-]+\.toml)::", line))}
+    assert names <= {path.name for path in shapes.find_shapes().rglob("*.toml")}
+    assert bool(names) == any(shapes.find_shapes().rglob("*.toml"))
+
+
+def test_words_of_the_options_are_those_of_the_suite() -> None:
+    assert OPTIONS["tier"]["choices"] == shapes.TIERS
+    assert set(settings.FUNCTIONS) == {"check", "bench", "selftest"}
