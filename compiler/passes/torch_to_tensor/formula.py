@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from compiler.ir import dtype as dt
 from compiler.ir.dtype import boolean
 from compiler.ir.expr import Expr, cast, const, op
 
