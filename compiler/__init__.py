@@ -1,0 +1,61 @@
+"""A compiler from PyTorch programs to native code, through six intermediate representations, each of which runs.
+
+```
+captured = capture(function, inputs)              # Torch IR, with the weights found
+lowering = lower(captured.program, target("cpu")) # every stage: lowering.show("tile")
+execute(lowering, "tile", inputs)                 # run one stage by its own executor
+compile(function, inputs)                         # the function, compiled
+```
+Names are loaded when first used, so that the IRs can be imported without PyTorch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
+
+if TYPE_CHECKING:
+    from compiler.execution import Executable, compile, execute, target
+    from compiler.frontend import Captured, capture
+    from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower
+    from compiler.schedule.steps import Schedule
+    from compiler.targets.target import Target
+
+_HOME = {
+    "compiler.execution": ("Executable", "compile", "execute", "target"),
+    "compiler.frontend": ("Captured", "capture"),
+    "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower"),
+    "compiler.schedule.steps": ("Schedule",),
+    "compiler.targets.target": ("Target",),
+}
+_WHERE = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'compiler' has no attribute {name!r}")
+    value: object = getattr(import_module(_WHERE[name]), name)
+    globals()[name] = value
+    return value
+
+
+__all__ = [
+    "IRS",
+    "PIPELINE",
+    "STAGES",
+    "Application",
+    "CacheError",
+    "Captured",
+    "CompilerError",
+    "Executable",
+    "Lowering",
+    "Schedule",
+    "Target",
+    "ToolchainError",
+    "Unsupported",
+    "capture",
+    "compile",
+    "execute",
+    "lower",
+    "target",
+]

@@ -1,0 +1,211 @@
+"""A captured program in; what it computes out: by any stage's own executor, or compiled, as a function of tensors."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from compiler import frontend, pipeline
+from compiler.errors import CompilerError
+from compiler.interpret import kernel as kernel_interpreter
+from compiler.interpret import loop as loop_interpreter
+from compiler.interpret import tensor as tensor_interpreter
+from compiler.interpret import tile as tile_interpreter
+from compiler.ir import aten, kernel
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Expr, static
+from compiler.ir.node import digest
+from compiler.ir.tensor import Tensor, row_major
+from compiler.pipeline import Lowering
+from compiler.runtime import build, detect, launcher, memory
+from compiler.schedule.steps import Schedule
+from compiler.targets import cpu
+from compiler.targets.target import Target
+
+HEADERS = Path(__file__).parent / "render" / "cpp"
+
+
+def target(name: str = "cpu") -> Target:
+    """`cpu` is this machine; `cpu:avx2`, `cpu:avx512`, `cpu:baseline` are machines described; raises CompilerError."""
+    fixed = {t.name: t for t in (cpu.AVX2, cpu.AVX512, cpu.BASELINE)}
+    if name in fixed:
+        return fixed[name]
+    if name == "cpu":
+        return _this_cpu()
+    raise CompilerError(f"unknown target {name!r}: the targets are cpu, {', '.join(sorted(fixed))}")
+
+
+@functools.cache
+def _this_cpu() -> Target:
+    found = detect.cpu()
+    wanted = ("sse2", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512dq", "avx512bw", "avx512_bf16", "avx512_fp16")
+    features = tuple(f for f in wanted if f in found.features)
+    return cpu.target(features, cores=found.cores, l1=found.l1d, l2=found.l2, l3=found.l3)
+
+
+def flags(machine: Target) -> tuple[str, ...]:
+    """Compiler flags for a target."""
+    return build.kernel_flags(machine={"cpu:avx2": "haswell", "cpu:baseline": "x86-64"}.get(machine.name, "native"))
+
+
+# ---- one stage
+
+
+def execute(lowering: Lowering, stage: str, inputs: Sequence[torch.Tensor], cache: Path | None = None) -> tuple[torch.Tensor, ...]:
+    """The program's outputs (constants included among `inputs`, in the order of the program) as `stage` computes them.
+
+    Raises KeyError for a stage that was not reached.
+    """
+    program = lowering.stages[stage]
+    types = _output_types(lowering.stages["torch"])
+    if stage == "torch":
+        return tuple(frontend.execute(program, list(inputs)))
+    if stage == "cpp":
+        return _run_text(lowering, inputs, types, cache)
+    arrays = [to_array(t) for t in inputs]
+    match stage:
+        case "tensor":
+            made = tensor_interpreter.run(program, arrays)
+        case "loop":
+            made = loop_interpreter.run(program, arrays, cache)
+        case "tile":
+            made = tile_interpreter.run(program, arrays)
+        case _:
+            made = kernel_interpreter.run(program, arrays)
+    return tuple(to_tensor(a, t) for a, t in zip(made, types, strict=True))
+
+
+def _output_types(program: aten.Program) -> list[aten.Type]:
+    known = aten.types(program)
+    return [known[name] for name in program.outputs]
+
+
+def to_array(t: torch.Tensor) -> np.ndarray[Any, Any]:
+    """As the interpreters hold it: bf16 as f32 values."""
+    t = t.detach()
+    return np.asarray(t.float().numpy() if t.dtype is torch.bfloat16 else t.numpy())
+
+
+def to_tensor(a: np.ndarray[Any, Any], kind: aten.Type) -> torch.Tensor:
+    """Back, at the type and shape that the program promises."""
+    made = torch.from_numpy(np.array(a, order="C", copy=True))
+    return made.to(frontend.torch_dtype(kind.dtype)).reshape(sizes(kind.shape))
+
+
+def sizes(shape: tuple[Expr, ...]) -> tuple[int, ...]:
+    return tuple(static(s) for s in shape)
+
+
+def _run_text(lowering: Lowering, inputs: Sequence[torch.Tensor], types: Sequence[aten.Type], cache: Path | None) -> tuple[torch.Tensor, ...]:
+    """Poisoned outputs and temporaries: what the text does not write shows."""
+    path = build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
+    program: kernel.Program = lowering.stages["kernel"]
+    outputs = [poisoned(t.dtype, shape, stride) for t, (shape, stride) in zip(types, map(_layout, program.outputs, types), strict=True)]
+    temps = [poisoned(t.dtype, sizes(t.shape), sizes(t.strides)) for t in program.temps]
+    launcher.run_once(path, [*inputs, *outputs, *temps], threads=torch.get_num_threads())
+    return tuple(outputs)
+
+
+def poisoned(dtype: DType, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+    """A tensor whose unwritten elements are conspicuous: NaN, or bytes of 0x7f."""
+    out = torch.empty_strided(shape, stride, dtype=frontend.torch_dtype(dtype))
+    if dtype.is_float:
+        return out.fill_(float("nan"))
+    return out.fill_(int.from_bytes(b"\x7f" * out.element_size(), "little")) if dtype.is_integer else out.fill_(True)
+
+
+def _layout(made: Tensor, kind: aten.Type) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shape and strides of an output as the caller sees it: a reshape of what the program makes is the caller's matter."""
+    same = made.shape == kind.shape
+    return sizes(kind.shape), sizes(made.strides if same else row_major(kind.shape))
+
+
+# ---- compiled functions
+
+
+class Executable:
+    """A compiled function: call it like the function that it came from, on tensors of the same types.
+
+    `source` is the generated text, `digest` its identity, `kernels` how many launches a call takes, `lowering` all stages.
+    """
+
+    def __init__(self, captured: frontend.Captured, lowering: Lowering, call: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+        self.captured, self.lowering, self.launch = captured, lowering, call
+        self.source: str = lowering.stages["cpp"]
+        self.digest = digest(self.source)
+        self.kernels = len(lowering.stages["kernel"].functions)
+        self._simple = captured.structure.num_leaves == 1 and captured.structure.is_leaf()
+
+    def __call__(self, *inputs: torch.Tensor) -> Any:
+        made = self.launch(*inputs)
+        return made[0] if self._simple else self.captured.rebuild(made)
+
+
+def compile(
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    target: Target | str = "cpu",
+    *,
+    constants: Sequence[int] = (),
+    schedules: Mapping[str, Schedule] | None = None,
+    cache: Path | None = None,
+    threads: int = 0,
+) -> Executable:
+    """`function` compiled for inputs of these types; `constants` are positions of inputs that are weights.
+
+    `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
+    Raises Unsupported for what no stage can express, CompilerError otherwise.
+    """
+    return build_captured(frontend.capture(function, inputs, constants), target, schedules=schedules, cache=cache, threads=threads)
+
+
+def build_captured(
+    captured: frontend.Captured,
+    target: Target | str = "cpu",
+    *,
+    schedules: Mapping[str, Schedule] | None = None,
+    cache: Path | None = None,
+    threads: int = 0,
+) -> Executable:
+    """The second half of `compile`: a captured program to an executable."""
+    machine = _named(target)
+    folder = cache if cache is not None else detect.default_cache(os.environ)
+    lowering = _lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
+    path = build.build(lowering.stages["cpp"], flags(machine), cache=folder, include=(HEADERS,))
+    names = [i.name for i in captured.program.inputs]
+    bound = {names.index(name): value for name, value in captured.constants.items()}
+    call = launcher.load(path, plan(lowering), constants=bound, threads=threads, cache=folder)
+    return Executable(captured, lowering, call)
+
+
+def _named(which: Target | str) -> Target:
+    return target(which) if isinstance(which, str) else which
+
+
+@functools.lru_cache(maxsize=1024)
+def _lowered(program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...]) -> Lowering:
+    return pipeline.lower(program, machine, dict(schedules) or None)
+
+
+def plan(lowering: Lowering) -> launcher.Plan:
+    """The launch plan: buffers as the callers see them, and temporaries packed into one arena by liveness."""
+    torch_ir: aten.Program = lowering.stages["torch"]
+    program: kernel.Program = lowering.stages["kernel"]
+    inputs = tuple(launcher.Buffer(i.name, i.type.dtype.name, sizes(i.type.shape), sizes(i.type.strides)) for i in torch_ir.inputs)
+    outputs = tuple(
+        launcher.Buffer(t.name, t.dtype.name, *_layout(t, kind)) for t, kind in zip(program.outputs, _output_types(torch_ir), strict=True)
+    )
+    arena = memory.plan([_lifetime(t, program) for t in program.temps])
+    return launcher.Plan(inputs, outputs, tuple(arena.offsets), arena.size)
+
+
+def _lifetime(t: Tensor, program: kernel.Program) -> memory.Lifetime:
+    uses = [n for n, f in enumerate(program.functions) if any(p.name == t.name for p in f.params)] or [0]
+    count = int(np.prod([static(s) for s in t.shape], dtype=np.int64)) if t.shape else 1
+    return memory.Lifetime(count * t.dtype.bytes, uses[0], uses[-1])
