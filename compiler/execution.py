@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from compiler import frontend, pipeline
 from compiler.errors import CompilerError
@@ -29,6 +30,7 @@ from compiler.targets import cpu
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parent / "render" / "cpp"
+TARGETS = ("cpu", cpu.BASELINE.name, cpu.AVX2.name, cpu.AVX512.name)
 
 
 def target(name: str = "cpu") -> Target:
@@ -52,6 +54,11 @@ def _this_cpu() -> Target:
 def flags(machine: Target) -> tuple[str, ...]:
     """Compiler flags for a target."""
     return build.kernel_flags(machine={"cpu:avx2": "haswell", "cpu:baseline": "x86-64"}.get(machine.name, "native"))
+
+
+def assembly(lowering: Lowering) -> str:
+    """What the C++ compiler makes of the text."""
+    return build.assembly(lowering.stages["cpp"], flags(lowering.target), include=(HEADERS,))
 
 
 # ---- one stage
@@ -209,3 +216,22 @@ def _lifetime(t: Tensor, program: kernel.Program) -> memory.Lifetime:
     uses = [n for n, f in enumerate(program.functions) if any(p.name == t.name for p in f.params)] or [0]
     count = int(np.prod([static(s) for s in t.shape], dtype=np.int64)) if t.shape else 1
     return memory.Lifetime(count * t.dtype.bytes, uses[0], uses[-1])
+
+
+def compare(compiled: Executable, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[float, float]:
+    """The largest difference from eager over all outputs, and what the element types allow of it.
+
+    A quick look, relative to the largest value and with room for long sums; `pytest --mlcomp` has derived bounds.
+    """
+    ours, eager = (pytree.tree_leaves(f(*inputs)) for f in (compiled, function))
+    worst = allowed = 0.0
+    for a, b in zip(ours, eager, strict=True):
+        if not isinstance(b, torch.Tensor) or not b.numel():
+            continue
+        x, y = a.double(), b.double()
+        same = (x == y) | (x.isnan() & y.isnan())
+        difference = torch.where(same, 0.0, (x - y).abs())
+        unit = torch.finfo(b.dtype).eps if b.dtype.is_floating_point else 0.0
+        worst = max(worst, float(difference.nan_to_num(nan=float("inf")).max()))
+        allowed = max(allowed, 32 * unit * float(y.abs().nan_to_num(0.0, 0.0, 0.0).max()))
+    return worst, allowed

@@ -19,7 +19,7 @@ from compiler.passes.tile_to_kernel import tile_to_kernel
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp
 from compiler.schedule import heuristic
-from compiler.schedule.steps import Schedule, show_step
+from compiler.schedule.steps import Schedule
 from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
@@ -65,6 +65,7 @@ class Application:
     stage: str
     before: Any
     after: Any
+    within: bool  # before and after are of the same stage
 
 
 @dataclass(frozen=True)
@@ -168,9 +169,13 @@ def lower(
         if stage in IRS:
             IRS[stage].verify(program)
         if trace is not None:
-            trace(Application(number, p.name, stage, before, program))
+            trace(Application(number, p.name, stage, before, program, p.source == p.result))
         stages[stage] = program
     return Lowering(stages, target, schedules or {})
 
 
-__all__ = ["IRS", "PIPELINE", "STAGES", "Application", "Context", "Lowering", "Pass", "Stage", "lower", "schedules_for", "show_step"]
+def pass_table() -> str:
+    """The passes in order, as a Markdown table."""
+    rows = [f"| {n} | {p.name} | {p.source} → {p.result} | {p.invariant} |" for n, p in enumerate(PIPELINE, 1)]
+    return "\n".join(["| | pass | IR | what holds after it |", "|---|---|---|---|", *rows])
+

@@ -90,6 +90,23 @@ def build(
     return path
 
 
+def assembly(
+    source: str, flags: tuple[str, ...] = KERNEL_FLAGS, compiler: str = "g++", include: tuple[Path, ...] = ()
+) -> str:
+    """The assembly text that the compiler makes of `source`, without directives."""
+    tool = detect.toolchain(compiler)
+    with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder:
+        text, product = Path(folder) / "kernel.cpp", Path(folder) / "kernel.s"
+        text.write_text(source)
+        options = [flag for flag in flags if not flag.startswith(("-l", "-Wl,")) and flag not in ("-shared", "-nostdlib")]
+        command = [tool.path, *options, *(f"-I{path}" for path in include), "-S", str(text), "-o", str(product)]
+        code, messages = _run(command, Path(folder))
+        if code != 0:
+            raise ToolchainError(f"{compiler} cannot translate the kernel to assembly:\n{messages[:2000]}")
+        lines = product.read_text().splitlines()
+    return "\n".join(x for x in lines if not re.match(r"\s+\.(?!long|quad|zero)", x)) + "\n"
+
+
 def key(source: str, flags: tuple[str, ...], compiler: str = "g++", include: tuple[Path, ...] = ()) -> str:
     """Hex digest of all that decides what the compiler writes."""
     parts = (source, *flags, compiler, *(headers_digest(folder) for folder in include), _machine(compiler))
