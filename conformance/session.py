@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from conformance.items import FOREIGN, RUNNER, SelfTest, ShapeFile
+from conformance.progress import on_terminal
 from conformance.results import Results
 from conformance.runner import Runner
 from conformance.settings import KEY, read
@@ -25,6 +26,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[RUNNER] = Runner(settings, config.invocation_params.dir, threads)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Results(config, settings), "mlcomp-results")
+        progress = on_terminal()
+        if progress is not None and not config.option.collectonly:
+            config.pluginmanager.register(progress, "mlcomp-progress")
+            progress.watch()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

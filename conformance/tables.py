@@ -48,8 +48,7 @@ def terminal(run: Run) -> str:
         parts.append(case_table(run.cases, "simple", SHOWN))
     if run.benches:
         parts.append(f"speedup, min(eager, torch.compile) / ours:\n{suite_table(run.benches, 'simple')}")
-        slow = [row for row in run.benches if not row["speedup"] or row["speedup"] < LOST]
-        parts.append(bench_table(slow, "simple", SHOWN))
+        parts.append(bench_table(run.benches, "simple", SHOWN))
     if run.selftest is not None:
         parts.append(selftest(run.selftest))
     return "\n\n".join(part for part in parts if part)

@@ -182,6 +182,15 @@ def test_a_bad_case_costs_one_item(box: pytest.Pytester, workers: int) -> None:
     assert (bad["falls"], bad["hangs"], bad["wrong"], bad["fine"]) == ("loop", "kernel", "tile", None)
 
 
+def test_an_item_that_takes_its_worker_along_is_in_the_report(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"), case("fatal"), case("last"))
+    box.makeconftest("import os\ndef pytest_runtest_setup(item):\n    if 'fatal' in item.name: os._exit(1)")
+    mlcomp(box, "mine.toml", workers=2).assert_outcomes(passed=2, failed=1)
+    assert {name.partition("[")[0]: verdict for name, verdict in verdicts(box).items()} == {
+        "fine": "pass", "fatal": "crash", "last": "pass",
+    }  # fmt: skip
+
+
 def test_expected_failures_are_strict(box: pytest.Pytester) -> None:
     def xfail(stage: str) -> str:
         return f'xfail."cpu.*" = {{ stage = "{stage}", reason = "known" }}'

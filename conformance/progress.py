@@ -1,0 +1,133 @@
+"""Item starts and ends in; while nothing has ended for some seconds, one line on the terminal that says what runs.
+
+It goes to a terminal on stderr and nowhere else, and it is gone before pytest writes again.
+"""
+
+import os
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+QUIET_SECONDS = 3.0
+TICK_SECONDS = 0.5
+NAMES_SHOWN = 3
+
+
+class Progress:
+    """The line, and what stands on it."""
+
+    def __init__(self, console: Console, own_line: bool, quiet_seconds: float = QUIET_SECONDS) -> None:
+        self.console, self.own_line, self.quiet_seconds = console, own_line, quiet_seconds
+        self.running: dict[str, float] = {}
+        self.total = self.done = self.failed = 0
+        self.last = time.monotonic()
+        self._status: Status | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def watch(self) -> None:
+        """Look again and again, until `end`."""
+        threading.Thread(target=self._watch, name="mlcomp-progress", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(TICK_SECONDS):
+            self.tick()
+
+    def tick(self) -> None:
+        """Show the line if nothing has happened for long enough, or bring it up to date."""
+        with self._lock:
+            if self._ended.is_set() or not self.running or time.monotonic() - self.last < self.quiet_seconds:
+                return
+            if self._status is not None:
+                self._status.update(self.text())
+                return
+            if self.own_line:
+                self.console.print()  # pytest's dots stand on this line
+            self._status = self.console.status(self.text())
+            self._status.start()
+
+    def hide(self) -> None:
+        """Take the line away, because somebody is about to write."""
+        with self._lock:
+            self.last = time.monotonic()
+            if self._status is not None:
+                self._status.stop()
+                self._status = None
+
+    def end(self) -> None:
+        """Never show it again."""
+        self.hide()
+        self._ended.set()
+
+    @property
+    def shown(self) -> bool:
+        """Whether the line is on the terminal now."""
+        return self._status is not None
+
+    def text(self) -> Text:
+        """What the line says."""
+        now = time.monotonic()
+        oldest = sorted(self.running.items(), key=lambda item: item[1])
+        names = [f"{name.partition('::')[2] or name} {now - since:.0f} s" for name, since in oldest[:NAMES_SHOWN]]
+        failed = f", {self.failed} failed" if self.failed else ""
+        return Text(
+            f"{self.done} of {self.total or '?'} done{failed}: {', '.join(names)}", no_wrap=True, overflow="ellipsis"
+        )
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """This process runs the items itself: it knows how many."""
+        self.total = max(self.total, len(session.items))
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, node: Any, ids: list[str]) -> None:
+        """A worker has collected: every worker collects the same."""
+        self.total = len(ids)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """An item starts, here or in a worker."""
+        self.hide()
+        self.running[nodeid] = time.monotonic()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A phase of an item is over."""
+        self.hide()
+        self.failed += report.failed
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """An item is over."""
+        self.hide()
+        self.running.pop(nodeid, None)
+        self.done += 1
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """The tables come next."""
+        self.end()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self) -> None:
+        """The user has seen enough."""
+        self.end()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_internalerror(self) -> None:
+        """A traceback comes next."""
+        self.end()
+
+
+def on_terminal() -> Progress | None:
+    """A line on this process's terminal, if stderr is one that can take it."""
+    if not os.isatty(2):
+        return None
+    # A copy, since pytest's capturing replaces the descriptor while items run.
+    console = Console(file=os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace"))
+    return None if console.is_dumb_terminal else Progress(console, own_line=sys.__stdout__ is not None and os.isatty(1))

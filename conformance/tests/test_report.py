@@ -1,0 +1,266 @@
+"""Rows by hand: what becomes of them in verdicts, files, pages and tables."""
+
+import errno
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from conformance import environment, pages, progress, report, rows, tables
+from conformance.cases import Case, Xfail
+from conformance.executor import Reply, Status
+from conformance.rows import Row
+
+ENV: environment.Environment = {
+    "python": "3.11.2", "torch": "2.13.0", "device": "amd-epyc", "cpu": "AMD EPYC", "gpu": None,
+    "toolchain": "g++ 12.2", "commit": "abc+changes",
+}  # fmt: skip
+
+
+def check(op: str, verdict: str = "pass", dtype: str = "f32", error: float | None = 0.5, **more: Any) -> Row:
+    stage = {
+        "stage": "loop",
+        "verdict": verdict,
+        "err_over_tol": error,
+        "executor": "c++",
+        "seconds": 0.5,
+        "message": "a|b",
+    }
+    known: Row = {
+        "kind": "check", "id": f"{op}[N4.{dtype}.contig.normal]", "file": "shapes/mine.toml", "suite": "mine", "op": op,
+        "target": "cpu", "dtype": dtype, "verdict": verdict, "first_bad_stage": None, "first_bad_pass": None,
+        "stages": [stage], "detail": "", "command": f"pytest --mlcomp {op}", "first_loss": "",
+    }  # fmt: skip
+    return known | more
+
+
+def bench(op: str, speedup: float | None, suite: str = "mine", verdict: str = "SAME", **more: Any) -> Row:
+    known: Row = {
+        "kind": "bench", "id": f"{op}[N4.f32]", "file": f"shapes/{suite}.toml", "suite": suite, "op": op,
+        "target": "cpu", "dtype": "f32", "verdict": verdict, "ours_us": 10.0, "eager_us": 20.0, "compile_us": None, "speedup": speedup,
+        "ci": None, "roofline": None, "samples": {"ours": [1e-5, 1.1e-5, 1.2e-5], "eager": [2e-5]}, "detail": "",
+    }  # fmt: skip
+    return known | more
+
+
+def run(cases: tuple[Row, ...] = (), benches: tuple[Row, ...] = (), selftest: Row | None = None) -> report.Run:
+    return report.Run(ENV, cases, benches, selftest, 12.5, "smoke", 7)
+
+
+def case(*xfail: Xfail) -> Case:
+    return Case(
+        id="relu[N4.f32.contig.normal]", file="mine.toml", line=3, suite="mine", op="relu", expr="F.relu(x)", args=(),
+        dims={}, params={}, consts={}, dtype="f32", layout="contig", distribution="normal", targets=("cpu",),
+        tier="smoke", xfail=xfail,
+    )  # fmt: skip
+
+
+def test_what_json_cannot_say_becomes_null() -> None:
+    value = {"verdict": "fail", "stages": [{"stage": "loop", "verdict": "fail", "err_over_tol": float("inf")}]}
+    known = rows.describe(case(), "cpu", "mine.toml")
+    row = rows.check_row(known, Reply(Status.DONE, value | {"detail": ""}))
+    assert row["stages"][0]["err_over_tol"] is None
+    assert json.loads(json.dumps(report.run_json(run((row,))), allow_nan=False))["cases"][0]["verdict"] == "fail"
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict", "stage", "words"),
+    [
+        (Reply(Status.CRASH, None, "its process died of SIGSEGV", at="tile"), "crash", "tile", "in stage tile"),
+        (Reply(Status.TIMEOUT, None, "no answer within 1 s"), "timeout", None, "timeout: no answer"),
+        (Reply(Status.RAISED, None, "ValueError: no", "Traceback"), "fail", None, "ValueError: no"),
+        (Reply(Status.DONE, {"verdict": "splendid"}), "fail", None, "no verdict out of pass, fail"),
+        (Reply(Status.DONE, [1]), "fail", None, "no verdict"),
+    ],
+)
+def test_a_lost_call_is_a_row_too(reply: Reply, verdict: str, stage: str | None, words: str) -> None:
+    known = rows.describe(case(), "cpu", "mine.toml")
+    row = rows.check_row(known, reply)
+    assert (row["verdict"], row["first_bad_stage"]) == (verdict, stage)
+    assert words in row["detail"]
+    assert rows.bench_row(known | {"kind": "bench"}, reply)["verdict"] == verdict
+    assert words.split(" out of")[0] in tables.failure(row)
+
+
+@pytest.mark.parametrize(
+    ("xfail", "verdict", "stage", "outcome"),
+    [
+        (Xfail("cpu", "loop", "known"), "fail", "loop", "xfail"),
+        (Xfail("cpu", None, "known"), "unsupported", None, "xfail"),
+        (Xfail("cpu", "loop", "known"), "fail", "tile", "fail"),
+        (Xfail("cpu", None, "known"), "crash", None, "crash"),
+        (Xfail("cpu", None, "known"), "pass", None, "fail"),
+        (Xfail("cpu", None, "known", strict=False), "pass", None, "pass"),
+        (Xfail("cuda", None, "known"), "fail", "loop", "fail"),
+    ],
+)
+def test_an_expected_failure_is_that_failure(xfail: Xfail, verdict: str, stage: str | None, outcome: str) -> None:
+    row = check("relu", verdict, first_bad_stage=stage)
+    assert rows.expect(row, case(xfail))["verdict"] == outcome
+
+
+def test_an_item_that_took_its_worker_along_is_known_by_its_id() -> None:
+    row = rows.lost_row("shapes/ops/x.toml::max_pool2d[B2-k_3.bf16.contig.normal]-cpu-bench", "worker 'gw0' crashed")
+    expected = {"kind": "bench", "op": "max_pool2d", "dtype": "bf16", "target": "cpu", "suite": "x", "verdict": "crash"}
+    assert {key: row[key] for key in expected} == expected
+    assert row["id"] == "max_pool2d[B2-k_3.bf16.contig.normal]"
+
+
+@pytest.mark.parametrize(
+    ("reply", "verdict", "words"),
+    [
+        (Reply(Status.DONE, {"planted": 100, "caught": 95, "false_alarms": 0}), "pass", ""),
+        (Reply(Status.DONE, {"planted": 100, "caught": 94, "false_alarms": 0}), "fail", "94 of 100"),
+        (Reply(Status.DONE, {"planted": 100, "caught": 99, "false_alarms": 1}), "fail", "1 sound cases refused"),
+        (Reply(Status.DONE, {"planted": 0, "caught": 0, "false_alarms": 0}), "fail", "nothing was planted"),
+        (Reply(Status.CRASH, None, "its process died of SIGSEGV"), "fail", "did not finish: its process died"),
+    ],
+)
+def test_the_selftest_has_a_bar(reply: Reply, verdict: str, words: str) -> None:
+    row = rows.selftest_row(reply)
+    assert row["verdict"] == verdict
+    assert words in row["detail"]
+
+
+def test_tables_show_the_worst_first_and_not_too_many() -> None:
+    found = [check(f"op{i}", "fail", error=float(i)) for i in range(30)]
+    found += [check("crashed", "crash"), check("fine")]
+    lines = tables.terminal(run(tuple(found))).splitlines()
+    assert lines[0] == "32 cases: 1 pass, 30 fail, 1 crash"
+    assert [line.split("[")[0] for line in lines[4:7]] == ["crashed", "op29", "op28"]
+    assert lines[-1] == "… and 11 more"
+    assert "fine[" not in "".join(lines)
+    whole = pages.summary(run(tuple(found)))
+    assert "op0[" in whole
+    assert "a\\|b" in whole
+
+
+def test_speed_by_suite_and_row() -> None:
+    benches = (bench("a", 2.0), bench("b", 0.5), bench("c", 8.0, "other"), bench("d", None, "other", "crash"))
+    page = pages.speedup(run(benches=benches))
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if "|" in line]
+    assert ["mine", "2", "2", "1.00", "0.500", "1"] in lines
+    assert ["other", "2", "1", "8.00", "8.00", "1"] in lines
+    assert ["all", "4", "3", "2.00", "0.500", "2"] in lines
+    order = [line[0].split("[")[0] for line in lines if "-cpu-bench" in line[0]]
+    assert order == ["b", "a", "d", "c"]
+
+
+def test_coverage_counts_ops_by_dtype() -> None:
+    found = (check("add"), check("add", "fail"), check("add", dtype="i32"), check("mul", "xfail"))
+    page = pages.coverage(run(found))
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("|")
+    ]
+    assert cells[0] == ["op", "f32", "i32", "all"]
+    assert cells[2:] == [["add", "1, 1 fail", "1", "2, 1 fail"], ["mul", "1 xfail", "", "1 xfail"]]
+
+
+def test_the_summary_says_what_was_lost_once_or_expected() -> None:
+    found = (
+        check("relu", first_loss="its process died of SIGSEGV"),
+        check("erf", "xfail", reason="no such thing yet", first_bad_stage="tile"),
+    )
+    page = pages.summary(
+        run(found, selftest={"planted": 2, "caught": 1, "false_alarms": 0, "rows": [{"name": "flip"}]})
+    )
+    for words in (
+        "### Lost once",
+        "its process died of SIGSEGV",
+        "no such thing yet",
+        "1 of 2 planted",
+        "flip",
+        "seed 7",
+    ):
+        assert words in page, words
+
+
+def test_benchmark_json_is_what_pytest_benchmark_reads() -> None:
+    document = report.benchmark_json(run(benches=(bench("a", 2.0), bench("lost", None, verdict="crash"))))
+    (record,) = document["benchmarks"]
+    assert document["commit_info"] == {"id": "abc", "dirty": True}
+    assert record["stats"]["median"] == 1.1e-5
+    assert record["stats"]["data"] == [1e-5, 1.1e-5, 1.2e-5]
+    assert record["extra_info"]["samples"] == {"eager": [2e-5]}
+    assert report.benchmark_json(run(benches=(bench("a", 2.0, samples={}),)))["benchmarks"][0]["stats"]["rounds"] == 1
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
+def test_a_full_disk_or_ctrl_c_leaves_what_stood_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    report.write(tmp_path / "device", {"a.md": "old a", "b.md": "old b"})
+    calls: list[int] = []
+
+    def full(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == 2:
+            raise error
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises((report.ReportError, KeyboardInterrupt)) as caught:
+        report.write(tmp_path / "device", {"a.md": "new a", "b.md": "new b"})
+    assert {path.name: path.read_text() for path in (tmp_path / "device").iterdir()} == {
+        "a.md": "old a",
+        "b.md": "old b",
+    }
+    if isinstance(error, OSError):
+        assert "No space left on device" in str(caught.value)
+        assert "--mlcomp-report DIR" in str(caught.value)
+    monkeypatch.undo()
+    report.write(tmp_path / "device", {"a.md": "new a"})
+    assert (tmp_path / "device" / "a.md").read_text() == "new a"
+
+
+def test_a_summary_that_cannot_be_added_says_so(tmp_path: Path) -> None:
+    report.append(None, "text")
+    report.append(str(tmp_path / "step.md"), "text")
+    assert (tmp_path / "step.md").read_text() == "text\n"
+    with pytest.raises(report.ReportError, match="Is a directory"):
+        report.append(str(tmp_path), "text")
+
+
+@pytest.mark.parametrize(
+    ("model", "slug"),
+    [
+        ("Intel(R) Xeon(R) Platinum 8375C CPU @ 2.90GHz", "intel-xeon-platinum-8375c"),
+        ("AMD Ryzen 9 7950X 16-Core Processor", "amd-ryzen-9-7950x"),
+        ("AMD Ryzen 7 5800H with Radeon Graphics", "amd-ryzen-7-5800h"),
+        ("NVIDIA H200 NVL", "h200-nvl"),
+        ("../..", "unknown"),
+    ],
+)
+def test_a_device_is_a_folder(model: str, slug: str) -> None:
+    assert environment.slug(model) == slug
+
+
+def test_the_environment_is_whole_and_another_backend_has_its_own_folder() -> None:
+    found = environment.collect(("cpu",))
+    assert set(found) == set(ENV)
+    assert environment.device(("cpu",), "aot_eager") == f"{found['device']}-aot-eager"
+
+
+def test_the_progress_line_comes_late_and_leaves() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    line = progress.Progress(console, own_line=False, quiet_seconds=0.0)
+    line.tick()
+    assert not line.shown
+    line.total = 5
+    line.pytest_runtest_logstart("mine.toml::relu[N4]-cpu")
+    line.tick()
+    assert line.shown
+    assert line.text().plain == "0 of 5 done: relu[N4]-cpu 0 s"
+    line.pytest_runtest_logfinish("mine.toml::relu[N4]-cpu")
+    assert not line.shown
+    line.pytest_runtest_logstart("mine.toml::erf[N4]-cpu")
+    line.end()
+    line.tick()
+    assert not line.shown
+    patient = progress.Progress(console, own_line=False)
+    patient.pytest_runtest_logstart("mine.toml::erf[N4]-cpu")
+    patient.tick()
+    assert not patient.shown
