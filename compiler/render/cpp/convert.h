@@ -52,6 +52,16 @@ MLC_INLINE mlc_vec<T, mlc_lanes<V>> mlc_convert(V v) {
     return mlc_cast<T>(v);
 }
 
+// f of float lanes, computed in machine vectors of double and rounded once at the end.
+template <typename F, typename V, typename... MORE>
+MLC_INLINE V mlc_through_double(F f, V x, MORE... more) {
+  if constexpr (2 * sizeof(V) > MLC_VECTOR_BYTES && mlc_lanes<V> > 2)
+    return mlc_join(
+        mlc_through_double(f, mlc_low(x), mlc_low(more)...), mlc_through_double(f, mlc_high(x), mlc_high(more)...));
+  else
+    return mlc_cast<float>(f(mlc_cast<double>(x), mlc_cast<double>(more)...));
+}
+
 // ---- bf16: the upper half of a float
 
 template <typename V>

@@ -8,7 +8,7 @@
 
 #define MLC_INLINE static inline __attribute__((always_inline))
 // Rarely taken per-lane paths stay out of the loop that calls them.
-#define MLC_SLOW static __attribute__((noinline, cold))
+#define MLC_SLOW static __attribute__((noinline, cold, unused))
 
 #ifndef MLC_VECTOR_BYTES
 #if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__AVX512BW__)
@@ -425,4 +425,18 @@ MLC_INLINE bool mlc_all(M mask) {
       return mlc_join(NAME(mlc_low(x), mlc_low(y)), NAME(mlc_high(x), mlc_high(y)));          \
     else                                                                                      \
       return NAME##_lanes(x, y);                                                              \
+  }
+#define MLC_BINARY_LIBRARY(NAME, LIBRARY)                                                                         \
+  template <typename V>                                                                                           \
+  MLC_INLINE V NAME(V x, V y) {                                                                                   \
+    if constexpr (mlc_same<V, double>)                                                                            \
+      return LIBRARY(x, y);                                                                                       \
+    else if constexpr (mlc_same<mlc_lane<V>, double>)                                                             \
+      return mlc_each_lane([](double a, double b) { return LIBRARY(a, b); }, x, y, mlc_count<mlc_lanes<V>>());    \
+    else if constexpr (mlc_is_scalar<V>)                                                                          \
+      return NAME##_lanes(mlc_only(x), mlc_only(y))[0];                                                           \
+    else if constexpr (mlc_is_wide<V>)                                                                            \
+      return mlc_join(NAME(mlc_low(x), mlc_low(y)), NAME(mlc_high(x), mlc_high(y)));                              \
+    else                                                                                                          \
+      return NAME##_lanes(x, y);                                                                                  \
   }

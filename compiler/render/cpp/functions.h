@@ -1,0 +1,26 @@
+// Every device function; a kernel includes only the headers of the functions that it calls.
+//
+// function -> header
+// fma isnan max min sqrt where -> vector.h
+// abs ceil floor neg round rsqrt shl shr sign trunc -> arithmetic.h
+// floordiv mod rem truncdiv -> division.h
+// cosh exp exp2 expm1 sinh tanh -> exponential.h
+// acosh asinh atanh log log10 log1p log2 -> logarithm.h
+// pow -> power.h
+// erf erfc lgamma -> special.h
+// acos asin atan atan2 cos sin tan -> trigonometric.h
+//
+// The C++ name has the prefix mlc_. All take scalars and vectors (mlc_vec<T, N>) of one type and return that type,
+// except isnan, which returns a mask, and where(mask, a, b). Loads and stores are in memory.h, conversions and masks in
+// convert.h, matrix products in gemm.h.
+#pragma once
+#include "arithmetic.h"
+#include "convert.h"
+#include "division.h"
+#include "exponential.h"
+#include "logarithm.h"
+#include "memory.h"
+#include "power.h"
+#include "special.h"
+#include "trigonometric.h"
+#include "vector.h"
