@@ -18,6 +18,7 @@ from compiler.interpret import scalar
 from compiler.interpret.grid import Algebra, Grid, InterpretError, Span, Take, refuse
 from compiler.interpret.grid import evaluate as value_of
 from compiler.interpret.scalar import Array
+from compiler.ir import statement
 from compiler.ir.dtype import DType
 from compiler.ir.expr import COMBINE, Const, Expr, Op, Var, names
 from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, Scan, Scatter, equations
@@ -133,7 +134,7 @@ def evaluate_with(algebra: TensorAlgebra[T], program: Program, inputs: Sequence[
     return known
 
 
-def bind_sizes(program: Program, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
+def bind_sizes(program: Program | statement.Program, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
     """What the sizes of a program are, from the shapes of its inputs; raises InterpretError where these do not fit."""
     sizes: dict[str, int] = {}
     for t, got in zip(program.inputs, shapes, strict=True):
