@@ -29,7 +29,7 @@ from compiler.ir import aten
 from compiler.ir.aten import Call, Input, Program, Ref, Type
 from compiler.ir.dtype import DTYPES, DType
 from compiler.ir.expr import dim
-from compiler.passes.torch_to_tensor import RULES
+from compiler.passes.torch_to_tensor.lower import RULES
 
 _TORCH = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64,
@@ -139,7 +139,10 @@ class _Function(torch.nn.Module):
 def _argument_names(function: Callable[..., Any], inputs: Sequence[Any]) -> list[str]:
     """A name for each leaf of the inputs: that of the parameter it is passed to, numbered if it is one of several."""
     called = function.forward if isinstance(function, torch.nn.Module) else function
-    parameters = list(inspect.signature(called).parameters.values())
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except ValueError:  # a builtin says nothing about its parameters
+        parameters = []
     plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     out = []
     for position, value in enumerate(inputs):

@@ -1,5 +1,1 @@
-"""Torch IR to Tensor IR: `lower` and the `RULES` by which it does it, one module for each family of ops."""
-
-from compiler.passes.torch_to_tensor.lower import RULES, lower
-
-__all__ = ["RULES", "lower"]
+"""Torch IR to Tensor IR: `lower.lower`, by rules in one module for each family of ops (`lower.RULES` has them all)."""

@@ -1,5 +1,283 @@
-"""contract"""
+"""Contractions: sums of products over shared axes. Matrix products of all shapes, einsum, attention and convolution.
 
-from compiler.passes.torch_to_tensor.builder import Rule
+Operands of 16-bit types are read as these types hold them, sums are f32: so do the tensor units that this is meant for.
+"""
 
-RULES: dict[str, Rule] = {}
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from compiler.ir import dtype as dt
+from compiler.ir.expr import Expr, cast, const, dim, op, select, static
+from compiler.ir.expr import both as all_of
+from compiler.passes.torch_to_tensor.builder import (
+    Builder,
+    Index,
+    Rule,
+    Shape,
+    Value,
+    broadcast,
+    is_one,
+    rounded,
+)
+from compiler.passes.torch_to_tensor.normalize import soften, soften_some
+
+Element = Callable[[Index, Index], Expr]
+
+
+def product(b: Builder, shape: Shape, over: Shape, left: Element, right: Element, hint: str = "product") -> Value:
+    """For every `at` of `shape`, the sum over `r` of left(at, r) * right(at, r)."""
+    return b.reduce("sum", shape, over, lambda at, r: left(at, r) * right(at, r), hint)
+
+
+def matmul(b: Builder, self: Value, other: Value) -> Value:
+    """A vector is a row on the left and a column on the right; the dimensions before the last two broadcast."""
+    if not self.rank or not other.rank:
+        raise b.refuse("a matrix product of a scalar")
+    rows, columns = self.rank > 1, other.rank > 1
+    tail = rows + columns
+
+    def left(at: Index, r: Index) -> Expr:
+        batch = at[: len(at) - tail]
+        full = (*batch, at[len(batch)], r[0]) if rows else (r[0],)
+        return self.rounded_at(_batched(self, full))
+
+    def right(at: Index, r: Index) -> Expr:
+        batch = at[: len(at) - tail]
+        full = (*batch, r[0], at[-1]) if columns else (r[0],)
+        return other.rounded_at(_batched(other, full))
+
+    return product(b, b.out.shape, self.shape[-1:], left, right)
+
+
+def _batched(x: Value, full: Index) -> Index:
+    """The index into an operand for an index of the product's rank: only its batch dimensions broadcast."""
+    batch = x.shape[:-2]
+    own = full[len(full) - x.rank :]
+    return tuple(dim(0) if d < len(batch) and is_one(batch[d]) else i for d, i in enumerate(own))
+
+
+def _plus(b: Builder, self: Value, made: Value, beta: float, alpha: float) -> Value:
+    """beta * self + alpha * made; with beta 0 not even NaN of `self` counts."""
+
+    def value(at: Index) -> Expr:
+        out = made.at(at)
+        out = out if alpha == 1 else out * const(alpha, out.dtype)
+        if not beta:
+            return out
+        start = cast(self.at(broadcast(self, at)), out.dtype)
+        return (start if beta == 1 else start * const(beta, out.dtype)) + out
+
+    return made if not beta and alpha == 1 else b.map(b.out.shape, value)
+
+
+def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: float = 1, alpha: float = 1) -> Value:
+    return _plus(b, self, matmul(b, mat1, mat2), beta, alpha)
+
+
+def addbmm(b: Builder, self: Value, batch1: Value, batch2: Value, beta: float = 1, alpha: float = 1) -> Value:
+    """The matrix products of all batches are added up."""
+    made = product(
+        b, b.out.shape, (batch1.shape[0], batch1.shape[2]),
+        lambda at, r: batch1.rounded_at((r[0], at[0], r[1])), lambda at, r: batch2.rounded_at((r[0], r[1], at[1])),
+    )  # fmt: skip
+    return _plus(b, self, made, beta, alpha)
+
+
+def outer(b: Builder, self: Value, vec2: Value) -> Value:
+    return b.map(b.out.shape, lambda at: self.at(at[:1]) * vec2.at(at[1:]))
+
+
+def linear(b: Builder, input: Value, weight: Value, bias: Value | None = None) -> Value:
+    """input @ weight.T + bias."""
+    shape = (*input.shape[:-1], *weight.shape[:-1])
+
+    def left(at: Index, r: Index) -> Expr:
+        return input.rounded_at((*at[: input.rank - 1], r[0]))
+
+    def right(at: Index, r: Index) -> Expr:
+        return weight.rounded_at((*at[input.rank - 1 :], r[0]))
+
+    made = product(b, shape, input.shape[-1:], left, right)
+    return made if bias is None else _plus(b, bias, made, 1, 1)
+
+
+# Einsum ---------------------------------------------------------------------------------------------------------------
+
+
+def einsum(b: Builder, equation: str, tensors: Sequence[Value], path: Sequence[int] | None = None) -> Value:
+    """Operands are contracted from left to right, two at a time; what nothing later needs is summed at once."""
+    del path  # an order of evaluation
+    terms, result = _labels(b, equation, tensors)
+    made, labels = tensors[0], terms[0]
+    for n in range(1, len(tensors) or 1):
+        later = set(result).union(*terms[n + 1 :])
+        target = result if n == len(tensors) - 1 else [x for x in dict.fromkeys(labels + terms[n]) if x in later]
+        made = _contract(b, [(made, labels), (tensors[n], terms[n])], target)
+        labels = target
+    return _contract(b, [(made, labels)], result) if len(tensors) == 1 else made
+
+
+def _labels(b: Builder, equation: str, tensors: Sequence[Value]) -> tuple[list[list[str]], list[str]]:
+    """The labels of each operand's dimensions and of the result's; those of `...` are numbered from the end."""
+    left, arrow, right = equation.replace(" ", "").partition("->")
+    parts = left.split(",")
+    if len(parts) != len(tensors):
+        raise b.refuse(f"{len(parts)} operands in {equation!r}, but {len(tensors)} tensors")
+    terms = [_term(b, p, x.rank) for p, x in zip(parts, tensors, strict=True)]
+    hidden = sorted({x for t in terms for x in t if x.isdigit()}, key=int, reverse=True)
+    if arrow:
+        before, dots, after = right.partition("...")
+        return terms, [*before, *(hidden if dots else []), *after]
+    every = [x for t in terms for x in t if not x.isdigit()]
+    return terms, hidden + sorted(x for x in set(every) if every.count(x) == 1)
+
+
+def _term(b: Builder, part: str, rank: int) -> list[str]:
+    before, dots, after = part.partition("...")
+    count = rank - len(before) - len(after)
+    if count < 0 or (count and not dots):
+        raise b.refuse(f"{part!r} does not fit a tensor of rank {rank}")
+    return [*before, *(str(n) for n in reversed(range(count))), *after]
+
+
+def _contract(b: Builder, operands: list[tuple[Value, list[str]]], result: list[str]) -> Value:
+    sizes: dict[str, Expr] = {}
+    for x, labels in operands:
+        for label, extent in zip(labels, x.shape, strict=True):
+            if label not in sizes or is_one(sizes[label]):
+                sizes[label] = extent
+    summed = [label for label in sizes if label not in result]
+    shape, over = tuple(sizes[x] for x in result), tuple(sizes[x] for x in summed)
+
+    def value(at: Index, r: Index) -> Expr:
+        where = dict(zip([*result, *summed], [*at, *r], strict=True))
+        factors = [
+            x.rounded_at([0 if is_one(n) else where[label] for label, n in zip(labels, x.shape, strict=True)])
+            for x, labels in operands
+        ]
+        return factors[0] if len(factors) == 1 else factors[0] * factors[1]
+
+    return b.reduce("sum", shape, over, value, "product") if summed else b.map(shape, lambda at: value(at, ()))
+
+
+# Attention ------------------------------------------------------------------------------------------------------------
+
+
+def attention(
+    b: Builder, query: Value, key: Value, value: Value, attn_mask: Value | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Value:  # fmt: skip
+    """softmax(query @ key.T * scale + mask) @ value; a query that may attend to nothing gets zeros."""
+    if dropout_p:
+        raise b.refuse("dropout is random")
+    if is_causal and attn_mask is not None:
+        raise b.refuse("is_causal=True with a mask")
+    batch = b.out.shape[:-2]
+    queries, keys, features = query.shape[-2], key.shape[-2], query.shape[-1:]
+    factor = 1 / math.sqrt(static(features[0], "the head size")) if scale is None else scale
+
+    def head(x: Value, at: Index) -> Index:
+        """The batch index into `x`: several heads of the query share one of a grouped key."""
+        own = list(broadcast(_batch_of(x), at[: len(batch)]))
+        if enable_gqa and len(own) and not is_one(x.shape[-3]) and x.shape[-3] is not query.shape[-3]:
+            own[-1] = at[len(batch) - 1] // (static(query.shape[-3], "heads") // static(x.shape[-3], "heads"))
+        return tuple(own)
+
+    scores = product(
+        b, (*batch, queries, keys), features,
+        lambda at, r: query.rounded_at((*head(query, at), at[-2], r[0])),
+        lambda at, r: key.rounded_at((*head(key, at), at[-1], r[0])), "scores",
+    )  # fmt: skip
+    space = scores.shape
+
+    def logit(at: Index) -> Expr:
+        scaled = scores.at(at) * const(factor, scores.compute)
+        if is_causal:
+            return op("where", op("le", at[-1], at[-2]), scaled, const(-math.inf, scaled.dtype))
+        if attn_mask is None:
+            return scaled
+        mask = attn_mask.at(broadcast(attn_mask, at))
+        if attn_mask.dtype is dt.boolean:
+            return op("where", mask, scaled, const(-math.inf, scaled.dtype))
+        return scaled + cast(mask, scaled.dtype)
+
+    logits = b.map(space, logit, "logits")
+    last = (len(space) - 1,)
+    weights = (soften if attn_mask is None else soften_some)(b, space, last, logits.at)
+    return product(
+        b, b.out.shape, (keys,),
+        lambda at, r: rounded(weights.at((*at[:-1], r[0])), query.dtype),
+        lambda at, r: value.rounded_at((*head(value, at), r[0], at[-1])), "attended",
+    )  # fmt: skip
+
+
+def _batch_of(x: Value) -> Value:
+    return Value(x.name, x.dtype, x.shape[:-2], x.stored)
+
+
+def flash_attention(
+    b: Builder, query: Value, key: Value, value: Value, dropout_p: float = 0.0, is_causal: bool = False,
+    attn_mask: Value | None = None, scale: float | None = None,
+) -> tuple[Value, None]:  # fmt: skip
+    return attention(b, query, key, value, attn_mask, dropout_p, is_causal, scale), None
+
+
+# Convolution ----------------------------------------------------------------------------------------------------------
+
+
+def convolution(
+    b: Builder, input: Value, weight: Value, bias: Value | None, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
+) -> Value:  # fmt: skip
+    """A sum over channels and kernel positions of shifted inputs, where they are inside, times weights."""
+    rank = input.rank - 2
+    stride, padding, dilation = (_per_dim(x, rank) for x in (stride, padding, dilation))
+    del output_padding  # it only makes the result larger, which its declared shape is
+    space, kernel = input.shape[2:], weight.shape[2:]
+    per_input = static(input.shape[1], "channels") // groups
+    per_output = static(b.out.shape[1], "channels") // groups
+
+    def position(d: int, at: Index, r: Index) -> tuple[Expr, list[Expr]]:
+        """Where kernel position r meets output position at, along spatial dimension d, and when that is inside."""
+        i, k, extent = at[2 + d], r[1 + d], space[d]
+        if not transposed:
+            here = i * stride[d] + k * dilation[d] - padding[d]
+            return here, [op("ge", here, 0), op("lt", here, extent)] if padding[d] else []
+        reach = i + padding[d] - k * dilation[d]
+        here = reach // stride[d]
+        return here, [op("ge", reach, 0), op("lt", here, extent), op("eq", reach % stride[d], 0)]
+
+    def shifted(at: Index, r: Index) -> Expr:
+        places = [position(d, at, r) for d in range(rank)]
+        channel = r[0] if groups == 1 else at[1] // per_output * per_input + r[0]
+        inside = all_of(*(c for _, conditions in places for c in conditions))
+        value = input.rounded_at((at[0], channel, *(p for p, _ in places)))
+        return select(inside, value, const(0, value.dtype))
+
+    def weighted(at: Index, r: Index) -> Expr:
+        if not transposed:
+            return weight.rounded_at((at[1], *r))
+        group = at[1] // per_output
+        return weight.rounded_at((group * per_input + r[0], at[1] % per_output, *r[1:]))
+
+    made = product(b, b.out.shape, (dim(per_input), *kernel), shifted, weighted)
+    if bias is None:
+        return made
+    return b.map(b.out.shape, lambda at: made.at(at) + cast(bias.at(at[1:2]), made.compute))
+
+
+def _per_dim(given: Sequence[int], rank: int) -> tuple[int, ...]:
+    return tuple(given) * rank if len(given) == 1 else tuple(given)
+
+
+RULES: dict[str, Rule] = {
+    "aten.mm.default": matmul, "aten.bmm.default": matmul, "aten.mv.default": matmul, "aten.dot.default": matmul,
+    "aten.vdot.default": matmul, "aten.matmul.default": matmul, "aten.outer.default": outer,
+    "aten.addmm.default": addmm, "aten.baddbmm.default": addmm, "aten.addmv.default": addmm,
+    "aten.addbmm.default": addbmm, "aten.linear.default": linear, "aten.einsum.default": einsum,
+    "aten.scaled_dot_product_attention.default": attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
+    "aten.convolution.default": convolution,
+}  # fmt: skip

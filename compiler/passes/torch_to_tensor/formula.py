@@ -226,17 +226,17 @@ def logit(x: E, eps: float | None = None) -> E:
 
 
 def hypot(a: E, b: E) -> E:
-    """Scaled by the greater side, so that squares do not overflow."""
+    """Scaled by the greater side, so that squares do not overflow; infinite even beside NaN."""
     a, b = op("abs", a), op("abs", b)
     big, small = op("max", a, b), op("min", a, b)
     ratio = small / where(op("eq", big, 0), lit(1, big), big)
-    return where(op("eq", big, math.inf), big, big * op("sqrt", ratio * ratio + 1.0))
+    either = op("or", infinite(a), infinite(b))
+    return where(either, lit(math.inf, a), big * op("sqrt", ratio * ratio + 1.0))
 
 
 def logaddexp(a: E, b: E) -> E:
     big = op("max", a, b)
-    infinite = op("eq", op("abs", big), math.inf)
-    return where(infinite, big, big + op("log1p", op("exp", op("min", a, b) - big)))
+    return where(infinite(big), big, big + op("log1p", op("exp", op("min", a, b) - big)))
 
 
 def heaviside(x: E, at_zero: E) -> E:

@@ -1,5 +1,253 @@
-"""normalize"""
+"""Normalisations: softmax over a dimension, values scaled to mean 0, variance 1 by layer, group, batch or instance."""
 
-from compiler.passes.torch_to_tensor.builder import Rule
+from __future__ import annotations
 
-RULES: dict[str, Rule] = {}
+import math
+from collections.abc import Callable, Sequence
+
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Expr, cast, const, dim, op
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, dims, without
+from compiler.passes.torch_to_tensor.reduce import Element, converted, kept, moments, over
+
+# The rounding unit of a type: what `rms_norm` adds when it is told nothing.
+EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-23, "f16": 2.0**-23}
+
+
+def softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
+    """exp(x - max) / sum: a row of -inf gives NaN, as in torch."""
+    return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype))
+
+
+def soften(b: Builder, shape: Shape, which: Sequence[int], element: Element) -> Value:
+    best = over(b, "max", shape, which, False, element, "max")
+    power = b.map(shape, lambda at: op("exp", element(at) - best.at(without(at, which))), "exp")
+    total = over(b, "sum", shape, which, False, power.at, "sum")
+    return b.map(shape, lambda at: power.at(at) / total.at(without(at, which)))
+
+
+def soften_some(b: Builder, shape: Shape, which: Sequence[int], element: Element) -> Value:
+    """A softmax in which a row of -inf gives zeros: nothing is attended to."""
+    best = over(b, "max", shape, which, False, element, "max")
+
+    def shift(at: Index) -> Expr:
+        top = best.at(without(at, which))
+        return op("where", op("eq", top, -math.inf), const(0, top.dtype), top)
+
+    power = b.map(shape, lambda at: op("exp", element(at) - shift(at)), "exp")
+    total = over(b, "sum", shape, which, False, power.at, "sum")
+
+    def divisor(at: Index) -> Expr:
+        sum_ = total.at(without(at, which))
+        return op("where", op("eq", sum_, 0), const(1, sum_.dtype), sum_)
+
+    return b.map(shape, lambda at: power.at(at) / divisor(at))
+
+
+def safe_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
+    return soften_some(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype))
+
+
+def log_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
+    which = dims(b, dim, self.rank)
+    element = converted(self, dtype or self.dtype)
+    best = over(b, "max", self.shape, which, False, element, "max")
+
+    def shifted(at: Index) -> Expr:
+        return element(at) - best.at(without(at, which))
+
+    total = over(b, "sum", self.shape, which, False, lambda at: op("exp", shifted(at)), "sum")
+    return b.map(self.shape, lambda at: shifted(at) - op("log", total.at(without(at, which))))
+
+
+def _core(rule: Callable[..., Value]) -> Rule:
+    """The overload whose last argument says that a 16-bit input gives an f32 result."""
+
+    def core(b: Builder, self: Value, dim: int, half_to_float: bool) -> Value:
+        return rule(b, self, dim, b.out.dtype if half_to_float else None)
+
+    return core
+
+
+# Mean 0, variance 1 ---------------------------------------------------------------------------------------------------
+
+
+def _affine(value: Expr, weight: Value | None, bias: Value | None, index: Index) -> Expr:
+    """Scaled and shifted by parameters at `index`."""
+    if weight is not None:
+        value = value * cast(weight.at(index), value.dtype)
+    return value if bias is None else value + cast(bias.at(index), value.dtype)
+
+
+def _inverse_root(b: Builder, spread: Value, eps: float) -> Value:
+    return b.map(spread.shape, lambda at: op("rsqrt", spread.at(at) + eps), "rstd")
+
+
+def native_layer_norm(
+    b: Builder, input: Value, normalized_shape: Shape, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
+    first = input.rank - len(normalized_shape)
+    which = tuple(range(first, input.rank))
+    center, spread = moments(b, input.shape, which, True, input.at)
+    scale = _inverse_root(b, spread, eps)
+
+    def normal(at: Index) -> Expr:
+        row = kept(at, which, True)
+        return _affine((input.at(at) - center.at(row)) * scale.at(row), weight, bias, at[first:])
+
+    return b.map(input.shape, normal), center, scale
+
+
+def layer_norm(
+    b: Builder, input: Value, normalized_shape: Shape, weight: Value | None = None, bias: Value | None = None,
+    eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Value:  # fmt: skip
+    del cudnn_enable  # a choice of torch's kernels
+    return native_layer_norm(b, input, normalized_shape, weight, bias, eps)[0]
+
+
+def fused_rms_norm(
+    b: Builder, input: Value, normalized_shape: Shape, weight: Value | None, eps: float | None
+) -> tuple[Value, Value]:
+    first = input.rank - len(normalized_shape)
+    which = tuple(range(first, input.rank))
+    squares = over(b, "sum", input.shape, which, True, lambda at: input.at(at) * input.at(at), "squares")
+    count = dim(1)
+    for d in which:
+        count = count * input.shape[d]
+    added = EPSILON[input.dtype.name] if eps is None else eps
+    scale = b.map(squares.shape, lambda at: op("rsqrt", squares.at(at) / cast(count, squares.compute) + added), "rstd")
+    made = b.map(
+        input.shape, lambda at: _affine(input.at(at) * scale.at(kept(at, which, True)), weight, None, at[first:])
+    )
+    return made, scale
+
+
+def rms_norm(
+    b: Builder, input: Value, normalized_shape: Shape, weight: Value | None = None, eps: float | None = None
+) -> Value:
+    return fused_rms_norm(b, input, normalized_shape, weight, eps)[0]
+
+
+def native_group_norm(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, N: int, C: int, HxW: int, group: int, eps: float
+) -> tuple[Value, Value, Value]:  # fmt: skip
+    del N, HxW  # sizes that the input has
+    if C % group:
+        raise b.refuse(f"{C} channels do not make {group} equal groups")
+    per_group = C // group
+    space = input.shape[2:]
+    split = (input.shape[0], dim(group), dim(per_group), *space)
+    which = tuple(range(2, len(split)))
+
+    def element(at: Index) -> Expr:
+        return input.at((at[0], at[1] * per_group + at[2], *at[3:]))
+
+    center, spread = moments(b, split, which, False, element)
+    scale = _inverse_root(b, spread, eps)
+
+    def normal(at: Index) -> Expr:
+        row = (at[0], at[1] // per_group)
+        return _affine((input.at(at) - center.at(row)) * scale.at(row), weight, bias, at[1:2])
+
+    return b.map(input.shape, normal), center, scale
+
+
+def group_norm(
+    b: Builder, input: Value, num_groups: int, weight: Value | None = None, bias: Value | None = None,
+    eps: float = 1e-5, cudnn_enabled: bool = True,
+) -> Value:  # fmt: skip
+    del cudnn_enabled
+    channels = input.shape[1]
+    count = getattr(channels, "value", None)
+    if not isinstance(count, int):
+        raise b.refuse("the number of channels must be known when compiling")
+    return native_group_norm(b, input, weight, bias, 0, count, 0, num_groups, eps)[0]
+
+
+def _by_batch(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
+    """Statistics of each channel over the batch and all positions."""
+    which = (0, *range(2, input.rank))
+    center, spread = moments(b, input.shape, which, False, input.at)
+    scale = _inverse_root(b, spread, eps)
+    made = b.map(
+        input.shape,
+        lambda at: _affine((input.at(at) - center.at(at[1:2])) * scale.at(at[1:2]), weight, bias, at[1:2]),
+    )
+    return made, center, scale
+
+
+def _by_running(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value, eps: float
+) -> Value:
+    def normal(at: Index) -> Expr:
+        here, channel = input.at(at), at[1:2]
+        off = here - cast(mean.at(channel), here.dtype)
+        return _affine(off * op("rsqrt", cast(variance.at(channel), here.dtype) + eps), weight, bias, channel)
+
+    return b.map(input.shape, normal)
+
+
+def batch_norm_inference(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    del momentum  # of the running statistics, which stay as they are
+    made = _by_running(b, input, weight, bias, running_mean, running_var, eps)
+    return (made, *(None,) * (len(b.types) - 1))
+
+
+def batch_norm_of_batch(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+) -> tuple[Value, Value, Value]:
+    del momentum
+    if not training:
+        raise b.refuse("inference needs running statistics")
+    return _by_batch(b, input, weight, bias, eps)
+
+
+def batch_norm(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
+    running_var: Value | None, training: bool, momentum: float, eps: float, cudnn_enabled: bool,
+) -> Value:  # fmt: skip
+    del momentum, cudnn_enabled
+    if running_mean is None or running_var is None:
+        return _by_batch(b, input, weight, bias, eps)[0]
+    if training:
+        raise b.refuse("training changes the running statistics")
+    return _by_running(b, input, weight, bias, running_mean, running_var, eps)
+
+
+def instance_norm(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
+    running_var: Value | None, use_input_stats: bool, momentum: float, eps: float, cudnn_enabled: bool,
+) -> Value:  # fmt: skip
+    del momentum, cudnn_enabled
+    if not use_input_stats:
+        if running_mean is None or running_var is None:
+            raise b.refuse("use_input_stats=False needs running statistics")
+        return _by_running(b, input, weight, bias, running_mean, running_var, eps)
+    if running_mean is not None or running_var is not None:
+        raise b.refuse("training changes the running statistics")
+    which = tuple(range(2, input.rank))
+    center, spread = moments(b, input.shape, which, False, input.at)
+    scale = _inverse_root(b, spread, eps)
+    return b.map(
+        input.shape,
+        lambda at: _affine((input.at(at) - center.at(at[:2])) * scale.at(at[:2]), weight, bias, at[1:2]),
+    )
+
+
+RULES: dict[str, Rule] = {
+    "aten._softmax.default": _core(softmax), "aten.softmax.int": softmax, "aten._safe_softmax.default": safe_softmax,
+    "aten._log_softmax.default": _core(log_softmax), "aten.log_softmax.int": log_softmax,
+    "aten.native_layer_norm.default": native_layer_norm, "aten.layer_norm.default": layer_norm,
+    "aten._fused_rms_norm.default": fused_rms_norm, "aten.rms_norm.default": rms_norm,
+    "aten.native_group_norm.default": native_group_norm, "aten.group_norm.default": group_norm,
+    "aten._native_batch_norm_legit_no_training.default": batch_norm_inference,
+    "aten._batch_norm_no_update.default": batch_norm_inference,
+    "aten._native_batch_norm_legit.no_stats": batch_norm_of_batch,
+    "aten.batch_norm.default": batch_norm, "aten.instance_norm.default": instance_norm,
+}  # fmt: skip
