@@ -63,8 +63,9 @@ def floats(dtype: str, rng: np.random.Generator, count: int = 16_000) -> Array:
     edges = [0.0, 1.0, 0.5, 2.0, 3.0, 10.0, np.inf, np.nan, info.max, info.tiny, info.smallest_subnormal, info.eps]
     edges += [88.72283, 88.72284, 103.97, 104.0, 709.782, 745.13, 127.99999, 128.0, 149.0, 150.0, 1e5, 1e10, 2.0**31]
     with np.errstate(over="ignore"):
+        edge = np.array(edges, np.float64).astype(kind)
         near = np.array([np.nextafter(kind(e), kind(d)) for e in edges for d in (-np.inf, np.inf)], kind)
-    edge = np.concatenate([np.array(edges, kind), near, info.tiny * rng.random(50).astype(kind)])
+    edge = np.concatenate([edge, near, info.tiny * rng.random(50).astype(kind)])
     ordinary = [rng.uniform(-s, s, count // 4).astype(kind) for s in (1e-3, 1, 10, 120)]
     return np.concatenate([bits, *ordinary, edge, -edge])
 

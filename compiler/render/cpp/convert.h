@@ -2,7 +2,8 @@
 //
 // 16-bit floats are storage only: a vector of them is mlc_vec<unsigned short, N> (raw bits), computed with as float.
 // Rounding is to nearest even, NaN stays NaN. Floats become integers by truncation; what int cannot hold becomes
-// INT_MIN (LONG_MIN for 64 bits), and 8- and 16-bit results are the low bits of that int, as in PyTorch on x86.
+// INT_MIN (LONG_MIN for 64 bits), and 8- and 16-bit results are the low bits of that int (u8: of the 64-bit integer),
+// as in PyTorch on x86.
 #pragma once
 #include "vector.h"
 
@@ -44,12 +45,44 @@ MLC_INLINE mlc_vec<T, mlc_lanes<V>> mlc_cast(V v) {
     return __builtin_convertvector(v, mlc_vec<T, mlc_lanes<V>>);
 }
 
+// The same value, about which the compiler knows nothing.
+template <typename V>
+MLC_INLINE V mlc_opaque(V x) {
+#ifdef __x86_64__
+  if constexpr (mlc_is_scalar<V> && !mlc_is_float<V>)
+    asm("" : "+r"(x));
+  else
+    asm("" : "+v"(x));
+#endif
+  return x;
+}
+// Floats to int or long by the machine's own instruction. Without the barriers the compiler would fold constants that are
+// out of range in its own way, and turn (float)(int)x into trunc(x), which keeps -0 and what int cannot hold.
+template <typename I, typename V>
+MLC_INLINE mlc_vec<I, mlc_lanes<V>> mlc_truncate(V x) {
+  constexpr int N = mlc_lanes<V>;
+  if constexpr (N == 1)
+    return mlc_opaque((I)mlc_opaque(x));
+  else if constexpr (sizeof(V) > MLC_VECTOR_BYTES || N * sizeof(I) > MLC_VECTOR_BYTES)
+    return mlc_join(mlc_truncate<I>(mlc_low(x)), mlc_truncate<I>(mlc_high(x)));
+#ifndef MLC_AVX512
+  else if constexpr (sizeof(I) == 8)
+    return mlc_each_lane<mlc_vec<I, N>>([](mlc_lane<V> y) { return mlc_truncate<I>(y); }, x, mlc_count<N>());
+#endif
+  else
+    return mlc_opaque(mlc_cast<I>(mlc_opaque(x)));
+}
+
 template <typename T, typename V>
 MLC_INLINE mlc_vec<T, mlc_lanes<V>> mlc_convert(V v) {
-  if constexpr (mlc_is_float<V> && !mlc_same<T, float> && !mlc_same<T, double> && sizeof(T) < 4)
-    return mlc_cast<T>(mlc_cast<int>(v));
-  else
+  if constexpr (!mlc_is_float<V> || mlc_same<T, float> || mlc_same<T, double>)
     return mlc_cast<T>(v);
+  else if constexpr (sizeof(T) >= 4)
+    return mlc_truncate<T>(v);
+  else if constexpr (mlc_same<T, unsigned char> && sizeof(mlc_lane<V>) == 8)
+    return mlc_cast<T>(mlc_truncate<long>(v));
+  else
+    return mlc_cast<T>(mlc_truncate<int>(v));
 }
 
 // f of float lanes, computed in machine vectors of double and rounded once at the end.

@@ -59,17 +59,17 @@ template <typename V>
 MLC_INLINE V mlc_truncdiv_integer(V x, V y) {
   typedef mlc_lane<V> T;
   if constexpr (sizeof(T) == 8)
-    return mlc_each_lane([](T a, T b) { return mlc_divide_lane(a, b); }, x, y, mlc_count<mlc_lanes<V>>());
+    return mlc_each_lane<V>([](T a, T b) { return mlc_divide_lane(a, b); }, x, y, mlc_count<mlc_lanes<V>>());
   else if constexpr (sizeof(T) == 4) {
     if constexpr (2 * sizeof(V) > MLC_VECTOR_BYTES && mlc_lanes<V> > 2)
       return mlc_join(mlc_truncdiv_integer(mlc_low(x), mlc_low(y)), mlc_truncdiv_integer(mlc_high(x), mlc_high(y)));
     else
-      return y != 0 ? mlc_cast<T>(mlc_cast<double>(x) / mlc_cast<double>(y)) : V{};
+      return y != 0 ? mlc_truncate<T>(mlc_cast<double>(x) / mlc_cast<double>(y)) : V{};
   } else {
     if constexpr (4 / sizeof(T) * sizeof(V) > MLC_VECTOR_BYTES)
       return mlc_join(mlc_truncdiv_integer(mlc_low(x), mlc_low(y)), mlc_truncdiv_integer(mlc_high(x), mlc_high(y)));
     else
-      return y != 0 ? mlc_cast<T>(mlc_cast<int>(mlc_cast<float>(x) / mlc_cast<float>(y))) : V{};
+      return y != 0 ? mlc_cast<T>(mlc_truncate<int>(mlc_cast<float>(x) / mlc_cast<float>(y))) : V{};
   }
 }
 template <typename V>

@@ -76,7 +76,8 @@ MLC_INLINE mlc_vec<R, N> mlc_load_first(const R* p, long n) {
 }
 template <typename V>
 MLC_INLINE void mlc_store_first(mlc_lane<V>* p, V v, long n) {
-  constexpr int N = mlc_lanes<V>, BYTES = sizeof(mlc_lane<V>);
+  constexpr int N = mlc_lanes<V>;
+  [[maybe_unused]] constexpr int BYTES = sizeof(mlc_lane<V>);
   if constexpr (N == 1) {
     if (n > 0) *p = v;
   }

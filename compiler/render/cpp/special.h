@@ -93,6 +93,6 @@ MLC_INLINE double mlc_lgamma_library(double x) {
 }
 template <typename V>
 MLC_INLINE V mlc_lgamma_lanes(V x) {
-  return mlc_each_lane([](float y) { return (float)mlc_lgamma_library(y); }, x, mlc_count<mlc_lanes<V>>());
+  return mlc_each_lane<V>([](float y) { return (float)mlc_lgamma_library(y); }, x, mlc_count<mlc_lanes<V>>());
 }
 MLC_UNARY_LIBRARY(mlc_lgamma, mlc_lgamma_library)

@@ -246,17 +246,17 @@ MLC_INLINE V mlc_limit(V x, T low, T high) {
 
 // ---- what needs its own instruction: exact multiply-add, square root, rounding to an integer
 
-template <typename V, typename F, int... I>
-MLC_INLINE V mlc_each_lane(F f, V a, mlc_indices<I...>) {
-  return V{f(a[I])...};
+template <typename W, typename F, typename V, int... I>
+MLC_INLINE W mlc_each_lane(F f, V a, mlc_indices<I...>) {
+  return W{f(a[I])...};
 }
-template <typename V, typename F, int... I>
-MLC_INLINE V mlc_each_lane(F f, V a, V b, mlc_indices<I...>) {
-  return V{f(a[I], b[I])...};
+template <typename W, typename F, typename V, int... I>
+MLC_INLINE W mlc_each_lane(F f, V a, V b, mlc_indices<I...>) {
+  return W{f(a[I], b[I])...};
 }
-template <typename V, typename F, int... I>
-MLC_INLINE V mlc_each_lane(F f, V a, V b, V c, mlc_indices<I...>) {
-  return V{f(a[I], b[I], c[I])...};
+template <typename W, typename F, typename V, int... I>
+MLC_INLINE W mlc_each_lane(F f, V a, V b, V c, mlc_indices<I...>) {
+  return W{f(a[I], b[I], c[I])...};
 }
 MLC_INLINE float mlc_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 MLC_INLINE double mlc_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
@@ -285,7 +285,7 @@ MLC_INLINE V mlc_fma(V a, V b, V c) {
     return __builtin_ia32_vfmaddpd(a, b, c);
 #endif
   else
-    return mlc_each_lane([](T x, T y, T z) { return mlc_fma(x, y, z); }, a, b, c, mlc_count<mlc_lanes<V>>());
+    return mlc_each_lane<V>([](T x, T y, T z) { return mlc_fma(x, y, z); }, a, b, c, mlc_count<mlc_lanes<V>>());
 }
 
 MLC_INLINE float mlc_sqrt(float x) { return __builtin_sqrtf(x); }
@@ -314,7 +314,7 @@ MLC_INLINE V mlc_sqrt(V x) {
     return __builtin_ia32_sqrtpd(x);
 #endif
   else
-    return mlc_each_lane([](T y) { return mlc_sqrt(y); }, x, mlc_count<mlc_lanes<V>>());
+    return mlc_each_lane<V>([](T y) { return mlc_sqrt(y); }, x, mlc_count<mlc_lanes<V>>());
 }
 
 // The rounding modes of the SSE4.1 and AVX-512 instructions.
@@ -359,7 +359,7 @@ MLC_INLINE V mlc_round_to(V x) {
     return __builtin_ia32_roundpd(x, MODE);
 #endif
   else
-    return mlc_each_lane([](T y) { return mlc_round_lane<MODE>(y); }, x, mlc_count<mlc_lanes<V>>());
+    return mlc_each_lane<V>([](T y) { return mlc_round_lane<MODE>(y); }, x, mlc_count<mlc_lanes<V>>());
 }
 
 // ---- reductions over the lanes, always by halves, so the order of additions is a property of N alone
@@ -408,7 +408,7 @@ MLC_INLINE bool mlc_all(M mask) {
     if constexpr (mlc_same<V, double>)                                                                            \
       return LIBRARY(x);                                                                                          \
     else if constexpr (mlc_same<mlc_lane<V>, double>)                                                             \
-      return mlc_each_lane([](double y) { return LIBRARY(y); }, x, mlc_count<mlc_lanes<V>>()); \
+      return mlc_each_lane<V>([](double y) { return LIBRARY(y); }, x, mlc_count<mlc_lanes<V>>()); \
     else if constexpr (mlc_is_scalar<V>)                                                                          \
       return NAME##_lanes(mlc_only(x))[0];                                                                        \
     else if constexpr (mlc_is_wide<V>)                                                                            \
@@ -432,7 +432,7 @@ MLC_INLINE bool mlc_all(M mask) {
     if constexpr (mlc_same<V, double>)                                                                            \
       return LIBRARY(x, y);                                                                                       \
     else if constexpr (mlc_same<mlc_lane<V>, double>)                                                             \
-      return mlc_each_lane([](double a, double b) { return LIBRARY(a, b); }, x, y, mlc_count<mlc_lanes<V>>());    \
+      return mlc_each_lane<V>([](double a, double b) { return LIBRARY(a, b); }, x, y, mlc_count<mlc_lanes<V>>());    \
     else if constexpr (mlc_is_scalar<V>)                                                                          \
       return NAME##_lanes(mlc_only(x), mlc_only(y))[0];                                                           \
     else if constexpr (mlc_is_wide<V>)                                                                            \

@@ -1,0 +1,199 @@
+"""Loads, stores, conversions and reductions of the C++ device headers against PyTorch and NumPy, at every width."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compiler.tests.cpp_library import CPP, MACHINES, NUMPY, Array, build, call, floats, integers, seeded, text
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+TORCH = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "i16": torch.int16}
+TORCH |= {"i8": torch.int8, "u8": torch.uint8, "bool": torch.bool, "bf16": torch.bfloat16, "f16": torch.float16}
+COMPUTED = ("f32", "f64", "i64", "i32", "i16", "i8", "u8")
+
+# memory of type FROM -> lanes of INTO -> memory of type INTO, and back to memory of type FROM; N lanes, and one
+CONVERT = """
+extern "C" void FROM_to_INTO(const SOURCE* x, TARGET* y, TARGET* y1, SOURCE* back, long count) {
+  for (long i = 0; i + LANES <= count; i += LANES) {
+    auto v = mlc_load_as<TARGET, LANES>(x + i);
+    mlc_store(y + i, v);
+    mlc_store_as(back + i, v);
+  }
+  for (long i = 0; i < count; i++) mlc_store(y1 + i, mlc_load_as<TARGET, 1>(x + i));
+}
+"""
+
+
+def values(dtype: str, rng: np.random.Generator, count: int = 512) -> Array:
+    """Numbers of any element type as memory holds them; a multiple of 64 of them."""
+    if dtype == "bool":
+        return rng.integers(0, 2, count).astype(np.bool_)
+    if dtype == "bf16":
+        return rng.integers(0, 2**16, count).astype(np.uint16)
+    x = floats(dtype, rng, count) if dtype in ("f32", "f64", "f16") else integers(dtype, rng, count)
+    return rng.permutation(np.concatenate([x, x]))[: x.size // 64 * 64].copy()
+
+
+def as_torch(x: Array, dtype: str) -> torch.Tensor:
+    return torch.from_numpy(x).view(TORCH[dtype]) if dtype == "bf16" else torch.from_numpy(x)
+
+
+def same(got: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Equal, or both NaN; zeros by sign."""
+    if not got.is_floating_point():
+        return torch.equal(got, expected)
+    nan = got.isnan() & expected.isnan()
+    equal = (got == expected) & (got.signbit() == expected.signbit())
+    return bool((nan | equal).all())
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("into", ["f32", "f64", "i64", "u8"])
+def test_conversions_are_those_of_torch(into: str, machine: str, tmp_path: Path) -> None:
+    body = "".join(
+        text(CONVERT, FROM=dtype, INTO=into, SOURCE=CPP[dtype], TARGET=CPP[into], LANES="8") for dtype in TORCH
+    )
+    library = build(tmp_path, ["memory.h"], body, machine)
+    seed, rng = seeded()
+    for dtype in TORCH:
+        x = values(dtype, rng)
+        lanes, scalars, back = (np.zeros(x.size, NUMPY[d]) for d in (into, into, dtype))
+        call(library[f"{dtype}_to_{into}"], x, lanes, scalars, back, x.size)
+        expected = as_torch(x, dtype).to(TORCH[into])
+        where = f"{dtype} to {into} on {machine}, seed {seed}"
+        assert same(torch.from_numpy(lanes), expected), where
+        assert same(torch.from_numpy(scalars), expected), f"scalar {where}"
+        assert same(as_torch(back, dtype), expected.to(TORCH[dtype])), f"and back, {where}"
+
+
+ROUND = """
+extern "C" void round_WIDTH(const float* x, mlc_bf16* b, mlc_f16* h, float* rounded, long count) {
+  for (long i = 0; i < count; i += WIDTH) {
+    auto v = mlc_load<float, WIDTH>(x + i);
+    mlc_store_as(b + i, v);
+    mlc_store_as(h + i, v);
+    mlc_store(rounded + i, mlc_round_bf16(v) + mlc_round_f16(v));
+  }
+}
+"""
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_sixteen_bit_floats_round_to_nearest_even(machine: str, tmp_path: Path) -> None:
+    widths = ("1", "4", "8", "16", "32")
+    library = build(tmp_path, ["memory.h"], "".join(text(ROUND, WIDTH=width) for width in widths), machine)
+    seed, rng = seeded()
+    near = (rng.integers(0, 2**16, 4096).astype(np.uint32) << np.uint32(16)) + rng.integers(-1, 2, 4096).astype(
+        np.uint32
+    )
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16).astype(np.float32)
+    with np.errstate(invalid="ignore"):
+        ties = ((halves[:-1] + halves[1:]) / 2).astype(np.float32)
+    x = np.concatenate(
+        [near.view(np.float32), (near + np.uint32(0x8000)).view(np.float32), halves, ties, floats("f32", rng, 999)]
+    )
+    x = x[: x.size // 32 * 32].copy()
+    for width in widths:
+        b, h, rounded = np.zeros(x.size, np.uint16), np.zeros(x.size, np.float16), np.zeros_like(x)
+        call(library[f"round_{width}"], x, b, h, rounded, x.size)
+        bf16, f16 = torch.from_numpy(x).bfloat16(), torch.from_numpy(x).half()
+        assert same(as_torch(b, "bf16"), bf16), f"bf16, {width} lanes, {machine}, seed {seed}"
+        assert same(torch.from_numpy(h), f16), f"f16, {width} lanes, {machine}, seed {seed}"
+        assert same(torch.from_numpy(rounded), bf16.float() + f16.float()), f"{width} lanes, {machine}, seed {seed}"
+
+
+# Every way to reach memory, WIDTH lanes of LANE: n of them, strided, by index, under a mask, and the reductions.
+ACCESS = """
+extern "C" void access_DTYPE_WIDTH(
+    const LANE* x, const long* index, const bool* flags, LANE* y, LANE* reduced, long n) {
+  constexpr int N = WIDTH;
+  auto some = mlc_load_n<LANE, N>(x, n);
+  mlc_store(y, some);
+  mlc_store_n(y + N, mlc_load<LANE, N>(x), n);
+  mlc_store(y + 2 * N, mlc_load_strided<LANE, N>(x, 3));
+  mlc_store_strided(y + 3 * N, 2, mlc_load<LANE, N>(x));
+  auto where = mlc_load<long, N>(index);
+  mlc_store(y + 5 * N, mlc_gather<LANE>(x, where));
+  mlc_scatter(y + 6 * N, where, mlc_load<LANE, N>(x));
+  auto mask = mlc_load_mask<LANE, N>(flags);
+  mlc_store(y + 10 * N, mlc_gather_masked<LANE>(x, where, mask, mlc_broadcast<LANE, N>((LANE)7)));
+  mlc_scatter_masked(y + 11 * N, where, mlc_load<LANE, N>(x), mask);
+  mlc_store(y + 15 * N, mlc_where(mask, mlc_load<LANE, N>(x), mlc_iota<LANE, N>()));
+  mlc_store_mask((bool*)(y + 16 * N), mlc_not_mask(mask));
+  auto v = mlc_load<LANE, N>(x);
+  LANE results[] = {mlc_reduce_add(v), mlc_reduce_mul(v), mlc_reduce_max(v), mlc_reduce_min(v)};
+  for (int i = 0; i < 4; i++) reduced[i] = results[i];
+  reduced[4] = mlc_any(mask);
+  reduced[5] = mlc_all(mask);
+}
+"""
+
+
+def expected_access(x: Array, index: Array, flags: Array, width: int, n: int, y: Array) -> Array:
+    """What ACCESS leaves in y."""
+    w, lanes = width, np.arange(width)
+    y = y.copy()
+    y[:w] = np.where(lanes < n, x[:w], 0)
+    y[w : w + n] = x[:n]
+    y[2 * w : 3 * w] = x[lanes * 3]
+    y[3 * w : 5 * w : 2] = x[:w]
+    y[5 * w : 6 * w] = x[index]
+    y[6 * w : 10 * w][index] = x[:w]
+    y[10 * w : 11 * w] = np.where(flags, x[index], 7)
+    y[11 * w : 15 * w][index[flags]] = x[:w][flags]
+    y[15 * w : 16 * w] = np.where(flags, x[:w], lanes)
+    y.view(np.bool_)[16 * w * x.itemsize :][:w] = ~flags
+    return y
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("dtypes", [("f32", "f64"), ("i8", "u8", "i16"), ("i32", "i64")], ids="-".join)
+def test_memory_access_touches_what_it_must(dtypes: tuple[str, ...], machine: str, tmp_path: Path) -> None:
+    widths = ("1", "2", "4", "8", "16")
+    body = "".join(text(ACCESS, DTYPE=d, WIDTH=w, LANE=CPP[d]) for d in dtypes for w in widths)
+    library = build(tmp_path, ["memory.h"], body, machine)
+    seed, rng = seeded()
+    for dtype in dtypes:
+        for width in map(int, widths):
+            where = f"{dtype} x {width} on {machine}, seed {seed}"
+            # One element past the start: no access may rest on alignment.
+            x = rng.integers(1, 3, 64 * width + 1).astype(NUMPY[dtype])[1:]
+            index, flags = rng.permutation(4 * width)[:width], rng.integers(0, 2, width).astype(np.bool_)
+            for n in {0, 1, width // 2, width - 1, width}:
+                y, reduced = np.full(18 * width, 9, NUMPY[dtype]), np.zeros(6, NUMPY[dtype])
+                expected = expected_access(x, index, flags, width, n, y)
+                call(library[f"access_{dtype}_{width}"], x, index, flags, y, reduced, n)
+                assert np.array_equal(y, expected), f"{where}, n = {n}"
+                head = x[:width]
+                exact = [head.sum(), head.prod(), head.max(), head.min(), flags.any(), flags.all()]
+                assert np.array_equal(reduced, np.array(exact).astype(NUMPY[dtype])), f"reductions, {where}"
+
+
+SPECIAL = """
+extern "C" void reduce_WIDTH(const float* x, float* y) {
+  auto v = mlc_load<float, WIDTH>(x);
+  y[0] = mlc_reduce_max(v), y[1] = mlc_reduce_min(v), y[2] = mlc_reduce_add(v);
+}
+"""
+
+
+def test_reductions_keep_nan_and_add_by_halves(tmp_path: Path) -> None:
+    widths = ("2", "4", "8", "16")
+    library = build(tmp_path, ["memory.h"], "".join(text(SPECIAL, WIDTH=w) for w in widths), "native")
+    seed, rng = seeded()
+    for width in map(int, widths):
+        x, y = rng.standard_normal(width).astype(np.float32), np.zeros(3, np.float32)
+        call(library[f"reduce_{width}"], x, y)
+        halves = x
+        while halves.size > 1:
+            halves = halves[: halves.size // 2] + halves[halves.size // 2 :]
+        assert np.array_equal(y, [x.max(), x.min(), halves[0]]), f"{width} lanes, seed {seed}"
+        for at in range(width):
+            poisoned = x.copy()
+            poisoned[at] = np.nan
+            call(library[f"reduce_{width}"], poisoned, y)
+            assert np.isnan(y).all(), f"NaN in lane {at} of {width}, seed {seed}"
