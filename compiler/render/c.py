@@ -1,0 +1,299 @@
+"""Kernel IR to C-like text: the walk over statements and expressions that all languages share, with tables for the rest.
+
+Precedence decides the parentheses; names that the language reserves are escaped; every function called is recorded, so
+that the text includes what it needs and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from compiler.ir import kernel as k
+from compiler.ir.dtype import DType, boolean, f32
+from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, op
+from compiler.ir.tensor import Tensor
+
+# How tightly C's operators bind.
+TERNARY, LOR, LAND, OR, XOR, AND, EQUAL, COMPARE, SHIFT, ADD, MUL, UNARY, ATOM = range(13)
+
+# Scalar operation: symbol, rank, rank asked of the left and of the right operand (more than C asks if GCC would warn).
+INFIX: dict[str, tuple[str, int, int, int]] = {
+    "add": ("+", ADD, ADD, MUL), "sub": ("-", ADD, ADD, MUL),
+    "mul": ("*", MUL, MUL, UNARY), "div": ("/", MUL, MUL, UNARY),
+    "lt": ("<", COMPARE, SHIFT, SHIFT), "le": ("<=", COMPARE, SHIFT, SHIFT), "gt": (">", COMPARE, SHIFT, SHIFT),
+    "ge": (">=", COMPARE, SHIFT, SHIFT), "eq": ("==", EQUAL, SHIFT, SHIFT), "ne": ("!=", EQUAL, SHIFT, SHIFT),
+    "and": ("&", AND, UNARY, UNARY), "or": ("|", OR, UNARY, UNARY), "xor": ("^", XOR, UNARY, UNARY),
+}  # fmt: skip
+# The same for bool operands: both sides are always safe to evaluate, and never need be.
+LOGIC: dict[str, tuple[str, int, int, int]] = {
+    "and": ("&&", LAND, LAND, EQUAL), "or": ("||", LOR, LOR, EQUAL), "xor": ("!=", EQUAL, UNARY, UNARY),
+    "min": ("&&", LAND, LAND, EQUAL), "max": ("||", LOR, LOR, EQUAL),
+}  # fmt: skip
+COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "isnan")
+
+
+class Code(NamedTuple):
+    """Text of an expression, and how tightly its outermost operator binds."""
+
+    text: str
+    rank: int = ATOM
+
+    def at(self, rank: int) -> str:
+        """The text as an operand that must bind at least as tightly as `rank`."""
+        return self.text if self.rank >= rank else f"({self.text})"
+
+
+@dataclass(frozen=True)
+class Language:
+    """What one language spells its own way.
+
+    `expression` and `statement` are asked first and return None for what the shared walk does; `declare` gives the type
+    of a variable with this value; `bits` of an expression is the width that a vector of bools must have, 0 for any.
+    """
+
+    types: Mapping[str, str]
+    functions: Mapping[str, str]
+    reserved: frozenset[str]
+    expression: Callable[[Writer, Expr, int], Code | None]
+    statement: Callable[[Writer, k.Stmt], list[str] | None]
+    declare: Callable[[Writer, k.Declare], str]
+    array: Callable[[Writer, k.Array], list[str]]
+    pragma: Callable[[Writer, k.For], list[str]]
+
+
+@dataclass
+class Writer:
+    """The state of writing one function: how names are spelled, which are reassigned, what was called so far."""
+
+    language: Language
+    names: Mapping[str, str]
+    buffers: dict[str, DType]
+    assigned: frozenset[str] = frozenset()
+    masks: dict[str, int] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    types: set[str] = field(default_factory=set)
+
+    def call(self, function: str, *args: str, template: Iterable[int | str] = ()) -> Code:
+        """A call, recorded."""
+        self.called.add(function)
+        words = ", ".join(map(str, template))
+        return Code(f"{function}{f'<{words}>' if words else ''}({', '.join(args)})")
+
+    def of(self, e: Expr, rank: int = TERNARY, bits: int = 0) -> str:
+        """The text of `e` at its exact type."""
+        return expression(self, e, bits).at(rank)
+
+    def plain(self, e: Expr, rank: int = TERNARY) -> str:
+        """The text of `e` where C converts integer literals by itself."""
+        if isinstance(e, Const) and e.dtype.is_integer and abs(e.value) < 2**63:
+            return Code(str(e.value), UNARY if e.value < 0 else ATOM).at(rank)
+        return self.of(e, rank)
+
+    def place(self, buffer: str, index: Expr) -> str:
+        return f"{self.names[buffer]}[{self.plain(index)}]"
+
+    def pointer(self, buffer: str, index: Expr) -> str:
+        return f"&{self.place(buffer, index)}"
+
+
+def literal(value: bool | int | float, dtype: DType) -> Code:
+    """A C literal of exactly this value and type."""
+    if dtype.is_float:
+        return _float(float(value), "f" if dtype is f32 else "")
+    if dtype is boolean:
+        return Code("true" if value else "false")
+    number = int(value)
+    suffix = "l" if dtype.bits == 64 else ""
+    if dtype.kind == "int" and number == -(2 ** (dtype.bits - 1)) and dtype.bits >= 32:
+        return Code(f"-{-number - 1}{suffix} - 1", ADD)  # C has no negative literals, and the positive one is too large
+    return Code(f"{number}{suffix}", UNARY if number < 0 else ATOM)
+
+
+def _float(value: float, suffix: str) -> Code:
+    if math.isnan(value):
+        return Code(f'__builtin_nan{suffix}("")')
+    if math.isinf(value):
+        return Code(f"{'-' if value < 0 else ''}__builtin_inf{suffix}()", UNARY if value < 0 else ATOM)
+    text = repr(value)
+    if suffix:
+        # The fewest digits that lie well inside the half-way points to the neighbouring floats.
+        shorter = (f"{value:.{digits}g}" for digits in range(1, 10))
+        text = next(t for t in shorter if abs(float(t) - value) <= abs(value) * 2.0**-26)
+    if not set(text) & set(".e"):
+        text += ".0"
+    return Code(text + suffix, UNARY if text.startswith("-") else ATOM)
+
+
+# ---- expressions
+
+
+def expression(w: Writer, e: Expr, bits: int = 0) -> Code:
+    special = w.language.expression(w, e, bits)
+    if special is not None:
+        return special
+    match e:
+        case Const(value, dtype):
+            return _narrowed(w, literal(value, dtype), dtype)
+        case Var(name):
+            return Code(w.names[name])
+        case Load(buffer, (index,)):
+            return Code(w.place(buffer, index))
+        case Select(cond, then, other):
+            return Code(f"{w.of(cond, LOR)} ? {w.of(then, LOR, bits)} : {w.of(other, TERNARY, bits)}", TERNARY)
+        case Op(name, args):
+            return _operation(w, name, args)
+        case Cast(arg, dtype):
+            return Code(f"({w.language.types[dtype.name]}){w.of(arg, UNARY)}", UNARY)
+    raise ValueError(f"{type(e).__name__} has no meaning on this target")
+
+
+def _operation(w: Writer, name: str, args: tuple[Expr, ...]) -> Code:
+    dtype = args[-1].dtype
+    if dtype.kind == "bool" and name in LOGIC:
+        return infix(w, LOGIC[name], args)
+    if name in INFIX:
+        made = infix(w, INFIX[name], args)
+        return made if name in COMPARISONS else _narrowed(w, made, dtype)
+    if name in ("neg", "not"):
+        symbol = "-" if name == "neg" else "!" if dtype.kind == "bool" else "~"
+        inner = w.of(args[0], UNARY)
+        return _narrowed(w, Code(symbol + (f"({inner})" if inner.startswith("-") else inner), UNARY), dtype)
+    if name == "where" and dtype.lanes == 1:
+        return expression(w, Select(*args))
+    if name not in w.language.functions:
+        raise ValueError(f"{name} has no spelling on this target")
+    return w.call(w.language.functions[name], *(w.of(a) for a in args))
+
+
+def _narrowed(w: Writer, made: Code, dtype: DType) -> Code:
+    """C computes narrow integers as int: cut the result to its type."""
+    if dtype.lanes > 1 or not dtype.is_integer or dtype.bits >= 32:
+        return made
+    return Code(f"({w.language.types[dtype.name]}){made.at(UNARY)}", UNARY)
+
+
+def infix(w: Writer, row: tuple[str, int, int, int], args: tuple[Expr, ...]) -> Code:
+    symbol, rank, left, right = row
+    a, b = args
+    # Bare literals and scalars where the other operand decides the type.
+    first = w.of(a, left) if _settles(a) else _loose(w, a, left) if _settles(b) else w.of(a, left)
+    second = w.of(b, right) if _settles(b) or not _settles(a) else _loose(w, b, right)
+    if symbol == "-" and second.startswith("-"):
+        second = f"({second})"
+    return Code(f"{first} {symbol} {second}", rank)
+
+
+def _settles(e: Expr) -> bool:
+    return not isinstance(e, Const | k.Broadcast)
+
+
+def _loose(w: Writer, e: Expr, rank: int) -> str:
+    match e:
+        case k.Broadcast(arg) if arg.dtype.kind != "bool":
+            return w.of(arg, rank)
+        case Const(value, dtype) if dtype.lanes > 1 and dtype.kind != "bool":
+            return w.of(Const(value, dtype.replace(lanes=1)), rank)
+        case Const(_, dtype) if dtype.lanes == 1:
+            return w.plain(e, rank)
+    return w.of(e, rank)
+
+
+# ---- statements
+
+
+def body(w: Writer, statements: tuple[k.Stmt, ...]) -> list[str]:
+    """The lines of a block, indented; names declared in it end with it."""
+    masks, buffers = dict(w.masks), dict(w.buffers)
+    lines = ["  " + line for s in statements for line in statement(w, s)]
+    w.masks, w.buffers = masks, buffers
+    return lines
+
+
+def statement(w: Writer, s: k.Stmt) -> list[str]:
+    special = w.language.statement(w, s)
+    if special is not None:
+        return special
+    match s:
+        case k.Declare(name, value):
+            constant = "" if name in w.assigned else "const "
+            return [f"{constant}{w.language.declare(w, s)} {w.names[name]} = {w.of(value, bits=w.masks.get(name, 0))};"]
+        case k.Assign(name, value):
+            return [f"{w.names[name]} = {w.of(value, bits=w.masks.get(name, 0))};"]
+        case k.Store(buffer, index, value, "set"):
+            return [f"{w.place(buffer, index)} = {w.plain(value)};"]
+        case k.Store():
+            return statement(w, combined(s))
+        case k.For(var, start, stop, step, inner):
+            name = w.names[var]
+            by = f"{name}++" if step == 1 else f"{name} += {step}"
+            head = f"for (long {name} = {w.plain(start)}; {name} < {w.plain(stop, SHIFT)}; {by}) {{"
+            return [*w.language.pragma(w, s), head, *body(w, inner), "}"]
+        case k.If(cond, then, orelse):
+            other = ["} else {", *body(w, orelse)] if orelse else []
+            return [f"if ({w.of(cond)}) {{", *body(w, then), *other, "}"]
+        case k.Array(name, dtype):
+            w.buffers[name] = dtype
+            return w.language.array(w, s)
+        case k.Call(function, template, args):
+            shown = [w.pointer(a.buffer, a.index) if isinstance(a, k.Address) else w.of(a) for a in args]
+            return [w.call(function, *shown, template=template).text + ";"]
+        case k.Comment(text):
+            return comment(text)
+    raise ValueError(f"{type(s).__name__} has no meaning on this target")
+
+
+def combined(s: k.Store) -> k.Store:
+    """A store that combines, as load, combine, store; 16-bit floats combine as f32."""
+    old: Expr = Load(s.buffer, (s.index,), s.value.dtype)
+    dtype = s.value.dtype
+    if dtype.is_float and dtype.bits == 16:
+        wide = f32.replace(lanes=dtype.lanes)
+        return s.replace(value=Cast(op(COMBINE[s.op], Cast(old, wide), Cast(s.value, wide)), dtype), op="set")
+    return s.replace(value=op(COMBINE[s.op], old, s.value), op="set")
+
+
+def comment(text: str) -> list[str]:
+    """Line comments; a backslash at a line's end would swallow the next."""
+    return [f"// {line}".rstrip().rstrip("\\").rstrip() for line in text.splitlines()]
+
+
+# ---- names
+
+
+def spelled(names: Iterable[str], reserved: frozenset[str], prefix: str = "mlc_") -> dict[str, str]:
+    """A C name for each name, no two alike: its own, or with underscores behind where that is reserved or taken."""
+    wanted = list(dict.fromkeys(names))
+    out: dict[str, str] = {}
+    taken = set(reserved) | {n for n in wanted if n not in reserved and not n.startswith((prefix, "_"))}
+    for name in wanted:
+        made = f"v{name}" if name.startswith((prefix, "_")) else name
+        while (made in taken and made != name) or made in reserved:
+            made += "_"
+        taken.add(made)
+        out[name] = made
+    return out
+
+
+def bound(function: k.Function) -> list[str]:
+    """Every name that a function binds, parameters first."""
+    out = [p.name for p in function.params]
+    for s in function.body:
+        for n in s.walk():
+            match n:
+                case k.Declare(name) | k.For(name) | k.Array(name):
+                    out.append(name)
+    return out
+
+
+def assigned(function: k.Function) -> frozenset[str]:
+    return frozenset(n.name for s in function.body for n in s.walk() if isinstance(n, k.Assign))
+
+
+def used_buffers(program: k.Program) -> list[tuple[int, Tensor]]:
+    """Inputs, outputs and temporaries that some function uses, with their position in the entry's list."""
+    used = {p.name for f in program.functions for p in f.params}
+    every = (*program.inputs, *program.outputs, *program.temps)
+    return [(i, t) for i, t in enumerate(every) if t.name in used]
