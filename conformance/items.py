@@ -47,7 +47,13 @@ class ShapeFile(pytest.File):
 
 
 class _Item(pytest.Item):
-    """What checks, benchmarks and the self-test share: rows travel as a property, failures are plain text."""
+    """What all of our items share: a marker, rows that travel as a property, failures as plain text."""
+
+    kind = ""
+
+    def __init__(self, **known: Any) -> None:
+        super().__init__(**known)
+        self.add_marker(f"mlcomp_{self.kind}")
 
     def record(self, row: rows.Row) -> None:
         """Hand the row to the controller."""
@@ -66,7 +72,6 @@ class Check(_Item):
     def __init__(self, *, case: Case, target: str, **known: Any) -> None:
         super().__init__(**known)
         self.case, self.target = case, target
-        self.add_marker(f"mlcomp_{self.kind}")
 
     @classmethod
     def of(cls, parent: ShapeFile, case: Case, target: str) -> "Check":
@@ -83,7 +88,7 @@ class Check(_Item):
         self.record(expected)
         if expected["verdict"] == "xfail":
             pytest.xfail(expected["reason"])
-        if expected["verdict"] in rows.BAD:
+        if expected["verdict"] in rows.BAD or rows.missed_budgets(expected):
             raise Failed(tables.failure(expected))
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
@@ -96,9 +101,34 @@ class Bench(Check):
 
     kind = "bench"
 
+    def __init__(self, **known: Any) -> None:
+        super().__init__(**known)
+        if not hasattr(self.config, "workerinput"):
+            self.fixturenames = ["benchmark"]  # by which pytest-benchmark's -only and -skip know a benchmark
 
-class SelfTest(_Item):
+
+class _Alone(_Item):
+    """An item that belongs to no file."""
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The name says it all."""
+        return self.config.rootpath, None, self.name
+
+
+class Fitness(_Alone):
+    """Equal kernels raced against each other: whether the benchmarks that follow mean anything."""
+
+    kind = "fitness"
+
+    def runtest(self) -> None:
+        """Run in the child and record; an unfit machine is no failure, but is said wherever speed is shown."""
+        self.record(self.config.stash[RUNNER].fitness())
+
+
+class SelfTest(_Alone):
     """Known miscompiles, planted in every stage, against the checks."""
+
+    kind = "selftest"
 
     def runtest(self) -> None:
         """Run in the child, record the counts, fail on a false alarm or too many misses."""
@@ -107,7 +137,3 @@ class SelfTest(_Item):
         self.add_report_section("call", "mlcomp", tables.selftest(row))
         if row["verdict"] != "pass":
             raise Failed(f"{row['detail']}\n{tables.selftest(row)}".strip())
-
-    def reportinfo(self) -> tuple[Path, int | None, str]:
-        """The self-test belongs to no file."""
-        return self.config.rootpath, None, self.name

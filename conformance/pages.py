@@ -47,6 +47,7 @@ def speedup(run: Run) -> str:
     lines = [f"# Speedup on {run.env['device']}", what]
     if not run.benches:
         return _page([*lines, "No benchmark has run: `pytest --mlcomp --mlcomp-bench quick`."])
+    lines += [f"**This machine could not judge speed during this run:** {run.unfit}"] if run.unfit else []
     lines.append(suite_table(run.benches))
     for suite, rows in grouped(run.benches, "suite").items():
         lines += [f"## {suite}", bench_table(rows)]

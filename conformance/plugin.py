@@ -42,7 +42,11 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": None,
         "help": "time limit of one item (default: the case's, else 120, for a benchmark 300)",
     },
-    "report": {"metavar": "DIR", "default": "reports", "help": "where the reports go (default: reports)"},
+    "report": {
+        "metavar": "DIR",
+        "default": None,
+        "help": "where the reports go (default: reports, in the root folder)",
+    },
     "backend": {
         "metavar": "NAME",
         "default": None,
@@ -61,6 +65,12 @@ OPTIONS: dict[str, dict[str, object]] = {
     # Internal: the module whose check, bench and selftest functions run in the child; the plugin's own tests use it.
     "runner": {"metavar": "MODULE", "default": None, "help": argparse.SUPPRESS},
 }
+MARKERS = (
+    "mlcomp_check: one case on one target",
+    "mlcomp_bench: one benchmark on one target",
+    "mlcomp_fitness: whether this machine can judge speed",
+    "mlcomp_selftest: planted miscompiles against the checks",
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,11 +87,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Bring in the rest of the plugin, or refuse options that would do nothing without it."""
-    for marker in (
-        "mlcomp_check: one case on one target",
-        "mlcomp_bench: one benchmark",
-        "mlcomp_selftest: the self-test",
-    ):
+    for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     if config.getoption("mlcomp"):
         # By name, not by an import statement: only a run with --mlcomp pays for it.

@@ -39,6 +39,7 @@ class Run:
     seconds: float
     tier: str
     seed: int
+    unfit: str = ""  # why the machine cannot judge speed now
     when: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
 
 

@@ -14,6 +14,7 @@ from conformance import environment, pages, report, rows, tables
 from conformance.items import PROPERTY
 from conformance.settings import Settings
 
+KINDS = ("check", "bench", "selftest", "fitness")
 FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
@@ -83,9 +84,7 @@ class Results:
     def _summary(self) -> report.Run:
         # Workers finish in any order; a report must not depend on it.
         ordered = sorted(self.rows, key=lambda row: (row.get("file", ""), row.get("id", ""), row.get("target", "")))
-        by_kind = {
-            kind: tuple(row for row in ordered if row["kind"] == kind) for kind in ("check", "bench", "selftest")
-        }
+        by_kind = {kind: tuple(row for row in ordered if row["kind"] == kind) for kind in KINDS}
         return report.Run(
             env=environment.collect(self.settings.targets, self.settings.backend),
             cases=by_kind["check"],
@@ -94,6 +93,7 @@ class Results:
             seconds=round(time.monotonic() - self.started, 2),
             tier=self.settings.tier,
             seed=self.settings.seed,
+            unfit="; ".join(row["message"] for row in by_kind["fitness"] if not row["fit"]),
         )
 
 

@@ -48,8 +48,22 @@ def bench_row(known: Row, reply: Reply) -> Row:
     empty: Row = dict.fromkeys(("ours_us", "eager_us", "compile_us", "speedup", "ci", "roofline"))
     value = _value(reply, (*BENCH_VERDICTS, "fail", "unsupported"))
     row = known | empty | {"samples": {}, "suspect": False} | value
-    row["detail"] = row.get("detail") or row.pop("message", "")
+    remarks = [row.get("detail") or row.pop("message", "")]
+    remarks += [f"{name} left out: {why}" for name, why in row.get("skipped", {}).items()]
+    remarks += [f"budget {rule['name']} = {rule['limit']:g} missed" for rule in missed_budgets(row)]
+    row["detail"] = "; ".join(filter(None, remarks))
     return finite(row | {"seconds": round(reply.seconds, 4), "first_loss": reply.first_loss})
+
+
+def missed_budgets(row: Row) -> list[Row]:
+    """The limits that a benchmark breaks beyond doubt."""
+    return [rule for rule in row.get("budget", ()) if rule["verdict"] == "missed"]
+
+
+def fitness_row(reply: Reply) -> Row:
+    """The row of the race of equals."""
+    row: Row = {"kind": "fitness", "fit": False, "message": f"the race of equals did not finish: {reply.message}"}
+    return finite(row | reply.value) if reply.status is Status.DONE and isinstance(reply.value, dict) else row
 
 
 def selftest_row(reply: Reply) -> Row:

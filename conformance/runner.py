@@ -1,5 +1,7 @@
 """A case and a target in; its row out, after a run in the warm child that this process owns."""
 
+import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -7,21 +9,25 @@ from typing import Any
 
 from conformance import environment, rows
 from conformance.cases import BenchCase, Case, to_json
-from conformance.executor import Executor
+from conformance.executor import GIB, Executor, Reply
 from conformance.settings import Settings
 
+EXPLAIN_SECONDS = 60.0
+MEMORY, MEMORY_SHARE = 6 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
 CHECK_SECONDS, BENCH_SECONDS, SELFTEST_SECONDS = 120.0, 300.0, 3600.0
 
 
 class Runner:
     """One process's child with the options that its calls share."""
 
-    def __init__(self, settings: Settings, folder: Path, threads: int) -> None:
+    def __init__(self, settings: Settings, folder: Path, workers: int) -> None:
         self.settings = settings
         self.folder = folder  # where the user is: paths are shown relative to it
-        self.threads = threads
+        self.threads = max(1, len(os.sched_getaffinity(0)) // workers)
         self.device = environment.device(settings.targets, settings.backend)
-        self.executor = Executor(preload=[settings.function("check").partition(":")[0]])
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = min(MEMORY, int(MEMORY_SHARE * installed / workers))
+        self.executor = Executor([settings.function("check").partition(":")[0]], memory)
 
     def start(self) -> None:
         """Let the child import what it needs while this process goes on."""
@@ -35,23 +41,31 @@ class Runner:
         """The row of one case."""
         known = rows.describe(case, target, rows.shown_path(path, self.folder))
         known["command"] = self.command(known)
+        limit = self.settings.timeout or case.timeout
         if isinstance(case, BenchCase):
-            options, kind, seconds, make = self._bench_options(target), "bench", BENCH_SECONDS, rows.bench_row
-        else:
-            options, kind, seconds, make = self._check_options(known), "check", CHECK_SECONDS, rows.check_row
-        timeout = self.settings.timeout or case.timeout or seconds
-        hold = "exclusive" if kind == "bench" else "shared"
-        return make(
-            known, self.executor.call(self.settings.function(kind), to_json(case), options, timeout=timeout, hold=hold)
-        )
+            reply = self._call("bench", to_json(case), self._bench_options(target), timeout=limit or BENCH_SECONDS)
+            return rows.bench_row(known, reply)
+        options = self._check_options(known)
+        reply = self._call("check", to_json(case), options, timeout=limit or CHECK_SECONDS)
+        return self._keep(rows.check_row(known, reply), case, Path(options["dump"]))
+
+    def fitness(self) -> rows.Row:
+        """Whether this machine can judge speed now."""
+        options = self._bench_options(self.settings.targets[0])
+        return rows.fitness_row(self._call("fitness", options, timeout=self.settings.timeout or BENCH_SECONDS))
+
+    def explain_unknown(self) -> str | None:
+        """What is wrong with a name that only torch can know."""
+        for name in self.settings.foreign:
+            reply = self._call("explain_unknown", name, timeout=EXPLAIN_SECONDS)
+            if reply.value or reply.message:
+                return str(reply.value or f"{reply.message}\n{reply.output}")
+        return None
 
     def selftest(self) -> rows.Row:
         """The counts of the self-test."""
         options = {"target": self.settings.targets[0], "seed": self.settings.seed, "threads": self.threads}
-        timeout = self.settings.timeout or SELFTEST_SECONDS
-        return rows.selftest_row(
-            self.executor.call(self.settings.function("selftest"), options, timeout=timeout, hold="shared")
-        )
+        return rows.selftest_row(self._call("selftest", options, timeout=self.settings.timeout or SELFTEST_SECONDS))
 
     def command(self, known: rows.Row) -> str:
         """The line that runs one item again with the same data."""
@@ -61,6 +75,22 @@ class Runner:
         words += ["--mlcomp-bench", settings.bench] if known["kind"] == "bench" else []
         words += ["--mlcomp-backend", settings.backend] if settings.backend else []
         return shlex.join(words)
+
+    def _call(self, kind: str, *arguments: Any, timeout: float) -> Reply:
+        hold = "exclusive" if kind in ("bench", "fitness") else "shared"
+        return self.executor.call(self.settings.function(kind), *arguments, timeout=timeout, hold=hold)
+
+    def _keep(self, row: rows.Row, case: Case, folder: Path) -> rows.Row:
+        """A case that lost its process could not write its own files: keep what is known about it."""
+        if row["verdict"] not in ("crash", "timeout"):
+            return row
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "case.json").write_text(json.dumps(to_json(case), indent=1), encoding="utf-8")
+            (folder / "lost.txt").write_text(f"{row['command']}\n{row['detail']}\n", encoding="utf-8")
+        except OSError as error:
+            return row | {"detail": f"{row['detail']}\n(its files could not be written to {folder}: {error.strerror})"}
+        return row | {"repro": str(folder)}
 
     def _check_options(self, known: rows.Row) -> dict[str, Any]:
         folder = re.sub(r"[^\w.+-]+", "_", rows.item_name(known)).strip("_")

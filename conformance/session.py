@@ -1,19 +1,22 @@
 """The hooks of a run with `--mlcomp`: settings in, shape files collected, rows gathered, reports written."""
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.items import FOREIGN, RUNNER, SelfTest, ShapeFile
+from conformance.items import FOREIGN, RUNNER, Bench, Fitness, SelfTest, ShapeFile
 from conformance.progress import on_terminal
 from conformance.results import Results
 from conformance.runner import Runner
 from conformance.settings import KEY, read
 from conformance.shapes import find_shapes
 
-ORDER = {"mlcomp_selftest": 1, "mlcomp_bench": 2}  # everything else comes first; benchmarks want the machine alone
+ORDER = {
+    "mlcomp_selftest": 1,
+    "mlcomp_fitness": 2,
+    "mlcomp_bench": 3,
+}  # everything else comes first; benchmarks want the machine alone
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -22,8 +25,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [str(find_shapes())]
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
-    config.stash[RUNNER] = Runner(settings, config.invocation_params.dir, threads)
+    config.stash[RUNNER] = Runner(settings, config.invocation_params.dir, workers)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Results(config, settings), "mlcomp-results")
         progress = on_terminal()
@@ -36,6 +38,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Leave no child behind."""
     if RUNNER in config.stash:
         config.stash[RUNNER].close()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse a backend that torch does not know, before anything is collected for it."""
+    runner = session.config.stash[RUNNER]
+    if hasattr(session.config, "workerinput") or not runner.settings.foreign:
+        return
+    if complaint := runner.explain_unknown():
+        runner.close()
+        raise pytest.UsageError(f"--mlcomp-backend, --mlcomp-vs: {complaint}")
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -68,7 +80,8 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
     """Add the self-test before `-k` and `-m` select; put benchmarks last after everybody has had a say."""
     if session.config.stash[KEY].selftest:
         items.append(SelfTest.from_parent(session, name="mlcomp-selftest"))
-        items[-1].add_marker("mlcomp_selftest")
     result = yield
+    if any(isinstance(item, Bench) and item.get_closest_marker("skip") is None for item in items):
+        items.append(Fitness.from_parent(session, name="mlcomp-fitness"))
     items.sort(key=lambda item: max((ORDER.get(mark.name, 0) for mark in item.iter_markers()), default=0))
     return result

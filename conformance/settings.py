@@ -41,6 +41,11 @@ class Settings:
     first_diff: bool
     runner: str | None
 
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Names of systems that only torch can know."""
+        return tuple(name for name in (self.backend, *(self.vs or ())) if name is not None and name not in RIVALS)
+
     def function(self, kind: str) -> str:
         """The function that does a kind of work in the child, as `module:function`."""
         return f"{self.runner}:{kind}" if self.runner else FUNCTIONS[kind]
@@ -57,7 +62,8 @@ def read(config: pytest.Config) -> Settings:
     timeout = option("timeout")
     if timeout is not None and not timeout > 0:  # type: ignore[operator]
         raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
-    report = config.invocation_params.dir / str(option("report"))
+    named = option("report")
+    report = config.rootpath / "reports" if named is None else config.invocation_params.dir / str(named)
     if report.exists() and not report.is_dir():
         raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
     backend, vs, stages = option("backend"), option("vs"), option("stages")

@@ -49,6 +49,7 @@ def terminal(run: Run) -> str:
     if run.benches:
         parts.append(f"speedup, min(eager, torch.compile) / ours:\n{suite_table(run.benches, 'simple')}")
         parts.append(bench_table(run.benches, "simple", SHOWN))
+        parts += [f"UNFIT TO JUDGE SPEED: {run.unfit}"] if run.unfit else []
     if run.selftest is not None:
         parts.append(selftest(run.selftest))
     return "\n\n".join(part for part in parts if part)

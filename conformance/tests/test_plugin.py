@@ -57,12 +57,22 @@ def bench(case, options, quiet):
     eager = [2e-5] * 20
     return {"ours_us": 10.0 * factor, "eager_us": 20.0, "compile_us": None, "speedup": 2.0 / factor,
             "ci": [1.9 / factor, 2.1 / factor], "verdict": "FASTER", "roofline": 0.5, "message": "",
-            "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns"}
+            "budget": [{"name": "min_speedup", "limit": 1.5, "verdict": "missed" if factor > 1 else "met"}],
+            "skipped": {"compile": "no compiler"}, "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns"}
+
+def fitness(options):
+    return {"fit": "NOISY" not in os.environ, "half_width": 0.01, "message": "equal kernels differ by 9 %"}
+
+def explain_unknown(name):
+    return None if name == "eagerly" else f"there is no system {name!r}"
 
 def selftest(options):
     rows = [{"stage": stage, "name": "flip", "caught": stage != "loop"} for stage in STAGES]
     return {"planted": 6, "caught": 5, "false_alarms": 0, "rows": rows}
 """
+
+
+PERF = "perf = { dims = [{ N = 64 }] }"
 
 
 def case(name: str, extra: str = "", dims: str = "dims.N = [4, 5]") -> str:
@@ -75,7 +85,8 @@ def box(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Py
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(pytester.path)]))
     monkeypatch.setenv("TMPDIR", str(pytester.path))
     monkeypatch.setenv("BENCH_LOG", str(pytester.path / "bench.log"))
-    monkeypatch.delenv("GITHUB_STEP_SUMMARY", raising=False)
+    for name in ("GITHUB_STEP_SUMMARY", "PYTEST_XDIST_WORKER"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.syspath_prepend(str(pytester.path))
     pytester.makepyfile(fake=FAKE)
     return pytester
@@ -144,10 +155,11 @@ def test_a_new_row_adds_exactly_its_ids(box: pytest.Pytester) -> None:
 
     shape_file(box, case("fine"))
     before = collected()
-    shape_file(box, case("fine", "perf = { dims = [{ N = 64 }] }", dims="dims.N = [4, 5, 6]"))
+    shape_file(box, case("fine", PERF, dims="dims.N = [4, 5, 6]"))
     assert {name.partition("::")[2] for name in collected() - before} == {
         "fine[N6.f32.contig.normal]-cpu",
         "fine[N64.f32.contig.normal]-cpu-bench",
+        "mlcomp-fitness",
     }
     assert before <= collected()
 
@@ -178,6 +190,9 @@ def test_a_bad_case_costs_one_item(box: pytest.Pytester, workers: int) -> None:
         "again: pytest --mlcomp 'mine.toml::wrong[N4.f32.contig.normal]-cpu' --mlcomp-seed 7",
     ):
         assert words in text, words
+    (lost,) = box.path.glob("reports/*/repro/falls*/lost.txt")
+    assert "SIGSEGV" in lost.read_text()
+    assert json.loads(lost.with_name("case.json").read_text())["op"] == "falls"
     bad = {row["op"]: row["first_bad_stage"] for row in report(box)["cases"]}
     assert (bad["falls"], bad["hangs"], bad["wrong"], bad["fine"]) == ("loop", "kernel", "tile", None)
 
@@ -204,7 +219,7 @@ def test_expected_failures_are_strict(box: pytest.Pytester) -> None:
 
 
 def test_the_run_as_json(box: pytest.Pytester) -> None:
-    shape_file(box, case("fine", "perf = { dims = [{ N = 64 }] }"))
+    shape_file(box, case("fine", PERF))
     mlcomp(box, "mine.toml", "--mlcomp-bench", "quick")
     run = report(box)
     assert list(run) == ["schema", "env", "cases", "benches", "selftest", "seconds"]
@@ -229,7 +244,7 @@ def test_the_run_as_json(box: pytest.Pytester) -> None:
 
 
 def test_workers_change_nothing_but_the_order(box: pytest.Pytester) -> None:
-    shape_file(box, *(case(f"fine{i}", "perf = { dims = [{ N = 64 }] }") for i in range(4)), case("wrong"))
+    shape_file(box, *(case(f"fine{i}", PERF) for i in range(4)), case("wrong"))
 
     def run(workers: int | None) -> tuple[Any, Any]:
         mlcomp(box, "mine.toml", "--mlcomp-bench", "quick", "--mlcomp-tier", "full", workers=workers)
@@ -246,11 +261,10 @@ def test_workers_change_nothing_but_the_order(box: pytest.Pytester) -> None:
 def test_benchmarks_stand_in_pytest_benchmarks_own_files(
     box: pytest.Pytester, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    perf = "perf = { dims = [{ N = 64 }] }"
-    shape_file(box, case("fine", perf), case("falls", perf))
+    shape_file(box, case("fine", PERF), case("falls", PERF))
     words = ("mine.toml", "--mlcomp-bench", "quick", "-k", "bench")
     result = mlcomp(box, *words, "--benchmark-json", "out.json", "--benchmark-save", "base", workers=workers)
-    result.assert_outcomes(passed=1, failed=1)
+    result.assert_outcomes(passed=2, failed=1)
     theirs, ours = json.loads((box.path / "out.json").read_text()), report(box, "benchmark.json")
     for written in (theirs, ours):
         (record,) = written["benchmarks"]
@@ -273,14 +287,43 @@ def test_benchmarks_stand_in_pytest_benchmarks_own_files(
 
 
 def test_works_without_its_neighbours(box: pytest.Pytester) -> None:
-    shape_file(box, case("fine", "perf = { dims = [{ N = 64 }] }"))
+    shape_file(box, case("fine", PERF))
     result = mlcomp(box, "mine.toml", "--mlcomp-bench", "quick", "-p", "no:benchmark", "-p", "no:xdist", workers=None)
-    result.assert_outcomes(passed=2)
+    result.assert_outcomes(passed=3)
     assert len(report(box, "benchmark.json")["benchmarks"]) == 1
 
 
+def test_the_options_of_pytest_benchmark_select_ours(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine", PERF))
+    words = ("mine.toml", "--mlcomp-bench", "quick")
+    mlcomp(box, *words, "--benchmark-only").assert_outcomes(passed=2, skipped=1)
+    mlcomp(box, *words, "--benchmark-skip").assert_outcomes(passed=1, skipped=1)
+
+
+def test_a_missed_budget_and_an_unfit_machine_are_said(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLOW", "2")
+    monkeypatch.setenv("NOISY", "1")
+    shape_file(box, case("fine", PERF))
+    result = mlcomp(box, "mine.toml", "--mlcomp-bench", "quick", "-k", "bench or fitness")
+    result.assert_outcomes(passed=1, failed=1, deselected=1)
+    result.stdout.fnmatch_lines(["*budget min_speedup = 1.5 missed*", "UNFIT TO JUDGE SPEED: equal kernels differ*"])
+    page = report(box, "speedup.md")
+    assert "could not judge speed" in page
+    assert "compile left out: no compiler" in page
+
+
+def test_another_backend_is_checked_for_and_reported_apart(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"))
+    refused = mlcomp(box, "mine.toml", "--mlcomp-backend", "nonsense")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert "there is no system 'nonsense'" in refused.stderr.str()
+    mlcomp(box, "mine.toml", "--mlcomp-backend", "eagerly").assert_outcomes(passed=1)
+    (folder,) = (box.path / "reports").iterdir()
+    assert folder.name.endswith("-eagerly")
+
+
 def test_a_run_without_benchmarks_keeps_the_measured_ones(box: pytest.Pytester) -> None:
-    shape_file(box, case("fine", "perf = { dims = [{ N = 64 }] }"))
+    shape_file(box, case("fine", PERF))
     mlcomp(box, "mine.toml")
     assert "No benchmark has run" in report(box, "speedup.md")
     mlcomp(box, "mine.toml", "--mlcomp-bench", "quick")
@@ -395,4 +438,4 @@ def test_no_path_means_the_shapes_that_come_along(box: pytest.Pytester) -> None:
 
 def test_words_of_the_options_are_those_of_the_suite() -> None:
     assert OPTIONS["tier"]["choices"] == shapes.TIERS
-    assert set(settings.FUNCTIONS) == {"check", "bench", "selftest"}
+    assert all(name in FAKE for name in settings.FUNCTIONS)

@@ -41,7 +41,8 @@ def check(op: str, verdict: str = "pass", dtype: str = "f32", error: float | Non
 def bench(op: str, speedup: float | None, suite: str = "mine", verdict: str = "SAME", **more: Any) -> Row:
     known: Row = {
         "kind": "bench", "id": f"{op}[N4.f32]", "file": f"shapes/{suite}.toml", "suite": suite, "op": op,
-        "target": "cpu", "dtype": "f32", "verdict": verdict, "ours_us": 10.0, "eager_us": 20.0, "compile_us": None, "speedup": speedup,
+        "target": "cpu", "dtype": "f32", "verdict": verdict, "ours_us": 10.0, "eager_us": 20.0,
+        "compile_us": None, "speedup": speedup,
         "ci": None, "roofline": None, "samples": {"ours": [1e-5, 1.1e-5, 1.2e-5], "eager": [2e-5]}, "detail": "",
     }  # fmt: skip
     return known | more
