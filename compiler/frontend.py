@@ -350,7 +350,9 @@ class _Reader:
         why = ""
         if op._schema.is_mutable:
             why = "changes its argument in place"
-        elif torch.Tag.nondeterministic_seeded in op.tags and "dropout" not in str(op):
+        elif (
+            torch.Tag.nondeterministic_seeded in op.tags and str(op) not in RULES
+        ):  # a rule knows when it is not random
             why = "is random"
         elif torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
             why = "gives a result whose shape or value Python must see, so it depends on the data"
@@ -419,7 +421,7 @@ def execute(
     """The program by PyTorch's eager kernels, one call after the other.
 
     With `dtype` (float64 for a reference), everything of a floating type is held in that type instead, the types that
-    calls ask for included; scalars that f32 or 16-bit tensors are compared with stay rounded as they are in the original.
+    calls ask for included; scalars that tensors are compared with stay rounded to the original type of these.
     """
     if len(tensors) != len(program.inputs):
         raise CompilerError(f"{program.name} takes {len(program.inputs)} tensors, not {len(tensors)}")

@@ -44,4 +44,4 @@ def agree(function: Callable[..., Any], *inputs: Any, tolerance: float | None = 
         assert ours.shape == tuple(theirs.shape), text
         value = torch.from_numpy(np.array(ours)).to(theirs.dtype)
         limit = TOLERANCE.get(theirs.dtype, 0.0) if tolerance is None else tolerance
-        torch.testing.assert_close(value, theirs, rtol=limit, atol=limit, equal_nan=True, msg=lambda m: f"{m}\n{text}")  # noqa: B023
+        torch.testing.assert_close(value, theirs, rtol=limit, atol=limit, equal_nan=True, msg=lambda m: f"{m}\n{text}")
