@@ -19,7 +19,9 @@ DISTRIBUTIONS = ("no", "load", "worksteal")
 FUNCTIONS = {
     "check": "conformance.ladder:check",
     "bench": "conformance.bench:run",
+    "fitness": "conformance.bench:fitness",
     "selftest": "conformance.selftest:run",
+    "explain_unknown": "conformance.systems:explain_unknown",
 }
 KEY: pytest.StashKey["Settings"] = pytest.StashKey()
 
