@@ -1,4 +1,4 @@
-"""Kernel IR to C-like text: the walk over statements and expressions that all languages share, with tables for the rest.
+"""Kernel IR to C-like text: the walk over statements and expressions that all languages share, tables for the rest.
 
 Precedence decides the parentheses; names that the language reserves are escaped; every function called is recorded, so
 that the text includes what it needs and no more.

@@ -1,0 +1,298 @@
+"""Text of Kernel IR, both ways.
+
+```
+def f(x: f32[64, 100], *, y: f32[64, 100]):
+    t: f32[64]
+    with function("rows", [x, t], writes=[t]):
+        for i in range(0, 64, 1, parallel):
+            m: f32x8 = broadcast(-inf, 8)
+            for j in range(0, 96, 8):
+                m = max(m, x[i * 100 + j, f32x8])
+            t[i] = across(max, m)
+```
+`name: type = value` declares, `name = value` assigns. A load of a vector names its type behind the index; others are
+`gather(x, index)`. A buffer's element by address is `x @ (i)`, a remark is a string.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from compiler.ir import dtype as dt
+from compiler.ir import kernel as k
+from compiler.ir import text
+from compiler.ir.dtype import i64
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, substitute
+from compiler.ir.tensor import Tensor
+from compiler.ir.text import Scope, fail, function, indent, show_tensor, show_type, tensor, tensor_type
+
+_WORD = {"and": "all", "or": "any"}
+_MEANT = {word: name for name, word in _WORD.items()}
+_PLAIN_ALIGN = 64
+
+
+def show(program: k.Program) -> str:
+    arguments = [f"{s}: size" for s in program.sizes] + [show_tensor(t) for t in program.inputs]
+    if program.outputs:
+        arguments += ["*", *map(show_tensor, program.outputs)]
+    lines = [f"def {program.name}({', '.join(arguments)}):"]
+    lines += [f"    {t.name}: {show_type(t.dtype, t.shape, t.strides)}" for t in program.temps]
+    for f in program.functions:
+        lines += indent(show_function(f))
+    return "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]) + "\n"
+
+
+def show_function(f: k.Function) -> list[str]:
+    words = [f'"{f.name}"', f"[{', '.join(p.name for p in f.params)}]", f"writes=[{', '.join(f.writes)}]"]
+    words += [f"grid=[{', '.join(map(show_expr, f.grid))}]"] if f.grid else []
+    words += [f"{name}={list(value)!r}" for name, value in (("block", f.block), ("origin", f.origin)) if value]
+    words += [f"schedule={f.schedule!r}"] if f.schedule else []
+    return [f"with function({', '.join(words)}):", *indent(show_body(f.body))]
+
+
+def show_body(body: tuple[k.Stmt, ...]) -> list[str]:
+    return [line for s in body for line in show_stmt(s)] or ["pass"]
+
+
+def show_stmt(s: k.Stmt) -> list[str]:
+    match s:
+        case k.Declare(name, value):
+            return [f"{name}: {value.dtype} = {show_expr(value)}"]
+        case k.Assign(name, value):
+            return [f"{name} = {show_expr(value)}"]
+        case k.Store(buffer, index, value, op):
+            if op == "sum":
+                return [f"{buffer}[{show_expr(index)}] += {show_expr(value)}"]
+            shown = show_expr(value) if op == "set" else f"update({_WORD.get(op, op)}, {show_expr(value)})"
+            return [f"{buffer}[{show_expr(index)}] = {shown}"]
+        case k.For(var, start, stop, step, body, mark):
+            words = [show_expr(start), show_expr(stop), str(step), *([mark] if mark else [])]
+            return [f"for {var} in range({', '.join(words)}):", *indent(show_body(body))]
+        case k.If(cond, body, orelse):
+            other = ["else:", *indent(show_body(orelse))] if orelse else []
+            return [f"if {show_expr(cond)}:", *indent(show_body(body)), *other]
+        case k.Array(name, dtype, size, space, align):
+            return [f"{name} = array({space}, {dtype}, {size}{f', {align}' if align != _PLAIN_ALIGN else ''})"]
+        case k.Call(called, template, args, writes):
+            words = [f'"{called}"', repr(list(template)), *map(_show_argument, args), f"writes=[{', '.join(writes)}]"]
+            return [f"call({', '.join(words)})"]
+        case k.Barrier(scope):
+            return [f'barrier("{scope}")']
+        case k.Comment(remark):
+            return [repr(remark)]
+    raise TypeError(f"{type(s).__name__} is not a Kernel IR statement")
+
+
+def _show_argument(a: Expr | k.Address) -> str:
+    return f"{a.buffer} @ ({show_expr(a.index)})" if isinstance(a, k.Address) else show_expr(a)
+
+
+def show_expr(e: Expr) -> str:
+    return text.show(_stand_in(e))
+
+
+def _stand_in(e: Any) -> Any:
+    """`e` with what only Kernel IR has replaced by variables that are named by its text."""
+    match e:
+        case Const(value, dtype) if dtype in dt.STORAGE_ONLY:
+            shown = f"literal({value!r}, {dtype})"
+        case Load(buffer, (index,), dtype) if dtype.lanes > 1:
+            shown = f"{buffer}[{show_expr(index)}, {dtype}]"
+        case k.Gather(buffer, index, _):
+            shown = f"gather({buffer}, {show_expr(index)})"
+        case k.Broadcast(arg, lanes):
+            shown = f"broadcast({show_expr(arg)}, {lanes})"
+        case k.Ramp(start, step, lanes):
+            shown = f"ramp({show_expr(start)}, {step}, {lanes})"
+        case k.Across(op, arg):
+            shown = f"across({_WORD.get(op, op)}, {show_expr(arg)})"
+        case k.Builtin(name):
+            shown = name
+        case Expr():
+            return e.map(_stand_in)
+        case _:
+            return e
+    return Var(shown, e.dtype)
+
+
+# ---- reading
+
+
+def parse(source: str) -> k.Program:
+    """A program from its text; raises TextError with line and column."""
+    f = function(source)
+    scope = Scope()
+    sizes = [a.arg for a in f.args.args if isinstance(a.annotation, ast.Name) and a.annotation.id == "size"]
+    scope.scalars |= dict.fromkeys(sizes, i64)
+    inputs = tuple(tensor(a, scope) for a in f.args.args if a.arg not in sizes)
+    outputs = tuple(tensor(a, scope) for a in f.args.kwonlyargs)
+    temps: list[Tensor] = []
+    functions: list[k.Function] = []
+    known = {t.name: t for t in (*inputs, *outputs)}
+    for s in f.body:
+        match s:
+            case ast.AnnAssign(ast.Name(name), kind, None):
+                temps.append(Tensor(name, *tensor_type(kind, scope)))
+                known[name] = temps[-1]
+            case ast.With([ast.withitem(ast.Call(ast.Name("function"), _, _) as head)], body):
+                functions.append(_function(head, body, known, scope))
+            case ast.Pass():
+                pass
+            case _:
+                raise fail(s, "expected a temporary or `with function(..):`")
+    return k.Program(f.name, inputs, outputs, tuple(temps), tuple(functions), tuple(sizes))
+
+
+def _function(head: ast.Call, body: list[ast.stmt], known: dict[str, Tensor], outer: Scope) -> k.Function:
+    words = {w.arg: w.value for w in head.keywords}
+    match head.args:
+        case [ast.Constant(str() as name), ast.List(params)]:
+            pass
+        case _:
+            raise fail(head, 'expected function("name", [parameters], writes=[..])')
+    names = _names(params)
+    missing = [n for n in names if n not in known]
+    if missing:
+        raise fail(head, f"{missing} are not tensors of this program")
+    scope = outer.inner()
+    scope.buffers |= {n: known[n].dtype for n in names}
+    return k.Function(
+        name,
+        tuple(known[n] for n in names),
+        _names(getattr(words.get("writes"), "elts", [])),
+        _body(body, scope),
+        tuple(expression(e, scope) for e in getattr(words.get("grid"), "elts", [])),
+        _values(words.get("block")),
+        _values(words.get("origin")),
+        str(ast.literal_eval(words["schedule"])) if "schedule" in words else "",
+    )
+
+
+def _names(parts: list[ast.expr]) -> tuple[str, ...]:
+    return tuple(p.id for p in parts if isinstance(p, ast.Name))
+
+
+def _values(e: ast.expr | None) -> tuple[Any, ...]:
+    return () if e is None else tuple(ast.literal_eval(e))
+
+
+def _body(body: list[ast.stmt], scope: Scope) -> tuple[k.Stmt, ...]:
+    return tuple(_statement(s, scope) for s in body if not isinstance(s, ast.Pass))
+
+
+def _statement(s: ast.stmt, scope: Scope) -> k.Stmt:
+    match s:
+        case ast.AnnAssign(ast.Name(name), kind, ast.expr() as written):
+            value = expression(written, scope)
+            if str(value.dtype) != ast.unparse(kind):
+                raise fail(s, f"{name} is declared {ast.unparse(kind)} but its value is {value.dtype}")
+            scope.scalars[name] = value.dtype
+            return k.Declare(name, value)
+        case ast.AugAssign(ast.Subscript(ast.Name(name), at), ast.Add(), value):
+            return k.Store(name, expression(at, scope), expression(value, scope), "sum")
+        case ast.Assign([ast.Subscript(ast.Name(name), at)], ast.Call(ast.Name("update"), [ast.Name(how), value])):
+            return k.Store(name, expression(at, scope), expression(value, scope), _combine(s, how))
+        case ast.Assign([ast.Subscript(ast.Name(name), at)], value):
+            return k.Store(name, expression(at, scope), expression(value, scope))
+        case ast.Assign([ast.Name(name)], ast.Call(ast.Name("array"), [ast.Name(space), ast.Name(dtype), *numbers])):
+            scope.buffers[name] = dt.parse(dtype)
+            return k.Array(name, scope.buffers[name], *_sized(s, numbers, space))
+        case ast.Assign([ast.Name(name)], value):
+            return k.Assign(name, expression(value, scope))
+        case ast.For(
+            ast.Name(var), ast.Call(ast.Name("range"), [start, stop, ast.Constant(int() as step), *mark]), body
+        ):
+            inner = scope.inner()
+            inner.scalars[var] = i64
+            first, last = expression(start, scope), expression(stop, scope)
+            return k.For(var, first, last, step, _body(body, inner), "".join(_names(mark)))
+        case ast.If(cond, body, orelse):
+            return k.If(expression(cond, scope), _body(body, scope.inner()), _body(orelse, scope.inner()))
+        case ast.Expr(ast.Call(ast.Name("call"), [ast.Constant(str() as name), ast.List() as template, *args], words)):
+            writes = _names(getattr(words[0].value, "elts", [])) if words else ()
+            return k.Call(name, _values(template), tuple(_argument(a, scope) for a in args), writes)
+        case ast.Expr(ast.Call(ast.Name("barrier"), [ast.Constant(str() as name)])):
+            return k.Barrier(name)
+        case ast.Expr(ast.Constant(str() as remark)):
+            return k.Comment(remark)
+    raise fail(s, "not a statement")
+
+
+def _sized(s: ast.stmt, numbers: list[ast.expr], space: str) -> tuple[int, str, int]:
+    match numbers:
+        case [ast.Constant(int() as size)]:
+            return size, space, _PLAIN_ALIGN
+        case [ast.Constant(int() as size), ast.Constant(int() as align)]:
+            return size, space, align
+    raise fail(s, "expected array(space, type, size) or array(space, type, size, alignment)")
+
+
+def _combine(at: ast.AST, word: str) -> str:
+    op = _MEANT.get(word, word)
+    if op not in COMBINE:
+        raise fail(at, f"{word} is not a reduction")
+    return op
+
+
+def _argument(e: ast.expr, scope: Scope) -> Expr | k.Address:
+    match e:
+        case ast.BinOp(ast.Name(buffer), ast.MatMult(), index) if buffer in scope.buffers:
+            return k.Address(buffer, expression(index, scope))
+    return expression(e, scope)
+
+
+def expression(e: ast.expr, scope: Scope) -> Expr:
+    """An expression from its syntax tree: what only Kernel IR has is read here, with variables in its place."""
+    reader = _Reader(scope)
+    common = reader.visit(e)
+    made: Expr = substitute(text.expression(common, reader.scope), reader.table)
+    return made
+
+
+class _Reader(ast.NodeTransformer):
+    def __init__(self, scope: Scope) -> None:
+        self.outer, self.scope = scope, scope.inner()
+        self.table: dict[Var, Expr] = {}
+
+    def visit(self, node: ast.AST) -> Any:
+        made = _own(node, self.outer) if isinstance(node, ast.expr) else None
+        if made is None:
+            return self.generic_visit(node)
+        name = ast.unparse(node)
+        self.scope.scalars[name] = made.dtype
+        self.table[Var(name, made.dtype)] = made
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+
+def _own(e: ast.expr, scope: Scope) -> Expr | None:
+    match e:
+        case ast.Subscript(ast.Name(name), ast.Tuple([index, ast.Name(kind)])) if name in scope.buffers:
+            dtype = _dtype(e, kind)
+            if dt.vector(dtype, 1) is not scope.buffers[name]:
+                raise fail(e, f"{name} has elements of type {scope.buffers[name]}")
+            return Load(name, (expression(index, scope),), dtype)
+        case ast.Call(ast.Name("gather"), [ast.Name(name), index]) if name in scope.buffers:
+            places = expression(index, scope)
+            return k.Gather(name, places, dt.vector(scope.buffers[name], places.dtype.lanes))
+        case ast.Call(ast.Name("broadcast"), [arg, ast.Constant(int() as lanes)]):
+            return k.Broadcast(expression(arg, scope), lanes)
+        case ast.Call(ast.Name("ramp"), [start, step, ast.Constant(int() as lanes)]):
+            return k.Ramp(expression(start, scope), int(ast.literal_eval(step)), lanes)
+        case ast.Call(ast.Name("across"), [ast.Name(word), arg]):
+            return k.Across(_combine(e, word), expression(arg, scope))
+        case ast.Call(ast.Name("literal"), [number, ast.Name(kind)]):
+            value = text.literal(number)
+            if value is None:
+                raise fail(e, "expected a number")
+            return const(value, _dtype(e, kind))
+        case ast.Attribute(ast.Name(owner), name):
+            return k.Builtin(f"{owner}.{name}")
+    return None
+
+
+def _dtype(at: ast.AST, name: str) -> dt.DType:
+    try:
+        return dt.parse(name)
+    except (KeyError, ValueError):
+        raise fail(at, f"{name} is not a type") from None
