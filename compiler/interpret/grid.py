@@ -17,7 +17,7 @@ import numpy as np
 from compiler.errors import CompilerError
 from compiler.interpret.scalar import Array
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, names
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var
 from compiler.ir.text import show
 
 T = TypeVar("T")
@@ -49,10 +49,13 @@ class Algebra(Protocol[T]):
     def candidates(self, index: T) -> list[Array]:
         """The values that an index may have, the best known one first."""
 
-    def take(self, stored: T, takes: list[Take]) -> T:
-        """Elements of `stored`, picked by the first of `takes`, or perhaps by another."""
+    def take(self, load: Load, stored: T, takes: list[Take], grid: Grid[T]) -> T:
+        """What `load` finds in `stored`: elements picked by the first of `takes`, or perhaps by another."""
 
     def shape(self, x: T) -> tuple[int, ...]: ...
+
+    def ranked(self, x: T, rank: int) -> T:
+        """`x` with dimensions of 1 appended until it has `rank`, or none."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Grid(Generic[T]):
     sizes: Mapping[str, int]
     where: str  # for messages: the equation or kernel
     spans: tuple[Span, ...] = ()
+    bound: Mapping[str, T] = field(default_factory=dict)  # names with a value; axes opened since then come last
+    private: Mapping[str, tuple[Expr, ...]] = field(default_factory=dict)  # a buffer's leading indices, left unsaid
     taken: Array | None = None
     outer: Grid[T] | None = None
     done: dict[Expr, T] = field(default_factory=dict)
@@ -120,6 +125,8 @@ def _evaluate(e: Expr, grid: Grid[T]) -> T:
         case Const(value, dtype):
             return algebra.constant(value, dtype)
         case Var(name):
+            if name in grid.bound:
+                return algebra.ranked(grid.bound[name], len(grid.spans))
             return algebra.integers(_points(name, grid))
         case Op(name, args):
             return algebra.op(name, tuple(evaluate(a, grid) for a in args), args[-1].dtype)
@@ -157,13 +164,14 @@ def _select(e: Select, grid: Grid[T]) -> T:
 def _load(e: Load, grid: Grid[T]) -> T:
     stored = grid.tensors[e.buffer]
     shape = grid.algebra.shape(stored)
-    plan = tuple(_plan(i, n, grid) for i, n in zip(e.index, shape, strict=True))
+    index = (*grid.private.get(e.buffer, ()), *e.index)
+    plan = tuple(_plan(i, n, grid) for i, n in zip(index, shape, strict=True))
     spread = 1 if all(isinstance(p, int | Span) for p in plan) else max(len(p) for p in plan if isinstance(p, list))
     takes: list[Take] = []
     for k in range(spread):
         chosen = [p if isinstance(p, int | Span) else p[min(k, len(p) - 1)] for p in plan]
         takes.append(_taker(e, chosen, shape, grid, k == 0))
-    return grid.algebra.take(stored, takes)
+    return grid.algebra.take(e, stored, takes, grid)
 
 
 def _plan(index: Expr, extent: int, grid: Grid[T]) -> int | Span | list[Array]:
@@ -187,7 +195,7 @@ def _taker(e: Load, index: Sequence[int | Span | Array], shape: tuple[int, ...],
     ]
     if any(n == 0 and not isinstance(i, Span) for i, n in zip(checked, shape, strict=True)):
         return lambda stored: np.zeros((1,) * rank, stored.dtype)  # nothing is taken, or it would not be in bounds
-    axes = [_axes(i, e.index[d], grid) for d, i in enumerate(checked)]
+    axes = [_axes(i, grid) for i in checked]
     flat = [a for some in axes for a in some]
     if len(set(flat)) == len(flat):
         return lambda stored: _separable(stored, checked, axes, rank)
@@ -216,12 +224,14 @@ def refuse(outside: Array, index: Array, extent: int, what: str, dimension: int,
         )
 
 
-def _axes(index: int | Span | Array, e: Expr, grid: Grid[T]) -> tuple[int, ...]:
-    """The grid dimensions along which an index may vary."""
-    if isinstance(index, int):
-        return ()
-    used = names(e)
-    return tuple(k for k, s in enumerate(grid.spans) if s.name in used)
+def _axes(index: int | Span | Array, grid: Grid[T]) -> tuple[int, ...]:
+    """The grid dimensions along which an index varies."""
+    match index:
+        case int():
+            return ()
+        case Span(name):
+            return (grid.position(name),)
+    return tuple(k for k, n in enumerate(index.shape) if n != 1)
 
 
 def _separable(stored: Array, index: list[int | Span | Array], axes: list[tuple[int, ...]], rank: int) -> Array:
@@ -232,9 +242,7 @@ def _separable(stored: Array, index: list[int | Span | Array], axes: list[tuple[
         if isinstance(i, Span):
             out = out[(slice(None),) * d + (slice(i.start, i.stop),)]
         else:
-            at = i if isinstance(i, int) or i.ndim == 0 else i.reshape([i.shape[k] for k in axes[d]])
-            out = np.take(out, at, axis=d)
-            axes = axes if np.ndim(at) else [*axes[:d], (), *axes[d + 1 :]]
+            out = np.take(out, i if isinstance(i, int) else i.reshape([i.shape[k] for k in axes[d]]), axis=d)
     order = [k for some in axes for k in some]
     out = out.transpose(sorted(range(len(order)), key=order.__getitem__))
     present = sorted(order)

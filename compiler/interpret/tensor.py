@@ -20,7 +20,7 @@ from compiler.interpret.grid import evaluate as value_of
 from compiler.interpret.scalar import Array
 from compiler.ir import statement
 from compiler.ir.dtype import DType
-from compiler.ir.expr import COMBINE, Const, Expr, Op, Var, names
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Var, names
 from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, Scan, Scatter, equations
 from compiler.ir.text import show
 
@@ -78,8 +78,11 @@ class Plain:
     def candidates(self, index: Array) -> list[Array]:
         return [index]
 
-    def take(self, stored: Array, takes: list[Take]) -> Array:
+    def take(self, load: Load, stored: Array, takes: list[Take], grid: Grid[Array]) -> Array:
         return takes[0](stored)
+
+    def ranked(self, x: Array, rank: int) -> Array:
+        return x.reshape(x.shape + (1,) * (rank - x.ndim)) if x.ndim else x
 
     def shape(self, x: Array) -> tuple[int, ...]:
         return x.shape

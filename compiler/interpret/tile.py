@@ -1,0 +1,335 @@
+"""What Tile IR means: a program and its inputs as NumPy arrays go in, its outputs come out.
+
+A binding changes nothing. Parallel and reduce loops become axes of the arrays, each statement running for all points at
+once, as far as `CAP` points; what is left, and every loop whose iterations depend on one another, runs in Python. A
+tile allocated inside a loop exists once per point. To read what was never written, or to leave a buffer's bounds, is an
+error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from compiler.interpret import scalar
+from compiler.interpret.grid import Grid, InterpretError, Span, Take, evaluate, refuse
+from compiler.interpret.loop import poison
+from compiler.interpret.scalar import Array
+from compiler.interpret.tensor import Plain, bind_sizes, extent
+from compiler.ir.dtype import DType, compute, i64
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store, dtypes
+from compiler.ir.text import show
+from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice
+
+# At most so many points of a loop nest are evaluated at once.
+CAP = 1 << 22
+
+
+@dataclass(frozen=True)
+class _Checked(Plain):
+    """Plain numbers from buffers that know which of their elements were written."""
+
+    written: dict[str, Array] = field(default_factory=dict)
+
+    def take(self, load: Load, stored: Array, takes: list[Take], grid: Grid[Array]) -> Array:
+        if load.buffer in self.written:
+            blank = ~takes[0](self.written[load.buffer])
+            if blank.any() and (grid.taken is None or (blank & grid.taken).any()):
+                raise InterpretError(
+                    f"{grid.where}: {show(load)} reads an element of {load.buffer} before it is written"
+                )
+        return takes[0](stored)
+
+
+@dataclass
+class _Machine:
+    """The state of one kernel: its buffers, which of their elements were written, and the variables in scope."""
+
+    where: str
+    sizes: dict[str, int]
+    types: dict[str, DType]
+    memory: dict[str, Array]
+    written: dict[str, Array]
+    values: dict[str, Array] = field(default_factory=dict)
+    depth: dict[str, int] = field(default_factory=dict)  # axes open where a mutable scalar began
+    private: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Here:
+    """The points for which a statement runs: the axes open, and which points of them take part."""
+
+    spans: tuple[Span, ...] = ()
+    taken: Array | None = None
+
+    def open(self, span: Span) -> _Here:
+        taken = self.taken if self.taken is None or self.taken.ndim == 0 else self.taken[..., None]
+        return _Here((*self.spans, span), taken)
+
+    def where(self, cond: Array) -> _Here:
+        return replace(self, taken=cond if self.taken is None else self.taken & cond)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(s.size for s in self.spans)
+
+
+def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """The outputs of `program` on `arrays`, in the order of its inputs; raises InterpretError for a wrong access."""
+    sizes = bind_sizes(program, [np.shape(a) for a in arrays])
+    memory: dict[str, Array] = {}
+    written: dict[str, Array] = {}
+    for t in (*program.outputs, *program.temps):
+        shape = [extent(e, sizes) for e in t.shape]
+        memory[t.name] = scalar.from_memory(poison(t, shape), t.dtype)
+        written[t.name] = np.zeros(shape, np.bool_)
+    for t, a in zip(program.inputs, arrays, strict=True):
+        memory[t.name] = np.array(a, scalar.storage(t.dtype))
+        written.pop(t.name, None)
+    for kernel in program.kernels:
+        _kernel(program, kernel, sizes, memory, written)
+    for t in program.outputs:
+        if not written.get(t.name, np.ones(1, np.bool_)).all():
+            first = [int(i) for i in np.argwhere(~written[t.name])[0]]
+            raise InterpretError(f"{program.name}: element {first} of output {t.name} was never written")
+    return tuple(memory[t.name] for t in program.outputs)
+
+
+def _kernel(
+    program: Program, kernel: Kernel, sizes: dict[str, int], memory: dict[str, Array], written: dict[str, Array]
+) -> None:
+    own = {p.name: memory[p.name] for p in kernel.params}
+    known = {p.name: written[p.name] for p in kernel.params if p.name in written}
+    machine = _Machine(f"{program.name}: kernel {kernel.name}", sizes, dtypes(kernel), own, known)
+    _body(kernel.body, machine, _Here())
+
+
+def _body(body: tuple[Stmt, ...], machine: _Machine, here: _Here) -> None:
+    for s in body:
+        _statement(s, machine, here)
+
+
+def _grid(machine: _Machine, here: _Here) -> Grid[Array]:
+    return Grid(
+        _Checked(written=machine.written), machine.memory, machine.sizes, machine.where, here.spans,
+        machine.values, machine.private, here.taken,
+    )  # fmt: skip
+
+
+def _value(e: Expr, machine: _Machine, here: _Here) -> Array:
+    return evaluate(e, _grid(machine, here))
+
+
+def _statement(s: Stmt, machine: _Machine, here: _Here) -> None:
+    match s:
+        case For():
+            _loop(s, machine, here)
+        case If(cond, body):
+            inside = here.where(_value(cond, machine, here))
+            if inside.taken is not None and inside.taken.any():
+                _body(body, machine, inside)
+        case Let(name, value) | Init(name, value):
+            # A copy, since a load may be a view of a buffer that later statements change.
+            machine.values[name] = np.array(_value(value, machine, here))
+            machine.depth[name] = len(here.spans)
+        case Accum(name, how, value):
+            _accumulate(name, how, _value(value, machine, here), value.dtype, machine, here)
+        case Store(buffer, index, value, how):
+            _store(buffer, index, _value(value, machine, here), value.dtype, how, machine, here)
+        case Alloc():
+            _allocate(s, machine, here)
+        case Copy(target, source, _):
+            _body((_copy(target, source, machine),), machine, here)
+        case Mma():
+            _multiply(s, machine, here)
+        case _:
+            raise TypeError(f"{type(s).__name__} is not a Tile IR statement")
+
+
+# ---- loops
+
+
+def _loop(s: For, machine: _Machine, here: _Here) -> None:
+    counts = _value(s.extent, machine, here)
+    count = int(counts.max(initial=0))
+    if s.kind == "scan" or (s.kind == "reduce" and not _only_accumulates(s)):
+        for k in range(count):
+            machine.values[s.var] = np.asarray(k, np.int64)
+            _body(s.body, machine, here if counts.ndim == 0 else here.where(k < counts))
+        machine.values.pop(s.var, None)
+        return
+    each = math.prod(here.shape) * max(1, _points(s.body, machine.sizes))
+    step = max(1, CAP // max(1, each))
+    for start in range(0, count, step):
+        inner = here.open(Span(s.var, start, min(count, start + step)))
+        if counts.ndim:
+            inner = inner.where(_value(op("lt", Var(s.var, i64), s.extent), machine, inner))
+        _body(s.body, machine, inner)
+
+
+def _only_accumulates(loop: For) -> bool:
+    """Whether iterations may run together: what outlives one is only accumulated into, and not read inside."""
+    nodes = list(loop.walk())
+    stores = [n for n in nodes if isinstance(n, Store)]
+    copies = [n for n in nodes if isinstance(n, Copy)]
+    products = [n for n in nodes if isinstance(n, Mma)]
+    replaced = {n.buffer for n in stores if n.op == "set"} | {n.target.buffer for n in copies}
+    replaced |= {n.acc.buffer for n in products}
+    changed = replaced | {n.buffer for n in stores}
+    read = {n.buffer for n in nodes if isinstance(n, Load)} | {n.source.buffer for n in copies}
+    read |= {x.buffer for n in products for x in (n.a, n.b)}
+    outer = (replaced | (changed & read)) - {n.tensor.name for n in nodes if isinstance(n, Alloc)}
+    sums = {n.name for n in nodes if isinstance(n, Accum)} - {n.name for n in nodes if isinstance(n, Init)}
+    return not outer and not sums & {n.name for n in nodes if isinstance(n, Var)}
+
+
+def _points(body: tuple[Stmt, ...], sizes: dict[str, int]) -> int:
+    """How many points the largest statement of a body has, for each time that it runs."""
+    most = 1
+    for s in body:
+        match s:
+            case For(_, count, _, _, inner):
+                most = max(most, _about(count, sizes) * _points(inner, sizes))
+            case If(_, inner):
+                most = max(most, _points(inner, sizes))
+            case Alloc(t):
+                most = max(most, math.prod(_about(e, sizes) for e in t.shape))
+            case Copy(target):
+                most = max(most, math.prod(n or 1 for n in target.lengths))
+            case Mma(_, acc, a, b):
+                most = max(most, *(math.prod(n or 1 for n in x.lengths) for x in (acc, a, b)))
+    return most
+
+
+def _about(e: Expr, sizes: dict[str, int]) -> int:
+    """An extent; one that varies counts as 1, and the loops inside split where that was too little."""
+    if isinstance(e, Const):
+        return int(e.value)
+    fixed = all(n.name in sizes if isinstance(n, Var) else not isinstance(n, Load) for n in e.walk())
+    return extent(e, sizes) if fixed else 1
+
+
+# ---- scalars
+
+
+def _accumulate(name: str, how: str, value: Array, dtype: DType, machine: _Machine, here: _Here) -> None:
+    inner = tuple(range(machine.depth[name], len(here.spans)))
+    old = machine.values[name]
+    new = scalar.apply(COMBINE[how], (old, _reduced(how, value, dtype, here, inner)))
+    taken = _any_taken(here, inner)
+    machine.values[name] = new if taken is None else np.where(taken, new, old)
+
+
+def _reduced(how: str, value: Array, dtype: DType, here: _Here, axes: tuple[int, ...]) -> Array:
+    """`value` combined over `axes`, points that take no part left out."""
+    if not axes:
+        return value
+    if here.taken is not None:
+        value = np.where(here.taken, value, scalar.constant(identity(how, dtype).value, dtype))
+    sizes = value.shape if value.ndim else (1,) * len(here.spans)
+    full = [here.shape[k] if k in axes else n for k, n in enumerate(sizes)]
+    return scalar.reduce(how, np.broadcast_to(value, full), axes, dtype)
+
+
+def _any_taken(here: _Here, axes: tuple[int, ...], keep: bool = False) -> Array | None:
+    """Which points take part once `axes` are combined."""
+    if here.taken is None or here.taken.ndim == 0:
+        return here.taken
+    return np.asarray(here.taken.any(axis=axes, keepdims=keep))
+
+
+# ---- buffers
+
+
+def _allocate(s: Alloc, machine: _Machine, here: _Here) -> None:
+    """A tile for each point of the axes open; what they index comes before the tile's own dimensions."""
+    name = s.tensor.name
+    shape = [n.size for n in here.spans] + [int(_value(e, machine, _Here())) for e in s.tensor.shape]
+    machine.types[name] = s.tensor.dtype
+    machine.memory[name] = scalar.from_memory(poison(s.tensor, shape), s.tensor.dtype)
+    machine.written[name] = np.zeros(shape, np.bool_)
+    machine.private[name] = tuple(Var(n.name, i64) - dim(n.start) for n in here.spans)
+
+
+def _store(
+    buffer: str, index: tuple[Expr, ...], value: Array, dtype: DType, how: str, machine: _Machine, here: _Here
+) -> None:
+    places = [_value(i, machine, here) for i in (*machine.private.get(buffer, ()), *index)]
+    idle = tuple(k for k, n in enumerate(here.shape) if n > 1 and all(p.ndim == 0 or p.shape[k] == 1 for p in places))
+    if how != "set" and idle:  # updates along these axes meet in one element
+        value = np.expand_dims(_reduced(how, value, dtype, here, idle), idle)
+        spans = tuple(replace(s, stop=s.start + 1) if k in idle else s for k, s in enumerate(here.spans))
+        here = _Here(spans, _any_taken(here, idle, True))
+    target, written = machine.memory[buffer], machine.written.get(buffer)
+    _check_store(buffer, places, index, target.shape, machine, here)
+    kept = np.broadcast_to(True if here.taken is None else here.taken, here.shape)
+    value = np.broadcast_to(value, here.shape)[kept]
+    at = tuple(np.broadcast_to(p, here.shape)[kept] for p in places)
+    if not value.size:
+        return
+    if how != "set" and written is not None and not written[at].all():
+        raise InterpretError(f"{machine.where}: {buffer} is accumulated into before its first write")
+    scalar.combine_at(how, target, at, value)
+    if written is not None:
+        written[at] = True
+
+
+def _check_store(
+    buffer: str, places: list[Array], index: tuple[Expr, ...], shape: tuple[int, ...], machine: _Machine, here: _Here
+) -> None:
+    said = f"{buffer}[{', '.join(map(show, index))}] stores to"
+    first = len(places) - len(index)
+    for d, (p, n) in enumerate(zip(places, shape, strict=True)):
+        if p.size and (p.min() < 0 or p.max() >= n):
+            outside = (p < 0) | (p >= n)
+            refuse(outside if here.taken is None else outside & here.taken, p, n, said, d - first, machine.where)
+
+
+# ---- copies and tensor instructions
+
+
+def _copy(target: Slice, source: Slice, machine: _Machine) -> Stmt:
+    """A copy as the loops that it stands for."""
+    lengths = [n for n in target.lengths if n]
+    names = [f"copy {k}" for k in range(len(lengths))]
+    to, fro = _index(target, names), _index(source, names)
+    zero = cast(const(0, compute(machine.types[source.buffer])), machine.types[source.buffer])
+    value = select(_inside(source, fro, machine), Load(source.buffer, fro, machine.types[source.buffer]), zero)
+    out: Stmt = If(_inside(target, to, machine), (Store(target.buffer, to, value),))
+    for name, n in reversed(list(zip(names, lengths, strict=True))):
+        out = For(name, dim(n), "parallel", Bind("serial"), (out,))
+    return out
+
+
+def _inside(s: Slice, index: tuple[Expr, ...], machine: _Machine) -> Expr:
+    """Whether an element of a slice is within its buffer."""
+    shape = machine.memory[s.buffer].shape[len(machine.private.get(s.buffer, ())) :]
+    return both(*(op("ge", i, 0) for i in index), *(op("lt", i, n) for i, n in zip(index, shape, strict=True)))
+
+
+def _index(s: Slice, names: Sequence[str]) -> tuple[Expr, ...]:
+    """The index of an element of a slice, from the names of the axes along which it extends."""
+    given = iter(names)
+    return tuple(start + Var(next(given), i64) if n else start for start, n in zip(s.starts, s.lengths, strict=True))
+
+
+def _multiply(s: Mma, machine: _Machine, here: _Here) -> None:
+    """Both operands are read whole and multiplied in the accumulator's type; elements add up as a store would."""
+    dtype = machine.types[s.acc.buffer]
+    rows, columns = (n for n in s.acc.lengths if n)
+    depth = next(n for letter, n in zip(s.layout[0], (n for n in s.a.lengths if n), strict=True) if letter == "k")
+    m, n, k = Span("mma m", 0, rows), Span("mma n", 0, columns), Span("mma k", 0, depth)
+
+    def operand(x: Slice, letters: str, first: Span, second: Span) -> Array:
+        at = here.open(first).open(second)
+        load = Load(x.buffer, _index(x, [f"mma {letter}" for letter in letters]), machine.types[x.buffer])
+        return np.broadcast_to(_value(cast(load, dtype), machine, at), at.shape)
+
+    with np.errstate(all="ignore"):
+        product = np.matmul(operand(s.a, s.layout[0], m, k), operand(s.b, s.layout[1], k, n))
+    index = _index(s.acc, ["mma m", "mma n"])
+    _store(s.acc.buffer, index, np.asarray(product), dtype, "sum", machine, here.open(m).open(n))
