@@ -11,6 +11,7 @@ import inspect
 import keyword
 import logging
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -199,7 +200,8 @@ def _decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
         if node.target is torch.ops.aten.detach_.default:  # of a fresh constant: nothing sees the difference
             node.target = torch.ops.aten.detach.default
     if any(_mutates(n) for n in graph.graph.nodes) or mutated:
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # torch's own copying uses what torch deprecates
             exported = exported.run_decompositions(decompositions())
         changed = [s for s in exported.graph_signature.output_specs if s.kind is not OutputKind.USER_OUTPUT]
         if changed:

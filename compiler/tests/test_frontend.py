@@ -1,0 +1,167 @@
+"""Capture: names, weights, structure and refusals; and Torch IR run by eager kernels, as it is and in f64."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from compiler import frontend
+from compiler.errors import CompilerError, Unsupported
+from compiler.ir import aten, aten_text, tensor
+from compiler.passes.torch_to_tensor import lower
+
+
+def run(captured: frontend.Captured, *inputs: torch.Tensor, dtype: torch.dtype | None = None) -> Any:
+    given = dict(zip(captured.arguments, inputs, strict=True)) | captured.constants
+    tensors = [given[i.name] for i in captured.program.inputs]
+    return captured.rebuild(frontend.execute(captured.program, tensors, dtype))
+
+
+def text(function: Callable[..., Any], *inputs: Any, constants: tuple[int, ...] = ()) -> str:
+    program = frontend.capture(function, inputs, constants).program
+    aten.verify(program)
+    assert aten_text.parse(aten_text.show(program)) is program
+    return aten_text.show(program)
+
+
+def test_inputs_are_named_as_the_parameters_and_keep_their_strides() -> None:
+    assert text(lambda left, right: torch.add(left, right, alpha=2), torch.ones(2, 3), torch.ones(3, 2).t()) == (
+        "def f(left: f32[2, 3], right: f32[2: 1, 3: 2]):\n"
+        "    add: f32[2, 3] = aten.add.Tensor(left, right, alpha=2)\n"
+        "    return add\n"
+    )
+
+
+def test_a_name_that_means_something_in_the_text_is_changed() -> None:
+    assert text(lambda f32, inf: f32 + inf, torch.ones(2), torch.ones(2)).startswith(
+        "def f(f32_1: f32[2], inf_1: f32[2])"
+    )
+
+
+def test_weights_of_a_module_become_constants() -> None:
+    module = torch.nn.Linear(4, 3)
+    captured = frontend.capture(module, [torch.ones(2, 4)])
+    assert [i.constant for i in captured.program.inputs] == [True, True, False]
+    assert captured.arguments == ("input",)
+    assert {tuple(t.shape) for t in captured.constants.values()} == {(3, 4), (3,)}
+
+
+def test_tensors_that_a_function_closes_over_become_constants() -> None:
+    weight = torch.randn(3)
+    captured = frontend.capture(lambda x: x * weight, [torch.ones(3)])
+    (name,) = captured.constants
+    assert captured.constants[name] is weight or torch.equal(captured.constants[name], weight)
+
+
+def test_inputs_can_be_marked_as_weights() -> None:
+    weight = torch.randn(3)
+    captured = frontend.capture(lambda x, w: x * w, [torch.ones(3), weight], constants=[1])
+    assert captured.constants == {"w": weight}
+    assert captured.arguments == ("x", "w")
+
+
+def test_a_tensor_passed_twice_is_two_inputs() -> None:
+    x = torch.randn(3)
+    captured = frontend.capture(lambda a, b: a - 2 * b, [x, x])
+    y = torch.randn(3)
+    assert torch.equal(run(captured, x, y), x - 2 * y)
+
+
+def test_nested_arguments_and_results_are_rebuilt() -> None:
+    def f(pair: Any, k: int) -> Any:
+        return {"sum": pair[0] + k, "rest": [pair[1], None, 3]}
+
+    x, y = torch.randn(2), torch.randn(3)
+    captured = frontend.capture(f, [(x, y), 2])
+    result = run(captured, x, y)
+    assert torch.equal(result["sum"], x + 2)
+    assert torch.equal(result["rest"][0], y)
+    assert result["rest"][1:] == [None, 3]
+
+
+def test_only_what_outputs_need_is_kept() -> None:
+    program = frontend.capture(lambda x: (x.exp(), x.max(0)[1])[1], [torch.randn(3)]).program
+    assert [c.op for c in program.calls] == ["aten.max.dim"]
+    assert [t is None for t in program.calls[0].types] == [True, False]
+
+
+def test_ops_without_a_rule_are_decomposed_and_ops_with_one_are_not() -> None:
+    x = torch.randn(2, 3)
+    made = text(lambda x: F.linear(F.gelu(F.glu(x.repeat(1, 2), 1)), x), x)
+    assert "aten.linear.default" in made and "aten.gelu.default" in made
+    assert "aten.glu" not in made and "aten.sigmoid.default" in made
+
+
+def test_updates_of_fresh_tensors_are_made_functional() -> None:
+    x = torch.randn(3)
+    captured = frontend.capture(lambda x: (x * 2).add_(1).clamp_(max=0), [x])
+    assert not any(c.op.split(".")[1].endswith("_") for c in captured.program.calls)
+    assert torch.equal(run(captured, x), (x * 2 + 1).clamp(max=0))
+
+
+@pytest.mark.parametrize(
+    ("function", "problem"),
+    [
+        (lambda x: x.add_(1), "in-place"),
+        (lambda x: x[x > 0], "aten.index.Tensor.*depends on the data"),
+        (lambda x: x.nonzero(), "aten.nonzero.default"),
+        (lambda x: x * x.sum().item(), "_local_scalar_dense"),
+        (lambda x: torch.rand(3) + x, "aten.rand.default.*random"),
+        (lambda x: torch.fft.fft(x), "complex64"),
+        (lambda x: x.to(torch.float8_e4m3fn), "float8_e4m3fn"),
+        (lambda x: F.dropout(x), "aten.dropout.default.*random"),
+        (lambda x: torch.linalg.svd(x)[1], r"aten._linalg_svd.default\(f32\[3, 3\]"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused_by_name(function: Callable[..., Any], problem: str) -> None:
+    with pytest.raises(Unsupported, match=problem):
+        lower.lower(frontend.capture(function, [torch.randn(3, 3)]).program)
+
+
+def test_all_unsupported_calls_are_named_in_one_error() -> None:
+    program = frontend.capture(lambda x: torch.linalg.svd(x)[1] + torch.special.i0(x), [torch.randn(3, 3)]).program
+    with pytest.raises(Unsupported, match=r"_linalg_svd.*i0"):
+        lower.lower(program)
+
+
+def test_unknown_arguments_are_refused() -> None:
+    program = aten_text.parse("def f(x: f32[2]):\n    y: f32[2] = aten.gelu.default(x, exact=True)\n    return y\n")
+    with pytest.raises(Unsupported, match=r"aten.gelu.default\(f32\[2\], exact=True\).*'exact'"):
+        lower.lower(program)
+
+
+def test_a_program_that_torch_refuses_is_refused_with_its_reason() -> None:
+    with pytest.raises(CompilerError, match="reduction dim"):
+        frontend.capture(lambda x: x @ x, [torch.randn(3, 4)])
+
+
+def test_a_symbolic_size_is_refused() -> None:
+    exported = torch.export.export(
+        torch.nn.ReLU(), (torch.randn(3, 4),), dynamic_shapes={"input": {0: torch.export.Dim("n", min=2)}}, strict=False
+    )
+    with pytest.raises(Unsupported, match="sizes must be known"):
+        frontend.convert(exported.graph_module)
+
+
+def test_a_reference_runs_in_double_precision() -> None:
+    x = torch.randn(4, 5).bfloat16()
+    captured = frontend.capture(lambda x: F.softmax(x.float(), -1).to(torch.bfloat16) @ x.mT.mT.t(), [x])
+    exact = F.softmax(x.double(), -1) @ x.double().t()
+    result = run(captured, x, dtype=torch.float64)
+    assert result.dtype is torch.float64
+    torch.testing.assert_close(result, exact, rtol=1e-13, atol=1e-13)
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_reference_compares_with_scalars_as_the_original_does() -> None:
+    x = torch.tensor([0.1, -2]).bfloat16()
+    assert torch.equal(run(frontend.capture(lambda x: x == 0.1, [x]), x, dtype=torch.float64), x == 0.1)
+
+
+def test_results_have_the_strides_that_the_caller_expects() -> None:
+    x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    program = lower.lower(frontend.capture(lambda x: x * 2, [x]).program)
+    tensor.verify(program)
+    assert tuple(s.value for s in program.outputs[0].strides) == x.stride()  # type: ignore[attr-defined]
