@@ -81,7 +81,8 @@ class Copy(Stmt):
 class Mma(Stmt):
     """`acc += a . b` by a tensor instruction, as often as the tiles need: acc[m, n] += sum over k of a[m, k] * b[k, n].
 
-    `layout` tells how the operands lie: a is "mk" or "km", b is "kn" or "nk".
+    `layout` tells how the operands lie: a is "mk", "km" or, where the accumulator is one row [n], "k"; b is "kn" or "nk".
+    Where `sizes` (m, n, k) are given, only that much of the slices is touched, beginning at their starts.
     """
 
     instruction: str
@@ -89,6 +90,20 @@ class Mma(Stmt):
     a: Slice
     b: Slice
     layout: tuple[str, str] = ("mk", "kn")
+    sizes: tuple[Expr, ...] = ()
+
+
+def letters(mma: Mma) -> tuple[str, str, str]:
+    """The axes of an instruction's accumulator and operands, in order."""
+    return ("mn" if "m" in mma.layout[0] else "n"), *mma.layout
+
+
+def lengths(mma: Mma) -> dict[str, int]:
+    """How long the slices are along m, n and k."""
+    out = {"m": 1}
+    for axes, s in zip(letters(mma), (mma.acc, mma.a, mma.b), strict=True):
+        out |= dict(zip(axes, (n for n in s.lengths if n), strict=True))
+    return out
 
 
 @dataclass
@@ -159,7 +174,9 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
         case Store(buffer, index, value, _):
             check(*index, value)
             if state.known.get(buffer) != (value.dtype, len(index)):
-                raise ValueError(f"{where}: {buffer} is {state.known.get(buffer)}, stored {value.dtype} at rank {len(index)}")
+                raise ValueError(
+                    f"{where}: {buffer} is {state.known.get(buffer)}, stored {value.dtype} at rank {len(index)}"
+                )
             _verify_target(kernel, buffer)
         case Alloc(tensor, space, _):
             check(*tensor.shape)
@@ -175,17 +192,20 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
                 raise ValueError(f"{where}: copy of {source.lengths} to {target.lengths} by {how!r}")
             if state.known[target.buffer][0] is not state.known[source.buffer][0]:
                 raise ValueError(f"{where}: copy from {source.buffer} to {target.buffer} changes the type")
-        case Mma(_, acc, a, b, layout):
+        case Mma(_, acc, a, b, _, sizes):
             for x in (acc, a, b):
                 _verify_slice(where, x, state, check)
-            _verify_mma(where, acc, a, b, layout)
+            check(*sizes)
+            _verify_mma(where, s)
         case _:
             raise ValueError(f"{where}: {type(s).__name__} is not a Tile IR statement")
 
 
 def _verify_binding(where: str, var: str, kind: str, binding: Bind) -> None:
     if binding.level not in LEVELS or any(n not in LEVELS[binding.level] for n, _ in binding.args):
-        raise ValueError(f"{where}: loop {var} is bound to {binding.level} with {dict(binding.args)}, which no level takes")
+        raise ValueError(
+            f"{where}: loop {var} is bound to {binding.level} with {dict(binding.args)}, which no level takes"
+        )
     if binding.level in ("blocks", "warps") and kind != "parallel":
         raise ValueError(f"{where}: the {kind} loop {var} cannot be spread over {binding.level}")
     if kind == "scan" and binding.level not in ("serial", "unroll", "lanes"):
@@ -204,14 +224,16 @@ def _verify_slice(where: str, s: Slice, state: _State, check: object) -> None:
     check(*s.starts)
 
 
-def _verify_mma(where: str, acc: Slice, a: Slice, b: Slice, layout: tuple[str, str]) -> None:
-    if layout[0] not in ("mk", "km") or layout[1] not in ("kn", "nk"):
-        raise ValueError(f"{where}: operand layout {layout}")
+def _verify_mma(where: str, s: Mma) -> None:
+    if s.layout[0] not in ("mk", "km", "k") or s.layout[1] not in ("kn", "nk") or len(s.sizes) not in (0, 3):
+        raise ValueError(f"{where}: operand layout {s.layout}, {len(s.sizes)} sizes")
     sizes: dict[str, int] = {}
-    for letters, s in (("mn", acc), (layout[0], a), (layout[1], b)):
-        lengths = [n for n in s.lengths if n]
-        if len(lengths) != 2 or any(sizes.setdefault(x, n) != n for x, n in zip(letters, lengths, strict=True)):
-            raise ValueError(f"{where}: tensor instruction on {s.buffer} with lengths {lengths}, expected {letters} with {sizes}")
+    for axes, x in zip(letters(s), (s.acc, s.a, s.b), strict=True):
+        found = [n for n in x.lengths if n]
+        if len(found) != len(axes) or any(sizes.setdefault(a, n) != n for a, n in zip(axes, found, strict=True)):
+            raise ValueError(
+                f"{where}: tensor instruction on {x.buffer} with lengths {found}, expected {axes} with {sizes}"
+            )
 
 
 def buffers(body: tuple[Stmt, ...]) -> set[str]:

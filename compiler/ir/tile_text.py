@@ -39,8 +39,14 @@ def _show(s: Stmt) -> list[str]:
             return [f"{t.name} = {space}({show_type(t.dtype, t.shape, t.strides)}{more})"]
         case tile.Copy(target, source, how):
             return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}")']
-        case tile.Mma(instruction, acc, a, b, layout):
-            return [f'mma("{instruction}", {show_slice(acc)}, {show_slice(a)}, {show_slice(b)}, "{layout[0]}", "{layout[1]}")']
+        case tile.Mma(instruction, acc, a, b, layout, sizes):
+            said = [
+                f'"{instruction}"',
+                *map(show_slice, (acc, a, b)),
+                *(f'"{x}"' for x in layout),
+                *map(show_expr, sizes),
+            ]
+            return [f"mma({', '.join(said)})"]
     raise TypeError(f"{type(s).__name__} is not a Tile IR statement")
 
 
@@ -63,8 +69,13 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             return (tile.Alloc(t, space, _whole(keywords[0].value) if keywords else 0),)
         case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how)])):
             return (tile.Copy(_slice(target, scope), _slice(source, scope), how),)
-        case ast.Expr(ast.Call(ast.Name("mma"), [ast.Constant(str() as name), acc, a, b, ast.Constant(la), ast.Constant(lb)])):
-            return (tile.Mma(name, _slice(acc, scope), _slice(a, scope), _slice(b, scope), (str(la), str(lb))),)
+        case ast.Expr(
+            ast.Call(
+                ast.Name("mma"), [ast.Constant(str() as name), acc, a, b, ast.Constant(la), ast.Constant(lb), *sizes]
+            )
+        ):
+            slices = [_slice(x, scope) for x in (acc, a, b)]
+            return (tile.Mma(name, *slices, (str(la), str(lb)), tuple(expression(e, scope) for e in sizes)),)
     return None
 
 
