@@ -20,7 +20,7 @@ from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
 from compiler.ir import aten, kernel
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr, static
+from compiler.ir.expr import Expr, dim, static
 from compiler.ir.node import digest
 from compiler.ir.tensor import Tensor, row_major
 from compiler.pipeline import Lowering
@@ -129,8 +129,14 @@ def poisoned(dtype: DType, shape: tuple[int, ...], stride: tuple[int, ...]) -> t
 
 def _layout(made: Tensor, kind: aten.Type) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of an output as the caller sees it: a reshape of what the program makes is the caller's matter."""
-    same = made.shape == kind.shape
-    return sizes(kind.shape), sizes(made.strides if same else row_major(kind.shape))
+    same = tuple(n for n in kind.shape if static(n) != 1) == tuple(n for n in made.shape if static(n) != 1)
+    return sizes(kind.shape), sizes(_strides(made, kind) if same else row_major(kind.shape))
+
+
+def _strides(made: Tensor, kind: aten.Type) -> tuple[Expr, ...]:
+    """The strides of `made`, which may lack axes of extent 1."""
+    given = iter(s for n, s in zip(made.shape, made.strides, strict=True) if static(n) != 1)
+    return tuple(dim(1) if static(n) == 1 else next(given) for n in kind.shape)
 
 
 # ---- compiled functions

@@ -1,4 +1,4 @@
-"""Tensor IR in, Tensor IR out: afterwards no equation is a mere view of another, and none is dead.
+"""Tensor IR in, Tensor IR out: afterwards no equation is a mere view of another, none is dead, and no axis has one index only.
 
 A view is a map that computes nothing: it only says where its elements come from. Readers take over its index; a view that
 is the one reader of a reduction becomes a reduction over its own axes; a reshape that is an output is left to the caller.
@@ -7,9 +7,10 @@ is the one reader of a reduction becomes a reduction over its own axes; a reshap
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, substitute
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, canonical, dim, substitute
 from compiler.ir.index import extent_range, linear, simplify
 from compiler.ir.tensor import (
     Axis,
@@ -18,7 +19,9 @@ from compiler.ir.tensor import (
     Map,
     Program,
     Reduce,
+    Scan,
     Scatter,
+    Tensor,
     bound,
     equations,
     expressions,
@@ -30,10 +33,47 @@ from compiler.ir.tensor import (
 
 def compose(program: Program) -> Program:
     """Views composed with what they view; dead equations removed."""
-    program = remove_dead(_forward(program))
+    program = remove_dead(_forward(_squeeze(program)))
     program = _reindex_reductions(program)
     program = _alias_outputs(program)
     return remove_dead(program)
+
+
+def _squeeze(program: Program) -> Program:
+    """Axes of extent 1 disappear, from outputs too: they see the same memory."""
+    kept: dict[str, list[int]] = {}
+    made: dict[str, Equation] = {}
+    for e in equations(program):
+        kept[e.name] = [n for n, a in enumerate(e.axes) if not _unit(a)]
+        zero: dict[Expr, Expr] = {a.var: dim(0) for a in (*e.axes, *bound(e)) if _unit(a)}
+
+        def rewrite(node: Any, zero: dict[Expr, Expr] = zero) -> Any:
+            if isinstance(node, Load) and node.buffer in kept:
+                node = node.replace(index=tuple(node.index[n] for n in kept[node.buffer]))
+            return zero[node] if node in zero else canonical(node.map(rewrite))
+
+        new = e.replace(axes=tuple(a for a in e.axes if not _unit(a)))
+        match new:
+            case Scatter():
+                index = tuple(rewrite(new.index[n]) for n in kept[e.name])
+                new = new.replace(base=rewrite(new.base), index=index, value=rewrite(new.value), guard=rewrite(new.guard))
+            case Scan(along=along, value=value) if not any(a.name == along for a in new.axes):
+                new = Map(new.name, new.axes, rewrite(value))
+            case _:
+                new = new.replace(value=rewrite(expressions(new)[0]))
+        if isinstance(new, Reduce | Scatter):
+            new = new.replace(over=tuple(a for a in new.over if not _unit(a)))
+        made[e.name] = new
+    outputs = [_squeezed(t, kept[t.name]) if t.name in kept else t for t in program.outputs]
+    return _rewrite(program, made).replace(outputs=tuple(outputs))
+
+
+def _unit(a: Axis) -> bool:
+    return isinstance(a.extent, Const) and a.extent.value == 1
+
+
+def _squeezed(t: Tensor, kept: list[int]) -> Tensor:
+    return t.replace(shape=tuple(t.shape[n] for n in kept), strides=tuple(t.strides[n] for n in kept))
 
 
 def is_view(e: Equation) -> bool:
