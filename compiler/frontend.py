@@ -193,22 +193,27 @@ def decompositions() -> Decompositions:
 
 
 def _decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
-    """The graph with nothing left that is decomposable and has no rule."""
-    mutated = [s for s in spec.output_specs if s.kind is not OutputKind.USER_OUTPUT]
+    """The graph with nothing left that is decomposable and has no rule, and no update in place."""
     graph = exported.graph_module
     for node in graph.graph.nodes:
         if node.target is torch.ops.aten.detach_.default:  # of a fresh constant: nothing sees the difference
             node.target = torch.ops.aten.detach.default
-    if any(_mutates(n) for n in graph.graph.nodes) or mutated:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # torch's own copying uses what torch deprecates
-            exported = exported.run_decompositions(decompositions())
-        changed = [s for s in exported.graph_signature.output_specs if s.kind is not OutputKind.USER_OUTPUT]
-        if changed:
-            what = [str(s.target) for s in changed]
-            raise Unsupported("in-place update", what, "a program must leave its inputs and weights as they are")
-        graph = exported.graph_module
-    return expand(graph)
+    if not _updates(spec) and not any(_mutates(n) for n in graph.graph.nodes):
+        graph = expand(graph)
+        if not any(_mutates(n) for n in graph.graph.nodes):
+            return graph
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own copying uses what torch deprecates
+        functional = exported.run_decompositions(decompositions())
+    updated = _updates(functional.graph_signature)
+    if updated:
+        raise Unsupported("in-place update", updated, "a program must leave its inputs and weights as they are")
+    return expand(functional.graph_module)
+
+
+def _updates(spec: Any) -> list[str]:
+    """The inputs and weights that a program changes."""
+    return [str(s.target) for s in spec.output_specs if s.kind is not OutputKind.USER_OUTPUT]
 
 
 def _mutates(node: Node) -> bool:
@@ -307,6 +312,20 @@ def convert(
     program = Program(name, tuple(inputs), _used(calls, outputs), outputs)
     aten.verify(program)
     return Converted(program, values, tuple(names))
+
+
+def from_graph(graph: GraphModule, constants: Mapping[int, torch.Tensor] = {}) -> Captured:
+    """A graph of ATen calls that AOT Autograd or `make_fx` made, whose nodes carry example values.
+
+    `constants` are the known values of some of its placeholders, by position. Decompose with `decompositions()` before.
+    """
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    tensors = [position for position, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    leaves, structure = pytree.tree_flatten(output.args[0])
+    literals = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Node)}
+    made = convert(expand(graph), [n.name for n in placeholders], constants)
+    return Captured(made.program, made.constants, tuple(made.inputs[n] for n in tensors), structure, literals)
 
 
 class _Reader:
@@ -433,8 +452,8 @@ def execute(
         for call in program.calls:
             args = [_actual(a, env, dtype) for a in call.args]
             kwargs = {k: _actual(a, env, dtype, k) for k, a in call.kwargs}
-            if dtype is not None and call.op in _COMPARISONS and isinstance(args[1], float):
-                args[1] = torch.tensor(args[1], dtype=_compared(call, known)).item()
+            if dtype is not None:
+                args = _faithful(call, args, known)
             result = resolve(call.op)(*args, **kwargs)
             results = result if isinstance(result, tuple | list) else (result,)
             env |= {n: _promoted(r, dtype) for n, r in zip(call.outputs, results, strict=True)}
@@ -480,9 +499,28 @@ def _actual(argument: object, env: Mapping[str, Any], dtype: torch.dtype | None,
     return argument
 
 
-def _compared(call: Call, known: Mapping[str, Type]) -> torch.dtype:
-    """The type in which a comparison with a floating scalar happens."""
-    match call.args[0]:
-        case Ref(name) if known[name].dtype.is_float:
-            return torch_dtype(known[name].dtype)
-    return torch.float32
+def _faithful(call: Call, args: list[Any], known: Mapping[str, Type]) -> list[Any]:
+    """Arguments with which a call means in another floating type what it does in its own.
+
+    What depends on the type is spelled out: the rounding of a scalar that is compared with, and defaults made of the
+    type's greatest value or rounding unit.
+    """
+    first = call.args[0] if call.args else None
+    own = torch_dtype(known[first.name].dtype) if isinstance(first, Ref) else torch.float32
+    own = own if own.is_floating_point else torch.float32
+    match call.op, args:
+        case op, [x, float(y)] if op in _COMPARISONS:
+            return [x, torch.tensor(y, dtype=own).item()]
+        case "aten._softmax.default" | "aten._log_softmax.default", [x, dim_, _]:
+            return [x, dim_, False]
+        case "aten.rms_norm.default", _:
+            unit = torch.finfo(torch.float64 if own is torch.float64 else torch.float32).eps
+            weight, eps = (*args[2:], None, None)[:2]
+            return [*args[:2], weight, unit if eps is None else eps]
+        case "aten._fused_rms_norm.default", [x, shape, weight, None]:
+            return [x, shape, weight, torch.finfo(torch.float64 if own is torch.float64 else torch.float32).eps]
+        case "aten.nan_to_num.default", _:
+            nan, high, low = (*args[1:], None, None, None)[:3]
+            top = torch.finfo(own).max
+            return [args[0], nan, top if high is None else high, -top if low is None else low]
+    return args

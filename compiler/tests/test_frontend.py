@@ -1,11 +1,13 @@
 """Capture: names, weights, structure and refusals; and Torch IR run by eager kernels, as it is and in f64."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.aot_autograd import aot_module_simplified
 
 from compiler import frontend
 from compiler.errors import CompilerError, Unsupported
@@ -94,6 +96,12 @@ def test_ops_without_a_rule_are_decomposed_and_ops_with_one_are_not() -> None:
     assert "aten.glu" not in made and "aten.sigmoid.default" in made
 
 
+def test_updates_within_a_decomposition_are_made_functional() -> None:
+    x, y = torch.randn(3, 4), torch.randn(3, 4)
+    captured = frontend.capture(F.cosine_similarity, [x, y])
+    torch.testing.assert_close(run(captured, x, y), F.cosine_similarity(x, y))
+
+
 def test_updates_of_fresh_tensors_are_made_functional() -> None:
     x = torch.randn(3)
     captured = frontend.capture(lambda x: (x * 2).add_(1).clamp_(max=0), [x])
@@ -165,3 +173,33 @@ def test_results_have_the_strides_that_the_caller_expects() -> None:
     program = lower.lower(frontend.capture(lambda x: x * 2, [x]).program)
     tensor.verify(program)
     assert tuple(s.value for s in program.outputs[0].strides) == x.stride()  # type: ignore[attr-defined]
+
+
+def test_a_reference_keeps_defaults_that_depend_on_the_type() -> None:
+    x = torch.full((4,), 1e-3)
+    result = run(frontend.capture(lambda x: F.rms_norm(x, (4,)), [x]), x, dtype=torch.float64)
+    torch.testing.assert_close(result.float(), F.rms_norm(x, (4,)), rtol=1e-6, atol=0)
+    x = torch.tensor([float("inf"), 1.0])
+    result = run(frontend.capture(torch.nan_to_num, [x]), x, dtype=torch.float64)
+    assert torch.equal(result.float(), torch.nan_to_num(x))
+
+
+def test_a_graph_of_aot_autograd_is_read() -> None:
+    def inference(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Any:
+        captured = frontend.from_graph(gm)
+        aten.verify(captured.program)
+        return make_boxed_func(lambda *given: run(captured, *given))
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        return aot_module_simplified(graph, inputs, inference, decompositions=frontend.decompositions())
+
+    x, weight = torch.randn(2, 3, 4, 4), torch.randn(4, 4)
+
+    def f(x: torch.Tensor) -> Any:
+        y = F.scaled_dot_product_attention(x, x, x, is_causal=True)
+        return F.layer_norm(F.gelu(F.linear(y, weight)), (4,)), F.softmax(y, -1), None
+
+    with torch.no_grad():
+        ours, theirs = torch.compile(f, backend=backend)(x), f(x)
+    assert ours[2] is None
+    torch.testing.assert_close(ours[:2], theirs[:2])

@@ -114,7 +114,7 @@ EXPRESSIONS = """
     x.bfloat16().float() * 3
     x.half().float() + 1
     x.type_as(i)
-    x.double() + torch.exp(x)
+    x.double() + x * 2
     tenth == 0.1
     tenth < n
     (x, x + 1, x)
