@@ -1,0 +1,302 @@
+"""What Kernel IR means: a program and its inputs as NumPy arrays go in, its outputs come out.
+
+Each function is translated to Python (kernel_python.py) and run, one iteration after the other, loops marked parallel
+backwards. To leave a buffer's bounds, to read what was never written, or to leave an element of an output unwritten is
+an error. Device functions are interpreted by the rows of `CALLS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from compiler.interpret import scalar
+from compiler.interpret.grid import InterpretError
+from compiler.interpret.kernel_python import translate
+from compiler.interpret.loop import poison
+from compiler.interpret.scalar import FUNCTIONS, Array
+from compiler.interpret.tensor import bind_sizes, extent
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType, i64
+from compiler.ir.expr import OPS, dim
+from compiler.ir.kernel import Call, Function, Program
+from compiler.ir.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An element of a buffer, as an argument of a device function."""
+
+    name: str
+    memory: Array
+    offset: int
+    written: bytearray | None
+    where: str
+
+    def read(self, at: Array) -> Array:
+        """The elements at these distances."""
+        places = np.asarray(at, np.int64) + self.offset
+        _check(self.where, self.name, self.memory, self.written, places, "loads")
+        return np.asarray(self.memory[places])
+
+    def write(self, at: Array, values: Array) -> None:
+        places = np.asarray(at, np.int64) + self.offset
+        _check(self.where, self.name, self.memory, None, places, "stores")
+        self.memory[places] = values
+        if self.written is not None:
+            np.frombuffer(self.written, np.uint8)[places] = 1
+
+
+# Device functions: name -> what it does, given the template arguments and the arguments, pointers among them.
+CALLS: dict[str, Callable[[tuple[int | str, ...], tuple[Any, ...]], None]] = {}
+
+
+def _check(where: str, name: str, memory: Array, written: bytearray | None, places: Array, verb: str) -> None:
+    outside = places[(places < 0) | (places >= memory.size)]
+    if outside.size:
+        raise InterpretError(f"{where}: {verb} element {outside.flat[0]} of {name}, which has {memory.size}")
+    if written is not None:
+        blank = places[np.frombuffer(written, np.uint8)[places] == 0]
+        if blank.size:
+            raise InterpretError(f"{where}: {verb} element {blank.flat[0]} of {name}, which was never written")
+
+
+@dataclass
+class _Buffer:
+    """The memory of a tensor; `written` is None for inputs."""
+
+    memory: Array
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    written: bytearray | None = None
+
+    def seen(self, flat: Array) -> Array:
+        """One-dimensional memory as the tensor that lies in it."""
+        steps = [n * flat.itemsize for n in self.strides]
+        return np.lib.stride_tricks.as_strided(flat, self.shape, steps)
+
+
+def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """The outputs of `program` on `arrays`, in the order of its inputs; raises InterpretError for a wrong access."""
+    sizes = bind_sizes(program, [np.shape(a) for a in arrays])  # type: ignore[arg-type]
+    buffers: dict[str, _Buffer] = {}
+    for t, a in zip(program.inputs, arrays, strict=True):
+        made = buffers[t.name] = _allocate(t, sizes)
+        made.seen(made.memory)[...] = np.asarray(a)
+    for t in (*program.outputs, *program.temps):
+        if t.name not in buffers:
+            buffers[t.name] = _allocate(t, sizes)
+            buffers[t.name].written = bytearray(buffers[t.name].memory.size)
+    with np.errstate(all="ignore"):
+        for f in program.functions:
+            undefined = frozenset(p.name for p in f.params if buffers[p.name].written is not None)
+            parts = (_parts(buffers[p.name]) for p in f.params)
+            _compiled(f, program.sizes, undefined)(*(sizes[s] for s in program.sizes), *(x for p in parts for x in p))
+    return tuple(_result(program, t, buffers[t.name]) for t in program.outputs)
+
+
+def _allocate(t: Tensor, sizes: dict[str, int]) -> _Buffer:
+    shape, strides = (tuple(extent(e, sizes) for e in es) for es in (t.shape, t.strides))
+    count = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
+    return _Buffer(_poisoned(t.dtype, count), shape, strides)
+
+
+def _poisoned(dtype: DType, count: int) -> Array:
+    """`count` conspicuous elements; bf16 is held as f32."""
+    kind = dt.f32 if dtype is dt.bf16 else dtype
+    return poison(Tensor("", kind, (dim(count),), (dim(1),)), [count])
+
+
+def _parts(b: _Buffer) -> tuple[Array, memoryview, int, bytearray | None]:
+    return b.memory, b.memory.data, b.memory.size, b.written
+
+
+def _result(program: Program, t: Tensor, b: _Buffer) -> Array:
+    if b.written is not None and b.memory.size:
+        blank = np.argwhere(b.seen(np.frombuffer(b.written, np.uint8)) == 0)
+        if len(blank):
+            raise InterpretError(f"{program.name}: element {blank[0].tolist()} of output {t.name} was never written")
+    return np.array(b.seen(b.memory)) if b.memory.size else np.empty(b.shape, b.memory.dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(f: Function, sizes: tuple[str, ...], undefined: frozenset[str]) -> Callable[..., None]:
+    for s in f.body:
+        for n in s.walk():
+            if isinstance(n, Call) and n.function not in CALLS:
+                raise InterpretError(f"function {f.name}: no row of CALLS says what {n.function} does")
+    source, literals = translate(f, sizes, set(undefined))
+    names: dict[str, Any] = {**_NAMES, **literals, **_accesses(f"function {f.name}")}
+    exec(compile(source, f"<{f.name}>", "exec"), names)  # the text is our own
+    made: Callable[..., None] = names["run"]
+    return made
+
+
+def _accesses(where: str) -> dict[str, Any]:
+    """What a translated function calls for accesses that need the function's name for their errors."""
+
+    def outside(name: str, index: int, lanes: int, size: int, verb: str) -> None:
+        what = f"element {index}" if lanes == 1 else f"elements {index} to {index + lanes - 1}"
+        why = "which has" if not 0 <= index <= size - lanes else "of which some were never written, of"
+        raise InterpretError(f"{where}: {verb} {what} of {name}, {why} {size}")
+
+    def gather(name: str, memory: Array, written: bytearray | None, places: Array) -> Array:
+        wanted = places.tolist()
+        if min(wanted) < 0 or max(wanted) >= memory.size or not (written is None or all(written[i] for i in wanted)):
+            _check(where, name, memory, written, places, "loads")
+        return np.asarray(memory[places])
+
+    def pointer(name: str, memory: Array, offset: int, written: bytearray | None) -> Pointer:
+        return Pointer(name, memory, offset, written, where)
+
+    def call(name: str, template: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
+        CALLS[name](template, args)
+
+    return {"outside": outside, "gather": gather, "pointer": pointer, "call": call}
+
+
+# ---- the names that translated functions use
+
+
+def _array(size: int, dtype: str) -> tuple[Array, memoryview, int, bytearray]:
+    memory = _poisoned(dt.parse(dtype), size)
+    return memory, memory.data, size, bytearray(size)
+
+
+def _full(lanes: int, value: Any, dtype: str) -> Array:
+    return np.full(lanes, value, scalar.storage(dt.DTYPES[dtype]))
+
+
+def _convert(x: Array, source: str, target: str) -> Array:
+    return scalar.cast(x, dt.DTYPES[source], dt.DTYPES[target])
+
+
+def _round_bf16(x: Any) -> Any:
+    if x != x:
+        return x
+    bits = struct.unpack("<I", struct.pack("<f", x))[0]
+    return np.float32(struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))[0])
+
+
+def _float_from_int(x: int, dtype: str) -> Any:
+    made = np.int64(x).astype(scalar.storage(dt.f32 if dtype in ("bf16", "f16") else dt.DTYPES[dtype]))  # rounds once
+    return _round_bf16(made) if dtype == "bf16" else np.float16(made) if dtype == "f16" else made
+
+
+def _int_from_float(x: Any, bits: int, signed: bool) -> int:
+    """As x86 converts: what does not fit 32 bits (64 for i64) gives the least; narrower types take the low bits."""
+    least = -(2 ** (max(bits, 32) - 1))
+    whole = int(x) if math.isfinite(x) else least
+    whole = whole if least <= whole < -least else least
+    return _wrapped(whole, bits, signed)
+
+
+def _wrapped(x: int, bits: int, signed: bool) -> int:
+    half = 1 << (bits - 1) if signed else 0
+    return ((x + half) & ((1 << bits) - 1)) - half
+
+
+def _wrap(dtype: DType) -> Callable[[int], int]:
+    low, high = dt.integer_range(dtype)
+    signed = dtype.kind == "int"
+
+    def wrap(x: int) -> int:
+        return x if low <= x <= high else _wrapped(x, dtype.bits, signed)
+
+    return wrap
+
+
+def _through_f64(u: np.ufunc) -> Callable[..., Any]:
+    """A function of f32, computed in f64 and rounded once."""
+    return lambda *args: type(args[0])(u(*map(float, args)))
+
+
+def _same_type(f: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args: type(args[0])(f(*args))
+
+
+def _truncdiv(a: int, b: int) -> int:
+    return 0 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+
+
+def _shift_left(a: int, count: int, bits: int) -> int:
+    return a << count if 0 <= count < bits else 0
+
+
+def _shift_right(a: int, count: int, bits: int) -> int:
+    return a >> (count if 0 <= count < bits else bits)
+
+
+# fmt: off
+_INTEGERS: dict[str, Callable[..., Any]] = {
+    "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0,
+    "truncdiv": _truncdiv, "rem": lambda a, b: a - b * _truncdiv(a, b) if b else 0,
+    "abs": abs, "sign": lambda a: (a > 0) - (a < 0), "min": min, "max": max,
+    "shl": _shift_left, "shr": _shift_right, "where": lambda c, a, b: a if c else b,
+}
+_BOOLS: dict[str, Callable[..., Any]] = {
+    "min": lambda a, b: a and b, "max": lambda a, b: a or b, "where": lambda c, a, b: a if c else b,
+}
+_FLOATS: dict[str, Callable[..., Any]] = {
+    "min": lambda a, b: a if a <= b or a != a else b, "max": lambda a, b: a if a >= b or a != a else b,
+    "where": lambda c, a, b: a if c else b, "isnan": lambda a: bool(a != a), "abs": abs,
+    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint, "sqrt": np.sqrt,
+    "erf": _same_type(math.erf), "erfc": _same_type(math.erfc),
+}
+_UFUNCS = {
+    "pow": np.power, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2,
+    "log10": np.log10, "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos,
+    "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh, "asinh": np.arcsinh,
+    "acosh": np.arccosh, "atanh": np.arctanh,
+}
+# fmt: on
+
+
+def _plain(f: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of arrays, for scalars."""
+    return lambda *args: np.asarray(f(*args))[()]
+
+
+def _float_functions() -> dict[str, Callable[..., Any]]:
+    made = {name: _plain(FUNCTIONS[name]) for name in OPS}
+    return made | {name: _through_f64(u) for name, u in _UFUNCS.items()} | _FLOATS
+
+
+def _reductions() -> dict[str, Callable[[Array], Any]]:
+    """Lanes to a scalar: floats as they are, others as Python's own."""
+
+    def across(u: np.ufunc, logical: np.ufunc) -> Callable[[Array], Any]:
+        def f(x: Array) -> Any:
+            made = (logical if x.dtype.kind == "b" else u).reduce(x, dtype=x.dtype)
+            return made if x.dtype.kind == "f" else made.item()
+
+        return f
+
+    both, either = np.logical_and, np.logical_or
+    rows = {"sum": (np.add, either), "prod": (np.multiply, both),
+            "max": (np.maximum, either), "min": (np.minimum, both),
+            "and": (np.bitwise_and, both), "or": (np.bitwise_or, either)}  # fmt: skip
+    return {f"across_{name}": across(*row) for name, row in rows.items()}
+
+
+_NAMES: dict[str, Any] = {
+    "array": _array,
+    "full": _full,
+    "convert": _convert,
+    "round_bf16": _round_bf16,
+    "float_from_int": _float_from_int,
+    "int_from_float": _int_from_float,
+    **{f"t_{name}": scalar.storage(d).type for name, d in dt.DTYPES.items()},
+    **{f"wrap_{d}": _wrap(d) for d in (i64, dt.i32, dt.i16, dt.i8, dt.u8)},
+    **{f"int_{name}": f for name, f in _INTEGERS.items()},
+    **{f"bool_{name}": f for name, f in _BOOLS.items()},
+    **{f"float_{name}": f for name, f in _float_functions().items()},
+    **{f"vector_{name}": f for name, f in FUNCTIONS.items()},
+    **_reductions(),
+}
