@@ -55,25 +55,33 @@ class Fold(Step):
     loop: str
 
 
-class Interchange(Step):
-    """The reduction loop around which `accumulator` is kept moves outside the parallel loops `over`; the scalar becomes a tile of them."""
+class Distribute(Step):
+    """The perfectly nested loops `loops` around `accumulator` run three times: for its first value, its sum, and what follows.
+
+    The scalar becomes a local tile over them. The loops around the sum keep their names, so that it can be reordered; the
+    others are called `i_first` and `i_last`.
+    """
 
     accumulator: str
-    over: tuple[str, ...]
+    loops: tuple[str, ...]
 
 
 class Pack(Step):
-    """What loop `at` reads of `buffer` is copied into local memory first, axis by axis in the order and blocks of `layout`."""
+    """The factor of a sum of products that loads `buffer` is computed into the local tile `tile` beforehand.
+
+    The tile's axes are `loops`, in this order; the loops that fill it are called `i_tile`, and stand as far outside as
+    the factor allows.
+    """
 
     buffer: str
-    at: str
-    layout: tuple[tuple[str, int], ...]
+    tile: str
+    loops: tuple[str, ...]
 
 
 class Tensorize(Step):
-    """The loops `loops` (m, n, k) around an accumulation become one tensor instruction."""
+    """The perfectly nested loops `loops` (m, n, k, or n, k) around a sum of products become one tensor instruction."""
 
-    loops: tuple[str, str, str]
+    loops: tuple[str, ...]
     instruction: str
 
 
@@ -94,7 +102,9 @@ class ScheduleError(ValueError):
         self.step, self.reason = step, reason
 
 
-STEPS: dict[str, type[Step]] = {s.__name__.lower(): s for s in (Split, Reorder, Collapse, Bind, Fold, Interchange, Pack, Tensorize)}
+STEPS: dict[str, type[Step]] = {
+    s.__name__.lower(): s for s in (Split, Reorder, Collapse, Bind, Fold, Distribute, Pack, Tensorize)
+}
 
 
 def show(schedule: Schedule) -> str:

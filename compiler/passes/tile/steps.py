@@ -9,7 +9,20 @@ from compiler.ir.expr import Const, Expr, Load, Var, names, op, substitute
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.schedule.steps import Bind, Collapse, Fold, Reorder, Schedule, ScheduleError, Split, Step
+from compiler.passes.tile import contraction
+from compiler.schedule.steps import (
+    Bind,
+    Collapse,
+    Distribute,
+    Fold,
+    Pack,
+    Reorder,
+    Schedule,
+    ScheduleError,
+    Split,
+    Step,
+    Tensorize,
+)
 
 Change = Callable[[tile.For], tuple[Stmt, ...]]
 
@@ -34,6 +47,12 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = at_loop(kernel, step, step.loop, lambda f: (f.replace(bind=tile.Bind(step.level, step.args)),))
         case Fold():
             new = fold(program, kernel, step)
+        case Distribute():
+            new = contraction.distribute(kernel, step)
+        case Pack():
+            new = contraction.pack(kernel, step)
+        case Tensorize():
+            new = contraction.tensorize(kernel, step)
         case _:
             raise ScheduleError(step, "no such step")
     gone = {p.name for p in kernel.params} - {p.name for p in new.params}
@@ -145,7 +164,8 @@ def fold(program: Program, kernel: Kernel, step: Fold) -> Kernel:
     if buffer is None or users != [kernel.name]:
         raise ScheduleError(step, f"{step.buffer} is not a temporary of this kernel alone")
     return at_loop(kernel, step, step.loop, lambda f: _folded(step, kernel, f, buffer)).replace(
-        params=tuple(p for p in kernel.params if p is not buffer), writes=tuple(w for w in kernel.writes if w != buffer.name)
+        params=tuple(p for p in kernel.params if p is not buffer),
+        writes=tuple(w for w in kernel.writes if w != buffer.name),
     )
 
 
@@ -155,7 +175,11 @@ def _folded(step: Fold, kernel: Kernel, f: tile.For, buffer: Tensor) -> tuple[St
     if len(uses) != len(everywhere):
         raise ScheduleError(step, f"{buffer.name} is used outside {f.var}")
     around = {f.var} | {n.var for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and f in set(n.walk())}
-    fixed = [k for k in range(len(buffer.shape)) if len({u.index[k] for u in uses}) == 1 and names(uses[0].index[k]) <= around]
+    fixed = [
+        k
+        for k in range(len(buffer.shape))
+        if len({u.index[k] for u in uses}) == 1 and names(uses[0].index[k]) <= around
+    ]
     keep = [k for k in range(len(buffer.shape)) if k not in fixed]
     shape = tuple(buffer.shape[k] for k in keep)
     small = buffer.replace(shape=shape, strides=row_major(shape))
