@@ -155,7 +155,7 @@ def test_functions_of_two_numbers_keep_their_claims(header: str, machine: str, t
 
 def _truncdiv(x: Array, y: Array) -> Array:
     down = np.floor_divide(x, y)
-    return (down + ((np.fmod(x, y) != 0) & ((x < 0) != (y < 0)))).astype(x.dtype)
+    return np.asarray(down + ((np.fmod(x, y) != 0) & ((x < 0) != (y < 0)))).astype(x.dtype)
 
 
 def _shl(x: Array, y: Array) -> Array:

@@ -1,5 +1,7 @@
 """Loads, stores, conversions and reductions of the C++ device headers against PyTorch and NumPy, at every width."""
 
+import ctypes
+import mmap
 import shutil
 from pathlib import Path
 
@@ -197,3 +199,31 @@ def test_reductions_keep_nan_and_add_by_halves(tmp_path: Path) -> None:
             poisoned[at] = np.nan
             call(library[f"reduce_{width}"], poisoned, y)
             assert np.isnan(y).all(), f"NaN in lane {at} of {width}, seed {seed}"
+
+
+PARTIAL = """
+extern "C" void partial_DTYPE_WIDTH(LANE* p, long n) {
+  mlc_store_n(p, mlc_load_n<LANE, WIDTH>(p, n) + (LANE)1, n);
+}
+"""
+
+
+def test_partial_access_stays_on_its_page(tmp_path: Path) -> None:
+    dtypes, widths = ("f32", "f64", "i64", "i32", "i16", "u8"), ("2", "4", "8", "16")
+    body = "".join(text(PARTIAL, DTYPE=d, WIDTH=w, LANE=CPP[d]) for d in dtypes for w in widths)
+    library = build(tmp_path, ["memory.h"], body, "native")
+    libc, page = ctypes.CDLL(None), mmap.PAGESIZE
+    pages = mmap.mmap(-1, 3 * page)
+    memory = np.frombuffer(pages, np.uint8)
+    middle = memory[page : 2 * page]
+    for neighbour in (0, 2 * page):  # any access to these pages ends the process
+        assert libc.mprotect(ctypes.c_void_p(memory.ctypes.data + neighbour), page, 0) == 0
+    for dtype in dtypes:
+        for width in map(int, widths):
+            for n in range(width):
+                last = middle.view(NUMPY[dtype])[page // np.dtype(NUMPY[dtype]).itemsize - n :]
+                last[:] = 3
+                # For n = 0 the address itself is that of the page that may not be touched.
+                end = ctypes.c_void_p(memory.ctypes.data + 2 * page - last.nbytes)
+                library[f"partial_{dtype}_{width}"](end, ctypes.c_long(n))
+                assert (last == 4).all(), f"{dtype} x {width}, n = {n}"

@@ -69,7 +69,7 @@ MLC_INLINE V mlc_expm1_quotient(V r) {
   return q;
 }
 
-// x = n ln 2 + head + low; returns expm1(head + low), for NEAR_ONE whole, else without head, to be added last.
+// x = n ln 2 + head + low, expm1(head + low) = head + tail; returns tail. Head has no error, so it is added last.
 template <bool NEAR_ONE, typename V>
 MLC_INLINE V mlc_exp_reduce(V x, V& n, V& head) {
   const V magic = V{} + mlc_magic<V>;
@@ -85,7 +85,7 @@ MLC_INLINE V mlc_exp_reduce(V x, V& n, V& head) {
   }
   V r = head + low;
   V square = r * r;
-  return mlc_expm1_quotient<NEAR_ONE>(r) * square + (NEAR_ONE ? r : low);
+  return mlc_expm1_quotient<NEAR_ONE>(r) * square + low;
 }
 
 template <typename V>
@@ -95,8 +95,8 @@ MLC_INLINE V mlc_exp_lanes(V x) {
     x = mlc_limit(x, -176.f, 89.f);
   else
     x = mlc_limit(x, -1418.2, 710.);
-  V n, head, p = mlc_exp_reduce<true>(x, n, head);
-  return mlc_scale(p + 1, n);
+  V n, head, tail = mlc_exp_reduce<true>(x, n, head);
+  return mlc_scale(tail + head + 1, n);
 }
 MLC_UNARY(mlc_exp)
 
@@ -162,8 +162,8 @@ MLC_UNARY(mlc_tanh)
 // exp(|x|) / 2
 template <typename V>
 MLC_INLINE V mlc_half_exp(V x) {
-  V n, head, p = mlc_exp_reduce<true>(mlc_limit(mlc_abs_bits(x), 0.f, 90.f), n, head);
-  return mlc_scale(p + 1, n - 1);
+  V n, head, tail = mlc_exp_reduce<true>(mlc_limit(mlc_abs_bits(x), 0.f, 90.f), n, head);
+  return mlc_scale(tail + head + 1, n - 1);
 }
 
 template <typename V>

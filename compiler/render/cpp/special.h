@@ -55,7 +55,7 @@ MLC_INLINE V mlc_erf_lanes(V x) {
     far = far * t - 0x1.0dfa374b3cb35p-21;
   }
   // far is within [-40, 0], so that 2^n needs no care.
-  V n, head, p = mlc_exp_reduce<true>(far, n, head);
+  V n, head, p = mlc_exp_reduce<true>(far, n, head) + head;
   V scale = mlc_power_of_two<V>(mlc_integer_of(n));
   V tail = 1 - (p * scale + scale);
   return mlc_abs_bits(x) < T(sizeof(T) == 4 ? 0.921875 : 1.0) ? near * x + x : mlc_or_bits(tail, mlc_sign_bit(x));
