@@ -51,7 +51,7 @@ UNARY: dict[str, Reference | None] = {
 }  # fmt: skip
 
 
-def _mod(x: Array, y: Array) -> Array:
+def _remainder(x: Array, y: Array) -> Array:
     r = np.fmod(x, y)
     return np.where((r != 0) & ((r < 0) != (y < 0)), r + y, r)
 
@@ -63,7 +63,7 @@ def _floordiv(x: Array, y: Array) -> Array:
 BINARY: dict[str, Reference] = {"pow": np.power, "atan2": np.arctan2}
 # Functions whose result in the dtype itself is fully defined.
 EXACT: dict[str, Reference] = {
-    "rem": np.fmod, "mod": _mod, "floordiv": _floordiv, "truncdiv": lambda x, y: np.trunc(x / y),
+    "fmod": np.fmod, "remainder": _remainder, "floordiv": _floordiv, "truncdiv": lambda x, y: np.trunc(x / y),
     "min": np.minimum, "max": np.maximum,
 }  # fmt: skip
 
@@ -170,7 +170,7 @@ def _shr(x: Array, y: Array) -> Array:
 
 # Integers wrap, and NumPy's x // 0 and x % 0 are 0 as ours are.
 INTEGER: dict[str, tuple[int, Reference]] = {
-    "floordiv": (2, np.floor_divide), "mod": (2, np.remainder), "truncdiv": (2, _truncdiv), "rem": (2, np.fmod),
+    "floordiv": (2, np.floor_divide), "remainder": (2, np.remainder), "truncdiv": (2, _truncdiv), "fmod": (2, np.fmod),
     "shl": (2, _shl), "shr": (2, _shr), "min": (2, np.minimum), "max": (2, np.maximum),
     "neg": (1, np.negative), "abs": (1, np.abs), "sign": (1, np.sign),
 }  # fmt: skip

@@ -1,24 +1,24 @@
-// Division with a defined answer for every operand: rem (C's fmod), mod (sign of the divisor), floordiv, truncdiv.
+// Division with a defined answer for every operand: fmod (C's), remainder (sign of the divisor), floordiv, truncdiv.
 //
 // Integers wrap (INT_MIN / -1 is INT_MIN) and anything divided by zero, or modulo zero, is 0: the process never traps.
 #pragma once
 #include "convert.h"
 
-MLC_SLOW void mlc_rem_slow(float* x, const float* y, int n) {
+MLC_SLOW void mlc_fmod_slow(float* x, const float* y, int n) {
   for (int i = 0; i < n; i++) x[i] = __builtin_fmodf(x[i], y[i]);
 }
-MLC_SLOW void mlc_rem_slow(double* x, const double* y, int n) {
+MLC_SLOW void mlc_fmod_slow(double* x, const double* y, int n) {
   for (int i = 0; i < n; i++) x[i] = __builtin_fmod(x[i], y[i]);
 }
 // The remainder of truncating division, exact, with the sign of x.
 template <typename V>
-MLC_INLINE V mlc_rem_float(V x, V y) {
+MLC_INLINE V mlc_fmod_float(V x, V y) {
   typedef mlc_lane<V> T;
   const T exact = sizeof(T) == 4 ? T(0x1p23) : T(0x1p52), infinity = __builtin_inff();
   // Below that quotient, x - q y is representable for the true q and for q + 1, to which rounding may take it.
   V q = mlc_round_to<MLC_TO_ZERO>(x / y), b = mlc_abs_bits(y);
   if (__builtin_expect(!mlc_all((mlc_abs_bits(q) < exact) & (b < infinity)), 0)) {
-    mlc_rem_slow((T*)&x, (const T*)&y, mlc_lanes<V>);
+    mlc_fmod_slow((T*)&x, (const T*)&y, mlc_lanes<V>);
     return x;
   }
   V sign = mlc_sign_bit(x), r = mlc_fma(mlc_abs_bits(q), -b, mlc_abs_bits(x));
@@ -27,16 +27,16 @@ MLC_INLINE V mlc_rem_float(V x, V y) {
 
 // The remainder of flooring division, with the sign of y (Python's and PyTorch's %).
 template <typename V>
-MLC_INLINE V mlc_mod_float(V x, V y) {
-  V r = mlc_rem_float(x, y);
+MLC_INLINE V mlc_remainder_float(V x, V y) {
+  V r = mlc_fmod_float(x, y);
   return (r != 0) & ((r < 0) != (y < 0)) ? r + y : r;
 }
 
-// floor(x / y) consistent with mlc_mod: x is close to y * floordiv + mod even where x / y rounds up.
+// floor(x / y) consistent with mlc_remainder: x is close to y * floordiv + remainder even where x / y rounds up.
 template <typename V>
 MLC_INLINE V mlc_floordiv_float(V x, V y) {
   typedef mlc_lane<V> T;
-  V r = mlc_rem_float(x, y), quotient = x / y, d = (x - r) / y;
+  V r = mlc_fmod_float(x, y), quotient = x / y, d = (x - r) / y;
   d = (r != 0) & ((r < 0) != (y < 0)) ? d - 1 : d;
   V f = mlc_round_to<MLC_DOWN>(d);
   f = d - f > T(0.5) ? f + 1 : f;
@@ -73,14 +73,14 @@ MLC_INLINE V mlc_truncdiv_integer(V x, V y) {
   }
 }
 template <typename V>
-MLC_INLINE V mlc_rem_integer(V x, V y) {
+MLC_INLINE V mlc_fmod_integer(V x, V y) {
   typedef mlc_unsigned<V> U;
   V r = (V)((U)x - (U)mlc_truncdiv_integer(x, y) * (U)y);
   return y != 0 ? r : V{};
 }
 template <typename V>
-MLC_INLINE V mlc_mod_integer(V x, V y) {
-  V r = mlc_rem_integer(x, y);
+MLC_INLINE V mlc_remainder_integer(V x, V y) {
+  V r = mlc_fmod_integer(x, y);
   return (r != 0) & ((r < 0) != (y < 0)) ? r + y : r;
 }
 template <typename V>
@@ -107,5 +107,5 @@ MLC_INLINE V mlc_truncdiv_float(V x, V y) {
   MLC_BINARY(NAME)
 MLC_DIVISION(mlc_truncdiv)
 MLC_DIVISION(mlc_floordiv)
-MLC_DIVISION(mlc_rem)
-MLC_DIVISION(mlc_mod)
+MLC_DIVISION(mlc_fmod)
+MLC_DIVISION(mlc_remainder)

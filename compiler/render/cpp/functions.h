@@ -3,7 +3,7 @@
 // function -> header
 // fma isnan max min sqrt where -> vector.h
 // abs ceil floor neg round rsqrt shl shr sign trunc -> arithmetic.h
-// floordiv mod rem truncdiv -> division.h
+// floordiv fmod remainder truncdiv -> division.h
 // cosh exp exp2 expm1 sinh tanh -> exponential.h
 // acosh asinh atanh log log10 log1p log2 -> logarithm.h
 // pow -> power.h
