@@ -1,0 +1,249 @@
+"""Errors of sums, products, extremes, scans and scatters: bounded terms go in, bounded results come out.
+
+A sum of n terms rounds n partial sums. The worst case is n u sum |x|, in any order; the variance is n times that of
+one rounding of a partial sum of root mean square size, which is measured on the data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from compiler.interpret import scalar
+from compiler.interpret.bounded import (
+    ETA,
+    LAMBDA,
+    UNIT,
+    ZERO,
+    Accuracy,
+    Bounded,
+    Errors,
+    distance,
+    errors,
+    made,
+    overflowing,
+    shared,
+    tolerance,
+    worst,
+)
+from compiler.interpret.scalar import Array
+from compiler.ir.dtype import DType, f64
+
+BLOCKS = 32  # partial sums looked at
+LANES = 16  # accumulators of a vectorised sum, whose partial sums may be much larger than the plain ones
+ORDER = 4.0  # allowance in variance for yet other orders
+_PICK = {"max": "max", "or": "max", "min": "min", "and": "min"}
+
+
+def reduce(op: str, x: Bounded, axes: tuple[int, ...], dtype: DType, accuracy: Accuracy) -> Bounded:
+    """`x` reduced over its last dimensions `axes`."""
+    if x.e1 is None and (not dtype.is_float or op in _PICK):
+        return Bounded(scalar.reduce(op, x.v, axes, _held(dtype)))
+    free = x.v.shape[: x.v.ndim - len(axes)]
+    terms = x.map(lambda a: np.broadcast_to(a, x.v.shape).reshape((*free, math.prod(x.v.shape[len(free) :]))))
+    v = scalar.reduce(op, terms.v, (len(free),), _held(dtype))
+    with np.errstate(all="ignore"):
+        match op:
+            case "sum":
+                return _sum(v, terms, dtype, accuracy)
+            case "prod":
+                size = np.abs(terms.v.astype(np.float64))
+                grown = _grown(size, errors(terms), lambda e: np.asarray(e.prod(-1)))
+                count = accuracy.series(size.shape[-1])
+                return _product(v, grown, np.maximum(size, 1.0).prod(-1), count, _whole(x.v), dtype, accuracy)
+        return _extreme(op, v, terms, lambda e: scalar.reduce(_PICK[op], e, (len(free),), f64))
+
+
+def _held(dtype: DType) -> DType:
+    return f64 if dtype.is_float else dtype
+
+
+def _whole(x: Array) -> bool:
+    """Whether all finite elements are integers."""
+    return bool(((x == np.rint(x)) | ~np.isfinite(x)).all())
+
+
+def _finite(x: Array) -> Array:
+    """0 for what is not finite: an infinity is not rounded."""
+    return np.where(np.isfinite(x), x, 0.0)
+
+
+def _rounded_sum(
+    v: Array, brought: Errors, absolute: Array, mean_square: Array, rounds: int | Array, whole: bool, dtype: DType
+) -> Bounded:
+    """A sum whose terms brought errors along, after `rounds` roundings of partial sums with this mean square."""
+    u = UNIT[dtype.name]
+    e1, e2, common = _unless_lost(v, brought)
+    exact = (absolute <= 1 / u) & (e1 == 0) & whole  # integers, all of which the type has
+    e1 = e1 + np.where(exact, 0.0, rounds * u * absolute)
+    e2 = e2 + np.where(exact, 0.0, ORDER * rounds * u * u * mean_square / 3)
+    return overflowing(v, e1, e2, common, absolute, dtype)
+
+
+def _unless_lost(v: Array, e: Errors) -> Errors:
+    """Finite errors of terms do not touch what is infinite or NaN for certain."""
+    lost = ~np.isfinite(v) & ~np.isinf(e[0])
+    return (np.where(lost, 0.0, e[0]), np.where(lost, 0.0, e[1]), np.where(lost, 0.0, e[2])) if lost.any() else e
+
+
+def _sum(v: Array, x: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
+    """Over the last dimension."""
+    n = x.v.shape[-1]
+    e1, e2, common = errors(x)
+    brought = e1.sum(-1), e2.sum(-1), common.sum(-1)
+    if n == 0 or not dtype.is_float:
+        return made(v, *brought)
+    terms = _finite(x.v)
+    mean_square = (terms**2).sum(-1) / min(BLOCKS, n) + np.maximum(_partial(terms, 1), _partial(terms, LANES))
+    own = accuracy.computes(dtype)
+    return _rounded_sum(v, brought, np.abs(terms).sum(-1), mean_square, accuracy.series(n), _whole(x.v), own)
+
+
+def _partial(x: Array, lanes: int) -> Array:
+    """Mean square of the running sums of blocks, where `lanes` accumulators take turns."""
+    n = x.shape[-1]
+    if lanes > 1 and n <= lanes:
+        return ZERO
+    blocks = min(BLOCKS, -(-n // lanes))
+    size = -(-n // (lanes * blocks))
+    padded = np.zeros((*x.shape[:-1], blocks * size * lanes))
+    padded[..., :n] = x
+    running = padded.reshape((*x.shape[:-1], blocks, size, lanes)).sum(-2).cumsum(-2)
+    return np.asarray((running**2).mean((-1, -2)))
+
+
+def _grown(size: Array, e: Errors, product: Callable[[Array], Array]) -> Errors:
+    """What a product of independent factors grows by when each has an error."""
+    whole = product(size)
+    return product(size + e[0]) - whole, product(size**2 + e[1]) - whole**2, product(size + e[2]) - whole
+
+
+def _product(
+    v: Array, brought: Errors, largest: Array, rounds: int | Array, whole: bool, dtype: DType, accuracy: Accuracy
+) -> Bounded:
+    """A product that, in some order, may be as large as `largest` on the way."""
+    if not dtype.is_float:
+        return made(v, *brought)
+    own = accuracy.computes(dtype)
+    u = UNIT[own.name]
+    e1, e2, common = _unless_lost(v, brought)
+    finite = np.isfinite(v)
+    exact = (largest <= 1 / u) & (e1 == 0) & whole
+    rounding = np.where(exact | ~finite, 0.0, rounds * (u * np.abs(v) + ETA[own.name]))
+    return overflowing(v, e1 + rounding, e2 + rounding**2 / 3, common, np.where(finite, largest, 0.0), own)
+
+
+def _extreme(op: str, v: Array, x: Bounded, pick: Callable[[Array], Array]) -> Bounded:
+    """Between the same of the least and of the greatest values that the terms may have."""
+    if op in ("and", "or") and x.v.dtype.kind != "b":
+        lost = np.full(v.shape, np.inf)
+        return made(v, lost, lost, lost)
+    values = x.v.astype(np.float64)
+    centre = pick(values)
+
+    def reach(by: Array) -> Array:
+        return np.maximum(distance(pick(values + by), centre), distance(pick(values - by), centre))
+
+    usual = reach(tolerance(x)) / LAMBDA
+    return made(v, reach(worst(x)), ZERO, usual) if np.any(shared(x)) else made(v, reach(worst(x)), usual**2, ZERO)
+
+
+def contract(a: Bounded, b: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
+    """Batches of matrix products."""
+    with np.errstate(all="ignore"):
+        v = np.asarray(np.matmul(a.v, b.v))
+        if not dtype.is_float and a.e1 is None and b.e1 is None:
+            return Bounded(v)
+        x, y = _finite(a.v.astype(np.float64)), _finite(b.v.astype(np.float64))
+        absolute = np.matmul(np.abs(x), np.abs(y))
+        brought = _brought(a, b, np.abs(x), np.abs(y))
+        if not dtype.is_float:
+            return made(v, *brought)
+        k = x.shape[-1]
+        blocks = max(1, min(BLOCKS, k))
+        mean_square, running = np.matmul(x * x, y * y) / blocks, np.zeros(v.shape)
+        for block in range(blocks):
+            part = slice(block * k // blocks, (block + 1) * k // blocks)
+            running = running + np.matmul(x[..., part], y[..., part, :])
+            mean_square = mean_square + running**2 / blocks
+        own = accuracy.computes(dtype)
+        rounds = accuracy.series(k) + 1
+        return _rounded_sum(v, brought, absolute, mean_square, rounds, _whole(a.v) and _whole(b.v), own)
+
+
+def _brought(a: Bounded, b: Bounded, x: Array, y: Array) -> Errors:
+    if a.e1 is None and b.e1 is None:
+        return ZERO, ZERO, ZERO
+    (a1, a2, a3), (b1, b2, b3) = errors(a), errors(b)
+    return (
+        _dot(a1, y) + _dot(x, b1) + _dot(a1, b1),
+        _dot(a2, y * y) + _dot(x * x, b2) + _dot(a2, b2),
+        _dot(a3, y) + _dot(x, b3) + _dot(a3, b3),
+    )
+
+
+def _dot(a: Array, b: Array) -> Array:
+    """A matrix product of errors; infinity times zero is an error that cannot be told."""
+    out = np.matmul(a, b)
+    return np.where(np.isnan(out), np.inf, out)
+
+
+def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bounded:
+    """The running reduction along `axis`."""
+    v = scalar.accumulate(op, x.v, axis)
+    if x.e1 is None and (not dtype.is_float or op in _PICK):
+        return Bounded(v)
+    own = accuracy.computes(dtype)
+    rounds = np.asarray([accuracy.series(n + 1) for n in range(v.shape[axis])])
+    rounds = rounds.reshape([-1 if d == axis else 1 for d in range(v.ndim)])
+    e1, e2, common = errors(x)
+    with np.errstate(all="ignore"):
+        match op:
+            case "sum" if not dtype.is_float:
+                return made(v, e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis))
+            case "sum":
+                brought = e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis)
+                terms = _finite(x.v)
+                squares = (terms.cumsum(axis) ** 2 + terms**2).cumsum(axis) / np.maximum(rounds, 1)
+                return _rounded_sum(v, brought, np.abs(terms).cumsum(axis), squares, rounds, _whole(x.v), own)
+            case "prod":
+                size = np.abs(x.v.astype(np.float64))
+                grown = _grown(size, errors(x), lambda e: np.asarray(e.cumprod(axis)))
+                return _product(v, grown, np.maximum(size, 1.0).cumprod(axis), rounds, _whole(x.v), dtype, accuracy)
+        return _extreme(op, v, x, lambda e: scalar.accumulate(_PICK[op], e, axis))
+
+
+def scatter(
+    op: str, base: Bounded, index: tuple[Array, ...], value: Bounded, dtype: DType, accuracy: Accuracy
+) -> Bounded:
+    """`base` with `value` set at, or combined with what is at, `index`."""
+
+    def at(how: str, target: Array, update: Array) -> Array:
+        out = np.array(target)
+        scalar.combine_at(how, out, index, update)
+        return out
+
+    v = at(op, base.v, value.v)
+    if base.e1 is None and value.e1 is None and (not dtype.is_float or op == "set" or op in _PICK):
+        return Bounded(v)
+    before, update = errors(base), errors(value)
+    if op not in ("sum", "prod"):  # of several values any may be the one kept: the largest error covers it
+        how = "set" if op == "set" else "max"
+        return made(v, *(at(how, b, u) for b, u in zip(before, update, strict=True)))
+    rounds = at("sum", np.zeros(v.shape), np.ones(value.v.shape))
+    whole = _whole(base.v) and _whole(value.v)
+    with np.errstate(all="ignore"):
+        size, sizes = np.abs(base.v.astype(np.float64)), np.abs(value.v.astype(np.float64))
+        if op == "sum":
+            brought = at("sum", before[0], update[0]), at("sum", before[1], update[1]), at("sum", before[2], update[2])
+            if not dtype.is_float:
+                return made(v, *brought)
+            absolute = at("sum", _finite(size), _finite(sizes))
+            return _rounded_sum(v, brought, absolute, absolute**2 / ORDER, rounds, whole, accuracy.computes(dtype))
+        product = at("prod", size, sizes)
+        e1, common = (at("prod", size + before[k], sizes + update[k]) - product for k in (0, 2))
+        e2 = at("prod", size**2 + before[1], sizes**2 + update[1]) - product**2
+        largest = at("prod", np.maximum(size, 1.0), np.maximum(sizes, 1.0))
+        return _product(v, (e1, e2, common), largest, rounds, whole, dtype, accuracy)

@@ -1,0 +1,277 @@
+"""Numbers with error bounds, and what scalar operations do to them: bounded arguments go in, a bounded result out.
+
+No derivative is needed: an operation is probed at its arguments plus and minus their errors. So a new row of `OPS` has
+a bound at once, and floors, comparisons and conversions are bounded where they jump.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.interpret import scalar
+from compiler.interpret.scalar import Array
+from compiler.ir.dtype import DType, boolean, f64
+from compiler.targets.accuracy import max_ulp
+
+# How many deviations an error may be: the one constant of all tolerances.
+LAMBDA = 6.0
+
+# Largest relative rounding error. For f64 the reference rounds as well, and so does the difference of two probes.
+UNIT = {"f64": 2.0**-51, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
+ETA = {"f64": 2.0**-1073, "f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}  # the least positive value
+# From here on a number rounds to infinity.
+OVERFLOW = {
+    "f64": 1.7976931348623157e308,
+    "f32": (2 - 2.0**-24) * 2.0**127,
+    "bf16": (2 - 2.0**-8) * 2.0**127,
+    "f16": (2 - 2.0**-11) * 2.0**15,
+}
+
+# Operations that never round, and operations that round correctly: what fits their type is not changed by them.
+EXACT = ("neg", "abs", "sign", "min", "max", "where", "floor", "ceil", "trunc", "round", "rem", "isnan")
+CORRECT = ("add", "sub", "mul", "div", "fma", "sqrt")
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+
+
+def in_series(n: int) -> int:
+    """How many roundings one term of a sum of `n` may suffer, whatever the order of summation."""
+    return max(0, n - 1)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """What the judged implementation may lose: ulps by operation and type, and the roundings in series of a sum.
+
+    `algebra` describes an evaluation in f64 throughout, where only literals differ: the program has them as f32.
+    """
+
+    ulps: Callable[[str, str], float] = max_ulp
+    series: Callable[[int], int] = in_series
+    algebra: bool = False
+
+    def computes(self, dtype: DType) -> DType:
+        return f64 if self.algebra else dtype
+
+    def half_ulps(self, name: str, dtype: DType) -> float:
+        return 0.0 if name in EXACT else 2 * self.ulps(name, dtype.name)
+
+
+@dataclass(frozen=True, eq=False)
+class Bounded:
+    """`v`, the value in exact arithmetic (floating types as f64), and how far a computed one may be from it.
+
+    `e1` is the worst case, to first order; infinite where nothing can be said. `e2` is the variance of errors that are
+    independent from element to element, `shared` the deviation of errors that elements have in common, such as that of
+    a row's mean. All are None for what is known exactly; otherwise none is.
+    """
+
+    v: Array
+    e1: Array | None = None
+    e2: Array | None = None
+    shared: Array | None = None
+
+    def map(self, how: Callable[[Array], Array]) -> Bounded:
+        """A rearrangement, applied to all parts."""
+        if self.e1 is None or self.e2 is None or self.shared is None:
+            return Bounded(how(self.v))
+        return Bounded(how(self.v), how(self.e1), how(self.e2), how(self.shared))
+
+    def full(self, shape: tuple[int, ...]) -> Bounded:
+        return self.map(lambda x: np.ascontiguousarray(np.broadcast_to(x, shape)).reshape(shape))
+
+    def common(self) -> Bounded:
+        """The same, when one element becomes many: its error is shared by them."""
+        if self.e1 is None:
+            return self
+        return Bounded(self.v, self.e1, np.zeros(()), deviation(self))
+
+
+ZERO = np.zeros(())
+
+
+def worst(x: Bounded) -> Array:
+    return ZERO if x.e1 is None else x.e1
+
+
+def variance(x: Bounded) -> Array:
+    return ZERO if x.e2 is None else x.e2
+
+
+def shared(x: Bounded) -> Array:
+    return ZERO if x.shared is None else x.shared
+
+
+Errors = tuple[Array, Array, Array]
+
+
+def errors(x: Bounded) -> Errors:
+    """Worst case, variance and shared deviation of every element."""
+    shape = np.shape(x.v)
+    return np.broadcast_to(worst(x), shape), np.broadcast_to(variance(x), shape), np.broadcast_to(shared(x), shape)
+
+
+def deviation(x: Bounded) -> Array:
+    return np.asarray(np.sqrt(variance(x)) + shared(x))
+
+
+def tolerance(x: Bounded) -> Array:
+    """How far from `v` a correct result may be."""
+    return np.asarray(np.minimum(worst(x), LAMBDA * deviation(x)))
+
+
+def distance(a: Array, b: Array) -> Array:
+    """|a - b|; 0 where both are NaN or the same infinity, infinite where just one is NaN."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    with np.errstate(all="ignore"):
+        d = np.abs(a - b)
+    d = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, d)
+    return np.where(np.isnan(d), np.inf, d)
+
+
+def made(v: Array, e1: Array, e2: Array, common: Array) -> Bounded:
+    """A bounded value from parts whose NaN (infinity minus or times something) means that nothing can be said."""
+    if not np.any(e1):
+        return Bounded(v)
+    return Bounded(v, *(np.where(np.isnan(e), np.inf, e) for e in (e1, e2, common)))
+
+
+def rounded(x: Bounded, dtype: DType, half_ulps: float, correctly: bool) -> Bounded:
+    """`x`, computed by an operation that rounds to `dtype`; `correctly` if a result that fits is not changed."""
+    if half_ulps == 0:
+        return x
+    with np.errstate(all="ignore"):
+        size = np.abs(x.v)
+        own = half_ulps * np.maximum(UNIT[dtype.name] * size, ETA[dtype.name] / 2)
+        known = worst(x) == 0
+        if correctly and known.any():
+            own = np.where(known & (scalar.cast(x.v, f64, dtype) == x.v), 0.0, own)
+        finite = np.isfinite(x.v)
+        own = np.where(finite & (x.v != 0), own, 0.0)
+        return overflowing(x.v, worst(x) + own, variance(x) + own**2 / 3, shared(x), size, dtype)
+
+
+def overflowing(v: Array, e1: Array, e2: Array, common: Array, size: Array, dtype: DType) -> Bounded:
+    """The bounded value; where numbers as large as `size` do not fit `dtype`, nothing can be said of it."""
+    with np.errstate(all="ignore"):
+        reach = size + np.minimum(e1, LAMBDA * (np.sqrt(e2) + common))
+        beyond = np.isfinite(v) & ~(reach < OVERFLOW[dtype.name])
+    if beyond.any():
+        e1, e2, common = (np.where(beyond, np.inf, e) for e in (e1, e2, common))
+    return made(v, e1, e2, common)
+
+
+def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accuracy) -> Bounded:
+    """A row of `OPS` whose last argument has type `dtype`."""
+    if name == "where":
+        return choose(*args)
+    with np.errstate(all="ignore"):
+        v = scalar.apply(name, tuple(a.v for a in args))
+        if any(a.e1 is not None for a in args):
+            out = _compared(v, *args) if name in _COMPARISONS else _propagated(name, v, args)
+        else:
+            out = Bounded(v)
+        if v.dtype.kind != "f":
+            return out
+        return rounded(out, accuracy.computes(dtype), accuracy.half_ulps(name, dtype), name in CORRECT)
+
+
+def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
+    """The errors of the arguments seen through an operation: their worst corner, and each one's deviation by itself."""
+    sources = list({id(a): a for a in args if a.e1 is not None}.values())
+
+    def at(moved: Mapping[int, Array]) -> Array:
+        return distance(scalar.apply(name, tuple(moved.get(id(a), a.v) for a in args)), v)
+
+    def worst_of(choices: list[tuple[tuple[int, Array], ...]]) -> Array:
+        out = at(dict(choices[0]))
+        for c in choices[1:]:
+            out = np.maximum(out, at(dict(c)))
+        return out
+
+    e1 = worst_of(list(itertools.product(*([(id(s), m) for m in _moved(s.v, worst(s))] for s in sources))))
+    e2, common = ZERO, ZERO
+    for s in sources:
+        reach = tolerance(s)
+        seen = worst_of([((id(s), m),) for m in _moved(s.v, reach)])
+        if name in ("sin", "cos"):  # probes a period apart would see nothing
+            seen = np.minimum(reach, 2.0)
+            e1 = np.maximum(e1, np.minimum(worst(s), 2.0))
+        if name == "div" and s is args[1]:
+            e1 = np.where(np.abs(s.v) <= worst(s), np.where(worst(s) > 0, np.inf, e1), e1)
+            seen = np.where((np.abs(s.v) <= reach) & (reach > 0), np.inf, seen)
+        slope = np.where(reach > 0, seen / np.where(reach > 0, reach, 1.0), 0.0)
+        slope = np.where(np.isinf(reach), np.inf, slope)
+        e2 = e2 + np.where(variance(s) > 0, slope**2 * variance(s), 0.0)
+        common = common + np.where(shared(s) > 0, slope * shared(s), 0.0)
+        e1 = np.where(np.isinf(worst(s)), np.inf, e1)
+    return made(v, e1, e2, common)
+
+
+def _moved(v: Array, by: Array) -> list[Array]:
+    """The ends of what a value may be."""
+    if v.dtype.kind == "b":
+        return [v ^ (by > 0)]
+    if v.dtype.kind != "f":
+        whole = np.ceil(np.minimum(by, 2.0**31)).astype(v.dtype)
+        return [v + whole, v - whole]
+    return [v + by, v - by]
+
+
+def _compared(v: Array, a: Bounded, b: Bounded) -> Bounded:
+    """A comparison is undecided where its arguments are no further apart than their errors."""
+    apart = np.abs(a.v.astype(np.float64) - b.v.astype(np.float64))
+    margin, usual = worst(a) + worst(b), LAMBDA * (np.sqrt(variance(a) + variance(b)) + shared(a) + shared(b))
+    if a is b:
+        margin = np.where(np.isinf(margin), margin, 0.0)
+    e1 = np.where((margin > 0) & ((apart <= margin) | np.isinf(margin)), 1.0, 0.0)
+    e2 = np.where((e1 > 0) & ((apart <= usual) | np.isinf(margin)), 1 / LAMBDA**2, 0.0)
+    return made(v, e1, e2, ZERO)
+
+
+def choose(cond: Bounded, then: Bounded, other: Bounded) -> Bounded:
+    """`then` where `cond` holds, else `other`; either where that is undecided."""
+    v = np.where(cond.v, then.v, other.v)
+    if cond.e1 is None and then.e1 is None and other.e1 is None:
+        return Bounded(v)
+    e1, e2, common = (np.where(cond.v, f(then), f(other)) for f in (worst, variance, shared))
+    if cond.e1 is not None:
+        step = distance(then.v, other.v)
+        open1, open2 = worst(cond) > 0, deviation(cond) > 0
+        e1 = np.where(open1, np.maximum(worst(then), worst(other)) + step, e1)
+        e2 = np.where(open2, np.maximum(variance(then), variance(other)) + (step / LAMBDA) ** 2, e2)
+        common = np.where(open2, np.maximum(shared(then), shared(other)), common)
+    return made(v, e1, e2, common)
+
+
+def converted(x: Bounded, source: DType, target: DType, accuracy: Accuracy) -> Bounded:
+    """A `Cast`."""
+    if target is boolean:
+        return operation("ne", (x, Bounded(np.zeros((), x.v.dtype))), source, accuracy)
+    v = scalar.cast(x.v, source, target, exact=True)
+    if target.is_float:
+        out = Bounded(v, x.e1, x.e2, x.shared)
+        widens = source.is_float and source.bits < target.bits
+        keeps = widens or source is boolean or (source.is_float and accuracy.algebra)
+        return out if keeps else rounded(out, accuracy.computes(target), 1.0, True)
+    if x.e1 is None:
+        return Bounded(v)
+    ends = [distance(scalar.cast(m, source, target, exact=True), v) for m in _moved(x.v, worst(x))]
+    usual = [distance(scalar.cast(m, source, target, exact=True), v) for m in _moved(x.v, tolerance(x))]
+    e1 = np.maximum.reduce(ends) + np.where(np.isinf(worst(x)), np.inf, 0.0)
+    return made(v, e1, (np.maximum.reduce(usual) / LAMBDA) ** 2 + np.where(np.isinf(worst(x)), np.inf, 0.0), ZERO)
+
+
+def constant(value: bool | int | float, dtype: DType) -> Bounded:
+    """A literal; one of f32 that needs more than 16 bits is taken for a rounded number."""
+    v = scalar.constant(value, dtype, exact=True)
+    if dtype.name != "f32" or not np.isfinite(value) or scalar.round_bf16(v.astype(np.float32)) == v:
+        return Bounded(v)
+    mantissa = abs(np.frexp(v)[0]) * 2.0**16
+    if mantissa == np.rint(mantissa):
+        return Bounded(v)
+    own = np.asarray(UNIT["f32"] * np.abs(v))
+    return Bounded(v, own, np.zeros(()), own / np.sqrt(3.0))

@@ -1,0 +1,108 @@
+"""How far correct results may be from exact arithmetic: a Tensor IR program and its inputs in, bounded values out.
+
+Errors are followed through every equation: scalar operations as bounded.py says, sums, scans and scatters as
+accumulated.py does. A result y is right if |y - v| <= min(e1, LAMBDA * (sqrt(e2) + shared)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from compiler.interpret import accumulated, bounded, scalar
+from compiler.interpret.bounded import LAMBDA, Accuracy, Bounded, distance, made, shared, variance, worst
+from compiler.interpret.grid import Grid, Take
+from compiler.interpret.scalar import Array
+from compiler.interpret.tensor import evaluate_with
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Load, names
+from compiler.ir.tensor import Program
+
+
+def bounds(program: Program, arrays: Sequence[Array], accuracy: Accuracy | None = None) -> tuple[Bounded, ...]:
+    """A bounded value per output of `program` on `arrays`, which are in the order of its inputs."""
+    algebra = Propagation(accuracy or Accuracy())
+    inputs = [
+        Bounded(np.asarray(a).astype(scalar.storage(t.dtype, True)))
+        for t, a in zip(program.inputs, arrays, strict=True)
+    ]
+    values = evaluate_with(algebra, program, inputs)
+    return tuple(values[t.name] for t in program.outputs)
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """The algebra of bounded values."""
+
+    accuracy: Accuracy
+
+    def constant(self, value: bool | int | float, dtype: DType) -> Bounded:
+        return bounded.constant(value, dtype)
+
+    def integers(self, x: Array) -> Bounded:
+        return Bounded(x)
+
+    def op(self, name: str, args: tuple[Bounded, ...], dtype: DType) -> Bounded:
+        return bounded.operation(name, args, dtype, self.accuracy)
+
+    def cast(self, x: Bounded, source: DType, target: DType) -> Bounded:
+        return bounded.converted(x, source, target, self.accuracy)
+
+    def select(self, cond: Bounded, then: Bounded, other: Bounded) -> Bounded:
+        return bounded.choose(cond, then, other)
+
+    def possible(self, cond: Bounded) -> tuple[Array, Array]:
+        undecided = worst(cond) > 0
+        return cond.v | undecided, ~cond.v | undecided
+
+    def candidates(self, index: Bounded) -> list[Array]:
+        if index.e1 is None:
+            return [index.v]
+        step = np.ceil(np.minimum(index.e1, 2.0**31)).astype(np.int64)
+        return [index.v, index.v - step, index.v + step]
+
+    def take(self, load: Load, stored: Bounded, takes: list[Take], grid: Grid[Bounded]) -> Bounded:
+        found = stored.map(takes[0])
+        if len(takes) > 1:
+            others = [stored.map(t) for t in takes[1:]]
+            step = np.maximum.reduce([distance(o.v, found.v) + worst(o) for o in others])
+            e2 = variance(found) + (step / LAMBDA) ** 2
+            return made(found.v, worst(found) + step, e2, shared(found))
+        if found.e1 is None:
+            return found
+        used = set().union(*(names(i) for i in load.index))
+        return found if all(s.name in used or s.size <= 1 for s in grid.spans) else found.common()
+
+    def shape(self, x: Bounded) -> tuple[int, ...]:
+        return x.v.shape
+
+    def ranked(self, x: Bounded, rank: int) -> Bounded:
+        return x.map(lambda a: a.reshape(a.shape + (1,) * (rank - a.ndim)) if a.ndim else a)
+
+    def full(self, x: Bounded, shape: tuple[int, ...]) -> Bounded:
+        return x.full(shape)
+
+    def rearrange(self, x: Bounded, how: Take) -> Bounded:
+        return x.full(x.v.shape).map(how)
+
+    def concatenate(self, parts: list[Bounded], axis: int) -> Bounded:
+        v = np.concatenate([p.v for p in parts], axis)
+        if all(p.e1 is None for p in parts):
+            return Bounded(v)
+        errors = zip(*(bounded.errors(p) for p in parts), strict=True)
+        return made(v, *(np.concatenate(e, axis) for e in errors))
+
+    def reduce(self, op: str, x: Bounded, axes: tuple[int, ...], dtype: DType) -> Bounded:
+        out = accumulated.reduce(op, x, axes, dtype, self.accuracy)
+        return out.full(out.v.shape)
+
+    def contract(self, a: Bounded, b: Bounded, dtype: DType) -> Bounded:
+        return accumulated.contract(a, b, dtype, self.accuracy)
+
+    def scan(self, op: str, x: Bounded, axis: int, dtype: DType) -> Bounded:
+        return accumulated.scan(op, x, axis, dtype, self.accuracy).full(x.v.shape)
+
+    def scatter(self, op: str, base: Bounded, index: tuple[Array, ...], value: Bounded, dtype: DType) -> Bounded:
+        return accumulated.scatter(op, base, index, value, dtype, self.accuracy).full(base.v.shape)
