@@ -1,8 +1,8 @@
 """A function of Kernel IR to Python source with the same meaning, every access checked; interpret/kernel.py runs it.
 
 A scalar float is a NumPy scalar of its type, an integer a Python int cut to its type at each operation, a vector a
-NumPy array. `b_x` is the memory of buffer x, `m_x` the same as a memoryview (whose elements are Python's own), `n_x` its
-size and `w_x` one byte an element that says whether it was written, for buffers that begin undefined.
+NumPy array. `b_x` is the memory of buffer x, `m_x` the same as a memoryview (whose elements are Python's own), `n_x`
+its size and `w_x` one byte an element that says whether it was written, for buffers that begin undefined.
 """
 
 from __future__ import annotations

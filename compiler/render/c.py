@@ -136,7 +136,7 @@ def expression(w: Writer, e: Expr, bits: int = 0) -> Code:
         return special
     match e:
         case Const(value, dtype):
-            return _narrowed(w, literal(value, dtype), dtype)
+            return narrowed(w, literal(value, dtype), dtype)
         case Var(name):
             return Code(w.names[name])
         case Load(buffer, (index,)):
@@ -156,11 +156,11 @@ def _operation(w: Writer, name: str, args: tuple[Expr, ...]) -> Code:
         return infix(w, LOGIC[name], args)
     if name in INFIX:
         made = infix(w, INFIX[name], args)
-        return made if name in COMPARISONS else _narrowed(w, made, dtype)
+        return made if name in COMPARISONS else narrowed(w, made, dtype)
     if name in ("neg", "not"):
         symbol = "-" if name == "neg" else "!" if dtype.kind == "bool" else "~"
         inner = w.of(args[0], UNARY)
-        return _narrowed(w, Code(symbol + (f"({inner})" if inner.startswith("-") else inner), UNARY), dtype)
+        return narrowed(w, Code(symbol + (f"({inner})" if inner.startswith("-") else inner), UNARY), dtype)
     if name == "where" and dtype.lanes == 1:
         return expression(w, Select(*args))
     if name not in w.language.functions:
@@ -168,7 +168,7 @@ def _operation(w: Writer, name: str, args: tuple[Expr, ...]) -> Code:
     return w.call(w.language.functions[name], *(w.of(a) for a in args))
 
 
-def _narrowed(w: Writer, made: Code, dtype: DType) -> Code:
+def narrowed(w: Writer, made: Code, dtype: DType) -> Code:
     """C computes narrow integers as int: cut the result to its type."""
     if dtype.lanes > 1 or not dtype.is_integer or dtype.bits >= 32:
         return made

@@ -18,6 +18,7 @@ from compiler.render.c import MUL, SHIFT, UNARY, Code, Writer
 
 ENTRY = "mlc_entry"
 FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # what the text needs, whatever else is chosen
+WIDTH = 120
 LARGE_ARRAY = 32 * 1024  # bytes; larger ones do not go on the stack, which threads have little of
 
 TYPES = {
@@ -101,10 +102,18 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str], ty
     constant = {p.name: "" if p.name in f.writes else "const " for p in f.params}
     params = [f"{constant[p.name]}{_memory(p.dtype)}* __restrict {names[p.name]}" for p in f.params]
     params += [f"long {names[s]}" for s in _sizes(f, program)] + (["int threads"] if _threaded(f) else [])
-    computes = f" computes {', '.join(f.origin)}" if f.origin else ""
-    schedule = f", scheduled by\n{f.schedule}" if f.schedule.strip() else ""
-    head = c.comment(f"{f.name}{computes}{schedule}")
-    return [*head, f"static void {name}({', '.join(params)}) {{", *lines, "}"]
+    about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
+    head = c.comment(f"{f.name} {', '.join(about)}\n{f.schedule}") if about else []
+    return [*head, *_filled(f"static void {name}(", params, ") {"), *lines, "}"]
+
+
+def _filled(start: str, words: list[str], end: str) -> list[str]:
+    """`start`, the words and `end`, on as few lines as `WIDTH` allows, the later ones indented."""
+    lines = [start + ", ".join(words) + end]
+    while len(lines[-1]) > WIDTH and ", " in lines[-1][8:WIDTH]:
+        cut = lines[-1].rindex(", ", 0, WIDTH) + 2
+        lines[-1:] = [lines[-1][:cut].rstrip(), "    " + lines[-1][cut:]]
+    return lines
 
 
 def _sizes(f: k.Function, program: k.Program) -> list[str]:
@@ -140,8 +149,9 @@ def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
     shown = ", ".join(f"{kind} {name}" if used else f"{kind} /* {name} */" for kind, name, used in parameters)
     every = ", ".join(t.name for t in (*program.inputs, *program.outputs, *program.temps))
     return [
-        *c.comment(f"buffers: {every or 'none'}"),
-        f'extern "C" __attribute__((visibility("default"))) void {ENTRY}({shown}) {{',
+        *c.comment("\n".join(_filled("buffers: ", [every or "none"], ""))),
+        'extern "C" __attribute__((visibility("default")))',
+        f"void {ENTRY}({shown}) {{",
         *("  " + line for line in lines),
         "}",
     ]
@@ -260,21 +270,24 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return _cast(w, arg, dtype)
         case k.Across(op, arg):
             return _across(w, op, arg)
-        case Op("floordiv" | "mod" as name, (a, b)) if (divisor := _known_divisor(b)) > 0:
-            return w.call(f"mlc_{name}_by", w.of(a), template=(divisor,))
+        case Op("floordiv" | "mod" as name, (a, b)) if _known(b) > 0:
+            return w.call(f"mlc_{name}_by", w.of(a), template=(_known(b),))
+        case Op("shl" | "shr" as name, (a, b)) if 0 <= _known(b, -1) < e.dtype.bits:
+            made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {_known(b)}", SHIFT)
+            return c.narrowed(w, made, e.dtype)
         case Op("where", (cond, a, b)) if e.dtype.lanes > 1:
             return w.call("mlc_where", w.of(cond, bits=e.dtype.bits), w.of(a), w.of(b))
     return None
 
 
-def _known_divisor(e: Expr) -> int:
-    """The whole number that `e` is in every lane, or 0."""
+def _known(e: Expr, otherwise: int = 0) -> int:
+    """The whole number that `e` is in every lane."""
     match e:
         case Const(value, dtype) if dtype.is_integer:
             return int(value)
         case k.Broadcast(arg):
-            return _known_divisor(arg)
-    return 0
+            return _known(arg, otherwise)
+    return otherwise
 
 
 def half_bits(value: float, dtype: DType) -> int:
