@@ -30,7 +30,9 @@ class FallbackWarning(UserWarning):
     """Part of a model runs in eager."""
 
 
-def mlcomp(graph: GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, mode: str | None = None) -> Function:
+def mlcomp(
+    graph: GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, mode: str | None = None
+) -> Function:
     """The entry point of Dynamo; raises CompilerError for options that it does not have, Unsupported without fallback."""
     unknown = set(options or {}) - set(_OPTIONS)
     if unknown or mode not in (None, "default"):
@@ -60,7 +62,9 @@ def _compiled(graph: GraphModule, examples: Sequence[Any], options: dict[str, An
     except Unsupported as refusal:
         if not options["fallback"]:
             raise
-        warnings.warn(f"mlcomp runs a graph of {_calls(graph)} calls in eager: {refusal}", FallbackWarning, stacklevel=2)
+        warnings.warn(
+            f"mlcomp runs a graph of {_calls(graph)} calls in eager: {refusal}", FallbackWarning, stacklevel=2
+        )
         return graph.forward
 
 
@@ -79,7 +83,11 @@ def _static(graph: GraphModule, options: dict[str, Any]) -> Function:
     literals = {n: x for n, x in enumerate(leaves) if not isinstance(x, torch.fx.Node)}
     names = [i.name for i in made.program.inputs]
     captured = frontend.Captured(
-        made.program, made.constants, tuple(n for n in names if n not in made.constants), pytree.tree_structure(list(leaves)), literals
+        made.program,
+        made.constants,
+        tuple(n for n in names if n not in made.constants),
+        pytree.tree_structure(list(leaves)),
+        literals,
     )
     if not made.program.outputs:
         return graph.forward

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
-    from compiler.pipeline import Application, Lowering
+    from compiler.pipeline import Application
 
 # Calls that make an input rather than being part of the program.
 _INPUTS = {"randn", "rand", "randint", "randperm", "tensor"}
@@ -57,15 +57,37 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     show = commands.add_parser("show", help="print a program at one stage")
     show.add_argument("--ir", choices=_SHOWN, default="tile", help="the stage to print (default: tile)")
-    show.add_argument("--from", dest="source", type=Path, metavar="FILE", help="start from an edited text: FILE.torch, .tensor, .loop, .tile or .kernel")
-    show.add_argument("--schedule", type=Path, metavar="FILE", help="steps to apply instead of the heuristic's, for a program of one kernel")
-    show.add_argument("-v", action="count", default=0, dest="verbose", help="-v: passes with their times; -vv: every application as a diff")
+    show.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="start from an edited text: FILE.torch, .tensor, .loop, .tile or .kernel",
+    )
+    show.add_argument(
+        "--schedule",
+        type=Path,
+        metavar="FILE",
+        help="steps to apply instead of the heuristic's, for a program of one kernel",
+    )
+    show.add_argument(
+        "-v",
+        action="count",
+        default=0,
+        dest="verbose",
+        help="-v: passes with their times; -vv: every application as a diff",
+    )
     show.set_defaults(run=_show)
     run = commands.add_parser("run", help="compile, run, and compare with PyTorch")
     run.add_argument("--bench", action="store_true", help="time it against PyTorch, one thread, in turns")
     run.set_defaults(run=_run)
     for command in (show, run):
-        command.add_argument("-c", dest="code", metavar="EXPRESSION", help="an expression over torch, F and nn; torch.randn(..) and its like are the inputs")
+        command.add_argument(
+            "-c",
+            dest="code",
+            metavar="EXPRESSION",
+            help="an expression over torch, F and nn; torch.randn(..) and its like are the inputs",
+        )
         command.add_argument("--target", default="cpu", help="cpu is this machine; `mlcomp targets` lists all")
         command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
@@ -93,7 +115,7 @@ def program(code: str, seed: int) -> tuple[Callable[..., Any], list[Any]]:
     names = [f"x{n}" for n in range(len(hoist.inputs))]
     arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
     made = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body.body)))
-    function: Callable[..., Any] = eval(compile(made, "<-c>", "eval"), scope)  # noqa: S307  (the user's own code)
+    function: Callable[..., Any] = eval(compile(made, "<-c>", "eval"), scope)
     return function, hoist.inputs
 
 
@@ -108,7 +130,7 @@ class _Hoist(ast.NodeTransformer):
         match node.func:
             case ast.Attribute(ast.Name("torch"), name) if name in _INPUTS:
                 code = compile(ast.fix_missing_locations(ast.Expression(node)), "<-c>", "eval")
-                self.inputs.append(eval(code, dict(self.scope)))  # noqa: S307
+                self.inputs.append(eval(code, dict(self.scope)))
                 return ast.copy_location(ast.Name(f"x{len(self.inputs) - 1}", ast.Load()), node)
         return self.generic_visit(node)
 
@@ -153,14 +175,16 @@ def _source(options: argparse.Namespace) -> tuple[str, Any]:
     if options.source is not None:
         stage = options.source.suffix.lstrip(".")
         if stage not in pipeline.IRS:
-            raise ValueError(f"--from {options.source}: the suffix must name the stage: {', '.join('.' + s for s in pipeline.IRS)}")
+            raise ValueError(
+                f"--from {options.source}: the suffix must name the stage: {', '.join('.' + s for s in pipeline.IRS)}"
+            )
         return stage, pipeline.IRS[stage].parse(options.source.read_text())
     return "torch", frontend.capture(*program(_code(options), options.seed)).program
 
 
 def _code(options: argparse.Namespace) -> str:
     if not options.code:
-        raise ValueError("say what to compile, for example: -c \"F.rms_norm(torch.randn(1, 32, 2048), (2048,))\"")
+        raise ValueError('say what to compile, for example: -c "F.rms_norm(torch.randn(1, 32, 2048), (2048,))"')
     return str(options.code)
 
 
@@ -207,7 +231,9 @@ def _run(options: argparse.Namespace) -> int:
         worst, allowed = execution.compare(compiled, function, inputs)
         kernels = f"{compiled.kernels} kernel{'s' if compiled.kernels != 1 else ''}"
         verdict = "ok" if worst <= allowed else "WRONG"
-        print(f"{kernels}, compiled in {took * 1e3:.0f} ms, largest difference from eager {worst:.3g} (allowed {allowed:.3g}): {verdict}")
+        print(
+            f"{kernels}, compiled in {took * 1e3:.0f} ms, largest difference from eager {worst:.3g} (allowed {allowed:.3g}): {verdict}"
+        )
         if options.bench:
             _bench(function, compiled, inputs)
     return 0 if verdict == "ok" else 1
@@ -222,7 +248,9 @@ def _bench(function: Callable[..., Any], compiled: Callable[..., Any], inputs: l
         for name, f in timers.items():
             timing = Timer("f(*x)", globals={"f": f, "x": inputs}, num_threads=1).blocked_autorange(min_run_time=0.05)
             best[name] = min(best[name], timing.median)
-    print(f"eager {best['eager'] * 1e6:.2f} us, mlcomp {best['mlcomp'] * 1e6:.2f} us: {best['eager'] / best['mlcomp']:.2f}x")
+    print(
+        f"eager {best['eager'] * 1e6:.2f} us, mlcomp {best['mlcomp'] * 1e6:.2f} us: {best['eager'] / best['mlcomp']:.2f}x"
+    )
 
 
 def _passes(options: argparse.Namespace) -> int:
@@ -237,7 +265,9 @@ def _targets(options: argparse.Namespace) -> int:
 
     for name in execution.TARGETS:
         t = execution.target(name)
-        print(f"{t.name}: {t.vector * 8}-bit vectors, {t.cores} cores, caches {t.l1 >> 10} KiB, {t.l2 >> 10} KiB, {t.l3 >> 10} KiB; {' '.join(t.features)}")
+        print(
+            f"{t.name}: {t.vector * 8}-bit vectors, {t.cores} cores, caches {t.l1 >> 10} KiB, {t.l2 >> 10} KiB, {t.l3 >> 10} KiB; {' '.join(t.features)}"
+        )
         print(f"  tensor instructions: {', '.join(i.name for i in t.instructions) or 'none'}")
     return 0
 

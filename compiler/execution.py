@@ -46,7 +46,18 @@ def target(name: str = "cpu") -> Target:
 @functools.cache
 def _this_cpu() -> Target:
     found = detect.cpu()
-    wanted = ("sse2", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512dq", "avx512bw", "avx512_bf16", "avx512_fp16")
+    wanted = (
+        "sse2",
+        "avx2",
+        "fma",
+        "f16c",
+        "avx512f",
+        "avx512vl",
+        "avx512dq",
+        "avx512bw",
+        "avx512_bf16",
+        "avx512_fp16",
+    )
     features = tuple(f for f in wanted if f in found.features)
     return cpu.target(features, cores=found.cores, l1=found.l1d, l2=found.l2, l3=found.l3)
 
@@ -64,7 +75,9 @@ def assembly(lowering: Lowering) -> str:
 # ---- one stage
 
 
-def execute(lowering: Lowering, stage: str, inputs: Sequence[torch.Tensor], cache: Path | None = None) -> tuple[torch.Tensor, ...]:
+def execute(
+    lowering: Lowering, stage: str, inputs: Sequence[torch.Tensor], cache: Path | None = None
+) -> tuple[torch.Tensor, ...]:
     """The program's outputs (constants included among `inputs`, in the order of the program) as `stage` computes them.
 
     Raises KeyError for a stage that was not reached.
@@ -109,11 +122,16 @@ def sizes(shape: tuple[Expr, ...]) -> tuple[int, ...]:
     return tuple(static(s) for s in shape)
 
 
-def _run_text(lowering: Lowering, inputs: Sequence[torch.Tensor], types: Sequence[aten.Type], cache: Path | None) -> tuple[torch.Tensor, ...]:
+def _run_text(
+    lowering: Lowering, inputs: Sequence[torch.Tensor], types: Sequence[aten.Type], cache: Path | None
+) -> tuple[torch.Tensor, ...]:
     """Poisoned outputs and temporaries: what the text does not write shows."""
     path = build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
     program: kernel.Program = lowering.stages["kernel"]
-    outputs = [poisoned(t.dtype, shape, stride) for t, (shape, stride) in zip(types, map(_layout, program.outputs, types), strict=True)]
+    outputs = [
+        poisoned(t.dtype, shape, stride)
+        for t, (shape, stride) in zip(types, map(_layout, program.outputs, types), strict=True)
+    ]
     temps = [poisoned(t.dtype, sizes(t.shape), sizes(t.strides)) for t in program.temps]
     launcher.run_once(path, [*inputs, *outputs, *temps], threads=torch.get_num_threads())
     return tuple(outputs)
@@ -148,7 +166,9 @@ class Executable:
     `source` is the generated text, `digest` its identity, `kernels` how many launches a call takes, `lowering` all stages.
     """
 
-    def __init__(self, captured: frontend.Captured, lowering: Lowering, call: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    def __init__(
+        self, captured: frontend.Captured, lowering: Lowering, call: Callable[..., tuple[torch.Tensor, ...]]
+    ) -> None:
         self.captured, self.lowering, self.launch = captured, lowering, call
         self.source: str = lowering.stages["cpp"]
         self.digest = digest(self.source)
@@ -175,7 +195,9 @@ def compile(
     `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
     Raises Unsupported for what no stage can express, CompilerError otherwise.
     """
-    return build_captured(frontend.capture(function, inputs, constants), target, schedules=schedules, cache=cache, threads=threads)
+    return build_captured(
+        frontend.capture(function, inputs, constants), target, schedules=schedules, cache=cache, threads=threads
+    )
 
 
 def build_captured(
@@ -210,9 +232,12 @@ def plan(lowering: Lowering) -> launcher.Plan:
     """The launch plan: buffers as the callers see them, and temporaries packed into one arena by liveness."""
     torch_ir: aten.Program = lowering.stages["torch"]
     program: kernel.Program = lowering.stages["kernel"]
-    inputs = tuple(launcher.Buffer(i.name, i.type.dtype.name, sizes(i.type.shape), sizes(i.type.strides)) for i in torch_ir.inputs)
+    inputs = tuple(
+        launcher.Buffer(i.name, i.type.dtype.name, sizes(i.type.shape), sizes(i.type.strides)) for i in torch_ir.inputs
+    )
     outputs = tuple(
-        launcher.Buffer(t.name, t.dtype.name, *_layout(t, kind)) for t, kind in zip(program.outputs, _output_types(torch_ir), strict=True)
+        launcher.Buffer(t.name, t.dtype.name, *_layout(t, kind))
+        for t, kind in zip(program.outputs, _output_types(torch_ir), strict=True)
     )
     arena = memory.plan([_lifetime(t, program) for t in program.temps])
     return launcher.Plan(inputs, outputs, tuple(arena.offsets), arena.size)

@@ -9,7 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.ir import aten, aten_text, kernel, kernel_text, loop, loop_text, statement, tensor, tensor_text, tile, tile_text
+from compiler.ir import (
+    aten,
+    aten_text,
+    kernel,
+    kernel_text,
+    loop,
+    loop_text,
+    statement,
+    tensor,
+    tensor_text,
+    tile,
+    tile_text,
+)
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
@@ -178,4 +190,3 @@ def pass_table() -> str:
     """The passes in order, as a Markdown table."""
     rows = [f"| {n} | {p.name} | {p.source} → {p.result} | {p.invariant} |" for n, p in enumerate(PIPELINE, 1)]
     return "\n".join(["| | pass | IR | what holds after it |", "|---|---|---|---|", *rows])
-

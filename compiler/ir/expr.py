@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.ir import dtype as dt
-from compiler.ir.dtype import DType, boolean, f32, f64, i64
+from compiler.ir.dtype import DType, boolean, i64
 from compiler.ir.node import Node
 
 

@@ -88,7 +88,9 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
             return _extreme(how, value_range(a, ranges), value_range(b, ranges))
         case Op("where", (_, a, b)) | Select(_, a, b):
             (la, ha), (lb, hb) = value_range(a, ranges), value_range(b, ranges)
-            return (None if la is None or lb is None else min(la, lb)), (None if ha is None or hb is None else max(ha, hb))
+            return (None if la is None or lb is None else min(la, lb)), (
+                None if ha is None or hb is None else max(ha, hb)
+            )
         case Op("abs", (a,)):
             low, high = value_range(a, ranges)
             if low is None or high is None:
@@ -171,7 +173,14 @@ def _compare(e: Expr, how: str, a: Expr, b: Expr, ranges: Ranges) -> Expr:
     low, high = value_range(from_linear(_add(linear(a), linear(b), -1)), ranges)
     always = {"lt": high is not None and high < 0, "le": high is not None and high <= 0, "gt": low is not None and low > 0,
               "ge": low is not None and low >= 0, "eq": low == high == 0, "ne": (high is not None and high < 0) or (low is not None and low > 0)}  # fmt: skip
-    never = {"lt": always["ge"], "le": always["gt"], "gt": always["le"], "ge": always["lt"], "eq": always["ne"], "ne": always["eq"]}
+    never = {
+        "lt": always["ge"],
+        "le": always["gt"],
+        "gt": always["le"],
+        "ge": always["lt"],
+        "eq": always["ne"],
+        "ne": always["eq"],
+    }
     return Const(True, boolean) if always[how] else Const(False, boolean) if never[how] else e
 
 

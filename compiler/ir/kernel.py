@@ -193,7 +193,9 @@ def verify(program: Program) -> None:
         _verify_body(f.name, f.body, {Var(s, i64) for s in program.sizes}, buffers, readonly)
 
 
-def _verify_body(where: str, body: tuple[Stmt, ...], scope: set[Var], buffers: dict[str, DType], readonly: set[str]) -> None:
+def _verify_body(
+    where: str, body: tuple[Stmt, ...], scope: set[Var], buffers: dict[str, DType], readonly: set[str]
+) -> None:
     scope, buffers = set(scope), dict(buffers)
     for s in body:
         match s:
@@ -203,12 +205,16 @@ def _verify_body(where: str, body: tuple[Stmt, ...], scope: set[Var], buffers: d
             case Assign(name, value):
                 _verify_expression(where, value, scope, buffers)
                 if Var(name, value.dtype) not in scope:
-                    raise ValueError(f"function {where}: {name} is assigned a {value.dtype}, but declared otherwise or not at all")
+                    raise ValueError(
+                        f"function {where}: {name} is assigned a {value.dtype}, but declared otherwise or not at all"
+                    )
             case Store(buffer, index, value, _):
                 _verify_expression(where, index, scope, buffers)
                 _verify_expression(where, value, scope, buffers)
                 if buffer in readonly or buffers.get(buffer) is not dt.vector(value.dtype, 1) or index.dtype is not i64:
-                    raise ValueError(f"function {where}: store of {value.dtype} to {buffer}: {buffers.get(buffer)}, read-only or unknown")
+                    raise ValueError(
+                        f"function {where}: store of {value.dtype} to {buffer}: {buffers.get(buffer)}, read-only or unknown"
+                    )
             case For(var, start, stop, step, inner, mark):
                 _verify_expression(where, start, scope, buffers)
                 _verify_expression(where, stop, scope, buffers)
@@ -250,5 +256,25 @@ def _verify_expression(where: str, e: Expr, scope: set[Var], buffers: dict[str, 
             raise ValueError(f"function {where}: {problem}")
 
 
-__all__ = ["Address", "Across", "Array", "Assign", "Barrier", "Broadcast", "Builtin", "Call", "Comment", "Const", "Declare", "For",
-           "Function", "Gather", "If", "Program", "Ramp", "Stmt", "Store", "verify"]  # fmt: skip
+__all__ = [
+    "Across",
+    "Address",
+    "Array",
+    "Assign",
+    "Barrier",
+    "Broadcast",
+    "Builtin",
+    "Call",
+    "Comment",
+    "Const",
+    "Declare",
+    "For",
+    "Function",
+    "Gather",
+    "If",
+    "Program",
+    "Ramp",
+    "Stmt",
+    "Store",
+    "verify",
+]  # fmt: skip

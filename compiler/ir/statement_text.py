@@ -18,7 +18,18 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, Var
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.ir.text import Scope, expression, fail, function, indent, indices, show_tensor, show_type, tensor, tensor_type
+from compiler.ir.text import (
+    Scope,
+    expression,
+    fail,
+    function,
+    indent,
+    indices,
+    show_tensor,
+    show_type,
+    tensor,
+    tensor_type,
+)
 from compiler.ir.text import show as show_expr
 
 ShowOwn = Callable[[Stmt], list[str]]
@@ -93,7 +104,10 @@ def parse(text: str, own: ParseOwn) -> Program:
             case ast.AnnAssign(ast.Name(name), kind, None):
                 temps.append(Tensor(name, *tensor_type(kind, scope)))
                 known[name] = temps[-1]
-            case ast.With([ast.withitem(ast.Call(ast.Name("kernel"), [ast.Constant(str() as name), ast.List(params)], keywords))], body):
+            case ast.With(
+                [ast.withitem(ast.Call(ast.Name("kernel"), [ast.Constant(str() as name), ast.List(params)], keywords))],
+                body,
+            ):
                 kernels.append(_kernel(s, name, params, keywords, body, known, scope, own))
             case ast.Pass():
                 pass

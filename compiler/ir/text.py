@@ -99,7 +99,7 @@ def show_tensor(t: Tensor) -> str:
 class Scope:
     """What names mean while parsing: scalar variables by type, and buffers by element type."""
 
-    def __init__(self, scalars: Mapping[str, DType] = {}, buffers: Mapping[str, DType] = {}) -> None:  # noqa: B006
+    def __init__(self, scalars: Mapping[str, DType] = {}, buffers: Mapping[str, DType] = {}) -> None:
         self.scalars: dict[str, DType] = dict(scalars)
         self.buffers: dict[str, DType] = dict(buffers)
 

@@ -10,11 +10,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from compiler.ir import expr, loop
-from compiler.ir.dtype import i64
-from compiler.ir.expr import Expr, Load, Var, identity, op, substitute
+from compiler.ir.expr import Expr, Load, Var, identity, substitute
 from compiler.ir.index import Range, extent_range, simplify
 from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
-from compiler.ir.tensor import Axis, Equation, Group, Map, Reduce, Scan, Scatter, Tensor, expressions, reads, row_major, shape
+from compiler.ir.tensor import (
+    Axis,
+    Equation,
+    Group,
+    Map,
+    Reduce,
+    Scan,
+    Scatter,
+    Tensor,
+    reads,
+    row_major,
+    shape,
+)
 from compiler.ir.tensor import Program as TensorProgram
 from compiler.passes.tensor.fuse import WORTH_KEEPING, Nest, cost, nest
 
@@ -92,13 +103,18 @@ class _Builder:
     def _reaches(self, e: Equation, name: str) -> bool:
         """Evaluating `e` evaluates `name` in the same loop."""
         return any(
-            n == name or (isinstance(self.made[n], Map) and self._reaches(self.made[n], name)) for n in reads(e) if n in self.made
+            n == name or (isinstance(self.made[n], Map) and self._reaches(self.made[n], name))
+            for n in reads(e)
+            if n in self.made
         )
 
     def kernels(self, tensors: dict[str, Tensor]) -> list[Kernel]:
         match self.group.equations:
             case (Scatter() as s,):
-                return [self._kernel(s.name + "_base", self._scatter_base(s), tensors), self._kernel(s.name, self._scatter(s), tensors)]
+                return [
+                    self._kernel(s.name + "_base", self._scatter_base(s), tensors),
+                    self._kernel(s.name, self._scatter(s), tensors),
+                ]
         axes = tuple(Axis(self._fresh(a.name), a.extent) for a in self.nest.rows)
         self.loops = dict(zip((a.name for a in self.nest.rows), axes, strict=True))
         self.rows = _Scope(None, {}).inner(axes)
@@ -231,5 +247,3 @@ def _nested(axes: tuple[Axis, ...], kinds: list[str], body: list[Stmt]) -> tuple
     for a, kind in reversed(list(zip(axes, kinds, strict=True))):
         out = (loop.For(a.name, a.extent, kind, out),)
     return out
-
-

@@ -13,7 +13,23 @@ from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, identity, op, product, select, static
+from compiler.ir.expr import (
+    COMBINE,
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Select,
+    Var,
+    cast,
+    const,
+    identity,
+    op,
+    product,
+    select,
+    static,
+)
 from compiler.ir.index import Range, extent_range, linear, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -23,7 +39,7 @@ from compiler.targets.target import Target, instruction
 Body = list[k.Stmt]
 
 
-def tile_to_kernel(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:  # noqa: B006
+def tile_to_kernel(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
     """Every kernel becomes a function; `schedules` are texts to quote in its head, by kernel name."""
     functions = tuple(_Lowering(f, target).function(schedules.get(f.name, "")) for f in program.kernels)
     return k.Program(program.name, program.inputs, program.outputs, program.temps, functions, program.sizes)
@@ -171,7 +187,10 @@ class _Lowering:
         for c in range(copies):
             base = Var(var) + c * width
             inner = scope.inner(lanes=_Lanes(f.var, base, width), suffix=scope.suffix + (f"_{c}" if copies > 1 else ""))
-            inner.ranges[var] = (0, None if (high := value_range(stop, scope.ranges)[1]) is None else high - width * copies)
+            inner.ranges[var] = (
+                0,
+                None if (high := value_range(stop, scope.ranges)[1]) is None else high - width * copies,
+            )
             inner.ranges[f.var] = (0, None if high is None else high - 1)
             for name in outer:
                 made = partial[name, c]
@@ -180,7 +199,9 @@ class _Lowering:
         after = self.combine(outer, partial, scope, width, copies)
         return [*before, k.For(var, start, stop, width * copies, tuple(body)), *after]
 
-    def combine(self, outer: Mapping[str, str], partial: Mapping[tuple[str, int], str], scope: _Scope, width: int, copies: int) -> Body:
+    def combine(
+        self, outer: Mapping[str, str], partial: Mapping[tuple[str, int], str], scope: _Scope, width: int, copies: int
+    ) -> Body:
         """The lanes of all copies go into the scalar, as a tree."""
         out: Body = []
         for name, how in outer.items():
@@ -188,7 +209,10 @@ class _Lowering:
             assert isinstance(total, Var)
             parts: list[Expr] = [Var(partial[name, c], dt.vector(total.dtype, width)) for c in range(copies)]
             while len(parts) > 1:
-                parts = [op(COMBINE[how], *parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+                parts = [
+                    op(COMBINE[how], *parts[i : i + 2]) if i + 1 < len(parts) else parts[i]
+                    for i in range(0, len(parts), 2)
+                ]
             out.append(k.Assign(total.name, op(COMBINE[how], total, k.Across(how, parts[0]))))
         return out
 
@@ -210,7 +234,9 @@ class _Lowering:
 
     def tile_ranges(self, scope: _Scope) -> dict[str, Range]:
         """Ranges by the names that Tile IR uses."""
-        known = {n: scope.ranges[v.name] for n, v in scope.values.items() if isinstance(v, Var) and v.name in scope.ranges}
+        known = {
+            n: scope.ranges[v.name] for n, v in scope.values.items() if isinstance(v, Var) and v.name in scope.ranges
+        }
         return scope.ranges | known
 
     def scalar(self, e: Expr, scope: _Scope) -> Expr:
@@ -311,10 +337,19 @@ class _Lowering:
                 c, c_steps = self.corner(s.acc, {"m": i, "n": j}, "mn", scope)
                 steps = (a_steps["m"], a_steps["k"], b_steps["k"], c_steps["m"])
                 args: tuple[Expr | k.Address, ...] = (const(depth), a, steps[0], steps[1], b, steps[2], c, steps[3])
-                out.append(k.Call(row.function, (row.m, row.n // self.target.lanes(dt.DTYPES[row.acc_type].bytes)), args, (s.acc.buffer,)))
+                out.append(
+                    k.Call(
+                        row.function,
+                        (row.m, row.n // self.target.lanes(dt.DTYPES[row.acc_type].bytes)),
+                        args,
+                        (s.acc.buffer,),
+                    )
+                )
         return out
 
-    def corner(self, s: tile.Slice, moved: Mapping[str, int], letters: str, scope: _Scope) -> tuple[k.Address, dict[str, Expr]]:
+    def corner(
+        self, s: tile.Slice, moved: Mapping[str, int], letters: str, scope: _Scope
+    ) -> tuple[k.Address, dict[str, Expr]]:
         """Where a slice begins, moved along its axes, and its strides by letter."""
         buffer = scope.buffers[s.buffer]
         kept = [d for d, n in enumerate(s.lengths) if n]
@@ -351,4 +386,3 @@ def _inside(s: tile.Slice, at: tuple[Expr, ...], buffer: Tensor) -> Expr:
         if n:
             out = op("and", op("and", op("ge", place, 0), op("lt", place, size)), out)
     return out
-

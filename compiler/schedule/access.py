@@ -98,7 +98,9 @@ class _Lanes:
     def expr(self, e: Expr) -> str:
         for n in e.walk():
             match n:
-                case Select(cond, then, other) if self.varies(cond) and any(isinstance(x, Load) for y in (then, other) for x in y.walk()):
+                case Select(cond, then, other) if self.varies(cond) and any(
+                    isinstance(x, Load) for y in (then, other) for x in y.walk()
+                ):
                     return "a guarded load differs from lane to lane"
         return ""
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Op, Var
 from compiler.ir.index import Range, extent_range
-from compiler.ir.statement import Kernel, Store, Stmt
+from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Step
@@ -16,7 +16,26 @@ from compiler.targets.target import Target
 CHUNK = 16384  # elements of a flat loop that one core takes at a time: 64 KiB of f32, well above the cost of a handover
 # Columns summed together: 8 vectors take 85 us for 512 x 4096 f32 where 4 take 124 and 1 takes 259 (Zen 5, AVX-512).
 MOST_COLUMNS = 8
-SIMPLE = {"add", "sub", "mul", "neg", "abs", "min", "max", "where", "and", "or", "lt", "le", "gt", "ge", "eq", "ne", "floordiv", "mod"}
+SIMPLE = {
+    "add",
+    "sub",
+    "mul",
+    "neg",
+    "abs",
+    "min",
+    "max",
+    "where",
+    "and",
+    "or",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "eq",
+    "ne",
+    "floordiv",
+    "mod",
+}
 UNROLL_REDUCE = 4  # independent accumulators hide the latency of an add or max (4 cycles, two a cycle on current x86)
 
 
@@ -41,7 +60,9 @@ class _Plan:
         ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
         groups = self.collapse(rows, inside, ranges)
         folded = [b for b in sorted(self.private) if rows and _used_within(b, f, self.kernel)]
-        self.steps += [Fold(b, groups[-1][0]) for b in folded if inside and any(isinstance(s, loop.For) for s in inside)]
+        self.steps += [
+            Fold(b, groups[-1][0]) for b in folded if inside and any(isinstance(s, loop.For) for s in inside)
+        ]
         leaves = _leaves(inside)
         last = groups[-1] if groups else None
         if last and (not leaves or self.better_outside(last, rows, inside, leaves, ranges)):
@@ -52,7 +73,9 @@ class _Plan:
         for leaf, around in leaves:
             self.lanes(leaf.var, leaf.kind, leaf.body, ranges | around | {leaf.var: extent_range(leaf.extent)})
 
-    def collapse(self, rows: list[loop.For], inside: tuple[Stmt, ...], ranges: dict[str, Range]) -> list[tuple[str, Expr, list[loop.For]]]:
+    def collapse(
+        self, rows: list[loop.For], inside: tuple[Stmt, ...], ranges: dict[str, Range]
+    ) -> list[tuple[str, Expr, list[loop.For]]]:
         """Neighbouring parallel loops through which every address moves evenly become one."""
         groups: list[tuple[str, Expr, list[loop.For]]] = []
         for r in rows:
@@ -86,7 +109,9 @@ class _Plan:
             unroll = UNROLL_REDUCE if kind == "reduce" else 1
             self.steps.append(Bind(var, "vector", (("width", width), ("unroll", unroll))))
 
-    def lanes_of_rows(self, row: tuple[str, Expr, list[loop.For]], alone: bool, body: tuple[Stmt, ...], ranges: dict[str, Range]) -> None:
+    def lanes_of_rows(
+        self, row: tuple[str, Expr, list[loop.For]], alone: bool, body: tuple[Stmt, ...], ranges: dict[str, Range]
+    ) -> None:
         """The rows themselves are the lanes: a flat loop is cut into chunks for the cores first."""
         name, extent, members = row
         width = self.target.lanes(access.widest(body))

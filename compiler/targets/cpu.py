@@ -14,11 +14,31 @@ def panel(rows: int, vectors: int, lanes: int, dtype: str, feature: str) -> Inst
     """A register tile of `rows` x `vectors` vector accumulators, fed by any number of k."""
     n = vectors * lanes
     return Instruction(
-        f"panel.{rows}x{n}.{dtype}", feature, rows, n, 0, dtype, dtype, dtype, "local", "local", "local", (("km", "kn"), ("mk", "kn")), "mlc_fma_panel"
+        f"panel.{rows}x{n}.{dtype}",
+        feature,
+        rows,
+        n,
+        0,
+        dtype,
+        dtype,
+        dtype,
+        "local",
+        "local",
+        "local",
+        (("km", "kn"), ("mk", "kn")),
+        "mlc_fma_panel",
     )
 
 
-def target(features: tuple[str, ...], *, cores: int = 1, l1: int = 32 * KiB, l2: int = 512 * KiB, l3: int = 32 * MiB, name: str = "cpu") -> Target:
+def target(
+    features: tuple[str, ...],
+    *,
+    cores: int = 1,
+    l1: int = 32 * KiB,
+    l2: int = 512 * KiB,
+    l3: int = 32 * MiB,
+    name: str = "cpu",
+) -> Target:
     """A CPU with those features (names as in /proc/cpuinfo)."""
     feature, vector = next(((f, w) for f, w in _WIDTHS if f in features), ("", 16))
     rows: list[Instruction] = []

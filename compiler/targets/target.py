@@ -64,4 +64,6 @@ def instruction(target: Target, name: str) -> Instruction:
     for row in target.instructions:
         if row.name == name:
             return row
-    raise KeyError(f"{target.name} has no tensor instruction {name}; it has {', '.join(r.name for r in target.instructions) or 'none'}")
+    raise KeyError(
+        f"{target.name} has no tensor instruction {name}; it has {', '.join(r.name for r in target.instructions) or 'none'}"
+    )

@@ -56,7 +56,9 @@ def _squeeze(program: Program) -> Program:
         match new:
             case Scatter():
                 index = tuple(rewrite(new.index[n]) for n in kept[e.name])
-                new = new.replace(base=rewrite(new.base), index=index, value=rewrite(new.value), guard=rewrite(new.guard))
+                new = new.replace(
+                    base=rewrite(new.base), index=index, value=rewrite(new.value), guard=rewrite(new.guard)
+                )
             case Scan(along=along, value=value) if not any(a.name == along for a in new.axes):
                 new = Map(new.name, new.axes, rewrite(value))
             case _:
@@ -101,7 +103,9 @@ def _data(e: Expr) -> bool:
 
 
 def _rewrite(program: Program, replaced: dict[str, Equation]) -> Program:
-    groups = [g.replace(equations=tuple(replaced[e.name] for e in g.equations if e.name in replaced)) for g in program.groups]
+    groups = [
+        g.replace(equations=tuple(replaced[e.name] for e in g.equations if e.name in replaced)) for g in program.groups
+    ]
     return program.replace(groups=tuple(g for g in groups if g.equations))
 
 
@@ -134,7 +138,9 @@ def inline(e: Equation, producers: dict[str, Map]) -> Equation:
 
     match e:
         case Scatter(base=base, index=index, value=value, guard=guard):
-            return e.replace(base=rewrite(base), index=tuple(map(rewrite, index)), value=rewrite(value), guard=rewrite(guard))
+            return e.replace(
+                base=rewrite(base), index=tuple(map(rewrite, index)), value=rewrite(value), guard=rewrite(guard)
+            )
         case _:
             return e.replace(value=rewrite(expressions(e)[0]))
 
@@ -164,7 +170,9 @@ def _reindex_reductions(program: Program) -> Program:
                 del made[source.name]
             elif _count(shape(source)) is _count(shape(e)):
                 made[source.name] = _reindexed(source, source.name, e.axes, load.index)
-                made[e.name] = e = e.replace(value=substitute(e.value, {load: load.replace(index=tuple(a.var for a in e.axes))}))
+                made[e.name] = e = e.replace(
+                    value=substitute(e.value, {load: load.replace(index=tuple(a.var for a in e.axes))})
+                )
     return _rewrite(program, made)
 
 
@@ -224,7 +232,9 @@ def _alias_outputs(program: Program) -> Program:
     for t in program.outputs:
         new = t
         match made.get(t.name):
-            case Map(axes=axes, value=Load(buffer, index)) if buffer in made and buffer not in taken and t.strides == row_major(t.shape):
+            case Map(axes=axes, value=Load(buffer, index)) if (
+                buffer in made and buffer not in taken and t.strides == row_major(t.shape)
+            ):
                 source = made[buffer]
                 same = flat(index, shape(source), axes) is flat(tuple(a.var for a in axes), shape(made[t.name]), axes)
                 if same and _count(shape(source)) is _count(t.shape):

@@ -23,7 +23,9 @@ _DEAR = {"div": 4, "sqrt": 4, "rsqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "tr
 _CHEAP = {"add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "shl", "shr",
           "where", "isnan", "floor", "ceil", "trunc", "round", "sign", "fma"}  # fmt: skip
 _FUNCTION = 10
-WORTH_KEEPING = 8  # an element that costs more than this is stored rather than computed twice (a store and a load of a cached row)
+WORTH_KEEPING = (
+    8  # an element that costs more than this is stored rather than computed twice (a store and a load of a cached row)
+)
 FEW_ROWS = 4  # reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own
 
 
@@ -53,7 +55,9 @@ def factors_of(value: Expr) -> tuple[Expr, Expr] | None:
     while isinstance(value, Cast):
         value = value.arg
     match value:
-        case Op("mul", (a, b)) if any(isinstance(n, Load) for n in a.walk()) and any(isinstance(n, Load) for n in b.walk()):
+        case Op("mul", (a, b)) if any(isinstance(n, Load) for n in a.walk()) and any(
+            isinstance(n, Load) for n in b.walk()
+        ):
             return a, b
     return None
 
@@ -82,7 +86,9 @@ def nest(members: Sequence[Equation], stored: Iterable[str]) -> Nest | None:
     sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
     if any(isinstance(e, Scatter) for e in members):
         return Nest(names, members[0].axes) if len(members) == 1 else None
-    rows = [_rows(e, names) for e in sweeps] or [tuple(names[e.name, a.name] for a in e.axes) for e in members if e.name in stored][:1]
+    rows = [_rows(e, names) for e in sweeps] or [
+        tuple(names[e.name, a.name] for a in e.axes) for e in members if e.name in stored
+    ][:1]
     if not rows or any(set(r) != set(rows[0]) for r in rows):
         return None
     shared = set(rows[0])
@@ -208,7 +214,10 @@ def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[s
     sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
     if any(isinstance(e, Scan) for e in sweeps):
         return len(sweeps) == 1 and not any(sweeps[0].name in reads(e) for e in members)
-    follows = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > {a.name for a in found.rows} for e in members)
+    follows = any(
+        e.name in stored and {found.names[e.name, a.name] for a in e.axes} > {a.name for a in found.rows}
+        for e in members
+    )
     if sweeps and follows and _few(found.rows):
         return False
     return _nothing_dear_twice(members, found, stored)
