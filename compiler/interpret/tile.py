@@ -23,7 +23,7 @@ from compiler.ir.dtype import DType, compute, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store, dtypes
 from compiler.ir.text import show
-from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice
+from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, lengths, letters
 
 # At most so many points of a loop nest are evaluated at once.
 CAP = 1 << 22
@@ -294,13 +294,13 @@ def _check_store(
 
 def _copy(target: Slice, source: Slice, machine: _Machine) -> Stmt:
     """A copy as the loops that it stands for."""
-    lengths = [n for n in target.lengths if n]
-    names = [f"copy {k}" for k in range(len(lengths))]
+    extents = [n for n in target.lengths if n]
+    names = [f"copy {k}" for k in range(len(extents))]
     to, fro = _index(target, names), _index(source, names)
     zero = cast(const(0, compute(machine.types[source.buffer])), machine.types[source.buffer])
     value = select(_inside(source, fro, machine), Load(source.buffer, fro, machine.types[source.buffer]), zero)
     out: Stmt = If(_inside(target, to, machine), (Store(target.buffer, to, value),))
-    for name, n in reversed(list(zip(names, lengths, strict=True))):
+    for name, n in reversed(list(zip(names, extents, strict=True))):
         out = For(name, dim(n), "parallel", Bind("serial"), (out,))
     return out
 
@@ -320,16 +320,25 @@ def _index(s: Slice, names: Sequence[str]) -> tuple[Expr, ...]:
 def _multiply(s: Mma, machine: _Machine, here: _Here) -> None:
     """Both operands are read whole and multiplied in the accumulator's type; elements add up as a store would."""
     dtype = machine.types[s.acc.buffer]
-    rows, columns = (n for n in s.acc.lengths if n)
-    depth = next(n for letter, n in zip(s.layout[0], (n for n in s.a.lengths if n), strict=True) if letter == "k")
-    m, n, k = Span("mma m", 0, rows), Span("mma n", 0, columns), Span("mma k", 0, depth)
+    longest, touched = lengths(s), dict(zip("mnk", s.sizes, strict=False))
+    most = {x: int(_value(e, machine, here).max(initial=0)) for x, e in touched.items()}
+    spans = {x: Span(f"mma {x}", 0, min(n, most.get(x, n))) for x, n in longest.items()}
+    of_acc, of_a, of_b = letters(s)
 
-    def operand(x: Slice, letters: str, first: Span, second: Span) -> Array:
-        at = here.open(first).open(second)
-        load = Load(x.buffer, _index(x, [f"mma {letter}" for letter in letters]), machine.types[x.buffer])
-        return np.broadcast_to(_value(cast(load, dtype), machine, at), at.shape)
+    def over(axes: str) -> tuple[_Here, Array | None]:
+        at = here.open(spans[axes[0]]).open(spans[axes[1]])
+        if not touched:
+            return at, None
+        inside = _value(both(*(op("lt", Var(f"mma {x}", i64), touched[x]) for x in axes)), machine, at)
+        return at.where(inside), inside
+
+    def operand(x: Slice, said: str, axes: str) -> Array:
+        at, inside = over(axes)
+        load = Load(x.buffer, _index(x, [f"mma {letter}" for letter in said]), machine.types[x.buffer])
+        value = _value(cast(load, dtype), machine, at)
+        return np.broadcast_to(value if inside is None else np.where(inside, value, value.dtype.type(0)), at.shape)
 
     with np.errstate(all="ignore"):
-        product = np.matmul(operand(s.a, s.layout[0], m, k), operand(s.b, s.layout[1], k, n))
-    index = _index(s.acc, ["mma m", "mma n"])
-    _store(s.acc.buffer, index, np.asarray(product), dtype, "sum", machine, here.open(m).open(n))
+        product = np.matmul(operand(s.a, of_a, "mk"), operand(s.b, of_b, "kn"))
+    index = _index(s.acc, [f"mma {letter}" for letter in of_acc])
+    _store(s.acc.buffer, index, np.asarray(product), dtype, "sum", machine, over("mn")[0])

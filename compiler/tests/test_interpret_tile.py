@@ -142,6 +142,24 @@ def attention(q: f32[12, 8], k: f32[16, 8], v: f32[16, 8], *, y: f32[12, 8]):
                     y[i * 4 + r3, d3] = o[r3, d3] / l[r3]
 """
 
+PARTIAL = """
+def partial(a: f32[7, 10], b: f32[10, 5], x: f32[7], *, y: f32[7, 5], z: f32[10]):
+    with kernel("partial", [a, b, x, y, z], writes=[y, z]):
+        for i in blocks(2):
+            acc = registers(f32[4, 8])
+            for p in lanes(32):
+                acc[p // 8, p % 8] = 0.0
+            t = min(4, 7 - i * 4)
+            mma("outer", acc[0: +4, 0: +8], a[i * 4: +4, 0: +16], b[0: +16, 0: +8], "mk", "kn", t, 5, 10)
+            for q in lanes(20):
+                if i * 4 + q // 5 < 7:
+                    y[i * 4 + q // 5, q % 5] = acc[q // 5, q % 5]
+    with kernel("row", [a, x, z], writes=[z]):
+        for r in vector(10):
+            z[r] = 0.0
+        mma("vector", z[0: +10], x[0: +7], a[0: +7, 0: +10], "k", "kn")
+"""
+
 
 @pytest.fixture(params=CAPS)
 def cap(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +175,12 @@ class TestPrograms:
     def test_matmul_with_ragged_tiles(self) -> None:
         a, b = scalar.round_bf16(normal(20, 24)), scalar.round_bf16(normal(24, 18))
         close(run(MATMUL, a, b)[0], torch.from_numpy(a) @ torch.from_numpy(b))
+
+    def test_partial_tensor_instructions(self) -> None:
+        a, b, x = normal(7, 10), normal(10, 5), normal(7)
+        y, z = run(PARTIAL, a, b, x)
+        close(y, torch.from_numpy(a) @ torch.from_numpy(b))
+        close(z, torch.from_numpy(x) @ torch.from_numpy(a))
 
     def test_accumulation_in_a_tile(self) -> None:
         a, b = normal(9, 7), normal(10, 7)
