@@ -158,10 +158,10 @@ def bind(plan: Plan, constants: Mapping[int, torch.Tensor]) -> dict[int, torch.T
 # Below this many bytes in all buffers a call keeps the GIL: giving it up costs more than anyone else could gain.
 LONG = 64 << 10
 # Fresh pages cost more than arithmetic: relu(x*y+1) into 128 MiB takes 54.6 ms with 32,769 faults, 14.1 ms with 576
-# where the output asks for huge pages, 9.9 ms into memory used before (Zen 3, one thread, least of 7). glibc maps
-# blocks above 32 MiB anew on every call, and smaller ones until it has learnt; where memory is recycled, the advice
-# costs nothing measurable from 2 MiB on. 4 MiB holds at least one whole huge page wherever it starts.
-HUGE = 4 << 20
+# where the output asks for huge pages, 9.9 ms into memory used before (one thread, least of 7). glibc maps blocks above
+# 32 MiB anew on every call; smaller ones it recycles once it has learnt, and there the advice costs a tenth of a relu
+# (232 us with it, 196 without, 512 x 4096 f32).
+HUGE = 32 << 20
 
 
 def load(
