@@ -53,8 +53,22 @@ class Pointer:
             np.frombuffer(self.written, np.uint8)[places] = 1
 
 
+def _product(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
+    """acc[m, n] += a[m, k] . b[k, n]: sizes, then each operand with the distances between its rows and columns."""
+    m, n, k, a, a_m, a_k, b, b_k, b_n, acc, acc_m = args
+    i, j, step = np.arange(m)[:, None], np.arange(n), np.arange(k)
+    here = i * acc_m + j
+    old = acc.read(here)
+    left = a.read(i * a_m + step * a_k).astype(old.dtype)
+    right = b.read(step[:, None] * b_k + j * b_n).astype(old.dtype)
+    acc.write(here, old + left @ right)
+
+
 # Device functions: name -> what it does, given the template arguments and the arguments, pointers among them.
-CALLS: dict[str, Callable[[tuple[int | str, ...], tuple[Any, ...]], None]] = {}
+CALLS: dict[str, Callable[[tuple[int | str, ...], tuple[Any, ...]], None]] = {
+    "mlc_fma_block": _product,
+    "mlc_dot_block": _product,
+}
 
 
 def _check(where: str, name: str, memory: Array, written: bytearray | None, places: Array, verb: str) -> None:
@@ -143,8 +157,9 @@ def _accesses(where: str) -> dict[str, Any]:
 
     def outside(name: str, index: int, lanes: int, size: int, verb: str) -> None:
         what = f"element {index}" if lanes == 1 else f"elements {index} to {index + lanes - 1}"
-        why = "which has" if not 0 <= index <= size - lanes else "of which some were never written, of"
-        raise InterpretError(f"{where}: {verb} {what} of {name}, {why} {size}")
+        unwritten = "which was never written" if lanes == 1 else "not all of which were ever written"
+        why = unwritten if 0 <= index <= size - lanes else f"which has {size}"
+        raise InterpretError(f"{where}: {verb} {what} of {name}, {why}")
 
     def gather(name: str, memory: Array, written: bytearray | None, places: Array) -> Array:
         wanted = places.tolist()

@@ -320,25 +320,26 @@ def _index(s: Slice, names: Sequence[str]) -> tuple[Expr, ...]:
 def _multiply(s: Mma, machine: _Machine, here: _Here) -> None:
     """Both operands are read whole and multiplied in the accumulator's type; elements add up as a store would."""
     dtype = machine.types[s.acc.buffer]
-    longest, touched = lengths(s), dict(zip("mnk", s.sizes, strict=False))
-    most = {x: int(_value(e, machine, here).max(initial=0)) for x, e in touched.items()}
-    spans = {x: Span(f"mma {x}", 0, min(n, most.get(x, n))) for x, n in longest.items()}
-    of_acc, of_a, of_b = letters(s)
+    long = lengths(s)
+    spans = {x: Span(f"mma {x}", 0, long[x]) for x in "mnk"}
+    sizes = dict(zip("mnk", s.sizes, strict=True)) if s.sizes else {}
 
-    def over(axes: str) -> tuple[_Here, Array | None]:
-        at = here.open(spans[axes[0]]).open(spans[axes[1]])
-        if not touched:
-            return at, None
-        inside = _value(both(*(op("lt", Var(f"mma {x}", i64), touched[x]) for x in axes)), machine, at)
-        return at.where(inside), inside
+    def opened(axes: str) -> _Here:
+        at = here
+        for x in axes:
+            at = at.open(spans[x])
+        for x in (x for x in axes if x in sizes):
+            at = at.where(_value(op("lt", Var(spans[x].name, i64), sizes[x]), machine, at))
+        return at
 
-    def operand(x: Slice, said: str, axes: str) -> Array:
-        at, inside = over(axes)
-        load = Load(x.buffer, _index(x, [f"mma {letter}" for letter in said]), machine.types[x.buffer])
-        value = _value(cast(load, dtype), machine, at)
-        return np.broadcast_to(value if inside is None else np.where(inside, value, value.dtype.type(0)), at.shape)
+    def operand(x: Slice, own: str, axes: str) -> Array:
+        at = opened(axes)
+        load = Load(x.buffer, _index(x, [f"mma {letter}" for letter in own]), machine.types[x.buffer])
+        value = np.broadcast_to(_value(cast(load, dtype), machine, at), at.shape)
+        return value if at.taken is None else np.where(at.taken, value, np.zeros((), value.dtype))
 
+    c_axes, a_axes, b_axes = letters(s)
     with np.errstate(all="ignore"):
-        product = np.matmul(operand(s.a, of_a, "mk"), operand(s.b, of_b, "kn"))
-    index = _index(s.acc, [f"mma {letter}" for letter in of_acc])
-    _store(s.acc.buffer, index, np.asarray(product), dtype, "sum", machine, over("mn")[0])
+        product = np.matmul(operand(s.a, a_axes, "mk"), operand(s.b, b_axes, "kn"))
+    index = _index(s.acc, [f"mma {letter}" for letter in c_axes])
+    _store(s.acc.buffer, index, np.asarray(product), dtype, "sum", machine, opened("mn"))

@@ -74,8 +74,8 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
                 ast.Name("mma"), [ast.Constant(str() as name), acc, a, b, ast.Constant(la), ast.Constant(lb), *sizes]
             )
         ):
-            slices = [_slice(x, scope) for x in (acc, a, b)]
-            return (tile.Mma(name, *slices, (str(la), str(lb)), tuple(expression(e, scope) for e in sizes)),)
+            c, left, right = (_slice(x, scope) for x in (acc, a, b))
+            return (tile.Mma(name, c, left, right, (str(la), str(lb)), tuple(expression(e, scope) for e in sizes)),)
     return None
 
 

@@ -1,4 +1,4 @@
-"""Tile IR in, Kernel IR for a CPU out: buffers are flat, loops are C loops, and loops bound to `vector` have become vector code.
+"""Tile IR in, Kernel IR for a CPU out: buffers are flat, loops are C loops, loops bound to `vector` are vector code.
 
 The outermost `blocks` loop becomes the parallel one. A vector loop becomes a loop over whole vectors, several at a time
 where it reduces, and a scalar loop over what is left.
@@ -170,7 +170,7 @@ class _Lowering:
 
     def whole(self, extent: Expr, step: int) -> Expr:
         """The largest multiple of `step` that is at most `extent`."""
-        return simplify(extent // const(step) * step, {})  # type: ignore[no-any-return]
+        return simplify(extent // const(step) * step, {})
 
     def stretch(self, f: tile.For, scope: _Scope, start: Expr, stop: Expr, width: int, copies: int) -> Body:
         """The vector loop from `start` to `stop`, `copies` vectors at a time, with accumulators of its own."""
@@ -230,7 +230,7 @@ class _Lowering:
     def place(self, buffer: str, index: tuple[Expr, ...], scope: _Scope) -> Expr:
         """The flat index of lane 0."""
         flat = access.address(index, scope.buffers[buffer], self.tile_ranges(scope))
-        return simplify(self.scalar(flat, scope), scope.ranges)  # type: ignore[no-any-return]
+        return simplify(self.scalar(flat, scope), scope.ranges)
 
     def tile_ranges(self, scope: _Scope) -> dict[str, Range]:
         """Ranges by the names that Tile IR uses."""
@@ -265,7 +265,7 @@ class _Lowering:
                 return self.select(self.value(cond, scope), then, other, scope)
             case Op(name, args):
                 made = op(name, *self.same(*(self.value(a, scope) for a in args)))
-                return simplify(made, scope.ranges) if made.dtype is i64 or made.dtype is boolean else made  # type: ignore[no-any-return]
+                return simplify(made, scope.ranges) if made.dtype is i64 or made.dtype is boolean else made
         raise TypeError(f"{type(e).__name__} is not a Tile IR expression")
 
     def select(self, cond: Expr, then: Expr, other: Expr, scope: _Scope) -> Expr:
@@ -323,42 +323,49 @@ class _Lowering:
         return out
 
     def mma(self, s: tile.Mma, scope: _Scope) -> Body:
-        """One call of the instruction's device function for each of its tiles."""
+        """A call of the instruction's device function, which takes any sizes: what its tiles leave over is known to it."""
         row = instruction(self.target, s.instruction)
-        m, n = (x for x in s.acc.lengths if x)
-        depth = next(x for letter, x in zip(s.layout[0], (x for x in s.a.lengths if x), strict=True) if letter == "k")
-        if m % row.m or n % row.n or s.layout not in row.layouts:
-            raise ValueError(f"{row.name} cannot tile {m}x{n} with operands {s.layout}")
-        out: Body = []
-        for i in range(0, m, row.m):
-            for j in range(0, n, row.n):
-                a, a_steps = self.corner(s.a, {"m": i}, s.layout[0], scope)
-                b, b_steps = self.corner(s.b, {"n": j}, s.layout[1], scope)
-                c, c_steps = self.corner(s.acc, {"m": i, "n": j}, "mn", scope)
-                steps = (a_steps["m"], a_steps["k"], b_steps["k"], c_steps["m"])
-                args: tuple[Expr | k.Address, ...] = (const(depth), a, steps[0], steps[1], b, steps[2], c, steps[3])
-                out.append(
-                    k.Call(
-                        row.function,
-                        (row.m, row.n // self.target.lanes(dt.DTYPES[row.acc_type].bytes)),
-                        args,
-                        (s.acc.buffer,),
-                    )
-                )
-        return out
+        long = tile.lengths(s)
+        sizes = [self.value(e, scope) for e in s.sizes] or [const(long[x]) for x in "mnk"]
+        corners = [self.corner(x, axes, scope) for x, axes in zip((s.acc, s.a, s.b), tile.letters(s), strict=True)]
+        steps = {
+            f"{name}.{x}": n
+            for name, (_, found) in zip(("acc", "a", "b"), corners, strict=True)
+            for x, n in found.items()
+        }
+        uneven = [x for x in row.contiguous if x in steps and steps[x] is not const(1) and long[x[-1]] > 1]
+        types = [scope.buffers[x.buffer].dtype.name for x in (s.acc, s.a, s.b)]
+        narrow = {"f32": ("bf16", "f16")}.get(row.acc_type, ())
+        if (
+            uneven
+            or s.layout not in row.layouts
+            or types[0] != row.acc_type
+            or not {*types[1:]} <= {row.acc_type, *narrow}
+        ):
+            raise ValueError(f"{row.name} takes no operands of {types} as {s.layout}, not contiguous along {uneven}")
+        left = tuple(_rest(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
+        (c, _), (a, _), (b, _) = corners
+        distance = [steps.get(x, const(0)) for x in ("a.m", "a.k", "b.k", "b.n", "acc.m")]
+        args: tuple[Expr | k.Address, ...] = (*sizes, a, *distance[:2], b, *distance[2:4], c, distance[4])
+        return [k.Call(row.function, (row.m, row.n, *left), args, (s.acc.buffer,))]
 
-    def corner(
-        self, s: tile.Slice, moved: Mapping[str, int], letters: str, scope: _Scope
-    ) -> tuple[k.Address, dict[str, Expr]]:
-        """Where a slice begins, moved along its axes, and its strides by letter."""
-        buffer = scope.buffers[s.buffer]
+    def corner(self, s: tile.Slice, letters: str, scope: _Scope) -> tuple[k.Address, dict[str, Expr]]:
+        """Where a slice begins, and its strides by letter."""
         kept = [d for d, n in enumerate(s.lengths) if n]
-        starts = list(s.starts)
-        for letter, by in moved.items():
-            d = kept[letters.index(letter)]
-            starts[d] = starts[d] + by
-        steps = {letter: buffer.strides[kept[d]] for d, letter in enumerate(letters)}
-        return k.Address(s.buffer, self.place(s.buffer, tuple(starts), scope)), steps
+        strides = scope.buffers[s.buffer].strides
+        return k.Address(s.buffer, self.place(s.buffer, s.starts, scope)), {
+            x: strides[d] for x, d in zip(letters, kept, strict=True)
+        }
+
+
+def _rest(size: Expr, by: int) -> int:
+    """What `size` leaves when divided by `by`, where it leaves anything: -1 for what is not known."""
+    parts = size.args if isinstance(size, Op) and size.name == "min" else (size,)
+    forms = [linear(e) for e in parts]
+    if any(c % by for terms, _ in forms for c in terms.values()):
+        return -1
+    rests = {n % by for _, n in forms} - {0}
+    return rests.pop() if len(rests) == 1 else -1 if rests else 0
 
 
 def _accumulated(f: tile.For, scope: _Scope) -> dict[str, str]:

@@ -43,7 +43,7 @@ HEADERS = {
     "trigonometric.h": "sin cos tan asin acos atan atan2",
     "memory.h": "load load_as load_strided gather store store_as",
     "masks.h": "load_bools store_bools gather_bools load_strided_bools broadcast_mask",
-    "gemm.h": "fma_panel",
+    "gemm.h": "fma_block dot_block",
 }
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 # Scalar operation: device function, for those whose names differ.

@@ -10,24 +10,41 @@ KiB, MiB = 1024, 1024 * 1024
 _WIDTHS = (("avx512f", 64), ("avx2", 32), ("sse2", 16))
 
 
-def panel(rows: int, vectors: int, lanes: int, dtype: str, feature: str) -> Instruction:
-    """A register tile of `rows` x `vectors` vector accumulators, fed by any number of k."""
-    n = vectors * lanes
-    return Instruction(
-        f"panel.{rows}x{n}.{dtype}",
-        feature,
-        rows,
-        n,
-        0,
-        dtype,
-        dtype,
-        dtype,
-        "local",
-        "local",
-        "local",
-        (("km", "kn"), ("mk", "kn")),
-        "mlc_fma_panel",
-    )
+# Any layout will do: the device functions are told every stride, of which `contiguous` must be 1.
+_LAYOUTS = tuple((a, b) for b in ("kn", "nk") for a in ("mk", "km"))
+MOST_ROWS = 8
+
+
+def products(dtype: str, lanes: int, registers: int, feature: str) -> list[Instruction]:
+    """The register tiles of one type, by rows: as wide as accumulators, one row of B and one element of A leave room.
+
+    A panel's columns are vectors; a dot product's are scalars, each summed in a vector of its own.
+    """
+    rows: list[Instruction] = []
+    for m in range(1, MOST_ROWS + 1):
+        layouts = (*_LAYOUTS, ("k", "kn"), ("k", "nk")) if m == 1 else _LAYOUTS
+        wide = min(4, (registers - 1) // (m + 1))
+        many = min(6, (registers - 1) // (m + 1))
+        rows += [
+            _row(
+                f"panel.{m}x{wide * lanes}.{dtype}",
+                feature,
+                m,
+                wide * lanes,
+                dtype,
+                layouts,
+                "mlc_fma_block",
+                ("b.n", "acc.n"),
+            ),
+            _row(f"dot.{m}x{many}.{dtype}", feature, m, many, dtype, layouts, "mlc_dot_block", ("a.k", "b.k", "acc.n")),
+        ]
+    return rows
+
+
+def _row(name: str, feature: str, m: int, n: int, dtype: str, layouts: tuple[tuple[str, str], ...], function: str,
+         contiguous: tuple[str, ...]) -> Instruction:  # fmt: skip
+    types, spaces = (dtype, dtype, dtype), ("local", "local", "local")
+    return Instruction(name, feature, m, n, 0, *types, *spaces, layouts, function, contiguous)
 
 
 def target(
@@ -41,10 +58,8 @@ def target(
 ) -> Target:
     """A CPU with those features (names as in /proc/cpuinfo)."""
     feature, vector = next(((f, w) for f, w in _WIDTHS if f in features), ("", 16))
-    rows: list[Instruction] = []
-    for dtype, size in (("f32", 4), ("f64", 8)):
-        lanes = vector // size
-        rows += [panel(m, v, lanes, dtype, feature) for v in (2, 3) for m in (1, 2, 3, 4, 5, 6)]
+    registers = 32 if feature == "avx512f" else 16
+    rows = [r for dtype, size in (("f32", 4), ("f64", 8)) for r in products(dtype, vector // size, registers, feature)]
     return Target(name, "cpu", features, vector, cores, l1, l2, l3, tuple(rows))
 
 

@@ -10,7 +10,8 @@ class Instruction(Node):
 
     `a_type`, `b_type` and `acc_type` name the element types; `a_space` and `b_space` the memories that the operands must be
     in; `layouts` how they may lie ("mk" or "km", "kn" or "nk"). A k of 0 means any number. `function` is the device
-    function that performs it, with a body for each kind of target; `needs` the target feature that it takes.
+    function that performs it, with a body for each kind of target; `needs` the target feature that it takes;
+    `contiguous` the axes along which an operand must be so ("b.n").
     """
 
     name: str
@@ -26,6 +27,7 @@ class Instruction(Node):
     acc_space: str
     layouts: tuple[tuple[str, str], ...]
     function: str
+    contiguous: tuple[str, ...] = ()
 
     @property
     def semantics(self) -> str:

@@ -1,4 +1,4 @@
-"""The matrix product micro-kernels against NumPy on integer-valued data, where every correct answer is exact."""
+"""The matrix product blocks against NumPy on integer-valued data, where every correct answer is exact."""
 
 import shutil
 from pathlib import Path
@@ -11,31 +11,25 @@ from compiler.tests.cpp_library import CPP, MACHINES, NUMPY, Array, build, call,
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
-# computed in, A and B in memory, rows and vectors of the block
+# computed in, A and B in memory, rows and columns (vectors of them, for a panel) of a block
 BLOCKS = [("f32", "f32", "f32", 6, 2), ("f32", "f32", "f32", 1, 4), ("f32", "f32", "f32", 3, 1)]
 BLOCKS += [("f64", "f64", "f64", 4, 3), ("f32", "f32", "bf16", 5, 2), ("f32", "f16", "f16", 2, 2)]
 
-PANELS = """
+# LEFT columns are known in one instance and not in the other, as are the rows.
+TEXT = """
 extern "C" int width_NAME() { return mlc_width<LANE>; }
-extern "C" void packed_NAME(const A_LANE* a, const B_LANE* b, LANE* c, long k, long b_row, long c_row, long add) {
-  mlc_fma_panel<LANE, MR, NV>(k, a, MR, b, b_row, c, c_row, add);
+extern "C" void panel_NAME(const A_LANE* a, long a_m, long a_k, const B_LANE* b, LANE* c, long m, long n, long k, long left) {
+  constexpr int NR = NV * mlc_width<LANE>;
+  if (left)
+    mlc_fma_block<MR, NR, MR - 1, LEFT>(m, n, k, a, a_m, a_k, b, n + 3, 1, c, n + 2);
+  else
+    mlc_fma_block<MR, NR, -1, -1>(m, n, k, a, a_m, a_k, b, n + 3, 1, c, n + 2);
 }
-extern "C" void rows_NAME(const A_LANE* a, const B_LANE* b, LANE* c, long k, long b_row, long c_row, long add) {
-  mlc_fma_panel_rows<LANE, MR, NV>(k, a, k, b, b_row, c, c_row, add);
-}
-extern "C" void edge_NAME(
-    const A_LANE* a, const B_LANE* b, LANE* c, long k, long b_row, long c_row, long columns, long add) {
-  mlc_fma_panel_edge<LANE, MR, NV>(k, a, k, 1, b, b_row, c, c_row, columns, add);
-}
-extern "C" void dot_NAME(const A_LANE* a, const B_LANE* b, LANE* c, long k, long c_row, long c_column, long add) {
-  mlc_dot_panel<LANE, MR, NV>(k, a, k, b, k, c, c_row, c_column, add);
-}
-extern "C" void gemv_NAME(const A_LANE* x, long x_k, const B_LANE* b, LANE* y, long n, long k, long b_row, long add) {
-  mlc_gemv<LANE>(n, k, x, x_k, b, b_row, y, add);
-}
-extern "C" void pack_NAME(const A_LANE* a, LANE* rows, const B_LANE* b, LANE* columns, long n, long k, long b_row) {
-  mlc_pack_rows<LANE, MR>(rows, a, k, MR - 1, k);
-  mlc_pack_columns<LANE, NV * mlc_width<LANE>>(columns, b, b_row, n, k);
+extern "C" void dot_NAME(const A_LANE* a, const B_LANE* b, LANE* c, long m, long n, long k, long left) {
+  if (left)
+    mlc_dot_block<MR, NV, MR - 1, NV - 1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
+  else
+    mlc_dot_block<MR, NV, -1, -1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
 }
 """
 
@@ -49,47 +43,33 @@ def stored(x: Array, dtype: str) -> Array:
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("block", BLOCKS, ids=lambda block: "-".join(map(str, block)))
-def test_panels_are_exact_and_stay_inside(block: tuple[str, str, str, int, int], machine: str, tmp_path: Path) -> None:
+def test_blocks_are_exact_and_stay_inside(block: tuple[str, str, str, int, int], machine: str, tmp_path: Path) -> None:
     lane, a_type, b_type, mr, nv = block
     words = {"A_LANE": CPP[a_type], "B_LANE": CPP[b_type], "LANE": CPP[lane], "NAME": "block", "MR": str(mr)}
-    library = build(tmp_path, ["gemm.h"], text(PANELS, NV=str(nv), **words), machine)
+    library = build(tmp_path, ["gemm.h"], text(TEXT, NV=str(nv), LEFT="3", **words), machine)
     seed, rng = seeded()
     w = library.width_block()
-    full = nv * w
+
+    def check(how: str, m: int, n: int, k: int, known: int) -> None:
+        a, b = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (k, n + 3))
+        c = rng.integers(-9, 10, (m, n + 2)).astype(NUMPY[lane])
+        got, expected = c.copy(), c.copy()
+        expected[:, :n] += (a @ b[:, :n]).astype(c.dtype)
+        right = stored(b if how != "dot" else b[:, :n].T, b_type)
+        match how:
+            case "rows":
+                call(library.panel_block, stored(a, a_type), k, 1, right, got, m, n, k, known)
+            case "columns":
+                call(library.panel_block, stored(a.T, a_type), 1, m, right, got, m, n, k, known)
+            case "dot":
+                call(library.dot_block, stored(a, a_type), right, got, m, n, k, known)
+        said = f"{how} of {block} on {machine}, {m} x {n} x {k}, rests {'known' if known else 'unknown'}, seed {seed}"
+        assert np.array_equal(got, expected), said
+
     for k in (1, 7, w, 3 * w + 1):
-        a, b = rng.integers(-4, 5, (mr, k)), rng.integers(-4, 5, (k, full + 3))
-        a_stored, b_stored = stored(a, a_type), stored(b, b_type)
-        product = a @ b
-        for add in (0, 1):
-            c = rng.integers(-9, 10, (mr, full + 2)).astype(NUMPY[lane])
-
-            def expect(columns: int, c: Array = c, add: int = add, product: Array = product) -> Array:
-                out = c.copy()
-                out[:, :columns] = add * c[:, :columns] + product[:, :columns]
-                return out
-
-            where = f"{block} on {machine}, k = {k}, accumulate = {add}, seed {seed}"
-            got = c.copy()
-            call(library.packed_block, stored(a.T, a_type), b_stored, got, k, full + 3, full + 2, add)
-            assert np.array_equal(got, expect(full)), f"packed {where}"
-            got = c.copy()
-            call(library.rows_block, a_stored, b_stored, got, k, full + 3, full + 2, add)
-            assert np.array_equal(got, expect(full)), f"rows {where}"
-            for columns in {full - w + 1, full - w + w // 2, full}:
-                got = c.copy()
-                call(library.edge_block, a_stored, b_stored, got, k, full + 3, full + 2, columns, add)
-                assert np.array_equal(got, expect(columns)), f"edge of {columns}, {where}"
-            got = np.array(c[:, :nv], order="F")
-            transposed = stored(b[:, :nv].T, b_type)
-            call(library.dot_block, a_stored, transposed, got.T, k, 1, mr, add)
-            assert np.array_equal(got, add * c[:, :nv] + product[:, :nv]), f"dot {where}"
-            got = c[0].copy()
-            call(library.gemv_block, stored(a.T, a_type), mr, b_stored, got, full + 1, k, full + 3, add)
-            assert np.array_equal(got[:-1], add * c[0, :-1] + product[0, : full + 1]), f"gemv {where}"
-            assert got[-1] == c[0, -1], f"gemv wrote past its end, {where}"
-        rows, columns = np.full((k, mr), 9, NUMPY[lane]), np.full((k, full), 9, NUMPY[lane])
-        call(library.pack_block, a_stored, rows, b_stored, columns, full - 1, k, full + 3)
-        assert np.array_equal(rows[:, : mr - 1], a.T[:, : mr - 1]), f"pack rows {block} on {machine}, seed {seed}"
-        assert not rows[:, mr - 1].any(), f"pack rows pads with zeros: {block} on {machine}, seed {seed}"
-        assert np.array_equal(columns[:, :-1], b[:, : full - 1]), f"pack columns {block} on {machine}, seed {seed}"
-        assert not columns[:, -1].any(), f"pack columns pads with zeros: {block} on {machine}, seed {seed}"
+        for m in (mr, 3 * mr, mr - 1, 3 * mr - 1):
+            for blocks in (0, 2):
+                for how, wide, left in (("rows", nv * w, 3), ("columns", nv * w, 3), ("dot", nv, nv - 1)):
+                    check(how, m, blocks * wide + left, k, 1)
+        check("rows", 2 * mr + 1, nv * w + w // 2, k, 0)
+        check("dot", 2 * mr + 1, 2 * nv + 1, k, 0)

@@ -1,10 +1,14 @@
-// Matrix product micro-kernels: a small block of C in registers, over all of k.
+// Matrix products of any size from small blocks of C held in registers: C[m][n] += A[m][k] B[k][n].
 //
-// T is the type computed in; the elements in memory may be of another type (A, B), converted as they are loaded. Vectors
-// have W lanes. An element of A is a[row * a_row + k * a_k]: a_row = 1, a_k = MR for A packed MR wide, a_row = lda,
-// a_k = 1 for A as it is. A row of B or C is contiguous; b_row and c_row are the distances between rows, in elements.
-// MR * NV accumulators, NV vectors of B and one broadcast must fit the registers: 6 x 2 or 4 x 3 of 16, 12 x 2 or 8 x 3
-// of 32. A block of few accumulators waits for their latency: 1 x 8 and 2 x 4 are better than 1 x 2.
+// mlc_fma_block takes vectors along the rows of B and C (b_n = 1) and broadcasts the elements of A, which may lie in any
+// way; mlc_dot_block takes vectors along k (a_k = b_k = 1) and adds up their lanes in the end. Every operand comes with the
+// distance between its rows and columns, in elements; C is contiguous along n. A and B may be of a narrower type than C,
+// and are converted as they are loaded.
+//
+// A block is MR x NR elements of C. What divides neither m nor n is left to smaller blocks: M_LEFT = m % MR and
+// N_LEFT = n % NR say which, so that only those are compiled; where they are not known, -1 stands for any. The
+// accumulators, the vectors of B and one of A must fit the registers, and at least eight accumulators hide the latency of
+// a multiply-add: 6 x 2 vectors or 4 x 3 for 16 registers, 8 x 3 or 6 x 4 for 32.
 #pragma once
 #include "memory.h"
 
@@ -12,9 +16,9 @@ template <typename T>
 constexpr int mlc_width = MLC_VECTOR_BYTES / sizeof(T);
 
 // sum[i][j] = row i of A times vector j of the columns of B. For PARTIAL the last vector has n columns.
-template <typename T, int MR, int NV, bool PARTIAL = false, typename A, typename B, int W = mlc_width<T>>
+template <typename T, int MR, int NV, bool PARTIAL, typename A, typename B, int W = mlc_width<T>>
 MLC_INLINE void mlc_fma_tile(
-    mlc_vec<T, W> (&sum)[MR][NV], long k, const A* a, long a_row, long a_k, const B* b, long b_row, long n = W) {
+    mlc_vec<T, W> (&sum)[MR][NV], long k, const A* a, long a_m, long a_k, const B* b, long b_k, long n) {
   typedef mlc_vec<T, W> V;
 #pragma GCC unroll 16
   for (int i = 0; i < MR; i++)
@@ -23,163 +27,131 @@ MLC_INLINE void mlc_fma_tile(
   for (long step = 0; step < k; step++) {
     V row[NV];
 #pragma GCC unroll 8
-    for (int j = 0; j < NV; j++)
+    for (int j = 0; j < NV; j++) {
       if (PARTIAL && j == NV - 1)
         row[j] = mlc_load_n<T, W>(b + j * W, n);
       else
         row[j] = mlc_load_as<T, W>(b + j * W);
+      __builtin_prefetch(b + 8 * b_k + j * W);
+    }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
-      V x = mlc_broadcast<T, W>(mlc_load_as<T, 1>(a + i * a_row));
+      V x = mlc_broadcast<T, W>(mlc_load_as<T, 1>(a + i * a_m));
 #pragma GCC unroll 8
       for (int j = 0; j < NV; j++) sum[i][j] += x * row[j];
     }
     a += a_k;
-    b += b_row;
+    b += b_k;
   }
 }
 
-// C[MR][NV * W], of which the last vector has n columns, = or += the block.
-template <typename T, int MR, int NV, bool PARTIAL = false, int W = mlc_width<T>>
-MLC_INLINE void mlc_store_tile(const mlc_vec<T, W> (&sum)[MR][NV], T* c, long c_row, bool accumulate, long n = W) {
+// C[MR][NV * W], of which the last vector has n columns, += the block.
+template <typename T, int MR, int NV, bool PARTIAL, int W = mlc_width<T>>
+MLC_INLINE void mlc_add_tile(const mlc_vec<T, W> (&sum)[MR][NV], T* c, long c_m, long n) {
 #pragma GCC unroll 16
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
     for (int j = 0; j < NV; j++) {
-      T* p = c + i * c_row + j * W;
+      T* p = c + i * c_m + j * W;
       if (PARTIAL && j == NV - 1)
-        mlc_store_n(p, accumulate ? sum[i][j] + mlc_load_n<T, W>(p, n) : sum[i][j], n);
+        mlc_store_n(p, sum[i][j] + mlc_load_n<T, W>(p, n), n);
       else
-        mlc_store(p, accumulate ? sum[i][j] + mlc_load<T, W>(p) : sum[i][j]);
+        mlc_store(p, sum[i][j] + mlc_load<T, W>(p));
     }
 }
 
-// C[MR][NV * W] (+)= A[MR][k] B[k][NV * W], A packed MR wide: element (i, k) at a[k * a_k + i]
-template <typename T, int MR, int NV, typename A, typename B>
-static void mlc_fma_panel(long k, const A* a, long a_k, const B* b, long b_row, T* c, long c_row, bool accumulate) {
+// Each block is a function of its own: compiled once, however many places use it.
+template <int MR, int NV, bool PARTIAL, typename T, typename A, typename B>
+static __attribute__((noinline)) void mlc_fma_panel(
+    long k, const A* a, long a_m, long a_k, const B* b, long b_k, T* c, long c_m, long n) {
   mlc_vec<T, mlc_width<T>> sum[MR][NV];
-  mlc_fma_tile<T>(sum, k, a, 1, a_k, b, b_row);
-  mlc_store_tile<T>(sum, c, c_row, accumulate);
+  mlc_fma_tile<T, MR, NV, PARTIAL>(sum, k, a, a_m, a_k, b, b_k, n);
+  mlc_add_tile<T, MR, NV, PARTIAL>(sum, c, c_m, n);
 }
-// The same with A as it is: element (i, k) at a[i * a_row + k]
-template <typename T, int MR, int NV, typename A, typename B>
-static void mlc_fma_panel_rows(long k, const A* a, long a_row, const B* b, long b_row, T* c, long c_row, bool accumulate) {
-  mlc_vec<T, mlc_width<T>> sum[MR][NV];
-  mlc_fma_tile<T>(sum, k, a, a_row, 1, b, b_row);
-  mlc_store_tile<T>(sum, c, c_row, accumulate);
-}
-// The edge: `columns` from (NV - 1) * W + 1 to NV * W, nothing beyond them is read or written; A at any strides.
-template <typename T, int MR, int NV, typename A, typename B>
-static void mlc_fma_panel_edge(long k, const A* a, long a_row, long a_k, const B* b, long b_row, T* c, long c_row,
-    long columns, bool accumulate) {
-  constexpr int W = mlc_width<T>;
-  const long n = columns - (NV - 1) * W;
-  mlc_vec<T, W> sum[MR][NV];
-  mlc_fma_tile<T, MR, NV, true>(sum, k, a, a_row, a_k, b, b_row, n);
-  mlc_store_tile<T, MR, NV, true>(sum, c, c_row, accumulate, n);
-}
-
-// ---- packing: one panel, in the order in which the kernels read it
-
-// out[k][WIDTH] = a[rows][k] transposed; rows that are missing become zero.
-template <typename T, int WIDTH, typename S>
-static void mlc_pack_rows(T* out, const S* a, long a_row, long rows, long k) {
-  for (long i = 0; i < WIDTH; i++)
-    if (i < rows)
-      for (long step = 0; step < k; step++) out[step * WIDTH + i] = mlc_load_as<T, 1>(a + i * a_row + step);
-    else
-      for (long step = 0; step < k; step++) out[step * WIDTH + i] = T(0);
-}
-// out[k][WIDTH] = b[k][columns], WIDTH a multiple of W; columns that are missing become zero.
-template <typename T, int WIDTH, typename S>
-static void mlc_pack_columns(T* out, const S* b, long b_row, long columns, long k) {
-  constexpr int W = mlc_width<T>;
-  for (long step = 0; step < k; step++, b += b_row, out += WIDTH)
-    if (columns >= WIDTH)
-#pragma GCC unroll 8
-      for (int j = 0; j < WIDTH; j += W) mlc_store(out + j, mlc_load_as<T, W>(b + j));
-    else
-      for (int j = 0; j < WIDTH; j += W) {
-        const long left = columns - j;
-        mlc_store(out + j, mlc_load_n<T, W>(b + j, left < 0 ? 0 : left < W ? left : W));
-      }
-}
-
-// ---- few rows: what counts is to read the weights once, in order
-
-// y[0 .. n) (+)= x[0 .. ROWS) B[ROWS][n], n <= W for PARTIAL
-template <int ROWS, bool PARTIAL, typename T, typename A, typename B>
-MLC_INLINE void mlc_gemv_step(long n, const A* x, long x_k, const B* b, long b_row, T* y, bool accumulate) {
-  constexpr int W = mlc_width<T>;
-  typedef mlc_vec<T, W> V;
-  V factor[ROWS];
-#pragma GCC unroll 8
-  for (int i = 0; i < ROWS; i++) factor[i] = mlc_broadcast<T, W>(mlc_load_as<T, 1>(x + i * x_k));
-  for (long j = 0; j < n; j += W) {
-    V sum[2] = {};
-    if (accumulate) sum[0] = PARTIAL ? mlc_load_n<T, W>(y + j, n) : mlc_load<T, W>(y + j);
-#pragma GCC unroll 8
-    for (int i = 0; i < ROWS; i++) {
-      const B* p = b + i * b_row + j;
-      sum[i % 2] += factor[i] * (PARTIAL ? mlc_load_n<T, W>(p, n) : mlc_load_as<T, W>(p));
-    }
-    if (PARTIAL)
-      mlc_store_n(y + j, sum[0] + sum[1], n);
-    else
-      mlc_store(y + j, sum[0] + sum[1]);
+// One block of m rows, where m is MR or, with ANY, less.
+template <int MR, bool ANY, int NV, bool PARTIAL, typename T, typename A, typename B>
+MLC_INLINE void mlc_fma_rows_left(
+    long m, long k, const A* a, long a_m, long a_k, const B* b, long b_k, T* c, long c_m, long n) {
+  if constexpr (MR > 0) {
+    if (m == MR)
+      mlc_fma_panel<MR, NV, PARTIAL>(k, a, a_m, a_k, b, b_k, c, c_m, n);
+    else if constexpr (ANY)
+      mlc_fma_rows_left<MR - 1, ANY, NV, PARTIAL>(m, k, a, a_m, a_k, b, b_k, c, c_m, n);
   }
 }
-// y[n] (+)= x[k] B[k][n], k >= 1: eight rows of B at a time, so that y is read and written once for eight.
-template <typename T, typename A, typename B>
-static void mlc_gemv(long n, long k, const A* x, long x_k, const B* b, long b_row, T* y, bool accumulate) {
-  constexpr int W = mlc_width<T>;
-  const long whole = n / W * W, left = n - whole;
+// All rows of some columns: NV vectors, n in the last of them.
+template <int MR, int NV, int M_LEFT, bool PARTIAL, typename T, typename A, typename B>
+MLC_INLINE void mlc_fma_columns(
+    long m, long k, const A* a, long a_m, long a_k, const B* b, long b_k, T* c, long c_m, long n) {
   long i = 0;
-  for (; i + 8 <= k; i += 8, accumulate = true) {
-    mlc_gemv_step<8, false>(whole, x + i * x_k, x_k, b + i * b_row, b_row, y, accumulate);
-    if (left) mlc_gemv_step<8, true>(left, x + i * x_k, x_k, b + i * b_row + whole, b_row, y + whole, accumulate);
-  }
-  for (; i < k; i++, accumulate = true) {
-    mlc_gemv_step<1, false>(whole, x + i * x_k, x_k, b + i * b_row, b_row, y, accumulate);
-    if (left) mlc_gemv_step<1, true>(left, x + i * x_k, x_k, b + i * b_row + whole, b_row, y + whole, accumulate);
-  }
+  for (; i + MR <= m; i += MR)
+    mlc_fma_panel<MR, NV, PARTIAL>(k, a + i * a_m, a_m, a_k, b, b_k, c + i * c_m, c_m, n);
+  mlc_fma_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NV, PARTIAL>(
+      m - i, k, a + i * a_m, a_m, a_k, b, b_k, c + i * c_m, c_m, n);
+}
+template <int MR, int NR, int M_LEFT, int N_LEFT, typename T, typename A, typename B>
+static void mlc_fma_block(
+    long m, long n, long k, const A* a, long a_m, long a_k, const B* b, long b_k, long, T* c, long c_m) {
+  constexpr int W = mlc_width<T>;
+  long j = 0;
+  for (; j + NR <= n; j += NR) mlc_fma_columns<MR, NR / W, M_LEFT, false>(m, k, a, a_m, a_k, b + j, b_k, c + j, c_m, W);
+  if constexpr (N_LEFT > 0) {
+    constexpr int NV = (N_LEFT + W - 1) / W, LAST = N_LEFT - (NV - 1) * W;
+    if (j < n) mlc_fma_columns<MR, NV, M_LEFT, LAST != W>(m, k, a, a_m, a_k, b + j, b_k, c + j, c_m, LAST);
+  } else if constexpr (N_LEFT < 0)
+    for (; j < n; j += W)
+      mlc_fma_columns<MR, 1, M_LEFT, true>(m, k, a, a_m, a_k, b + j, b_k, c + j, c_m, n - j < W ? n - j : W);
 }
 
-// C[MR][NR] (+)= A[MR][k] B[NR][k] transposed: both are read along k. Element (i, j) of C at c[i * c_row + j * c_column].
-template <typename T, int MR, int NR, typename A, typename B>
-static void mlc_dot_panel(long k, const A* a, long a_row, const B* b, long b_row, T* c, long c_row, long c_column,
-    bool accumulate) {
-  constexpr int W = mlc_width<T>;
+// sum[i][j] += row i of A times row j of B, element by element of one vector.
+template <typename T, int MR, int NR, bool PARTIAL, typename A, typename B, int W = mlc_width<T>>
+MLC_INLINE void mlc_dot_step(mlc_vec<T, W> (&sum)[MR][NR], const A* a, long a_m, const B* b, long b_n, long n) {
   typedef mlc_vec<T, W> V;
-  V sum[MR][NR] = {};
+  V column[NR];
+#pragma GCC unroll 8
+  for (int j = 0; j < NR; j++)
+    column[j] = PARTIAL ? mlc_load_n<T, W>(b + j * b_n, n) : mlc_load_as<T, W>(b + j * b_n);
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; i++) {
+    V row = PARTIAL ? mlc_load_n<T, W>(a + i * a_m, n) : mlc_load_as<T, W>(a + i * a_m);
+#pragma GCC unroll 8
+    for (int j = 0; j < NR; j++) sum[i][j] += row * column[j];
+  }
+}
+template <int MR, int NR, typename T, typename A, typename B>
+static __attribute__((noinline)) void mlc_dot_panel(
+    long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m) {
+  constexpr int W = mlc_width<T>;
+  mlc_vec<T, W> sum[MR][NR] = {};
   long step = 0;
-  for (; step + W <= k; step += W) {
-    V row[MR];
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) row[i] = mlc_load_as<T, W>(a + i * a_row + step);
-#pragma GCC unroll 8
-    for (int j = 0; j < NR; j++) {
-      V column = mlc_load_as<T, W>(b + j * b_row + step);
-#pragma GCC unroll 8
-      for (int i = 0; i < MR; i++) sum[i][j] += row[i] * column;
-    }
-  }
-  if (step < k) {
-    V row[MR];
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; i++) row[i] = mlc_load_n<T, W>(a + i * a_row + step, k - step);
-#pragma GCC unroll 8
-    for (int j = 0; j < NR; j++) {
-      V column = mlc_load_n<T, W>(b + j * b_row + step, k - step);
-#pragma GCC unroll 8
-      for (int i = 0; i < MR; i++) sum[i][j] += row[i] * column;
-    }
-  }
+  for (; step + W <= k; step += W) mlc_dot_step<T, MR, NR, false>(sum, a + step, a_m, b + step, b_n, W);
+  if (step < k) mlc_dot_step<T, MR, NR, true>(sum, a + step, a_m, b + step, b_n, k - step);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
-    for (int j = 0; j < NR; j++) {
-      T* p = c + i * c_row + j * c_column;
-      *p = mlc_reduce_add(sum[i][j]) + (accumulate ? *p : T(0));
-    }
+    for (int j = 0; j < NR; j++) c[i * c_m + j] += mlc_reduce_add(sum[i][j]);
+}
+template <int MR, bool ANY, int NR, typename T, typename A, typename B>
+MLC_INLINE void mlc_dot_rows_left(long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m) {
+  if constexpr (MR > 0) {
+    if (m == MR)
+      mlc_dot_panel<MR, NR>(k, a, a_m, b, b_n, c, c_m);
+    else if constexpr (ANY)
+      mlc_dot_rows_left<MR - 1, ANY, NR>(m, k, a, a_m, b, b_n, c, c_m);
+  }
+}
+template <int MR, int NR, int M_LEFT, typename T, typename A, typename B>
+MLC_INLINE void mlc_dot_columns(long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m) {
+  long i = 0;
+  for (; i + MR <= m; i += MR) mlc_dot_panel<MR, NR>(k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m);
+  mlc_dot_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NR>(m - i, k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m);
+}
+template <int MR, int NR, int M_LEFT, int N_LEFT, typename T, typename A, typename B>
+static void mlc_dot_block(
+    long m, long n, long k, const A* a, long a_m, long, const B* b, long, long b_n, T* c, long c_m) {
+  long j = 0;
+  for (; j + NR <= n; j += NR) mlc_dot_columns<MR, NR, M_LEFT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m);
+  constexpr int LEFT = N_LEFT < 0 ? 1 : N_LEFT;
+  if constexpr (LEFT > 0)
+    for (; j < n; j += LEFT) mlc_dot_columns<MR, LEFT, M_LEFT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m);
 }
