@@ -12,7 +12,7 @@ from compiler.interpret import scalar
 from compiler.interpret.loop import poison
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType
-from compiler.ir.expr import static
+from compiler.ir.expr import OPS, static
 from compiler.ir.kernel import Program
 from compiler.ir.tensor import Tensor
 from compiler.render import cpp
@@ -62,3 +62,11 @@ def same(got: Array, want: Array, relative: float = 0.0) -> bool:
     with np.errstate(all="ignore"):
         close = np.abs(got - want) <= relative * np.abs(want)
         return bool(np.all((got == want) | (np.isnan(got) & np.isnan(want)) | close))
+
+
+def spelled(name: str, args: list[str]) -> str:
+    """The text of an operation applied to texts."""
+    symbol = OPS[name].infix
+    if name in ("neg", "not"):
+        return f"{'-' if name == 'neg' else '~'}{args[0]}"
+    return f"{args[0]} {symbol} {args[1]}" if symbol else f"{name}({', '.join(args)})"

@@ -1,4 +1,4 @@
-"""C++ text of Kernel IR: how it looks, and, compiled and run, that each operation, type and width means what it must."""
+"""C++ text of Kernel IR: how it looks, and, compiled and run, that all operations, types and widths mean the right."""
 
 import shutil
 
@@ -14,7 +14,7 @@ from compiler.ir.expr import OPS
 from compiler.ir.kernel import Program
 from compiler.render import c, cpp
 from compiler.tests.kernel_samples import SAMPLES
-from compiler.tests.run_kernel import draw, run, same
+from compiler.tests.run_kernel import draw, run, same, spelled
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 COUNT = 64
@@ -99,13 +99,6 @@ def rows(names: list[str], dtype: DType, lanes: int) -> Program:
     program = kernel_text.parse("\n".join(lines) + "\n")
     kernel.verify(program)
     return program
-
-
-def spelled(name: str, args: list[str]) -> str:
-    symbol = OPS[name].infix
-    if name in ("neg", "not"):
-        return f"{'-' if name == 'neg' else '~'}{args[0]}"
-    return f"{args[0]} {symbol} {args[1]}" if symbol else f"{name}({', '.join(args)})"
 
 
 def result(name: str, dtype: DType) -> DType:
