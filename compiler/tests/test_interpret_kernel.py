@@ -93,9 +93,8 @@ def test_every_operation_at_every_type(name: str, lanes: int, seed: int) -> None
         if d.kind not in row.kinds or d in dt.STORAGE_ONLY:
             continue
         made = "bool" if row.result == "bool" else d
-        vector = (lambda n, t: f"{n}[i, {t}x{lanes}]") if lanes > 1 else (lambda n, _: f"{n}[i]")
-        args = [vector(n, d) for n in "abc"[: row.arity]]
-        args = [vector("p", "bool"), *args[:2]] if name == "where" else args
+        args = [f"{n}[i, {d}x{lanes}]" if lanes > 1 else f"{n}[i]" for n in "abc"[: row.arity]]
+        args = [f"p[i, boolx{lanes}]" if lanes > 1 else "p[i]", *args[:2]] if name == "where" else args
         signature = ", ".join(f"{n}: {d}[{COUNT}]" for n in "abc") + f", p: bool[{COUNT}], *, y: {made}[{COUNT}]"
         text = lines(
             f"for i in range(0, {COUNT}, {lanes}):\n    y[i] = {spelled(name, args)}", signature, "a, b, c, p, y"
