@@ -17,12 +17,24 @@ from compiler.ir.expr import Expr, Load, cast, names, static
 from compiler.ir.node import Node
 from compiler.ir.tensor import Equation, Group, Program, Tensor, reads, row_major
 from compiler.ir.text import show_type
-from compiler.passes.torch_to_tensor import contract, normalize, pointwise, reduce, scan
+from compiler.passes.torch_to_tensor import (
+    contract,
+    create,
+    indexing,
+    join,
+    loss,
+    normalize,
+    pointwise,
+    pool,
+    reduce,
+    scan,
+    upsample,
+    views,
+)
 from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
 
-RULES: dict[str, Rule] = {
-    name: rule for family in (pointwise, reduce, normalize, scan, contract) for name, rule in family.RULES.items()
-}
+_FAMILIES = (pointwise, reduce, normalize, scan, contract, views, join, create, indexing, pool, upsample, loss)
+RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
 def lower(program: aten.Program) -> Program:

@@ -1,0 +1,150 @@
+"""Tensors that a program makes from nothing: constants, ranges, identity matrices, and masks of classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType, f64, i64
+from compiler.ir.expr import Expr, cast, const, op
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, rounded
+from compiler.passes.torch_to_tensor.join import scalar
+
+Number = bool | int | float
+
+
+def constant(b: Builder, value: Number) -> Value:
+    """The declared result filled with a number."""
+    kind = b.out
+    fill = scalar(b, value, Value("", kind.dtype, kind.shape, kind.dtype))
+    return b.map(kind.shape, lambda at: fill)
+
+
+def full(b: Builder, size: Sequence[int], fill_value: Number, *, dtype: DType | None = None) -> Value:
+    del size, dtype
+    return constant(b, fill_value)
+
+
+def filled(value: Number) -> Rule:
+    """`zeros` and `ones`; `empty` too, whose values torch leaves undefined: here they are zeros."""
+
+    def rule(b: Builder, size: Sequence[int], *, dtype: DType | None = None, memory_format: str | None = None) -> Value:
+        del size, dtype, memory_format
+        return constant(b, value)
+
+    return rule
+
+
+def filled_like(value: Number) -> Rule:
+    def rule(b: Builder, self: Value, *, dtype: DType | None = None, memory_format: str | None = None) -> Value:
+        del self, dtype, memory_format
+        return constant(b, value)
+
+    return rule
+
+
+def filled_new(value: Number) -> Rule:
+    def rule(b: Builder, self: Value, size: Sequence[int], *, dtype: DType | None = None) -> Value:
+        del self, size, dtype
+        return constant(b, value)
+
+    return rule
+
+
+def full_like(
+    b: Builder, self: Value, fill_value: Number, *, dtype: DType | None = None, memory_format: str | None = None
+) -> Value:
+    del self, dtype, memory_format
+    return constant(b, fill_value)
+
+
+def new_full(b: Builder, self: Value, size: Sequence[int], fill_value: Number, *, dtype: DType | None = None) -> Value:
+    del self, size, dtype
+    return constant(b, fill_value)
+
+
+def empty_strided(b: Builder, size: Sequence[int], stride: Sequence[int], *, dtype: DType | None = None) -> Value:
+    del size, stride, dtype
+    return constant(b, 0)
+
+
+def fill(b: Builder, self: Value, value: Number | Value) -> Value:
+    if isinstance(value, Value):
+        return b.map(self.shape, lambda at: rounded(value.at(()), self.dtype))
+    return constant(b, value)
+
+
+def scalar_tensor(b: Builder, s: Number, *, dtype: DType | None = None) -> Value:
+    del dtype
+    return constant(b, s)
+
+
+def arange(b: Builder, start: Number, end: Number, step: Number = 1, *, dtype: DType | None = None) -> Value:
+    """Computed in i64 if all is whole, else in f64, and rounded once."""
+    del end, dtype  # the declared result tells
+    kind = b.out.dtype
+    if not kind.is_float:
+        start, step = int(start), int(step)
+    exactly = all(isinstance(x, int) for x in (start, step))
+
+    def element(at: Index) -> Expr:
+        place = at[0] * int(step) + int(start) if exactly else cast(at[0], f64) * float(step) + float(start)
+        return rounded(place, kind)
+
+    return b.map(b.out.shape, element)
+
+
+def arange_to(b: Builder, end: Number, *, dtype: DType | None = None) -> Value:
+    return arange(b, 0, end, dtype=dtype)
+
+
+def linspace(b: Builder, start: Number, end: Number, steps: int, *, dtype: DType | None = None) -> Value:
+    """From both ends to the middle, so that the ends are exact."""
+    del dtype
+    kind = b.out.dtype
+    if not kind.is_float:
+        raise b.refuse("the result is of an integer type")
+    step = (end - start) / (steps - 1) if steps > 1 else 0.0
+
+    def element(at: Index) -> Expr:
+        up = cast(at[0], f64) * step + float(start)
+        down = const(float(end), f64) - cast(steps - 1 - at[0], f64) * step
+        return rounded(op("where", op("lt", at[0], max(steps // 2, 1)), up, down), kind)
+
+    return b.map(b.out.shape, element)
+
+
+def _identity(b: Builder) -> Value:
+    return b.map(b.out.shape, lambda at: cast(op("eq", at[0], at[1]), dt.compute(b.out.dtype)))
+
+
+def eye(b: Builder, n: int, *, dtype: DType | None = None) -> Value:
+    del n, dtype
+    return _identity(b)
+
+
+def eye_of(b: Builder, n: int, m: int, *, dtype: DType | None = None) -> Value:
+    del n, m, dtype
+    return _identity(b)
+
+
+def one_hot(b: Builder, self: Value, num_classes: int = -1) -> Value:
+    """One 1 in each row; a class out of range, an error in torch, gives a row of zeros."""
+    del num_classes
+    return b.map(b.out.shape, lambda at: cast(op("eq", cast(self.at(at[:-1]), i64), at[-1]), i64))
+
+
+def _named(rule: Callable[[Number], Rule], names: dict[str, Number]) -> dict[str, Rule]:
+    return {name: rule(value) for name, value in names.items()}
+
+
+RULES: dict[str, Rule] = {
+    "aten.full.default": full, "aten.full_like.default": full_like, "aten.new_full.default": new_full,
+    "aten.fill.Scalar": fill, "aten.fill.Tensor": fill, "aten.scalar_tensor.default": scalar_tensor,
+    **_named(filled, {"aten.zeros.default": 0, "aten.ones.default": 1, "aten.empty.memory_format": 0}),
+    **_named(filled_like, {"aten.zeros_like.default": 0, "aten.ones_like.default": 1, "aten.empty_like.default": 0}),
+    **_named(filled_new, {"aten.new_zeros.default": 0, "aten.new_ones.default": 1, "aten.new_empty.default": 0}),
+    "aten.empty_strided.default": empty_strided,
+    "aten.arange.default": arange_to, "aten.arange.start": arange, "aten.arange.start_step": arange,
+    "aten.linspace.default": linspace, "aten.eye.default": eye, "aten.eye.m": eye_of, "aten.one_hot.default": one_hot,
+}  # fmt: skip

@@ -1,0 +1,363 @@
+"""Indices that are data: gathers are maps that load at a loaded index, scatters put or add elements where one says.
+
+Where torch counts negative indices from the end, so do these rules. An index out of range, in torch an IndexError, is
+undefined behaviour, guarded so that no access leaves the tensor. Elements put at one place repeatedly count in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.dtype import boolean, i64
+from compiler.ir.expr import Expr, cast, const, identity, op, static
+from compiler.passes.torch_to_tensor.builder import (
+    Builder,
+    Index,
+    Rule,
+    Shape,
+    Value,
+    broadcast,
+    merge,
+    rounded,
+    set_dim,
+)
+from compiler.passes.torch_to_tensor.join import scalar
+from compiler.passes.torch_to_tensor.positions import (
+    broadcast_shape,
+    clamped,
+    flat,
+    is_empty,
+    one_dim,
+    stored,
+    unflat,
+    wrapped,
+    zeros,
+)
+from compiler.passes.torch_to_tensor.views import reshaped
+
+Number = bool | int | float
+
+
+def gathered(b: Builder, self: Value, shape: Shape, source: Callable[[Index], Index]) -> Value:
+    """Element `source(at)` of `self` for every `at` of `shape`."""
+    if is_empty(shape):
+        return zeros(b, shape, self)
+    if is_empty(self.shape):
+        raise b.refuse("an index into a tensor without elements")
+    return b.map(shape, lambda at: stored(self, source(at)), "gathered")
+
+
+def gather(b: Builder, self: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+    del sparse_grad
+    d = one_dim(b, dim, self.rank)
+    return gathered(b, self, index.shape, lambda at: _along(self, at, d, index.at(at)))
+
+
+def _along(x: Value, at: Index, d: int, place: Expr) -> Index:
+    """The index into `x` that is `at` but for dimension `d`; a scalar has the index of a scalar."""
+    return set_dim(at, d, clamped(place, x.shape[d])) if x.rank else ()
+
+
+def take_along_dim(b: Builder, self: Value, indices: Value, dim: int | None = None) -> Value:
+    """The two broadcast in all dimensions but `dim`; without one, both are taken as one long row."""
+    if dim is None:
+        count = _count(self)
+        return gathered(b, self, b.out.shape, lambda at: unflat(wrapped(_row(indices, at), count), self.shape))
+    d = one_dim(b, dim, self.rank)
+
+    def source(at: Index) -> Index:
+        place = wrapped(indices.at(broadcast(indices, at)), self.shape[d])
+        return set_dim(broadcast(self, at), d, place)
+
+    return gathered(b, self, b.out.shape, source)
+
+
+def _row(x: Value, at: Index) -> Expr:
+    return x.at(unflat(at[0], x.shape))
+
+
+def _count(x: Value) -> Expr:
+    return flat([n - 1 for n in x.shape], x.shape) + 1
+
+
+def take(b: Builder, self: Value, index: Value) -> Value:
+    return gathered(b, self, index.shape, lambda at: unflat(wrapped(index.at(at), _count(self)), self.shape))
+
+
+def index_select(b: Builder, self: Value, dim: int, index: Value) -> Value:
+    d = one_dim(b, dim, self.rank)
+    return gathered(
+        b, self, b.out.shape, lambda at: _along(self, at, d, _listed(index, at[d] if at else const(0, i64)))
+    )
+
+
+def _listed(index: Value, i: Expr) -> Expr:
+    """Entry `i` of a list of indices, which may be a scalar."""
+    return index.at((i,) if index.rank else ())
+
+
+def embedding(
+    b: Builder, weight: Value, indices: Value, padding_idx: int = -1, scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:  # fmt: skip
+    """Rows of a table; padding and scaling concern gradients only."""
+    del padding_idx, scale_grad_by_freq, sparse
+    rest = weight.rank - 1
+
+    def source(at: Index) -> Index:
+        return (clamped(indices.at(at[: len(at) - rest]), weight.shape[0]), *at[len(at) - rest :])
+
+    return gathered(b, weight, b.out.shape, source)
+
+
+# x[i, :, j] -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Picked:
+    """Dimensions `dims` are indexed by tensors of shape `points` together; those stand at `first` in the result."""
+
+    tensors: tuple[Value, ...]
+    dims: tuple[int, ...]
+    points: Shape
+    first: int
+
+    def source(self, x: Value, at: Index) -> Index:
+        """The index into `x` for an index of the result."""
+        last = self.first + len(self.points)
+        point, rest = at[self.first : last], (*at[: self.first], *at[last:])
+        places = (wrapped(t.at(broadcast(t, point)), x.shape[d]) for t, d in zip(self.tensors, self.dims, strict=True))
+        return merge(rest, tuple(places), self.dims)
+
+    def shape(self, x: Value) -> Shape:
+        rest = tuple(n for d, n in enumerate(x.shape) if d not in self.dims)
+        return (*rest[: self.first], *self.points, *rest[self.first :])
+
+
+def picked(b: Builder, indices: Sequence[Value | None]) -> Picked:
+    dims = tuple(d for d, t in enumerate(indices) if t is not None)
+    tensors = tuple(t for t in indices if t is not None)
+    if any(t.dtype.kind not in ("int", "uint") or t.dtype.name == "u8" for t in tensors):
+        raise b.refuse("a mask picks as many elements as it has ones, which depends on the data")
+    together = dims == tuple(range(dims[0], dims[0] + len(dims)))
+    return Picked(tensors, dims, broadcast_shape([t.shape for t in tensors]), dims[0] if together else 0)
+
+
+def index(b: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
+    if all(t is None for t in indices):
+        return self
+    how = picked(b, indices)
+    return gathered(b, self, b.out.shape, lambda at: how.source(self, at))
+
+
+def index_put(
+    b: Builder, self: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False,
+    unsafe: bool = False,
+) -> Value:  # fmt: skip
+    del unsafe
+    match [t for t in indices if t is not None]:
+        case []:
+            raise b.refuse("no index")
+        case [mask] if mask.dtype is boolean:
+            return _masked_put(b, self, indices, mask, values, accumulate)
+    how = picked(b, indices)
+
+    def update(r: Index) -> tuple[Index, Expr]:
+        return how.source(self, r), cast(values.at(broadcast(values, r)), self.compute)
+
+    return scattered(b, "sum" if accumulate else "set", self, how.shape(self), update)
+
+
+def _masked_put(
+    b: Builder, self: Value, indices: Sequence[Value | None], mask: Value, values: Value, accumulate: bool
+) -> Value:
+    """One value, put wherever a mask over some dimensions holds."""
+    first = next(d for d, t in enumerate(indices) if t is not None)
+    if any(not _is_single(n) for n in values.shape):
+        raise b.refuse("which value goes where depends on the data of the mask; only a single value can be put")
+
+    def element(at: Index) -> Expr:
+        here, new = self.at(at), cast(values.at([0] * values.rank), self.compute)
+        put = _combined("sum", here, new) if accumulate else new
+        return op("where", mask.at(at[first : first + mask.rank]), put, here)
+
+    return b.map(self.shape, element)
+
+
+def _is_single(n: Expr) -> bool:
+    return static(n, "the number of values") == 1
+
+
+# Scatters -------------------------------------------------------------------------------------------------------------
+
+
+def scattered(
+    b: Builder, how: str, self: Value, over: Shape, update: Callable[[Index], tuple[Index, Expr]],
+    base: Callable[[Index], Expr] | None = None,
+) -> Value:  # fmt: skip
+    """`self` with updates put in or combined."""
+    if is_empty(over):
+        return self
+    if is_empty(self.shape):
+        raise b.refuse("an index into a tensor without elements")
+    if self.dtype is boolean and how in _TRUTH:
+        how = _TRUTH[how]
+    return b.scatter(how, self.shape, base or self.at, over, update)
+
+
+_TRUTH = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
+
+
+def _combined(how: str, x: Expr, y: Expr) -> Expr:
+    names = {"sum": "add", "prod": "mul"}
+    return op(_TRUTH[how] if x.dtype is boolean else names[how], x, y)
+
+
+def _scatter(b: Builder, how: str, self: Value, dim: int, index: Value, value: Callable[[Index], Expr]) -> Value:
+    d = one_dim(b, dim, self.rank)
+    return scattered(b, how, self, index.shape, lambda r: (_along(self, r, d, index.at(r)), value(r)))
+
+
+def scatter_src(b: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scatter(b, "set", self, dim, index, lambda r: cast(src.at(r), self.compute))
+
+
+def scatter_value(b: Builder, self: Value, dim: int, index: Value, value: Number) -> Value:
+    return _scatter(b, "set", self, dim, index, lambda r: scalar(b, value, self))
+
+
+_COMBINE = {"add": "sum", "multiply": "prod", "sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}
+
+
+def _way(b: Builder, reduce: str) -> str:
+    if reduce not in _COMBINE:
+        raise b.refuse(f"reduce={reduce!r}")
+    return _COMBINE[reduce]
+
+
+def scatter_src_reduce(b: Builder, self: Value, dim: int, index: Value, src: Value, *, reduce: str) -> Value:
+    return _scatter(b, _way(b, reduce), self, dim, index, lambda r: cast(src.at(r), self.compute))
+
+
+def scatter_value_reduce(b: Builder, self: Value, dim: int, index: Value, value: Number, *, reduce: str) -> Value:
+    return _scatter(b, _way(b, reduce), self, dim, index, lambda r: scalar(b, value, self))
+
+
+def scatter_add(b: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
+    return scatter_src_reduce(b, self, dim, index, src, reduce="sum")
+
+
+def scatter_reduce(
+    b: Builder, self: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    """Without `include_self`, what is hit at all starts from nothing."""
+    d = one_dim(b, dim, self.rank)
+    mean = reduce == "mean"
+    how = _way(b, "sum" if mean else reduce)
+    if is_empty(index.shape):
+        return self
+
+    def to(r: Index) -> Index:
+        return _along(self, r, d, index.at(r))
+
+    def value(r: Index) -> tuple[Index, Expr]:
+        return to(r), cast(src.at(r), self.compute)
+
+    base: Callable[[Index], Expr] = self.at
+    if not include_self:
+        yes = const(True, boolean)
+        hit = b.scatter("set", self.shape, lambda at: const(False, boolean), index.shape, lambda r: (to(r), yes), "hit")
+
+        def fresh(at: Index) -> Expr:
+            return op("where", hit.at(at), identity(how, self.compute), self.at(at))
+
+        base = fresh
+    made = scattered(b, how, self, index.shape, value, base)
+    if not mean:
+        return made
+    counts = b.scatter(
+        "sum",
+        self.shape,
+        lambda at: const(int(include_self), i64),
+        index.shape,
+        lambda r: (to(r), const(1, i64)),
+        "count",
+    )
+
+    def average(at: Index) -> Expr:
+        count = cast(op("max", counts.at(at), 1), self.compute)
+        return op("div" if self.dtype.is_float else "floordiv", made.at(at), count)
+
+    return b.map(self.shape, average)
+
+
+def _by_list(
+    b: Builder, how: str, self: Value, dim: int, index: Value, over: Shape, value: Callable[[Index], Expr]
+) -> Value:
+    """Updates whose places along one dimension are listed."""
+    d = one_dim(b, dim, self.rank)
+
+    def update(r: Index) -> tuple[Index, Expr]:
+        i = r[d] if r else const(0, i64)
+        return (set_dim(r, d, wrapped(_listed(index, i), self.shape[d])) if self.rank else ()), value(r)
+
+    return scattered(b, how, self, over, update)
+
+
+def index_add(b: Builder, self: Value, dim: int, index: Value, source: Value, *, alpha: Number = 1) -> Value:
+    def value(r: Index) -> Expr:
+        new = cast(source.at(r), self.compute)
+        return new if alpha == 1 else _combined("prod", new, scalar(b, alpha, self))
+
+    return _by_list(b, "sum", self, dim, index, source.shape, value)
+
+
+def index_copy(b: Builder, self: Value, dim: int, index: Value, source: Value) -> Value:
+    return _by_list(b, "set", self, dim, index, source.shape, lambda r: cast(source.at(r), self.compute))
+
+
+def index_fill(b: Builder, self: Value, dim: int, index: Value, value: Number | Value) -> Value:
+    d = one_dim(b, dim, self.rank)
+    count = index.shape[0] if index.rank else const(1, i64)
+    over = (*self.shape[:d], count, *self.shape[d + 1 :]) if self.rank else ()
+    return _by_list(b, "set", self, dim, index, over, lambda r: _one(b, value, self))
+
+
+def masked_fill(b: Builder, self: Value, mask: Value, value: Number | Value) -> Value:
+    def element(at: Index) -> Expr:
+        return op("where", mask.at(broadcast(mask, at)), _one(b, value, self), self.at(broadcast(self, at)))
+
+    return b.map(b.out.shape, element)
+
+
+def _one(b: Builder, value: Number | Value, like: Value) -> Expr:
+    """A number, or the element of a scalar tensor, in the type of `like`."""
+    if isinstance(value, Value):
+        return rounded(value.at([0] * value.rank), like.dtype)
+    return scalar(b, value, like)
+
+
+def put(b: Builder, self: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    """Places in row-major order."""
+
+    def update(r: Index) -> tuple[Index, Expr]:
+        return unflat(wrapped(index.at(r), _count(self)), self.shape), cast(values.at(r), self.compute)
+
+    values = reshaped(b, source, index.shape)
+    return scattered(b, "sum" if accumulate else "set", self, index.shape, update)
+
+
+RULES: dict[str, Rule] = {
+    "aten.gather.default": gather, "aten.take_along_dim.default": take_along_dim, "aten.take.default": take,
+    "aten.index_select.default": index_select, "aten.embedding.default": embedding,
+    "aten.index.Tensor": index, "aten._unsafe_index.Tensor": index,
+    "aten.index_put.default": index_put, "aten._unsafe_index_put.default": index_put,
+    "aten._index_put_impl.default": index_put, "aten.put.default": put,
+    "aten.scatter.src": scatter_src, "aten.scatter.value": scatter_value,
+    "aten.scatter.reduce": scatter_src_reduce, "aten.scatter.value_reduce": scatter_value_reduce,
+    "aten.scatter_add.default": scatter_add, "aten.scatter_reduce.two": scatter_reduce,
+    "aten.index_add.default": index_add, "aten.index_copy.default": index_copy,
+    "aten.index_fill.int_Scalar": index_fill, "aten.index_fill.int_Tensor": index_fill,
+    "aten.masked_fill.Scalar": masked_fill, "aten.masked_fill.Tensor": masked_fill,
+}  # fmt: skip

@@ -1,0 +1,155 @@
+"""Tensors put next to each other, and borders put around them: each element is loaded from the part that it lies in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import boolean
+from compiler.ir.expr import Const, Expr, both, const, op, select
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, rounded, set_dim
+from compiler.passes.torch_to_tensor.pointwise import exact
+from compiler.passes.torch_to_tensor.positions import is_empty, moved, one_dim, ranges, stored, within, zeros
+
+Move = Callable[[Expr, Expr], Expr]
+
+
+def scalar(b: Builder, value: bool | int | float, like: Value) -> Const:
+    """A number as a tensor of `like`'s type holds it."""
+    kind = like.dtype
+    if kind is boolean or kind.is_float:
+        return const(exact(float(value), kind), like.compute)
+    low, high = dt.integer_range(kind)
+    if not low <= int(value) <= high:
+        raise b.refuse(f"{value} is not a value of type {kind}")
+    return const(int(value), kind)
+
+
+def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    shape = b.out.shape
+    d = one_dim(b, dim, len(shape))
+    parts = [x for x in tensors if x.rank == len(shape) and not is_empty(x.shape)]
+    if len(parts) == 1 and parts[0].dtype is b.out.dtype:
+        return parts[0]
+    element = _common(b, parts)
+
+    def joined(at: Index) -> Expr:
+        ends: list[Expr] = [parts[0].shape[d]]
+        for x in parts[1:]:
+            ends.append(ends[-1] + x.shape[d])
+        out = element(parts[-1], set_dim(at, d, at[d] - (ends[-1] - parts[-1].shape[d])))
+        for x, end in reversed(list(zip(parts[:-1], ends, strict=False))):
+            out = select(op("lt", at[d], end), element(x, set_dim(at, d, at[d] - (end - x.shape[d]))), out)
+        return out
+
+    return b.map(shape, joined) if parts else _nothing(b)
+
+
+def stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    shape = b.out.shape
+    d = one_dim(b, dim, len(shape))
+    element = _common(b, tensors)
+
+    def joined(at: Index) -> Expr:
+        rest = (*at[:d], *at[d + 1 :])
+        out = element(tensors[-1], rest)
+        for k in reversed(range(len(tensors) - 1)):
+            out = select(op("eq", at[d], k), element(tensors[k], rest), out)
+        return out
+
+    return _nothing(b) if is_empty(shape) else b.map(shape, joined)
+
+
+def _nothing(b: Builder) -> Value:
+    """A result without elements."""
+    kind = b.out
+    return b.map(kind.shape, lambda at: const(0, dt.compute(kind.dtype)), "zeros")
+
+
+def _common(b: Builder, parts: Sequence[Value]) -> Callable[[Value, Index], Expr]:
+    """Elements of several tensors in one type: as they are stored where that is the same, else as the result asks."""
+    kind = b.out.dtype
+    if len({x.stored for x in parts}) == 1 and all(x.dtype is kind for x in parts):
+        return stored
+    return lambda x, index: x.at(index) if x.dtype is kind else rounded(x.at(index), kind)
+
+
+# Padding --------------------------------------------------------------------------------------------------------------
+
+
+def _margins(pad: Sequence[int], rank: int) -> list[tuple[int, int]]:
+    """What is added before and after each dimension; torch lists the last dimension first."""
+    out = [(0, 0)] * rank
+    for k in range(len(pad) // 2):
+        out[rank - 1 - k] = (pad[2 * k], pad[2 * k + 1])
+    return out
+
+
+def constant_pad(b: Builder, self: Value, pad: Sequence[int], value: float = 0) -> Value:
+    """Negative numbers cut elements off."""
+    shape = b.out.shape
+    fill = scalar(b, value, self)
+    margins = _margins(pad, self.rank)
+    if not any(before or after for before, after in margins):
+        return self
+    if is_empty(self.shape):
+        return b.map(shape, lambda at: fill)
+
+    def element(at: Index) -> Expr:
+        known = ranges(at, shape)
+        index = tuple(i - before if before else i for i, (before, _) in zip(at, margins, strict=True))
+        inside = both(*(within(i, n, known) for i, n in zip(index, self.shape, strict=True)))
+        return select(inside, self.at(index), fill)
+
+    return zeros(b, shape, self) if is_empty(shape) else b.map(shape, element)
+
+
+def _reflect(i: Expr, n: Expr) -> Expr:
+    return n - 1 - op("abs", n - 1 - op("abs", i))
+
+
+def _replicate(i: Expr, n: Expr) -> Expr:
+    return op("min", op("max", i, 0), n - 1)
+
+
+def _circular(i: Expr, n: Expr) -> Expr:
+    return op("where", op("lt", i, 0), i + n, op("where", op("lt", i, n), i, i - n))
+
+
+def _moving_pad(move: Move) -> Callable[[Builder, Value, Sequence[int]], Value]:
+    """Padding by elements of the tensor itself: `move` takes a position outside to one inside."""
+
+    def rule(b: Builder, self: Value, padding: Sequence[int]) -> Value:
+        margins = _margins(padding, self.rank)
+        if not any(before or after for before, after in margins):
+            return self
+
+        def source(at: Index) -> list[Expr]:
+            return [
+                move(i - before, n) if before or after else i
+                for i, n, (before, after) in zip(at, self.shape, margins, strict=True)
+            ]
+
+        return moved(b, self, b.out.shape, source)
+
+    return rule
+
+
+reflection_pad, replication_pad, circular_pad = map(_moving_pad, (_reflect, _replicate, _circular))
+_MODES = {"reflect": reflection_pad, "replicate": replication_pad, "circular": circular_pad}
+
+
+def pad(b: Builder, self: Value, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Value:
+    if mode == "constant":
+        return constant_pad(b, self, pad, value or 0)
+    if mode not in _MODES:
+        raise b.refuse(f"mode is 'constant', {', '.join(map(repr, _MODES))}")
+    return _MODES[mode](b, self, pad)
+
+
+RULES: dict[str, Rule] = {
+    "aten.cat.default": cat, "aten.concat.default": cat, "aten.stack.default": stack,
+    "aten.pad.default": pad, "aten.constant_pad_nd.default": constant_pad, "aten._pad_circular.default": circular_pad,
+    **{f"aten.reflection_pad{k}d.default": reflection_pad for k in (1, 2, 3)},
+    **{f"aten.replication_pad{k}d.default": replication_pad for k in (1, 2, 3)},
+}  # fmt: skip

@@ -1,0 +1,225 @@
+"""Pooling: reductions over a window of positions around each element of the result, those outside the input left out.
+
+The sizes of a result, `ceil_mode` included, are the declared ones. Spatial dimensions are the last ones; what precedes
+them (channels, and perhaps a batch) is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from compiler.ir.expr import Const, Expr, cast, const, identity, op, select, static
+from compiler.ir.expr import both as all_of
+from compiler.ir.index import simplify
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value
+from compiler.passes.torch_to_tensor.positions import flat, ranges, within
+
+Sizes = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """For each element `at` of `shape` the positions `place(at, r)` for every `r` of `over`, as long as `inside`."""
+
+    shape: Shape
+    over: Shape
+    place: Callable[[Index, Index], Index]
+    inside: Callable[[Index, Index], Expr]
+
+    def reduce(self, b: Builder, how: str, value: Callable[[Index, Index], Expr], neutral: Const, hint: str) -> Value:
+        """`value(at, position)` over each window, `neutral` for what is outside."""
+
+        def element(at: Index, r: Index) -> Expr:
+            known = ranges((*at, *r), (*self.shape, *self.over))
+            index, inside = simplify(self.place(at, r), known), simplify(self.inside(at, r), known)
+            return select(inside, value(at, index), neutral)
+
+        return b.reduce(how, self.shape, self.over, element, hint)
+
+
+def per_dim(given: Sizes, rank: int) -> tuple[int, ...]:
+    """One number for each spatial dimension."""
+    sizes = (given,) if isinstance(given, int) else tuple(given)
+    return sizes * rank if len(sizes) == 1 else sizes
+
+
+def sliding(
+    x: Value, shape: Shape, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+) -> Windows:  # fmt: skip
+    """Windows of one size that move by a stride."""
+    lead = x.rank - len(kernel)
+    over = tuple(const(k) for k in kernel)
+
+    def place(at: Index, r: Index) -> Index:
+        moving = zip(at[lead:], r, stride, dilation, padding, strict=True)
+        return (*at[:lead], *(i * s + k * d - p for i, k, s, d, p in moving))
+
+    def inside(at: Index, r: Index) -> Expr:
+        known = ranges((*at, *r), (*shape, *over))
+        positions = place(at, r)[lead:]
+        return all_of(*(within(p, n, known) for p, n in zip(positions, x.shape[lead:], strict=True)))
+
+    return Windows(shape, over, place, inside)
+
+
+def adaptive(b: Builder, x: Value, shape: Shape, count: int) -> Windows:
+    """Windows that share the input out: element i of O covers positions i * N // O up to ceil((i + 1) * N / O)."""
+    lead = x.rank - count
+    sizes = [static(n, "a pooled size") for n in x.shape[lead:]]
+    wanted = [static(n, "a pooled size") for n in shape[lead:]]
+    if not all(sizes) and all(wanted):
+        raise b.refuse("pooling of an input without elements")
+    longest = [
+        max((_end(i, n, o) - i * n // o for i in range(o)), default=0) for n, o in zip(sizes, wanted, strict=True)
+    ]
+
+    def place(at: Index, r: Index) -> Index:
+        return (*at[:lead], *(i * n // o + k for i, k, n, o in zip(at[lead:], r, sizes, wanted, strict=True)))
+
+    def inside(at: Index, r: Index) -> Expr:
+        every = zip(place(at, r)[lead:], at[lead:], sizes, wanted, strict=True)
+        return all_of(*(op("lt", p, extent_end(i, n, o)) for p, i, n, o in every if n % o))
+
+    return Windows(shape, tuple(map(const, longest)), place, inside)
+
+
+def _end(i: int, extent: int, outputs: int) -> int:
+    return -(-(i + 1) * extent // outputs)
+
+
+def extent_end(i: Expr, extent: int, outputs: int) -> Expr:
+    """Where the window of element i ends."""
+    return (i * extent + (extent + outputs - 1)) // outputs
+
+
+# Maxima ---------------------------------------------------------------------------------------------------------------
+
+
+def greatest(b: Builder, x: Value, windows: Windows, count: int) -> tuple[Value, Value]:
+    """The maxima and their places: row-major over the spatial dimensions, the first of equals, the last NaN."""
+    neutral = identity("max", x.compute)
+    best = windows.reduce(b, "max", lambda at, index: x.at(index), neutral, "max")
+
+    def place(at: Index, index: Index) -> Expr:
+        here = x.at(index)
+        position = flat(index[-count:], x.shape[-count:])
+        found = op("where", op("eq", here, best.at(at)), position, nowhere)
+        return op("where", op("isnan", here), -1 - position, found) if x.dtype.is_float else found
+
+    nowhere = const(2**62)
+    first = windows.reduce(b, "min", place, nowhere, "place")
+    index = b.map(first.shape, lambda at: op("max", first.at(at), -1 - first.at(at)), "index")
+    return best, index
+
+
+def _max_pool(count: int) -> Callable[..., tuple[Value, Value]]:
+    def rule(
+        b: Builder, self: Value, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:  # fmt: skip
+        del ceil_mode
+        kernel = per_dim(kernel_size, count)
+        step = per_dim(stride, count) or kernel
+        shape = b.out.shape
+        windows = sliding(self, shape, kernel, step, per_dim(padding, count), per_dim(dilation, count))
+        return greatest(b, self, windows, count)
+
+    return rule
+
+
+def _adaptive_max_pool(count: int) -> Rule:
+    def rule(b: Builder, self: Value, output_size: Sizes) -> tuple[Value, Value]:
+        del output_size
+        return greatest(b, self, adaptive(b, self, b.out.shape, count), count)
+
+    return rule
+
+
+def _first(rule: Callable[..., tuple[Value, Value]]) -> Rule:
+    """The maxima alone."""
+
+    def only(
+        b: Builder, self: Value, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = 0, dilation: Sizes = 1,
+        ceil_mode: bool = False,
+    ) -> Value:  # fmt: skip
+        return rule(b, self, kernel_size, stride, padding, dilation, ceil_mode)[0]
+
+    return only
+
+
+# Means ----------------------------------------------------------------------------------------------------------------
+
+
+def _divided(total: Expr, count: Expr) -> Expr:
+    return op("div" if total.dtype.is_float else "truncdiv", total, cast(count, total.dtype))
+
+
+def _avg_pool(count: int) -> Rule:
+    def rule(
+        b: Builder, self: Value, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> Value:  # fmt: skip
+        """A window that reaches over the padding's end counts what is before that end."""
+        del ceil_mode
+        kernel, margin = per_dim(kernel_size, count), per_dim(padding, count)
+        step = per_dim(stride, count) or kernel
+        shape, lead = b.out.shape, self.rank - count
+        windows = sliding(self, shape, kernel, step, margin, (1,) * count)
+        total = windows.reduce(b, "sum", lambda at, index: self.at(index), const(0, self.compute), "total")
+
+        def elements(at: Index) -> Expr:
+            if divisor_override is not None:
+                return const(divisor_override)
+            out: Expr = const(1)
+            for i, k, s, p, n in zip(at[lead:], kernel, step, margin, self.shape[lead:], strict=True):
+                start = i * s - p
+                end = op("min", start + k, n + p)
+                if not count_include_pad:
+                    start, end = op("max", start, 0), op("min", end, n)
+                out = out * (end - start)
+            return simplify(out, ranges(at, shape))
+
+        return b.map(shape, lambda at: _divided(total.at(at), elements(at)))
+
+    return rule
+
+
+def _adaptive_avg_pool(count: int) -> Rule:
+    def rule(b: Builder, self: Value, output_size: Sizes) -> Value:
+        del output_size
+        shape, lead = b.out.shape, self.rank - count
+        windows = adaptive(b, self, shape, count)
+        total = windows.reduce(b, "sum", lambda at, index: self.at(index), const(0, self.compute), "total")
+
+        def elements(at: Index) -> Expr:
+            out: Expr = const(1)
+            for i, extent, outputs in zip(at[lead:], self.shape[lead:], shape[lead:], strict=True):
+                n, o = static(extent), static(outputs)
+                out = out * (const(n // o) if n % o == 0 else extent_end(i, n, o) - i * n // o)
+            return out
+
+        return b.map(shape, lambda at: _divided(total.at(at), elements(at)))
+
+    return rule
+
+
+def _average_1d(
+    b: Builder, self: Value, kernel_size: Sizes, stride: Sizes = (), padding: Sizes = 0, ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Value:  # fmt: skip
+    made = _avg_pool(1)(b, self, kernel_size, stride, padding, ceil_mode, count_include_pad)
+    assert isinstance(made, Value), "an average has one result"
+    return made
+
+
+RULES: dict[str, Rule] = {
+    "aten.avg_pool1d.default": _average_1d,
+    **{f"aten.avg_pool{k}d.default": _avg_pool(k) for k in (2, 3)},
+    **{f"aten.max_pool{k}d.default": _first(_max_pool(k)) for k in (1, 2, 3)},
+    **{f"aten.max_pool{k}d_with_indices.default": _max_pool(k) for k in (1, 2, 3)},
+    **{f"aten.adaptive_avg_pool{k}d.default": _adaptive_avg_pool(k) for k in (1, 2, 3)},
+    **{f"aten._adaptive_avg_pool{k}d.default": _adaptive_avg_pool(k) for k in (2, 3)},
+    **{f"aten.adaptive_max_pool{k}d.default": _adaptive_max_pool(k) for k in (1, 2, 3)},
+}  # fmt: skip

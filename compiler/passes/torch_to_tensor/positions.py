@@ -1,0 +1,113 @@
+"""Positions in a tensor, as rules compute them: they come out in simplest form, and never outside of the tensor.
+
+What a program computes as an index at run time may be out of range. PyTorch raises IndexError then; a kernel cannot, so
+the result is undefined, but `clamped` and `wrapped` keep every access inside the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, dim, op
+from compiler.ir.index import Range, extent_range, simplify
+from compiler.ir.tensor import row_major
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Shape, Value, dims
+
+Source = Callable[[Index], Sequence[Expr | int]]
+
+
+def ranges(at: Index, shape: Shape) -> dict[str, Range]:
+    """What is known of the variables that run over `shape`."""
+    return {i.name: extent_range(n) for i, n in zip(at, shape, strict=True) if isinstance(i, Var)}
+
+
+def is_empty(shape: Shape) -> bool:
+    return any(isinstance(n, Const) and n.value == 0 for n in shape)
+
+
+def is_wide(extent: Expr) -> bool:
+    """Not 1, as far as is known."""
+    return not (isinstance(extent, Const) and extent.value == 1)
+
+
+def stored(x: Value, index: Iterable[Expr | int]) -> Expr:
+    """One element in the type in which it lies in memory: what merely moves needs no conversion."""
+    return Load(x.name, tuple(map(dim, index)), x.stored)
+
+
+def zeros(b: Builder, shape: Shape, like: Value) -> Value:
+    return b.map(shape, lambda at: const(0, like.compute), "zeros")
+
+
+def moved(b: Builder, x: Value, shape: Shape, source: Source) -> Value:
+    """`x` seen through an index: element `at` of the result is element `source(at)` of `x`."""
+    if is_empty(shape):
+        return zeros(b, shape, x)
+    return b.map(shape, lambda at: stored(x, simplify(tuple(map(dim, source(at))), ranges(at, shape))), "view")
+
+
+def flat(index: Sequence[Expr], shape: Shape) -> Expr:
+    """The position of an element among all, in row-major order."""
+    out: Expr = const(0, i64)
+    for i, step in zip(index, row_major(shape), strict=True):
+        out = out + i * step
+    return out
+
+
+def unflat(position: Expr, shape: Shape) -> Index:
+    """The index of the element at a row-major position; dimensions of size 1 take no part."""
+    out: list[Expr] = []
+    wide = [d for d, n in enumerate(shape) if is_wide(n)]
+    for d in reversed(range(len(shape))):
+        if d not in wide:
+            out.append(dim(0))
+        elif d == wide[0]:
+            out.append(position)
+        else:
+            out.append(position % shape[d])
+            position = position // shape[d]
+    return tuple(reversed(out))
+
+
+def reindexed(at: Index, shape: Shape, to: Shape) -> Index:
+    """Where a tensor of shape `to` has the element that is at `at` in a tensor of `shape`, in row-major order."""
+    wide = [(i, n) for i, n in zip(at, shape, strict=True) if is_wide(n)]
+    if [n for _, n in wide] == [n for n in to if is_wide(n)]:
+        left = iter(i for i, _ in wide)
+        return tuple(next(left) if is_wide(n) else dim(0) for n in to)
+    known = ranges(at, shape)
+    position: Expr = simplify(flat(at, shape), known)
+    return simplify(unflat(position, to), known)
+
+
+def one_dim(b: Builder, d: int, rank: int) -> int:
+    """A dimension as torch gives it, counted from the front; a scalar counts as a tensor of rank 1."""
+    return (*dims(b, d, rank), 0)[0]
+
+
+def clamped(i: Expr, extent: Expr) -> Expr:
+    """A run-time index, kept inside."""
+    return op("min", op("max", cast(i, i64), 0), extent - 1)
+
+
+def wrapped(i: Expr, extent: Expr) -> Expr:
+    """A run-time index that counts from the end where it is negative, kept inside."""
+    i = cast(i, i64)
+    return clamped(op("where", op("lt", i, 0), i + extent, i), extent)
+
+
+def within(position: Expr, extent: Expr, known: dict[str, Range]) -> Expr:
+    """The condition that a position is inside, as far as it is not certain."""
+    return both(*(simplify(c, known) for c in (op("ge", position, 0), op("lt", position, extent))))
+
+
+def broadcast_shape(shapes: Sequence[Shape]) -> Shape:
+    """The shape that all `shapes` broadcast to."""
+    rank = max(map(len, shapes), default=0)
+    out: list[Expr] = [dim(1)] * rank
+    for shape in shapes:
+        for d, n in enumerate(shape, rank - len(shape)):
+            if is_wide(n):
+                out[d] = n
+    return tuple(out)

@@ -1,0 +1,407 @@
+"""Views and rearrangements: each is a map whose index says where the elements come from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from compiler.ir.expr import Expr, both, cast, const, op, select, static
+from compiler.ir.index import simplify
+from compiler.passes.torch_to_tensor.builder import (
+    Builder,
+    Index,
+    Rule,
+    Shape,
+    Value,
+    broadcast,
+    dims,
+    merge,
+    set_dim,
+    without,
+)
+from compiler.passes.torch_to_tensor.positions import (
+    flat,
+    is_empty,
+    moved,
+    one_dim,
+    ranges,
+    reindexed,
+    stored,
+    unflat,
+)
+
+
+def reshaped(b: Builder, self: Value, shape: Shape) -> Value:
+    """The same elements in row-major order in another shape."""
+    return self if shape == self.shape else moved(b, self, shape, lambda at: reindexed(at, shape, self.shape))
+
+
+def reshape(b: Builder, self: Value, size: Sequence[int]) -> Value:
+    del size  # the declared shape, with -1 worked out
+    return reshaped(b, self, b.out.shape)
+
+
+def view(b: Builder, self: Value, size: Sequence[int]) -> Value:
+    return reshape(b, self, size)
+
+
+def flatten(b: Builder, self: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+    del start_dim, end_dim
+    return reshaped(b, self, b.out.shape)
+
+
+def unflatten(b: Builder, self: Value, dim: int, sizes: Sequence[int]) -> Value:
+    del dim, sizes
+    return reshaped(b, self, b.out.shape)
+
+
+def like_other(b: Builder, self: Value, other: Value) -> Value:
+    """`view_as` and `reshape_as`."""
+    return reshaped(b, self, other.shape)
+
+
+def squeeze(b: Builder, self: Value, dim: int | Sequence[int] | None = None) -> Value:
+    del dim
+    return reshaped(b, self, b.out.shape)
+
+
+def squeeze_all(b: Builder, self: Value) -> Value:
+    return reshaped(b, self, b.out.shape)
+
+
+def unsqueeze(b: Builder, self: Value, dim: int) -> Value:
+    del dim
+    return reshaped(b, self, b.out.shape)
+
+
+# Dimensions in another order ------------------------------------------------------------------------------------------
+
+
+def permuted(b: Builder, self: Value, order: Sequence[int]) -> Value:
+    """Dimension k of the result is dimension order[k] of the tensor."""
+    if list(order) == list(range(self.rank)):
+        return self
+    place = {d: k for k, d in enumerate(order)}
+    return moved(b, self, tuple(self.shape[d] for d in order), lambda at: [at[place[d]] for d in range(self.rank)])
+
+
+def permute(b: Builder, self: Value, dims: Sequence[int]) -> Value:
+    return permuted(b, self, [d % self.rank for d in dims])
+
+
+def transpose(b: Builder, self: Value, dim0: int, dim1: int) -> Value:
+    order = list(range(self.rank))
+    if order:
+        i, j = one_dim(b, dim0, self.rank), one_dim(b, dim1, self.rank)
+        order[i], order[j] = j, i
+    return permuted(b, self, order)
+
+
+def reverse_order(b: Builder, self: Value) -> Value:
+    """`x.T` and `torch.t`."""
+    return permuted(b, self, list(reversed(range(self.rank))))
+
+
+def matrix_transpose(b: Builder, self: Value) -> Value:
+    return transpose(b, self, -2, -1) if self.rank else self
+
+
+def movedim(b: Builder, self: Value, source: int | Sequence[int], destination: int | Sequence[int]) -> Value:
+    sources = [source] if isinstance(source, int) else source
+    targets = [destination] if isinstance(destination, int) else destination
+    put = {one_dim(b, t, self.rank): one_dim(b, s, self.rank) for s, t in zip(sources, targets, strict=True)}
+    rest = iter(d for d in range(self.rank) if d not in put.values())
+    return permuted(b, self, [put[k] if k in put else next(rest) for k in range(self.rank)])
+
+
+# Some of the elements -------------------------------------------------------------------------------------------------
+
+
+def start_of(b: Builder, start: int | None, extent: Expr) -> int:
+    """Where a slice begins: counted from the end if negative, never outside."""
+    if start is None or (isinstance(start, int) and start == 0):
+        return 0
+    n = static(extent, "a dimension that is sliced")
+    return min(max(start + n if start < 0 else start, 0), n)
+
+
+def slice_(
+    b: Builder, self: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
+    del end  # the declared shape tells
+    d = one_dim(b, dim, self.rank)
+    return sliced(b, self, b.out.shape, d, start_of(b, start, self.shape[d]), step)
+
+
+def sliced(b: Builder, self: Value, shape: Shape, d: int, start: Expr | int, step: int = 1) -> Value:
+    if shape == self.shape:
+        return self
+    return moved(b, self, shape, lambda at: set_dim(at, d, at[d] * step + start))
+
+
+def narrow(b: Builder, self: Value, dim: int, start: int, length: int) -> Value:
+    del length
+    return slice_(b, self, dim, start)
+
+
+def pick(b: Builder, self: Value, dim: int, index: int) -> Value:
+    """`select`: one index of a dimension, which disappears."""
+    d = one_dim(b, dim, self.rank)
+    place = const(index) + (self.shape[d] if index < 0 else 0)
+    return moved(b, self, without(self.shape, (d,)), lambda at: merge(at, (place,), (d,)))
+
+
+def pieces(b: Builder, self: Value, d: int, starts: Sequence[int]) -> tuple[Value | None, ...]:
+    """The parts of dimension `d` that begin at `starts`, as long as the results are declared."""
+    return tuple(
+        None if kind is None else sliced(b, self, kind.shape, d, start)
+        for kind, start in zip(b.types, starts, strict=True)
+    )
+
+
+def split(b: Builder, self: Value, split_size: int, dim: int = 0) -> tuple[Value | None, ...]:
+    return pieces(b, self, one_dim(b, dim, self.rank), [k * split_size for k in range(len(b.types))])
+
+
+def split_with_sizes(b: Builder, self: Value, split_sizes: Sequence[int], dim: int = 0) -> tuple[Value | None, ...]:
+    starts = [sum(split_sizes[:k]) for k in range(len(split_sizes))]
+    return pieces(b, self, one_dim(b, dim, self.rank), starts)
+
+
+def split_sizes_(b: Builder, self: Value, split_size: Sequence[int], dim: int = 0) -> tuple[Value | None, ...]:
+    return split_with_sizes(b, self, split_size, dim)
+
+
+def chunk(b: Builder, self: Value, chunks: int, dim: int = 0) -> tuple[Value | None, ...]:
+    d = one_dim(b, dim, self.rank)
+    n = static(self.shape[d], "a dimension that is split")
+    return split(b, self, -(-n // chunks), d)
+
+
+def tensor_split(b: Builder, self: Value, sections: int, dim: int = 0) -> tuple[Value | None, ...]:
+    d = one_dim(b, dim, self.rank)
+    size, longer = divmod(static(self.shape[d], "a dimension that is split"), sections)
+    return pieces(b, self, d, [k * size + min(k, longer) for k in range(sections)])
+
+
+def tensor_split_at(b: Builder, self: Value, indices: Sequence[int], dim: int = 0) -> tuple[Value | None, ...]:
+    d = one_dim(b, dim, self.rank)
+    return pieces(b, self, d, [0, *(start_of(b, i, self.shape[d]) for i in indices)])
+
+
+def unbind(b: Builder, self: Value, dim: int = 0) -> tuple[Value | None, ...]:
+    return tuple(None if kind is None else pick(b, self, dim, k) for k, kind in enumerate(b.types))
+
+
+def unfold(b: Builder, self: Value, dimension: int, size: int, step: int) -> Value:
+    """Windows along a dimension; the place within a window is a new last dimension."""
+    del size
+    d = one_dim(b, dimension, self.rank)
+    return moved(b, self, b.out.shape, lambda at: set_dim(at[:-1], d, at[d] * step + at[-1]) if self.rank else ())
+
+
+def diagonal(b: Builder, self: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    i, j = one_dim(b, dim1, self.rank), one_dim(b, dim2, self.rank)
+    below, right = max(-offset, 0), max(offset, 0)
+
+    def source(at: Index) -> Index:
+        pair = {i: at[-1] + below, j: at[-1] + right}
+        return merge(at[:-1], tuple(pair[d] for d in sorted(pair)), (i, j))
+
+    return moved(b, self, b.out.shape, source)
+
+
+def diag_embed(b: Builder, self: Value, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Value:
+    """Zeros with the last dimension as a diagonal."""
+    shape = b.out.shape
+    i, j = one_dim(b, dim1, len(shape)), one_dim(b, dim2, len(shape))
+    below, right = max(-offset, 0), max(offset, 0)
+
+    def element(at: Index) -> Expr:
+        here = at[i] - below
+        on = both(op("ge", here, 0), op("eq", here, at[j] - right))
+        rest = tuple(x for d, x in enumerate(at) if d not in (i, j))
+        return select(simplify(on, ranges(at, shape)), self.at((*rest, here)), const(0, self.compute))
+
+    return b.map(shape, element)
+
+
+def triangle(keep: str) -> Rule:
+    """`tril` (keeps `le`) and `triu` (keeps `ge`): the columns on one side of a diagonal, zeros elsewhere."""
+
+    def rule(b: Builder, self: Value, diagonal: int = 0) -> Value:
+        def element(at: Index) -> Expr:
+            value = self.at(at)
+            return op("where", op(keep, at[-1] - at[-2], diagonal), value, const(0, value.dtype))
+
+        return b.map(self.shape, element)
+
+    return rule
+
+
+# Elements repeated or moved along -------------------------------------------------------------------------------------
+
+
+def expanded(b: Builder, self: Value, shape: Shape) -> Value:
+    return self if shape == self.shape else moved(b, self, shape, lambda at: broadcast(self, at))
+
+
+def expand(b: Builder, self: Value, size: Sequence[int], implicit: bool = False) -> Value:
+    del size, implicit  # the declared shape, with -1 worked out
+    return expanded(b, self, b.out.shape)
+
+
+def expand_as(b: Builder, self: Value, other: Value) -> Value:
+    return expanded(b, self, other.shape)
+
+
+def broadcast_tensors(b: Builder, tensors: Sequence[Value]) -> tuple[Value | None, ...]:
+    return tuple(None if t is None else expanded(b, x, t.shape) for x, t in zip(tensors, b.types, strict=True))
+
+
+def repeat(b: Builder, self: Value, repeats: Sequence[int]) -> Value:
+    del repeats  # the declared shape is that many times as large
+
+    def source(at: Index) -> list[Expr]:
+        return [i % n for i, n in zip(at[len(at) - self.rank :], self.shape, strict=True)]
+
+    return moved(b, self, b.out.shape, source)
+
+
+def tile(b: Builder, self: Value, dims: Sequence[int]) -> Value:
+    return repeat(b, self, dims)
+
+
+def repeat_interleave(
+    b: Builder, self: Value, repeats: int, dim: int | None = None, output_size: int | None = None
+) -> Value:
+    """Every element, or every index of `dim`, several times in a row."""
+    del output_size
+    if dim is None:
+        return moved(b, self, b.out.shape, lambda at: unflat(at[0] // repeats, self.shape))
+    d = one_dim(b, dim, self.rank)
+    return moved(b, self, b.out.shape, lambda at: set_dim(at, d, at[d] // repeats))
+
+
+def flip(b: Builder, self: Value, dims: Sequence[int]) -> Value:
+    which = _dims(b, tuple(dims), self.rank) if dims else ()
+    return moved(b, self, self.shape, lambda at: [n - 1 - i if d in which else i for d, (i, n) in _numbered(at, self)])
+
+
+_dims = dims  # a rule's parameter may have that name
+
+
+def _numbered(at: Index, x: Value) -> enumerate[tuple[Expr, Expr]]:
+    return enumerate(zip(at, x.shape, strict=True))
+
+
+def roll(b: Builder, self: Value, shifts: int | Sequence[int], dims: int | Sequence[int] = ()) -> Value:
+    """Elements moved along, those that fall off the end to the beginning; without `dims` in row-major order."""
+    by = [shifts] if isinstance(shifts, int) else list(shifts)
+    along = [dims] if isinstance(dims, int) else list(dims)
+    if is_empty(self.shape) or not self.rank:
+        return self
+    if not along:
+        count = static(flat([n - 1 for n in self.shape], self.shape), "a tensor that is rolled") + 1
+        return moved(
+            b, self, self.shape, lambda at: unflat(_rolled(flat(at, self.shape), by[0] % count, count), self.shape)
+        )
+    shift = [0] * self.rank
+    for d, s in zip(along, by, strict=True):
+        shift[one_dim(b, d, self.rank)] += s
+    sizes = [static(n, "a dimension that is rolled") if s else 1 for s, n in zip(shift, self.shape, strict=True)]
+    return moved(
+        b, self, self.shape, lambda at: [_rolled(i, s % n, n) for i, s, n in zip(at, shift, sizes, strict=True)]
+    )
+
+
+def _rolled(i: Expr, shift: int, extent: int) -> Expr:
+    return op("where", op("lt", i, shift), i + (extent - shift), i - shift) if shift else i
+
+
+# A part replaced ------------------------------------------------------------------------------------------------------
+
+
+def copy(b: Builder, self: Value, src: Value, non_blocking: bool = False) -> Value:
+    del non_blocking
+    return b.map(self.shape, lambda at: cast(src.at(broadcast(src, at)), self.compute))
+
+
+def _replaced(b: Builder, self: Value, src: Value, place: Callable[[Index], tuple[Index, Expr]]) -> Value:
+    """`self` but for the elements where `place` gives an index into `src` and a condition that holds."""
+
+    def element(at: Index) -> Expr:
+        index, inside = place(at)
+        known = ranges(at, self.shape)
+        index, inside = simplify(index, known), simplify(inside, known)
+        if self.stored is src.stored:
+            return select(inside, stored(src, index), stored(self, at))
+        return select(inside, cast(src.at(index), self.compute), self.at(at))
+
+    return b.map(self.shape, element)
+
+
+def slice_scatter(
+    b: Builder, self: Value, src: Value, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Value:
+    del end  # `src` has as many elements as the slice
+    d = one_dim(b, dim, self.rank)
+    first = start_of(b, start, self.shape[d])
+
+    def place(at: Index) -> tuple[Index, Expr]:
+        off = at[d] - first
+        inside = both(op("ge", off, 0), op("lt", off // step, src.shape[d]), op("eq", off % step, 0))
+        return set_dim(at, d, off // step), inside
+
+    return _replaced(b, self, src, place)
+
+
+def select_scatter(b: Builder, self: Value, src: Value, dim: int, index: int) -> Value:
+    d = one_dim(b, dim, self.rank)
+    place = const(index) + (self.shape[d] if index < 0 else 0)
+    return _replaced(b, self, src, lambda at: ((*at[:d], *at[d + 1 :]), op("eq", at[d], place)))
+
+
+def diagonal_scatter(b: Builder, self: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    i, j = one_dim(b, dim1, self.rank), one_dim(b, dim2, self.rank)
+
+    def place(at: Index) -> tuple[Index, Expr]:
+        here = at[i] - max(-offset, 0)
+        rest = tuple(x for d, x in enumerate(at) if d not in (i, j))
+        return (*rest, here), both(op("ge", here, 0), op("eq", here, at[j] - max(offset, 0)))
+
+    return _replaced(b, self, src, place)
+
+
+def alias(b: Builder, self: Value) -> Value:
+    return self
+
+
+RULES: dict[str, Rule] = {
+    "aten.view.default": view, "aten._unsafe_view.default": view, "aten.view_copy.default": view,
+    "aten.reshape.default": lambda b, self, shape: reshape(b, self, shape),
+    "aten._reshape_alias.default": lambda b, self, size, stride: reshape(b, self, size),
+    "aten.flatten.using_ints": flatten, "aten.unflatten.int": unflatten, "aten.ravel.default": squeeze_all,
+    "aten.view_as.default": like_other, "aten.reshape_as.default": like_other,
+    "aten.squeeze.default": squeeze_all, "aten.squeeze.dim": squeeze, "aten.squeeze.dims": squeeze,
+    "aten.unsqueeze.default": unsqueeze,
+    "aten.permute.default": permute, "aten.transpose.int": transpose, "aten.swapaxes.default": transpose,
+    "aten.t.default": reverse_order, "aten.numpy_T.default": reverse_order, "aten.mT.default": matrix_transpose,
+    "aten.adjoint.default": matrix_transpose, "aten.movedim.int": movedim, "aten.movedim.intlist": movedim,
+    "aten.slice.Tensor": slice_, "aten.narrow.default": narrow, "aten.select.int": pick,
+    "aten.split.Tensor": split, "aten.unsafe_split.Tensor": split, "aten.split.sizes": split_sizes_,
+    "aten.split_with_sizes.default": split_with_sizes, "aten.unsafe_split_with_sizes.default": split_with_sizes,
+    "aten.chunk.default": chunk, "aten.unsafe_chunk.default": chunk,
+    "aten.tensor_split.sections": tensor_split, "aten.tensor_split.indices": tensor_split_at,
+    "aten.unbind.int": unbind, "aten.unfold.default": unfold,
+    "aten.diagonal.default": diagonal, "aten.diag_embed.default": diag_embed,
+    "aten.tril.default": triangle("le"), "aten.triu.default": triangle("ge"),
+    "aten.expand.default": expand, "aten.expand_as.default": expand_as,
+    "aten.broadcast_to.default": lambda b, self, size: expand(b, self, size),
+    "aten.broadcast_tensors.default": broadcast_tensors,
+    "aten.repeat.default": repeat, "aten.tile.default": tile, "aten.repeat_interleave.self_int": repeat_interleave,
+    "aten.flip.default": flip, "aten.roll.default": roll,
+    "aten.copy.default": copy, "aten.slice_scatter.default": slice_scatter,
+    "aten.select_scatter.default": select_scatter, "aten.diagonal_scatter.default": diagonal_scatter,
+    "aten.lift_fresh.default": alias, "aten.lift.default": alias,
+    "aten.resolve_conj.default": alias, "aten.resolve_neg.default": alias,
+}  # fmt: skip
