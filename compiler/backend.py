@@ -1,4 +1,4 @@
-"""`torch.compile(f, backend="mlcomp")`: an ATen graph from AOTAutograd comes in, a function of its flat inputs goes out.
+"""`torch.compile(f, backend="mlcomp")`: an ATen graph of AOTAutograd goes in, a function of its flat inputs comes out.
 
 A graph with an op that mlcomp does not have runs in eager, with a warning that names the op; with
 `options={"fallback": False}` it is an error. Graphs with symbolic sizes are compiled once for each set of sizes met.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import make_boxed_func
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
@@ -33,15 +33,15 @@ class FallbackWarning(UserWarning):
 def mlcomp(
     graph: GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, mode: str | None = None
 ) -> Function:
-    """The entry point of Dynamo; raises CompilerError for options that it does not have, Unsupported without fallback."""
+    """The entry point of Dynamo; raises CompilerError for unknown options, and without the fallback Unsupported."""
     unknown = set(options or {}) - set(_OPTIONS)
     if unknown or mode not in (None, "default"):
         asked = sorted(unknown) or f"mode={mode!r}"
         raise CompilerError(f"backend mlcomp has no {asked}; its options are {_OPTIONS}, and mode is left out")
     chosen = _OPTIONS | (options or {})
 
-    def compile_part(part: GraphModule, examples: Sequence[Any]) -> Function:
-        return make_boxed_func(_compiled(part, examples, chosen))  # type: ignore[no-any-return]
+    def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Function:
+        return make_boxed_func(_compiled(gm, example_inputs, chosen))
 
     made: Function = aot_module_simplified(
         graph,

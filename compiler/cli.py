@@ -1,17 +1,16 @@
 """The `mlcomp` command: show a program at any stage, run it, list the passes and the targets.
 
-Exit status: 0 when all went well, 1 when a program is refused or its result is wrong, 2 for a command that makes no sense.
+Exit status: 0 when all went well, 1 when a program is refused or its result wrong, 2 for a command that makes no sense.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import difflib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +20,6 @@ from compiler.errors import CompilerError
 if TYPE_CHECKING:
     from compiler.pipeline import Application
 
-# Calls that make an input rather than being part of the program.
-_INPUTS = {"randn", "rand", "randint", "randperm", "tensor"}
 _SHOWN = ("torch", "tensor", "loop", "tile", "kernel", "cpp", "asm")
 
 
@@ -96,45 +93,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# ---- an expression as a function of its inputs
-
-
-def program(code: str, seed: int) -> tuple[Callable[..., Any], list[Any]]:
-    """The function and the inputs of an expression; raises ValueError for text that is none."""
-    import torch  # noqa: PLC0415  (half the commands do without)
-    import torch.nn.functional as F  # noqa: PLC0415
-
-    try:
-        tree = ast.parse(code.strip(), mode="eval")
-    except SyntaxError as problem:
-        raise ValueError(f"-c is not an expression: {problem.msg} at column {problem.offset}: {code}") from problem
-    torch.manual_seed(seed)
-    scope = {"torch": torch, "F": F, "nn": torch.nn}
-    hoist = _Hoist(scope)
-    body = ast.fix_missing_locations(hoist.visit(tree))
-    names = [f"x{n}" for n in range(len(hoist.inputs))]
-    arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
-    made = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body.body)))
-    function: Callable[..., Any] = eval(compile(made, "<-c>", "eval"), scope)
-    return function, hoist.inputs
-
-
-class _Hoist(ast.NodeTransformer):
-    """Replaces calls that make inputs by parameters, and evaluates them."""
-
-    def __init__(self, scope: dict[str, Any]) -> None:
-        self.scope = scope
-        self.inputs: list[Any] = []
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        match node.func:
-            case ast.Attribute(ast.Name("torch"), name) if name in _INPUTS:
-                code = compile(ast.fix_missing_locations(ast.Expression(node)), "<-c>", "eval")
-                self.inputs.append(eval(code, dict(self.scope)))
-                return ast.copy_location(ast.Name(f"x{len(self.inputs) - 1}", ast.Load()), node)
-        return self.generic_visit(node)
-
-
 # ---- commands
 
 
@@ -170,7 +128,7 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _source(options: argparse.Namespace) -> tuple[str, Any]:
-    from compiler import frontend, pipeline  # noqa: PLC0415
+    from compiler import expression, frontend, pipeline  # noqa: PLC0415
 
     if options.source is not None:
         stage = options.source.suffix.lstrip(".")
@@ -179,7 +137,7 @@ def _source(options: argparse.Namespace) -> tuple[str, Any]:
                 f"--from {options.source}: the suffix must name the stage: {', '.join('.' + s for s in pipeline.IRS)}"
             )
         return stage, pipeline.IRS[stage].parse(options.source.read_text())
-    return "torch", frontend.capture(*program(_code(options), options.seed)).program
+    return "torch", frontend.capture(*expression.program(_code(options), options.seed)).program
 
 
 def _code(options: argparse.Namespace) -> str:
@@ -218,39 +176,17 @@ def _coloured(line: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> int:
-    import torch  # noqa: PLC0415
+    from compiler import expression  # noqa: PLC0415
 
-    from compiler import execution  # noqa: PLC0415
-
-    torch.set_num_threads(1)
-    function, inputs = program(_code(options), options.seed)
-    with torch.no_grad():
-        start = time.perf_counter()
-        compiled = execution.compile(function, inputs, options.target)
-        took = time.perf_counter() - start
-        worst, allowed = execution.compare(compiled, function, inputs)
-        kernels = f"{compiled.kernels} kernel{'s' if compiled.kernels != 1 else ''}"
-        verdict = "ok" if worst <= allowed else "WRONG"
-        print(
-            f"{kernels}, compiled in {took * 1e3:.0f} ms, largest difference from eager {worst:.3g} (allowed {allowed:.3g}): {verdict}"
-        )
-        if options.bench:
-            _bench(function, compiled, inputs)
-    return 0 if verdict == "ok" else 1
-
-
-def _bench(function: Callable[..., Any], compiled: Callable[..., Any], inputs: list[Any]) -> None:
-    from torch.utils.benchmark import Timer  # noqa: PLC0415
-
-    timers = {"eager": function, "mlcomp": compiled}
-    best = dict.fromkeys(timers, float("inf"))
-    for _ in range(5):  # in turns, so that a slow moment of the machine meets both
-        for name, f in timers.items():
-            timing = Timer("f(*x)", globals={"f": f, "x": inputs}, num_threads=1).blocked_autorange(min_run_time=0.05)
-            best[name] = min(best[name], timing.median)
-    print(
-        f"eager {best['eager'] * 1e6:.2f} us, mlcomp {best['mlcomp'] * 1e6:.2f} us: {best['eager'] / best['mlcomp']:.2f}x"
-    )
+    made = expression.run(_code(options), options.seed, options.target)
+    kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
+    off = f"largest difference from eager {made.difference:.3g} (allowed {made.allowed:.3g})"
+    print(f"{kernels}, compiled in {made.seconds * 1e3:.0f} ms, {off}: {'ok' if made.right else 'WRONG'}")
+    if options.bench:
+        best = expression.race(made)
+        speedup = best["eager"] / best["mlcomp"]
+        print(f"eager {best['eager'] * 1e6:.2f} us, mlcomp {best['mlcomp'] * 1e6:.2f} us: {speedup:.2f}x")
+    return 0 if made.right else 1
 
 
 def _passes(options: argparse.Namespace) -> int:
@@ -265,9 +201,8 @@ def _targets(options: argparse.Namespace) -> int:
 
     for name in execution.TARGETS:
         t = execution.target(name)
-        print(
-            f"{t.name}: {t.vector * 8}-bit vectors, {t.cores} cores, caches {t.l1 >> 10} KiB, {t.l2 >> 10} KiB, {t.l3 >> 10} KiB; {' '.join(t.features)}"
-        )
+        caches = ", ".join(f"{size >> 10} KiB" for size in (t.l1, t.l2, t.l3))
+        print(f"{t.name}: {t.vector * 8}-bit vectors, {t.cores} cores, caches {caches}; {' '.join(t.features)}")
         print(f"  tensor instructions: {', '.join(i.name for i in t.instructions) or 'none'}")
     return 0
 

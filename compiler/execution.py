@@ -146,7 +146,7 @@ def poisoned(dtype: DType, shape: tuple[int, ...], stride: tuple[int, ...]) -> t
 
 
 def _layout(made: Tensor, kind: aten.Type) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of an output as the caller sees it: a reshape of what the program makes is the caller's matter."""
+    """Shape and strides of an output as the caller sees it, who does the reshape that the program left out."""
     same = tuple(n for n in kind.shape if static(n) != 1) == tuple(n for n in made.shape if static(n) != 1)
     return sizes(kind.shape), sizes(_strides(made, kind) if same else row_major(kind.shape))
 
@@ -163,7 +163,7 @@ def _strides(made: Tensor, kind: aten.Type) -> tuple[Expr, ...]:
 class Executable:
     """A compiled function: call it like the function that it came from, on tensors of the same types.
 
-    `source` is the generated text, `digest` its identity, `kernels` how many launches a call takes, `lowering` all stages.
+    `source` is the generated text, `digest` its identity, `kernels` the launches in a call, `lowering` all stages.
     """
 
     def __init__(

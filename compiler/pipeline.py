@@ -113,13 +113,13 @@ def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:
 
 # fmt: off
 PIPELINE = (
-    Pass("decompose", "torch", "tensor", "only equations remain; every ATen call is one group", lambda p, _: torch_to_tensor.lower(p)),
+    Pass("decompose", "torch", "tensor", "only equations, one group a call", lambda p, _: torch_to_tensor.lower(p)),
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", lambda p, _: fuse(p), optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
-    Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, explicit vectors: legal on the target", _to_kernel),
+    Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors: legal on the target", _to_kernel),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render),
 )
 # fmt: on

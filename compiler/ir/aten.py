@@ -29,9 +29,10 @@ class Ref(Node):
 
 
 class Call(Node):
-    """`outputs` = `op(args, kwargs)`; an argument is a Ref, a literal (number, bool, str, None), a DType, an Expr or a tuple of these.
+    """`outputs` = `op(args, kwargs)`.
 
-    An output that nobody reads may have the type None: it is not computed.
+    An argument is a Ref, a literal (number, bool, str, None), a DType, an Expr or a tuple of these. An output that
+    nobody reads may have the type None: it is not computed.
     """
 
     outputs: tuple[str, ...]

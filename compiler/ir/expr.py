@@ -7,13 +7,15 @@ are explicit `Cast`s. `bf16` and `f16` values may only be loaded, cast, selected
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, overload
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean, i64
 from compiler.ir.node import Node
+
+N = TypeVar("N", bound=Node)
 
 
 class Expr(Node):
@@ -114,7 +116,7 @@ class Load(Expr):
 
 
 class Select(Expr):
-    """`then if cond else other`; only the chosen side is evaluated, so it may guard a load. (`where` evaluates both.)"""
+    """`then if cond else other`: only the side chosen is evaluated, so it may guard a load (`where` evaluates both)."""
 
     cond: Expr
     then: Expr
@@ -233,7 +235,7 @@ def _wrap(value: int, dtype: DType) -> Const:
     return Const((value - low) % (high - low + 1) + low, dtype)
 
 
-_FOLD = {
+_FOLD: dict[str, Callable[..., Any]] = {
     "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b,
     "floordiv": lambda a, b: a // b if b else None, "mod": lambda a, b: a % b if b else None,
     "min": min, "max": max, "neg": lambda a: -a, "abs": abs,
@@ -244,7 +246,7 @@ _FOLD = {
 
 def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
     if name in _FOLD and all(isinstance(a, Const) for a in args):
-        value: Any = _FOLD[name](*(a.value for a in args))  # type: ignore[attr-defined]
+        value: Any = _FOLD[name](*(a.value for a in args if isinstance(a, Const)))
         if value is not None:
             return Const(value, boolean) if isinstance(value, bool) else _wrap(value, args[0].dtype)
     zero, one = Const(0, args[-1].dtype), Const(1, args[-1].dtype)
@@ -324,8 +326,12 @@ def canonical(node: Any) -> Any:
     return node
 
 
+@overload
+def substitute(node: Expr, table: Mapping[Any, Any]) -> Expr: ...
+@overload
+def substitute(node: tuple[N, ...], table: Mapping[Any, Any]) -> tuple[N, ...]: ...
 def substitute(node: Any, table: Mapping[Any, Any]) -> Any:
-    """`node` (or each of a tuple of nodes) with every node found in `table` replaced; replacements are not searched again."""
+    """`node`, or each of a tuple, with every node found in `table` replaced; replacements are not searched again."""
     done: dict[Node, Any] = {}
 
     def go(n: Node) -> Any:

@@ -6,10 +6,10 @@ Ranges map variable names to inclusive (low, high) pairs; None is an unknown end
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Const, Expr, Op, Select, Var, canonical, const, op
+from compiler.ir.expr import Const, Expr, N, Op, Select, Var, canonical, const, op
 from compiler.ir.node import Node
 
 Range = tuple[int | None, int | None]
@@ -19,7 +19,7 @@ Linear = tuple[dict[Expr, int], int]  # coefficients of atoms, and the constant
 
 def extent_range(extent: Expr) -> Range:
     """The range of an axis of that extent."""
-    return (0, extent.value - 1) if isinstance(extent, Const) else (0, None)
+    return 0, int(extent.value) - 1 if isinstance(extent, Const) else None
 
 
 def linear(e: Expr) -> Linear:
@@ -63,8 +63,8 @@ def from_linear(form: Linear) -> Expr:
         part = atom if abs(c) == 1 else atom * abs(c)
         if out is None:
             out = part if c > 0 else -part
-        else:
-            out = out + part if c > 0 else out - part
+            continue
+        out = out + part if c > 0 else out - part
     if out is None:
         return const(rest)
     return out + rest if rest > 0 else out - (-rest) if rest < 0 else out
@@ -79,10 +79,10 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
             return ranges.get(name, (None, None))
         case Op("add" | "sub" | "neg" | "mul"):
             return _linear_range(e, ranges)
-        case Op("floordiv", (a, Const(d))) if d > 0:
+        case Op("floordiv", (a, Const(int() as d))) if d > 0:
             low, high = value_range(a, ranges)
             return None if low is None else low // d, None if high is None else high // d
-        case Op("mod", (_, Const(d))) if d > 0:
+        case Op("mod", (_, Const(int() as d))) if d > 0:
             return 0, d - 1
         case Op("min" | "max" as how, (a, b)):
             return _extreme(how, value_range(a, ranges), value_range(b, ranges))
@@ -122,6 +122,10 @@ def _extreme(how: str, a: Range, b: Range) -> Range:
     return low, (None if a[1] is None or b[1] is None else max(a[1], b[1]))
 
 
+@overload
+def simplify(node: Expr, ranges: Ranges) -> Expr: ...
+@overload
+def simplify(node: tuple[N, ...], ranges: Ranges) -> tuple[N, ...]: ...
 def simplify(node: Any, ranges: Ranges) -> Any:
     """Every integer and bool part of `node` in simplest form, given the ranges of its variables."""
     done: dict[Node, Node] = {}
@@ -139,14 +143,14 @@ def _simplify(e: Expr, ranges: Ranges) -> Expr:
     match e:
         case Op("add" | "sub" | "neg" | "mul") if e.dtype is i64:
             return from_linear(_join(linear(e)))
-        case Op("floordiv", (a, Const(d))) if e.dtype is i64 and d > 0:
+        case Op("floordiv", (a, Const(int() as d))) if e.dtype is i64 and d > 0:
             return _divide(a, d, ranges)
-        case Op("mod", (a, Const(d))) if e.dtype is i64 and d > 0:
+        case Op("mod", (a, Const(int() as d))) if e.dtype is i64 and d > 0:
             return _modulo(a, d, ranges)
         case Op("min" | "max" as how, (a, b)) if e.dtype is i64:
             (la, ha), (lb, hb) = value_range(a, ranges), value_range(b, ranges)
             if how == "max":
-                (la, ha), (lb, hb), a, b = (lb, hb), (la, ha), b, a
+                a, b = b, a  # the one that is never the smaller is the result
             if ha is not None and lb is not None and ha <= lb:
                 return a
             if hb is not None and la is not None and hb <= la:
@@ -171,16 +175,10 @@ def _and_or(e: Expr, a: Expr, b: Expr, neutral: bool) -> Expr:
 
 def _compare(e: Expr, how: str, a: Expr, b: Expr, ranges: Ranges) -> Expr:
     low, high = value_range(from_linear(_add(linear(a), linear(b), -1)), ranges)
-    always = {"lt": high is not None and high < 0, "le": high is not None and high <= 0, "gt": low is not None and low > 0,
-              "ge": low is not None and low >= 0, "eq": low == high == 0, "ne": (high is not None and high < 0) or (low is not None and low > 0)}  # fmt: skip
-    never = {
-        "lt": always["ge"],
-        "le": always["gt"],
-        "gt": always["le"],
-        "ge": always["lt"],
-        "eq": always["ne"],
-        "ne": always["eq"],
-    }
+    below, above = high is not None and high < 0, low is not None and low > 0
+    not_above, not_below = high is not None and high <= 0, low is not None and low >= 0
+    always = {"lt": below, "le": not_above, "gt": above, "ge": not_below, "eq": low == high == 0, "ne": below or above}
+    never = {"lt": not_below, "le": above, "gt": not_above, "ge": below, "eq": always["ne"], "ne": always["eq"]}
     return Const(True, boolean) if always[how] else Const(False, boolean) if never[how] else e
 
 
@@ -189,10 +187,10 @@ def _join(form: Linear) -> Linear:
     terms, rest = form
     for atom, c in terms.items():
         match atom:
-            case Op("mod", (a, Const(d))):
+            case Op("mod", (a, Const(int() as d))):
                 quotient = op("floordiv", a, d)
                 match a:
-                    case Op("floordiv", (inner, Const(d2))):
+                    case Op("floordiv", (inner, Const(int() as d2))):
                         quotient = op("floordiv", inner, d2 * d)
                 if terms.get(quotient) == c * d:
                     left = {k: v for k, v in terms.items() if k is not atom and k is not quotient}
@@ -216,9 +214,9 @@ def _divide(a: Expr, d: int, ranges: Ranges) -> Expr:
     if whole[0] or whole[1]:
         return from_linear(_add(whole, linear(_divide(from_linear(part), d, ranges)), 1))
     match a:
-        case Op("floordiv", (x, Const(d2))) if d2 > 0:
+        case Op("floordiv", (x, Const(int() as d2))) if d2 > 0:
             return _divide(x, d * d2, ranges)
-        case Op("mod", (x, Const(m))) if m % d == 0:  # a higher digit of x
+        case Op("mod", (x, Const(int() as m))) if m % d == 0:  # a higher digit of x
             return _modulo(_divide(x, d, ranges), m // d, ranges)
     return op("floordiv", a, d)
 
@@ -230,6 +228,6 @@ def _modulo(a: Expr, d: int, ranges: Ranges) -> Expr:
     if low is not None and high is not None and low // d == high // d:
         return from_linear((part[0], part[1] - low // d * d))
     match rest:
-        case Op("mod", (x, Const(m))) if m % d == 0:
+        case Op("mod", (x, Const(int() as m))) if m % d == 0:
             return _modulo(x, d, ranges)
     return op("mod", rest, d)

@@ -104,7 +104,7 @@ class Assign(Stmt):
 
 
 class Store(Stmt):
-    """`buffer[index] = value`; a vector goes to consecutive elements. An `op` other than "set" combines with what is there."""
+    """`buffer[index] = value`, a vector to consecutive elements; by any `op` but "set" combined with what is there."""
 
     buffer: str
     index: Expr
@@ -140,7 +140,7 @@ class Array(Stmt):
 
 
 class Call(Stmt):
-    """A device function; `template` are its compile-time whole numbers or type names, `writes` the buffers that it changes."""
+    """A device function; `template`: compile-time whole numbers and type names, `writes`: the buffers it changes."""
 
     function: str
     template: tuple[int | str, ...]
@@ -212,9 +212,8 @@ def _verify_body(
                 _verify_expression(where, index, scope, buffers)
                 _verify_expression(where, value, scope, buffers)
                 if buffer in readonly or buffers.get(buffer) is not dt.vector(value.dtype, 1) or index.dtype is not i64:
-                    raise ValueError(
-                        f"function {where}: store of {value.dtype} to {buffer}: {buffers.get(buffer)}, read-only or unknown"
-                    )
+                    held = buffers.get(buffer, "unknown")
+                    raise ValueError(f"function {where}: {value.dtype} stored to {buffer}: it is {held} or read-only")
             case For(var, start, stop, step, inner, mark):
                 _verify_expression(where, start, scope, buffers)
                 _verify_expression(where, stop, scope, buffers)

@@ -8,7 +8,7 @@ with kernel("softmax", x: ..., y: ...):
             m = max(m, x[i, j])
         ...
 ```
-`parallel` iterations are independent; `reduce` iterations only accumulate, in any order; `scan` iterations run in order.
+`parallel` iterations are independent, `reduce` iterations only accumulate, in any order; `scan` ones run in order.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class For(Stmt):
 
 
 def verify(program: Program) -> None:
-    """Kernels only touch what exists, names are bound once and before use, and loop kinds tell the truth; raises ValueError."""
+    """Only what exists is touched, names are bound once, before use, and loop kinds are true; raises ValueError."""
     for kernel in program.kernels:
         _Checker(kernel, program.sizes).check()
 

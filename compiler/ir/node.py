@@ -1,4 +1,4 @@
-"""Immutable, interned IR nodes: a class body of annotations goes in, a frozen class comes out, and equal nodes are the same object.
+"""Immutable, interned IR nodes: annotated fields go in, a frozen class comes out, whose equal nodes are one object.
 
 So `is` is structural equality, hashing is free, and "nothing changed" is `new is old`.
 """
@@ -19,7 +19,8 @@ class _Interned(type):
     fields: tuple[str, ...]
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kw: Any) -> Any:
-        made = dataclass(frozen=True, eq=False, repr=False)(super().__new__(mcls, name, bases, namespace, **kw))
+        plain: Any = super().__new__(mcls, name, bases, namespace, **kw)
+        made: Any = dataclass(frozen=True, eq=False, repr=False)(plain)
         made.fields = tuple(made.__dataclass_fields__)
         return made
 

@@ -9,8 +9,9 @@ def softmax(x: f32[64, 100]):
         y[i: 64, j: 100]: f32 = e[i, j] / s[i]
     return y
 ```
-There are four kinds: a map (which covers views, gathers, padding, concatenation and iota, because the index of a load is
-itself an expression), a reduction, a scan, and a scatter. A contraction is a sum of products, a convolution one of shifted loads.
+There are four kinds: a map (which covers views, gathers, padding, concatenation and iota, because the index of a load
+is itself an expression), a reduction, a scan, and a scatter. A contraction is a sum of products, a convolution one of
+shifted loads.
 """
 
 from __future__ import annotations
@@ -87,9 +88,9 @@ class Scan(Equation):
 
 
 class Scatter(Equation):
-    """`name[axes] = base`, then for each point of `over`, in order: `name[index] = value`, or combined by `op` unless that is "set".
+    """`name[axes] = base`, then for each point of `over`, in order, `name[index] = value`.
 
-    The update is left out where `guard` is false.
+    An `op` other than "set" combines the value with what is there. Where `guard` is false the update is left out.
     """
 
     base: Expr
@@ -201,7 +202,8 @@ def verify_expression(e: Expr, known: dict[str, tuple[DType, int]], where: str) 
                 if buffer not in known:
                     problem = f"{buffer} is loaded before it is defined"
                 elif known[buffer] != (dtype, len(index)):
-                    problem = f"{buffer} is {known[buffer][0]} of rank {known[buffer][1]}, loaded as {dtype} of rank {len(index)}"
+                    held, rank = known[buffer]
+                    problem = f"{buffer} is {held} of rank {rank}, loaded as {dtype} of rank {len(index)}"
                 elif any(i.dtype is not i64 for i in index):
                     problem = f"an index of {buffer} is not i64"
             case Select(cond, then, other):

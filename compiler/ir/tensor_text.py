@@ -38,7 +38,8 @@ def show_equation(e: Equation) -> str:
         case Scatter(base=base, op=op, over=over, index=index, value=value, guard=guard):
             at = ", ".join(map(show_expr, index))
             where = "" if guard is _TRUE else f", {show_expr(guard)}"
-            return f"{head}scatter({_SPELLED.get(op, op)}, {show_expr(base)}, [([{at}], {show_expr(value)}{where}){_ranges(over)}])"
+            update = f"([{at}], {show_expr(value)}{where}){_ranges(over)}"
+            return f"{head}scatter({_SPELLED.get(op, op)}, {show_expr(base)}, [{update}])"
     raise TypeError(type(e).__name__)
 
 

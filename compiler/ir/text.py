@@ -16,24 +16,9 @@ from compiler.ir.expr import INFIX, OPS, Cast, Const, Expr, Load, Op, Select, Va
 from compiler.ir.tensor import Tensor, row_major
 
 _RANK = {
-    "|": 1,
-    "^": 2,
-    "&": 3,
-    "<": 0,
-    "<=": 0,
-    ">": 0,
-    ">=": 0,
-    "==": 0,
-    "!=": 0,
-    "<<": 4,
-    ">>": 4,
-    "+": 5,
-    "-": 5,
-    "*": 6,
-    "/": 6,
-    "//": 6,
-    "%": 6,
-}
+    "<": 0, "<=": 0, ">": 0, ">=": 0, "==": 0, "!=": 0, "|": 1, "^": 2, "&": 3, "<<": 4, ">>": 4,
+    "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6,
+}  # fmt: skip
 _COMPARE = 0  # comparisons do not chain, so their operands bind tighter
 _UNARY, _ATOM = 7, 9
 _SYMBOL = {name: symbol for symbol, name in INFIX.items()}
@@ -114,8 +99,10 @@ def fail(node: ast.AST, why: str) -> TextError:
     )
 
 
-_BINARY = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&", ast.BitOr: "|",
-           ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>"}  # fmt: skip
+_BINARY = {
+    ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%", ast.BitAnd: "&",
+    ast.BitOr: "|", ast.BitXor: "^", ast.LShift: "<<", ast.RShift: ">>",
+}  # fmt: skip
 _COMPARISON = {ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!="}
 
 

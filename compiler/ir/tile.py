@@ -1,4 +1,4 @@
-"""Tile IR: Loop IR with every loop bound to a level of the machine, tiles in named memories, copies and tensor instructions.
+"""Tile IR: Loop IR with loops bound to levels of the machine, tiles in named memories, copies and tensor instructions.
 
 ```
 for i in blocks(64):
@@ -52,7 +52,7 @@ class For(Stmt):
 
 
 class Alloc(Stmt):
-    """A tile in `space`, undefined until written, visible to the statements after it; `swizzle` is in bytes, 0 for none."""
+    """A tile in `space`, undefined until written, visible to statements after it; `swizzle` is in bytes, 0 for none."""
 
     tensor: Tensor
     space: str
@@ -60,7 +60,7 @@ class Alloc(Stmt):
 
 
 class Slice(Node):
-    """`lengths` elements from `starts` along each axis of a buffer; a length of 0 picks one element and drops the axis."""
+    """`lengths` elements from `starts` along the axes of a buffer; a length of 0 is one element, and drops the axis."""
 
     buffer: str
     starts: tuple[Expr, ...]
@@ -81,7 +81,7 @@ class Copy(Stmt):
 class Mma(Stmt):
     """`acc += a . b` by a tensor instruction, as often as the tiles need: acc[m, n] += sum over k of a[m, k] * b[k, n].
 
-    `layout` tells how the operands lie: a is "mk", "km" or, where the accumulator is one row [n], "k"; b is "kn" or "nk".
+    `layout` says how operands lie: a is "mk", "km" or, where the accumulator is one row [n], "k"; b is "kn" or "nk".
     Where `sizes` (m, n, k) are given, only that much of the slices is touched, beginning at their starts.
     """
 
@@ -118,7 +118,7 @@ class _State:
 
 
 def verify(program: Program) -> None:
-    """Names, types, ranks, bindings and memory spaces are right; raises ValueError with the offending statement's kernel."""
+    """Names, types, ranks, bindings and memories are right; raises ValueError naming kernel and statement."""
     for kernel in program.kernels:
         known = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
         state = _State(known, {Var(s, i64) for s in program.sizes}, {}, ())

@@ -1,8 +1,8 @@
 """Tensor IR in, Loop IR out: each group has become one loop nest.
 
-The shared loops (rows) are outermost. Inside, every reduction and every stored map has loops of its own, in the order in
-which values are needed; maps that are not stored are computed where they are read. A dear map that several of these loops
-read is kept in a temporary by the first.
+The shared loops (rows) are outermost. Inside, every reduction and every stored map has loops of its own, in the order
+in which values are needed; maps that are not stored are computed where they are read. A dear map that several of these
+loops read is kept in a temporary by the first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from compiler.ir import expr, loop
 from compiler.ir.expr import Expr, Load, Var, identity, substitute
 from compiler.ir.index import Range, extent_range, simplify
-from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import (
     Axis,
     Equation,
@@ -92,9 +92,9 @@ class _Builder:
         out = set()
         for e in self.group.equations:
             own = {self.nest.names[e.name, a.name] for a in e.axes}
-            if isinstance(e, Map) and sweeps and own > rows and cost(e.value) >= WORTH_KEEPING:
-                if sum(self._reaches(r, e.name) for r in roots) > 1:
-                    out.add(e.name)
+            dear = isinstance(e, Map) and cost(e.value) >= WORTH_KEEPING
+            if dear and sweeps and own > rows and sum(self._reaches(r, e.name) for r in roots) > 1:
+                out.add(e.name)
         return out
 
     def _readers(self, name: str) -> list[Equation]:
@@ -227,18 +227,18 @@ class _Builder:
             if n not in inner:
                 index = tuple(self._expression(i, {}, scope) for i in n.index)
                 values[n] = self._value(self.made[n.buffer], index, scope)
-        return simplify(substitute(e, values), scope.ranges)  # type: ignore[no-any-return]
+        return simplify(substitute(e, values), scope.ranges)
 
     def _scatter_base(self, s: Scatter) -> tuple[Stmt, ...]:
-        body = [Store(s.name, tuple(a.var for a in s.axes), s.base)]
+        body: list[Stmt] = [Store(s.name, tuple(a.var for a in s.axes), s.base)]
         return _nested(s.axes, ["parallel"] * len(s.axes), body)
 
     def _scatter(self, s: Scatter) -> tuple[Stmt, ...]:
-        """Loops whose variable is itself an index touch distinct elements and go outermost; the others keep their order."""
+        """Loops whose variable is itself an index touch distinct elements and go outermost; others keep their order."""
         distinct = [a for a in s.over if a.var in s.index]
         ordered = [a for a in s.over if a.var not in s.index]
         update: Stmt = Store(s.name, s.index, s.value, s.op)
-        body = [update if isinstance(s.guard, expr.Const) and s.guard.value else loop.If(s.guard, (update,))]
+        body = [update if isinstance(s.guard, expr.Const) and s.guard.value else If(s.guard, (update,))]
         return _nested((*distinct, *ordered), ["parallel"] * len(distinct) + ["scan"] * len(ordered), body)
 
 

@@ -98,7 +98,8 @@ def assembly(
     with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder:
         text, product = Path(folder) / "kernel.cpp", Path(folder) / "kernel.s"
         text.write_text(source)
-        options = [flag for flag in flags if not flag.startswith(("-l", "-Wl,")) and flag not in ("-shared", "-nostdlib")]
+        linking = ("-l", "-Wl,", "-shared", "-nostdlib")
+        options = [flag for flag in flags if not flag.startswith(linking)]
         command = [tool.path, *options, *(f"-I{path}" for path in include), "-S", str(text), "-o", str(product)]
         code, messages = _run(command, Path(folder))
         if code != 0:

@@ -55,7 +55,7 @@ class _Plan:
         self.steps: list[Step] = []
 
     def nest(self, f: loop.For) -> None:
-        """Rows are collapsed where addresses allow and spread over cores; what is inside is spread over vector lanes."""
+        """Rows are collapsed where addresses allow and spread over cores, what is inside over vector lanes."""
         rows, inside = _rows(f)
         ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
         groups = self.collapse(rows, inside, ranges)
@@ -142,7 +142,7 @@ class _Plan:
 
 
 def _columns(body: tuple[Stmt, ...], extent: Expr, width: int) -> int:
-    """How many vectors of columns to run down the rows together: neighbours share cache lines, but must fit the registers."""
+    """How many vectors of columns run down the rows together: they share cache lines, but must fit the registers."""
     if not any(isinstance(s, loop.For) for s in body):
         return 1
     most = MOST_COLUMNS if not any(isinstance(n, Op) and n.name not in SIMPLE for s in body for n in s.walk()) else 2

@@ -21,7 +21,7 @@ class Step(Node):
 
 
 class Split(Step):
-    """Loop `loop` of extent n becomes `loop`0 of extent ceil(n / factor) around `loop`1 of extent `factor`, cut short at the end."""
+    """Loop `loop` of extent n becomes `loop`0 of ceil(n / factor) around `loop`1 of `factor`, cut short at the end."""
 
     loop: str
     factor: int
@@ -49,17 +49,17 @@ class Bind(Step):
 
 
 class Fold(Step):
-    """Temporary `buffer`, used by one kernel only, shrinks to what one iteration of `loop` (and of the loops around it) needs."""
+    """Temporary `buffer`, of this kernel alone, shrinks to what one iteration of `loop` and what is around it needs."""
 
     buffer: str
     loop: str
 
 
 class Distribute(Step):
-    """The perfectly nested loops `loops` around `accumulator` run three times: for its first value, its sum, and what follows.
+    """The perfectly nested loops `loops` around `accumulator` run thrice: for its first value, its sum, what follows.
 
-    The scalar becomes a local tile over them. The loops around the sum keep their names, so that it can be reordered; the
-    others are called `i_first` and `i_last`.
+    The scalar becomes a local tile over them. The loops around the sum keep their names, so that it can be reordered;
+    the others are called `i_first` and `i_last`.
     """
 
     accumulator: str
@@ -135,10 +135,9 @@ def _step(s: ast.stmt) -> Step:
     match s:
         case ast.Expr(ast.Call(ast.Name(name), args, keywords)) if name in STEPS:
             values = [a.id if isinstance(a, ast.Name) else ast.literal_eval(a) for a in args]
-            if STEPS[name] is Bind:
-                return Bind(*values, tuple((k.arg or "", ast.literal_eval(k.value)) for k in keywords))
+            given = [tuple((k.arg or "", ast.literal_eval(k.value)) for k in keywords)] if name == "bind" else []
             try:
-                return STEPS[name](*values)
+                return STEPS[name](*values, *given)
             except TypeError as e:
                 raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)}: {e}") from e
     raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)} is not a step; steps are {', '.join(STEPS)}")

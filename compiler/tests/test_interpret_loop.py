@@ -9,9 +9,9 @@ from compiler.interpret import scalar
 from compiler.interpret.grid import InterpretError
 from compiler.ir import dtype as dt
 from compiler.ir import loop, loop_text
-from compiler.ir.expr import OPS, Load, Op, Var, cast
+from compiler.ir.expr import OPS, Load, Op, Var, cast, dim
 from compiler.ir.statement import Kernel, Program, Store
-from compiler.ir.tensor import Tensor, dim
+from compiler.ir.tensor import Tensor
 
 SEED = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]
 RNG = np.random.default_rng(SEED)

@@ -2,6 +2,8 @@
 
 import math
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +14,11 @@ from compiler.ir import dtype as dt
 from compiler.ir.expr import COMBINE, OPS
 
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, 1.5, 7.25, math.inf, -math.inf, math.nan, 1e-40, 3e38, -3e38]
-TORCH = {
+TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "rsqrt": torch.rsqrt, "exp2": torch.exp2, "erf": torch.erf, "erfc": torch.erfc, "round": torch.round,
     "sign": torch.sign, "trunc": torch.trunc, "log1p": torch.log1p, "tanh": torch.tanh, "acosh": torch.acosh,
 }  # fmt: skip
-TORCH2 = {
+TORCH2: dict[str, Callable[..., torch.Tensor]] = {
     "mod": torch.remainder, "rem": torch.fmod, "floordiv": torch.floor_divide, "min": torch.minimum,
     "max": torch.maximum, "pow": torch.pow, "atan2": torch.atan2,
 }  # fmt: skip
@@ -35,7 +37,7 @@ def _same(ours: np.ndarray, theirs: np.ndarray, rtol: float) -> None:
 
 @pytest.mark.parametrize("name", TORCH)
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_functions_of_one_argument(name: str, kind: type) -> None:
+def test_functions_of_one_argument(name: str, kind: type[Any]) -> None:
     x = np.array(SPECIAL, kind)
     ours = scalar.apply(name, (x,))
     assert ours.dtype == kind
@@ -44,7 +46,7 @@ def test_functions_of_one_argument(name: str, kind: type) -> None:
 
 @pytest.mark.parametrize("name", TORCH2)
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
-def test_functions_of_two_arguments(name: str, kind: type) -> None:
+def test_functions_of_two_arguments(name: str, kind: type[Any]) -> None:
     a, b = (x.ravel() for x in np.meshgrid(np.array(SPECIAL, kind), np.array(SPECIAL, kind)))
     theirs = TORCH2[name](torch.from_numpy(a.copy()), torch.from_numpy(b.copy())).numpy()
     ours = scalar.apply(name, (a, b))
@@ -62,12 +64,13 @@ def test_integers_wrap_and_never_trap(name: str) -> None:
     a, b = (x.ravel() for x in np.meshgrid(edge, edge))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for op, exact in {
+        meanings: dict[str, Callable[[int, int], int]] = {
             "add": lambda x, y: x + y, "sub": lambda x, y: x - y, "mul": lambda x, y: x * y,
             "floordiv": lambda x, y: x // y if y else 0, "mod": lambda x, y: x % y if y else 0,
             "truncdiv": lambda x, y: (abs(x) // abs(y)) * (1 if (x < 0) == (y < 0) else -1) if y else 0,
             "rem": lambda x, y: (abs(x) % abs(y)) * (-1 if x < 0 else 1) if y else 0,
-        }.items():  # fmt: skip
+        }  # fmt: skip
+        for op, exact in meanings.items():
             got = scalar.apply(op, (a, b))
             want = [(exact(int(x), int(y)) - low) % (high - low + 1) + low for x, y in zip(a, b, strict=True)]
             assert got.dtype == kind
@@ -94,7 +97,7 @@ def test_sixteen_bit_casts_round_to_even_as_torch() -> None:
         np.testing.assert_array_equal(ours.astype(np.float32), theirs, err_msg=f"seed {seed}")
     there_and_back = scalar.from_memory(scalar.to_memory(x, dt.bf16), dt.bf16)
     np.testing.assert_array_equal(there_and_back, scalar.round_bf16(x), err_msg=f"seed {seed}")
-    assert scalar.cast(np.float32(1.00390625), dt.f32, dt.bf16).shape == ()
+    assert scalar.cast(np.asarray(1.00390625, np.float32), dt.f32, dt.bf16).shape == ()
 
 
 def test_exact_never_rounds() -> None:
@@ -105,7 +108,7 @@ def test_exact_never_rounds() -> None:
 
 def test_fma_rounds_once() -> None:
     for kind, tiny in ((np.float32, 2.0**-20), (np.float64, 2.0**-40)):
-        a = np.array([1 + tiny], kind)
+        a: np.ndarray[Any, Any] = np.array([1 + tiny], kind)
         got = scalar.apply("fma", (a, a, -(a * a)))
         assert got.dtype == kind and float(got[0]) == tiny**2
 

@@ -222,7 +222,7 @@ def f(x: f32[4, 0], y: f32[()]):
     result(e, f32[0, 4])
     result(t, f32[()])
 """
-    s, m, e, t = run(text, np.zeros((4, 0), np.float32), np.float32(0.5))
+    s, m, e, t = run(text, np.zeros((4, 0), np.float32), np.asarray(0.5, np.float32))
     assert s.tolist() == [0] * 4 and float(m) == -np.inf and e.shape == (0, 4) and float(t) == 6.5
 
 

@@ -1,7 +1,8 @@
-"""Tensor IR in, Tensor IR out: afterwards no equation is a mere view of another, none is dead, and no axis has one index only.
+"""Tensor IR in, Tensor IR out: afterwards no equation is a mere view of another, none is dead, no axis has extent 1.
 
-A view is a map that computes nothing: it only says where its elements come from. Readers take over its index; a view that
-is the one reader of a reduction becomes a reduction over its own axes; a reshape that is an output is left to the caller.
+A view is a map that computes nothing: it only says where its elements come from. Readers take over its index; a view
+that is the one reader of a reduction becomes a reduction over its own axes; a reshape that is an output is left to the
+caller.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _squeezed(t: Tensor, kept: list[int]) -> Tensor:
 
 
 def is_view(e: Equation) -> bool:
-    """A map that moves values, widens 16-bit floats, or computes from indices alone: free to repeat for every reader."""
+    """A map that moves values, widens 16-bit floats or computes from indices alone: free to repeat for every reader."""
     return isinstance(e, Map) and _moves(e.value)
 
 
@@ -134,7 +135,7 @@ def inline(e: Equation, producers: dict[str, Map]) -> Equation:
         return substitute(x, table) if table else x
 
     def rewrite(x: Expr) -> Expr:
-        return simplify(expand(x), ranges)  # type: ignore[no-any-return]
+        return simplify(expand(x), ranges)
 
     match e:
         case Scatter(base=base, index=index, value=value, guard=guard):
@@ -152,7 +153,7 @@ def _uses(program: Program) -> Counter[str]:
 
 
 def _reindex_reductions(program: Program) -> Program:
-    """The one reader of a reduction, if it reads each element at most once, makes it a reduction over the reader's axes."""
+    """A reduction whose one reader reads each element at most once becomes a reduction over that reader's axes."""
     uses = _uses(program)
     made: dict[str, Equation] = {}
     for e in equations(program):
@@ -205,7 +206,7 @@ def flat(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, .
     out: Expr = dim(0)
     for i, s in zip(index, row_major(extents), strict=True):
         out = out + i * s
-    return simplify(out, {a.name: extent_range(a.extent) for a in axes})  # type: ignore[no-any-return]
+    return simplify(out, {a.name: extent_range(a.extent) for a in axes})
 
 
 def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
@@ -213,7 +214,7 @@ def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Ax
     if not all(isinstance(n, Const) for n in (*extents, *(a.extent for a in axes))):
         return all(isinstance(i, Var) for i in index) and len(set(index)) == len(index) == len(axes)
     terms, _ = linear(flat(index, extents, axes))
-    size = {a.var: a.extent.value for a in axes if isinstance(a.extent, Const) and a.extent.value != 1}
+    size = {a.var: int(a.extent.value) for a in axes if isinstance(a.extent, Const) and a.extent.value != 1}
     if set(terms) != set(size):
         return False
     reach = 0
@@ -225,7 +226,7 @@ def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Ax
 
 
 def _alias_outputs(program: Program) -> Program:
-    """An output that is a contiguous reshape of an equation becomes that equation; callers see the declared shape anyway."""
+    """An output that is a contiguous reshape of an equation becomes that equation; the caller restores the shape."""
     made = {e.name: e for e in equations(program)}
     taken = {t.name for t in program.outputs}
     outputs = []

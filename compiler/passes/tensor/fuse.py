@@ -18,15 +18,17 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var
 from compiler.ir.tensor import Axis, Equation, Group, Map, Program, Reduce, Scan, Scatter, equations, expressions, reads
 from compiler.passes.tensor.compose import is_view
 
-# What one evaluation of an operation costs, in units of a fused multiply-add of one vector lane (rough, of a CPU and a GPU alike).
+# What one evaluation of an operation costs, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike).
 _DEAR = {"div": 4, "sqrt": 4, "rsqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "pow": 30, "atan2": 20}
-_CHEAP = {"add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not", "shl", "shr",
-          "where", "isnan", "floor", "ceil", "trunc", "round", "sign", "fma"}  # fmt: skip
+_CHEAP = {
+    "add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not",
+    "shl", "shr", "where", "isnan", "floor", "ceil", "trunc", "round", "sign", "fma",
+}  # fmt: skip
 _FUNCTION = 10
-WORTH_KEEPING = (
-    8  # an element that costs more than this is stored rather than computed twice (a store and a load of a cached row)
-)
-FEW_ROWS = 4  # reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own
+# An element that costs more is stored rather than computed twice: about a store and a load of a cached row.
+WORTH_KEEPING = 8
+# Reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own.
+FEW_ROWS = 4
 
 
 def cost(value: Expr) -> int:

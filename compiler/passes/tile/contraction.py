@@ -1,7 +1,7 @@
 """Schedule steps for sums of products on Tile IR: a kernel and a step in, the changed kernel out, or ScheduleError.
 
-Together they turn a scalar sum inside parallel loops into a tensor instruction on tiles: `distribute` makes the sum a nest
-of its own, `pack` brings a factor into a tile, `tensorize` replaces the innermost loops.
+Together they turn a scalar sum inside parallel loops into a tensor instruction on tiles: `distribute` makes the sum a
+nest of its own, `pack` brings a factor into a tile, `tensorize` replaces the innermost loops.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Schedule steps on Tile IR, one function each: a kernel and a step in, the changed kernel out, or ScheduleError with the reason."""
+"""Schedule steps on Tile IR, one function each: a kernel and a step in, the changed kernel out, or ScheduleError."""
 
 from __future__ import annotations
 
