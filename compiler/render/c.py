@@ -69,12 +69,16 @@ class Writer:
     """The state of writing one function: how names are spelled, which are reassigned, what was called so far."""
 
     language: Language
+    function: str
     names: Mapping[str, str]
     buffers: dict[str, DType]
     assigned: frozenset[str] = frozenset()
     masks: dict[str, int] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     types: set[str] = field(default_factory=set)
+    functions: set[str] = field(default_factory=set)  # taken names of functions
+    before: list[str] = field(default_factory=list)  # lines of functions that this one needs
+    inside: bool = False  # of a loop that is spread over threads
 
     def call(self, function: str, *args: str, template: Iterable[int | str] = ()) -> Code:
         """A call, recorded."""
@@ -286,6 +290,17 @@ def bound(function: k.Function) -> list[str]:
                 case k.Declare(name) | k.For(name) | k.Array(name):
                     out.append(name)
     return out
+
+
+def touched(body: tuple[k.Stmt, ...]) -> set[str]:
+    """Names of the buffers that statements read or write."""
+    kinds = Load | k.Gather | k.Store | k.Address
+    return {n.buffer for s in body for n in s.walk() if isinstance(n, kinds)}
+
+
+def written(body: tuple[k.Stmt, ...]) -> set[str]:
+    made = {n.buffer for s in body for n in s.walk() if isinstance(n, k.Store)}
+    return made | {b for s in body for n in s.walk() if isinstance(n, k.Call) for b in n.writes}
 
 
 def assigned(function: k.Function) -> frozenset[str]:

@@ -12,7 +12,7 @@ from compiler.ir import kernel, kernel_text
 from compiler.ir.dtype import DTYPES, DType
 from compiler.ir.expr import OPS
 from compiler.ir.kernel import Program
-from compiler.render import c, cpp
+from compiler.render import c, cpp, cpp_expression
 from compiler.tests.kernel_samples import SAMPLES
 from compiler.tests.run_kernel import draw, run, same, spelled
 
@@ -30,17 +30,16 @@ GOLDEN = """\
 // softmax, for cpu:avx2
 // from a test
 // Compile with -std=c++17 -fopenmp -fwrapv.
+#include "parallel.h"
 #include "vector.h"
 #include "exponential.h"
 #include "memory.h"
 
 using f32x8 = mlc_vec<float, 8>;
 
-// rows scheduled by
-// bind("i", blocks)
-static void rows(const float* __restrict x, float* __restrict t, float* __restrict y, int threads) {
-  #pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (long i = 0; i < 7; i++) {
+static __attribute__((noinline)) void rows_i(const float* __restrict x, float* __restrict t, float* __restrict y,
+    long from, long to) {
+  for (long i = from; i < to; i++) {
     float m = -__builtin_inff();
     f32x8 lanes = mlc_broadcast<float, 8>(-__builtin_inff());
     for (long j = 0; j < 16; j += 8) {
@@ -61,6 +60,12 @@ static void rows(const float* __restrict x, float* __restrict t, float* __restri
       y[i * 21 + l] = t[i * 21 + l] / s;
     }
   }
+}
+
+// rows scheduled by
+// bind("i", blocks)
+static void rows(const float* __restrict x, float* __restrict t, float* __restrict y, int threads) {
+  mlc_parallel(threads, 7, [=](long from, long to) { rows_i(x, t, y, from, to); });
 }
 
 // buffers: x, y, t
@@ -234,10 +239,12 @@ def test_half_literals_round_to_even() -> None:
         [0.0, -0.0, 1.0, 1.00390625, 1.01171875, 65504.0, 1e30, 3.4e38, float("inf"), float("-inf")], np.float32
     )
     want = scalar.to_memory(values, dt.bf16)
-    assert [cpp.half_bits(float(v), dt.bf16) for v in values] == want.tolist()
+    assert [cpp_expression.half_bits(float(v), dt.bf16) for v in values] == want.tolist()
     with np.errstate(over="ignore"):
-        assert [cpp.half_bits(float(v), dt.f16) for v in values] == values.astype(np.float16).view(np.uint16).tolist()
-    assert cpp.half_bits(float("nan"), dt.bf16) == 0x7FC0
+        assert [cpp_expression.half_bits(float(v), dt.f16) for v in values] == values.astype(np.float16).view(
+            np.uint16
+        ).tolist()
+    assert cpp_expression.half_bits(float("nan"), dt.bf16) == 0x7FC0
 
 
 def test_names_never_clash() -> None:

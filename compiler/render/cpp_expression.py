@@ -1,0 +1,269 @@
+"""Expressions of Kernel IR as C++: vectors, conversions, memory, and masks.
+
+A vector of bools has no one form: it is a mask as wide as the lanes that it comes from, and is resized where it meets
+others. A 16-bit float is its raw bits, until it is converted.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+
+from compiler.ir import kernel as k
+from compiler.ir.dtype import DType, f32
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast
+from compiler.ir.expr import op as make
+from compiler.render import c
+from compiler.render.c import MUL, SHIFT, UNARY, Code, Writer
+
+TYPES = {
+    "f64": "double", "f32": "float", "bf16": "mlc_bf16", "f16": "mlc_f16", "i64": "long", "i32": "int", "i16": "short",
+    "i8": "signed char", "u8": "unsigned char", "bool": "bool",
+}  # fmt: skip
+MASKS = {8: "signed char", 16: "short", 32: "int", 64: "long"}
+ANY_MASK = 32
+
+_REDUCTIONS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
+
+
+def memory(dtype: DType) -> str:
+    """How one element lies in memory; a bool is a byte, so that any value but 0 counts as true."""
+    return "unsigned char" if dtype.kind == "bool" else TYPES[dtype.name]
+
+
+def lane_type(dtype: DType) -> str:
+    """What is computed with: 16-bit floats are raw bits."""
+    return "unsigned short" if is_half(dtype) else TYPES[dtype.name]
+
+
+def is_half(dtype: DType) -> bool:
+    return dtype.is_float and dtype.bits == 16
+
+
+def kind(w: Writer, name: str, dtype: DType) -> str:
+    """The type of a variable."""
+    if dtype.lanes == 1:
+        return lane_type(dtype)
+    w.called.add("mlc_vec")
+    alias = f"mask{w.masks[name]}x{dtype.lanes}" if dtype.kind == "bool" else str(dtype)
+    w.types.add(alias)
+    return alias
+
+
+def spelled_out(alias: str) -> str:
+    name, _, lanes = alias.partition("x")
+    if name.startswith("mask"):
+        return f"mlc_vec<{MASKS[int(name[4:])]}, {lanes}>"
+    return f"mlc_vec<{'unsigned short' if name in ('bf16', 'f16') else TYPES[name]}, {lanes}>"
+
+
+def expression(w: Writer, e: Expr, bits: int) -> Code | None:
+    if e.dtype.kind == "bool" and e.dtype.lanes > 1:
+        return _mask(w, e, bits or mask_bits(w, e) or ANY_MASK)
+    match e:
+        case Const(value, dtype) if is_half(dtype):
+            raw = Code(f"(unsigned short)0x{half_bits(float(value), dtype):04x}", UNARY)
+            return raw if dtype.lanes == 1 else _spread_out(w, raw.text, dtype)
+        case Const(value, dtype) if dtype.lanes > 1:
+            return _spread_out(w, w.plain(Const(value, dtype.replace(lanes=1))), dtype)
+        case k.Broadcast(arg, _):
+            return _spread_out(w, w.plain(arg), e.dtype)
+        case k.Ramp(start, step, lanes):
+            count = w.call("mlc_iota", template=(lane_type(start.dtype), lanes)).text
+            scaled = count if step == 1 else f"{count} * {w.of(Const(step, start.dtype), UNARY)}"
+            return Code(f"{w.of(start, MUL)} + {scaled}", c.ADD)
+        case Load() | k.Gather():
+            return _load(w, e, "")
+        case Cast(arg, dtype):
+            return _cast(w, arg, dtype)
+        case k.Across(op, arg):
+            return _across(w, op, arg)
+        case Op("floordiv" | "mod" as name, (a, b)) if _known(b) > 0:
+            return w.call(f"mlc_{name}_by", w.of(a), template=(_known(b),))
+        case Op("shl" | "shr" as name, (a, b)) if 0 <= _known(b, -1) < e.dtype.bits:
+            made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {_known(b)}", SHIFT)
+            return c.narrowed(w, made, e.dtype)
+        case Op("where", (cond, a, b)) if e.dtype.lanes > 1:
+            return w.call("mlc_where", w.of(cond, bits=e.dtype.bits), w.of(a), w.of(b))
+    return None
+
+
+def _known(e: Expr, otherwise: int = 0) -> int:
+    """The whole number that `e` is in every lane."""
+    match e:
+        case Const(value, dtype) if dtype.is_integer:
+            return int(value)
+        case k.Broadcast(arg):
+            return _known(arg, otherwise)
+    return otherwise
+
+
+def half_bits(value: float, dtype: DType) -> int:
+    """The bits of a bf16 or f16 literal."""
+    if dtype.name == "f16":
+        try:
+            return int(struct.unpack("<H", struct.pack("<e", value))[0])
+        except OverflowError:
+            return 0x7C00 if value > 0 else 0xFC00
+    if math.isnan(value):
+        return 0x7FC0
+    try:
+        bits = int(struct.unpack("<I", struct.pack("<f", value))[0])
+    except OverflowError:
+        return 0x7F80 if value > 0 else 0xFF80
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def _spread_out(w: Writer, scalar: str, dtype: DType) -> Code:
+    return w.call("mlc_broadcast", scalar, template=(lane_type(dtype), dtype.lanes))
+
+
+def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
+    """A load from memory, converted to lanes of the C++ type `to` on the way unless that is empty."""
+    dtype = e.dtype
+    half = is_half(dtype) and not to
+    lane = to or lane_type(dtype)
+    if isinstance(e, Load):
+        at = w.pointer(e.buffer, e.index[0])
+        if dtype.lanes == 1 and dtype.kind == "bool":
+            return Code(f"{at[1:]} != 0", c.EQUAL)
+        if dtype.lanes == 1:
+            return Code(at[1:] + ".bits" if half else at[1:])
+        return w.call("mlc_load_as" if to else "mlc_load", at + (".bits" if half else ""), template=(lane, dtype.lanes))
+    line = _line(e.index)
+    if line is not None:
+        start, step = line
+        at = w.pointer(e.buffer, start) + (".bits" if half else "")
+        return w.call("mlc_load_strided", at, w.plain(step), template=(lane, dtype.lanes))
+    base = f"(const unsigned short*){w.names[e.buffer]}" if half else w.names[e.buffer]
+    return w.call("mlc_gather", base, w.of(e.index), template=(lane,))
+
+
+def _line(e: Expr) -> tuple[Expr, Expr] | None:
+    """Start and step of a vector of indices that are equally far apart; None for others."""
+    match e:
+        case k.Ramp(start, step, _):
+            return start, Const(step, start.dtype)
+        case k.Broadcast(arg, _):
+            return arg, Const(0, arg.dtype)
+        case Op("add" | "sub" as name, (a, b)):
+            first, second = _line(a), _line(b)
+            if first is not None and second is not None:
+                return make(name, first[0], second[0]), make(name, first[1], second[1])
+        case Op("mul", (a, k.Broadcast(by))) | Op("mul", (k.Broadcast(by), a)):
+            line = _line(a)
+            if line is not None:
+                return line[0] * by, line[1] * by
+    return None
+
+
+def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
+    """A conversion; a load or a gather converts on the way."""
+    source, lane = arg.dtype, TYPES[dtype.name]
+    if is_half(dtype):
+        if source.kind == "bool" or is_half(source):
+            arg = cast(arg, f32.replace(lanes=source.lanes))
+        if arg.dtype.name == "f32":
+            return w.call(f"mlc_to_{dtype.name}", w.of(arg))
+        return w.call("mlc_to_raw", w.of(arg), template=(lane,))
+    if dtype.kind == "bool":  # of one lane: vectors are masks
+        return Code(f"{_widened(w, arg).at(SHIFT)} != 0", c.EQUAL)
+    if source.kind == "bool":
+        if source.lanes == 1:
+            return Code(f"({lane}){w.of(arg, UNARY)}", UNARY)
+        return w.call("mlc_from_mask", w.of(arg, bits=mask_bits(w, arg) or dtype.bits), template=(lane,))
+    if isinstance(arg, Load | k.Gather) and (source.lanes > 1):
+        return _load(w, arg, lane)
+    if is_half(source):
+        if dtype.name == "f32":
+            return w.call(f"mlc_from_{source.name}", w.of(arg))
+        return w.call("mlc_from_raw", w.of(arg), template=(lane, TYPES[source.name]))
+    if source.lanes == 1 and not (source.is_float and dtype.is_integer):
+        return Code(f"({lane}){w.of(arg, UNARY)}", UNARY)
+    return w.call("mlc_convert", w.of(arg), template=(lane,))
+
+
+def _widened(w: Writer, e: Expr) -> Code:
+    """`e`, or if it is a 16-bit float the f32 that equals it."""
+    return _cast(w, e, f32.replace(lanes=e.dtype.lanes)) if is_half(e.dtype) else c.expression(w, e)
+
+
+def _across(w: Writer, op: str, arg: Expr) -> Code:
+    if arg.dtype.kind == "bool":
+        return w.call({"and": "mlc_all", "min": "mlc_all"}.get(op, "mlc_any"), w.of(arg))
+    return w.call(f"mlc_reduce_{_REDUCTIONS[op]}", w.of(arg))
+
+
+# ---- masks
+
+
+def mask_bits(w: Writer, e: Expr) -> int:
+    """Bits of the lanes that a vector of bools comes from; 0 where any will do."""
+    match e:
+        case Var(name):
+            return w.masks.get(name, 0)
+        case Cast(arg):
+            return 32 if is_half(arg.dtype) else mask_bits(w, arg) if arg.dtype.kind == "bool" else arg.dtype.bits
+        case Op(_, args) if args[-1].dtype.kind != "bool":
+            return args[0].dtype.bits
+        case Op(_, args):
+            return next((bits for a in reversed(args) if (bits := mask_bits(w, a))), 0)
+        case Select(_, then, other):
+            return mask_bits(w, then) or mask_bits(w, other)
+    return 0
+
+
+def _mask(w: Writer, e: Expr, bits: int) -> Code:
+    """A vector of bools as a mask of `bits` a lane."""
+    lane, lanes = MASKS[bits], e.dtype.lanes
+    match e:
+        case Const(value):
+            return w.call("mlc_broadcast_mask", "true" if value else "false", template=(lane, lanes))
+        case k.Broadcast(arg):
+            return w.call("mlc_broadcast_mask", w.of(arg), template=(lane, lanes))
+        case Load(buffer, (index,)):
+            return w.call("mlc_load_bools", w.pointer(buffer, index), template=(lane, lanes))
+        case k.Gather(buffer, index):
+            line = _line(index)
+            if line is not None:
+                at = w.pointer(buffer, line[0])
+                return w.call("mlc_load_strided_bools", at, w.plain(line[1]), template=(lane, lanes))
+            return w.call("mlc_gather_bools", w.names[buffer], w.of(index), template=(lane,))
+        case Select(cond, then, other):
+            return Code(f"{w.of(cond, c.LOR)} ? {w.of(then, c.LOR, bits)} : {w.of(other, c.TERNARY, bits)}", c.TERNARY)
+        case Op("where", (cond, then, other)):
+            return w.call("mlc_where", *(w.of(x, bits=bits) for x in (cond, then, other)))
+        case Op(name, args) if args[0].dtype.kind == "bool":
+            return _logic(w, name, args, bits)
+    own = mask_bits(w, e) or bits
+    match e:
+        case Var(name):
+            made = Code(w.names[name])
+        case Cast(arg):
+            made = Code(f"{_widened(w, arg).at(SHIFT)} != 0", c.EQUAL)
+        case Op("isnan", (arg,)):
+            made = w.call("mlc_isnan", w.of(arg))
+        case Op(name, args) if name in c.INFIX:
+            made = c.infix(w, c.INFIX[name], args)
+        case _:
+            raise ValueError(f"{type(e).__name__} has no meaning on this target")
+    return made if own == bits else w.call("mlc_resize_mask", made.text, template=(lane,))
+
+
+# On masks, which are 0 or -1: symbol, whether each operand and the result are inverted.
+_LOGIC = {
+    "and": ("&", False, False, False), "or": ("|", False, False, False), "xor": ("^", False, False, False),
+    "min": ("&", False, False, False), "max": ("|", False, False, False), "ne": ("^", False, False, False),
+    "eq": ("^", False, False, True), "lt": ("&", True, False, False), "gt": ("&", False, True, False),
+    "le": ("|", True, False, False), "ge": ("|", False, True, False),
+}  # fmt: skip
+
+
+def _logic(w: Writer, name: str, args: tuple[Expr, ...], bits: int) -> Code:
+    if name == "not":
+        return Code(f"~{w.of(args[0], UNARY, bits)}", UNARY)
+    symbol, first, second, result = _LOGIC[name]
+    signs = ("~" if inverted else "" for inverted in (first, second))
+    shown = [sign + w.of(a, UNARY, bits) for sign, a in zip(signs, args, strict=True)]
+    made = Code(f"{shown[0]} {symbol} {shown[1]}", {"&": c.AND, "|": c.OR, "^": c.XOR}[symbol])
+    return Code(f"~({made.text})", UNARY) if result else made
