@@ -76,7 +76,7 @@ def _rounded_sum(
     """A sum whose terms brought errors along, after `rounds` roundings of partial sums with this mean square."""
     u = UNIT[dtype.name]
     e1, e2, common = _unless_lost(v, brought)
-    exact = (absolute <= 1 / u) & (e1 == 0) & whole  # integers, all of which the type has
+    exact = ~np.isfinite(v) | ((absolute <= 1 / u) & (e1 == 0) & whole)  # integers, all of which the type has
     e1 = e1 + np.where(exact, 0.0, rounds * u * absolute)
     e2 = e2 + np.where(exact, 0.0, ORDER * rounds * u * u * mean_square / 3)
     return overflowing(v, e1, e2, common, absolute, dtype)

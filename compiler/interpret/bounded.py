@@ -34,6 +34,8 @@ OVERFLOW = {
 # Operations that never round, and operations that round correctly: what fits their type is not changed by them.
 EXACT = ("neg", "abs", "sign", "min", "max", "where", "floor", "ceil", "trunc", "round", "rem", "isnan")
 CORRECT = ("add", "sub", "mul", "div", "fma", "sqrt")
+_PERIODIC = ("mod", "rem")
+_POLES = ("div", "floordiv", "mod", "rem")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
@@ -120,7 +122,7 @@ def deviation(x: Bounded) -> Array:
 
 def tolerance(x: Bounded) -> Array:
     """How far from `v` a correct result may be."""
-    return np.asarray(np.minimum(worst(x), LAMBDA * deviation(x)))
+    return np.broadcast_to(np.minimum(worst(x), LAMBDA * deviation(x)), np.shape(x.v))
 
 
 def distance(a: Array, b: Array) -> Array:
@@ -158,7 +160,7 @@ def overflowing(v: Array, e1: Array, e2: Array, common: Array, size: Array, dtyp
     """The bounded value; where numbers as large as `size` do not fit `dtype`, nothing can be said of it."""
     with np.errstate(all="ignore"):
         reach = size + np.minimum(e1, LAMBDA * (np.sqrt(e2) + common))
-        beyond = np.isfinite(v) & ~(reach < OVERFLOW[dtype.name])
+        beyond = np.isfinite(size) & ~np.isnan(v) & ~(reach < OVERFLOW[dtype.name])
     if beyond.any():
         e1, e2, common = (np.where(beyond, np.inf, e) for e in (e1, e2, common))
     return made(v, e1, e2, common)
@@ -183,31 +185,38 @@ def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
     """The errors of the arguments seen through an operation: their worst corner, and each one's deviation by itself."""
     sources = list({id(a): a for a in args if a.e1 is not None}.values())
 
-    def at(moved: Mapping[int, Array]) -> Array:
-        return distance(scalar.apply(name, tuple(moved.get(id(a), a.v) for a in args)), v)
-
-    def worst_of(choices: list[tuple[tuple[int, Array], ...]]) -> Array:
-        out = at(dict(choices[0]))
-        for c in choices[1:]:
-            out = np.maximum(out, at(dict(c)))
+    def seen(reach: Mapping[int, Array]) -> Array:
+        """The largest change of the result with the arguments named moved as far as that, each to either side."""
+        ends = itertools.product(*([(s, m) for m in _moved(s.v, reach[id(s)])] for s in sources if id(s) in reach))
+        out = ZERO
+        for corner in ends:
+            moved = {id(s): m for s, m in corner}
+            values = tuple(moved.get(id(a), a.v) for a in args)
+            out = np.maximum(out, distance(scalar.apply(name, values), v))
+            if name in _PERIODIC:  # where the quotient steps, the remainder may be anything
+                steps = scalar.apply("floordiv", values) != scalar.apply("floordiv", tuple(a.v for a in args))
+                out = np.maximum(out, np.where(steps, np.abs(args[1].v.astype(np.float64)), 0.0))
         return out
 
-    e1 = worst_of(list(itertools.product(*([(id(s), m) for m in _moved(s.v, worst(s))] for s in sources))))
-    e2, common = ZERO, ZERO
+    e1 = seen({id(s): worst(s) for s in sources})
+    e2, common, alone = ZERO, ZERO, ZERO
     for s in sources:
         reach = tolerance(s)
-        seen = worst_of([((id(s), m),) for m in _moved(s.v, reach)])
+        change = seen({id(s): reach})
         if name in ("sin", "cos"):  # probes a period apart would see nothing
-            seen = np.minimum(reach, 2.0)
-            e1 = np.maximum(e1, np.minimum(worst(s), 2.0))
-        if name == "div" and s is args[1]:
-            e1 = np.where(np.abs(s.v) <= worst(s), np.where(worst(s) > 0, np.inf, e1), e1)
-            seen = np.where((np.abs(s.v) <= reach) & (reach > 0), np.inf, seen)
-        slope = np.where(reach > 0, seen / np.where(reach > 0, reach, 1.0), 0.0)
+            change, e1 = np.minimum(reach, 2.0), np.maximum(e1, np.minimum(worst(s), 2.0))
+        if name in _POLES and s is args[1]:  # nor would probes on both sides of a pole
+            change = np.where((np.abs(s.v) <= reach) & (reach > 0), np.inf, change)
+            e1 = np.where((np.abs(s.v) <= worst(s)) & (worst(s) > 0), np.inf, e1)
+        slope = np.where(reach > 0, change / np.where(reach > 0, reach, 1.0), 0.0)
         slope = np.where(np.isinf(reach), np.inf, slope)
         e2 = e2 + np.where(variance(s) > 0, slope**2 * variance(s), 0.0)
         common = common + np.where(shared(s) > 0, slope * shared(s), 0.0)
+        alone = alone + change
         e1 = np.where(np.isinf(worst(s)), np.inf, e1)
+    if len(sources) > 1:  # a jump that no argument reaches alone, and terms of second order
+        together = seen({id(s): tolerance(s) for s in sources}) - alone
+        e2 = e2 + np.where(together > 0, (together / LAMBDA) ** 2, 0.0)
     return made(v, e1, e2, common)
 
 

@@ -1,0 +1,210 @@
+"""Error bounds: f32 evaluations of Tensor IR lie within them, and they open where rounding decides."""
+
+import numpy as np
+import pytest
+
+from compiler.interpret import bounded, scalar
+from compiler.interpret import tensor as interpret
+from compiler.interpret.bounded import Accuracy, Bounded
+from compiler.interpret.bounds import bounds
+from compiler.ir import dtype as dt
+from compiler.ir import tensor, tensor_text
+from compiler.ir.expr import OPS, Expr, Load, Op, Var, cast, const, dim, op
+from compiler.ir.tensor import Axis, Group, Map, Program, Tensor
+
+SEED = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]
+RNG = np.random.default_rng(SEED)
+N = 400
+
+
+def margin(y: np.ndarray, b: Bounded, tiny: float = 2.0**-149) -> float:
+    """Greatest error over tolerance; NaN and infinities must be where the bound has them, or where it is open."""
+    tol = bounded.tolerance(b) * 1.01 + tiny
+    error = bounded.distance(y, b.v)
+    return float(np.where(np.isinf(tol), 0.0, error / np.where(np.isinf(tol), 1.0, tol)).max(initial=0.0))
+
+
+def run(text: str, *arrays: np.ndarray) -> tuple[list[np.ndarray], list[Bounded]]:
+    program = tensor_text.parse(text)
+    tensor.verify(program)
+    return list(interpret.run(program, arrays)), list(bounds(program, arrays))
+
+
+def elementwise(value: Expr, inputs: int) -> Program:
+    shape, strides = (dim(N),), (dim(1),)
+    given = tuple(Tensor(f"x{k}", dt.f32, shape, strides) for k in range(inputs))
+    made = Map("y", (Axis("i", dim(N)),), value)
+    return Program("f", given, (Group("f", (made,)),), (Tensor("y", value.dtype, shape, strides),))
+
+
+@pytest.mark.parametrize("name", [n for n, r in OPS.items() if "float" in r.kinds.split()])
+@pytest.mark.parametrize("scale", [1.0, 30.0])
+def test_every_operation_on_rounded_arguments(name: str, scale: float) -> None:
+    x = [Load(f"x{k}", (Var("i"),), dt.f32) for k in range(4)]
+    rounded = [x[0] * x[1] + x[2], x[1] - x[3] * x[0], x[2] / (x[3] * x[3] + 1.0)]
+    args = (op("lt", rounded[0], rounded[1]), *rounded[1:]) if name == "where" else tuple(rounded[: OPS[name].arity])
+    value = op("mul", cast(Op(name, args), dt.f32), x[3])
+    arrays = [(RNG.standard_normal(N) * scale).astype(np.float32) for _ in range(4)]
+    program = elementwise(value, 4)
+    (y,), (b,) = interpret.run(program, arrays), bounds(program, arrays)
+    assert margin(y, b) <= 1, f"seed {SEED}"
+    # the bound says something: for most elements it is a small part of the value
+    small = np.isnan(b.v) | (bounded.tolerance(b) <= 1e-3 * np.abs(b.v) + 1e-6)
+    assert small.mean() > 0.4 or name in ("floordiv", "mod", "rem", "pow"), f"seed {SEED}: {small.mean()}"
+
+
+@pytest.mark.parametrize("target", ["bf16", "f16", "i32", "i8", "bool", "f64"])
+def test_conversions_of_rounded_values(target: str) -> None:
+    x = [Load(f"x{k}", (Var("i"),), dt.f32) for k in range(2)]
+    arrays = [(RNG.standard_normal(N) * 9).astype(np.float32) for _ in range(2)]
+    program = elementwise(cast(cast(x[0] * x[1], dt.DTYPES[target]), dt.f32) + x[0], 2)
+    (y,), (b,) = interpret.run(program, arrays), bounds(program, arrays)
+    assert margin(y, b) <= 1, f"seed {SEED}"
+
+
+def test_a_floor_opens_only_where_rounding_may_turn_it() -> None:
+    x = [Load(f"x{k}", (Var("i"),), dt.f32) for k in range(2)]
+    program = elementwise(op("floor", x[0] * x[1]), 2)
+    near = np.full(N, 1 / 3, np.float32)
+    (b,) = bounds(program, [near, np.full(N, 3, np.float32)])
+    assert b.v[0] == 1 and bounded.tolerance(b)[0] == 1
+    (b,) = bounds(program, [near, np.full(N, 3.5, np.float32)])
+    assert bounded.tolerance(b)[0] == 0
+
+
+def test_exact_arithmetic_has_no_error() -> None:
+    text = """
+def f(a: f32[4, 50], b: f32[50, 3]):
+    with kernel("f"):
+        y[i: 4, j: 3]: f32 = sum(a[i, k] * b[k, j] for k in range(50))
+        s[i: 4]: f32 = sum(a[i, k] * 2.0 + 1.0 for k in range(50))
+        c[i: 4, k: 50]: f32 = scan(sum, k, a[i, k])
+        p[i: 4]: f32 = prod(a[i, k] for k in range(3))
+        n[i: 4]: i64 = min(k if a[i, k] == 1.0 else 50 for k in range(50))
+    result(y, f32[4, 3])
+    result(s, f32[4])
+    result(c, f32[4, 50])
+    result(p, f32[4])
+    result(n, i64[4])
+"""
+    a, b = (RNG.integers(-9, 9, s).astype(np.float32) for s in ((4, 50), (50, 3)))
+    for y, bound in zip(*run(text, a, b), strict=True):
+        assert bound.e1 is None and np.array_equal(y, bound.v), f"seed {SEED}"
+    _, made = run(text, a + np.float32(0.1), b)
+    assert made[0].e1 is not None and made[4].e1 is None
+
+
+SUMS = """
+def f(x: f32[8, 300], i: i64[300]):
+    with kernel("f"):
+        e[a: 8, k: 300]: f32 = exp(x[a, k])
+        s[a: 8]: f32 = sum(e[a, k] for k in range(300))
+        d[a: 8, k: 300]: f32 = e[a, k] / s[a]
+        t[a: 8]: f32 = sum(d[a, k] * x[a, k] for k in range(300))
+        c[a: 8, k: 300]: f32 = scan(sum, k, e[a, k])
+        q[a: 8, k: 300]: f32 = scan(prod, k, 0.5 + d[a, k])
+        m[a: 8, k: 300]: f32 = scan(max, k, e[a, k])
+        p[a: 8]: f32 = prod(1.0 + d[a, k] for k in range(300))
+        o[a: 8]: f32 = max(d[a, k] for k in range(300))
+        h[a: 8, j: 5]: f32 = scatter(sum, 0.0, [([z, i[k]], d[z, k]) for z in range(8) for k in range(300)])
+        u[a: 8, j: 5]: f32 = scatter(max, 0.0, [([z, i[k]], d[z, k]) for z in range(8) for k in range(300)])
+        w[a: 8, j: 5]: f32 = scatter(prod, 1.0, [([z, i[k]], 1.0 + d[z, k]) for z in range(8) for k in range(300)])
+        v[a: 8, b: 8]: f32 = sum(d[a, k] * e[b, k] for k in range(300))
+    result(t, f32[8])
+    result(c, f32[8, 300])
+    result(q, f32[8, 300])
+    result(m, f32[8, 300])
+    result(p, f32[8])
+    result(o, f32[8])
+    result(h, f32[8, 5])
+    result(u, f32[8, 5])
+    result(w, f32[8, 5])
+    result(v, f32[8, 8])
+"""
+
+
+def test_reductions_scans_and_scatters_of_rounded_values() -> None:
+    x, i = RNG.standard_normal((8, 300)).astype(np.float32), RNG.integers(0, 5, 300)
+    for k, (y, b) in enumerate(zip(*run(SUMS, x, i), strict=True)):
+        assert margin(y, b) <= 1, f"output {k}, seed {SEED}"
+        assert (bounded.tolerance(b) <= 1e-3 * np.abs(b.v) + 1e-5).all(), f"output {k}, seed {SEED}"
+
+
+def test_an_error_that_a_row_shares_grows_with_the_row() -> None:
+    text = """
+def f(r: f32[1], x: f32[4096]):
+    with kernel("f"):
+        b[i: 1]: bf16 = bf16(r[i])
+        y[k: 4096]: f32 = f32(b[0]) * x[k]
+        s[()]: f32 = sum(y[k] for k in range(4096))
+    result(s, f32[()])
+"""
+    r, x = np.array([1.0039], np.float32), np.ones(4096, np.float32)
+    (y,), (b,) = run(text, r, x)
+    assert abs(float(y) - float(b.v)) > 5 and margin(y, b) <= 1
+
+
+def test_special_values() -> None:
+    text = """
+def f(x: f32[4, 3]):
+    with kernel("f"):
+        s[i: 4]: f32 = sum(x[i, k] for k in range(3))
+        m[i: 4]: f32 = max(x[i, k] for k in range(3))
+        h[i: 4]: f32 = s[i] * 1e30
+        z[i: 4, k: 3]: f32 = h[i] * 0.5
+    result(s, f32[4])
+    result(m, f32[4])
+    result(h, f32[4])
+    result(z, f32[4, 3])
+"""
+    x = np.array([[1, np.nan, 0.1], [np.inf, 1, 0.1], [np.inf, -np.inf, 0.1], [3e9, 1e9, 0.1]], np.float32)
+    (s, m, h, z), made = run(text, x)
+    assert np.isnan(made[0].v[[0, 2]]).all() and made[0].v[1] == np.inf
+    assert (bounded.tolerance(made[0])[:3] == 0).all() and margin(s, made[0]) <= 1 and margin(m, made[1]) == 0
+    assert np.isinf(bounded.tolerance(made[2])[3]), "overflowing on the way, anything may come out"
+    assert np.isinf(bounded.tolerance(made[3])[3]).all() and margin(h, made[2]) <= 1 and margin(z, made[3]) <= 1
+
+
+def test_an_order_of_summation_that_makes_large_partial_sums() -> None:
+    text = """
+def f(x: f32[4096]):
+    with kernel("f"):
+        s[()]: f32 = sum(x[k] for k in range(4096))
+    result(s, f32[()])
+"""
+    x = (1000 + RNG.random(4096)).astype(np.float32)
+    x[1::2] *= -1
+    _, (b,) = run(text, x)
+    lanes = np.add.accumulate(x.reshape(-1, 16), axis=0, dtype=np.float32)[-1]
+    assert margin(np.add.accumulate(lanes, dtype=np.float32)[-1], b) <= 1, f"seed {SEED}"
+
+
+def test_algebra_in_f64_differs_by_literals_only() -> None:
+    text = """
+def f(x: f32[100]):
+    with kernel("f"):
+        y[i: 100]: f32 = f32(bf16(x[i] * 0.1)) + 0.5
+    result(y, f32[100])
+"""
+    program, x = tensor_text.parse(text), RNG.standard_normal(100).astype(np.float32)
+    (b,) = bounds(program, [x], Accuracy(algebra=True))
+    assert margin(x.astype(np.float64) * 0.1 + 0.5, b) <= 1
+    assert margin(x.astype(np.float64) * (0.1 + 1e-7) + 0.5, b) > 1
+
+
+def test_a_literal_is_exact_where_it_is_short() -> None:
+    assert bounded.constant(0.75, dt.f32).e1 is None and bounded.constant(1000.0, dt.f32).e1 is None
+    assert bounded.constant(const(0.1, dt.f32).value, dt.f32).e1 is not None
+    assert bounded.constant(3, dt.i64).e1 is None
+
+
+def test_bf16_programs() -> None:
+    text = """
+def f(x: bf16[50], y: bf16[50]):
+    with kernel("f"):
+        z[i: 50]: bf16 = bf16(exp(f32(x[i])) * f32(y[i]))
+    result(z, bf16[50])
+"""
+    x, y = (scalar.round_bf16(RNG.standard_normal(50).astype(np.float32)) for _ in range(2))
+    (z,), (b,) = run(text, x, y)
+    assert 0.1 < margin(z, b) <= 1, f"seed {SEED}"

@@ -1,0 +1,215 @@
+"""Whether a result is right: what a stage computed and how far it may be from exact arithmetic in, a verdict out.
+
+The bound of every element comes from the case's own Tensor IR (`bounds`), so no tolerance is chosen by hand: a result y
+is right if |y - v| <= min(e1, LAMBDA * (sqrt(e2) + shared)). Integers and bools are exact unless they come from
+comparisons that rounding may turn. NaN and infinities are judged by class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils import _pytree as pytree
+
+import compiler
+
+Array = npt.NDArray[Any]
+
+LAMBDA = 6.0  # deviations that an error may be: the one knob
+FIRST_ORDER = 1.01  # what first-order bounds leave out
+# Unit roundoff, least positive and least normal value, and where numbers become infinite, by dtype.
+UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
+LEAST = {"f64": 2.0**-1074, "f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}
+NORMAL = {"f64": 2.0**-1022, "f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-14}
+GREATEST = {
+    "f64": torch.finfo(torch.float64).max, "f32": torch.finfo(torch.float32).max,
+    "bf16": torch.finfo(torch.bfloat16).max, "f16": torch.finfo(torch.float16).max,
+}  # fmt: skip
+NAMES = {
+    torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
+    torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
+}  # fmt: skip
+
+
+class Bounded(Protocol):
+    """The exact value of every element, and its error's worst case, variance, and deviation shared with others."""
+
+    @property
+    def v(self) -> Array: ...
+    @property
+    def e1(self) -> Array | None: ...
+    @property
+    def e2(self) -> Array | None: ...
+    @property
+    def shared(self) -> Array | None: ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`worst` is the index of the element with the largest error over tolerance."""
+
+    ok: bool
+    err_over_tol: float
+    worst: tuple[int, ...] = ()
+    message: str = ""
+
+
+def bounds(program: object, inputs: Sequence[torch.Tensor | Array], **accuracy: object) -> tuple[Bounded, ...]:
+    """A bounded value for each output of a Tensor IR program.
+
+    `accuracy` overrides what implementations may lose: `ulps(function, dtype)`, `series(n)` roundings of a sum of n
+    terms, or `algebra=True` for an evaluation in f64 throughout.
+    """
+    derive: Any = compiler.bounds
+    allowed: Any = compiler.Accuracy
+    made: tuple[Bounded, ...] = derive(program, [to_array(x) for x in inputs], allowed(**accuracy))
+    return made
+
+
+def agrees(
+    reference: torch.Tensor | Array, program: object, inputs: Sequence[torch.Tensor | Array], output: int = 0
+) -> Verdict:
+    """Whether a reference in f64 is what a Tensor IR program means, rounding in f64 and of its literals aside."""
+    return judge(reference, bounds(program, inputs, algebra=True)[output], "f64")
+
+
+def tolerance(bounded: Bounded) -> Array:
+    """How far from `v` a result may be, before the least step of its type."""
+    if bounded.e1 is None or bounded.e2 is None or bounded.shared is None:
+        return np.zeros(np.shape(bounded.v))
+    usual = LAMBDA * (np.sqrt(bounded.e2) + bounded.shared)
+    return np.broadcast_to(np.minimum(bounded.e1 * FIRST_ORDER, usual), np.shape(bounded.v))
+
+
+def judge(y: torch.Tensor | Array, bounded: Bounded, dtype: str, *, flush: bool = False) -> Verdict:
+    """Whether `y`, of type `dtype`, is within the bound of every element; `flush`: denormal results may be zero."""
+    got = to_array(y)
+    if got.shape != np.shape(bounded.v):
+        return Verdict(False, float("inf"), (), f"shape {list(got.shape)}, expected {list(np.shape(bounded.v))}")
+    if dtype not in UNIT and bounded.e1 is None:
+        return exact(got, bounded.v)
+    value, found = bounded.v.astype(np.float64), got.astype(np.float64)
+    tol = tolerance(bounded)
+    tiny = (NORMAL if flush else LEAST).get(dtype, 0.5)
+    with np.errstate(all="ignore"):
+        ratio = np.abs(found - value) / (tol + tiny)
+        ratio = np.where(np.isfinite(found) & np.isfinite(value) & np.isfinite(tol), ratio, 0.0)
+        wrong = (ratio > 1) | _wrong_class(found, value, tol, GREATEST.get(dtype, np.inf))
+    ratio = np.where(wrong & ~(ratio > 1), np.inf, ratio)
+    return _verdict(found, value, tol, ratio, wrong)
+
+
+def _wrong_class(found: Array, value: Array, tol: Array, greatest: float) -> Array:
+    """Where NaN, an infinity or a finite number stands in for another."""
+    undecided = np.isinf(tol) | np.isnan(tol)
+    beyond = np.abs(value) > greatest
+    alike = np.where(np.isfinite(value), np.isfinite(found), (found == value) | (np.isnan(found) & np.isnan(value)))
+    overflow = np.isinf(found) & (np.sign(found) == np.sign(value)) & (np.abs(value) + tol >= greatest)
+    decided = np.where(beyond & np.isfinite(value), overflow, alike | overflow)
+    # Where anything may have happened on the way, only a finite result in the place of a too large one is wrong.
+    return np.where(undecided, beyond & np.isfinite(value) & np.isfinite(found), ~decided)
+
+
+def _verdict(found: Array, value: Array, tol: Array, ratio: Array, wrong: Array) -> Verdict:
+    if ratio.size == 0:
+        return Verdict(True, 0.0)
+    at = tuple(int(i) for i in np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+    largest = float(ratio[at])
+    if not wrong.any():
+        return Verdict(True, largest, at)
+    count = int(wrong.sum())
+    return Verdict(
+        False, largest, at,
+        f"element {list(at)} is {found[at]:.9g}, expected {value[at]:.9g} within {tol[at]:.3g}; "
+        f"{count} of {wrong.size} elements are wrong",
+    )  # fmt: skip
+
+
+def exact(y: torch.Tensor | Array, reference: torch.Tensor | Array) -> Verdict:
+    """Whether two results are the same; NaN equals NaN."""
+    got, want = to_array(y), to_array(reference)
+    if got.shape != want.shape:
+        return Verdict(False, float("inf"), (), f"shape {list(got.shape)}, expected {list(want.shape)}")
+    wrong = (got != want) & ~((got != got) & (want != want))
+    if not wrong.any():
+        return Verdict(True, 0.0)
+    at = tuple(int(i) for i in np.argwhere(wrong)[0])
+    said = (
+        f"element {list(at)} is {got[at]}, expected {want[at]}; {int(wrong.sum())} of {wrong.size} elements are wrong"
+    )
+    return Verdict(False, float("inf"), at, said)
+
+
+def to_array(x: torch.Tensor | Array) -> Array:
+    """NumPy has no bf16: it is held as f32."""
+    if isinstance(x, torch.Tensor):
+        x = x.detach().cpu()
+        return np.asarray((x.float() if x.dtype is torch.bfloat16 else x).numpy())
+    return np.asarray(x)
+
+
+# ---- without bounds, for shapes too large to derive them
+
+CLOSE = 16.0  # unit roundoffs of the root mean square by which two good results may differ unexamined
+EAGER = 10.0  # times eager's own worst error that ours may err
+
+
+def quick_compare(
+    ours: object, eager: object, reference: Callable[[], object] | object | None = None
+) -> tuple[bool, float, str]:
+    """Whether a result that eager has too is plausible: (ok, error over tolerance, message).
+
+    An element passes if it is within 4 roundings of its type plus 16 f32 roundings of the tensor's root mean square of
+    eager's. If any does not, both are measured against `reference`, in f64 or a function that makes it: ours may then
+    err ten times as much as eager's worst element, on top of that. Integers and bools must be eager's.
+    """
+    mine, theirs = _leaves(ours), _leaves(eager)
+    if len(mine) != len(theirs):
+        return False, float("inf"), f"{len(mine)} results, expected {len(theirs)}"
+    wide: list[torch.Tensor] | None = None
+    largest = 0.0
+    for k, (a, b) in enumerate(zip(mine, theirs, strict=True)):
+        where = f"result {k}: " if len(mine) > 1 else ""
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return (
+                False,
+                float("inf"),
+                f"{where}{a.dtype} of shape {list(a.shape)}, expected {b.dtype} of {list(b.shape)}",
+            )
+        verdict = _close(a, b, b, 0.0)
+        if not verdict.ok and reference is not None and a.is_floating_point():
+            if wide is None:
+                wide = _leaves(reference() if callable(reference) else reference)
+            spread = float((b.double() - wide[k].double()).abs().nan_to_num(0.0, 0.0, 0.0).max())
+            verdict = _close(a, wide[k], b, EAGER * spread)
+        if not verdict.ok:
+            return False, verdict.err_over_tol, where + verdict.message
+        largest = max(largest, verdict.err_over_tol)
+    return True, largest, ""
+
+
+def _leaves(tree: object) -> list[torch.Tensor]:
+    return [x for x in pytree.tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+def _close(y: torch.Tensor, centre: torch.Tensor, classes: torch.Tensor, slack: float) -> Verdict:
+    """`y` within a tolerance of `centre`, with NaN and infinities where `classes` has them."""
+    if not y.is_floating_point():
+        return exact(y, centre)
+    u = UNIT[NAMES[y.dtype]]
+    got, want = y.detach().double(), centre.detach().double()
+    finite = torch.isfinite(classes)
+    size = want[finite]
+    mean = float((size**2).mean().sqrt()) if size.numel() else 0.0
+    compute = UNIT["f64"] if y.dtype is torch.float64 else UNIT["f32"]
+    tol = 4 * u * want.abs() + CLOSE * compute * mean + slack + LEAST[NAMES[y.dtype]]
+    ratio = torch.where(finite & torch.isfinite(got), (got - want).abs() / tol, 0.0)
+    same = torch.where(finite, torch.isfinite(got), (got == classes) | (got.isnan() & classes.isnan()))
+    ratio = torch.where(same, ratio, float("inf"))
+    found, value, limit, ratios = (x.numpy() for x in (got, want, tol, ratio))
+    return _verdict(found, value, limit, ratios, ratios > 1)
