@@ -9,7 +9,7 @@ from compiler.ir.expr import Const, Expr, Load, Op, Var
 from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule import access
+from compiler.schedule import access, contraction
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Step
 from compiler.targets.target import Target
 
@@ -41,6 +41,9 @@ UNROLL_REDUCE = 4  # independent accumulators hide the latency of an add or max 
 
 def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
     """A schedule for `kernel`; `private` names the temporaries that no other kernel uses."""
+    products = contraction.choose(kernel, target)
+    if products is not None:
+        return products
     plan = _Plan(kernel, set(private), target)
     for s in kernel.body:
         if isinstance(s, loop.For):

@@ -12,33 +12,25 @@ _WIDTHS = (("avx512f", 64), ("avx2", 32), ("sse2", 16))
 
 # Any layout will do: the device functions are told every stride, of which `contiguous` must be 1.
 _LAYOUTS = tuple((a, b) for b in ("kn", "nk") for a in ("mk", "km"))
-MOST_ROWS = 8
+MOST_ROWS, MOST_VECTORS, MOST_COLUMNS = 12, 4, 6
 
 
 def products(dtype: str, lanes: int, registers: int, feature: str) -> list[Instruction]:
-    """The register tiles of one type, by rows: as wide as accumulators, one row of B and one element of A leave room.
+    """The register tiles of one type: accumulators, one row of B and one element of A must fit the registers.
 
     A panel's columns are vectors; a dot product's are scalars, each summed in a vector of its own.
     """
-    rows: list[Instruction] = []
+    out: list[Instruction] = []
     for m in range(1, MOST_ROWS + 1):
         layouts = (*_LAYOUTS, ("k", "kn"), ("k", "nk")) if m == 1 else _LAYOUTS
-        wide = min(4, (registers - 1) // (m + 1))
-        many = min(6, (registers - 1) // (m + 1))
-        rows += [
-            _row(
-                f"panel.{m}x{wide * lanes}.{dtype}",
-                feature,
-                m,
-                wide * lanes,
-                dtype,
-                layouts,
-                "mlc_fma_block",
-                ("b.n", "acc.n"),
-            ),
-            _row(f"dot.{m}x{many}.{dtype}", feature, m, many, dtype, layouts, "mlc_dot_block", ("a.k", "b.k", "acc.n")),
-        ]
-    return rows
+        room = (registers - 1) // (m + 1)
+        for n in (v * lanes for v in range(1, min(room, MOST_VECTORS) + 1)):
+            out.append(_row(f"panel.{m}x{n}.{dtype}", feature, m, n, dtype, layouts, "mlc_fma_block", ("b.n", "acc.n")))
+        for n in range(1, min(room, MOST_COLUMNS) + 1):
+            out.append(
+                _row(f"dot.{m}x{n}.{dtype}", feature, m, n, dtype, layouts, "mlc_dot_block", ("a.k", "b.k", "acc.n"))
+            )
+    return out
 
 
 def _row(name: str, feature: str, m: int, n: int, dtype: str, layouts: tuple[tuple[str, str], ...], function: str,
