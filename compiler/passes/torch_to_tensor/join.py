@@ -11,7 +11,7 @@ from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value,
 from compiler.passes.torch_to_tensor.pointwise import exact
 from compiler.passes.torch_to_tensor.positions import is_empty, moved, one_dim, ranges, stored, within, zeros
 
-Move = Callable[[Expr, Expr], Expr]
+Move = Callable[[Expr, Expr, int, int], Expr]
 
 
 def scalar(b: Builder, value: bool | int | float, like: Value) -> Const:
@@ -104,20 +104,23 @@ def constant_pad(b: Builder, self: Value, pad: Sequence[int], value: float = 0) 
     return zeros(b, shape, self) if is_empty(shape) else b.map(shape, element)
 
 
-def _reflect(i: Expr, n: Expr) -> Expr:
-    return n - 1 - op("abs", n - 1 - op("abs", i))
+def _reflect(i: Expr, n: Expr, before: int, after: int) -> Expr:
+    return n - 1 - op("abs", n - 1 - op("abs", i - before))
 
 
-def _replicate(i: Expr, n: Expr) -> Expr:
-    return op("min", op("max", i, 0), n - 1)
+def _replicate(i: Expr, n: Expr, before: int, after: int) -> Expr:
+    return op("min", op("max", i - before, 0), n - 1)
 
 
-def _circular(i: Expr, n: Expr) -> Expr:
-    return op("where", op("lt", i, 0), i + n, op("where", op("lt", i, n), i, i - n))
+def _circular(i: Expr, n: Expr, before: int, after: int) -> Expr:
+    """What is cut off does not come around again."""
+    left = n + min(before, 0) + min(after, 0)
+    i = i - max(before, 0)
+    return op("where", op("lt", i, 0), i + left, op("where", op("lt", i, left), i, i - left)) - min(before, 0)
 
 
 def _moving_pad(move: Move) -> Callable[[Builder, Value, Sequence[int]], Value]:
-    """Padding by elements of the tensor itself: `move` takes a position outside to one inside."""
+    """Padding by elements of the tensor itself: `move` says which, for a position, the extent and the margins."""
 
     def rule(b: Builder, self: Value, padding: Sequence[int]) -> Value:
         margins = _margins(padding, self.rank)
@@ -126,7 +129,7 @@ def _moving_pad(move: Move) -> Callable[[Builder, Value, Sequence[int]], Value]:
 
         def source(at: Index) -> list[Expr]:
             return [
-                move(i - before, n) if before or after else i
+                move(i, n, before, after) if before or after else i
                 for i, n, (before, after) in zip(at, self.shape, margins, strict=True)
             ]
 

@@ -13,7 +13,7 @@ from compiler.ir.expr import Const, Expr, cast, const, identity, op, select, sta
 from compiler.ir.expr import both as all_of
 from compiler.ir.index import simplify
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value
-from compiler.passes.torch_to_tensor.positions import flat, ranges, within
+from compiler.passes.torch_to_tensor.positions import flat, is_empty, ranges, within
 
 Sizes = int | Sequence[int]
 
@@ -68,8 +68,8 @@ def adaptive(b: Builder, x: Value, shape: Shape, count: int) -> Windows:
     """Windows that share the input out: element i of O covers positions i * N // O up to ceil((i + 1) * N / O)."""
     lead = x.rank - count
     sizes = [static(n, "a pooled size") for n in x.shape[lead:]]
-    wanted = [static(n, "a pooled size") for n in shape[lead:]]
-    if not all(sizes) and all(wanted):
+    wanted = [static(n, "a pooled size") or 1 for n in shape[lead:]]  # where nothing is wanted, anything will do
+    if not all(sizes) and not is_empty(shape):
         raise b.refuse("pooling of an input without elements")
     longest = [
         max((_end(i, n, o) - i * n // o for i in range(o)), default=0) for n, o in zip(sizes, wanted, strict=True)
@@ -196,7 +196,7 @@ def _adaptive_avg_pool(count: int) -> Rule:
         def elements(at: Index) -> Expr:
             out: Expr = const(1)
             for i, extent, outputs in zip(at[lead:], self.shape[lead:], shape[lead:], strict=True):
-                n, o = static(extent), static(outputs)
+                n, o = static(extent), static(outputs) or 1
                 out = out * (const(n // o) if n % o == 0 else extent_end(i, n, o) - i * n // o)
             return out
 
