@@ -5,6 +5,7 @@ Ranges map variable names to inclusive (low, high) pairs; None is an unknown end
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, overload
 
@@ -56,18 +57,21 @@ def _scale(a: Linear, factor: int) -> Linear:
 
 
 def from_linear(form: Linear) -> Expr:
-    """The expression of a linear form, largest coefficients first, so that equal forms print alike."""
+    """The expression of a linear form: what is added, then what is subtracted, each by falling coefficient."""
     terms, rest = form
-    out: Expr | None = None
-    for atom, c in sorted(terms.items(), key=lambda t: (-abs(t[1]), repr(t[0]))):
-        part = atom if abs(c) == 1 else atom * abs(c)
-        if out is None:
-            out = part if c > 0 else -part
-            continue
-        out = out + part if c > 0 else out - part
-    if out is None:
-        return const(rest)
+    order = sorted(terms.items(), key=lambda t: (t[1] < 0, -abs(t[1]), repr(t[0])))
+    if not order or (rest > 0 and order[0][1] < 0):
+        out: Expr = const(rest)
+        rest = 0
+    else:
+        out = _times(*order.pop(0))
+    for atom, c in order:
+        out = out + _times(atom, c) if c > 0 else out - _times(atom, -c)
     return out + rest if rest > 0 else out - (-rest) if rest < 0 else out
+
+
+def _times(atom: Expr, c: int) -> Expr:
+    return atom * c if c > 0 else -(atom * -c)
 
 
 def value_range(e: Expr, ranges: Ranges) -> Range:
@@ -206,6 +210,17 @@ def _split(a: Expr, d: int) -> tuple[Linear, Linear]:
     return (whole, rest // d), (part, rest % d)
 
 
+def _digits(form: Linear, d: int, ranges: Ranges) -> tuple[int, Linear, Linear] | None:
+    """`form` as g * high + low, for a g > 1 that divides `d` and a low within 0 .. g - 1; None when there is none."""
+    terms, rest = form
+    for g in sorted({math.gcd(c, d) for c in terms.values()} - {1}, reverse=True):
+        low = {k: c for k, c in terms.items() if c % g}, rest % g
+        least, most = value_range(from_linear(low), ranges)
+        if least is not None and least >= 0 and most is not None and most < g:
+            return g, ({k: c // g for k, c in terms.items() if c % g == 0}, rest // g), low
+    return None
+
+
 def _divide(a: Expr, d: int, ranges: Ranges) -> Expr:
     whole, part = _split(a, d)
     low, high = value_range(from_linear(part), ranges)
@@ -213,6 +228,10 @@ def _divide(a: Expr, d: int, ranges: Ranges) -> Expr:
         return from_linear((whole[0], whole[1] + low // d))
     if whole[0] or whole[1]:
         return from_linear(_add(whole, linear(_divide(from_linear(part), d, ranges)), 1))
+    digits = _digits(part, d, ranges)
+    if digits is not None:
+        g, upper, _ = digits
+        return _divide(from_linear(upper), d // g, ranges)
     match a:
         case Op("floordiv", (x, Const(int() as d2))) if d2 > 0:
             return _divide(x, d * d2, ranges)
@@ -227,6 +246,10 @@ def _modulo(a: Expr, d: int, ranges: Ranges) -> Expr:
     low, high = value_range(rest, ranges)
     if low is not None and high is not None and low // d == high // d:
         return from_linear((part[0], part[1] - low // d * d))
+    digits = _digits(part, d, ranges)
+    if digits is not None:
+        g, upper, lower = digits
+        return from_linear(_add(_scale(linear(_modulo(from_linear(upper), d // g, ranges)), g), lower, 1))
     match rest:
         case Op("mod", (x, Const(int() as m))) if m % d == 0:
             return _modulo(x, d, ranges)
