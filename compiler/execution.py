@@ -24,6 +24,7 @@ from compiler.ir.expr import Expr, dim, static
 from compiler.ir.node import digest
 from compiler.ir.tensor import Tensor, row_major
 from compiler.pipeline import Lowering
+from compiler.render import cpp
 from compiler.runtime import build, detect, launcher, memory
 from compiler.schedule.steps import Schedule
 from compiler.targets import cpu
@@ -64,7 +65,8 @@ def _this_cpu() -> Target:
 
 def flags(machine: Target) -> tuple[str, ...]:
     """Compiler flags for a target."""
-    return build.kernel_flags(machine={"cpu:avx2": "haswell", "cpu:baseline": "x86-64"}.get(machine.name, "native"))
+    chosen = build.kernel_flags(machine={"cpu:avx2": "haswell", "cpu:baseline": "x86-64"}.get(machine.name, "native"))
+    return tuple(dict.fromkeys((*cpp.FLAGS, *chosen)))
 
 
 def assembly(lowering: Lowering) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from compiler.ir import expr, loop
-from compiler.ir.expr import Expr, Load, Var, identity, substitute
+from compiler.ir.expr import Expr, Load, Select, Var, canonical, identity, select, substitute
 from compiler.ir.index import Range, extent_range, simplify
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import (
@@ -174,8 +174,11 @@ class _Builder:
     def _table(self, e: Equation, index: tuple[Expr, ...]) -> dict[Expr, Expr]:
         return {a.var: i for a, i in zip(e.axes, index, strict=True)}
 
-    def _value(self, e: Equation, index: tuple[Expr, ...], scope: _Scope) -> Expr:
-        """The value of `e` at `index`, computed in `scope` (or outside it) unless it is at hand."""
+    def _value(self, e: Equation, index: tuple[Expr, ...], scope: _Scope, guarded: bool = False) -> Expr:
+        """The value of `e` at `index`, computed in `scope` (or outside it) unless it is at hand.
+
+        What is `guarded` by a select may be out of bounds on its other side, so it stays within the expression.
+        """
         key = (e.name, index)
         at_hand = scope.find(key)
         if at_hand is not None:
@@ -188,6 +191,8 @@ class _Builder:
             return value
         assert isinstance(e, Map), f"{e.name} is read in the loop that makes it"
         home = self.rows if all(i in {a.var for a in self.loops.values()} for i in index) else scope
+        if guarded and not self._in_rows(e, index):
+            return self._expression(e.value, self._table(e, index), scope, guarded=True)
         value = self._expression(e.value, self._table(e, index), home)
         if not isinstance(value, expr.Const | Var | Load):
             name = self._fresh(e.name + "_")
@@ -198,6 +203,11 @@ class _Builder:
             home.body.append(Store(e.name, index, value))
             self.done.add(e.name)
         return value
+
+    def _in_rows(self, e: Equation, index: tuple[Expr, ...]) -> bool:
+        """The index is the shared loops that stand for the axes of `e`, and so always in bounds."""
+        loops = [self.loops.get(self.nest.names[e.name, a.name]) for a in e.axes]
+        return all(a is not None and a.var is i for a, i in zip(loops, index, strict=True))
 
     def _covers(self, e: Equation, index: tuple[Expr, ...], scope: _Scope) -> bool:
         """These loops visit each element of `e` exactly once."""
@@ -217,17 +227,26 @@ class _Builder:
         self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nested(axes, ["reduce"] * len(axes), scope.body)]
         return Var(total, e.dtype)
 
-    def _expression(self, e: Expr, table: dict[Expr, Expr], scope: _Scope) -> Expr:
+    def _expression(self, e: Expr, table: dict[Expr, Expr], scope: _Scope, guarded: bool = False) -> Expr:
         """`e` at the point that `table` says, with loads of this group's own equations replaced by their values."""
-        e = simplify(substitute(e, table), scope.ranges)
-        own = [n for n in e.walk() if isinstance(n, Load) and n.buffer in self.made]
-        inner = {n for m in own for n in m.walk() if n is not m}
-        values: dict[Expr, Expr] = {}
-        for n in own:
-            if n not in inner:
-                index = tuple(self._expression(i, {}, scope) for i in n.index)
-                values[n] = self._value(self.made[n.buffer], index, scope)
-        return simplify(substitute(e, values), scope.ranges)
+        done: dict[tuple[Expr, bool], Expr] = {}
+
+        def go(n: Expr, guarded: bool) -> Expr:
+            if (n, guarded) not in done:
+                done[n, guarded] = replaced(n, guarded)
+            return done[n, guarded]
+
+        def replaced(n: Expr, guarded: bool) -> Expr:
+            match n:
+                case Select(cond, then, other):
+                    return select(go(cond, guarded), go(then, True), go(other, True))
+                case Load(buffer, index) if buffer in self.made:
+                    return self._value(self.made[buffer], tuple(go(i, guarded) for i in index), scope, guarded)
+            made: Expr = canonical(n.map(lambda child: go(child, guarded)))
+            return made
+
+        made: Expr = simplify(go(simplify(substitute(e, table), scope.ranges), guarded), scope.ranges)
+        return made
 
     def _scatter_base(self, s: Scatter) -> tuple[Stmt, ...]:
         body: list[Stmt] = [Store(s.name, tuple(a.var for a in s.axes), s.base)]

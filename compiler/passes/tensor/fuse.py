@@ -131,7 +131,10 @@ def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
             find((e.name, a.name))
         for load in [n for x in expressions(e) for n in x.walk() if isinstance(n, Load) and n.buffer in made]:
             producer = made[load.buffer]
-            plain = all(isinstance(i, Var) for i in load.index) and len(set(load.index)) == len(load.index)
+            extents = {a.var: a.extent for a in (*e.axes, *over)}
+            # A guarded load may run over part of its producer only, or beyond it: those are not the same loops.
+            plain = all(extents.get(i) is a.extent for i, a in zip(load.index, producer.axes, strict=True))  # type: ignore[call-overload]
+            plain = plain and len(set(load.index)) == len(load.index)
             if not plain:
                 if _holds_sweep(producer, made):
                     return None
