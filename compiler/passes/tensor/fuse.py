@@ -11,6 +11,7 @@ more than the memory traffic it saves:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -111,8 +112,8 @@ def _rows(e: Equation, names: dict[tuple[str, str], str]) -> tuple[str, ...]:
 def _order(members: Sequence[Equation], names: dict[tuple[str, str], str], shared: set[str]) -> list[str]:
     """The shared loops in the order in which the largest member has them, which is how memory lies."""
     largest = max(members, key=lambda e: len(e.axes))
-    order = [n for a in largest.axes if (n := names[largest.name, a.name]) in shared]
-    return order + [n for e in members for a in e.axes if (n := names[e.name, a.name]) in shared and n not in order]
+    loops = [names[e.name, a.name] for e in (largest, *members) for a in e.axes]
+    return list(dict.fromkeys(n for n in loops if n in shared))
 
 
 def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
@@ -229,12 +230,12 @@ def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[s
 
 
 def _few(rows: tuple[Axis, ...]) -> bool:
-    count = 1
-    for a in rows:
-        if not isinstance(a.extent, Const):
-            return False
-        count *= int(a.extent.value)
-    return count < FEW_ROWS
+    return _count(rows) < FEW_ROWS
+
+
+def _count(axes: Iterable[Axis]) -> float:
+    """The points of these axes; a size that is not known yet counts as large."""
+    return math.prod(int(a.extent.value) if isinstance(a.extent, Const) else math.inf for a in axes)
 
 
 def _epilogue_only(members: list[Equation], contraction: Equation) -> bool:
@@ -246,10 +247,13 @@ def _epilogue_only(members: list[Equation], contraction: Equation) -> bool:
 def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) -> bool:
     """No dear map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
     rows = {a.name for a in found.rows}
+    sweeps = any(isinstance(e, Reduce | Scan) for e in members)
     for e in members:
         if not isinstance(e, Map) or cost(e.value) < WORTH_KEEPING or e.name in stored:
             continue
         own = {found.names[e.name, a.name] for a in e.axes if _long(a)}
+        if own <= rows and not sweeps and _again_and_again(cost(e.value), own, found.rows):
+            return False
         for r in members:
             if e.name in reads(r):
                 over = r.over if isinstance(r, Reduce) else ()
@@ -257,6 +261,13 @@ def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) 
                 if theirs - own and not own <= rows:
                     return False
     return True
+
+
+def _again_and_again(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
+    """A map over `own` of these loops is computed anew by a loop outside its last, with too few iterations inside."""
+    last = max((k for k, a in enumerate(rows) if a.name in own), default=-1)
+    repeats = any(_long(a) and a.name not in own for a in rows[:last])
+    return repeats and price >= WORTH_KEEPING * _count(rows[last + 1 :])
 
 
 def _schedule(groups: list[list[Equation]]) -> list[list[Equation]]:
