@@ -64,10 +64,20 @@ def _product(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
     acc.write(here, old + left @ right)
 
 
+def _copy(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
+    """to[m, n] = from[m, n]: sizes, what of them exists (the rest is zero), then both with their distances."""
+    m, n, m_there, n_there, source, source_m, source_n, target, target_m, target_n = args
+    i, j = np.arange(m)[:, None], np.arange(n)
+    rows, columns = i[: max(m_there, 0)], j[: max(n_there, 0)]
+    target.write(i * target_m + j * target_n, 0)
+    target.write(rows * target_m + columns * target_n, source.read(rows * source_m + columns * source_n))
+
+
 # Device functions: name -> what it does, given the template arguments and the arguments, pointers among them.
 CALLS: dict[str, Callable[[tuple[int | str, ...], tuple[Any, ...]], None]] = {
     "mlc_fma_block": _product,
     "mlc_dot_block": _product,
+    "mlc_copy_block": _copy,
 }
 
 

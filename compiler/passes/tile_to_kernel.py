@@ -307,6 +307,8 @@ class _Lowering:
     def copy(self, s: tile.Copy, scope: _Scope) -> Body:
         """Loops over the slice; what lies outside the source reads as zero, what lies outside the target is dropped."""
         lengths = [n for n in s.target.lengths if n]
+        if len(lengths) == 2 and self.within(s.target, scope):
+            return [self.copy_block(s, lengths, scope)]
         axes = [Var(self.fresh(f"c{d}")) for d in range(len(lengths))]
         inner = scope.inner(lanes=None)
         for a, n in zip(axes, lengths, strict=True):
@@ -321,6 +323,28 @@ class _Lowering:
         for a, n in reversed(list(zip(axes, lengths, strict=True))):
             out = [k.For(a.name, const(0), const(n), 1, tuple(out))]
         return out
+
+    def within(self, s: tile.Slice, scope: _Scope) -> bool:
+        """The slice certainly lies in its buffer."""
+        known = self.tile_ranges(scope)
+        ends = [value_range(e + n, known)[1] for e, n in zip(s.starts, s.lengths, strict=True) if n]
+        sizes = [e for e, n in zip(scope.buffers[s.buffer].shape, s.lengths, strict=True) if n]
+        return all(
+            isinstance(size, Const) and end is not None and end <= size.value
+            for end, size in zip(ends, sizes, strict=True)
+        )
+
+    def copy_block(self, s: tile.Copy, lengths: list[int], scope: _Scope) -> k.Stmt:
+        """A call of the device function that copies blocks: their sizes, what of it exists, and both sides with strides."""
+        (source, steps), (target, to_steps) = (self.corner(x, "mn", scope) for x in (s.source, s.target))
+        shape = scope.buffers[s.source.buffer].shape
+        there = [
+            self.value(simplify(n - e, self.tile_ranges(scope)), scope)
+            for e, n, moves in zip(s.source.starts, shape, s.source.lengths, strict=True)
+            if moves
+        ]
+        args = (*map(const, lengths), *there, source, *steps.values(), target, *to_steps.values())
+        return k.Call("mlc_copy_block", (), args, (s.target.buffer,))
 
     def mma(self, s: tile.Mma, scope: _Scope) -> Body:
         """A call of the instruction's device function, which takes any sizes: what its tiles leave over is known to it."""

@@ -14,18 +14,12 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, names, substitute
 from compiler.ir.index import Range, extent_range, linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule import access
+from compiler.schedule import access, blocking
+from compiler.schedule.blocking import Blocking, Operand, Product
 from compiler.schedule.steps import Bind, Collapse, Distribute, Pack, Reorder, Schedule, Split, Step, Tensorize
-from compiler.targets.target import Instruction, Target
+from compiler.targets.target import Target
 
 LEAST_DEPTH = 4  # shorter sums are not worth the tiles
-STREAM_DEPTH = (
-    8  # rows of a matrix read once that are read side by side: each is a stream of its own for the prefetcher
-)
-WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another
-PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
-NARROWEST = 512  # columns of a block, where there are so many: long rows of B are read faster
-OFTEN = 16  # row tiles that read a matrix before a copy of it in better order pays
 
 
 def choose(kernel: Kernel, target: Target) -> Schedule | None:
@@ -34,10 +28,10 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     if found is None:
         return None
     plan = _Plan(found, {p.name: p for p in kernel.params}, target)
-    if not plan.instruction():
-        return None
     made = plan.schedule()
-    return made if plan.fresh(kernel, made) else None
+    if made is None:
+        return None
+    return made if _fresh(kernel, made) else None
 
 
 @dataclass(frozen=True)
@@ -86,22 +80,11 @@ def recognise(kernel: Kernel) -> Contraction | None:
 
 @dataclass
 class _Axis:
-    """A part that loops play, or that one loop plays after they were collapsed and split."""
+    """A part that loops play, or the one loop that plays it after they were collapsed and split."""
 
     name: str
     size: int
-    block: int = 0
     outer: str = ""  # the loop over blocks, where there is one
-
-    def cut(self, block: int, multiple: int) -> None:
-        """Blocks of about equal size, at most `block` long, multiples of `multiple`."""
-        count = -(-self.size // max(block, multiple))
-        even = -(-self.size // count)
-        self.block = min(self.size, -(-even // multiple) * multiple)
-
-    @property
-    def blocks(self) -> int:
-        return -(-self.size // self.block)
 
 
 @dataclass
@@ -112,7 +95,6 @@ class _Plan:
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.cores = 1
         c = self.found
         long = [f for f in c.rows if _size(f) > 1]
         self.ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
@@ -137,7 +119,7 @@ class _Plan:
         size = 1
         for f in loops:
             size *= _size(f)
-        return _Axis("".join(f.var for f in loops), size, size)
+        return _Axis("".join(f.var for f in loops), size)
 
     def together(self, loops: list[loop.For]) -> list[loop.For]:
         """The innermost loop, and those around it through which every address moves evenly, so that all are one."""
@@ -184,101 +166,52 @@ class _Plan:
                 return False
         return all(sum(f.var in names(e) for f in loops) <= 1 for e in factor.index)
 
-    # ---- sizes
-
-    def instruction(self) -> bool:
-        """Choose the instruction and what is to be packed; False where there is no contraction or no instruction."""
-        if not self.n_loops or self.k.size < LEAST_DEPTH:
-            return False
-        self.flat = self.contiguous(self.b, self.k_loops) and not self.contiguous(self.b, self.n_loops)
-        function = "mlc_dot_block" if self.flat else "mlc_fma_block"
-        kind = self.found.first.value.dtype.name
-        fitting = [
-            r for r in self.target.instructions if r.function == function and r.acc_type == kind and r.m <= self.m.size
-        ]
-        if not fitting:
-            return False
-        self.row: Instruction = min(fitting, key=lambda r: (self.cycles(r), -r.m * r.n))
-        self.blocks()
-        return True
-
-    def cycles(self, row: Instruction) -> float:
-        """What one step of k takes for all rows and columns, rests included, where all data is near.
-
-        Two multiply-adds and two loads a cycle; an accumulator is ready for the next after four (current x86).
-        """
-
-        def tile(m: int, n: int) -> float:
-            vectors = n if self.flat else -(-n // self.target.lanes(self.bytes))
-            return max(m * vectors / 2, (m + vectors) / 2, 4) if m and n else 0
-
-        (down, low), (across, narrow) = divmod(self.m.size, row.m), divmod(self.n.size, row.n)
-        return across * (down * tile(row.m, row.n) + tile(low, row.n)) + down * tile(row.m, narrow) + tile(low, narrow)
-
-    def blocks(self) -> None:
-        """Block sizes from the caches.
-
-        A panel of B (KC x NR) takes half the first level; a block of B (KC x NC) and one of the result (MC x NC) a quarter
-        of the second each. A matrix that is read once, and does not fit the second level, is read in long rows instead.
-        """
-        row, size, l1, l2 = self.row, self.bytes, self.target.l1, self.target.l2
-        tiles = -(-self.m.size // row.m)
-        narrow = [_narrow(f, size) for f in (self.a, self.b)]
-        lanes = self.target.lanes(size)
-        b_row = max((abs(self.load_stride(self.b, f) or 0) for f in self.k_loops if _size(f) > 1), default=0) * size
-        often = tiles > OFTEN and (b_row % PAGE == 0 or narrow[1]) and not self.flat
-        self.pack_b = often or not self.direct(self.b, self.n_loops, self.k_loops)
-        self.pack_a = narrow[0] or not self.direct(self.a, self.m_loops, self.k_loops)
-        self.pack_a |= self.flat and not self.contiguous(self.a, self.k_loops)
-        share = 2 if self.pack_b else 4
-        depth = max(64, l1 * 2 // (share * row.n * size))
-        if not self.flat and tiles == 1 and self.k.size * self.n.size * size > l2:
-            self.k.cut(STREAM_DEPTH, 1)
-            self.n.cut(l2 // 4 // (self.m.size * size), row.n)
-        else:
-            self.k.cut(depth, lanes)
-            tall = l2 // share // (self.k.block * size) if self.flat else l2 // share // (NARROWEST * size)
-            self.m.cut(max(tall // row.m, 1) * row.m, row.m)
-            wide = l2 // share // (max(self.m.block, self.k.block if self.pack_b else 1) * size)
-            self.n.cut(max(wide // row.n, 1) * row.n, row.n)
-        self.share_out()
-
-    def load_stride(self, factor: Expr, f: loop.For) -> int | None:
-        load = next(n for n in factor.walk() if isinstance(n, Load))
-        return self.stride(load.buffer, load.index, f.var)
-
-    def share_out(self) -> None:
-        """Every core gets a block of a product that is worth it: columns are divided further where there are too few."""
-        others = self.m.blocks
-        for f in self.around:
-            others *= _size(f)
-        work = self.m.size * self.n.size * self.k.size * others // self.m.blocks
-        self.cores = self.target.cores if work >= WORTH_CORES else 1
-        wanted = -(-self.cores // others)
-        if self.n.blocks < wanted and self.n.size >= wanted * self.row.n:
-            self.n.cut(-(-self.n.size // wanted), self.row.n)
+    def operand(self, factor: Expr, name: str, loops: Sequence[loop.For]) -> Operand:
+        """How a factor lies, of which `loops` are its own."""
+        loads = [n for n in factor.walk() if isinstance(n, Load)]
+        along = "k" if self.contiguous(factor, self.k_loops) else name if self.contiguous(factor, loops) else ""
+        steps = [self.stride(x.buffer, x.index, f.var) or 0 for x in loads for f in self.k_loops if _size(f) > 1]
+        narrow = any(x.dtype.bytes < self.bytes for x in loads)
+        step = max(map(abs, steps), default=0) * loads[0].dtype.bytes
+        return Operand(self.direct(factor, loops, self.k_loops), along, step, narrow)
 
     # ---- steps
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> Schedule | None:
+        """The steps; None where there is nothing to gain, or no instruction."""
+        batch = 1
+        for f in self.around:
+            batch *= _size(f)
+        if not self.n_loops or self.k.size < LEAST_DEPTH:
+            return None
+        a, b = self.operand(self.a, "m", self.m_loops), self.operand(self.b, "n", self.n_loops)
+        kind = self.found.first.value.dtype.name
+        made = blocking.choose(
+            Product(self.m.size, self.n.size, self.k.size, batch, a, b, kind, self.bytes), self.target
+        )
+        return made and self.applied(made)
+
+    def applied(self, chosen: Blocking) -> Schedule:
         c, axes = self.found, [x for x in (self.m, self.n) if x.name]
         order = [f.var for f in (*self.around, *self.m_loops, *self.n_loops)]
         if order != [f.var for f in c.rows]:
             self.steps.append(Reorder(tuple(order)))
         for loops in (self.m_loops, self.n_loops, self.k_loops):
             self.collapse([f.var for f in loops])
-        for x in (*axes, self.k):
-            self.split(x)
+        for x, block in ((self.m, chosen.m), (self.n, chosen.n), (self.k, chosen.k)):
+            if block < x.size:
+                self.steps.append(Split(x.name, block))
+                x.outer, x.name = x.name + "0", x.name + "1"
         outside = [f.var for f in self.around] + [x.outer for x in axes if x.outer]
         if self.m.name and self.n.outer:
             self.steps.append(Reorder((*(x.outer for x in axes if x.outer), *(x.name for x in axes))))
-        self.spread(outside)
+        self.spread(outside, chosen)
         self.steps.append(Distribute(c.accumulator, tuple(x.name for x in axes)))
         inner = [x.name for x in (*axes, self.k)]
         if self.k.outer:
             self.steps.append(Reorder((self.k.outer, *inner)))
-        vectors = self.pack()
-        self.steps.append(Tensorize(tuple(inner), self.row.name))
+        vectors = self.pack(chosen)
+        self.steps.append(Tensorize(tuple(inner), chosen.row.name))
         width = self.target.lanes(self.bytes)
         after = self.target.lanes(access.widest(c.after))
         for name, lanes in [
@@ -297,64 +230,56 @@ class _Plan:
             name += inner
         return name
 
-    def split(self, x: _Axis) -> None:
-        if x.block < x.size:
-            self.steps.append(Split(x.name, x.block))
-            x.outer, x.name = x.name + "0", x.name + "1"
-
-    def spread(self, outside: list[str]) -> None:
+    def spread(self, outside: list[str], chosen: Blocking) -> None:
         """The outermost loops, as many as it takes to give every core some, are spread over the cores."""
-        sizes = {f.var: _size(f) for f in self.around} | {x.outer: x.blocks for x in (self.m, self.n)}
+        blocks = {self.m.outer: -(-self.m.size // chosen.m), self.n.outer: -(-self.n.size // chosen.n)}
+        sizes = {f.var: _size(f) for f in self.around} | blocks
         taken, count = 0, 1
-        while taken < len(outside) and count < self.cores:
+        while taken < len(outside) and count < chosen.cores:
             count *= sizes[outside[taken]]
             taken += 1
-        if taken and count > 1:
+        if count > 1:
             self.steps.append(Bind(self.collapse(outside[:taken]), "blocks"))
 
-    def pack(self) -> list[str]:
+    def pack(self, chosen: Blocking) -> list[str]:
         """Packs what must be packed; the loops that fill the tiles with consecutive elements."""
         vectors = []
-        for wanted, factor, part, mine in (
-            (self.pack_a, self.a, self.m, self.m_loops),
-            (self.pack_b, self.b, self.n, self.n_loops),
-        ):
+        parts = ((chosen.pack_a, self.a, self.m, "tile"), (chosen.pack_b, self.b, self.n, "panel"))
+        for wanted, factor, part, word in parts:
             if wanted:
                 buffer = next(n.buffer for n in factor.walk() if isinstance(n, Load))
-                rows_first = factor is self.a or self.flat
-                loops = [x.name for x in ((part, self.k) if rows_first else (self.k, part)) if x.name]
-                tile = f"{buffer}_tile" if factor is self.a else f"{buffer}_panel"
-                self.steps.append(Pack(buffer, tile, tuple(loops)))
-                if self.contiguous(factor, self.k_loops if rows_first else mine):
-                    vectors.append(f"{loops[-1]}_{tile}")
+                order = (part, self.k) if part is self.m or chosen.flat else (self.k, part)
+                loops = tuple(x.name for x in order if x.name)
+                self.steps.append(Pack(buffer, f"{buffer}_{word}", loops))
+                if not isinstance(factor, Load) or not self.direct(factor, self.loops_of(part), self.k_loops):
+                    vectors.append(f"{loops[-1]}_{buffer}_{word}")
         return vectors
 
-    def fresh(self, kernel: Kernel, schedule: Schedule) -> bool:
-        """None of the names that the steps make up is taken."""
-        made: set[str] = set()
-        for s in schedule.steps:
-            match s:
-                case Split(name):
-                    made |= {name + "0", name + "1"}
-                case Collapse(outer, inner):
-                    made.add(outer + inner)
-                case Pack(_, tile, loops):
-                    made |= {tile, *(f"{x}_{tile}" for x in loops)}
-                case Distribute(_, loops):
-                    made |= {f"{x}_{end}" for x in loops for end in ("first", "last")}
-        taken = {p.name for p in kernel.params}
-        for s in kernel.body:
-            taken |= {n.name for n in s.walk() if isinstance(n, Let | Init)} | {
-                n.var for n in s.walk() if isinstance(n, loop.For)
-            }
-        return not made & taken
+    def loops_of(self, part: _Axis) -> list[loop.For]:
+        return self.m_loops if part is self.m else self.n_loops
+
+
+def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
+    """None of the names that the steps make up is taken."""
+    made: set[str] = set()
+    for s in schedule.steps:
+        match s:
+            case Split(name):
+                made |= {name + "0", name + "1"}
+            case Collapse(outer, inner):
+                made.add(outer + inner)
+            case Pack(_, tile, loops):
+                made |= {tile, *(f"{x}_{tile}" for x in loops)}
+            case Distribute(_, loops):
+                made |= {f"{x}_{end}" for x in loops for end in ("first", "last")}
+    taken = {p.name for p in kernel.params}
+    for s in kernel.body:
+        taken |= {n.name for n in s.walk() if isinstance(n, Let | Init)} | {
+            n.var for n in s.walk() if isinstance(n, loop.For)
+        }
+    return not made & taken
 
 
 def _size(f: loop.For) -> int:
     assert isinstance(f.extent, Const)
     return int(f.extent.value)
-
-
-def _narrow(factor: Expr, size: int) -> bool:
-    """Reading the factor converts it from a smaller type."""
-    return any(isinstance(n, Load) and n.dtype.bytes < size for n in factor.walk())

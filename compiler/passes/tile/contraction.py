@@ -134,11 +134,7 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
                 continue
             loops = tuple(named[v] for v in step.loops)
             _check_extents(step, loops, around[:depth])
-            ranges = _ranges(tuple(around))
-            shape = tuple(dim(_longest(step, f, ranges)) for f in loops)
-            held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
-            own = tuple(Var(f.var) for f in loops)
-            fill = _again(loops, "_" + step.tile, (Store(held.name, own, factor),))
+            held, own, fill = _filled(step, factor, loops, _ranges(around))
             product = total.replace(value=Load(held.name, own, factor.dtype) * other)
             target = around[depth]
             new = _replace_sum(target, total, product)
@@ -146,6 +142,23 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
     raise ScheduleError(
         step, f"no sum of products within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )
+
+
+def _filled(step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range]) -> tuple[Tensor, tuple[Expr, ...], Body]:
+    """The tile, its index of one element of the factor, and what fills it: one copy where it is a block of its buffer."""
+    long = {f.var: _longest(step, f, ranges) for f in loops}
+    shape = tuple(dim(long[f.var]) for f in loops)
+    held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
+    if isinstance(factor, Load):
+        axes = _axes(factor.index, long)
+        if axes is not None and set(axes[0]) == set(long):
+            order, source = axes
+            steps = dict(zip(long, held.strides, strict=True))
+            held = held.replace(shape=tuple(dim(long[v]) for v in order), strides=tuple(steps[v] for v in order))
+            whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
+            return held, tuple(map(Var, order)), (tile.Copy(whole, source.replace(buffer=factor.buffer), "plain"),)
+    own = tuple(Var(f.var) for f in loops)
+    return held, own, _again(loops, "_" + step.tile, (Store(held.name, own, factor),))
 
 
 def _check_extents(step: Step, loops: Loops, outside: Sequence[tile.For]) -> None:
@@ -173,19 +186,18 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
         case _:
             raise ScheduleError(step, f"{step.loops[-1]} holds something other than one sum of products")
     ranges = _ranges((*around, *nest))
-    long = {letter[f.var]: _longest(step, f, ranges) for f in nest}
-    loads = [_unconverted(f) for f, _ in _factors(value)]
-    sides = [(x, _letters(x.index, letter)) for x in loads if isinstance(x, Load)]
+    long = {f.var: _longest(step, f, ranges) for f in nest}
+    loads = [x for x in (_unconverted(f) for f, _ in _factors(value)) if isinstance(x, Load)]
+    sides = [(x, {letter[v] for e in x.index for v in names(e) if v in letter}) for x in loads]
     a = next((x for x, axes in sides if "n" not in axes), None)
     b = next((x for x, axes in sides if "m" not in axes and x is not a), None)
     if a is None or b is None:
         raise ScheduleError(
             step, "its factors are not a load that moves along m and k and one that moves along k and n"
         )
-    slices = [
-        _slice(step, buffer, i, letter, long) for buffer, i in ((acc, index), (a.buffer, a.index), (b.buffer, b.index))
-    ]
-    (c_axes, c), (a_axes, left), (b_axes, right) = slices
+    found = [_slice(step, buffer, i, long) for buffer, i in ((acc, index), (a.buffer, a.index), (b.buffer, b.index))]
+    c_axes, a_axes, b_axes = ("".join(letter[v] for v in axes) for axes, _ in found)
+    c, left, right = (x for _, x in found)
     wanted = (("mn",), ("mk", "km"), ("kn", "nk")) if len(nest) == 3 else (("n",), ("k",), ("kn", "nk"))
     if any(axes not in allowed for axes, allowed in zip((c_axes, a_axes, b_axes), wanted, strict=True)):
         raise ScheduleError(step, f"the tiles lie as {c_axes} += {a_axes} * {b_axes}")
@@ -208,20 +220,28 @@ def _letters(index: Sequence[Expr], letter: dict[str, str]) -> set[str]:
     return {letter[v] for e in index for v in names(e) if v in letter}
 
 
-def _slice(
-    step: Step, buffer: str, index: Sequence[Expr], letter: dict[str, str], long: dict[str, int]
-) -> tuple[str, tile.Slice]:
-    """What the loops touch of a buffer, and the letters of its axes in order."""
-    starts, lengths, axes = [], [], ""
+def _slice(step: Step, buffer: str, index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice]:
+    """The loops that the axes of a buffer move with, in order, and what they touch of it."""
+    found = _axes(index, long)
+    if found is None:
+        raise ScheduleError(step, f"{buffer} is not read in rows and columns, pack it first")
+    return found[0], found[1].replace(buffer=buffer)
+
+
+def _axes(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice] | None:
+    """Each loop of `long` that moves the index moves one axis, by one; None where that is not so."""
+    starts: list[Expr] = []
+    lengths: list[int] = []
+    axes: list[str] = []
     for e in index:
         terms, rest = linear(e)
-        moving = [v for v in terms if isinstance(v, Var) and v.name in letter]
-        if names(e) & set(letter) != {v.name for v in moving} or len(moving) > 1 or any(terms[v] != 1 for v in moving):
-            raise ScheduleError(step, f"{buffer} is not read in rows and columns, pack it first")
+        moving = [v for v in terms if isinstance(v, Var) and v.name in long]
+        if names(e) & set(long) != {v.name for v in moving} or len(moving) > 1 or any(terms[v] != 1 for v in moving):
+            return None
         starts.append(from_linear(({v: c for v, c in terms.items() if v not in moving}, rest)))
-        lengths.append(long[letter[moving[0].name]] if moving else 0)
-        axes += letter[moving[0].name] if moving else ""
-    return axes, tile.Slice(buffer, tuple(starts), tuple(lengths))
+        lengths.append(long[moving[0].name] if moving else 0)
+        axes += [v.name for v in moving]
+    return (axes, tile.Slice("", tuple(starts), tuple(lengths))) if len(set(axes)) == len(axes) else None
 
 
 # ---- loop nests

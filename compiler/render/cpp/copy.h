@@ -1,0 +1,59 @@
+// Copies of blocks between tensors in memory, which may lie in different orders.
+#pragma once
+#include "memory.h"
+
+// Two rows exchange the halves of each group of 2 * STEP elements that are on the wrong side of the diagonal.
+template <int STEP, bool HIGH, typename V, int... I>
+MLC_INLINE V mlc_exchange(V a, V b, mlc_indices<I...>) {
+  constexpr int N = sizeof...(I);
+  return __builtin_shufflevector(a, b, (HIGH ? (I & STEP ? N + I : I + STEP) : (I & STEP ? N + I - STEP : I))...);
+}
+template <int STEP, typename V>
+MLC_INLINE void mlc_transpose_steps(V* row) {
+  constexpr int N = mlc_lanes<V>;
+  if constexpr (STEP < N) {
+#pragma GCC unroll 64
+    for (int i = 0; i < N; i++)
+      if (!(i & STEP)) {
+        const V a = row[i], b = row[i + STEP];
+        row[i] = mlc_exchange<STEP, false>(a, b, mlc_count<N>());
+        row[i + STEP] = mlc_exchange<STEP, true>(a, b, mlc_count<N>());
+      }
+    mlc_transpose_steps<2 * STEP>(row);
+  }
+}
+// to[j][i] = from[i][j] for one square of vectors
+template <typename T>
+static void mlc_transpose_square(const T* from, long from_row, T* to, long to_row) {
+  constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
+  mlc_vec<T, W> row[W];
+#pragma GCC unroll 64
+  for (int i = 0; i < W; i++) row[i] = mlc_load<T, W>(from + i * from_row);
+  mlc_transpose_steps<1>(row);
+#pragma GCC unroll 64
+  for (int i = 0; i < W; i++) mlc_store(to + i * to_row, row[i]);
+}
+// to[i][j] = from[i][j] for i < m, j < n, of which only i < m_there, j < n_there exist: the others read as zero
+template <typename T>
+static void mlc_copy_block(long m, long n, long m_there, long n_there, const T* from, long from_m, long from_n, T* to,
+    long to_m, long to_n) {
+  constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
+  const long rows = m_there < m ? m_there : m, columns = n_there < n ? n_there : n;
+  if (from_n == 1 && to_n == 1) {
+    for (long i = 0; i < rows; i++) {
+      __builtin_memcpy(to + i * to_m, from + i * from_m, columns * sizeof(T));
+      __builtin_memset(to + i * to_m + columns, 0, (n - columns) * sizeof(T));
+    }
+    for (long i = rows; i < m; i++) __builtin_memset(to + i * to_m, 0, n * sizeof(T));
+    return;
+  }
+  long i = 0, done = 0;
+  if (from_n == 1 && to_m == 1) {
+    done = columns / W * W;
+    for (; i + W <= rows; i += W)
+      for (long j = 0; j < done; j += W) mlc_transpose_square(from + i * from_m + j, from_m, to + i + j * to_n, to_n);
+  }
+  for (long k = 0; k < m; k++)
+    for (long j = k < i ? done : 0; j < n; j++)
+      to[k * to_m + j * to_n] = k < rows && j < columns ? from[k * from_m + j * from_n] : T(0);
+}

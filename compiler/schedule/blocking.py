@@ -1,0 +1,139 @@
+"""The size of a matrix product, where its operands lie, and a target in; the instruction and the blocks to cut it into out.
+
+Everything follows from the caches and from an estimate of cycles, in which a core does two multiply-adds and two loads from
+near memory a cycle, and an accumulator is ready for its next multiply-add after four (x86 of the last ten years).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compiler.targets.target import Instruction, Target
+
+LATENCY = 4.0
+NEAR, FAR = 0.5, 2.0  # cycles to load one vector from the first level, and from the second at half its peak
+ADD_LANES = 4.0  # cycles to add up the lanes of an accumulator and to store the sum
+COPY, TRANSPOSE, COMPUTE = 0.1, 0.35, 2.0  # cycles to pack an element: of a row, against the grain, by any other means
+STREAM_DEPTH = (
+    8  # rows of a matrix read once that are read side by side: each is a stream of its own for the prefetcher
+)
+NARROWEST = 512  # columns of a block, where there are so many: long rows of B are read faster
+PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
+OFTEN = 16  # row tiles that read a matrix before a copy of it in better order pays
+WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another
+PANEL, DOT = "mlc_fma_block", "mlc_dot_block"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor: whether an instruction can read it `direct`ly, the part `along` which it is contiguous ("m", "n", "k", or
+    ""), how many bytes one step of k moves it, whether its elements are `narrow`er than the sum's."""
+
+    direct: bool
+    along: str
+    step: int
+    narrow: bool
+
+
+@dataclass(frozen=True)
+class Product:
+    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `dtype` and `bytes` are those of the sum."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    a: Operand
+    b: Operand
+    dtype: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """The instruction, the block of each part, what is packed, over how many cores it is worth spreading, and the cycles."""
+
+    row: Instruction
+    m: int
+    n: int
+    k: int
+    pack_a: bool
+    pack_b: bool
+    cores: int
+    cycles: float
+
+    @property
+    def flat(self) -> bool:
+        """Vectors lie along k."""
+        return self.row.function == DOT
+
+
+def choose(p: Product, target: Target) -> Blocking | None:
+    """The blocking of fewest cycles; None if the target has no instruction for the type."""
+    return min(_all(p, target), key=lambda b: (b.cycles, -b.row.m * b.row.n), default=None)
+
+
+def _all(p: Product, target: Target) -> Iterator[Blocking]:
+    functions = (PANEL, DOT) if p.b.along == "k" else (PANEL,)
+    for function in functions:
+        rows = [r for r in target.instructions if r.function == function and r.acc_type == p.dtype and r.m <= p.m]
+        if rows:
+            yield _blocks(p, target, min(rows, key=lambda r: (_step(p, target, r), -r.m * r.n)))
+
+
+def _step(p: Product, target: Target, row: Instruction) -> float:
+    """Cycles of one step of k (of one vector of k) for all rows and columns, rests included."""
+    flat = row.function == DOT
+
+    def tile(m: int, n: int) -> float:
+        vectors = n if flat else -(-n // target.lanes(p.bytes))
+        loads = m * FAR + vectors * NEAR if flat else m * NEAR + vectors * FAR
+        return max(m * vectors / 2, loads, LATENCY) if m and n else 0.0
+
+    (down, low), (across, narrow) = divmod(p.m, row.m), divmod(p.n, row.n)
+    return across * (down * tile(row.m, row.n) + tile(low, row.n)) + down * tile(row.m, narrow) + tile(low, narrow)
+
+
+def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
+    """Block sizes: a panel of B (KC x NR) takes half the first level; what is packed of B, a block of the result (MC x NC),
+    and of A where vectors lie along k (MC x KC), a quarter of the second each, or half where B is packed.
+
+    A matrix that one row of tiles reads once, and that the second level cannot hold, is read in long rows instead.
+    """
+    flat, size, l1, l2 = row.function == DOT, p.bytes, target.l1, target.l2
+    tiles = -(-p.m // row.m)
+    often = tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)
+    pack_b = not p.b.direct or (not flat and (often or p.b.along != "n"))
+    pack_a = not p.a.direct or p.a.narrow or (flat and p.a.along != "k")
+    if not flat and not pack_b and tiles == 1 and p.k * p.n * size > l2:
+        m, k = p.m, STREAM_DEPTH
+        n = _cut(p.n, l2 // 4 // (p.m * size), row.n)
+    else:
+        share = 2 if pack_b else 4
+        k = _cut(p.k, max(64, l1 * 2 // (share * row.n * size)), target.lanes(size))
+        m = _cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
+        n = _cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), row.n)
+    work = p.m * p.n * p.k * p.batch
+    cores = target.cores if work >= WORTH_CORES else 1
+    others = p.batch * -(-p.m // m)
+    if others * -(-p.n // n) < cores:
+        n = _cut(p.n, -(-p.n * others // cores), row.n)
+    steps = p.k / target.lanes(size) if flat else p.k
+    cycles = steps * _step(p, target, row) + (p.m * p.n * -(-p.k // k) * ADD_LANES if flat else 0)
+    cycles += p.k * p.n * -(-p.m // m) * _packing(p.b, "k" if flat else "n") if pack_b else 0
+    cycles += p.m * p.k * _packing(p.a, "k") if pack_a else 0
+    return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
+
+
+def _packing(x: Operand, along: str) -> float:
+    """Cycles to bring one element into a tile that is contiguous along this part."""
+    if x.along == along:
+        return COPY
+    return TRANSPOSE if x.direct and not x.narrow else COMPUTE
+
+
+def _cut(size: int, block: int, multiple: int) -> int:
+    """Blocks of about equal size: multiples of `multiple`, at most `block` where that is one, or all of `size`."""
+    count = -(-size // max(block // multiple * multiple, multiple))
+    return min(size, -(-(-(-size // count)) // multiple) * multiple)
