@@ -26,6 +26,7 @@ from compiler.passes.torch_to_tensor import (
     normalize,
     pointwise,
     pool,
+    recurrent,
     reduce,
     scan,
     upsample,
@@ -33,7 +34,9 @@ from compiler.passes.torch_to_tensor import (
 )
 from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
 
-_FAMILIES = (pointwise, reduce, normalize, scan, contract, views, join, create, indexing, pool, upsample, loss)
+_FAMILIES = (
+    pointwise, reduce, normalize, scan, contract, recurrent, views, join, create, indexing, pool, upsample, loss,
+)  # fmt: skip
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 

@@ -1,0 +1,210 @@
+"""Recurrent networks (LSTM, GRU, plain): each time step becomes equations of its own, so the number of steps is known.
+
+What the inputs contribute to the gates is one matrix product for all steps; each step adds what the state contributes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Expr, cast, const, op, select, static
+from compiler.passes.torch_to_tensor import formula as f
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value
+from compiler.passes.torch_to_tensor.contract import Element, product
+from compiler.passes.torch_to_tensor.views import permuted
+
+State = tuple[Value, ...]  # the hidden state, and a cell's own
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Of one layer in one direction, gates stacked along the first dimension."""
+
+    from_input: Value
+    from_state: Value
+    input_bias: Value | None
+    state_bias: Value | None
+
+    @property
+    def hidden(self) -> Expr:
+        return self.from_state.shape[1]
+
+
+@dataclass(frozen=True)
+class Gates:
+    """What inputs and state contribute, gate by gate, to one step; an index is (batch, feature)."""
+
+    of_input: Callable[[Index, int], Expr]
+    of_state: Callable[[Index, int], Expr]
+
+    def sum(self, at: Index, gate: int) -> Expr:
+        return self.of_input(at, gate) + self.of_state(at, gate)
+
+
+Cell = Callable[[Builder, Gates, State], State]
+
+
+def lstm_cell(b: Builder, gates: Gates, state: State) -> State:
+    """Gates: input, forget, candidate, output."""
+    _, before = state
+
+    def kept(at: Index) -> Expr:
+        new = f.sigmoid(gates.sum(at, 0)) * op("tanh", gates.sum(at, 2))
+        return f.sigmoid(gates.sum(at, 1)) * before.at(at) + new
+
+    cell = b.map(before.shape, kept, "cell")
+    return b.map(before.shape, lambda at: f.sigmoid(gates.sum(at, 3)) * op("tanh", cell.at(at)), "hidden"), cell
+
+
+def gru_cell(b: Builder, gates: Gates, state: State) -> State:
+    """Gates: reset, update, candidate."""
+    (before,) = state
+
+    def hidden(at: Index) -> Expr:
+        new = op("tanh", gates.of_input(at, 2) + f.sigmoid(gates.sum(at, 0)) * gates.of_state(at, 2))
+        return new + f.sigmoid(gates.sum(at, 1)) * (before.at(at) - new)
+
+    return (b.map(before.shape, hidden, "hidden"),)
+
+
+def plain_cell(activation: Callable[[Expr], Expr]) -> Cell:
+    return lambda b, gates, state: (b.map(state[0].shape, lambda at: activation(gates.sum(at, 0)), "hidden"),)
+
+
+def _contribution(b: Builder, shape: Shape, left: Element, weight: Value, bias: Value | None, hint: str) -> Value:
+    """A linear map of the last dimension."""
+    made = product(b, shape, weight.shape[1:], left, lambda at, r: weight.rounded_at((at[-1], r[0])), hint)
+    if bias is None:
+        return made
+    return b.map(shape, lambda at: made.at(at) + cast(bias.at(at[-1:]), made.compute), hint)
+
+
+def _direction(b: Builder, x: Value, w: Weights, cell: Cell, state: State, steps: Sequence[int]) -> dict[int, State]:
+    """The state after each of the steps, taken in that order; `x` is (time, batch, feature)."""
+    wide, hidden = w.from_input.shape[0], w.hidden
+    given = _contribution(
+        b, (*x.shape[:2], wide), lambda at, r: x.rounded_at((*at[:2], r[0])), w.from_input, w.input_bias, "given"
+    )
+    out: dict[int, State] = {}
+    for t in steps:
+        state = cell(b, _gates_of(b, given, state[0], w, hidden, t), state)
+        state = out[t] = tuple(replace(s, dtype=x.dtype) for s in state)
+    return out
+
+
+def _gates_of(b: Builder, given: Value, before: Value, w: Weights, hidden: Expr, t: int) -> Gates:
+    shape = (given.shape[1], given.shape[2])
+    own = _contribution(
+        b, shape, lambda at, r: before.rounded_at((at[0], r[0])), w.from_state, w.state_bias, "recurrent"
+    )
+    return Gates(
+        lambda at, gate: given.at((const(t), at[0], at[1] + hidden * gate)),
+        lambda at, gate: own.at((at[0], at[1] + hidden * gate)),
+    )
+
+
+def _joined(b: Builder, directions: Sequence[dict[int, State]], dtype: DType) -> Value:
+    """Hidden states of all steps, those of the directions side by side: (time, batch, feature)."""
+    count = len(directions[0])
+    batch, hidden = directions[0][0][0].shape
+    shape = (const(count), batch, hidden * len(directions))
+
+    def element(at: Index) -> Expr:
+        sides = []
+        for k, states in enumerate(directions):
+            place = (at[1], at[2] - hidden * k)
+            side = states[count - 1][0].at(place)
+            for t in reversed(range(count - 1)):
+                side = select(op("eq", at[0], t), states[t][0].at(place), side)
+            sides.append(side)
+        return sides[0] if len(sides) == 1 else select(op("lt", at[2], hidden), *sides)
+
+    return replace(b.map(shape, element, "sequence"), dtype=dtype)
+
+
+def _stacked(b: Builder, states: Sequence[Value]) -> Value:
+    shape = (const(len(states)), *states[0].shape)
+
+    def element(at: Index) -> Expr:
+        out = states[-1].at(at[1:])
+        for k in reversed(range(len(states) - 1)):
+            out = select(op("eq", at[0], k), states[k].at(at[1:]), out)
+        return out
+
+    return b.map(shape, element, "last")
+
+
+def _network(cell: Cell, b: Builder, input: Value, start: State, params: Sequence[Value], options: Options) -> State:
+    """All layers; gives the sequence of hidden states and the last states of every layer and direction."""
+    x = permuted(b, input, (1, 0, 2)) if options.batch_first else input
+    count = static(x.shape[0], "the number of time steps")
+    ways = 1 + options.bidirectional
+    each = 4 if options.has_biases else 2
+    if len(params) != each * ways * options.num_layers:
+        raise b.refuse("hidden states are projected")
+    if not count:
+        raise b.refuse("a sequence without elements")
+    last: list[State] = []
+    for layer in range(options.num_layers):
+        made = []
+        for way in range(ways):
+            k = layer * ways + way
+            w = Weights(*params[each * k : each * k + each], *([None] * (4 - each)))
+            state = tuple(_row(b, s, k) for s in start)
+            steps = list(reversed(range(count))) if way else list(range(count))
+            made.append(_direction(b, x, w, cell, state, steps))
+            last.append(made[-1][steps[-1]])
+        x = _joined(b, made, input.dtype)
+    finals = tuple(_stacked(b, [s[n] for s in last]) for n in range(len(start)))
+    return (permuted(b, x, (1, 0, 2)) if options.batch_first else x, *finals)
+
+
+def _row(b: Builder, x: Value, k: int) -> Value:
+    return replace(b.map(x.shape[1:], lambda at: x.at((const(k), *at)), "start"), dtype=x.dtype)
+
+
+@dataclass(frozen=True)
+class Options:
+    """Arguments that all recurrent networks share."""
+
+    has_biases: bool
+    num_layers: int
+    bidirectional: bool
+    batch_first: bool
+
+
+def _options(
+    b: Builder, has_biases: bool, num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool
+) -> Options:
+    if dropout and train and num_layers > 1:
+        raise b.refuse("dropout while training is random")
+    return Options(has_biases, num_layers, bidirectional, batch_first)
+
+
+def lstm(
+    b: Builder, input: Value, hx: Sequence[Value], params: Sequence[Value], has_biases: bool, num_layers: int,
+    dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+) -> State:  # fmt: skip
+    options = _options(b, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return _network(lstm_cell, b, input, tuple(hx), params, options)
+
+
+def with_one_state(cell: Cell) -> Rule:
+    def rule(
+        b: Builder, input: Value, hx: Value, params: Sequence[Value], has_biases: bool, num_layers: int,
+        dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    ) -> State:  # fmt: skip
+        options = _options(b, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+        return _network(cell, b, input, (hx,), params, options)
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    "aten.lstm.input": lstm,
+    "aten.gru.input": with_one_state(gru_cell),
+    "aten.rnn_tanh.input": with_one_state(plain_cell(lambda x: op("tanh", x))),
+    "aten.rnn_relu.input": with_one_state(plain_cell(f.relu)),
+}
