@@ -151,7 +151,9 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
             bind(var)
             if kind not in ("parallel", "reduce", "scan"):
                 raise ValueError(f"{where}: loop {var} has the unknown kind {kind!r}")
-            _verify_binding(where, var, kind, binding)
+            problem = binding_error(var, kind, binding)
+            if problem:
+                raise ValueError(f"{where}: {problem}")
             inner = state.inner()
             inner.scope.add(Var(var, i64))
             inner.loops = (*state.loops, kind)
@@ -201,15 +203,19 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
             raise ValueError(f"{where}: {type(s).__name__} is not a Tile IR statement")
 
 
-def _verify_binding(where: str, var: str, kind: str, binding: Bind) -> None:
-    if binding.level not in LEVELS or any(n not in LEVELS[binding.level] for n, _ in binding.args):
-        raise ValueError(
-            f"{where}: loop {var} is bound to {binding.level} with {dict(binding.args)}, which no level takes"
-        )
-    if binding.level in ("blocks", "warps") and kind != "parallel":
-        raise ValueError(f"{where}: the {kind} loop {var} cannot be spread over {binding.level}")
-    if kind == "scan" and binding.level not in ("serial", "unroll", "lanes"):
-        raise ValueError(f"{where}: the scan loop {var} cannot be bound to {binding.level}")
+def binding_error(var: str, kind: str, binding: Bind) -> str:
+    """Why a loop of that kind cannot be bound so; empty when it can."""
+    level = binding.level
+    if level not in LEVELS:
+        return f"loop {var} is bound to {level}; the levels are {', '.join(LEVELS)}"
+    unknown = [n for n, _ in binding.args if n not in LEVELS[level]]
+    if unknown:
+        return f"loop {var}: {level} takes {', '.join(LEVELS[level]) or 'nothing'}, not {', '.join(unknown)}"
+    if level in ("blocks", "warps") and kind != "parallel":
+        return f"the {kind} loop {var} cannot be spread over {level}"
+    if kind == "scan" and level not in ("serial", "unroll", "lanes"):
+        return f"the scan loop {var} cannot be bound to {level}"
+    return ""
 
 
 def _verify_target(kernel: Kernel, buffer: str) -> None:

@@ -44,7 +44,7 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
         case Collapse():
             new = at_loop(kernel, step, step.outer, lambda f: collapse(step, f))
         case Bind():
-            new = at_loop(kernel, step, step.loop, lambda f: (f.replace(bind=tile.Bind(step.level, step.args)),))
+            new = at_loop(kernel, step, step.loop, lambda f: bind(step, f))
         case Fold():
             new = fold(program, kernel, step)
         case Distribute():
@@ -103,6 +103,22 @@ def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
     ranges = {outer.name: extent_range(count), inner.name: (0, step.factor - 1)}
     body = simplify(substitute(f.body, {Var(f.var): outer * factor + inner}), ranges)
     return (tile.For(outer.name, count, f.kind, f.bind, (tile.For(inner.name, left, f.kind, f.bind, body),)),)
+
+
+def bind(step: Bind, f: tile.For) -> tuple[Stmt, ...]:
+    """
+    before:
+        for i in serial(100):
+            y[i] = x[i]
+    after:
+        for i in vector(100, width=8):
+            y[i] = x[i]
+    """
+    binding = tile.Bind(step.level, step.args)
+    problem = tile.binding_error(f.var, f.kind, binding)
+    if problem:
+        raise ScheduleError(step, problem)
+    return (f.replace(bind=binding),)
 
 
 def reorder(step: Reorder, f: tile.For) -> tuple[Stmt, ...]:
