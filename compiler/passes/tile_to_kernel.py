@@ -26,7 +26,6 @@ from compiler.ir.expr import (
     const,
     identity,
     op,
-    product,
     select,
     static,
 )
@@ -118,12 +117,18 @@ class _Lowering:
                 place, stored = self.place(buffer, index, scope), self.spread(self.value(value, scope), scope)
                 return [k.Store(buffer, place, stored, how)]
             case If(cond, inner):
-                return [k.If(self.value(cond, scope), tuple(self.body(inner, scope.inner())))]
+                cond, body = self.value(cond, scope), self.body(inner, scope.inner())
+                if isinstance(cond, Const):
+                    return body if cond.value else []
+                return [k.If(cond, tuple(body))]
             case tile.Alloc(tensor, _, _):
                 scope.buffers[tensor.name] = tensor
                 self.taken.add(tensor.name)
-                size = static(product(tensor.shape), f"the size of {tensor.name}")
-                return [k.Array(tensor.name, tensor.dtype, max(size, 1), "local")]
+                far = [
+                    (static(n, f"the size of {tensor.name}") - 1) * static(by)
+                    for n, by in zip(tensor.shape, tensor.strides, strict=True)
+                ]
+                return [k.Array(tensor.name, tensor.dtype, max(sum(far) + 1, 1), "local")]
             case tile.Copy():
                 return self.copy(s, scope)
             case tile.Mma():

@@ -105,7 +105,7 @@ def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
     tiles = -(-p.m // row.m)
     often = tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)
     pack_b = not p.b.direct or (not flat and (often or p.b.along != "n"))
-    pack_a = not p.a.direct or p.a.narrow or (flat and p.a.along != "k")
+    pack_a = not p.a.direct or p.a.narrow or (flat and (p.a.along != "k" or (tiles > 1 and p.n > OFTEN * row.n)))
     if not flat and not pack_b and tiles == 1 and p.k * p.n * size > l2:
         m, k = p.m, STREAM_DEPTH
         n = _cut(p.n, l2 // 4 // (p.m * size), row.n)

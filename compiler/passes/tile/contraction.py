@@ -17,6 +17,7 @@ from compiler.ir.tensor import Tensor, row_major
 from compiler.schedule.steps import Distribute, Pack, ScheduleError, Step, Tensorize
 
 SERIAL = tile.Bind("serial")
+PAGE, LINE = 4096, 64
 Body = tuple[Stmt, ...]
 Loops = tuple[tile.For, ...]
 
@@ -148,7 +149,7 @@ def _filled(step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range]) ->
     """The tile, its index of one element of the factor, and what fills it: one copy where it is a block of its buffer."""
     long = {f.var: _longest(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
-    held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
+    held = _padded(Tensor(step.tile, factor.dtype, shape, row_major(shape)))
     if isinstance(factor, Load):
         axes = _axes(factor.index, long)
         if axes is not None and set(axes[0]) == set(long):
@@ -159,6 +160,14 @@ def _filled(step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range]) ->
             return held, tuple(map(Var, order)), (tile.Copy(whole, source.replace(buffer=factor.buffer), "plain"),)
     own = tuple(Var(f.var) for f in loops)
     return held, own, _again(loops, "_" + step.tile, (Store(held.name, own, factor),))
+
+
+def _padded(t: Tensor) -> Tensor:
+    """Rows of a multiple of 4 KiB would compete for the same few lines of a cache: they are a line longer."""
+    row = t.shape[-1]
+    if len(t.shape) < 2 or not isinstance(row, Const) or row.value * t.dtype.bytes % PAGE:
+        return t
+    return t.replace(strides=row_major((*t.shape[:-1], row + LINE // t.dtype.bytes)))
 
 
 def _check_extents(step: Step, loops: Loops, outside: Sequence[tile.For]) -> None:

@@ -15,6 +15,14 @@
 template <typename T>
 constexpr int mlc_width = MLC_VECTOR_BYTES / sizeof(T);
 
+// The value stays in a register: otherwise GCC loads it anew for each of its uses, and loads become the bottleneck.
+template <typename V>
+MLC_INLINE void mlc_keep(V& v) {
+#ifdef __AVX__
+  if constexpr (sizeof(V) <= MLC_VECTOR_BYTES) asm("" : "+v"(v));
+#endif
+}
+
 // sum[i][j] = row i of A times vector j of the columns of B. For PARTIAL the last vector has n columns.
 template <typename T, int MR, int NV, bool PARTIAL, typename A, typename B, int W = mlc_width<T>>
 MLC_INLINE void mlc_fma_tile(
@@ -32,6 +40,7 @@ MLC_INLINE void mlc_fma_tile(
         row[j] = mlc_load_n<T, W>(b + j * W, n);
       else
         row[j] = mlc_load_as<T, W>(b + j * W);
+      mlc_keep(row[j]);
       __builtin_prefetch(b + 8 * b_k + j * W);
     }
 #pragma GCC unroll 16
@@ -109,11 +118,14 @@ MLC_INLINE void mlc_dot_step(mlc_vec<T, W> (&sum)[MR][NR], const A* a, long a_m,
   typedef mlc_vec<T, W> V;
   V column[NR];
 #pragma GCC unroll 8
-  for (int j = 0; j < NR; j++)
+  for (int j = 0; j < NR; j++) {
     column[j] = PARTIAL ? mlc_load_n<T, W>(b + j * b_n, n) : mlc_load_as<T, W>(b + j * b_n);
+    mlc_keep(column[j]);
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++) {
     V row = PARTIAL ? mlc_load_n<T, W>(a + i * a_m, n) : mlc_load_as<T, W>(a + i * a_m);
+    mlc_keep(row);
 #pragma GCC unroll 8
     for (int j = 0; j < NR; j++) sum[i][j] += row * column[j];
   }
