@@ -23,7 +23,8 @@ Loops = tuple[tile.For, ...]
 
 
 def distribute(kernel: Kernel, step: Distribute) -> Kernel:
-    """
+    """`distribute("c", ("i", "j"))`
+
     before:
         for i in serial(4):
             for j in serial(6):
@@ -106,7 +107,8 @@ def _inlined(e: Expr, lets: dict[Var, Expr]) -> Expr:
 
 
 def pack(kernel: Kernel, step: Pack) -> Kernel:
-    """
+    """`pack("a", "a_tile", ("i", "l"))`
+
     before:
         for i in serial(4):
             for j in serial(6):
@@ -178,7 +180,8 @@ def _check_extents(step: Step, loops: Loops, outside: Sequence[tile.For]) -> Non
 
 
 def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
-    """
+    """`tensorize(("i", "j", "l"), "panel.4x6.f32")`
+
     before:
         for i in serial(4):
             for j in serial(6):

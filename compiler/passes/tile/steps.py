@@ -84,7 +84,8 @@ def replace_loop(body: tuple[Stmt, ...], target: tile.For, change: Change) -> tu
 
 
 def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
-    """
+    """`split("i", 16)`
+
     before:
         for i in serial(100):
             y[i] = x[i]
@@ -106,7 +107,8 @@ def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
 
 
 def bind(step: Bind, f: tile.For) -> tuple[Stmt, ...]:
-    """
+    """`bind("i", vector, width=8)`
+
     before:
         for i in serial(100):
             y[i] = x[i]
@@ -122,6 +124,17 @@ def bind(step: Bind, f: tile.For) -> tuple[Stmt, ...]:
 
 
 def reorder(step: Reorder, f: tile.For) -> tuple[Stmt, ...]:
+    """`reorder(("j", "i"))`
+
+    before:
+        for i in serial(8):
+            for j in serial(10):
+                y[i, j] = x[i, j]
+    after:
+        for j in serial(10):
+            for i in serial(8):
+                y[i, j] = x[i, j]
+    """
     nest: list[tile.For] = []
     here: Stmt = f
     while isinstance(here, tile.For) and here.var in step.loops:
@@ -143,7 +156,8 @@ def reorder(step: Reorder, f: tile.For) -> tuple[Stmt, ...]:
 
 
 def collapse(step: Collapse, f: tile.For) -> tuple[Stmt, ...]:
-    """
+    """`collapse("i", "j")`
+
     before:
         for i in serial(8):
             for j in serial(10):
@@ -164,7 +178,8 @@ def collapse(step: Collapse, f: tile.For) -> tuple[Stmt, ...]:
 
 
 def fold(program: Program, kernel: Kernel, step: Fold) -> Kernel:
-    """
+    """`fold("t", "i")`
+
     before:
         for i in serial(8):
             for j in serial(10):
