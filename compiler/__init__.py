@@ -15,19 +15,25 @@ from typing import TYPE_CHECKING
 from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
 
 if TYPE_CHECKING:
-    from compiler.execution import Executable, compile, execute, target
+    from compiler.execution import Executable, compile, eager_equations, execute, execute_guarded, reference, target
     from compiler.frontend import Captured, capture
+    from compiler.interpret.bounded import Accuracy
+    from compiler.interpret.bounds import bounds
     from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
 
 _HOME = {
-    "compiler.execution": ("Executable", "compile", "execute", "target"),
+    "compiler.execution": (
+        "Executable", "compile", "eager_equations", "execute", "execute_guarded", "reference", "target",
+    ),
     "compiler.frontend": ("Captured", "capture"),
+    "compiler.interpret.bounded": ("Accuracy",),
+    "compiler.interpret.bounds": ("bounds",),
     "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower"),
     "compiler.schedule.steps": ("Schedule",),
     "compiler.targets.target": ("Target",),
-}
+}  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
 
 
@@ -43,6 +49,7 @@ __all__ = [
     "IRS",
     "PIPELINE",
     "STAGES",
+    "Accuracy",
     "Application",
     "CacheError",
     "Captured",
@@ -53,9 +60,13 @@ __all__ = [
     "Target",
     "ToolchainError",
     "Unsupported",
+    "bounds",
     "capture",
     "compile",
+    "eager_equations",
     "execute",
+    "execute_guarded",
     "lower",
+    "reference",
     "target",
 ]

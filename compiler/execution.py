@@ -22,10 +22,12 @@ from compiler.ir import aten, kernel
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Expr, dim, static
 from compiler.ir.node import digest
+from compiler.ir.tensor import Program as TensorProgram
 from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
 from compiler.render import cpp
-from compiler.runtime import build, detect, launcher, memory
+from compiler.runtime import build, detect, guarded, launcher, memory
 from compiler.schedule.steps import Schedule
 from compiler.targets import cpu
 from compiler.targets.target import Target
@@ -137,6 +139,26 @@ def _run_text(
     temps = [poisoned(t.dtype, sizes(t.shape), sizes(t.strides)) for t in program.temps]
     launcher.run_once(path, [*inputs, *outputs, *temps], threads=torch.get_num_threads())
     return tuple(outputs)
+
+
+def execute_guarded(
+    lowering: Lowering, inputs: Sequence[torch.Tensor], runs: int = 3, patience: float = 0.0, cache: Path | None = None
+) -> guarded.Outcome:
+    """The text run several times on the same buffers, which are guarded; with `patience`, in a process of its own."""
+    path = build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
+    program: kernel.Program = lowering.stages["kernel"]
+    temps = [launcher.Buffer(t.name, t.dtype.name, sizes(t.shape), sizes(t.strides)) for t in program.temps]
+    return guarded.run(path, plan(lowering), inputs, temps, torch.get_num_threads(), runs, patience)
+
+
+def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """What Torch IR means, its floating types held in f64."""
+    return frontend.execute(program, inputs, torch.float64)
+
+
+def eager_equations(program: aten.Program) -> TensorProgram:
+    """Tensor IR that rounds after every call, as eager does: what to derive eager's own error bounds from."""
+    return torch_to_tensor.lower(program, round_every_call=True)
 
 
 def poisoned(dtype: DType, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:

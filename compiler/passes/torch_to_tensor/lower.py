@@ -40,8 +40,11 @@ _FAMILIES = (
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
-def lower(program: aten.Program) -> Program:
-    """The Tensor program that computes the same; raises Unsupported."""
+def lower(program: aten.Program, *, round_every_call: bool = False) -> Program:
+    """The Tensor program that computes the same; raises Unsupported.
+
+    With `round_every_call`, the result of every call is rounded to its own element type, which is what eager does.
+    """
     calls = [c for c in program.calls if any(t is not None for t in c.types)]
     check(program, calls)
     known = aten.types(program)
@@ -49,7 +52,8 @@ def lower(program: aten.Program) -> Program:
     env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype) for i in program.inputs}
     groups: list[Group] = []
     for call in calls:
-        env |= _lower_call(b, call, env)
+        made = _lower_call(b, call, env)
+        env |= {n: _stored(b, v) for n, v in made.items()} if round_every_call else made
         if b.equations:
             groups.append(
                 Group(
@@ -126,6 +130,14 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
         out[name] = Value(renamed.get(value.name, value.name), kind.dtype, kind.shape, value.stored)
     b.equations = [_renamed(e, renamed) for e in b.equations]
     return out
+
+
+def _stored(b: Builder, value: Value) -> Value:
+    """The value in its own element type, where it is held in a wider one."""
+    if value.dtype not in dt.STORAGE_ONLY or value.stored is value.dtype:
+        return value
+    made = b.map(value.shape, lambda at: cast(Load(value.name, at, value.stored), value.dtype), "stored")
+    return Value(made.name, value.dtype, value.shape, made.stored)
 
 
 def _argument(argument: object, env: dict[str, Value]) -> object:

@@ -1,0 +1,196 @@
+"""A kernel run in the hardest way: a shared object, its plan and inputs in; outputs and complaints about it out.
+
+Every buffer lies between guard zones in one piece of memory that reads as NaN or -1. Outputs and temporaries start
+poisoned, nothing is cleaned between runs, and the last run has its temporaries where the plan packs them.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from compiler.runtime import launcher, memory
+from compiler.runtime.launcher import DTYPES, Buffer, Plan
+
+GUARD = 4096  # bytes before and behind each buffer
+BLANK = 0xFF  # a NaN in every floating type, -1 in every signed one
+UNWRITTEN = 0x7F  # of integers and bools; no bool has this byte
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outputs of the first run; what was written that must not be, or not written; whether all runs agree."""
+
+    outputs: tuple[torch.Tensor, ...]
+    complaints: tuple[str, ...] = ()
+    same: bool = True
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a buffer lies: `start` and `size` in bytes."""
+
+    name: str
+    start: int
+    size: int
+
+
+class _Map:
+    """Lays buffers out one after the other, `GUARD` bytes or more apart."""
+
+    def __init__(self) -> None:
+        self.end = GUARD
+        self.places: list[_Place] = []
+
+    def add(self, name: str, size: int, misaligned: int = 0) -> _Place:
+        start = -(-self.end // memory.ALIGNMENT) * memory.ALIGNMENT + misaligned
+        self.end = start + size + GUARD
+        self.places.append(_Place(name, start, size))
+        return self.places[-1]
+
+
+def run(
+    path: Path,
+    plan: Plan,
+    inputs: Sequence[torch.Tensor],
+    temps: Sequence[Buffer],
+    threads: int = 1,
+    runs: int = 3,
+    patience: float = 0.0,
+) -> Outcome:
+    """Call the entry of `path` `runs` times; with `patience` in a forked process that has so many seconds.
+
+    `inputs` are all inputs of the plan, constants included. A forked process survives any crash of the kernel, but may
+    not use threads.
+    """
+    layout = _Map()
+    sources = [layout.add(b.name, _span(x), x.data_ptr() % 64) for b, x in zip(plan.inputs, inputs, strict=True)]
+    targets = [layout.add(b.name, _bytes(b)) for b in plan.outputs]
+    scratch = [layout.add(b.name, _bytes(b)) for b in temps]
+    arena = layout.add("the arena of temporaries", plan.arena)
+    kept = [[layout.add("", t.size) for t in targets] for _ in range(runs)]
+    block = mmap.mmap(-1, layout.end)  # shared with a forked process
+    data = np.frombuffer(block, np.uint8)
+    data[:] = BLANK
+    for place, x in zip(sources, inputs, strict=True):
+        _part(data, place)[:] = _raw(x)
+    for place, b in [*zip(targets, plan.outputs, strict=True), *zip(scratch, temps, strict=True)]:
+        _part(data, place)[:] = BLANK if DTYPES[b.dtype].is_floating_point else UNWRITTEN
+    before = data.copy()
+    base = data.ctypes.data
+    shared = [base + p.start for p in (*sources, *targets)]
+    apart, packed = [base + p.start for p in scratch], [base + arena.start + o for o in plan.temporaries]
+
+    def work() -> None:
+        for number, copies in enumerate(kept):
+            where = packed if number and number == runs - 1 else apart
+            launcher.run_once(path, [*shared, *where], plan.sizes, threads)
+            for place, copy in zip(targets, copies, strict=True):
+                _part(data, copy)[:] = _part(data, place)
+
+    if patience:
+        lost = _isolated(work, patience)
+        if lost:
+            return Outcome((), (lost,))
+    else:
+        work()
+    changed = _changed(before, data, layout.places, {*targets, *scratch, arena, *(c for row in kept for c in row)})
+    blank = [
+        f"an element of {b.name} was never written"
+        for b, place in zip(plan.outputs, kept[0], strict=True)
+        if b.dtype == "bool" and (_part(data, place) > 1).any()
+    ]
+    same = all(
+        np.array_equal(_part(data, a), _part(data, b)) for row in kept[1:] for a, b in zip(kept[0], row, strict=True)
+    )
+    outputs = tuple(_tensor(data, place, b) for place, b in zip(kept[0], plan.outputs, strict=True))
+    return Outcome(outputs, (*changed, *blank), same)
+
+
+def _span(x: torch.Tensor) -> int:
+    """Bytes from the first to behind the last element."""
+    return _reach(x.shape, x.stride()) * x.element_size()
+
+
+def _bytes(b: Buffer) -> int:
+    return _reach(b.shape, b.stride) * DTYPES[b.dtype].itemsize
+
+
+def _reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    if 0 in shape:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+
+
+def _raw(x: torch.Tensor) -> Bytes:
+    """The memory of a tensor, what lies between its elements included."""
+    if not x.numel():
+        return np.empty(0, np.uint8)
+    flat = x.detach().as_strided((_reach(x.shape, x.stride()),), (1,), x.storage_offset())
+    return np.asarray(flat.clone().view(torch.uint8).numpy())
+
+
+def _part(data: Bytes, place: _Place) -> Bytes:
+    return data[place.start : place.start + place.size]
+
+
+def _tensor(data: Bytes, place: _Place, b: Buffer) -> torch.Tensor:
+    dtype = DTYPES[b.dtype]
+    if not math.prod(b.shape):
+        return torch.empty(b.shape, dtype=dtype)
+    own = _part(data, place).copy()
+    flat = torch.from_numpy(own != 0) if dtype is torch.bool else torch.from_numpy(own).view(dtype)
+    return flat.as_strided(b.shape, b.stride)
+
+
+def _changed(before: Bytes, after: Bytes, places: Sequence[_Place], free: set[_Place]) -> list[str]:
+    """What was written outside of the buffers that may be."""
+    different = before != after
+    for place in free:
+        _part(different, place)[:] = False
+    if not different.any():
+        return []
+    at = int(np.argmax(different))
+    for place in places:
+        if place.start <= at < place.start + place.size:
+            return [f"input {place.name} was changed, {at - place.start} bytes into it"]
+    near = min((p for p in places if p.name), key=lambda p: max(p.start - at, at - p.start - p.size))
+    side = f"{near.start - at} bytes before" if at < near.start else f"{at - near.start - near.size} bytes behind"
+    return [f"memory was written {side} {near.name}"]
+
+
+def _isolated(work: Any, patience: float) -> str:
+    """Run `work` in a forked process; says how that was lost, if it was."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)  # nothing of the parent's may be cleaned up here
+    end = time.monotonic() + patience
+    while True:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            break
+        if time.monotonic() > end:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            return f"it did not end within {patience:g} s"
+        time.sleep(0.0005)
+    if os.WIFSIGNALED(status):
+        return f"it died of {signal.Signals(os.WTERMSIG(status)).name}"
+    return "" if os.waitstatus_to_exitcode(status) == 0 else "it raised an error"

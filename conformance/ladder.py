@@ -1,0 +1,236 @@
+"""A case as JSON and the options of a run in; its row out: every stage run by its own executor and held to the truth.
+
+Runs in the child process, which a crash of generated code may take down; whatever else goes wrong is a failed stage.
+"""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compiler
+from conformance import cases, oracle, repro, subject, systems
+from conformance.oracle import Verdict
+from conformance.subject import Subject, Tensors, Truth
+
+Row = dict[str, Any]
+Tell = Callable[[str], None]
+
+RUNS = 3  # of the text, on the same buffers
+EXECUTORS = {
+    "torch": "PyTorch", "tensor": "NumPy, f64 and f32", "loop": "plain C++ loops", "tile": "NumPy, by tiles",
+    "kernel": "Python, checked", "cpp": f"native, {RUNS} runs, guarded",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a stage computed, and what was wrong with how it did that."""
+
+    outputs: Tensors
+    complaints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The stages that were reached, every pass application on the way, and why it ended, if early."""
+
+    lowering: compiler.Lowering
+    applications: tuple[compiler.Application, ...]
+    error: Exception | None = None
+
+    @property
+    def equations(self) -> Any:
+        """The Tensor IR program that came straight from Torch IR."""
+        return next((a.after for a in self.applications if a.stage == "tensor"), None)
+
+    def at(self, stage: str, program: Any) -> compiler.Lowering:
+        """As if `program` stood in that stage."""
+        return replace(self.lowering, stages={**self.lowering.stages, stage: program})
+
+
+@dataclass
+class Report:
+    """The row of a case as it comes about."""
+
+    verdict: str = "pass"
+    first_bad_stage: str | None = None
+    first_bad_pass: str | None = None
+    stages: list[Row] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    eager: float | None = None
+
+    def row(self) -> Row:
+        return {
+            "verdict": self.verdict, "first_bad_stage": self.first_bad_stage, "first_bad_pass": self.first_bad_pass,
+            "stages": self.stages, "detail": "\n".join(self.remarks), "eager_err_over_tol": self.eager,
+        }  # fmt: skip
+
+
+def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell | None = None) -> Row:
+    """The row of one case."""
+    case = cases.from_json(case_json)
+    with threads(options.get("threads", 1)), torch.no_grad():
+        try:
+            made = subject.prepare(case, options["seed"])
+            if options.get("backend"):
+                return foreign(made, options["backend"], options["target"])
+            ladder = climb(made.program, compiler.target(options["target"]))
+        except compiler.Unsupported as refusal:
+            return Report("unsupported", remarks=[str(refusal)]).row()
+        except Exception:
+            return Report("fail", "torch", "capture", remarks=[traceback.format_exc(limit=-4)]).row()
+        if isinstance(ladder.error, compiler.Unsupported):
+            return Report("unsupported", remarks=[str(ladder.error)]).row()
+        return judge(made, ladder, options, tell or (lambda stage: None))
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch and our kernels use so many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def climb(program: Any, target: compiler.Target) -> Ladder:
+    """Lower as far as it goes."""
+    applications: list[compiler.Application] = []
+    try:
+        lowering = compiler.lower(program, target, trace=applications.append)
+        return Ladder(lowering, tuple(applications))
+    except Exception as error:  # whatever a pass raises is a failure of the stage that it should have made
+        stages = {"torch": program} | {a.stage: a.after for a in applications}
+        return Ladder(compiler.Lowering(stages, target, {}), tuple(applications), error)
+
+
+def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
+    """Run the stages that are asked for, name the first bad one and the pass that broke it."""
+    report = Report()
+    truth = _truth(made, ladder, report)
+    if truth is None:
+        return report.row()
+    reached = [s for s in compiler.STAGES if s in ladder.lowering.stages]
+    for stage in [s for s in options.get("stages", compiler.STAGES) if s in reached]:
+        tell(stage)
+        report.stages.append(_stage_row(truth, ladder, stage))
+    if ladder.error is not None:
+        report.stages.append(_unreached(ladder))
+    report.eager = truth.judge(made.eager, truth.eagers).err_over_tol
+    if report.eager is not None and report.eager > 1:
+        report.remarks.append(f"eager itself is {report.eager:.3g} times its own bound from the reference")
+    bad = next((row for row in report.stages if row["verdict"] != "pass"), None)
+    if bad is not None:
+        report.verdict, report.first_bad_stage = "fail", bad["stage"]
+        report.first_bad_pass = guilty(truth, ladder, bad["stage"])
+        report.remarks.append(f"{bad['stage']}: {bad['message']}")
+    row = report.row()
+    if bad is not None and options.get("dump"):
+        row["repro"] = repro.dump(Path(options["dump"]), made, ladder.lowering, row)
+    return row
+
+
+def _truth(made: Subject, ladder: Ladder, report: Report) -> Truth | None:
+    """What is right; None, and a failure reported, if that cannot be known."""
+    try:
+        if ladder.equations is None:
+            raise ladder.error or ValueError("torch-to-tensor gave nothing")
+        return Truth(made, ladder.equations)
+    except Exception:  # the case's own function, a lowering or the reference: nothing can be said without them
+        report.verdict, report.first_bad_stage, report.first_bad_pass = "fail", "torch", None
+        report.remarks.append(traceback.format_exc(limit=-4))
+        return None
+
+
+def _stage_row(truth: Truth, ladder: Ladder, stage: str) -> Row:
+    start = time.perf_counter()
+    verdict = assess(truth, ladder.lowering, stage)
+    return {
+        "stage": stage, "verdict": "pass" if verdict.ok else "fail", "err_over_tol": verdict.err_over_tol,
+        "executor": EXECUTORS[stage], "seconds": round(time.perf_counter() - start, 4), "message": verdict.message,
+    }  # fmt: skip
+
+
+def _unreached(ladder: Ladder) -> Row:
+    """The row of the stage that no pass could make."""
+    done = len(ladder.applications)
+    culprit = compiler.PIPELINE[done]
+    message = f"pass {culprit.name} raised {type(ladder.error).__name__}: {ladder.error}"
+    return {"stage": culprit.result, "verdict": "fail", "err_over_tol": None, "executor": None, "seconds": 0.0,
+            "message": message}  # fmt: skip
+
+
+def assess(truth: Truth, lowering: compiler.Lowering, stage: str) -> Verdict:
+    """Run one stage and judge it; an error is a failure with its message."""
+    try:
+        return verdict_on(truth, lowering, stage, run(truth, lowering, stage))
+    except Exception as error:  # executors check their programs, and say what is wrong by raising
+        return Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
+
+
+def run(truth: Truth, lowering: compiler.Lowering, stage: str, patience: float = 0.0) -> Made:
+    """What a stage computes; the text is run several times on guarded buffers."""
+    tensors = truth.subject.tensors
+    if stage != "cpp":
+        return Made(compiler.execute(lowering, stage, tensors))
+    outcome = compiler.execute_guarded(lowering, tensors, RUNS, patience)
+    complaints = list(outcome.complaints)
+    if not outcome.same and truth.tolerance.deterministic:
+        complaints.append(f"{RUNS} runs on the same inputs gave different results")
+    return Made(outcome.outputs, tuple(complaints))
+
+
+def verdict_on(truth: Truth, lowering: compiler.Lowering, stage: str, made: Made) -> Verdict:
+    """Judge what a stage made."""
+    if made.complaints:
+        return Verdict(False, float("inf"), (), "; ".join(made.complaints))
+    if stage == "torch":
+        # The same kernels on the same numbers: only what capture decomposed may differ, however good eager is.
+        same = all(oracle.exact(a, b).ok for a, b in zip(made.outputs, truth.subject.eager, strict=True))
+        return Verdict(True, 0.0) if same else truth.judge(made.outputs, truth.from_eager)
+    found = truth.judge(made.outputs)
+    if found.ok and stage == "tensor":
+        real = truth.algebra(lowering.stages["tensor"])
+        return real if not real.ok else found
+    return found
+
+
+def guilty(truth: Truth, ladder: Ladder, stage: str) -> str | None:
+    """The first pass application whose result, run as this stage, is wrong."""
+    if stage == "torch":
+        return "capture"
+    for application in ladder.applications:
+        if application.stage == stage and not assess(truth, ladder.at(stage, application.after), stage).ok:
+            return f"{application.name}#{application.number}"
+    if ladder.error is not None:
+        done = len(ladder.applications)
+        return f"{compiler.PIPELINE[done].name}#{done + 1}"
+    return None
+
+
+def foreign(made: Subject, backend: str, target: str) -> Row:
+    """The row of a case as another torch.compile backend computes it: held to eager's bound."""
+    start = time.perf_counter()
+    truth = Truth(made, compiler.eager_equations(made.program))
+    try:
+        built = systems.build(backend, made.function, made.arguments, target)
+        found = truth.judge(made.leaves(built.call(*made.arguments)), truth.eagers)
+    except Exception as error:  # any backend may fail in its own way
+        found = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
+    stage = {
+        "stage": compiler.STAGES[-1], "verdict": "pass" if found.ok else "fail", "err_over_tol": found.err_over_tol,
+        "executor": backend, "seconds": round(time.perf_counter() - start, 4), "message": found.message,
+    }  # fmt: skip
+    if found.ok:
+        return Report(stages=[stage]).row()
+    return Report("fail", compiler.STAGES[-1], None, [stage], [found.message]).row()

@@ -1,0 +1,104 @@
+"""A case that failed in; a folder out, with its data, every stage's text, and a script that runs the stages alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compiler
+from conformance import inputs
+from conformance.cases import to_json
+from conformance.subject import Subject
+
+SCRIPT = '''"""{title}
+
+{detail}
+"""
+
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import compiler
+
+{module}
+{source}
+
+torch.set_num_threads({threads})
+tensors = list(torch.load(Path(__file__).parent / "inputs.pt").values())
+captured = compiler.capture({name}, tensors, constants={constants})
+named = dict(zip(captured.arguments, tensors)) | captured.constants
+given = [named[i.name] for i in captured.program.inputs]
+right = compiler.reference(captured.program, given)
+lowering = compiler.lower(captured.program, compiler.target("{target}"))
+for stage in compiler.STAGES:
+    made = compiler.execute(lowering, stage, given)
+    far = [(a.double() - b.double()).abs().nan_to_num(0.0) for a, b in zip(made, right)]
+    print(f"{{stage:8}} largest difference from f64:", *(f"{{d.max():.3g}}" if d.numel() else "none" for d in far))
+'''
+MODULE = """
+from {package} import {root}
+
+torch.manual_seed(0)
+module = {path}({init}).to({dtype}).eval().requires_grad_(False)
+module.load_state_dict(torch.load(Path(__file__).parent / "weights.pt"))
+"""
+
+
+def dump(folder: Path, made: Subject, lowering: compiler.Lowering, row: dict[str, Any]) -> str:
+    """Write what is needed to see the failure again; the folder, or why it could not be written."""
+    case = made.case
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stage in lowering.stages:
+            (folder / (f"{stage}.ir" if stage in compiler.IRS else "kernel.cpp")).write_text(lowering.show(stage))
+        tensors = _arguments(made)
+        torch.save(tensors, folder / "inputs.pt")
+        (folder / "case.json").write_text(json.dumps(to_json(case), indent=1))
+        (folder / "failure.txt").write_text(f"{row['detail']}\n")
+        (folder / "run.py").write_text(_script(made, lowering, folder, row, list(tensors)))
+    except OSError as error:
+        return f"(not written to {folder}: {error.strerror})"
+    return str(folder)
+
+
+def _arguments(made: Subject) -> dict[str, torch.Tensor]:
+    """All tensors of the case by name, weights included."""
+    bound = made.function if isinstance(made.function, inputs.Bound) else None
+    given = iter(made.arguments)
+    return {
+        arg.name: getattr(bound, f"weight_{arg.name}") if bound is not None and arg.constant else next(given)
+        for arg in made.case.args
+    }
+
+
+def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: dict[str, Any], names: list[str]) -> str:
+    case = made.case
+    text = inputs.source(case)
+    name = text.split("def ", 1)[1].split("(", 1)[0]
+    return SCRIPT.format(
+        title=f"{case.id} fails in stage {row['first_bad_stage']}, pass {row['first_bad_pass']}.",
+        detail=row["detail"].replace("\\", "\\\\").replace('"""', "'''"),
+        module=_module(made, folder) if case.module is not None else "",
+        source=text,
+        threads=torch.get_num_threads(),
+        name=name,
+        constants=[n for n, arg in enumerate(case.args) if arg.constant],
+        target=lowering.target.name if lowering.target.name in ("cpu:avx2", "cpu:avx512", "cpu:baseline") else "cpu",
+    )
+
+
+def _module(made: Subject, folder: Path) -> str:
+    """Lines that make the case's module again, whose weights go to a file."""
+    inner = made.function.inner if isinstance(made.function, inputs.Bound) else made.function
+    torch.save(inner.__globals__["module"].state_dict(), folder / "weights.pt")
+    package, _, path = str(made.case.module).partition(":")
+    init = ", ".join(f"{k}={v!r}" for k, v in made.case.init.items())
+    dtype = str(inputs.DTYPES[made.case.dtype])
+    return MODULE.format(package=package, root=path.split(".")[0], path=path, init=init, dtype=dtype)

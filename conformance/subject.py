@@ -1,0 +1,174 @@
+"""A case in; its inputs, its captured program, what is right, and how far from it each result may be, out.
+
+What is right is Torch IR in f64 on the rounded inputs. How far off a result may be is derived from Tensor IR: for ours
+as it stands, for eager with a rounding after every call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+import compiler
+from conformance import inputs, oracle
+from conformance.cases import Case, Tolerance
+from conformance.oracle import Array, Bounded, Verdict
+
+Tensors = tuple[torch.Tensor, ...]
+
+# PyTorch's own vectorised functions are within a few units in the last place; ours are within what they claim.
+EAGER_ULPS = 4.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A case's function, its arguments, and its captured program with the tensors of that program's inputs."""
+
+    case: Case
+    function: inputs.Function
+    arguments: Tensors
+    captured: compiler.Captured
+    tensors: Tensors
+
+    @property
+    def program(self) -> Any:
+        return self.captured.program
+
+    def leaves(self, result: object) -> Tensors:
+        """The tensors of a result of the function, in the order of the program's outputs."""
+        flat = pytree.tree_leaves(result)
+        return tuple(torch.as_tensor(leaf) for n, leaf in enumerate(flat) if n not in self.captured.literals)
+
+    @functools.cached_property
+    def eager(self) -> Tensors:
+        """What the function itself gives."""
+        with torch.no_grad():
+            return self.leaves(self.function(*self.arguments))
+
+
+def prepare(case: Case, seed: int) -> Subject:
+    """Make the data and capture the function; raises Unsupported."""
+    function, arguments = inputs.bind(case, inputs.make(case, seed))
+    captured = compiler.capture(function, arguments)
+    given = dict(zip(captured.arguments, pytree.tree_leaves(arguments), strict=True)) | captured.constants
+    return Subject(case, function, arguments, captured, tuple(given[i.name] for i in captured.program.inputs))
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The right value, and errors, as `oracle.Bounded` has them."""
+
+    v: Array
+    e1: Array | None = None
+    e2: Array | None = None
+    shared: Array | None = None
+
+
+class Truth:
+    """What the results of a subject should be, and how good they must be."""
+
+    def __init__(self, subject: Subject, equations: Any) -> None:
+        """`equations` is the Tensor IR program that torch-to-tensor made."""
+        self.subject, self.equations = subject, equations
+        self.tolerance: Tolerance = subject.case.tolerance
+        self.dtypes = [oracle.NAMES[leaf.dtype] for leaf in subject.eager]
+        self.reference = compiler.reference(subject.program, subject.tensors)
+
+    @functools.cached_property
+    def ours(self) -> list[Bounded]:
+        return self._around_reference(lambda: oracle.bounds(self.equations, self.subject.tensors))
+
+    @functools.cached_property
+    def eagers(self) -> list[Bounded]:
+        def derive() -> Sequence[Bounded]:
+            program = compiler.eager_equations(self.subject.program)
+            return oracle.bounds(program, self.subject.tensors, ulps=_eager_ulps)
+
+        return self._around_reference(derive)
+
+    @functools.cached_property
+    def from_eager(self) -> list[Bounded]:
+        """Around eager's own result, twice as far: where Torch IR must be, run by the same kernels."""
+        return [_around(oracle.to_array(y), b, 2.0) for y, b in zip(self.subject.eager, self.eagers, strict=True)]
+
+    def _around_reference(self, derive: Callable[[], Sequence[Bounded]]) -> list[Bounded]:
+        if self.tolerance.mode == "fixed":
+            return [self._fixed(oracle.to_array(r)) for r in self.reference]
+        centres = map(oracle.to_array, self.reference)
+        return [_around(c, b) for c, b in zip(centres, derive(), strict=True)]
+
+    def _fixed(self, value: Array) -> Bounded:
+        if value.dtype.kind != "f":
+            return Allowed(value)
+        with np.errstate(all="ignore"):
+            off = (self.tolerance.atol or 0.0) + (self.tolerance.rtol or 0.0) * np.abs(value)
+        off = np.where(np.isfinite(value), off, 0.0)
+        return Allowed(value, off, np.zeros_like(off), off)
+
+    def judge(self, made: Sequence[torch.Tensor], bounded: Sequence[Bounded] | None = None) -> Verdict:
+        """The worst verdict over all outputs; by default within our own bound of the reference."""
+        bounded = self.ours if bounded is None else bounded
+        if len(made) != len(bounded):
+            return Verdict(False, np.inf, (), f"{len(made)} results, expected {len(bounded)}")
+        worst = Verdict(True, 0.0)
+        for k, (y, b, dtype) in enumerate(zip(made, bounded, self.dtypes, strict=True)):
+            if oracle.NAMES.get(y.dtype) != dtype:
+                return Verdict(False, np.inf, (), f"output {k} is {y.dtype}, expected {dtype}")
+            found = self._judge_one(y, b, dtype, k)
+            if not found.ok:
+                where = f"output {k}: " if len(made) > 1 else ""
+                return replace(found, message=where + found.message)
+            worst = found if found.err_over_tol >= worst.err_over_tol else worst
+        return worst
+
+    def _judge_one(self, y: torch.Tensor, b: Bounded, dtype: str, k: int) -> Verdict:
+        got: Array = oracle.to_array(y)
+        if self.tolerance.specials == "same-class" and got.shape == np.shape(b.v) and got.dtype.kind == "f":
+            got = np.where(~np.isfinite(got) & ~np.isfinite(b.v), b.v, got)
+        if self.tolerance.specials == "any-if-eager-nan" and dtype in oracle.UNIT:
+            free = np.isnan(oracle.to_array(self.subject.eager[k]))
+            got = np.where(free, b.v, got) if got.shape == free.shape else got
+        return oracle.judge(got, b, dtype)
+
+    def algebra(self, equations: Any) -> Verdict:
+        """Whether a Tensor IR program is the same function in real numbers: both evaluated in f64."""
+        worst = Verdict(True, 0.0)
+        if self.tolerance.mode == "fixed":
+            return worst
+        found = oracle.bounds(equations, self.subject.tensors, algebra=True)
+        for k, (r, b) in enumerate(zip(self.reference, found, strict=True)):
+            dtype = "f64" if r.is_floating_point() else self.dtypes[k]
+            one = oracle.judge(r, _shaped(b, tuple(r.shape)), dtype)
+            if not one.ok:
+                return replace(one, message=f"output {k}: {one.message}, in f64")
+            worst = one if one.err_over_tol >= worst.err_over_tol else worst
+        return worst
+
+
+def _eager_ulps(function: str, dtype: str) -> float:
+    claimed = float(compiler.Accuracy().ulps(function, dtype))
+    return EAGER_ULPS if claimed > 0.5 or function == "sqrt" else claimed  # the root is MKL's, within 1 ulp
+
+
+def _around(value: Array, b: Bounded, factor: float = 1.0) -> Bounded:
+    """The same errors, `factor` times as large, around another value."""
+    if b.e1 is None or b.e2 is None or b.shared is None:
+        return Allowed(value)
+    e1, e2, shared = (np.broadcast_to(e, np.shape(value)) for e in (b.e1, b.e2, b.shared))
+    return Allowed(value, e1 * factor, e2 * factor**2, shared * factor)
+
+
+def _shaped(b: Bounded, shape: tuple[int, ...]) -> Bounded:
+    """With axes of extent 1 where the caller has them: passes may drop those."""
+    if b.v.shape == shape or b.v.size != np.prod(shape, dtype=int):
+        return b
+    e1, e2, shared = (
+        None if e is None else np.broadcast_to(e, b.v.shape).reshape(shape) for e in (b.e1, b.e2, b.shared)
+    )
+    return Allowed(b.v.reshape(shape), e1, e2, shared)
