@@ -52,8 +52,8 @@ def lower(program: aten.Program, *, round_every_call: bool = False) -> Program:
     env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype) for i in program.inputs}
     groups: list[Group] = []
     for call in calls:
-        made = _lower_call(b, call, env)
-        env |= {n: _stored(b, v) for n, v in made.items()} if round_every_call else made
+        results = _lower_call(b, call, env)
+        env |= {n: _stored(b, v) for n, v in results.items()} if round_every_call else results
         if b.equations:
             groups.append(
                 Group(
