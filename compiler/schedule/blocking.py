@@ -18,8 +18,10 @@ COPY, TRANSPOSE, COMPUTE = 0.1, 0.35, 2.0  # cycles to pack an element: of a row
 STREAM_DEPTH = (
     8  # rows of a matrix read once that are read side by side: each is a stream of its own for the prefetcher
 )
+DEEPEST = 128  # rows of a block of B that is read where it lies: each may be on a page of its own
 NARROWEST = 512  # columns of a block, where there are so many: long rows of B are read faster
 PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
+SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
 OFTEN = 16  # row tiles that read a matrix before a copy of it in better order pays
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another
 PANEL, DOT = "mlc_fma_block", "mlc_dot_block"
@@ -103,7 +105,7 @@ def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
     """
     flat, size, l1, l2 = row.function == DOT, p.bytes, target.l1, target.l2
     tiles = -(-p.m // row.m)
-    often = tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)
+    often = tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow) or (tiles > SELDOM and row.n * size < WIDE)
     pack_b = not p.b.direct or (not flat and (often or p.b.along != "n"))
     pack_a = not p.a.direct or p.a.narrow or (flat and (p.a.along != "k" or (tiles > 1 and p.n > OFTEN * row.n)))
     if not flat and not pack_b and tiles == 1 and p.k * p.n * size > l2:
@@ -111,7 +113,8 @@ def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
         n = _cut(p.n, l2 // 4 // (p.m * size), row.n)
     else:
         share = 2 if pack_b else 4
-        k = _cut(p.k, max(64, l1 * 2 // (share * row.n * size)), target.lanes(size))
+        deep = max(64, l1 * 2 // (share * row.n * size))
+        k = _cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), target.lanes(size))
         m = _cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
         n = _cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), row.n)
     work = p.m * p.n * p.k * p.batch

@@ -24,7 +24,8 @@ def products(dtype: str, lanes: int, registers: int, feature: str) -> list[Instr
     for m in range(1, MOST_ROWS + 1):
         layouts = (*_LAYOUTS, ("k", "kn"), ("k", "nk")) if m == 1 else _LAYOUTS
         room = (registers - 1) // (m + 1)
-        for n in (v * lanes for v in range(1, min(room, MOST_VECTORS) + 1)):
+        wide = MOST_VECTORS if m > 1 else 2 * MOST_VECTORS  # a single row uses each vector once, straight from memory
+        for n in (v * lanes for v in range(1, (min(room, wide) if m > 1 else wide) + 1)):
             out.append(_row(f"panel.{m}x{n}.{dtype}", feature, m, n, dtype, layouts, "mlc_fma_block", ("b.n", "acc.n")))
         for n in range(1, min(room, MOST_COLUMNS) + 1):
             out.append(

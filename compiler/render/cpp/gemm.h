@@ -17,9 +17,9 @@ constexpr int mlc_width = MLC_VECTOR_BYTES / sizeof(T);
 
 // The value stays in a register: otherwise GCC loads it anew for each of its uses, and loads become the bottleneck.
 template <typename V>
-MLC_INLINE void mlc_keep(V& v) {
+MLC_INLINE void mlc_keep([[maybe_unused]] V& v) {
 #ifdef __AVX__
-  if constexpr (sizeof(V) <= MLC_VECTOR_BYTES) asm("" : "+v"(v));
+  asm("" : "+v"(v));
 #endif
 }
 
@@ -40,7 +40,7 @@ MLC_INLINE void mlc_fma_tile(
         row[j] = mlc_load_n<T, W>(b + j * W, n);
       else
         row[j] = mlc_load_as<T, W>(b + j * W);
-      mlc_keep(row[j]);
+      if (MR > 1) mlc_keep(row[j]);
       __builtin_prefetch(b + 8 * b_k + j * W);
     }
 #pragma GCC unroll 16
