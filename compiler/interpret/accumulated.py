@@ -51,8 +51,8 @@ def reduce(op: str, x: Bounded, axes: tuple[int, ...], dtype: DType, accuracy: A
             case "prod":
                 size = np.abs(terms.v.astype(np.float64))
                 grown = _grown(size, errors(terms), lambda e: np.asarray(e.prod(-1)))
-                count = accuracy.series(size.shape[-1])
-                return _product(v, grown, np.maximum(size, 1.0).prod(-1), count, _whole(x.v), dtype, accuracy)
+                count = accuracy.rounds(size.shape[-1])
+                return _product(v, grown, np.maximum(size, 1.0).prod(-1), count, _whole(accuracy, x.v), dtype, accuracy)
         return _extreme(op, v, terms, lambda e: scalar.reduce(_PICK[op], e, (len(free),), f64))
 
 
@@ -60,9 +60,9 @@ def _held(dtype: DType) -> DType:
     return f64 if dtype.is_float else dtype
 
 
-def _whole(x: Array) -> bool:
-    """Whether all finite elements are integers."""
-    return bool(((x == np.rint(x)) | ~np.isfinite(x)).all())
+def _whole(accuracy: Accuracy, *terms: Array) -> bool:
+    """Whether all finite elements are integers, so that sums are too; another formula may divide on its way."""
+    return not accuracy.algebra and all(bool(((x == np.rint(x)) | ~np.isfinite(x)).all()) for x in terms)
 
 
 def _finite(x: Array) -> Array:
@@ -98,7 +98,7 @@ def _sum(v: Array, x: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
     terms = _finite(x.v)
     mean_square = (terms**2).sum(-1) / min(BLOCKS, n) + np.maximum(_partial(terms, 1), _partial(terms, LANES))
     own = accuracy.computes(dtype)
-    return _rounded_sum(v, brought, np.abs(terms).sum(-1), mean_square, accuracy.series(n), _whole(x.v), own)
+    return _rounded_sum(v, brought, np.abs(terms).sum(-1), mean_square, accuracy.rounds(n), _whole(accuracy, x.v), own)
 
 
 def _partial(x: Array, lanes: int) -> Array:
@@ -169,8 +169,8 @@ def contract(a: Bounded, b: Bounded, dtype: DType, accuracy: Accuracy) -> Bounde
             running = running + np.matmul(x[..., part], y[..., part, :])
             mean_square = mean_square + running**2 / blocks
         own = accuracy.computes(dtype)
-        rounds = accuracy.series(k) + 1
-        return _rounded_sum(v, brought, absolute, mean_square, rounds, _whole(a.v) and _whole(b.v), own)
+        rounds = accuracy.rounds(k) + 1
+        return _rounded_sum(v, brought, absolute, mean_square, rounds, _whole(accuracy, a.v, b.v), own)
 
 
 def _brought(a: Bounded, b: Bounded, x: Array, y: Array) -> Errors:
@@ -196,7 +196,7 @@ def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bo
     if x.e1 is None and (not dtype.is_float or op in _PICK):
         return Bounded(v)
     own = accuracy.computes(dtype)
-    rounds = np.asarray([accuracy.series(n + 1) for n in range(v.shape[axis])])
+    rounds = np.asarray([accuracy.rounds(n + 1) for n in range(v.shape[axis])])
     rounds = rounds.reshape([-1 if d == axis else 1 for d in range(v.ndim)])
     e1, e2, common = errors(x)
     with np.errstate(all="ignore"):
@@ -207,11 +207,13 @@ def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bo
                 brought = e1.cumsum(axis), e2.cumsum(axis), common.cumsum(axis)
                 terms = _finite(x.v)
                 squares = (terms.cumsum(axis) ** 2 + terms**2).cumsum(axis) / np.maximum(rounds, 1)
-                return _rounded_sum(v, brought, np.abs(terms).cumsum(axis), squares, rounds, _whole(x.v), own)
+                return _rounded_sum(v, brought, np.abs(terms).cumsum(axis), squares, rounds, _whole(accuracy, x.v), own)
             case "prod":
                 size = np.abs(x.v.astype(np.float64))
                 grown = _grown(size, errors(x), lambda e: np.asarray(e.cumprod(axis)))
-                return _product(v, grown, np.maximum(size, 1.0).cumprod(axis), rounds, _whole(x.v), dtype, accuracy)
+                return _product(
+                    v, grown, np.maximum(size, 1.0).cumprod(axis), rounds, _whole(accuracy, x.v), dtype, accuracy
+                )
         return _extreme(op, v, x, lambda e: scalar.accumulate(_PICK[op], e, axis))
 
 
@@ -233,7 +235,7 @@ def scatter(
         how = "set" if op == "set" else "max"
         return made(v, *(at(how, b, u) for b, u in zip(before, update, strict=True)))
     rounds = at("sum", np.zeros(v.shape), np.ones(value.v.shape))
-    whole = _whole(base.v) and _whole(value.v)
+    whole = _whole(accuracy, base.v, value.v)
     with np.errstate(all="ignore"):
         size, sizes = np.abs(base.v.astype(np.float64)), np.abs(value.v.astype(np.float64))
         if op == "sum":

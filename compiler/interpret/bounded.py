@@ -31,6 +31,8 @@ OVERFLOW = {
     "f16": (2 - 2.0**-11) * 2.0**15,
 }
 
+FORMULAS = 8  # times the roundings of this program that another formula for the same may have
+
 # Operations that never round, and operations that round correctly: what fits their type is not changed by them.
 EXACT = ("neg", "abs", "sign", "min", "max", "where", "floor", "ceil", "trunc", "round", "rem", "isnan")
 CORRECT = ("add", "sub", "mul", "div", "fma", "sqrt")
@@ -48,7 +50,8 @@ def in_series(n: int) -> int:
 class Accuracy:
     """What the judged implementation may lose: ulps by operation and type, and the roundings in series of a sum.
 
-    `algebra` describes an evaluation in f64 throughout, where only literals differ: the program has them as f32.
+    `algebra` describes another evaluation in f64 throughout, by whatever formula: its roundings differ, and so do its
+    literals, which the program has as f32.
     """
 
     ulps: Callable[[str, str], float] = max_ulp
@@ -59,7 +62,10 @@ class Accuracy:
         return f64 if self.algebra else dtype
 
     def half_ulps(self, name: str, dtype: DType) -> float:
-        return 0.0 if name in EXACT else 2 * self.ulps(name, dtype.name)
+        return 0.0 if name in EXACT else 2 * self.ulps(name, dtype.name) * (FORMULAS if self.algebra else 1)
+
+    def rounds(self, n: int) -> int:
+        return self.series(n) * (FORMULAS if self.algebra else 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,10 +156,17 @@ def rounded(x: Bounded, dtype: DType, half_ulps: float, correctly: bool) -> Boun
         own = half_ulps * np.maximum(UNIT[dtype.name] * size, ETA[dtype.name] / 2)
         known = worst(x) == 0
         if correctly and known.any():
-            own = np.where(known & (scalar.cast(x.v, f64, dtype) == x.v), 0.0, own)
+            own = np.where(known & _fits(x.v, dtype), 0.0, own)
         finite = np.isfinite(x.v)
         own = np.where(finite & (x.v != 0), own, 0.0)
         return overflowing(x.v, worst(x) + own, variance(x) + own**2 / 3, shared(x), size, dtype)
+
+
+def _fits(v: Array, dtype: DType) -> Array:
+    """Where an exact value is one of the type's; the reference is f64 itself, so for that only integers tell."""
+    if dtype is f64:
+        return np.asarray((v == np.rint(v)) & (np.abs(v) < 2.0**31))
+    return np.asarray(scalar.cast(v, f64, dtype) == v)
 
 
 def overflowing(v: Array, e1: Array, e2: Array, common: Array, size: Array, dtype: DType) -> Bounded:

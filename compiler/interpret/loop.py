@@ -56,7 +56,7 @@ def poison(t: Tensor, shape: list[int]) -> Array:
     if t.dtype.is_float:
         out[...] = scalar.to_memory(np.asarray(np.nan, np.float32), t.dtype)
     else:
-        out.view(np.uint8).reshape(-1)[...] = 0x7F
+        out.reshape(-1).view(np.uint8)[...] = 0x7F
     return out
 
 

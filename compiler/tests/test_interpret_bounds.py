@@ -192,6 +192,19 @@ def f(x: f32[100]):
     assert margin(x.astype(np.float64) * (0.1 + 1e-7) + 0.5, b) > 1
 
 
+def test_an_f64_reference_is_not_taken_for_exact() -> None:
+    text = """
+def f(x: f64[100]):
+    with kernel("f"):
+        y[i: 100]: f64 = sqrt(x[i]) + f64(1.0)
+    result(y, f64[100])
+"""
+    (y,), (b,) = run(text, 1 + RNG.random(100))
+    assert (bounded.tolerance(b) > 0).all() and margin(y, b) <= 1
+    (y,), (b,) = run(text, np.full(100, 4.0))
+    assert (bounded.tolerance(b) == 0).all()
+
+
 def test_a_literal_is_exact_where_it_is_short() -> None:
     assert bounded.constant(0.75, dt.f32).e1 is None and bounded.constant(1000.0, dt.f32).e1 is None
     assert bounded.constant(const(0.1, dt.f32).value, dt.f32).e1 is not None

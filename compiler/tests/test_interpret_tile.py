@@ -226,6 +226,22 @@ def test_what_a_kernel_may_not_do(body: str, message: str) -> None:
 
 
 @pytest.mark.usefixtures("cap")
+def test_scalars_and_empty_buffers() -> None:
+    text = """
+def f(x: i32[3], e: f32[0], *, y: i32[()], z: f32[0]):
+    with kernel("f", [x, e, y, z], writes=[y, z]):
+        s: i32 = i32(0)
+        for i in vector(3, reduce):
+            s += x[i]
+        y[()] = s
+        for j in blocks(0):
+            z[j] = e[j]
+"""
+    y, z = run(text, np.array([1, 2, 3], np.int32), np.zeros(0, np.float32))
+    assert y.shape == () and int(y) == 6 and z.shape == (0,)
+
+
+@pytest.mark.usefixtures("cap")
 def test_a_name_keeps_its_value() -> None:
     body = "t[0] = x[i]\nold = t[0]\nt[0] = 7.0\ny[i] = old + t[0]"
     (y,) = run(wrong(body, "t = local(f32[1])"), np.arange(4, dtype=np.float32))
