@@ -15,7 +15,7 @@ CORRECTLY_ROUNDED = 0.5
 # Where the f64 function is the C library's, the claim is what its documentation allows.
 MAX_ULP: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
-        "exp": {"f32": 1.0, "f64": 1.0},
+        "exp": {"f32": 1.25, "f64": 1.0},
         "exp2": {"f32": 1.25, "f64": 1.25},
         "expm1": {"f32": 1.25, "f64": 1.5},
         "sinh": {"f32": 1.75, "f64": 2.0},
@@ -35,7 +35,7 @@ MAX_ULP: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "acos": {"f32": 1.5, "f64": 1.0},
         "atan": {"f32": 2.0, "f64": 1.0},
         "atan2": {"f32": 2.5, "f64": 1.0},
-        "erf": {"f32": 1.35, "f64": 1.5},
+        "erf": {"f32": 2.5, "f64": 1.5},
         "erfc": {"f32": 1.0, "f64": 5.5},
         "lgamma": {"f32": 1.0, "f64": 12.0},
         "pow": {"f32": 1.0, "f64": 1.0},
@@ -48,6 +48,6 @@ def max_ulp(function: str, dtype: str) -> float:
     """The claim for a function by its IR name; dtype is "f32" or "f64".
 
     >>> max_ulp("exp", "f32"), max_ulp("sqrt", "f32")
-    (1.0, 0.5)
+    (1.25, 0.5)
     """
     return MAX_ULP.get(function, {}).get(dtype, CORRECTLY_ROUNDED)

@@ -5,7 +5,7 @@
 // INT_MIN (LONG_MIN for 64 bits), and 8- and 16-bit results are the low bits of that int (u8: of the 64-bit integer),
 // as in PyTorch on x86.
 #pragma once
-#include "vector.h"
+#include "resize.h"
 
 struct mlc_bf16 {
   unsigned short bits;
@@ -33,17 +33,6 @@ struct mlc_raw_type<bool> {
 };
 template <typename S>
 using mlc_raw = typename mlc_raw_type<S>::type;
-
-// Lane by lane C conversion, for scalars and vectors alike.
-template <typename T, typename V>
-MLC_INLINE mlc_vec<T, mlc_lanes<V>> mlc_cast(V v) {
-  if constexpr (mlc_same<mlc_lane<V>, T>)
-    return v;
-  else if constexpr (mlc_is_scalar<V>)
-    return (T)v;
-  else
-    return __builtin_convertvector(v, mlc_vec<T, mlc_lanes<V>>);
-}
 
 // The same value, about which the compiler knows nothing.
 template <typename V>
@@ -97,19 +86,37 @@ MLC_INLINE V mlc_through_double(F f, V x, MORE... more) {
 
 // ---- bf16: the upper half of a float
 
+enum { MLC_DENORMAL = 0x20 };  // among the classes of vfpclassps
+
 template <typename V>
 MLC_INLINE mlc_vec<float, mlc_lanes<V>> mlc_from_bf16(V raw) {
   constexpr int N = mlc_lanes<V>;
   return mlc_bitcast<mlc_vec<float, N>>(mlc_cast<unsigned>(raw) << 16);
 }
 template <typename V>
-MLC_INLINE mlc_vec<unsigned short, mlc_lanes<V>> mlc_to_bf16(V x) {
+MLC_INLINE mlc_vec<unsigned short, mlc_lanes<V>> mlc_to_bf16_bits(V x) {
   constexpr int N = mlc_lanes<V>;
   typedef mlc_vec<unsigned, N> U;
   U bits = mlc_bitcast<U>(x);
   U rounded = (bits + (0x7fffu + ((bits >> 16) & 1u))) >> 16;
   U quiet = (bits >> 16) | 0x40u;
   return mlc_cast<unsigned short>((U)(x != x ? quiet : rounded));
+}
+template <typename V>
+MLC_INLINE mlc_vec<unsigned short, mlc_lanes<V>> mlc_to_bf16(V x) {
+#if defined(__AVX512BF16__) && defined(MLC_AVX512)
+  constexpr int N = mlc_lanes<V>;
+  typedef mlc_vec<unsigned short, N> R;
+  if constexpr (N > 16) return mlc_join(mlc_to_bf16(mlc_low(x)), mlc_to_bf16(mlc_high(x)));
+  // The instruction rounds as we do, except that it takes denormals for zeros: vectors with one go the long way.
+  if constexpr (N == 16)
+    if (__builtin_expect(__builtin_ia32_fpclassps512_mask(x, MLC_DENORMAL, -1) == 0, 1))
+      return mlc_bitcast<R>(__builtin_ia32_cvtneps2bf16_v16sf(x));
+  if constexpr (N == 8)
+    if (__builtin_expect(__builtin_ia32_fpclassps256_mask(x, MLC_DENORMAL, -1) == 0, 1))
+      return mlc_bitcast<R>(__builtin_ia32_cvtneps2bf16_v8sf(x));
+#endif
+  return mlc_to_bf16_bits(x);
 }
 
 // ---- f16 (IEEE binary16)

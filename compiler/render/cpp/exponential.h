@@ -88,6 +88,24 @@ MLC_INLINE V mlc_exp_reduce(V x, V& n, V& head) {
   return mlc_expm1_quotient<NEAR_ONE>(r) * square + low;
 }
 
+// p * 2^n = exp(x). Floats trade a third of an ulp for a third of the work.
+template <typename V>
+MLC_INLINE V mlc_exp_parts(V x, V& n) {
+  if constexpr (sizeof(mlc_lane<V>) == 4) {
+    const V magic = V{} + mlc_magic<V>;
+    n = (x * 0x1.715476p+0f + magic) - magic;
+    V r = x - n * 0x1.63p-1f + n * 0x1.bd0106p-13f;
+    V p = r * 0x1.6a4d5ep-10f + 0x1.12398ep-7f;
+    p = p * r + 0x1.5558b0p-5f;
+    p = p * r + 0x1.555492p-3f;
+    p = p * r + 0x1.fffffcp-2f;
+    p = p * r + 1;
+    return p * r + 1;
+  } else {
+    V head, tail = mlc_exp_reduce<true>(x, n, head);
+    return tail + head + 1;
+  }
+}
 template <typename V>
 MLC_INLINE V mlc_exp_lanes(V x) {
   // The lower limit makes both factors of mlc_scale zero: exp(-inf), frequent in masked softmax, meets no denormal.
@@ -95,8 +113,8 @@ MLC_INLINE V mlc_exp_lanes(V x) {
     x = mlc_limit(x, -176.f, 89.f);
   else
     x = mlc_limit(x, -1418.2, 710.);
-  V n, head, tail = mlc_exp_reduce<true>(x, n, head);
-  return mlc_scale(tail + head + 1, n);
+  V n, p = mlc_exp_parts(x, n);
+  return mlc_scale(p, n);
 }
 MLC_UNARY(mlc_exp)
 

@@ -1,64 +1,93 @@
 // erf, erfc, lgamma.
 //
-// erf(x) = x + x p(x^2) near zero, else 1 - exp(l(|x|)) with l a minimax polynomial of log(erfc): relative accuracy
-// everywhere. erfc in float is computed in double as exp(-x^2) times a polynomial in (x - 2) / (x + 2).
+// In float erf is one of sixteen polynomials, whose coefficients fit registers; in double it is x + x p(x^2) near zero,
+// else 1 - exp(l(|x|)) with l a minimax polynomial of log(erfc). Both have relative accuracy everywhere. erfc in float is
+// computed in double as exp(-x^2) times a polynomial in (x - 2) / (x + 2).
 #pragma once
 #include "convert.h"
 #include "exponential.h"
 
+// erf(k s + d) as a polynomial in d, |d| <= s / 2, s = 65 / 256: its coefficients, lowest first, for k = 0 ... 15.
+alignas(64) static constexpr float mlc_erf_pieces[6][16] = {
+    {0, 0x1.1f31b2p-2f, 0x1.0dff50p-1f, 0x1.6fef76p-1f, 0x1.b2bb68p-1f, 0x1.dad53ep-1f, 0x1.f00614p-1f, 0x1.f9e15cp-1f,
+     0x1.fdea6ep-1f, 0x1.ff5eb6p-1f, 0x1.ffd4cap-1f, 0x1.fff5c0p-1f, 0x1.fffddap-1f, 0x1.ffff9ap-1f, 0x1.fffff0p-1f,
+     0x1.fffffep-1f},
+    {0x1.20dd76p+0f, 0x1.0ed47cp+0f, 0x1.be6878p-1f, 0x1.436686p-1f, 0x1.9be438p-2f, 0x1.cd22a8p-3f, 0x1.c5d048p-4f,
+     0x1.8894ecp-5f, 0x1.2a875ap-6f, 0x1.8f182cp-8f, 0x1.d4fedep-10f, 0x1.e477eap-12f, 0x1.b7e97ep-14f, 0x1.5f21c0p-16f,
+     0x1.ecbac0p-19f, 0x1.2fe4b4p-21f},
+    {-0x1.e21e3ap-17f, -0x1.130ea0p-2f, -0x1.c560aep-2f, -0x1.ecad74p-2f, -0x1.a253f4p-2f, -0x1.24b720p-2f,
+     -0x1.59aebep-3f, -0x1.5ce144p-4f, -0x1.2f316ep-5f, -0x1.c7fc48p-7f, -0x1.29aeccp-8f, -0x1.523b92p-10f,
+     -0x1.4f03f4p-12f, -0x1.21a6eap-14f, -0x1.b5a65ep-17f, -0x1.2123e2p-19f},
+    {-0x1.809674p-2f, -0x1.3a9100p-2f, -0x1.204edcp-3f, 0x1.14a8f0p-5f, 0x1.23e228p-3f, 0x1.55c33cp-3f, 0x1.1372a6p-3f,
+     0x1.5bf51ap-4f, 0x1.68d33ep-5f, 0x1.3a159ep-6f, 0x1.d0d41ap-8f, 0x1.26b8fcp-9f, 0x1.41f1ecp-11f, 0x1.3016dep-13f,
+     0x1.f21724p-16f, 0x1.627362p-18f},
+    {-0x1.bd6f1ap-8f, 0x1.05602cp-3f, 0x1.75307cp-3f, 0x1.2cf2cap-3f, 0x1.05df7cp-4f, -0x1.4ce9d6p-7f, -0x1.76efb4p-5f,
+     -0x1.8067acp-5f, -0x1.096deep-5f, -0x1.1bfa3ap-6f, -0x1.eec7cep-8f, -0x1.678f68p-9f, -0x1.ba0130p-11f,
+     -0x1.cf9cb2p-13f, -0x1.a165d0p-15f, -0x1.43f196p-17f},
+    {0x1.1bfacap-3f, 0x1.46b784p-4f, 0x1.bf86eap-8f, -0x1.be2156p-5f, -0x1.1788c0p-4f, -0x1.6ce658p-5f, -0x1.95ce78p-7f,
+     0x1.009400p-7f, 0x1.aab266p-7f, 0x1.484e46p-7f, 0x1.685e66p-8f, 0x1.36efeep-9f, 0x1.b6be5ep-11f, 0x1.027488p-12f,
+     0x1.0163fap-14f, 0x1.b4ee92p-17f},
+};
 template <typename V>
-MLC_INLINE V mlc_erf_lanes(V x) {
-  typedef mlc_lane<V> T;
+MLC_INLINE V mlc_erf_float(V x) {
+  const V magic = V{} + mlc_magic<V>;
+  // From the limit on the last piece is 1. NaN stays NaN.
+  V t = mlc_smaller(V{} + 3.93f, mlc_abs_bits(x));
+  V place = t * 0x1.f81f82p+1f + magic;
+  mlc_bits<V> k = mlc_bitcast<mlc_bits<V>>(place);
+  V d = t - (place - magic) * 0x1.04p-2f;
+  V p = mlc_lookup(mlc_erf_pieces[5], k) * d + mlc_lookup(mlc_erf_pieces[4], k);
+  p = p * d + mlc_lookup(mlc_erf_pieces[3], k);
+  p = p * d + mlc_lookup(mlc_erf_pieces[2], k);
+  p = p * d + mlc_lookup(mlc_erf_pieces[1], k);
+  p = p * d + mlc_lookup(mlc_erf_pieces[0], k);
+  return mlc_or_bits(p, mlc_sign_bit(x));
+}
+template <typename V>
+MLC_INLINE V mlc_erf_double(V x) {
   V z = x * x, near, far;
   // From the upper limit on erf is 1; the lower one keeps the far branch, not used there, in range. NaN stays NaN.
-  V t = mlc_limit(mlc_abs_bits(x), T(0.9), T(sizeof(T) == 4 ? 4 : 6));
-  if constexpr (sizeof(T) == 4) {
-    near = z * -0x1.3a48e2p-11f + 0x1.474a0ep-8f;
-    near = near * z - 0x1.b68e66p-6f;
-    near = near * z + 0x1.ce1ab4p-4f;
-    near = near * z - 0x1.8126e8p-2f;
-    near = near * z + 0x1.06eba6p-3f;
-    far = t * 0x1.9a75f2p-13f - 0x1.8e9a8ap-9f;
-    far = far * t + 0x1.6c070cp-6f;
-    far = far * t - 0x1.a9a1c8p-4f;
-    far = far * t - 0x1.463f60p-1f;
-    far = far * t - 0x1.20ae92p+0f;
-    far = far * t - 0x1.a0661ep-13f;
-  } else {
-    near = z * -0x1.abae3f2b28ff6p-31 + 0x1.d71b0bbe27715p-27;
-    near = near * z - 0x1.5c0726720bd5cp-23;
-    near = near * z + 0x1.b97fd3c481bbcp-20;
-    near = near * z - 0x1.f4ca4d6d09df5p-17;
-    near = near * z + 0x1.f9a2baa8d85d9p-14;
-    near = near * z - 0x1.c02db03dd563ap-11;
-    near = near * z + 0x1.565bccf92b22cp-8;
-    near = near * z - 0x1.b82ce311fa936p-6;
-    near = near * z + 0x1.ce2f21a040d16p-4;
-    near = near * z - 0x1.812746b0379bdp-2;
-    near = near * z + 0x1.06eba8214db68p-3;
-    far = t * -0x1.5ace31ea8034fp-38 + 0x1.c1ac8c804761bp-33;
-    far = far * t - 0x1.0e59c3be03bc1p-28;
-    far = far * t + 0x1.8ec1cbeecb200p-25;
-    far = far * t - 0x1.90d1d6804241cp-22;
-    far = far * t + 0x1.1ea36c601d6acp-19;
-    far = far * t - 0x1.22d0782d4e754p-17;
-    far = far * t + 0x1.7ee2ef5614799p-16;
-    far = far * t - 0x1.53fd679437c70p-16;
-    far = far * t - 0x1.1b3a5b19acfe5p-13;
-    far = far * t + 0x1.940aa53e7d032p-11;
-    far = far * t - 0x1.f6412f531dd95p-10;
-    far = far * t + 0x1.ae94a30704ac6p-12;
-    far = far * t + 0x1.372290b4f6168p-6;
-    far = far * t - 0x1.a4ac5bfed36efp-4;
-    far = far * t - 0x1.45f6275b40accp-1;
-    far = far * t - 0x1.20dd1fd311f7dp+0;
-    far = far * t - 0x1.0dfa374b3cb35p-21;
-  }
+  V t = mlc_limit(mlc_abs_bits(x), 0.9, 6.);
+  near = z * -0x1.abae3f2b28ff6p-31 + 0x1.d71b0bbe27715p-27;
+  near = near * z - 0x1.5c0726720bd5cp-23;
+  near = near * z + 0x1.b97fd3c481bbcp-20;
+  near = near * z - 0x1.f4ca4d6d09df5p-17;
+  near = near * z + 0x1.f9a2baa8d85d9p-14;
+  near = near * z - 0x1.c02db03dd563ap-11;
+  near = near * z + 0x1.565bccf92b22cp-8;
+  near = near * z - 0x1.b82ce311fa936p-6;
+  near = near * z + 0x1.ce2f21a040d16p-4;
+  near = near * z - 0x1.812746b0379bdp-2;
+  near = near * z + 0x1.06eba8214db68p-3;
+  far = t * -0x1.5ace31ea8034fp-38 + 0x1.c1ac8c804761bp-33;
+  far = far * t - 0x1.0e59c3be03bc1p-28;
+  far = far * t + 0x1.8ec1cbeecb200p-25;
+  far = far * t - 0x1.90d1d6804241cp-22;
+  far = far * t + 0x1.1ea36c601d6acp-19;
+  far = far * t - 0x1.22d0782d4e754p-17;
+  far = far * t + 0x1.7ee2ef5614799p-16;
+  far = far * t - 0x1.53fd679437c70p-16;
+  far = far * t - 0x1.1b3a5b19acfe5p-13;
+  far = far * t + 0x1.940aa53e7d032p-11;
+  far = far * t - 0x1.f6412f531dd95p-10;
+  far = far * t + 0x1.ae94a30704ac6p-12;
+  far = far * t + 0x1.372290b4f6168p-6;
+  far = far * t - 0x1.a4ac5bfed36efp-4;
+  far = far * t - 0x1.45f6275b40accp-1;
+  far = far * t - 0x1.20dd1fd311f7dp+0;
+  far = far * t - 0x1.0dfa374b3cb35p-21;
   // far is within [-40, 0], so that 2^n needs no care.
   V n, head, p = mlc_exp_reduce<true>(far, n, head) + head;
   V scale = mlc_power_of_two<V>(mlc_integer_of(n));
   V tail = 1 - (p * scale + scale);
-  return mlc_abs_bits(x) < T(sizeof(T) == 4 ? 0.921875 : 1.0) ? near * x + x : mlc_or_bits(tail, mlc_sign_bit(x));
+  return mlc_abs_bits(x) < 1.0 ? near * x + x : mlc_or_bits(tail, mlc_sign_bit(x));
+}
+template <typename V>
+MLC_INLINE V mlc_erf_lanes(V x) {
+  if constexpr (sizeof(mlc_lane<V>) == 4)
+    return mlc_erf_float(x);
+  else
+    return mlc_erf_double(x);
 }
 MLC_UNARY(mlc_erf)
 

@@ -216,32 +216,59 @@ MLC_INLINE auto mlc_isnan(V x) {
   return x != x;
 }
 
-// ---- minimum and maximum; NaN in either operand gives NaN
+// ---- minimum and maximum
 
+// a > b ? a : b and a < b ? a : b, which is what the instructions compute: of NaN and equals they take b.
+#define MLC_CHOOSE(NAME, COMPARE, LETTERS)                                       \
+  template <typename V>                                                          \
+  MLC_INLINE V NAME(V a, V b) {                                                  \
+    if constexpr (mlc_is_wide<V>)                                                \
+      return mlc_join(NAME(mlc_low(a), mlc_low(b)), NAME(mlc_high(a), mlc_high(b))); \
+    MLC_CHOOSE_512(LETTERS)                                                      \
+    MLC_CHOOSE_256(LETTERS)                                                      \
+    else                                                                         \
+      return a COMPARE b ? a : b;                                                \
+  }
+#ifdef MLC_AVX512
+#define MLC_CHOOSE_512(LETTERS)                                                  \
+  else if constexpr (sizeof(V) == 64 && mlc_same<mlc_lane<V>, float>)            \
+    return __builtin_ia32_##LETTERS##ps512_mask(a, b, a, -1, 4);                 \
+  else if constexpr (sizeof(V) == 64 && mlc_same<mlc_lane<V>, double>)           \
+    return __builtin_ia32_##LETTERS##pd512_mask(a, b, a, -1, 4);
+#else
+#define MLC_CHOOSE_512(LETTERS)
+#endif
+#ifdef __AVX__
+#define MLC_CHOOSE_256(LETTERS)                                                  \
+  else if constexpr (sizeof(V) == 32 && mlc_same<mlc_lane<V>, float>)            \
+    return __builtin_ia32_##LETTERS##ps256(a, b);                                \
+  else if constexpr (sizeof(V) == 32 && mlc_same<mlc_lane<V>, double>)           \
+    return __builtin_ia32_##LETTERS##pd256(a, b);
+#else
+#define MLC_CHOOSE_256(LETTERS)
+#endif
+MLC_CHOOSE(mlc_larger, >, max)
+MLC_CHOOSE(mlc_smaller, <, min)
+
+// NaN in either operand gives NaN. That of b is looked for: a sum of many has its running value in a, and need not wait.
 template <typename V>
 MLC_INLINE V mlc_max(V a, V b) {
-  if constexpr (mlc_is_wide<V>)
-    return mlc_join(mlc_max(mlc_low(a), mlc_low(b)), mlc_max(mlc_high(a), mlc_high(b)));
-  else if constexpr (mlc_is_float<V>)
-    return a != a ? a : (a > b ? a : b);
+  if constexpr (mlc_is_float<V>)
+    return mlc_where(b != b, b, mlc_larger(b, a));
   else
-    return a > b ? a : b;
+    return mlc_larger(a, b);
 }
 template <typename V>
 MLC_INLINE V mlc_min(V a, V b) {
-  if constexpr (mlc_is_wide<V>)
-    return mlc_join(mlc_min(mlc_low(a), mlc_low(b)), mlc_min(mlc_high(a), mlc_high(b)));
-  else if constexpr (mlc_is_float<V>)
-    return a != a ? a : (a < b ? a : b);
+  if constexpr (mlc_is_float<V>)
+    return mlc_where(b != b, b, mlc_smaller(b, a));
   else
-    return a < b ? a : b;
+    return mlc_smaller(a, b);
 }
-// x limited to [low, high]; NaN stays NaN because each comparison with it is false.
+// x limited to [low, high]; NaN stays NaN.
 template <typename V, typename T>
 MLC_INLINE V mlc_limit(V x, T low, T high) {
-  V l = V{} + low, h = V{} + high;
-  x = l > x ? l : x;
-  return h < x ? h : x;
+  return mlc_smaller(V{} + high, mlc_larger(V{} + low, x));
 }
 
 // ---- what needs its own instruction: exact multiply-add, square root, rounding to an integer
@@ -258,6 +285,30 @@ template <typename W, typename F, typename V, int... I>
 MLC_INLINE W mlc_each_lane(F f, V a, V b, V c, mlc_indices<I...>) {
   return W{f(a[I], b[I], c[I])...};
 }
+// table[index], where only the low four bits of the index count.
+template <typename I>
+MLC_INLINE mlc_vec<float, mlc_lanes<I>> mlc_lookup(const float (&table)[16], I index) {
+  constexpr int N = mlc_lanes<I>;
+#ifdef MLC_AVX512
+  typedef mlc_vec<float, 16> V;
+  if constexpr (N == 16)
+    return __builtin_ia32_permvarsf512_mask(*(const V*)table, index, V{}, -1);
+  else
+    return mlc_low(mlc_lookup(table, mlc_join(index, index)));
+#else
+#ifdef __AVX2__
+  typedef mlc_vec<float, 8> V;
+  if constexpr (N == 8) {
+    V low = __builtin_ia32_permvarsf256(*(const V*)table, index);
+    V high = __builtin_ia32_permvarsf256(*(const V*)(table + 8), index);
+    return __builtin_ia32_blendvps256(low, high, mlc_bitcast<V>(index << 28));
+  }
+  if constexpr (N == 4) return mlc_low(mlc_lookup(table, mlc_join(index, index)));
+#endif
+  return mlc_each_lane<mlc_vec<float, N>>([&](int i) { return table[i & 15]; }, index, mlc_count<N>());
+#endif
+}
+
 MLC_INLINE float mlc_fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 MLC_INLINE double mlc_fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
