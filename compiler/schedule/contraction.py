@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compiler.ir import loop
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, names, substitute
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads, names, substitute
 from compiler.ir.index import Range, extent_range, linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -73,7 +73,7 @@ def recognise(kernel: Kernel) -> Contraction | None:
             for s in reversed(values):
                 value = substitute(value, {Var(s.name, s.value.dtype): s.value})
             match value:
-                case Op("mul", (left, right)):
+                case Op("mul", (left, right)) if loads(left) and loads(right):
                     return Contraction(name, tuple(rows), tuple(depth), left, right, first, after)
     return None
 
