@@ -143,6 +143,8 @@ class _Lowering:
         return k.Declare(made, value)
 
     def loop(self, f: tile.For, scope: _Scope) -> Body:
+        if f.extent is const(0):
+            return []
         var = self.fresh(f.var + scope.suffix)
         extent = self.value(f.extent, scope)
         spread = f.bind.level == "blocks" and not scope.parallel and scope.lanes is None

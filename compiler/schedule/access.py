@@ -105,6 +105,10 @@ class _Lanes:
         return ""
 
 
+# Vectors of bools are masks, of this many bytes a lane unless what they were compared from says otherwise.
+MASK = 4
+
+
 def widest(body: tuple[Stmt, ...]) -> int:
     """Bytes of the widest element type computed with below `body`, index arithmetic aside."""
     sizes = [1]
@@ -119,9 +123,10 @@ def widest(body: tuple[Stmt, ...]) -> int:
 
 
 def _value_sizes(e: Expr) -> list[int]:
+    size = MASK if e.dtype.kind == "bool" else e.dtype.bytes
     if isinstance(e, Load):
-        return [e.dtype.bytes]
-    out = [] if isinstance(e, Const) else [e.dtype.bytes]
+        return [size]
+    out = [] if isinstance(e, Const) else [size]
     for c in e.children():
         if isinstance(c, Expr) and not (isinstance(e, Select | Op) and c.dtype.kind == "bool"):
             out += _value_sizes(c)
