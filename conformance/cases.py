@@ -84,10 +84,11 @@ class Case:
 
 @dataclass(frozen=True)
 class BenchCase(Case):
-    """A case to time: against whom, and the budget per target selector."""
+    """A case to time: against whom, the budget per target selector, and the family whose mean it counts in."""
 
     vs: tuple[str, ...] = ("eager", "compile")
     budget: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    family: str = ""
 
 
 def seed(case: Case, arg: str, run_seed: int = 0) -> int:

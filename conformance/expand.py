@@ -6,10 +6,11 @@ A row's id states all of its choices, so rows may come and go without changing e
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Iterator, Mapping
 from types import CodeType
 
-from conformance.cases import DTYPES, FLOATS, TIERS, Arg, BenchCase, Case, Value, Xfail, case_id, frozen
+from conformance.cases import DTYPES, FLOATS, TIERS, Arg, BenchCase, Case, Value, Xfail, case_id, frozen, token
 from conformance.combine import cross, pairwise
 from conformance.distributions import for_dtype
 from conformance.expressions import ExpressionError, evaluate, formula, quoted
@@ -30,11 +31,11 @@ def expand(shape_file: ShapeFile, tier: str = "smoke") -> tuple[Case, ...]:
     return rows
 
 
-def benches(shape_file: ShapeFile) -> tuple[BenchCase, ...]:
-    """The rows to time."""
+def benches(shape_file: ShapeFile, tier: str = "smoke") -> tuple[BenchCase, ...]:
+    """The rows to time that belong to the tier or to a smaller one."""
     rows = tuple(row for spec in shape_file.cases if spec.perf for row in _bench_case(spec, spec.perf))
     _check_unique(shape_file.path, rows)
-    return rows
+    return tuple(row for row in rows if TIERS.index(row.tier) <= TIERS.index(tier))
 
 
 def first_choice(spec: CaseSpec) -> Choice:
@@ -238,10 +239,22 @@ def _bench_case(spec: CaseSpec, perf: PerfSpec) -> Iterator[BenchCase]:
     free = dataclasses.replace(spec, where=None)
     for row in perf.rows:
         for dtype in perf.dtypes:
-            choice = {**first_choice(spec), **row, "dtype": dtype, "layout": perf.layout, "inputs": perf.inputs}
-            case = _build(free, choice, "smoke")
+            choice = {**first_choice(spec), **row.values, "dtype": dtype, "layout": perf.layout, "inputs": perf.inputs}
+            case = _build(free, choice, row.tier)
             values = {item.name: getattr(case, item.name) for item in dataclasses.fields(case)}
-            yield BenchCase(**values, vs=perf.vs, budget=perf.budget)
+            yield BenchCase(**values, vs=perf.vs, budget=perf.budget, family=_family(spec, choice))
+
+
+def _family(spec: CaseSpec, choice: Choice) -> str:
+    """The family's name with values in the place of names in braces; without one, the file's."""
+    known = {name: token(choice[name]) for name in (*spec.dims, *spec.params)}
+
+    def value(found: re.Match[str]) -> str:
+        if found[1] not in known:
+            raise _error(spec, f"family {spec.family!r} names {found[1]!r}, no dim or param; known are {quoted(known)}")
+        return known[found[1]]
+
+    return re.sub(r"\{(\w+)\}", value, spec.family or spec.suite)
 
 
 def _check_unique(path: str, rows: tuple[Case, ...]) -> None:

@@ -30,8 +30,9 @@ class ShapeFile(pytest.File):
         runner = self.config.stash[RUNNER]
         settings = runner.settings
         try:
-            found: list[Case] = list(expand(load(self.path), "nightly" if self._named_by_id() else settings.tier))
-            found += benches(load(self.path)) if settings.bench != "off" else ()
+            file, tier = load(self.path), "nightly" if self._named_by_id() else settings.tier
+            found: list[Case] = list(expand(file, tier))
+            found += benches(file, tier) if settings.bench != "off" else ()
         except ShapeFileError as error:
             raise self.CollectError(str(error)) from None
         if not self.config.option.collectonly:

@@ -11,7 +11,7 @@ from conformance.distributions import OPTIONS
 from conformance.expressions import quoted
 from conformance.layouts import LAYOUTS, parse
 from conformance.scope import check_names
-from conformance.specs import ArgSpec, CaseSpec, PerfSpec, ShapeFile, XfailSpec
+from conformance.specs import ArgSpec, CaseSpec, PerfRow, PerfSpec, ShapeFile, XfailSpec
 from conformance.toml_values import (
     Place,
     any_table,
@@ -27,7 +27,7 @@ from conformance.toml_values import (
 )  # fmt: skip
 
 KINDS = ("cpu", "cuda")
-_DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "timeout", "tolerance")
+_DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance")
 _KEYS = {
     "the file": ("format", "defaults", "distributions", "case"),
     "the defaults": _DEFAULTS,
@@ -38,7 +38,7 @@ _KEYS = {
     "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
     "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),
     "an xfail": ("stage", "reason", "strict", "where"),
-    "a perf table": ("dims", "dtypes", "params", "layout", "inputs", "vs", "budget"),
+    "a perf table": ("dims", "dtypes", "params", "tier", "layout", "inputs", "vs", "budget"),
     "a budget": (
         "min_speedup_eager", "min_speedup_compile", "min_speedup", "min_roofline", "max_slowdown_baseline",
         "max_compile_s", "max_kernels",
@@ -107,6 +107,7 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         layouts=layouts or tuple(dict.fromkeys(item for arg in args for item in arg.layouts)) or ("contig",),
         inputs=_inputs(here.at("inputs"), data.get("inputs", ["normal"]), known),
         targets=_targets(here.at("targets"), data.get("targets", list(KINDS))), tier=word(here, data, "tier", TIERS),
+        family=_family(here.at("family"), data.get("family"), op),
         tolerance=_tolerance(here.at("tolerance"), data.get("tolerance", {})),
         xfail=_xfail(here.at("xfail"), data.get("xfail", {})), perf=None,
         timeout=optional_number(here.at("timeout"), data.get("timeout")),
@@ -293,8 +294,12 @@ def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[s
     rows = table.get("dims", [{}])
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         place.at("dims").fail("`dims` is a list of tables such as [{ M = 4096, N = 4096 }]")
-    shared = table.get("params", {})
-    made = [_perf_row(place.at("dims"), {**dict(any_table(place.at("params"), shared)), **row}, spec) for row in rows]
+    shared = dict(any_table(place.at("params"), table.get("params", {})))
+    tier = word(place, table, "tier", TIERS)
+    tiers = [tier or ("full" if index else "smoke") for index in range(len(rows))]
+    made = [
+        _perf_row(place.at("dims"), {**shared, **row}, of_tier, spec) for row, of_tier in zip(rows, tiers, strict=True)
+    ]
     layout = _layouts(place.at("layout"), [table.get("layout", spec.layouts[0])])[0]
     inputs = text(place.at("inputs"), table.get("inputs", next(iter(spec.inputs))), "`inputs` is one distribution")
     if inputs not in spec.inputs:
@@ -311,13 +316,22 @@ def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[s
     return PerfSpec(tuple(made), dtypes, layout, inputs, vs, budget)
 
 
-def _perf_row(place: Place, row: Mapping[str, Any], spec: CaseSpec) -> Mapping[str, Value]:
-    for key, value in row.items():
+def _perf_row(place: Place, row: Mapping[str, Any], tier: str, spec: CaseSpec) -> PerfRow:
+    values = {key: value for key, value in row.items() if key != "tier"}
+    for key, value in values.items():
         if key not in (*spec.dims, *spec.params):
             place.at(key).fail(f"{key!r} is no dim or param;{nearest(key, (*spec.dims, *spec.params))}")
         if key in spec.dims and not (is_kind(value, (int,)) and value >= 0):
             place.at(key).fail(f"{value!r} is no size of 0 or more")
-    return {key: _value(place.at(key), value) for key, value in row.items()}
+    own = word(place, row, "tier", TIERS)
+    return PerfRow({key: _value(place.at(key), value) for key, value in values.items()}, own or tier)
+
+
+def _family(place: Place, value: Any, op: str) -> str | None:
+    name = optional_text(place, value)
+    if name is not None and not re.fullmatch(r"(?:[\w.+-]|\{[^\W\d]\w*\})+", name, re.ASCII):
+        place.fail(f"{name!r} may hold letters, digits, _ . + - and names of dims or params in braces")
+    return name.replace("{op}", op) if name is not None and op else name
 
 
 def _layouts(place: Place, value: Any) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from conformance.expressions import FUNCTIONS, RESERVED, ExpressionError, formul
 from conformance.specs import CaseSpec
 from conformance.toml_values import Place, nearest
 
-_ROW_NAMES = frozenset({"layout", "inputs", "target"})
+_ROW_NAMES = frozenset({"layout", "inputs", "target", "tier"})
 
 
 def check_names(place: Place, spec: CaseSpec, constants: Collection[str]) -> None:

@@ -39,10 +39,18 @@ class XfailSpec:
 
 
 @dataclass(frozen=True)
-class PerfSpec:
-    """The rows to time: values for each row, the rest from the case's first values."""
+class PerfRow:
+    """A row to time: values for some dims and params, the rest being the case's first values, and its tier."""
 
-    rows: tuple[Mapping[str, Value], ...]
+    values: Mapping[str, Value]
+    tier: str
+
+
+@dataclass(frozen=True)
+class PerfSpec:
+    """The rows to time, and how."""
+
+    rows: tuple[PerfRow, ...]
     dtypes: tuple[str, ...]
     layout: str
     inputs: str
@@ -74,6 +82,7 @@ class CaseSpec:
     inputs: Mapping[str, Mapping[str, Value]]
     targets: tuple[str, ...]
     tier: str | None
+    family: str | None
     tolerance: Tolerance
     xfail: tuple[XfailSpec, ...]
     perf: PerfSpec | None

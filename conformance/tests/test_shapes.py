@@ -111,16 +111,44 @@ def test_a_new_case_and_a_new_value_leave_ids_and_seeds_alone(write: Write) -> N
 
 def test_cases_travel_as_json(write: Write) -> None:
     file = write(SOFTMAX)
-    for case in (*shapes.expand(file, "full"), *shapes.benches(file)):
+    for case in (*shapes.expand(file, "full"), *shapes.benches(file, "full")):
         back = shapes.from_json(json.loads(json.dumps(shapes.to_json(case))))
         assert back == case and type(back) is type(case) and hash(back) == hash(case)
 
 
 def test_perf_rows(write: Write) -> None:
-    first, second = shapes.benches(write(SOFTMAX))
+    first, second = shapes.benches(write(SOFTMAX), "full")
     assert first.id == "softmax[B1-M4096-N63-dim_m1.bf16.contig.normal]", "where does not apply to perf rows"
     assert second.params == {"dim": 0} and second.args[0].shape == (8, 1, 63)
     assert second.vs == ("eager", "compile") and second.budget == {"cpu": {"min_speedup": 1.0}}
+
+
+PERF_TIERS = {
+    "": ["smoke", "full", "full"],
+    'tier = "smoke"\n': ["smoke", "smoke", "smoke"],
+    'tier = "nightly"\n': ["nightly", "nightly", "nightly"],
+}
+
+
+@pytest.mark.parametrize("word", PERF_TIERS)
+def test_benchmarks_have_tiers_of_their_own(write: Write, word: str) -> None:
+    rows = "[case.perf]\ndims = [{ N = 6 }, { N = 7 }, { N = 8 }]\n" + word
+    file = write(ONE + 'tier = "nightly"\n' + rows)
+    for at, tier in enumerate(shapes.TIERS):
+        kept = [6 + row for row, of in enumerate(PERF_TIERS[word]) if shapes.TIERS.index(of) <= at]
+        assert [case.dims["N"] for case in shapes.benches(file, tier)] == kept
+    own = write(ONE + rows.replace("{ N = 7 }", '{ N = 7, tier = "smoke" }'))
+    assert 7 in [case.dims["N"] for case in shapes.benches(own)]
+
+
+@pytest.mark.parametrize(
+    ("family", "names"),
+    [("", ["mine"] * 2), ('family = "row"', ["row"] * 2), ('family = "rows{N}.{how}"', ["rows6.m1", "rows7.m1"])],
+)
+def test_benchmarks_belong_to_a_family(write: Write, family: str, names: list[str]) -> None:
+    text = ONE.replace("x + 1", "x + how") + "params.how = [-1]\nperf = { dims = [{ N = 6 }, { N = 7 }] }\n"
+    file = write(text.replace("format = 1\n", f"format = 1\n[defaults]\n{family}\n"))
+    assert [case.family for case in shapes.benches(file, "full")] == names
 
 
 def test_zero_rows_are_one_per_named_dim(write: Write) -> None:
@@ -202,6 +230,11 @@ REFUSED = {
     'tier = "smok"': (7, "did you mean 'smoke'?"),
     'constants = ["X"]': (7, "did you mean 'x'?"),
     "perf = { dims = [{ M = 1 }] }": (7, "'M' is no dim or param"),
+    "perf = { tier = 'smoky' }": (7, "did you mean 'smoke'?"),
+    "perf = { dims = [{ N = 1, tier = 'ful' }] }": (7, "did you mean 'full'?"),
+    "family = 'a b'": (7, "names of dims or params in braces"),
+    "family = 'rows{M}'\nperf = {}": (2, "names 'M', no dim or param; known are 'N'"),
+    "dims.tier = 3": (7, "a meaning of its own"),
     '[[case]]\nname = "a"\nexpr = "1"': (8, "taken by the case in line 2"),
     '[[case]]\nname = "b"': (7, "needs an `expr`"),
     '[[case]]\nexpr = "1"': (7, "needs a `name`"),
@@ -221,7 +254,9 @@ REFUSED = {
 def test_refusals_name_the_line_and_the_remedy(write: Write, tmp_path: Path, extra: str) -> None:
     line, message = REFUSED[extra]
     with pytest.raises(shapes.ShapeFileError) as caught:
-        shapes.expand(write(ONE + extra + "\n"), "full")
+        file = write(ONE + extra + "\n")
+        assert shapes.expand(file, "full")
+        shapes.benches(file)
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path / 'mine.toml'}:{line}: ")
 
@@ -245,14 +280,14 @@ def test_the_readme_example_works(write: Write) -> None:
     example = re.search(r"```toml\n(.*?)```", readme, re.DOTALL)
     assert example is not None
     file = write(example[1])
-    assert shapes.expand(file, "full") and shapes.benches(file)
+    assert shapes.expand(file, "full") and len(shapes.benches(file, "full")) == 1
 
 
 @pytest.mark.parametrize("path", sorted(shapes.find_shapes().rglob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_files_load_and_expand(path: Path) -> None:
     file = shapes.load(path)
     assert shapes.expand(file, "full")
-    shapes.benches(file)
+    shapes.benches(file, "nightly")
 
 
 DOCUMENTED = (
