@@ -8,18 +8,25 @@ from conformance.cases import DTYPES
 from conformance.report import Run
 from conformance.rows import BAD, CHECK_VERDICTS, Row, item_name
 from conformance.tables import (
+    LOST,
     SEVERITY,
     bench_table,
     case_table,
     counts,
+    group_table,
     grouped,
+    lost,
     selftest,
-    suite_table,
     table,
     worst_error,
 )
 
 CLOSEST = 10
+LEGEND = """\
+Speedup is min(eager, torch.compile) / ours, with the 99 % interval of the median over paired rounds; above 1 we are
+faster. Times are of one call on one thread. A verdict is given where the whole interval agrees. The share of the
+roofline is the least time that this machine's measured bandwidth and arithmetic allow, over ours. Build is the time
+from the function to its first result, less where the kernel cache had it."""
 
 
 def summary(run: Run) -> str:
@@ -33,7 +40,7 @@ def summary(run: Run) -> str:
     ]
     lines += _cases(run.cases) if run.cases else []
     if run.benches:
-        lines += ["## Speedup over the best of PyTorch", suite_table(run.benches), "Every row: `speedup.md`."]
+        lines += ["## Speedup over the best of PyTorch", group_table(run.benches, "family"), "Every row: `speedup.md`."]
     else:
         lines += ["## Speedup", "No benchmark ran; `--mlcomp-bench quick` runs them."]
     if run.selftest is not None:
@@ -42,15 +49,16 @@ def summary(run: Run) -> str:
 
 
 def speedup(run: Run) -> str:
-    """The geometric mean of each suite, then every row, slowest first."""
-    what = "min(eager, torch.compile) / ours with its 99 % interval; above 1 we are faster. Times are of one call."
-    lines = [f"# Speedup on {run.env['device']}", what]
+    """The geometric mean of each family and suite, what is lost, then every row, slowest first."""
+    lines = [f"# Speedup on {run.env['device']}", LEGEND]
     if not run.benches:
         return _page([*lines, "No benchmark has run: `pytest --mlcomp --mlcomp-bench quick`."])
     lines += [f"**This machine could not judge speed during this run:** {run.unfit}"] if run.unfit else []
-    lines.append(suite_table(run.benches))
-    for suite, rows in grouped(run.benches, "suite").items():
-        lines += [f"## {suite}", bench_table(rows)]
+    lines += ["## By family", group_table(run.benches, "family"), "## By suite", group_table(run.benches, "suite")]
+    if losses := lost(run.benches):
+        lines += [f"## Lost: below {LOST}, or without a result", bench_table(losses)]
+    for family, rows in grouped(run.benches, "family").items():
+        lines += [f"## {family}", bench_table(rows)]
     return _page(lines)
 
 

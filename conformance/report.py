@@ -91,7 +91,10 @@ def benchmark_json(run: Run) -> dict[str, Any]:
 
 def extra_info(row: Row) -> Row:
     """What a benchmark knows beyond our own times."""
-    keys = ("file", "op", "target", "dtype", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline", "digest")
+    keys = (
+        "file", "family", "op", "target", "dtype", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
+        "digest", "compile_seconds",
+    )  # fmt: skip
     return _only(row, keys) | {"samples": {name: data for name, data in row["samples"].items() if name != "ours"}}
 
 

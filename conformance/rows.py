@@ -25,10 +25,10 @@ _STAGE = {"verdict": "fail", "err_over_tol": None, "executor": None, "seconds": 
 
 def describe(case: Case, target: str, file: str) -> Row:
     """What a row says before anything has run."""
-    kind = "bench" if isinstance(case, BenchCase) else "check"
-    return {
-        "kind": kind, "id": case.id, "file": file, "suite": case.suite, "op": case.op, "target": target,
-        "dtype": case.dtype, "params": {**case.dims, **case.params},
+    kind = {"kind": "bench", "family": case.family} if isinstance(case, BenchCase) else {"kind": "check"}
+    return kind | {
+        "id": case.id, "file": file, "suite": case.suite, "op": case.op, "target": target, "dtype": case.dtype,
+        "params": {**case.dims, **case.params},
     }  # fmt: skip
 
 
@@ -89,9 +89,10 @@ def lost_row(nodeid: str, message: str) -> Row:
     kind = "bench" if name.endswith("-bench") else "check"
     case_id, _, target = name.removesuffix("-bench").rpartition("-")
     words = re.split(r"[.\-\[\]]", case_id)
+    suite, dtype = Path(file).stem, next((word for word in words if word in DTYPES), "")
     known = {
-        "kind": kind, "id": case_id, "file": file, "suite": Path(file).stem, "op": case_id.partition("[")[0],
-        "target": target, "dtype": next((word for word in words if word in DTYPES), ""),
+        "kind": kind, "id": case_id, "file": file, "suite": suite, "family": suite, "op": case_id.partition("[")[0],
+        "target": target, "dtype": dtype,
     }  # fmt: skip
     reply = Reply(Status.CRASH, None, f"the pytest worker was lost: {message}")
     return bench_row(known, reply) if kind == "bench" else check_row(known, reply)

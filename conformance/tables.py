@@ -15,9 +15,11 @@ REMARK = 100
 SEVERITY = ("crash", "timeout", "fail", "unsupported", "xfail", "pass")
 CASE_HEADERS = ("case", "verdict", "first bad stage", "pass", "err/tol", "what")
 BENCH_HEADERS = (
-    "case", "ours us", "eager us", "compile us", "speedup", "interval", "verdict", "of roofline", "remark",
+    "case", "ours us", "eager us", "compile us", "speedup", "interval", "verdict", "of roofline", "build s", "remark",
 )  # fmt: skip
-SUITE_HEADERS = ("suite", "kernels", "measured", "geomean", "worst", f"below {LOST}")
+GROUP_HEADERS = (
+    "kernels", "measured", "faster", "slower", "geomean", "worst", f"below {LOST}", "over eager", "worst over eager",
+)  # fmt: skip
 STAGE_HEADERS = ("stage", "verdict", "err/tol", "executor", "seconds")
 
 
@@ -47,8 +49,8 @@ def terminal(run: Run) -> str:
         parts.append(counts(run.cases))
         parts.append(case_table(run.cases, "simple", SHOWN))
     if run.benches:
-        parts.append(f"speedup, min(eager, torch.compile) / ours:\n{suite_table(run.benches, 'simple')}")
-        parts.append(bench_table(run.benches, "simple", SHOWN))
+        parts.append(f"speedup, min(eager, torch.compile) / ours:\n{group_table(run.benches, 'family', 'simple')}")
+        parts.append(f"slowest first:\n{bench_table(run.benches, 'simple', SHOWN)}")
         parts += [f"UNFIT TO JUDGE SPEED: {run.unfit}"] if run.unfit else []
     if run.selftest is not None:
         parts.append(selftest(run.selftest))
@@ -79,11 +81,16 @@ def bench_table(benches: Iterable[Row], style: str = "github", limit: int | None
     return _limited(ordered, _bench_line, BENCH_HEADERS, style, limit)
 
 
-def suite_table(benches: Sequence[Row], style: str = "github") -> str:
-    """The geometric mean of each suite and of all."""
-    groups = grouped(benches, "suite")
-    body = [_suite_line(suite, rows) for suite, rows in groups.items()]
-    return table(body + ([_suite_line("all", benches)] if len(groups) > 1 else []), SUITE_HEADERS, style)
+def group_table(benches: Sequence[Row], key: str, style: str = "github") -> str:
+    """The geometric mean of each family or suite, and of all."""
+    groups = grouped(benches, key)
+    body = [_group_line(name, rows) for name, rows in groups.items()]
+    return table(body + ([_group_line("all", benches)] if len(groups) > 1 else []), (key, *GROUP_HEADERS), style)
+
+
+def lost(benches: Iterable[Row]) -> list[Row]:
+    """The benchmarks that PyTorch wins, and those without a result."""
+    return [row for row in benches if not row["speedup"] or row["speedup"] < LOST]
 
 
 def table(body: Sequence[Sequence[Any]], headers: Sequence[str], style: str = "github") -> str:
@@ -137,14 +144,20 @@ def _case_line(row: Row) -> list[Any]:
 def _bench_line(row: Row) -> list[Any]:
     interval = "{:.2f} … {:.2f}".format(*row["ci"]) if row["ci"] else None
     share = f"{row['roofline']:.0%}" if row["roofline"] else None
+    name = item_name(row).removesuffix("-bench")
     micros = [row[key] for key in ("ours_us", "eager_us", "compile_us")]
-    return [item_name(row), *micros, row["speedup"], interval, row["verdict"], share, _remark(row["detail"])]
+    verdict = [row["speedup"], interval, row["verdict"], share, row.get("compile_seconds")]
+    return [name, *micros, *verdict, _remark(row["detail"])]
 
 
-def _suite_line(suite: str, rows: Sequence[Row]) -> list[Any]:
-    ratios = [row["speedup"] for row in measured(rows)]
-    lost = sum(ratio < LOST for ratio in ratios) + len(rows) - len(ratios)
-    return [suite, len(rows), len(ratios), geomean(ratios), min(ratios, default=None), lost]
+def _group_line(name: str, rows: Sequence[Row]) -> list[Any]:
+    timed = measured(rows)
+    ratios = [row["speedup"] for row in timed]
+    over_eager = [row["eager_us"] / row["ours_us"] for row in timed]
+    wins = [sum(row["verdict"] == verdict for row in timed) for verdict in ("FASTER", "SLOWER")]
+    worst = min(ratios, default=None)
+    figures = [*wins, geomean(ratios), worst, len(lost(rows)), geomean(over_eager), min(over_eager, default=None)]
+    return [name, len(rows), len(timed), *figures]
 
 
 def _remark(text: str) -> str:

@@ -40,8 +40,8 @@ def check(op: str, verdict: str = "pass", dtype: str = "f32", error: float | Non
 
 def bench(op: str, speedup: float | None, suite: str = "mine", verdict: str = "SAME", **more: Any) -> Row:
     known: Row = {
-        "kind": "bench", "id": f"{op}[N4.f32]", "file": f"shapes/{suite}.toml", "suite": suite, "op": op,
-        "target": "cpu", "dtype": "f32", "verdict": verdict, "ours_us": 10.0, "eager_us": 20.0,
+        "kind": "bench", "id": f"{op}[N4.f32]", "file": f"shapes/{suite}.toml", "suite": suite,
+        "family": suite, "op": op, "target": "cpu", "dtype": "f32", "verdict": verdict, "ours_us": 10.0, "eager_us": 20.0,
         "compile_us": None, "speedup": speedup,
         "ci": None, "roofline": None, "samples": {"ours": [1e-5, 1.1e-5, 1.2e-5], "eager": [2e-5]}, "detail": "",
     }  # fmt: skip
@@ -141,14 +141,19 @@ def test_tables_show_the_worst_first_and_not_too_many() -> None:
 
 
 def test_speed_by_suite_and_row() -> None:
-    benches = (bench("a", 2.0), bench("b", 0.5), bench("c", 8.0, "other"), bench("d", None, "other", "crash"))
+    benches = (
+        bench("a", 2.0, verdict="FASTER"),
+        bench("b", 0.5, verdict="SLOWER"),
+        bench("c", 8.0, "other"),
+        bench("d", None, "other", "crash"),
+    )
     page = pages.speedup(run(benches=benches))
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if "|" in line]
-    assert ["mine", "2", "2", "1.00", "0.500", "1"] in lines
-    assert ["other", "2", "1", "8.00", "8.00", "1"] in lines
-    assert ["all", "4", "3", "2.00", "0.500", "2"] in lines
-    order = [line[0].split("[")[0] for line in lines if "-cpu-bench" in line[0]]
-    assert order == ["b", "a", "d", "c"]
+    assert lines.count(["mine", "2", "2", "1", "1", "1.00", "0.500", "1", "2.00", "2.00"]) == 2, "family and suite"
+    assert ["other", "2", "1", "0", "0", "8.00", "8.00", "1", "2.00", "2.00"] in lines
+    assert ["all", "4", "3", "1", "1", "2.00", "0.500", "2", "2.00", "2.00"] in lines
+    order = [line[0].split("[")[0] for line in lines if "-cpu" in line[0]]
+    assert order == ["d", "b", "b", "a", "d", "c"], "what is lost comes first"
 
 
 def test_coverage_counts_ops_by_dtype() -> None:
