@@ -342,7 +342,7 @@ class _Lowering:
         )
 
     def copy_block(self, s: tile.Copy, lengths: list[int], scope: _Scope) -> k.Stmt:
-        """A call of the device function that copies blocks: their sizes, what of it exists, and both sides with strides."""
+        """A call of the device function for it: the sizes, what of them exists, and both sides with strides."""
         (source, steps), (target, to_steps) = (self.corner(x, "mn", scope) for x in (s.source, s.target))
         shape = scope.buffers[s.source.buffer].shape
         there = [
@@ -350,11 +350,18 @@ class _Lowering:
             for e, n, moves in zip(s.source.starts, shape, s.source.lengths, strict=True)
             if moves
         ]
-        args = (*map(const, lengths), *there, source, *steps.values(), target, *to_steps.values())
+        args: tuple[Expr | k.Address, ...] = (
+            *map(const, lengths),
+            *there,
+            source,
+            *steps.values(),
+            target,
+            *to_steps.values(),
+        )
         return k.Call("mlc_copy_block", (), args, (s.target.buffer,))
 
     def mma(self, s: tile.Mma, scope: _Scope) -> Body:
-        """A call of the instruction's device function, which takes any sizes: what its tiles leave over is known to it."""
+        """A call of the instruction's device function, which takes any sizes and is told what its tiles leave over."""
         row = instruction(self.target, s.instruction)
         long = tile.lengths(s)
         sizes = [self.value(e, scope) for e in s.sizes] or [const(long[x]) for x in "mnk"]

@@ -1,7 +1,7 @@
-"""The size of a matrix product, where its operands lie, and a target in; the instruction and the blocks to cut it into out.
+"""The size of a matrix product, where its operands lie, and a target in; the instruction and the blocks to use out.
 
-Everything follows from the caches and from an estimate of cycles, in which a core does two multiply-adds and two loads from
-near memory a cycle, and an accumulator is ready for its next multiply-add after four (x86 of the last ten years).
+Everything follows from the caches and from an estimate of cycles, in which a core does two multiply-adds and two loads
+from near memory a cycle, and an accumulator is ready for its next multiply-add after four (x86 of the last ten years).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ PANEL, DOT = "mlc_fma_block", "mlc_dot_block"
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor: whether an instruction can read it `direct`ly, the part `along` which it is contiguous ("m", "n", "k", or
-    ""), how many bytes one step of k moves it, whether its elements are `narrow`er than the sum's."""
+    """A factor: whether an instruction can read it where it lies, along which of "m", "n", "k" it is contiguous (or ""),
+    how many bytes one step of k moves it, and whether its elements are narrower than the sum's."""
 
     direct: bool
     along: str
@@ -54,7 +54,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Blocking:
-    """The instruction, the block of each part, what is packed, over how many cores it is worth spreading, and the cycles."""
+    """The instruction, the block of each part, what is packed, how many cores it is worth, and the cycles it takes."""
 
     row: Instruction
     m: int
@@ -89,7 +89,7 @@ def _step(p: Product, target: Target, row: Instruction) -> float:
     flat = row.function == DOT
 
     def tile(m: int, n: int) -> float:
-        vectors = n if flat else -(-n // target.lanes(p.bytes))
+        vectors = n if flat else _over(n, target.lanes(p.bytes))
         loads = m * FAR + vectors * NEAR if flat else m * NEAR + vectors * FAR
         return max(m * vectors / 2, loads, LATENCY) if m and n else 0.0
 
@@ -98,14 +98,14 @@ def _step(p: Product, target: Target, row: Instruction) -> float:
 
 
 def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
-    """Block sizes: a panel of B (KC x NR) takes half the first level; what is packed of B, a block of the result (MC x NC),
-    and of A where vectors lie along k (MC x KC), a quarter of the second each, or half where B is packed.
+    """Block sizes: a panel of B (KC x NR) takes half the first level; what is packed of B, a block of the result
+    (MC x NC), and of A where vectors lie along k (MC x KC), a quarter of the second each, or half where B is packed.
 
     A matrix that one row of tiles reads once, and that the second level cannot hold, is read in long rows instead.
     """
     flat, size, l1, l2 = row.function == DOT, p.bytes, target.l1, target.l2
-    tiles = -(-p.m // row.m)
-    often = tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow) or (tiles > SELDOM and row.n * size < WIDE)
+    tiles = _over(p.m, row.m)
+    often = (tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)) or (tiles > SELDOM and row.n * size < WIDE)
     pack_b = not p.b.direct or (not flat and (often or p.b.along != "n"))
     pack_a = not p.a.direct or p.a.narrow or (flat and (p.a.along != "k" or (tiles > 1 and p.n > OFTEN * row.n)))
     if not flat and not pack_b and tiles == 1 and p.k * p.n * size > l2:
@@ -119,12 +119,12 @@ def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
         n = _cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), row.n)
     work = p.m * p.n * p.k * p.batch
     cores = target.cores if work >= WORTH_CORES else 1
-    others = p.batch * -(-p.m // m)
-    if others * -(-p.n // n) < cores:
-        n = _cut(p.n, -(-p.n * others // cores), row.n)
+    others = p.batch * _over(p.m, m)
+    if others * _over(p.n, n) < cores:
+        n = _cut(p.n, _over(p.n * others, cores), row.n)
     steps = p.k / target.lanes(size) if flat else p.k
-    cycles = steps * _step(p, target, row) + (p.m * p.n * -(-p.k // k) * ADD_LANES if flat else 0)
-    cycles += p.k * p.n * -(-p.m // m) * _packing(p.b, "k" if flat else "n") if pack_b else 0
+    cycles = steps * _step(p, target, row) + (p.m * p.n * _over(p.k, k) * ADD_LANES if flat else 0)
+    cycles += p.k * p.n * _over(p.m, m) * _packing(p.b, "k" if flat else "n") if pack_b else 0
     cycles += p.m * p.k * _packing(p.a, "k") if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
@@ -138,5 +138,9 @@ def _packing(x: Operand, along: str) -> float:
 
 def _cut(size: int, block: int, multiple: int) -> int:
     """Blocks of about equal size: multiples of `multiple`, at most `block` where that is one, or all of `size`."""
-    count = -(-size // max(block // multiple * multiple, multiple))
-    return min(size, -(-(-(-size // count)) // multiple) * multiple)
+    even = _over(size, _over(size, max(block // multiple * multiple, multiple)))
+    return min(size, _over(even, multiple) * multiple)
+
+
+def _over(a: int, b: int) -> int:
+    return -(-a // b)

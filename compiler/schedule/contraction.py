@@ -1,7 +1,7 @@
 """A loop nest that sums products in; the schedule that makes tiles of it and a tensor instruction of each tile out.
 
-The loops of such a nest play four parts: m occurs in one factor only, n in the other only, k is what is summed over, and
-all others (a batch) are left around. n is the loop along which the result is contiguous.
+The loops of such a nest play four parts: m occurs in one factor only, n in the other only, k is what is summed over,
+and all others (a batch) are left around. n is the loop along which the result is contiguous.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Contraction:
 
 
 def recognise(kernel: Kernel) -> Contraction | None:
-    """The contraction of a kernel that is one nest: parallel loops, one sum of products inside, values and stores after it."""
+    """The contraction of a kernel that is one nest: parallel loops, in them a sum of products, then stores."""
     rows: list[loop.For] = []
     body = kernel.body
     while len(body) == 1 and isinstance(body[0], loop.For) and body[0].kind == "parallel":
@@ -152,7 +152,7 @@ class _Plan:
         return inner is None or (len(loads) == 1 and self.stride(loads[0].buffer, loads[0].index, inner.var) == 1)
 
     def direct(self, factor: Expr, *parts: Sequence[loop.For]) -> bool:
-        """A tensor instruction can read the factor where it lies: one load, whose rows and columns are axes of its buffer."""
+        """An instruction can read the factor where it lies: one load, whose rows and columns are axes of its buffer."""
         while isinstance(factor, Cast) and factor.arg.dtype.is_float:
             factor = factor.arg
         if not isinstance(factor, Load):
@@ -189,7 +189,7 @@ class _Plan:
         made = blocking.choose(
             Product(self.m.size, self.n.size, self.k.size, batch, a, b, kind, self.bytes), self.target
         )
-        return made and self.applied(made)
+        return self.applied(made) if made else None
 
     def applied(self, chosen: Blocking) -> Schedule:
         c, axes = self.found, [x for x in (self.m, self.n) if x.name]
@@ -210,15 +210,11 @@ class _Plan:
         inner = [x.name for x in (*axes, self.k)]
         if self.k.outer:
             self.steps.append(Reorder((self.k.outer, *inner)))
-        vectors = self.pack(chosen)
+        self.pack(chosen)
         self.steps.append(Tensorize(tuple(inner), chosen.row.name))
         width = self.target.lanes(self.bytes)
         after = self.target.lanes(access.widest(c.after))
-        for name, lanes in [
-            (f"{self.n.name}_first", width),
-            (f"{self.n.name}_last", after),
-            *((v, width) for v in vectors),
-        ]:
+        for name, lanes in ((f"{self.n.name}_first", width), (f"{self.n.name}_last", after)):
             if lanes > 1:
                 self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1))))
         return Schedule(tuple(self.steps))
@@ -241,22 +237,14 @@ class _Plan:
         if count > 1:
             self.steps.append(Bind(self.collapse(outside[:taken]), "blocks"))
 
-    def pack(self, chosen: Blocking) -> list[str]:
-        """Packs what must be packed; the loops that fill the tiles with consecutive elements."""
-        vectors = []
+    def pack(self, chosen: Blocking) -> None:
         parts = ((chosen.pack_a, self.a, self.m, "tile"), (chosen.pack_b, self.b, self.n, "panel"))
         for wanted, factor, part, word in parts:
             if wanted:
                 buffer = next(n.buffer for n in factor.walk() if isinstance(n, Load))
                 order = (part, self.k) if part is self.m or chosen.flat else (self.k, part)
                 loops = tuple(x.name for x in order if x.name)
-                self.steps.append(Pack(buffer, f"{buffer}_{word}", loops))
-                if not isinstance(factor, Load) or not self.direct(factor, self.loops_of(part), self.k_loops):
-                    vectors.append(f"{loops[-1]}_{buffer}_{word}")
-        return vectors
-
-    def loops_of(self, part: _Axis) -> list[loop.For]:
-        return self.m_loops if part is self.m else self.n_loops
+                self.steps.append(Pack(buffer, f"{buffer}_{word}", loops, self.target.lanes(self.bytes)))
 
 
 def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
@@ -273,9 +261,9 @@ def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
             case Distribute(_, loops):
                 made |= {f"{x}_{end}" for x in loops for end in ("first", "last")}
     taken = {p.name for p in kernel.params}
-    for s in kernel.body:
-        taken |= {n.name for n in s.walk() if isinstance(n, Let | Init)} | {
-            n.var for n in s.walk() if isinstance(n, loop.For)
+    for top in kernel.body:
+        taken |= {n.name for n in top.walk() if isinstance(n, Let | Init)} | {
+            n.var for n in top.walk() if isinstance(n, loop.For)
         }
     return not made & taken
 

@@ -69,13 +69,14 @@ class Distribute(Step):
 class Pack(Step):
     """The factor of a sum of products that loads `buffer` is computed into the local tile `tile` beforehand.
 
-    The tile's axes are `loops`, in this order; the loops that fill it are called `i_tile`, and stand as far outside as
-    the factor allows.
+    The tile lies in the order of `loops`. It is filled as far outside as the factor allows: by one copy where the
+    factor is a block of the buffer, else by loops called `i_tile`, the innermost bound to vectors of `width` lanes.
     """
 
     buffer: str
     tile: str
     loops: tuple[str, ...]
+    width: int = 1
 
 
 class Tensorize(Step):

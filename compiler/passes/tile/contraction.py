@@ -148,7 +148,7 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
 
 
 def _filled(step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range]) -> tuple[Tensor, tuple[Expr, ...], Body]:
-    """The tile, its index of one element of the factor, and what fills it: one copy where it is a block of its buffer."""
+    """The tile, its index of one element of the factor, and what fills it: one copy of a block of a buffer, or loops."""
     long = {f.var: _longest(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
     held = _padded(Tensor(step.tile, factor.dtype, shape, row_major(shape)))
@@ -161,7 +161,17 @@ def _filled(step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range]) ->
             whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
             return held, tuple(map(Var, order)), (tile.Copy(whole, source.replace(buffer=factor.buffer), "plain"),)
     own = tuple(Var(f.var) for f in loops)
-    return held, own, _again(loops, "_" + step.tile, (Store(held.name, own, factor),))
+    fill = _again(loops, "_" + step.tile, (Store(held.name, own, factor),))
+    return held, own, _bound(fill, step.width) if step.width > 1 else fill
+
+
+def _bound(body: Body, width: int) -> Body:
+    """The innermost loop of a nest becomes vectors."""
+    (f,) = body
+    assert isinstance(f, tile.For)
+    if isinstance(f.body[0], tile.For):
+        return (f.replace(body=_bound(f.body, width)),)
+    return (f.replace(bind=tile.Bind("vector", (("width", width), ("unroll", 1)))),)
 
 
 def _padded(t: Tensor) -> Tensor:
