@@ -59,16 +59,13 @@ class Verdict:
     message: str = ""
 
 
-def bounds(program: object, inputs: Sequence[torch.Tensor | Array], **accuracy: object) -> tuple[Bounded, ...]:
+def bounds(program: Any, inputs: Sequence[torch.Tensor | Array], **accuracy: Any) -> tuple[Bounded, ...]:
     """A bounded value for each output of a Tensor IR program.
 
     `accuracy` overrides what implementations may lose: `ulps(function, dtype)`, `series(n)` roundings of a sum of n
     terms, or `algebra=True` for an evaluation in f64 throughout.
     """
-    derive: Any = compiler.bounds
-    allowed: Any = compiler.Accuracy
-    made: tuple[Bounded, ...] = derive(program, [to_array(x) for x in inputs], allowed(**accuracy))
-    return made
+    return compiler.bounds(program, [to_array(x) for x in inputs], compiler.Accuracy(**accuracy))
 
 
 def agrees(

@@ -127,10 +127,6 @@ def tensor_program(function: Callable[..., torch.Tensor], inputs: list[torch.Ten
     return program
 
 
-needs_bounds = pytest.mark.skipif(not hasattr(compiler, "bounds"), reason="`compiler` does not export `bounds`")
-
-
-@needs_bounds
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_correct_kernels_pass_and_mutants_do_not(name: str, dtype: torch.dtype) -> None:
@@ -163,7 +159,6 @@ def test_correct_kernels_pass_and_mutants_do_not(name: str, dtype: torch.dtype) 
         assert not oracle.judge(mutant, bound, short).ok, f"{what} is missed, seed {SEED}"
 
 
-@needs_bounds
 def test_integer_valued_data_must_match_exactly() -> None:
     generator = torch.Generator().manual_seed(SEED)
     a, b = (torch.randint(-8, 9, s, generator=generator).float() for s in ((16, 200), (200, 8)))
