@@ -80,7 +80,7 @@ class _Builder:
             raise ValueError(f"group {group.name}: its equations share no loop nest")
         self.nest: Nest = found
         self.kept = set(stored) | self._worth_keeping()
-        self.done: set[str] = set()
+        self.done: dict[str, _Scope] = {}  # equations in memory, with the loops that store them
         self.taken: set[str] = set()
         self.rows = _Scope(None, {})
 
@@ -169,7 +169,7 @@ class _Builder:
         value = self._expression(e.value, self._table(e, index), scope)
         scope.body += [Accum(total, e.op, value), Store(e.name, index, Var(total, e.dtype))]
         self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nested(axes, ["scan"], scope.body)]
-        self.done.add(e.name)
+        self.done[e.name] = scope
 
     def _table(self, e: Equation, index: tuple[Expr, ...]) -> dict[Expr, Expr]:
         return {a.var: i for a, i in zip(e.axes, index, strict=True)}
@@ -183,13 +183,13 @@ class _Builder:
         at_hand = scope.find(key)
         if at_hand is not None:
             return at_hand
-        if e.name in self.done:
+        if e.name in self.done and self._is_written(e, index, scope):
             return Load(e.name, index, e.dtype)
         if isinstance(e, Reduce):
             value = self._reduce(e, index)
             self.rows.values[key] = value
             return value
-        assert isinstance(e, Map), f"{e.name} is read in the loop that makes it"
+        assert isinstance(e, Map), f"{e.name} is read where it is not complete"
         home = self.rows if all(i in {a.var for a in self.loops.values()} for i in index) else scope
         if guarded and not self._in_rows(e, index):
             return self._expression(e.value, self._table(e, index), scope, guarded=True)
@@ -199,10 +199,19 @@ class _Builder:
             home.body.append(Let(name, value))
             value = Var(name, e.dtype)
         home.values[key] = value
-        if e.name in self.kept and self._covers(e, index, home):
+        if e.name in self.kept and e.name not in self.done and self._covers(e, index, home):
             home.body.append(Store(e.name, index, value))
-            self.done.add(e.name)
+            self.done[e.name] = home
         return value
+
+    def _is_written(self, e: Equation, index: tuple[Expr, ...], scope: _Scope) -> bool:
+        """This element is in memory: these very rows made it, in a loop that has ended."""
+        loops = [self.loops.get(self.nest.names[e.name, a.name]) for a in e.axes]
+        own_rows = all(a is None or a.var is i for a, i in zip(loops, index, strict=True))
+        home, here = self.done[e.name], scope
+        while here is not home and here.parent is not None:
+            here = here.parent
+        return own_rows and (home is self.rows or here is not home)
 
     def _in_rows(self, e: Equation, index: tuple[Expr, ...]) -> bool:
         """The index is the shared loops that stand for the axes of `e`, and so always in bounds."""

@@ -15,9 +15,23 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var
-from compiler.ir.tensor import Axis, Equation, Group, Map, Program, Reduce, Scan, Scatter, equations, expressions, reads
-from compiler.passes.tensor.compose import is_view
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads
+from compiler.ir.tensor import (
+    Axis,
+    Equation,
+    Group,
+    Map,
+    Program,
+    Reduce,
+    Scan,
+    Scatter,
+    bound,
+    equations,
+    expressions,
+    reads,
+    shape,
+)
+from compiler.passes.tensor.compose import injective, is_view
 
 # What one evaluation of an operation costs, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike).
 _DEAR = {"div": 4, "sqrt": 4, "rsqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "pow": 30, "atan2": 20}
@@ -249,7 +263,12 @@ def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) 
     rows = {a.name for a in found.rows}
     sweeps = any(isinstance(e, Reduce | Scan) for e in members)
     for e in members:
-        if not isinstance(e, Map) or cost(e.value) < WORTH_KEEPING or e.name in stored:
+        if not isinstance(e, Map) or cost(e.value) < WORTH_KEEPING:
+            continue
+        read = [(n, r) for r in members for x in expressions(r) for n in loads(x) if n.buffer == e.name]
+        if len(read) + (e.name in stored) > 1 and any(_moved(n) for n, _ in read):
+            return False
+        if e.name in stored or (len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1]))):
             continue
         own = {found.names[e.name, a.name] for a in e.axes if _long(a)}
         if own <= rows and not sweeps and _again_and_again(cost(e.value), own, found.rows):
@@ -261,6 +280,11 @@ def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) 
                 if theirs - own and not own <= rows:
                     return False
     return True
+
+
+def _moved(load: Load) -> bool:
+    """The index computes: these are elements that another iteration makes as well."""
+    return not all(isinstance(i, Var) for i in load.index)
 
 
 def _again_and_again(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
