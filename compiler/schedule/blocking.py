@@ -29,7 +29,7 @@ PANEL, DOT = "mlc_fma_block", "mlc_dot_block"
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor: whether an instruction can read it where it lies, along which of "m", "n", "k" it is contiguous (or ""),
+    """A factor: whether an instruction can read it where it lies, along which of "m", "n", "k" it is contiguous,
     how many bytes one step of k moves it, and whether its elements are narrower than the sum's."""
 
     direct: bool

@@ -148,7 +148,7 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
 
 
 def _filled(step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range]) -> tuple[Tensor, tuple[Expr, ...], Body]:
-    """The tile, its index of one element of the factor, and what fills it: one copy of a block of a buffer, or loops."""
+    """The tile, its index of one element of the factor, and what fills it: a copy of a block of a buffer, or loops."""
     long = {f.var: _longest(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
     held = _padded(Tensor(step.tile, factor.dtype, shape, row_major(shape)))
