@@ -268,10 +268,17 @@ def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
     return None
 
 
+def _widens(narrow: DType, wide: DType) -> bool:
+    """Every value of the one floating type is a value of the other, which is larger."""
+    return wide.is_float and narrow.bits < wide.bits
+
+
 def cast(value: Expr, dtype: DType) -> Expr:
-    """`value` as `dtype`; nothing when it already is, a folded literal when it is one."""
+    """`value` as `dtype`; nothing when it already is or was before it was widened, a folded literal when it is one."""
     if value.dtype is dtype:
         return value
+    if isinstance(value, Cast) and value.arg.dtype is dtype and dtype.is_float and _widens(dtype, value.dtype):
+        return value.arg
     if isinstance(value, Const) and dtype not in dt.STORAGE_ONLY and dtype.lanes == 1:
         folded = _cast_literal(value.value, dtype)
         if folded is not None:

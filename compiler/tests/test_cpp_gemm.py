@@ -18,7 +18,8 @@ BLOCKS += [("f64", "f64", "f64", 4, 3), ("f32", "f32", "bf16", 5, 2), ("f32", "f
 # LEFT columns are known in one instance and not in the other, as are the rows.
 TEXT = """
 extern "C" int width_NAME() { return mlc_width<LANE>; }
-extern "C" void panel_NAME(const A_LANE* a, long a_m, long a_k, const B_LANE* b, LANE* c, long m, long n, long k, long left) {
+extern "C" void panel_NAME(const A_LANE* a, long a_m, long a_k, const B_LANE* b, LANE* c, long m, long n, long k,
+                           long left) {
   constexpr int NR = NV * mlc_width<LANE>;
   if (left)
     mlc_fma_block<MR, NR, MR - 1, LEFT>(m, n, k, a, a_m, a_k, b, n + 3, 1, c, n + 2);
