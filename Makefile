@@ -3,7 +3,7 @@
 # Both set up .venv first, and again only after pyproject.toml or constraints.txt changed.
 #   ARGS="shapes/ops/softmax.toml -k bf16"    more arguments for pytest
 #   PYTHON=python3.12 VENV=.venv312           another interpreter, in an environment of its own
-#   JOBS=4                                    test processes of make test
+#   JOBS=4                                    processes; benchmarks take turns, alone on the machine
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -16,7 +16,7 @@ INSTALLED := $(VENV)/installed.stamp
 .PHONY: mlcomp test
 
 mlcomp: $(INSTALLED)
-	$(BIN)/pytest --mlcomp $(ARGS)
+	$(BIN)/pytest --mlcomp --mlcomp-bench quick -n $(JOBS) $(ARGS)
 
 test: $(INSTALLED)
 	$(BIN)/ruff check

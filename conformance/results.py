@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,14 +60,17 @@ class Results:
         else:
             self.notes.append(f"mlcomp: reports are in {rows.shown_path(folder, self.config.invocation_params.dir)}")
 
-    @pytest.hookimpl(tryfirst=True)  # pytest-benchmark raises in this hook on a regression, which would end ours
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the tables."""
-        if self.run is not None:
-            terminalreporter.section("mlcomp")
-            terminalreporter.write_line(tables.terminal(self.run))
-        for note in self.notes:
-            terminalreporter.write_line(note, bold=True)
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+        """Print the tables below those of others; pytest-benchmark raises here on a regression, which goes on after."""
+        try:
+            yield
+        finally:
+            if self.run is not None:
+                terminalreporter.section("mlcomp")
+                terminalreporter.write_line(tables.terminal(self.run))
+            for note in self.notes:
+                terminalreporter.write_line(note, bold=True)
 
     def _documents(self, folder: Path) -> dict[str, str]:
         """The files of this run; without a benchmark in it, those that an earlier run measured stay."""

@@ -1,5 +1,6 @@
 """Rows in; text out, as Markdown or for the terminal: tables of cases and benchmarks, and why an item failed."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -119,7 +120,7 @@ def grouped(rows: Iterable[Row], key: str) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         found[row[key]].append(row)
-    return dict(sorted(found.items()))
+    return dict(sorted(found.items(), key=lambda item: _by_number(item[0])))
 
 
 def worst_error(stages: Iterable[Row]) -> float | None:
@@ -158,6 +159,15 @@ def _group_line(name: str, rows: Sequence[Row]) -> list[Any]:
     worst = min(ratios, default=None)
     figures = [*wins, geomean(ratios), worst, len(lost(rows)), geomean(over_eager), min(over_eager, default=None)]
     return [name, len(rows), len(timed), *figures]
+
+
+def _by_number(name: str) -> list[str | int]:
+    """A sort key: numbers in a name by their value.
+
+    >>> sorted(["s128", "s32", "row", "s"], key=_by_number)
+    ['row', 's', 's32', 's128']
+    """
+    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 def _remark(text: str) -> str:

@@ -1,6 +1,8 @@
 """Rows by hand: what becomes of them in verdicts, files, pages and tables."""
 
+import doctest
 import errno
+import importlib
 import io
 import json
 import os
@@ -41,8 +43,8 @@ def check(op: str, verdict: str = "pass", dtype: str = "f32", error: float | Non
 def bench(op: str, speedup: float | None, suite: str = "mine", verdict: str = "SAME", **more: Any) -> Row:
     known: Row = {
         "kind": "bench", "id": f"{op}[N4.f32]", "file": f"shapes/{suite}.toml", "suite": suite,
-        "family": suite, "op": op, "target": "cpu", "dtype": "f32", "verdict": verdict, "ours_us": 10.0, "eager_us": 20.0,
-        "compile_us": None, "speedup": speedup,
+        "family": suite, "op": op, "target": "cpu", "dtype": "f32", "verdict": verdict, "ours_us": 10.0,
+        "eager_us": 20.0, "compile_us": None, "speedup": speedup,
         "ci": None, "roofline": None, "samples": {"ours": [1e-5, 1.1e-5, 1.2e-5], "eager": [2e-5]}, "detail": "",
     }  # fmt: skip
     return known | more
@@ -270,3 +272,8 @@ def test_the_progress_line_comes_late_and_leaves() -> None:
     patient.pytest_runtest_logstart("mine.toml::erf[N4]-cpu")
     patient.tick()
     assert not patient.shown
+
+
+@pytest.mark.parametrize("name", ["report", "rows", "tables"])
+def test_docstring_examples(name: str) -> None:
+    assert doctest.testmod(importlib.import_module(f"conformance.{name}")).failed == 0
