@@ -10,6 +10,7 @@ from compiler.ir.index import extent_range, simplify
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
+from compiler.passes.tile.pack import pack
 from compiler.schedule.steps import (
     Bind,
     Collapse,
@@ -50,7 +51,7 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
         case Distribute():
             new = contraction.distribute(kernel, step)
         case Pack():
-            new = contraction.pack(kernel, step)
+            new = pack(kernel, step)
         case Tensorize():
             new = contraction.tensorize(kernel, step)
         case _:

@@ -1,0 +1,131 @@
+"""What schedule steps on sums of products share: nests of Tile IR loops found, measured, copied and replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from compiler.ir import tile
+from compiler.ir.expr import Const, Expr, Op, Var, names, substitute
+from compiler.ir.index import Range, extent_range, from_linear, linear, value_range
+from compiler.ir.statement import If, Kernel, Stmt, Store
+from compiler.schedule.steps import ScheduleError, Step
+
+SERIAL = tile.Bind("serial")
+Body = tuple[Stmt, ...]
+Loops = tuple[tile.For, ...]
+
+
+def find_nest(kernel: Kernel, step: Step, loops: Sequence[str]) -> tuple[Loops, Loops]:
+    """The loops around, and the perfectly nested loops of these names, outermost first."""
+    for around, f in loops_in(kernel.body):
+        if f.var == loops[0]:
+            nest = [f]
+            for var in loops[1:]:
+                match nest[-1].body:
+                    case (tile.For() as inner,) if inner.var == var:
+                        nest.append(inner)
+                    case _:
+                        raise ScheduleError(step, f"{var} is not the only statement of {nest[-1].var}")
+            return around, tuple(nest)
+    raise ScheduleError(
+        step,
+        f"kernel {kernel.name} has no loop {loops[0]}; it has {', '.join(f.var for _, f in loops_in(kernel.body))}",
+    )
+
+
+def loops_in(body: Body, around: Loops = ()) -> Iterator[tuple[Loops, tile.For]]:
+    """Every loop with the loops around it, outside first."""
+    for s in body:
+        match s:
+            case tile.For(body=inner):
+                yield around, s
+                yield from loops_in(inner, (*around, s))
+            case If(body=inner):
+                yield from loops_in(inner, around)
+
+
+def sums_in(body: Body) -> Iterator[tuple[Loops, Store]]:
+    """Every sum of products into a tile, with the loops around it."""
+    for around, f in loops_in(body):
+        for s in f.body:
+            if isinstance(s, Store) and s.op == "sum" and factors(s.value):
+                yield (*around, f), s
+
+
+def factors(value: Expr) -> list[tuple[Expr, Expr]]:
+    """Each factor of a product with the other one; nothing for what is no product."""
+    match value:
+        case Op("mul", (a, b)):
+            return [(a, b), (b, a)]
+    return []
+
+
+def ranges_of(loops: Loops) -> dict[str, Range]:
+    ranges: dict[str, Range] = {}
+    for f in loops:
+        high = value_range(f.extent, ranges)[1]
+        ranges[f.var] = (
+            extent_range(f.extent) if isinstance(f.extent, Const) else (0, None if high is None else high - 1)
+        )
+    return ranges
+
+
+def longest(step: Step, f: tile.For, ranges: dict[str, Range]) -> int:
+    high = ranges[f.var][1]
+    if high is None:
+        raise ScheduleError(step, f"how long {f.var} is must be known when compiling")
+    return high + 1
+
+
+def wrap(nest: Loops, body: Body) -> Body:
+    for f in reversed(nest):
+        body = (f.replace(body=body),)
+    return body
+
+
+def again(nest: Loops, suffix: str, body: Body) -> Body:
+    """A second nest over the same ranges, parallel, its loops renamed by `suffix`; nothing for an empty body."""
+    if not body:
+        return ()
+    renamed = {Var(f.var): Var(f.var + suffix) for f in nest}
+    body = substitute(body, renamed)
+    for f in reversed(nest):
+        body = (tile.For(f.var + suffix, substitute(f.extent, renamed), "parallel", SERIAL, body),)
+    return body
+
+
+def replace(body: Body, target: tile.For, new: Body) -> Body:
+    out: list[Stmt] = []
+    for s in body:
+        match s:
+            case tile.For() if s is target:
+                out += new
+            case tile.For(body=inner) | If(body=inner):
+                out.append(s.replace(body=replace(inner, target, new)))
+            case _:
+                out.append(s)
+    return tuple(out)
+
+
+def replace_sum(s: Stmt, old: Store, new: Store) -> Stmt:
+    if s is old:
+        return new
+    if isinstance(s, tile.For | If):
+        return s.replace(body=tuple(replace_sum(x, old, new) for x in s.body))
+    return s
+
+
+def moving(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice] | None:
+    """Each loop of `long` that moves the index moves one axis, by one; None where that is not so."""
+    starts: list[Expr] = []
+    lengths: list[int] = []
+    axes: list[str] = []
+    for e in index:
+        terms, rest = linear(e)
+        moving = [v for v in terms if isinstance(v, Var) and v.name in long]
+        if names(e) & set(long) != {v.name for v in moving} or len(moving) > 1 or any(terms[v] != 1 for v in moving):
+            return None
+        starts.append(from_linear(({v: c for v, c in terms.items() if v not in moving}, rest)))
+        lengths.append(long[moving[0].name] if moving else 0)
+        axes += [v.name for v in moving]
+    return (axes, tile.Slice("", tuple(starts), tuple(lengths))) if len(set(axes)) == len(axes) else None
