@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 
 from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
@@ -142,17 +143,19 @@ class _Lowering:
             scope.ranges[made] = value_range(value, scope.ranges)
         return k.Declare(made, value)
 
-    def loop(self, f: tile.For, scope: _Scope) -> Body:
+    def loop(self, f: tile.For, scope: _Scope, *copies: _Scope) -> Body:
+        """The loop, with the statements of `scope` and of the copies of it in its body."""
         if f.extent is const(0):
             return []
-        var = self.fresh(f.var + scope.suffix)
+        var = self.fresh(f.var + ("" if copies else scope.suffix))
         extent = self.value(f.extent, scope)
         spread = f.bind.level == "blocks" and not scope.parallel and scope.lanes is None
-        inner = scope.inner(parallel=scope.parallel or spread)
-        inner.values[f.var] = Var(var)
-        inner.ranges[var] = _range_of(extent, scope.ranges)
+        inners = [x.inner(parallel=x.parallel or spread) for x in (scope, *copies)]
+        for inner in inners:
+            inner.values[f.var] = Var(var)
+            inner.ranges[var] = _range_of(extent, scope.ranges)
         mark = "parallel" if spread else "unroll" if f.bind.level == "unroll" else ""
-        body = tuple(self.body(f.body, inner))
+        body = tuple(self.jammed(f.body, inners))
         return [k.For(var, const(0), extent, 1, body, mark)] if body else []
 
     # ---- vectors
@@ -168,9 +171,7 @@ class _Lowering:
         done: Expr = const(0)
         if unroll > 1:
             done = self.whole(extent, width * unroll)
-            # Around loops, vectors that many times as wide run them once; copies would run them once each.
-            jam = f.kind == "parallel" and any(isinstance(s, tile.For) for s in f.body)
-            out += self.stretch(f, scope, const(0), done, *((width * unroll, 1) if jam else (width, unroll)))
+            out += self.stretch(f, scope, const(0), done, width, unroll)
         end = self.whole(extent, width)
         out += self.stretch(f, scope, done, end, width, 1)
         return out + self.tail(f, scope, end, extent)
@@ -190,7 +191,7 @@ class _Lowering:
         for (name, _), made in partial.items():
             dtype = scope.values[name].dtype
             before.append(k.Declare(made, k.Broadcast(identity(outer[name], dtype), width)))
-        body: Body = []
+        scopes: list[_Scope] = []
         for c in range(copies):
             base = Var(var) + c * width
             inner = scope.inner(lanes=_Lanes(f.var, base, width), suffix=scope.suffix + (f"_{c}" if copies > 1 else ""))
@@ -202,9 +203,23 @@ class _Lowering:
             for name in outer:
                 made = partial[name, c]
                 inner.values[name] = Var(made, dt.vector(scope.values[name].dtype, width))
-            body += self.body(f.body, inner)
+            scopes.append(inner)
         after = self.combine(outer, partial, scope, width, copies)
-        return [*before, k.For(var, start, stop, width * copies, tuple(body)), *after]
+        return [*before, k.For(var, start, stop, width * copies, tuple(self.jammed(f.body, scopes))), *after]
+
+    def jammed(self, body: tuple[Stmt, ...], scopes: list[_Scope]) -> Body:
+        """The body in each of the scopes, which share its loops: they run once, around what all scopes have in them."""
+        out: Body = []
+        for is_loop, run in groupby(body, lambda s: isinstance(s, tile.For)):
+            statements = tuple(run)
+            if is_loop:
+                for s in statements:
+                    assert isinstance(s, tile.For)
+                    out += self.loop(s, *scopes)
+            else:
+                for scope in scopes:
+                    out += self.body(statements, scope)
+        return out
 
     def combine(
         self, outer: Mapping[str, str], partial: Mapping[tuple[str, int], str], scope: _Scope, width: int, copies: int
