@@ -15,23 +15,25 @@ from typing import TYPE_CHECKING
 from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
 
 if TYPE_CHECKING:
-    from compiler.execution import Executable, compile, eager_equations, execute, execute_guarded, reference, target
+    from compiler.execution import Executable, compile, eager_equations, execute, execute_guarded, reference
     from compiler.frontend import Captured, capture
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
     from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower
     from compiler.schedule.steps import Schedule
+    from compiler.targets.named import target
     from compiler.targets.target import Target
 
 _HOME = {
     "compiler.execution": (
-        "Executable", "compile", "eager_equations", "execute", "execute_guarded", "reference", "target",
+        "Executable", "compile", "eager_equations", "execute", "execute_guarded", "reference",
     ),
     "compiler.frontend": ("Captured", "capture"),
     "compiler.interpret.bounded": ("Accuracy",),
     "compiler.interpret.bounds": ("bounds",),
     "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower"),
     "compiler.schedule.steps": ("Schedule",),
+    "compiler.targets.named": ("target",),
     "compiler.targets.target": ("Target",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}

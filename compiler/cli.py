@@ -8,19 +8,27 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import signal
 import sys
+import threading
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
-    from compiler.pipeline import Application
+    from compiler.pipeline import Application, Lowering
+    from compiler.schedule.steps import Schedule
+    from compiler.targets.target import Target
 
 _SHOWN = ("torch", "tensor", "loop", "tile", "kernel", "cpp", "asm")
+
+
+class _Senseless(Exception):
+    """The command line asks for what cannot be."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,21 +39,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader of our output has seen enough
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except KeyboardInterrupt:
-        print("mlcomp: interrupted", file=sys.stderr)
-        return 130
-    except (CompilerError, ValueError, KeyError, OSError) as problem:
+        return _complain("interrupted", 130)
+    except Exception as problem:  # the outermost place: whatever happened becomes one paragraph
         if options.debug:
             raise
-        print(f"mlcomp: {_said(problem)}", file=sys.stderr)
-        return 1
+        _drop_output()
+        return _complain(_said(problem), 2 if isinstance(problem, _Senseless) else 1)
+
+
+def _complain(text: str, status: int) -> int:
+    with suppress(BrokenPipeError):
+        print(f"mlcomp: {text}", file=sys.stderr)
+    return status
+
+
+def _drop_output() -> None:
+    """Print what is left if that is possible; Python would complain about it once more when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError):  # a stream that is no file has no number
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _said(problem: Exception) -> str:
-    return str(problem.args[0]) if isinstance(problem, KeyError) and problem.args else str(problem)
+    match problem:
+        case CompilerError() | ValueError() | _Senseless():
+            return str(problem)
+        case OSError(strerror=str(reason), filename=str(name)):
+            return f"{name}: {reason.lower()}"
+        case OSError():
+            return (problem.strerror or str(problem)).lower()
+    return (
+        f"internal error, which is a bug in mlcomp: {type(problem).__name__}: {problem}. "
+        "The same command with --debug shows where."
+    )
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """While PyTorch is imported, which swallows some interrupts, one ends the process at once: nothing is half done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _end(number: int, frame: object) -> None:
+    os.write(2, b"mlcomp: interrupted\n")
+    os._exit(130)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,9 +136,12 @@ def _parser() -> argparse.ArgumentParser:
         )
         command.add_argument("--target", default="cpu", help="cpu is this machine; `mlcomp targets` lists all")
         command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
-        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
     commands.add_parser("passes", help="list the passes with their invariants").set_defaults(run=_passes)
-    commands.add_parser("targets", help="list the targets with their instructions").set_defaults(run=_targets)
+    targets = commands.add_parser("targets", help="list the targets with their instructions")
+    targets.add_argument("-v", action="store_true", dest="verbose", help="every tensor instruction by name")
+    targets.set_defaults(run=_targets)
+    for command in commands.choices.values():
+        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
     return parser
 
 
@@ -97,12 +149,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from compiler import execution, pipeline  # noqa: PLC0415  (they load PyTorch)
-    from compiler.schedule import steps  # noqa: PLC0415
+    from compiler import pipeline  # noqa: PLC0415  (it loads NumPy; other commands need not wait)
+    from compiler.targets import named  # noqa: PLC0415
 
     until = "cpp" if options.ir == "asm" else options.ir
-    machine = execution.target(options.target)
+    machine = named.target(options.target)
     source, given = _source(options)
+    if pipeline.STAGES.index(until) < pipeline.STAGES.index(source):
+        raise _Senseless(f"--from {options.source} starts after --ir {options.ir}; ask for a stage from {source} on")
     applications: list[Application] = []
     clock = [time.perf_counter()]
     seconds: list[float] = []
@@ -112,37 +166,78 @@ def _show(options: argparse.Namespace) -> int:
         applications.append(a)
         clock[0] = time.perf_counter()
 
-    schedules = None
-    if options.schedule:
-        reached = pipeline.lower(given, machine, source=source, until="loop").stages["loop"]
-        if len(reached.kernels) != 1:
-            raise ValueError(f"--schedule is for programs of one kernel; this one has {len(reached.kernels)}")
-        schedules = {reached.kernels[0].name: steps.parse(options.schedule.read_text())}
+    schedules = _schedules(options, source, given, machine) if options.schedule else None
     clock[0] = time.perf_counter()
     lowering = pipeline.lower(given, machine, schedules, source=source, until=until, trace=trace)
     if options.verbose:
         _tell(applications, seconds, options.verbose)
-    text = execution.assembly(lowering) if options.ir == "asm" else lowering.show(options.ir)
+    text = _assembly(lowering) if options.ir == "asm" else lowering.show(options.ir)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     return 0
 
 
-def _source(options: argparse.Namespace) -> tuple[str, Any]:
-    from compiler import expression, frontend, pipeline  # noqa: PLC0415
+def _assembly(lowering: Lowering) -> str:
+    with _loading():
+        from compiler import execution  # noqa: PLC0415
 
+    return execution.assembly(lowering)
+
+
+def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Target) -> dict[str, Schedule]:
+    from compiler import pipeline  # noqa: PLC0415
+    from compiler.schedule import steps  # noqa: PLC0415
+
+    if pipeline.STAGES.index(source) > pipeline.STAGES.index("loop"):
+        raise _Senseless(f"--schedule has nothing to do: {options.source} is scheduled already")
+    reached = pipeline.lower(given, machine, source=source, until="loop").stages["loop"]
+    if len(reached.kernels) != 1:
+        raise _Senseless(f"--schedule is for programs of one kernel; this one has {len(reached.kernels)}")
+    try:
+        return {reached.kernels[0].name: steps.parse(_text(options.schedule))}
+    except ValueError as problem:
+        raise CompilerError(f"{options.schedule}: {problem}") from problem
+
+
+def _source(options: argparse.Namespace) -> tuple[str, Any]:
     if options.source is not None:
-        stage = options.source.suffix.lstrip(".")
-        if stage not in pipeline.IRS:
-            raise ValueError(
-                f"--from {options.source}: the suffix must name the stage: {', '.join('.' + s for s in pipeline.IRS)}"
-            )
-        return stage, pipeline.IRS[stage].parse(options.source.read_text())
-    return "torch", frontend.capture(*expression.program(_code(options), options.seed)).program
+        return _read(options.source)
+    with _loading():
+        from compiler import expression  # noqa: PLC0415
+
+    return "torch", expression.capture(_code(options), options.seed)[2].program
+
+
+def _read(path: Path) -> tuple[str, Any]:
+    """The stage and the program that a file holds."""
+    from compiler.pipeline import IRS  # noqa: PLC0415
+
+    stage = path.suffix.lstrip(".")
+    if stage not in IRS:
+        raise _Senseless(f"--from {path}: the suffix must name the stage: {', '.join('.' + s for s in IRS)}")
+    try:
+        program = IRS[stage].parse(_text(path))
+        IRS[stage].verify(program)
+    except KeyError as problem:
+        raise CompilerError(f"{path}: unknown name {problem}") from problem
+    except ValueError as problem:
+        first, *more = str(problem).splitlines()  # what was read wrong may be a loop with all that is in it
+        raise CompilerError(f"{path}: {first}{' …' if more else ''}") from problem
+    return stage, program
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"not a text: byte {problem.start + 1} is not UTF-8") from problem
+    if "\0" in text:
+        raise ValueError(f"not a text: it has a zero byte in line {text[: text.index(chr(0))].count(chr(10)) + 1}")
+    return text
 
 
 def _code(options: argparse.Namespace) -> str:
-    if not options.code:
-        raise ValueError('say what to compile, for example: -c "F.rms_norm(torch.randn(1, 32, 2048), (2048,))"')
+    if options.code is None:
+        raise _Senseless('say what to compile, for example: -c "F.rms_norm(torch.randn(1, 32, 2048), (2048,))"')
     return str(options.code)
 
 
@@ -170,18 +265,20 @@ def _difference(a: Application) -> list[str]:
 
 
 def _coloured(line: str) -> str:
-    if not sys.stdout.isatty() or line[:1] not in "+-":
+    if line[:1] not in "+-" or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return line
     return f"\033[{32 if line[0] == '+' else 31}m{line.rstrip()}\033[0m\n"
 
 
 def _run(options: argparse.Namespace) -> int:
-    from compiler import expression  # noqa: PLC0415
+    with _loading():
+        from compiler import expression  # noqa: PLC0415
 
     made = expression.run(_code(options), options.seed, options.target)
     kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
-    off = f"largest difference from eager {made.difference:.3g} (allowed {made.allowed:.3g})"
-    print(f"{kernels}, compiled in {made.seconds * 1e3:.0f} ms, {off}: {'ok' if made.right else 'WRONG'}")
+    print(f"{kernels}, captured in {made.captured_in * 1e3:.0f} ms, compiled in {made.compiled_in * 1e3:.0f} ms")
+    verdict = "ok" if made.right else "WRONG"
+    print(f"largest difference from eager {made.difference:.3g}, allowed {made.allowed:.3g}: {verdict}")
     if options.bench:
         best = expression.race(made)
         speedup = best["eager"] / best["mlcomp"]
@@ -197,14 +294,31 @@ def _passes(options: argparse.Namespace) -> int:
 
 
 def _targets(options: argparse.Namespace) -> int:
-    from compiler import execution  # noqa: PLC0415
+    from compiler.targets import named  # noqa: PLC0415  (they look at the machine)
 
-    for name in execution.TARGETS:
-        t = execution.target(name)
+    for t in map(named.target, named.NAMES):
         caches = ", ".join(f"{size >> 10} KiB" for size in (t.l1, t.l2, t.l3))
-        print(f"{t.name}: {t.vector * 8}-bit vectors, {t.cores} cores, caches {caches}; {' '.join(t.features)}")
-        print(f"  tensor instructions: {', '.join(i.name for i in t.instructions) or 'none'}")
+        cores = f"{t.cores} core{'s' if t.cores != 1 else ''}"
+        print(f"{t.name}: {t.vector * 8}-bit vectors, {cores}, caches {caches}; {' '.join(t.features)}")
+        names = [i.name for i in t.instructions]
+        for line in names if options.verbose else _families(names):
+            print(f"  {line}")
     return 0
+
+
+def _families(names: Sequence[str]) -> list[str]:
+    """Tensor instructions in one line for each kind and type.
+
+    >>> _families(["panel.1x8.f32", "panel.2x8.f32", "dot.1x1.f32"])
+    ['panel.*.f32: 2 sizes, 1x8 to 2x8', 'dot.*.f32: 1 size, 1x1']
+    """
+    found: dict[str, list[str]] = {}
+    for kind, size, dtype in (name.split(".") for name in names):
+        found.setdefault(f"{kind}.*.{dtype}", []).append(size)
+    return [
+        f"{family}: {len(sizes)} sizes, {sizes[0]} to {sizes[-1]}" if sizes[1:] else f"{family}: 1 size, {sizes[0]}"
+        for family, sizes in found.items()
+    ]
 
 
 if __name__ == "__main__":

@@ -29,45 +29,17 @@ from compiler.pipeline import Lowering
 from compiler.render import cpp
 from compiler.runtime import build, detect, guarded, launcher, memory
 from compiler.schedule.steps import Schedule
-from compiler.targets import cpu
+from compiler.targets import named
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parent / "render" / "cpp"
-TARGETS = ("cpu", cpu.BASELINE.name, cpu.AVX2.name, cpu.AVX512.name)
-
-
-def target(name: str = "cpu") -> Target:
-    """`cpu` is this machine; `cpu:avx2`, `cpu:avx512`, `cpu:baseline` are machines described; raises CompilerError."""
-    fixed = {t.name: t for t in (cpu.AVX2, cpu.AVX512, cpu.BASELINE)}
-    if name in fixed:
-        return fixed[name]
-    if name == "cpu":
-        return _this_cpu()
-    raise CompilerError(f"unknown target {name!r}: the targets are cpu, {', '.join(sorted(fixed))}")
-
-
-@functools.cache
-def _this_cpu() -> Target:
-    found = detect.cpu()
-    wanted = (
-        "sse2",
-        "avx2",
-        "fma",
-        "f16c",
-        "avx512f",
-        "avx512vl",
-        "avx512dq",
-        "avx512bw",
-        "avx512_bf16",
-        "avx512_fp16",
-    )
-    features = tuple(f for f in wanted if f in found.features)
-    return cpu.target(features, cores=found.cores, l1=found.l1d, l2=found.l2, l3=found.l3)
+# What g++ calls the machines that are only described.
+_MACHINES = {"cpu:avx512": "x86-64-v4", "cpu:avx2": "haswell", "cpu:baseline": "x86-64"}
 
 
 def flags(machine: Target) -> tuple[str, ...]:
     """Compiler flags for a target."""
-    chosen = build.kernel_flags(machine={"cpu:avx2": "haswell", "cpu:baseline": "x86-64"}.get(machine.name, "native"))
+    chosen = build.kernel_flags(machine=_MACHINES.get(machine.name, "native"))
     return tuple(dict.fromkeys((*cpp.FLAGS, *chosen)))
 
 
@@ -105,6 +77,16 @@ def execute(
     return tuple(to_tensor(a, t) for a, t in zip(made, types, strict=True))
 
 
+def _built(lowering: Lowering, cache: Path | None) -> Path:
+    """The text as a shared object; raises CompilerError where this machine could not run it."""
+    if lacking := named.missing(lowering.target):
+        raise CompilerError(
+            f"this machine cannot run code for {lowering.target.name}: it has no {', '.join(lacking)}; "
+            "`mlcomp show` prints the code all the same"
+        )
+    return build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
+
+
 def _output_types(program: aten.Program) -> list[aten.Type]:
     known = aten.types(program)
     return [known[name] for name in program.outputs]
@@ -130,7 +112,7 @@ def _run_text(
     lowering: Lowering, inputs: Sequence[torch.Tensor], types: Sequence[aten.Type], cache: Path | None
 ) -> tuple[torch.Tensor, ...]:
     """Poisoned outputs and temporaries: what the text does not write shows."""
-    path = build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
+    path = _built(lowering, cache)
     program: kernel.Program = lowering.stages["kernel"]
     outputs = [
         poisoned(t.dtype, shape, stride)
@@ -145,7 +127,7 @@ def execute_guarded(
     lowering: Lowering, inputs: Sequence[torch.Tensor], runs: int = 3, patience: float = 0.0, cache: Path | None = None
 ) -> guarded.Outcome:
     """The text run several times on the same buffers, which are guarded; with `patience`, in a process of its own."""
-    path = build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
+    path = _built(lowering, cache)
     program: kernel.Program = lowering.stages["kernel"]
     temps = [launcher.Buffer(t.name, t.dtype.name, sizes(t.shape), sizes(t.strides)) for t in program.temps]
     return guarded.run(path, plan(lowering), inputs, temps, torch.get_num_threads(), runs, patience)
@@ -236,7 +218,7 @@ def build_captured(
     machine = _named(target)
     folder = cache if cache is not None else detect.default_cache(os.environ)
     lowering = _lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
-    path = build.build(lowering.stages["cpp"], flags(machine), cache=folder, include=(HEADERS,))
+    path = _built(lowering, folder)
     names = [i.name for i in captured.program.inputs]
     bound = {names.index(name): value for name, value in captured.constants.items()}
     call = launcher.load(path, plan(lowering), constants=bound, threads=threads, cache=folder)
@@ -244,7 +226,7 @@ def build_captured(
 
 
 def _named(which: Target | str) -> Target:
-    return target(which) if isinstance(which, str) else which
+    return named.target(which) if isinstance(which, str) else which
 
 
 @functools.lru_cache(maxsize=1024)

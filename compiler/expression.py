@@ -10,9 +10,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils import _pytree as pytree
 from torch.utils.benchmark import Timer
 
-from compiler import execution
+from compiler import execution, frontend
+from compiler.errors import CompilerError
+from compiler.targets import named
 
 # Calls that make an input rather than being part of the program.
 _INPUTS = {"randn", "rand", "randint", "randperm", "tensor"}
@@ -20,24 +23,55 @@ _ROUNDS = 5
 
 
 def program(code: str, seed: int) -> tuple[Callable[..., Any], list[Any]]:
-    """The function and the inputs of an expression; raises ValueError for text that is none."""
+    """The function and the inputs of an expression; raises CompilerError for text that is none."""
+    text = code.strip()
     try:
-        tree = ast.parse(code.strip(), mode="eval")
+        tree = ast.parse(text, mode="eval")
     except SyntaxError as problem:
-        raise ValueError(f"not an expression: {problem.msg} at column {problem.offset}: {code}") from problem
+        line = text.splitlines()[(problem.lineno or 1) - 1] if text else ""
+        mark = f"\n  {line}\n  {' ' * ((problem.offset or 1) - 1)}^" if line else ""
+        raise CompilerError(f"not an expression: {problem.msg}{mark}") from problem
     torch.manual_seed(seed)
-    scope = {"torch": torch, "F": F, "nn": torch.nn}
-    hoist = _Hoist(scope)
+    hoist = _Hoist({"torch": torch, "F": F, "nn": torch.nn})
     body = ast.fix_missing_locations(hoist.visit(tree))
     names = [f"x{n}" for n in range(len(hoist.inputs))]
     arguments = ast.arguments([], [ast.arg(n) for n in names], None, [], [], None, [])
     made = ast.fix_missing_locations(ast.Expression(ast.Lambda(arguments, body.body)))
-    function: Callable[..., Any] = eval(compile(made, "<expression>", "eval"), scope)
+    function: Callable[..., Any] = eval(compile(made, "<expression>", "eval"), hoist.scope)
     return function, hoist.inputs
 
 
+def capture(code: str, seed: int) -> tuple[Callable[..., Any], list[Any], frontend.Captured]:
+    """An expression as function, inputs and Torch IR; what PyTorch itself does not accept is reported in its words."""
+    function, inputs = program(code, seed)
+    try:
+        captured = frontend.capture(function, inputs)
+    except CompilerError as refusal:
+        _try_eager(function, inputs, refusal)
+        raise
+    if not captured.program.outputs:
+        raise CompilerError(f"the expression computes no tensor: {code.strip()}")
+    return function, inputs, captured
+
+
+def _try_eager(function: Callable[..., Any], inputs: list[Any], refusal: CompilerError) -> None:
+    """Raise if PyTorch does not run the function either: then its own message says more than that of the capture."""
+    try:
+        with torch.no_grad():
+            made = function(*inputs)
+    except Exception as problem:  # whatever the expression makes PyTorch or Python raise
+        raise CompilerError(f"PyTorch does not run the expression: {_first_line(problem)}") from refusal
+    kinds = {type(leaf).__name__ for leaf in pytree.tree_leaves(made) if not isinstance(leaf, torch.Tensor)}
+    if kinds - {"int", "float", "bool", "NoneType"}:
+        raise CompilerError(f"the expression gives no tensor but {', '.join(sorted(kinds))}") from refusal
+
+
+def _first_line(problem: Exception) -> str:
+    return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem).strip() else ''}"
+
+
 class _Hoist(ast.NodeTransformer):
-    """Replaces calls that make inputs by parameters, and evaluates them."""
+    """Replaces calls that make inputs by parameters, and those that make modules by names; evaluates both."""
 
     def __init__(self, scope: dict[str, Any]) -> None:
         self.scope = scope
@@ -46,10 +80,25 @@ class _Hoist(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.AST:
         match node.func:
             case ast.Attribute(ast.Name("torch"), name) if name in _INPUTS:
-                code = compile(ast.fix_missing_locations(ast.Expression(node)), "<expression>", "eval")
-                self.inputs.append(eval(code, dict(self.scope)))
+                self.inputs.append(self._value(node))
                 return ast.copy_location(ast.Name(f"x{len(self.inputs) - 1}", ast.Load()), node)
+            case ast.Attribute(ast.Name("nn") | ast.Attribute(ast.Name("torch"), "nn"), name) if _is_module(name):
+                made = f"module{len(self.scope)}"
+                self.scope[made] = self._value(node).eval().requires_grad_(False)
+                return ast.copy_location(ast.Name(made, ast.Load()), node)
         return self.generic_visit(node)
+
+    def _value(self, node: ast.Call) -> Any:
+        code = compile(ast.fix_missing_locations(ast.Expression(node)), "<expression>", "eval")
+        try:
+            return eval(code, dict(self.scope))
+        except Exception as problem:  # whatever the call makes PyTorch or Python raise
+            raise CompilerError(f"PyTorch does not run {ast.unparse(node)}: {_first_line(problem)}") from problem
+
+
+def _is_module(name: str) -> bool:
+    made = getattr(torch.nn, name, None)
+    return isinstance(made, type) and issubclass(made, torch.nn.Module)
 
 
 @dataclass(frozen=True)
@@ -59,7 +108,8 @@ class Outcome:
     function: Callable[..., Any]
     inputs: list[Any]
     compiled: execution.Executable
-    seconds: float
+    captured_in: float  # seconds
+    compiled_in: float
     difference: float
     allowed: float
 
@@ -69,14 +119,16 @@ class Outcome:
 
 
 def run(code: str, seed: int, target: str) -> Outcome:
-    """Compile an expression, run it, and compare it with eager; `seconds` is what compiling took."""
-    function, inputs = program(code, seed)
+    """Compile an expression, run it, and compare it with eager."""
+    machine = named.target(target)
     with torch.no_grad():
         start = time.perf_counter()
-        compiled = execution.compile(function, inputs, target)
-        seconds = time.perf_counter() - start
+        function, inputs, captured = capture(code, seed)
+        between = time.perf_counter()
+        compiled = execution.build_captured(captured, machine)
+        end = time.perf_counter()
         difference, allowed = execution.compare(compiled, function, inputs)
-    return Outcome(function, inputs, compiled, seconds, difference, allowed)
+    return Outcome(function, inputs, compiled, between - start, end - between, difference, allowed)
 
 
 def race(outcome: Outcome) -> dict[str, float]:
