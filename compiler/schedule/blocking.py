@@ -30,12 +30,15 @@ PANEL, DOT = "mlc_fma_block", "mlc_dot_block"
 @dataclass(frozen=True)
 class Operand:
     """A factor: whether an instruction can read it where it lies, along which of "m", "n", "k" it is contiguous,
-    how many bytes one step of k moves it, and whether its elements are narrower than the sum's."""
+    how many bytes one step of k moves it, whether its elements are narrower than the sum's, and the multiples of which
+    blocks should be along its own part and along k (the inner loops of several that play the part stay whole)."""
 
     direct: bool
     along: str
     step: int
     narrow: bool
+    unit: int = 1
+    k_unit: int = 1
 
 
 @dataclass(frozen=True)
@@ -114,9 +117,10 @@ def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
     else:
         share = 2 if pack_b else 4
         deep = max(64, l1 * 2 // (share * row.n * size))
-        k = _cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), target.lanes(size))
+        whole = p.b.k_unit if p.b.k_unit > 1 else target.lanes(size)
+        k = _cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), whole)
         m = _cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
-        n = _cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), row.n)
+        n = _cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), p.b.unit if p.b.unit > 1 else row.n)
     work = p.m * p.n * p.k * p.batch
     cores = target.cores if work >= WORTH_CORES else 1
     others = p.batch * _over(p.m, m)

@@ -96,6 +96,7 @@ class _Plan:
 
     def __post_init__(self) -> None:
         c = self.found
+        self.bytes = c.first.value.dtype.bytes
         long = [f for f in c.rows if _size(f) > 1]
         self.ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
         own = [
@@ -108,12 +109,11 @@ class _Plan:
         swap = not own[1] or any(f.var in contiguous for f in own[0])
         self.a, self.b = (c.right, c.left) if swap else (c.left, c.right)
         rows, columns = reversed(own) if swap else own
-        self.m_loops, self.n_loops = self.together(rows), self.together(columns)
+        self.m_loops, self.n_loops = self.together(rows, self.a), self.together(columns, self.b)
         self.k_loops = list(c.depth)
         tiled = {f.var for f in (*self.m_loops, *self.n_loops)}
         self.around = [f for f in c.rows if f.var not in tiled]
         self.m, self.n, self.k = (self.axis(fs) for fs in (self.m_loops, self.n_loops, self.k_loops))
-        self.bytes = c.first.value.dtype.bytes
 
     def axis(self, loops: Sequence[loop.For]) -> _Axis:
         size = 1
@@ -121,24 +121,24 @@ class _Plan:
             size *= _size(f)
         return _Axis("".join(f.var for f in loops), size)
 
-    def together(self, loops: list[loop.For]) -> list[loop.For]:
-        """The innermost loop, and those around it through which every address moves evenly, so that all are one."""
+    def together(self, loops: list[loop.For], factor: Expr) -> list[loop.For]:
+        """The innermost loop, and those around it through which every address moves evenly, so that all are one.
+
+        How the factor moves does not matter where it is packed anyway.
+        """
+        read = () if self.packed(factor, loops[-1:]) else (Let("", self.found.left), Let("", self.found.right))
         out = loops[-1:]
         for f in reversed(loops[:-1]):
-            body = (
-                loop.For(
-                    "",
-                    out[0].extent,
-                    "parallel",
-                    (*self.found.after, Let("", self.found.left), Let("", self.found.right)),
-                ),
-            )
-            inner = access.strides(body, Var(out[0].var), self.tensors, self.ranges)
-            outer = access.strides(body, Var(f.var), self.tensors, self.ranges)
+            body = (*self.found.after, *read)
+            inner, outer = (access.strides(body, Var(x.var), self.tensors, self.ranges) for x in (out[0], f))
             if any(a is None or b != a * _size(out[0]) for a, b in zip(inner, outer, strict=True)):
                 break
             out.insert(0, f)
         return out
+
+    def packed(self, factor: Expr, loops: Sequence[loop.For]) -> bool:
+        """No instruction can read the factor where it lies, even along these loops alone."""
+        return not self.direct(factor, loops, self.found.depth)
 
     # ---- where the operands lie
 
@@ -146,10 +146,14 @@ class _Plan:
         return access.stride(access.address(index, self.tensors[buffer], self.ranges), Var(var))
 
     def contiguous(self, factor: Expr, loops: Sequence[loop.For]) -> bool:
-        """The factor's only load moves by one element with the innermost of `loops` that moves it at all."""
+        """The factor's only load runs through consecutive elements with the innermost of `loops`, for a vector at least."""
         loads = [n for n in factor.walk() if isinstance(n, Load)]
-        inner = next((f for f in reversed(loops) if _size(f) > 1), None)
-        return inner is None or (len(loads) == 1 and self.stride(loads[0].buffer, loads[0].index, inner.var) == 1)
+        run, total = 1, 1
+        for f in reversed([f for f in loops if _size(f) > 1]):
+            if run == total and len(loads) == 1 and self.stride(loads[0].buffer, loads[0].index, f.var) == run:
+                run *= _size(f)
+            total *= _size(f)
+        return run >= min(total, self.target.lanes(self.bytes))
 
     def direct(self, factor: Expr, *parts: Sequence[loop.For]) -> bool:
         """An instruction can read the factor where it lies: one load, whose rows and columns are axes of its buffer."""
@@ -173,7 +177,9 @@ class _Plan:
         steps = [self.stride(x.buffer, x.index, f.var) or 0 for x in loads for f in self.k_loops if _size(f) > 1]
         narrow = any(x.dtype.bytes < self.bytes for x in loads)
         step = max(map(abs, steps), default=0) * loads[0].dtype.bytes
-        return Operand(self.direct(factor, loops, self.k_loops), along, step, narrow)
+        direct = self.direct(factor, loops, self.k_loops)
+        units = [1 if direct else self.axis(fs[1:]).size for fs in (loops, self.k_loops)]
+        return Operand(direct, along, step, narrow, *units)
 
     # ---- steps
 

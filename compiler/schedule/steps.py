@@ -70,7 +70,8 @@ class Pack(Step):
     """The factor of a sum of products that loads `buffer` is computed into the local tile `tile` beforehand.
 
     The tile lies in the order of `loops`. It is filled as far outside as the factor allows: by one copy where the
-    factor is a block of the buffer, else by loops called `i_tile`, the innermost bound to vectors of `width` lanes.
+    factor is a block of the buffer, else by loops called `i_tile`, or `i_tile0`, `i_tile1`, .. for the digits that the
+    factor takes of `i`; the innermost is cleared of guards and bound to vectors of `width` lanes.
     """
 
     buffer: str
@@ -84,6 +85,12 @@ class Tensorize(Step):
 
     loops: tuple[str, ...]
     instruction: str
+
+
+class Interior(Step):
+    """The iterations of `loop` where all its guards hold become a loop without them, amid `loop_low`, `loop_high`."""
+
+    loop: str
 
 
 class Schedule(Node):
@@ -104,7 +111,7 @@ class ScheduleError(ValueError):
 
 
 STEPS: dict[str, type[Step]] = {
-    s.__name__.lower(): s for s in (Split, Reorder, Collapse, Bind, Fold, Distribute, Pack, Tensorize)
+    s.__name__.lower(): s for s in (Split, Reorder, Collapse, Bind, Fold, Distribute, Pack, Tensorize, Interior)
 }
 
 

@@ -70,6 +70,11 @@ def ranges_of(loops: Loops) -> dict[str, Range]:
     return ranges
 
 
+def ranges_around(kernel: Kernel, target: tile.For) -> dict[str, Range]:
+    """The ranges of a loop and of those around it."""
+    return next(ranges_of((*around, f)) for around, f in loops_in(kernel.body) if f is target)
+
+
 def longest(step: Step, f: tile.For, ranges: dict[str, Range]) -> int:
     high = ranges[f.var][1]
     if high is None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Load, Var, dim, names
-from compiler.ir.index import Range
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, dim, names, op, substitute
+from compiler.ir.index import Range, from_linear, linear, simplify, value_range
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.guards import guarded, interior
 from compiler.passes.tile.nests import (
     Body,
     Loops,
@@ -20,8 +22,10 @@ from compiler.passes.tile.nests import (
     replace,
     replace_sum,
     sums_in,
+    wrap,
 )
-from compiler.schedule.steps import Pack, ScheduleError, Step
+from compiler.schedule.access import address, stride
+from compiler.schedule.steps import Interior, Pack, ScheduleError, Step
 
 PAGE, LINE = 4096, 64
 
@@ -57,7 +61,8 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
                 continue
             loops = tuple(named[v] for v in step.loops)
             _check_extents(step, loops, around[:depth])
-            held, own, fill = _filled(step, factor, loops, ranges_of(around))
+            tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
+            held, own, fill = _filled(step, factor, loops, ranges_of(around), tensors)
             product = total.replace(value=Load(held.name, own, factor.dtype) * other)
             target = around[depth]
             new = replace_sum(target, total, product)
@@ -67,7 +72,9 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
     )
 
 
-def _filled(step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range]) -> tuple[Tensor, tuple[Expr, ...], Body]:
+def _filled(
+    step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range], tensors: Mapping[str, Tensor]
+) -> tuple[Tensor, tuple[Expr, ...], Body]:
     """The tile, its index of one element of the factor, and what fills it: a copy of a block of a buffer, or loops."""
     long = {f.var: longest(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
@@ -82,16 +89,95 @@ def _filled(step: Pack, factor: Expr, loops: Loops, ranges: dict[str, Range]) ->
             return held, tuple(map(Var, order)), (tile.Copy(whole, source.replace(buffer=factor.buffer), "plain"),)
     own = tuple(Var(f.var) for f in loops)
     fill = again(loops, "_" + step.tile, (Store(held.name, own, factor),))
-    return held, own, _bound(fill, step.width) if step.width > 1 else fill
+    renamed = {f.var + "_" + step.tile: ranges[f.var] for f in loops}
+    return held, own, _shaped(fill, step.width, ranges | renamed, tensors)
 
 
-def _bound(body: Body, width: int) -> Body:
-    """The innermost loop of a nest becomes vectors."""
+def _shaped(body: Body, width: int, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
+    """A nest of loops around one store, with a loop for each digit of a variable, and vectors innermost."""
     (f,) = body
     assert isinstance(f, tile.For)
-    if isinstance(f.body[0], tile.For):
-        return (f.replace(body=_bound(f.body, width)),)
-    return (f.replace(bind=tile.Bind("vector", (("width", width), ("unroll", 1)))),)
+    f = _unravelled(f, ranges, tensors)
+    nest = [f]
+    while isinstance(nest[-1].body[0], tile.For):
+        nest.append(nest[-1].body[0])
+        ranges = ranges | {nest[-1].var: (0, longest_of(nest[-1].extent, ranges))}
+    inner = nest[-1]
+    bound = tile.Bind("vector", (("width", width), ("unroll", 1)))
+    out: Body = (inner,)
+    if guarded(inner):
+        out = interior(Interior(inner.var), inner, ranges)
+    if width > 1:
+        out = tuple(g.replace(bind=bound) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
+    return wrap(tuple(nest[:-1]), out)
+
+
+def _unravelled(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
+    """Where `//` and `%` of a loop's variable keep an address or a guard from moving evenly, its digits get loops."""
+    (inner,) = f.body
+    if isinstance(inner, tile.For):
+        inner = _unravelled(inner, ranges, tensors)
+        f = f.replace(body=(inner,))
+    var = Var(f.var)
+    digits = _digits(f, ranges, tensors)
+    if not digits:
+        return f
+    parts = [Var(f"{f.var}{n}") for n in range(len(digits) + 1)]
+    extents = [divided(f.extent, digits[0]), *(dim(a // b) for a, b in pairwise(digits)), dim(digits[-1])]
+    value: Expr = parts[-1]
+    for part, digit in zip(parts, digits, strict=False):
+        value = value + part * digit
+    known = ranges | {p.name: (0, longest_of(e, ranges)) for p, e in zip(parts, extents, strict=True) if e is not None}
+    body = simplify(substitute(f.body, {var: value}), known)
+    for part, extent in reversed(list(zip(parts, extents, strict=True))):
+        assert extent is not None
+        body = (f.replace(var=part.name, extent=extent, body=body),)
+    (outer,) = body
+    assert isinstance(outer, tile.For)
+    return outer
+
+
+def _digits(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> list[int]:
+    """The divisors of a loop's variable, largest first, if each divides the one before and all of them the extent."""
+    var = Var(f.var)
+    nodes = list(f.walk())
+    found = {
+        int(d.value)
+        for n in nodes
+        if isinstance(n, Op) and n.name in ("floordiv", "mod")
+        for a, d in [n.args]
+        if isinstance(d, Const) and linear(a)[0].get(var) == 1
+    }
+    loads = [n for n in nodes if isinstance(n, Load)]
+    places = [address(n.index, tensors[n.buffer], ranges) for n in loads if n.buffer in tensors]
+    even = len(places) == len(loads) and all(stride(p, var) is not None for p in places)
+    if even and not any(isinstance(n, Select) and f.var in names(n.cond) for n in nodes):
+        return []
+    digits = sorted(found, reverse=True)
+    chain = all(a % b == 0 for a, b in pairwise(digits))
+    return digits if digits and chain and divided(f.extent, digits[0]) is not None else []
+
+
+def divided(extent: Expr, by: int) -> Expr | None:
+    """`extent // by` where it divides evenly, whatever the values in it; else None."""
+    match extent:
+        case Op("min", (a, b)):
+            left, right = divided(a, by), divided(b, by)
+            return None if left is None or right is None else op("min", left, right)
+    terms, rest = linear(extent)
+    if rest % by or any(c % by for c in terms.values()):
+        return None
+    return from_linear(({a: c // by for a, c in terms.items()}, rest // by))
+
+
+def longest_of(extent: Expr, ranges: Mapping[str, Range]) -> int | None:
+    """The last value of a loop of this extent."""
+    high = value_range(extent, ranges)[1]
+    return None if high is None else high - 1
+
+
+def allocated(body: Body) -> list[Tensor]:
+    return [n.tensor for s in body for n in s.walk() if isinstance(n, tile.Alloc)]
 
 
 def _padded(t: Tensor) -> Tensor:

@@ -10,12 +10,15 @@ from compiler.ir.index import extent_range, simplify
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
+from compiler.passes.tile.guards import interior
+from compiler.passes.tile.nests import ranges_around
 from compiler.passes.tile.pack import pack
 from compiler.schedule.steps import (
     Bind,
     Collapse,
     Distribute,
     Fold,
+    Interior,
     Pack,
     Reorder,
     Schedule,
@@ -52,6 +55,8 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = contraction.distribute(kernel, step)
         case Pack():
             new = pack(kernel, step)
+        case Interior():
+            new = at_loop(kernel, step, step.loop, lambda f: interior(step, f, ranges_around(kernel, f)))
         case Tensorize():
             new = contraction.tensorize(kernel, step)
         case _:
