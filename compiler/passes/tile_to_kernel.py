@@ -209,6 +209,8 @@ class _Lowering:
 
     def jammed(self, body: tuple[Stmt, ...], scopes: list[_Scope]) -> Body:
         """The body in each of the scopes, which share its loops: they run once, around what all scopes have in them."""
+        if len(scopes) == 1:
+            return self.body(body, scopes[0])
         out: Body = []
         for is_loop, run in groupby(body, lambda s: isinstance(s, tile.For)):
             statements = tuple(run)
