@@ -7,11 +7,11 @@ and all others (a batch) are left around. n is the loop along which the result i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from compiler.ir import loop
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads, names, substitute
-from compiler.ir.index import Range, extent_range, linear
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, loads, names, substitute
+from compiler.ir.index import Range, extent_range, linear, simplify
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access, blocking
@@ -27,7 +27,8 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     found = recognise(kernel)
     if found is None:
         return None
-    plan = _Plan(found, {p.name: p for p in kernel.params}, target)
+    found, splits = by_groups(found)
+    plan = _Plan(found, {p.name: p for p in kernel.params}, target, splits)
     made = plan.schedule()
     if made is None:
         return None
@@ -76,6 +77,32 @@ def recognise(kernel: Kernel) -> Contraction | None:
                 case Op("mul", (left, right)) if loads(left) and loads(right):
                     return Contraction(name, tuple(rows), tuple(depth), left, right, first, after)
     return None
+
+
+def by_groups(c: Contraction) -> tuple[Contraction, list[Step]]:
+    """Rows of which one factor only sees the group (`j // 16`) are split: the group is a batch, its members are not."""
+    for f in c.rows:
+        var, count = Var(f.var), _size(f)
+        size = next((d for e in (c.left, c.right) if (d := _group(e, var)) and count % d == 0 and d < count), 0)
+        if size:
+            outer, inner = Var(f.var + "0"), Var(f.var + "1")
+            new = (f.replace(var=outer.name, extent=dim(count // size)), f.replace(var=inner.name, extent=dim(size)))
+            known = {outer.name: (0, count // size - 1), inner.name: (0, size - 1)}
+            table = {var: outer * size + inner}
+            left, right = (simplify(substitute(x, table), known) for x in (c.left, c.right))
+            after = simplify(substitute(c.after, table), known)
+            rows = tuple(x for g in c.rows for x in (new if g is f else (g,)))
+            made, more = by_groups(replace(c, rows=rows, left=left, right=right, after=after))
+            return made, [Split(f.var, size), *more]
+    return c, []
+
+
+def _group(factor: Expr, var: Var) -> int:
+    """The d for which `var` occurs in the factor only as `var // d`; 0 if there is none."""
+    found = {n: n.args[1] for n in factor.walk() if isinstance(n, Op) and n.name == "floordiv" and n.args[0] is var}
+    rest = substitute(factor, dict.fromkeys(found, dim(0)))
+    sizes = {int(d.value) for d in found.values() if isinstance(d, Const)}
+    return sizes.pop() if len(sizes) == 1 and var.name not in names(rest) else 0
 
 
 @dataclass
@@ -146,7 +173,7 @@ class _Plan:
         return access.stride(access.address(index, self.tensors[buffer], self.ranges), Var(var))
 
     def contiguous(self, factor: Expr, loops: Sequence[loop.For]) -> bool:
-        """The factor's only load runs through consecutive elements with the innermost of `loops`, for a vector at least."""
+        """The factor's only load runs through consecutive elements with the innermost of `loops`, at least a vector."""
         loads = [n for n in factor.walk() if isinstance(n, Load)]
         run, total = 1, 1
         for f in reversed([f for f in loops if _size(f) > 1]):

@@ -169,6 +169,11 @@ CONV = """def f(x: f32[2, 3, 10, 11], w: f32[5, 3, 3, 3]):
             for c in range(3) for r in range(3) for s in range(3))
     result(o, f32[2, 5, 10, 11])
 """
+GROUPS = """def f(q: f32[2, 6, 4, 8], k: f32[2, 3, 11, 8]):
+    with kernel("scores"):
+        s[b: 2, h: 6, i: 4, j: 11]: f32 = sum(q[b, h, i, d] * k[b, h // 2, j, d] for d in range(8))
+    result(s, f32[2, 6, 4, 11])
+"""
 SQUARE = """def f(x: f32[20, 30]):
     with kernel("gram"):
         s[i: 20, j: 20]: f32 = sum(x[i, l] * x[j, l] for l in range(30))
@@ -183,7 +188,9 @@ TRANSPOSED = """def f(a: f32[20: 1, 30: 20], b: f32[30: 1, 18: 30]):
 
 @pytest.mark.parametrize("target", ["tiny", "avx512"])
 @pytest.mark.parametrize(
-    "text", [LINEAR, HEADS, CONV, SQUARE, TRANSPOSED], ids=["linear", "heads", "conv", "gram", "strides"]
+    "text",
+    [LINEAR, HEADS, GROUPS, CONV, SQUARE, TRANSPOSED],
+    ids=["linear", "heads", "groups", "conv", "gram", "strides"],
 )
 def test_other_contractions(text: str, target: str) -> None:
     assert instructions(check(text, target))
