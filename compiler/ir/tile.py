@@ -213,7 +213,7 @@ def binding_error(var: str, kind: str, binding: Bind) -> str:
         return f"loop {var}: {level} takes {', '.join(LEVELS[level]) or 'nothing'}, not {', '.join(unknown)}"
     if level in ("blocks", "warps") and kind != "parallel":
         return f"the {kind} loop {var} cannot be spread over {level}"
-    if kind == "scan" and level not in ("serial", "unroll", "lanes"):
+    if kind == "scan" and level not in ("serial", "unroll", "lanes", "pipeline"):
         return f"the scan loop {var} cannot be bound to {level}"
     return ""
 

@@ -1,4 +1,4 @@
-"""CPU targets: vector width by feature, cache sizes by detection, and the fused-multiply-add panels as tensor instructions."""
+"""CPU targets: vectors by feature, caches by detection, and blocks of fused multiply-adds as tensor instructions."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from compiler.ir.node import Node
 class Instruction(Node):
     """A tensor instruction: acc[m, n] += sum over k of a[m, k] * b[k, n], on tiles of these sizes.
 
-    `a_type`, `b_type` and `acc_type` name the element types; `a_space` and `b_space` the memories that the operands must be
-    in; `layouts` how they may lie ("mk" or "km", "kn" or "nk"). A k of 0 means any number. `function` is the device
-    function that performs it, with a body for each kind of target; `needs` the target feature that it takes;
-    `contiguous` the axes along which an operand must be so ("b.n").
+    `needs` is the feature that a target must have. A k of 0 means any number. `a_type`, `b_type` and `acc_type` name
+    the element types, `a_space`, `b_space` and `acc_space` the memories that the operands must be in, `layouts` how
+    they may lie ("mk" or "km", "kn" or "nk"). `function` is the device function that performs it, with a body for each
+    kind of target; `contiguous` names the axes along which an operand must be so ("b.n"). `threads` do it together.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Instruction(Node):
     layouts: tuple[tuple[str, str], ...]
     function: str
     contiguous: tuple[str, ...] = ()
+    threads: int = 1
 
     @property
     def semantics(self) -> str:
@@ -43,8 +44,32 @@ class Instruction(Node):
         )
 
 
+class Transfer(Node):
+    """A way to copy a slice from one memory to another while computing goes on.
+
+    The innermost axis moves in `pieces` of so many bytes. A tensor has at most `rank` axes, a slice at most `longest`
+    elements along each; 0 is any number. `swizzles` are the patterns, in bytes, in which the tile may be laid out: a
+    row then fits in one. `zeroes` says that what lies outside the source is zero without a guard.
+    """
+
+    name: str
+    needs: str
+    source: str
+    target: str
+    pieces: tuple[int, ...]
+    rank: int
+    longest: int
+    swizzles: tuple[int, ...]
+    zeroes: bool
+    function: str
+
+
 class Target(Node):
-    """`name` prints and parses; sizes are in bytes; `vector` is the width of a vector register, 0 where threads take its place."""
+    """A machine; sizes are in bytes.
+
+    `vector` is the width of a vector register, 0 where `warp` threads in step take its place; `l1` is for each core,
+    `shared` what a block of threads may have of it.
+    """
 
     name: str
     kind: str
@@ -55,6 +80,9 @@ class Target(Node):
     l2: int
     l3: int
     instructions: tuple[Instruction, ...] = ()
+    transfers: tuple[Transfer, ...] = ()
+    warp: int = 0
+    shared: int = 0
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of that size in a vector register."""
@@ -66,6 +94,5 @@ def instruction(target: Target, name: str) -> Instruction:
     for row in target.instructions:
         if row.name == name:
             return row
-    raise KeyError(
-        f"{target.name} has no tensor instruction {name}; it has {', '.join(r.name for r in target.instructions) or 'none'}"
-    )
+    have = ", ".join(r.name for r in target.instructions) or "none"
+    raise KeyError(f"{target.name} has no tensor instruction {name}; it has {have}")

@@ -13,7 +13,8 @@ from compiler.ir.expr import Const, Expr, Load, both, cast, const, dim, op, sele
 from compiler.ir.tensor import Axis, Equation, Group, Map, Program, Reduce, Scan, Scatter, Tensor, row_major
 
 Shape = tuple[int, ...]
-LARGEST = 400  # elements of a tensor
+LARGEST = 600  # elements of a tensor
+SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 16, 17, 35)  # around the widths of vectors and tiles
 
 
 class _Builder:
@@ -216,7 +217,8 @@ def programs(draw: st.DrawFn) -> Shown:
     b = _Builder(choose)
     inputs = []
     for name in "xy"[: 1 + choose(2)]:
-        shape = tuple(1 + choose(6) for _ in range(choose(4)))
+        shape = tuple(SIZES[choose(len(SIZES))] for _ in range(choose(4)))
+        shape = shape if math.prod(shape) <= LARGEST else shape[:1]
         b.shapes[name] = shape
         sizes = tuple(map(dim, shape))
         inputs.append(Tensor(name, f32, sizes, row_major(sizes)))

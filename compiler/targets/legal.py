@@ -1,0 +1,111 @@
+"""A program of Tile IR and a target with threads in; why the target cannot run it out, before any lowering."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from compiler.ir import tile
+from compiler.ir.expr import Const, static
+from compiler.ir.statement import If, Kernel, Program, Stmt
+from compiler.ir.tensor import Tensor
+from compiler.targets.target import Instruction, Target, Transfer, instruction
+
+
+class NotLegal(ValueError):
+    """A statement that the target has no way to do: which, and why."""
+
+
+def verify(program: Program, target: Target) -> None:
+    """Tensor instructions, copies and tiles are such as the target has; raises NotLegal naming kernel and statement."""
+    for kernel in program.kernels:
+        problem = next(_problems(kernel, target), "")
+        if problem:
+            raise NotLegal(f"{target.name}: kernel {kernel.name}: {problem}")
+
+
+def _problems(kernel: Kernel, target: Target) -> Iterator[str]:
+    allocs = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)]
+    tiles = {a.tensor.name: a for a in allocs}
+    tensors = {p.name: p for p in kernel.params} | {a.tensor.name: a.tensor for a in allocs}
+
+    def space(buffer: str) -> str:
+        return tiles[buffer].space if buffer in tiles else "global"
+
+    for s in kernel.body:
+        for n in s.walk():
+            match n:
+                case tile.Mma(name):
+                    try:
+                        row = instruction(target, name)
+                    except KeyError as missing:
+                        yield str(missing.args[0])
+                        continue
+                    yield from _mma_problems(n, row, {x: (tensors[x].dtype.name, space(x)) for x in tensors})
+                case tile.Copy(to, source, how) if how != "plain":
+                    rows = [t for t in target.transfers if t.name == how]
+                    fits = [t for t in rows if (t.source, t.target) == (space(source.buffer), space(to.buffer))]
+                    if not fits:
+                        yield f"no {how} copies from {space(source.buffer)} to {space(to.buffer)} memory"
+                    else:
+                        held = tiles[to.buffer if to.buffer in tiles else source.buffer]
+                        yield from _copy_problems(n, fits[0], tensors[source.buffer], held.swizzle)
+                        yield from _even(tensors[source.buffer if to.buffer in tiles else to.buffer], fits[0])
+    shared = _shared(kernel.body, 1)
+    if shared > target.shared:
+        yield f"its tiles in shared memory take {shared} bytes, a block has {target.shared}"
+
+
+def _mma_problems(s: tile.Mma, row: Instruction, known: dict[str, tuple[str, str]]) -> Iterator[str]:
+    wanted = {
+        "acc": (s.acc.buffer, row.acc_type, row.acc_space),
+        "a": (s.a.buffer, row.a_type, row.a_space),
+        "b": (s.b.buffer, row.b_type, row.b_space),
+    }
+    for operand, (buffer, dtype, space) in wanted.items():
+        if known[buffer] != (dtype, space):
+            has = " in ".join(known[buffer])
+            yield f"{row.name} takes {operand} as {dtype} in {space}, but {buffer} is {has}"
+    if s.layout not in row.layouts:
+        yield f"{row.name} takes operands that lie as {row.layouts}, not {s.layout}"
+    sizes = tile.lengths(s)
+    unit = {"m": row.m, "n": row.n, "k": row.k}
+    if any(sizes[x] % unit[x] for x in "mnk" if unit[x]):
+        yield f"{row.name} does not divide tiles of {sizes['m']} x {sizes['n']} x {sizes['k']}"
+
+
+def _copy_problems(s: tile.Copy, row: Transfer, source: Tensor, swizzle: int) -> Iterator[str]:
+    lengths = [n for n in s.target.lengths if n]
+    inner = (lengths[-1] if lengths else 1) * source.dtype.bytes
+    if not any(inner % piece == 0 for piece in row.pieces):
+        yield f"{row.name} moves pieces of {row.pieces} bytes; the rows of {s.source.buffer} here have {inner}"
+    if row.rank and max(len(s.source.lengths), len(s.target.lengths)) > row.rank:
+        yield f"{row.name} knows tensors of at most {row.rank} axes"
+    if row.longest and max(lengths, default=0) > row.longest:
+        yield f"{row.name} moves at most {row.longest} elements along an axis, not {max(lengths)}"
+    if swizzle not in row.swizzles:
+        yield f"{row.name} knows no swizzle of {swizzle} bytes, only {row.swizzles}"
+    elif swizzle and inner > swizzle:
+        yield f"rows of {inner} bytes do not fit a swizzle of {swizzle}"
+
+
+def _even(t: Tensor, row: Transfer) -> Iterator[str]:
+    """Rows of a tensor in global memory begin where a piece may begin."""
+    steps = [static(step) * t.dtype.bytes for step in t.strides if isinstance(step, Const)]
+    odd = [n for n in steps[:-1] if all(n % piece for piece in row.pieces)]
+    if odd or (steps and steps[-1] != t.dtype.bytes):
+        yield f"{row.name} moves pieces of {row.pieces} bytes, but the axes of {t.name} are {steps} bytes apart"
+
+
+def _shared(body: tuple[Stmt, ...], depth: int) -> int:
+    """Bytes of all tiles in shared memory; a pipeline holds as many of those inside as it is deep."""
+    total = 0
+    for s in body:
+        match s:
+            case tile.Alloc(t, "shared"):
+                total += depth * math.prod(static(n) for n in t.shape if isinstance(n, Const)) * t.dtype.bytes
+            case tile.For(bind=tile.Bind("pipeline", args), body=inner):
+                total += _shared(inner, depth * dict(args).get("depth", 1))
+            case tile.For(body=inner) | If(body=inner):
+                total += _shared(inner, depth)
+    return total
