@@ -1,0 +1,415 @@
+"""The command line: what it prints, where, with which exit status, and how it puts what went wrong."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import compiler
+from compiler import cli, execution, expression, pipeline
+from compiler.runtime import build, detect
+from compiler.targets import named
+
+ROOT = Path(compiler.__file__).parents[1]
+SOFTMAX = "F.softmax(torch.randn(4, 40), 1)"
+LOOP = """\
+def f(x: f32[4, 40], *, y: f32[4, 40]):
+    with kernel("scale", [x, y], writes=[y], origin=["aten.mul.Tensor"]):
+        for i in parallel(4):
+            for j in parallel(40):
+                y_ = x[i, j] * 2.0
+                y[i, j] = y_
+"""
+LIGHT = "import sys; from compiler import cli; cli.main(sys.argv[1:]); print('torch' in sys.modules, file=sys.stderr)"
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own, and nothing remembered of any other."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MLCOMP_CACHE", str(folder))
+    monkeypatch.setattr(build, "_seen", {})
+    return folder
+
+
+@pytest.fixture
+def loops(tmp_path: Path) -> Path:
+    path = tmp_path / "scale.loop"
+    path.write_text(LOOP)
+    return path
+
+
+def start(*words: object, **how: object) -> subprocess.Popen[str]:
+    """The command as a process of its own."""
+    command = [sys.executable, "-m", "compiler.cli", *map(str, words)]
+    return subprocess.Popen(command, cwd=ROOT, text=True, **how)  # type: ignore[call-overload, no-any-return]
+
+
+# ---- what goes well
+
+
+@pytest.mark.parametrize("stage", compiler.STAGES)
+def test_show_prints_every_stage(stage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "-c", SOFTMAX, "--ir", stage, "--target", "cpu:avx2"]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("// f" if stage == "cpp" else "def f(x0: f32[4, 40]") and out.endswith("\n")
+    assert err == ""
+    if stage != "cpp":
+        program = pipeline.IRS[stage].parse(out)
+        assert pipeline.IRS[stage].show(program).rstrip("\n") == out.rstrip("\n")
+
+
+def test_show_prints_assembly(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "--from", str(loops), "--ir", "asm"]) == 0
+    assert "mlc_entry:" in capsys.readouterr().out
+
+
+def test_modules_in_an_expression_have_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        cli.main(["show", "-c", "nn.Sequential(nn.Linear(3, 4), nn.ReLU())(torch.randn(2, 3))", "--ir", "torch"]) == 0
+    )
+    assert "constant(f32[4, 3])" in capsys.readouterr().out
+
+
+def test_applications_stand_between_markers(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "--from", str(loops), "-vv", "--ir", "tile"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first, last = lines.index(">>> tile:schedule"), lines.index("<<< tile:schedule")
+    inside = lines[first + 1 : last]
+    assert any(line.startswith("-") and "serial" in line for line in inside), inside
+    assert any(line.startswith("+") and "vector" in line for line in inside), inside
+    assert ">>> tile:loop-to-tile" in lines[:first]
+
+
+def test_one_v_lists_the_passes_beside_the_program(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "--from", str(loops), "-v", "--ir", "tile"]) == 0
+    out, err = capsys.readouterr()
+    assert [line.split()[1] for line in err.splitlines()] == ["tile:loop-to-tile", "tile:schedule"]
+    assert out.startswith("def f(")
+
+
+def test_an_edited_schedule_is_applied(loops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = tmp_path / "steps.txt"
+    steps.write_text('split("j", 8)\n')
+    assert cli.main(["show", "--from", str(loops), "--schedule", str(steps)]) == 0
+    assert "serial(8)" in capsys.readouterr().out
+
+
+def test_run_compares_and_races(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "-c", SOFTMAX, "--bench"]) == 0
+    counted, compared, raced = capsys.readouterr().out.splitlines()
+    assert counted.startswith("1 kernel, captured in ")
+    assert compared.endswith(": ok")
+    assert raced.startswith("eager ") and raced.endswith("x")
+
+
+def test_run_fails_when_the_result_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(execution, "compare", lambda *_: (1.0, 1e-6))
+    assert cli.main(["run", "-c", SOFTMAX]) == 1
+    assert "largest difference from eager 1, allowed 1e-06: WRONG" in capsys.readouterr().out
+
+
+def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["passes"]) == 0
+    assert all(f"| {p.name} |" in line for p, line in zip(pipeline.PIPELINE, passes(capsys), strict=True))
+    assert cli.main(["targets"]) == 0
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines() if line.startswith("cpu")] == [
+        "cpu"
+    ] * 4
+    assert cli.main(["targets", "-v"]) == 0
+    assert "  panel.1x8.f32\n" in capsys.readouterr().out
+
+
+def passes(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()[2:]
+
+
+@pytest.mark.parametrize("words", [["passes"], ["targets"], ["show", "--from", "FILE", "--ir", "cpp"]])
+def test_commands_that_run_nothing_do_not_load_pytorch(words: list[str], loops: Path) -> None:
+    words = [str(loops) if word == "FILE" else word for word in words]
+    done = subprocess.run([sys.executable, "-c", LIGHT, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stderr == "False\n"
+
+
+# ---- output
+
+
+def test_a_reader_that_leaves_ends_the_command_quietly(loops: Path) -> None:
+    process = start("show", "--from", loops, "-vv", "--ir", "cpp", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr as errors:
+        assert errors.read() == ""
+    assert process.wait() == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_an_error(loops: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = start("show", "--from", loops, stdout=full, stderr=subprocess.PIPE)
+    assert process.communicate()[1] == "mlcomp: no space left on device\n"
+    assert process.returncode == 1
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_colour_is_for_terminals(loops: Path, plain: bool) -> None:
+    surroundings = {k: v for k, v in os.environ.items() if k != "NO_COLOR"} | ({"NO_COLOR": "1"} if plain else {})
+    ours, theirs = pty.openpty()
+    process = start("show", "--from", loops, "-vv", stdout=theirs, env=surroundings)
+    os.close(theirs)
+    text = b""
+    try:
+        while part := os.read(ours, 65536):
+            text += part
+    except OSError as problem:  # how Linux says that nobody writes to the terminal any more
+        assert problem.errno == errno.EIO
+    os.close(ours)
+    assert process.wait() == 0
+    assert (b"\033[3" in text) is not plain
+
+
+def test_no_colour_in_a_pipe(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "--from", str(loops), "-vv"]) == 0
+    assert "\033" not in capsys.readouterr().out
+
+
+# ---- what is refused
+
+REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
+    "syntax": (["-c", "F.relu(torch.randn(3)"], 1, ["not an expression: '(' was never closed", "      ^"]),
+    "empty": (["-c", ""], 1, ["not an expression"]),
+    "statement": (["-c", "x = 3"], 1, ["not an expression: invalid syntax"]),
+    "no tensor": (["-c", "3"], 1, ["computes no tensor: 3"]),
+    "not data": (["-c", "torch.randn(3).numpy()"], 1, ["gives no tensor but ndarray"]),
+    "unknown op": (["-c", "torch.linalg.qr(torch.randn(3, 3))"], 1, ["unsupported: aten.linalg_qr", "f32[3, 3]"]),
+    "misspelt": (["-c", "F.rellu(torch.randn(3))"], 1, ["PyTorch does not run", "no attribute 'rellu'"]),
+    "dtype": (["-c", "torch.randn(3, dtype=torch.complex64) * 2"], 1, ["unsupported: torch.complex64", "f32, bf16"]),
+    "shapes": (["-c", "torch.randn(3, 3) @ torch.randn(4, 4)"], 1, ["PyTorch does not run", "3x3 and 4x4"]),
+    "input": (["-c", "torch.randn(-3) + 1"], 1, ["PyTorch does not run torch.randn(-3)", "negative dimension"]),
+    "module": (["-c", "nn.Linear(3)(torch.randn(3))"], 1, ["PyTorch does not run nn.Linear(3)", "out_features"]),
+    "data": (
+        ["-c", "torch.randn(3).sum().item()"],
+        1,
+        ["unsupported: aten._local_scalar_dense", "depends on the data"],
+    ),
+    "random": (["-c", "torch.rand_like(torch.randn(3))"], 1, ["unsupported: aten.rand_like", "is random"]),
+    "target": (["-c", SOFTMAX, "--target", "tpu"], 1, ["unknown target 'tpu': the targets are cpu, "]),
+    "nothing": ([], 2, ["say what to compile"]),
+    "suffix": (["--from", "program.txt"], 2, ["--from program.txt: the suffix must name the stage: .torch, .tensor"]),
+    "no file": (["--from", "nosuch.tile"], 1, ["nosuch.tile: no such file or directory"]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words, status, parts = REFUSED[name]
+    assert cli.main(["show", *words]) == status
+    said(capsys, *parts)
+
+
+def said(capsys: pytest.CaptureFixture[str], *parts: str) -> None:
+    """One paragraph on standard error, nothing on standard output."""
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("mlcomp: ") and "Traceback" not in err and "\n\n" not in err
+    assert all(part in err for part in parts), err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("2.0", "two", "line 5, column 32: two is not defined here"),
+        ("parallel(40)", "paralel(40)", "line 4, column 13: not a statement: for j in paralel(40): …"),
+        ("[x, y]", "[x, y", "line 2, column "),
+        ("x[i, j]", "x[i]", "kernel scale: x is f32 of rank 2, loaded as f32 of rank 1"),
+        ("y[i, j]", "x[i, j]", "kernel scale: stores to x, which is not among its writes"),
+        ("kernel", "\0", "not a text: it has a zero byte in line 2"),
+        (LOOP, "", "expected exactly one `def`"),
+    ],
+)
+def test_an_edited_text_that_is_wrong_names_its_place(
+    old: str, new: str, message: str, loops: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loops.write_text(LOOP.replace(old, new, 1))
+    assert cli.main(["show", "--from", str(loops)]) == 1
+    said(capsys, f"{loops}: ", message)
+
+
+def test_a_stage_before_the_text_is_refused(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["show", "--from", str(loops), "--ir", "tensor"]) == 2
+    said(capsys, "starts after --ir tensor; ask for a stage from loop on")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('split("k", 4)', 'split("k", 4): kernel scale has no loop k'),
+        ('slit("j", 4)', "line 1: slit('j', 4) is not a step"),
+    ],
+)
+def test_a_schedule_that_does_not_fit_is_refused(
+    text: str, message: str, loops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = tmp_path / "steps.txt"
+    steps.write_text(text)
+    assert cli.main(["show", "--from", str(loops), "--schedule", str(steps)]) == 1
+    said(capsys, message)
+
+
+def test_code_for_another_machine_is_not_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(named, "missing", lambda target: ("avx2", "fma") if target.name != "cpu" else ())
+    assert cli.main(["run", "-c", SOFTMAX, "--target", "cpu:avx2"]) == 1
+    said(capsys, "this machine cannot run code for cpu:avx2: it has no avx2, fma")
+
+
+def test_a_bug_is_called_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken() -> str:
+        raise AttributeError("no such thing")
+
+    monkeypatch.setattr(pipeline, "pass_table", broken)
+    assert cli.main(["passes"]) == 1
+    said(
+        capsys, "internal error, which is a bug in mlcomp: AttributeError: no such thing. The same command with --debug"
+    )
+    with pytest.raises(AttributeError):
+        cli.main(["passes", "--debug"])
+
+
+@pytest.mark.parametrize("words", [["show", "--debug"], ["--debug", "show"]])
+def test_debug_shows_tracebacks(words: list[str]) -> None:
+    with pytest.raises(compiler.CompilerError, match="no tensor"):
+        cli.main([*words, "-c", "3"])
+
+
+@pytest.mark.parametrize("words", [[], ["shw"], ["show", "--ir", "cuda"], ["run", "--seed", "x"]])
+def test_a_command_that_makes_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(words)
+    assert end.value.code == 2
+    assert "usage: mlcomp" in capsys.readouterr().err
+
+
+# ---- the machine is not as it should be
+
+
+@pytest.mark.parametrize("words", [["run"], ["show", "--ir", "asm"]])
+def test_no_compiler(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    detect.toolchain.cache_clear()
+    build._machine.cache_clear()
+    assert cli.main([*words, "-c", SOFTMAX]) == 1
+    said(capsys, "no C++ compiler: `g++` is not on PATH; install one (Debian, Ubuntu: `apt-get install g++`")
+
+
+def test_no_compiler_is_needed_to_look(loops: Path, tmp_path: Path) -> None:
+    process = start("show", "--from", loops, "--ir", "cpp", stdout=subprocess.DEVNULL, env={"PATH": str(tmp_path)})
+    assert process.wait() == 0
+
+
+def test_a_cache_folder_that_is_none(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache.write_text("a file")
+    assert cli.main(["run", "-c", SOFTMAX]) == 1
+    said(capsys, f"cannot use the kernel cache folder {cache}: not a directory", "set MLCOMP_CACHE=DIR")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_cache_folder_without_permission(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cache.mkdir(mode=0o500)
+    assert cli.main(["run", "-c", SOFTMAX]) == 1
+    said(capsys, f"cannot use the kernel cache folder {cache}: permission denied", "set MLCOMP_CACHE=DIR")
+
+
+def test_a_full_disk(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert cli.main(["run", "-c", SOFTMAX]) == 1
+    said(capsys, f"cannot use the kernel cache folder {cache}: no space left on device", "Free space there")
+    assert not [path for path in cache.rglob("*") if path.is_file()], "something half-written is left"
+    assert cli.main(["run", "-c", SOFTMAX]) == 0
+
+
+def test_a_damaged_entry_is_built_again(
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    assert cli.main(["run", "-c", "torch.randn(5) * 3.25"]) == 0
+    (entry,) = (path for path in cache.rglob("*.so") if _is_kernel(path))
+    whole = entry.read_bytes()
+    short = entry.with_suffix(".short")
+    short.write_bytes(whole[: len(whole) // 2])
+    os.replace(short, entry)  # not in place: this process still runs the old one
+    monkeypatch.setattr(build, "_seen", {})
+    assert cli.main(["run", "-c", "torch.randn(5) * 3.25"]) == 0
+    assert capsys.readouterr().out.count(": ok\n") == 2
+    assert f"{entry} is damaged" in caplog.text
+    assert entry.stat().st_size == len(whole)
+
+
+def _is_kernel(path: Path) -> bool:
+    return "mlc_entry" in path.with_suffix(".cpp").read_text()
+
+
+# ---- Ctrl-C
+
+
+def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(expression, "capture", interrupted)
+    assert cli.main(["show", "-c", SOFTMAX]) == 130
+    said(capsys, "interrupted")
+
+
+def test_an_interrupt_while_loading_ends_the_process() -> None:
+    program = """
+import os, signal, time
+from compiler import cli
+with cli._loading():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except BaseException:
+        print("swallowed")
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "mlcomp: interrupted\n")
+
+
+def test_an_interrupt_while_compiling_leaves_nothing_behind(cache: Path, tmp_path: Path) -> None:
+    begun = tmp_path / "begun"
+    slow = tmp_path / "g++"
+    slow.write_text(f'#!/bin/sh\ncase "$1" in -dump*) echo 12;; *) : > "{begun}"; exec sleep 60;; esac\n')
+    slow.chmod(0o755)
+    surroundings = os.environ | {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    process = start("run", "-c", "torch.randn(3) + 1", env=surroundings, stdout=-1, stderr=-1, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 120
+        while not begun.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (130, "", "mlcomp: interrupted\n")
+    assert not [path for path in cache.rglob("*") if path.is_file()]
