@@ -16,9 +16,8 @@ from compiler.schedule.steps import STEPS, parse
 from compiler.tests import snippet
 from compiler.tests.meaning import fresh_seed, same_meaning
 
-EXAMPLE = re.compile(
-    r"\A\s*`(?P<step>[^`]+)`(?P<said>.*)\n\s+before:\n(?P<before>.*)\n\s+after:\n(?P<after>.*)\Z", re.S
-)
+_CODE = r"((?: {8}.*\n|\n)+)"
+EXAMPLE = re.compile(rf"\A`(.+)`.*\s+before:\n{_CODE} +after:\n{_CODE}")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ FUNCTIONS = functions()
 def example(f: Callable[..., Any]) -> Example:
     found = EXAMPLE.match(f.__doc__ or "")
     assert found, f"{f.__name__}: a docstring with an example begins with the step that it shows, in backquotes"
-    return Example(found["step"], found["before"], found["after"])
+    return Example(*found.groups())
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
