@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Op, Var
+from compiler.ir.expr import Const, Expr, Load, Var, product
 from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -14,28 +14,9 @@ from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Step
 from compiler.targets.target import Target
 
 CHUNK = 16384  # elements of a flat loop that one core takes at a time: 64 KiB of f32, well above the cost of a handover
-# Columns summed together: 8 vectors take 85 us for 512 x 4096 f32 where 4 take 124 and 1 takes 259 (Zen 5, AVX-512).
+# Vectors of columns that go down the rows together: a sum of 512 x 4096 f32 takes 85 us by 8, 124 by 4 and 259 by 1,
+# a softmax 705, 924 and 1620 us (Zen 5, AVX-512).
 MOST_COLUMNS = 8
-SIMPLE = {
-    "add",
-    "sub",
-    "mul",
-    "neg",
-    "abs",
-    "min",
-    "max",
-    "where",
-    "and",
-    "or",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "eq",
-    "ne",
-    "floordiv",
-    "mod",
-}
 UNROLL_REDUCE = 4  # independent accumulators hide the latency of an add or max (4 cycles, two a cycle on current x86)
 
 
@@ -62,16 +43,14 @@ class _Plan:
         rows, inside = _rows(f)
         ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
         groups = self.collapse(rows, inside, ranges)
-        folded = [b for b in sorted(self.private) if rows and _used_within(b, f, self.kernel)]
-        self.steps += [
-            Fold(b, groups[-1][0]) for b in folded if inside and any(isinstance(s, loop.For) for s in inside)
-        ]
         leaves = _leaves(inside)
+        folded = [b for b in sorted(self.private) if rows and leaves and _used_within(b, f, self.kernel)]
         last = groups[-1] if groups else None
         if last and (not leaves or self.better_outside(last, rows, inside, leaves, ranges)):
             self.spread(groups[:-1])
-            self.lanes_of_rows(last, alone=len(groups) == 1, body=inside, ranges=ranges)
+            self.lanes_of_rows(last, alone=len(groups) == 1, body=inside, ranges=ranges, folded=folded)
             return
+        self.steps += [Fold(b, groups[-1][0]) for b in folded]
         self.spread(groups)
         for leaf, around in leaves:
             self.lanes(leaf.var, leaf.kind, leaf.body, ranges | around | {leaf.var: extent_range(leaf.extent)})
@@ -112,21 +91,32 @@ class _Plan:
             unroll = UNROLL_REDUCE if kind == "reduce" else 1
             self.steps.append(Bind(var, "vector", (("width", width), ("unroll", unroll))))
 
-    def lanes_of_rows(
-        self, row: tuple[str, Expr, list[loop.For]], alone: bool, body: tuple[Stmt, ...], ranges: dict[str, Range]
-    ) -> None:
-        """The rows themselves are the lanes: a flat loop is cut into chunks for the cores first."""
+    def lanes_of_rows(self, row: tuple[str, Expr, list[loop.For]], alone: bool, body: tuple[Stmt, ...],
+                      ranges: dict[str, Range], folded: list[str]) -> None:  # fmt: skip
+        """The rows themselves are the lanes, cut into chunks for the cores or for temporaries that stay in cache."""
         name, extent, members = row
         width = self.target.lanes(access.widest(body))
         can = width > 1 and not access.not_vectorizable(body, Var(members[-1].var), self.tensors, ranges)
-        long = isinstance(extent, Const) and int(extent.value) >= 2 * CHUNK
-        if alone and long:
-            self.steps += [Split(name, CHUNK), Bind(name + "0", "blocks")]
+        columns = _columns(body, extent, width) if can else 1
+        while columns > 1 and self.bytes_of(folded, extent) * columns * width > self.target.l2:
+            columns //= 2
+        step = columns * width
+        chunk = step if folded else -(-CHUNK // _work(body) // step) * step
+        if folded or (alone and isinstance(extent, Const) and int(extent.value) >= 2 * chunk):
+            self.steps.append(Split(name, chunk))
+            self.steps += [Fold(b, name + "0") for b in folded]
+            self.steps += [Bind(name + "0", "blocks")] if alone else []
             name += "1"
-        if can:
-            self.steps.append(Bind(name, "vector", (("width", width), ("unroll", _columns(body, extent, width)))))
-        elif alone and not long:
+        elif alone and not can:
             self.steps.append(Bind(name, "blocks"))
+        if can:
+            self.steps.append(Bind(name, "vector", (("width", width), ("unroll", columns))))
+
+    def bytes_of(self, buffers: list[str], rows: Expr) -> int:
+        """Bytes that the buffers hold for one of so many rows, as far as that is known."""
+        sizes = [(product(self.tensors[b].shape), self.tensors[b].dtype.bytes) for b in buffers]
+        known = [int(n.value) * size for n, size in sizes if isinstance(n, Const)]
+        return sum(known) // int(rows.value) if isinstance(rows, Const) else 0
 
     def better_outside(self, row: tuple[str, Expr, list[loop.For]], rows: list[loop.For], inside: tuple[Stmt, ...],
                        leaves: list[tuple[loop.For, dict[str, Range]]], ranges: dict[str, Range]) -> bool:  # fmt: skip
@@ -146,12 +136,17 @@ class _Plan:
 
 def _columns(body: tuple[Stmt, ...], extent: Expr, width: int) -> int:
     """How many vectors of columns run down the rows together: they share cache lines, but must fit the registers."""
-    if not any(isinstance(s, loop.For) for s in body):
-        return 1
-    most = MOST_COLUMNS if not any(isinstance(n, Op) and n.name not in SIMPLE for s in body for n in s.walk()) else 2
+    most = MOST_COLUMNS if any(isinstance(s, loop.For) for s in body) else 1
     while most > 1 and isinstance(extent, Const) and int(extent.value) < most * width:
         most //= 2
     return most
+
+
+def _work(body: tuple[Stmt, ...]) -> int:
+    """How often the innermost statements run, as far as that is known."""
+    loops = [s for s in body if isinstance(s, loop.For)]
+    often = [int(f.extent.value) if isinstance(f.extent, Const) else 1 for f in loops]
+    return max(1, sum(n * _work(f.body) for n, f in zip(often, loops, strict=True)))
 
 
 def _contiguous(strides: list[int | None]) -> float:

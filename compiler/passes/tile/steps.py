@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Load, Var, names, op, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.expr import Const, Expr, Load, Var, const, names, op, substitute
+from compiler.ir.index import Range, extent_range, from_linear, linear, simplify, value_range
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
 from compiler.passes.tile.guards import interior
-from compiler.passes.tile.nests import ranges_around
+from compiler.passes.tile.nests import ranges_around, ranges_of
 from compiler.passes.tile.pack import pack
 from compiler.schedule.steps import (
     Bind,
@@ -195,6 +195,8 @@ def fold(program: Program, kernel: Kernel, step: Fold) -> Kernel:
             t = local(f32[10])
             for j in serial(10):
                 t[j] = x[i, j]
+
+    Of an axis that `i` and loops inside it go through together, such as `i * 4 + j` with `j` below 4, 4 places stay.
     """
     buffer = next((t for t in program.temps if t.name == step.buffer), None)
     users = [k.name for k in program.kernels if any(p.name == step.buffer for p in k.params)]
@@ -212,30 +214,57 @@ def _folded(step: Fold, kernel: Kernel, f: tile.For, buffer: Tensor) -> tuple[St
     if len(uses) != len(everywhere):
         raise ScheduleError(step, f"{buffer.name} is used outside {f.var}")
     around = {f.var} | {n.var for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and f in set(n.walk())}
-    fixed = [
-        k
-        for k in range(len(buffer.shape))
-        if len({u.index[k] for u in uses}) == 1 and names(uses[0].index[k]) <= around
-    ]
-    keep = [k for k in range(len(buffer.shape)) if k not in fixed]
-    shape = tuple(buffer.shape[k] for k in keep)
+    ranges: dict[str, Range] = {}
+    for n in f.walk():
+        if isinstance(n, tile.For) and n is not f:
+            ranges |= ranges_of((n,))
+    axes = [_part(extent, [u.index[k] for u in uses], around, ranges) for k, extent in enumerate(buffer.shape)]
+    shape = tuple(extent for extent, _ in axes if extent is not None)
     small = buffer.replace(shape=shape, strides=row_major(shape))
-    body = _reindex(f.body, buffer.name, keep)
+    body = _reindex(f.body, buffer.name, [(k, start) for k, (extent, start) in enumerate(axes) if extent is not None])
     return (f.replace(body=(tile.Alloc(small, "local"), *body)),)
 
 
-def _reindex(body: tuple[Stmt, ...], buffer: str, keep: list[int]) -> tuple[Stmt, ...]:
+def _part(extent: Expr, indices: list[Expr], around: set[str], ranges: dict[str, Range]) -> tuple[Expr | None, Expr]:
+    """How much of an axis is in use while the loops around stand still, from where on; None where it is one place."""
+    starts, rests = zip(*(_apart(i, around) for i in indices), strict=True)
+    spans = [value_range(r, ranges) for r in rests]
+    if len(set(starts)) > 1 or any(low is None or low < 0 or high is None for low, high in spans):
+        return extent, const(0)
+    if set(rests) == {const(0)}:
+        return None, starts[0]
+    longest = 1 + max(high for _, high in spans if high is not None)
+    if isinstance(extent, Const) and longest >= extent.value:
+        return extent, const(0)
+    return const(longest), starts[0]
+
+
+def _apart(index: Expr, around: set[str]) -> tuple[Expr, Expr]:
+    """The part of an index that the loops around decide, and the rest."""
+    terms, rest = linear(index)
+    fixed = {t: n for t, n in terms.items() if names(t) <= around}
+    if len(fixed) == len(terms):
+        return index, const(0)
+    return from_linear((fixed, 0)), from_linear(({t: n for t, n in terms.items() if t not in fixed}, rest))
+
+
+def _reindex(body: tuple[Stmt, ...], buffer: str, axes: list[tuple[int, Expr]]) -> tuple[Stmt, ...]:
+    """The body with the buffer's axes that are left, each counted from its start."""
+
+    def moved(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return tuple(index[k] if start is const(0) else from_linear(linear(index[k] - start)) for k, start in axes)
+
     table: dict[object, object] = {}
     for s in body:
         for n in s.walk():
             if isinstance(n, Load) and n.buffer == buffer:
-                table[n] = n.replace(index=tuple(n.index[k] for k in keep))
+                table[n] = n.replace(index=moved(n.index))
     body = substitute(body, table)
 
     def stores(s: Stmt) -> Stmt:
         match s:
             case Store(name, index, _, _) if name == buffer:
-                return s.replace(index=tuple(index[k] for k in keep))
+                return s.replace(index=moved(index))
             case tile.For(body=inner) | If(body=inner):
                 return s.replace(body=tuple(map(stores, inner)))
         return s
