@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-# Working sets: first and second level cache, last level, memory.
-WORKING_SETS = (24 << 10, 384 << 10, 6 << 20, 128 << 20)
+# Working sets from the first level of cache to memory, in steps that show where each level ends.
+WORKING_SETS = tuple(1 << power for power in range(14, 28))
+MEASURING_SECONDS = 0.02
 MATMUL_SIZE = 512
 CONVOLUTION_CHANNELS, CONVOLUTION_SIZE = 128, 32
 NARROW_DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -26,6 +27,9 @@ NARROW_DTYPES = frozenset({torch.bfloat16, torch.float16})
 PLAUSIBLE = 1.2
 # These read as many bytes of their first tensor as they return, not all of it.
 GATHERS = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::take"})
+
+
+Clock = Callable[[], float]  # seconds
 
 
 @dataclass(frozen=True)
@@ -44,8 +48,11 @@ class Limits:
     flops: float
 
     def bandwidth_at(self, size: int) -> float:
-        """The best rate of this working set and all larger ones: a smaller set is never slower."""
-        return max(rate for at, rate in self.bandwidth if at >= min(size, self.bandwidth[-1][0]))
+        """The rate of a working set, between two that were measured by the logarithm of its size."""
+        sizes, rates = np.array(self.bandwidth).T
+        # A smaller set is never slower: where it measured so, the calls were too short.
+        best = np.maximum.accumulate(rates[::-1])[::-1]
+        return float(np.interp(np.log(max(size, 1)), np.log(sizes), best))
 
 
 def work(function: Callable[..., object], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] = ()) -> Work:
@@ -68,10 +75,16 @@ def limits(threads: int, dtype: torch.dtype) -> Limits:
 
 @cache
 def _bandwidth(threads: int) -> tuple[tuple[int, float], ...]:
-    return tuple((size, max(_copy_rate(size), _read_rate(size))) for size in WORKING_SETS)
+    clock = _clock(threads)
+    return tuple((size, max(_copy_rate(size, clock), _read_rate(size, clock))) for size in WORKING_SETS)
 
 
-def _copy_rate(size: int) -> float:
+def _clock(threads: int) -> Clock:
+    """A thread's own time passes over what else the machine does."""
+    return time.thread_time if threads == 1 else time.perf_counter
+
+
+def _copy_rate(size: int, clock: Clock) -> float:
     """Bytes per second of a copy between two halves of the working set, call overhead spread over many rows."""
     half = size // 2 // 4
     rows = max(1, (1 << 20) // half)
@@ -79,46 +92,47 @@ def _copy_rate(size: int) -> float:
     step = 16
     pair = torch.zeros(2, half + rows * step)
     target, source = (part.as_strided((rows, half), (step, 1)) for part in pair)
-    return 2 * 4 * half * rows / _least_seconds(lambda: target.copy_(source))
+    return 2 * 4 * half * rows / _least_seconds(lambda: target.copy_(source), clock)
 
 
-def _read_rate(size: int) -> float:
+def _read_rate(size: int, clock: Clock) -> float:
     """Bytes per second of a dot product of two halves of the working set."""
     count = size // 2 // 4
     x, y = torch.ones(2, count)
-    return 4 * 2 * count / _least_seconds(lambda: torch.dot(x, y))
+    return 4 * 2 * count / _least_seconds(lambda: torch.dot(x, y), clock)
 
 
 @cache
 def _flops(threads: int, dtype: torch.dtype) -> float:
     """The best rate of any way to compute: 16-bit kernels may compute in f32, f64 has half as many lanes as f32."""
-    wide = max(_matmul_rate(torch.float32), _convolution_rate())
+    clock = _clock(threads)
+    wide = max(_matmul_rate(torch.float32, clock), _convolution_rate(clock))
     if dtype is torch.float64:
-        return max(_matmul_rate(dtype), wide / 2)
-    return max(wide, _matmul_rate(dtype)) if dtype in NARROW_DTYPES else wide
+        return max(_matmul_rate(dtype, clock), wide / 2)
+    return max(wide, _matmul_rate(dtype, clock)) if dtype in NARROW_DTYPES else wide
 
 
-def _matmul_rate(dtype: torch.dtype) -> float:
+def _matmul_rate(dtype: torch.dtype, clock: Clock) -> float:
     x, y = torch.ones(2, MATMUL_SIZE, MATMUL_SIZE, dtype=dtype)
-    return 2 * MATMUL_SIZE**3 / _least_seconds(lambda: torch.mm(x, y))
+    return 2 * MATMUL_SIZE**3 / _least_seconds(lambda: torch.mm(x, y), clock)
 
 
-def _convolution_rate() -> float:
+def _convolution_rate(clock: Clock) -> float:
     """A second witness: PyTorch's matmul library uses half of the vector width of some CPUs, its convolutions all."""
     channels, size = CONVOLUTION_CHANNELS, CONVOLUTION_SIZE
     image = torch.ones(1, channels, size, size).to(memory_format=torch.channels_last)
     kernel = torch.ones(channels, channels, 3, 3).to(memory_format=torch.channels_last)
     flops = 2 * 9 * channels**2 * (size - 2) ** 2
-    return flops / _least_seconds(lambda: torch.conv2d(image, kernel))
+    return flops / _least_seconds(lambda: torch.conv2d(image, kernel), clock)
 
 
-def _least_seconds(call: Callable[[], object], budget: float = 0.03) -> float:
+def _least_seconds(call: Callable[[], object], clock: Clock) -> float:
     call()
-    least, started = np.inf, time.perf_counter()
-    while time.perf_counter() - started < budget or least == np.inf:
-        start = time.perf_counter()
+    least, started = np.inf, clock()
+    while clock() - started < MEASURING_SECONDS or least == np.inf:
+        start = clock()
         call()
-        least = min(least, time.perf_counter() - start)
+        least = min(least, clock() - start)
     return float(least)
 
 

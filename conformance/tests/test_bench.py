@@ -321,6 +321,8 @@ def test_the_bound_is_the_slower_of_memory_and_arithmetic() -> None:
     limits = roofline.Limits(((1 << 10, 4e9), (1 << 20, 1e9)), 1e9)
     assert roofline.seconds(roofline.Work(1 << 10, 0), limits) == pytest.approx(1024 / 4e9)
     assert roofline.seconds(roofline.Work(1 << 30, 0), limits) == pytest.approx((1 << 30) / 1e9)
+    assert limits.bandwidth_at(1 << 15) == pytest.approx(2.5e9), "half way between two powers of two"
+    assert roofline.Limits(((1, 2e9), (4, 3e9)), 1e9).bandwidth_at(0) == 3e9, "a smaller set is never slower"
     assert roofline.seconds(roofline.Work(8, 10**9), limits) == pytest.approx(1.0)
 
 
