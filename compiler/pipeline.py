@@ -5,7 +5,9 @@ Programs, targets and schedules are values; nothing here reads the environment, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,6 +166,19 @@ def lower(
     `gate(pass name, application number)` may refuse optional passes; `trace` sees every application. Without
     `schedules`, the heuristic chooses. Raises Unsupported, ScheduleError, or ValueError from a verifier.
     """
+    with _deep_recursion():
+        return _lower(program, target, schedules, source, until, gate, trace)
+
+
+def _lower(
+    program: Any,
+    target: Target,
+    schedules: Schedules | None,
+    source: str,
+    until: str,
+    gate: Gate | None,
+    trace: Trace | None,
+) -> Lowering:
     stages = {source: program}
     stage = source
     number = 0
@@ -184,6 +199,17 @@ def lower(
             trace(Application(number, p.name, stage, before, program, p.source == p.result))
         stages[stage] = program
     return Lowering(stages, target, schedules or {})
+
+
+@contextmanager
+def _deep_recursion() -> Iterator[None]:
+    """A hundred equations in a row are walked by a recursion deeper than what Python allows by default."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, 50_000))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(before)
 
 
 def pass_table() -> str:

@@ -6,6 +6,7 @@ are explicit `Cast`s. `bf16` and `f16` values may only be loaded, cast, selected
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -370,5 +371,6 @@ def names(node: Node) -> set[str]:
     return {n.name for n in node.walk() if isinstance(n, Var)}
 
 
-def loads(node: Node) -> list[Load]:
-    return [n for n in node.walk() if isinstance(n, Load)]
+@functools.lru_cache(maxsize=1 << 14)
+def loads(node: Node) -> tuple[Load, ...]:
+    return tuple(n for n in node.walk() if isinstance(n, Load))

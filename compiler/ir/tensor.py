@@ -16,6 +16,8 @@ shifted loads.
 
 from __future__ import annotations
 
+import functools
+
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Expr, Load, Op, Select, Var, dim, names, type_error
 from compiler.ir.node import Node
@@ -141,9 +143,10 @@ def expressions(equation: Equation) -> tuple[Expr, ...]:
     raise TypeError(type(equation).__name__)
 
 
-def reads(equation: Equation) -> list[str]:
+@functools.lru_cache(maxsize=1 << 14)
+def reads(equation: Equation) -> tuple[str, ...]:
     """Names of the tensors that an equation loads from, each once, in order."""
-    return list(dict.fromkeys(n.buffer for e in expressions(equation) for n in e.walk() if isinstance(n, Load)))
+    return tuple(dict.fromkeys(n.buffer for e in expressions(equation) for n in e.walk() if isinstance(n, Load)))
 
 
 def bound(equation: Equation) -> tuple[Axis, ...]:

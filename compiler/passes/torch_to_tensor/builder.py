@@ -50,6 +50,7 @@ class Value:
     dtype: DType
     shape: Shape
     stored: DType
+    strides: Shape = ()  # torch's, where known: only what reinterprets memory asks
 
     @property
     def rank(self) -> int:
@@ -188,10 +189,13 @@ def is_one(extent: Expr) -> bool:
 
 
 def element(x: Operand, index: Index, dtype: DType) -> Expr:
-    """A scalar, or an element of a value that broadcasts to the shape of `index`, as `dtype`, a computing type."""
+    """A scalar, or an element of a value that broadcasts to the shape of `index`, as `dtype`, a computing type.
+
+    A whole number that is too large for `dtype` wraps, as it does in torch where a scalar meets a tensor.
+    """
     if isinstance(x, Value):
         return cast(x.at(broadcast(x, index)), dtype)
-    return cast(const(x, dt.f64), dtype) if isinstance(x, float) else const(x, dtype)
+    return cast(const(x, dt.f64 if isinstance(x, float) else dt.i64), dtype)
 
 
 def dims(b: Builder, d: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, cast, const, dim, op, select, static
@@ -214,14 +215,14 @@ def attention(
 
 
 def _batch_of(x: Value) -> Value:
-    return Value(x.name, x.dtype, x.shape[:-2], x.stored)
+    return replace(x, shape=x.shape[:-2], strides=())
 
 
 def flash_attention(
     b: Builder, query: Value, key: Value, value: Value, dropout_p: float = 0.0, is_causal: bool = False,
     attn_mask: Value | None = None, scale: float | None = None,
 ) -> tuple[Value, None]:  # fmt: skip
-    return attention(b, query, key, value, attn_mask, dropout_p, is_causal, scale), None
+    return attention(b, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=True), None
 
 
 # Convolution ----------------------------------------------------------------------------------------------------------

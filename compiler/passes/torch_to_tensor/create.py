@@ -8,7 +8,7 @@ from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, f64, i64
 from compiler.ir.expr import Expr, cast, const, op
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, rounded
-from compiler.passes.torch_to_tensor.join import scalar
+from compiler.passes.torch_to_tensor.pointwise import scalar
 
 Number = bool | int | float
 
@@ -16,7 +16,7 @@ Number = bool | int | float
 def constant(b: Builder, value: Number) -> Value:
     """The declared result filled with a number."""
     kind = b.out
-    fill = scalar(b, value, Value("", kind.dtype, kind.shape, kind.dtype))
+    fill = scalar(b, value, kind.dtype)
     return b.map(kind.shape, lambda at: fill)
 
 

@@ -95,12 +95,6 @@ def right_shift(a: E, b: E) -> E:
     return where(inside, op("shr", a, where(inside, b, lit(0, b))), beyond)
 
 
-def power(a: E, b: E) -> E:
-    if not a.dtype.is_float:
-        raise ValueError("a power of integers needs an exponent that is known when compiling")
-    return op("pow", a, b)
-
-
 def power_by(x: E, exponent: float) -> E:
     """A power with a known exponent: the small ones by multiplication, as torch does, the square roots by `sqrt`."""
     match exponent:
@@ -110,23 +104,18 @@ def power_by(x: E, exponent: float) -> E:
             return op("sqrt", x)
         case -0.5:
             return op("rsqrt", x)
-    whole = int(exponent) == exponent if math.isfinite(exponent) else False
-    if not x.dtype.is_float:
-        if not whole or exponent < 0:
-            raise ValueError(f"an integer to the power of {exponent}")
-        return _product(x, int(exponent))
-    if whole and abs(exponent) <= 3:
-        return _product(x, int(exponent)) if exponent > 0 else lit(1, x) / _product(x, int(-exponent))
-    return op("pow", x, lit(exponent, x))
+    products = {1: x, 2: x * x, 3: x * x * x}
+    if abs(exponent) not in products:
+        return op("pow", x, lit(exponent, x))
+    product = products[int(abs(exponent))]
+    return product if exponent > 0 else lit(1, x) / product
 
 
-def _product(x: E, count: int) -> E:
-    """`x` multiplied by itself, by squaring."""
-    if count == 1:
-        return x
-    half = _product(x, count // 2)
-    squared = mul(half, half)
-    return mul(squared, x) if count % 2 else squared
+def negative_power(a: E, b: E) -> E:
+    """An integer to a negative power: the whole part of the fraction, which is 0 but for 1 and -1."""
+    one, minus_one = lit(1, a), lit(-1, a)
+    alternating = where(op("eq", op("and", b, one), one), minus_one, one)
+    return where(op("eq", a, one), one, where(op("eq", a, minus_one), alternating, lit(0, a)))
 
 
 def sigmoid(x: E) -> E:

@@ -22,7 +22,7 @@ from compiler.passes.torch_to_tensor.builder import (
     rounded,
     set_dim,
 )
-from compiler.passes.torch_to_tensor.join import scalar
+from compiler.passes.torch_to_tensor.pointwise import scalar
 from compiler.passes.torch_to_tensor.positions import (
     broadcast_shape,
     clamped,
@@ -224,7 +224,7 @@ def scatter_src(b: Builder, self: Value, dim: int, index: Value, src: Value) -> 
 
 
 def scatter_value(b: Builder, self: Value, dim: int, index: Value, value: Number) -> Value:
-    return _scatter(b, "set", self, dim, index, lambda r: scalar(b, value, self))
+    return _scatter(b, "set", self, dim, index, lambda r: scalar(b, value, self.dtype))
 
 
 _COMBINE = {"add": "sum", "multiply": "prod", "sum": "sum", "prod": "prod", "amax": "max", "amin": "min"}
@@ -241,7 +241,7 @@ def scatter_src_reduce(b: Builder, self: Value, dim: int, index: Value, src: Val
 
 
 def scatter_value_reduce(b: Builder, self: Value, dim: int, index: Value, value: Number, *, reduce: str) -> Value:
-    return _scatter(b, _way(b, reduce), self, dim, index, lambda r: scalar(b, value, self))
+    return _scatter(b, _way(b, reduce), self, dim, index, lambda r: scalar(b, value, self.dtype))
 
 
 def scatter_add(b: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
@@ -308,7 +308,7 @@ def _by_list(
 def index_add(b: Builder, self: Value, dim: int, index: Value, source: Value, *, alpha: Number = 1) -> Value:
     def value(r: Index) -> Expr:
         new = cast(source.at(r), self.compute)
-        return new if alpha == 1 else _combined("prod", new, scalar(b, alpha, self))
+        return new if alpha == 1 else _combined("prod", new, scalar(b, alpha, self.dtype))
 
     return _by_list(b, "sum", self, dim, index, source.shape, value)
 
@@ -335,7 +335,7 @@ def _one(b: Builder, value: Number | Value, like: Value) -> Expr:
     """A number, or the element of a scalar tensor, in the type of `like`."""
     if isinstance(value, Value):
         return rounded(value.at([0] * value.rank), like.dtype)
-    return scalar(b, value, like)
+    return scalar(b, value, like.dtype)
 
 
 def put(b: Builder, self: Value, index: Value, source: Value, accumulate: bool = False) -> Value:

@@ -5,24 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compiler.ir import dtype as dt
-from compiler.ir.dtype import boolean
-from compiler.ir.expr import Const, Expr, both, const, op, select
+from compiler.ir.expr import Expr, both, const, op, select
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, rounded, set_dim
-from compiler.passes.torch_to_tensor.pointwise import exact
+from compiler.passes.torch_to_tensor.pointwise import scalar
 from compiler.passes.torch_to_tensor.positions import is_empty, moved, one_dim, ranges, stored, within, zeros
 
 Move = Callable[[Expr, Expr, int, int], Expr]
-
-
-def scalar(b: Builder, value: bool | int | float, like: Value) -> Const:
-    """A number as a tensor of `like`'s type holds it."""
-    kind = like.dtype
-    if kind is boolean or kind.is_float:
-        return const(exact(float(value), kind), like.compute)
-    low, high = dt.integer_range(kind)
-    if not low <= int(value) <= high:
-        raise b.refuse(f"{value} is not a value of type {kind}")
-    return const(int(value), kind)
 
 
 def cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
@@ -88,7 +76,7 @@ def _margins(pad: Sequence[int], rank: int) -> list[tuple[int, int]]:
 def constant_pad(b: Builder, self: Value, pad: Sequence[int], value: float = 0) -> Value:
     """Negative numbers cut elements off."""
     shape = b.out.shape
-    fill = scalar(b, value, self)
+    fill = scalar(b, value, self.dtype)
     margins = _margins(pad, self.rank)
     if not any(before or after for before, after in margins):
         return self

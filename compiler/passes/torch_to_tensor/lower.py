@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import replace
 
 from compiler.errors import Unsupported, call_text
 from compiler.ir import aten
@@ -26,6 +27,7 @@ from compiler.passes.torch_to_tensor import (
     normalize,
     pointwise,
     pool,
+    power,
     recurrent,
     reduce,
     scan,
@@ -35,7 +37,7 @@ from compiler.passes.torch_to_tensor import (
 from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
 
 _FAMILIES = (
-    pointwise, reduce, normalize, scan, contract, recurrent, views, join, create, indexing, pool, upsample, loss,
+    pointwise, power, reduce, normalize, scan, contract, recurrent, views, join, create, indexing, pool, upsample, loss,
 )  # fmt: skip
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
@@ -49,7 +51,7 @@ def lower(program: aten.Program, *, round_every_call: bool = False) -> Program:
     check(program, calls)
     known = aten.types(program)
     b = Builder([*known, *program.sizes])
-    env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype) for i in program.inputs}
+    env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype, i.type.strides) for i in program.inputs}
     groups: list[Group] = []
     for call in calls:
         results = _lower_call(b, call, env)
@@ -127,7 +129,7 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
         _agree(call, name, kind, value)
         if value.name in own and value.name not in renamed:
             renamed[value.name] = name
-        out[name] = Value(renamed.get(value.name, value.name), kind.dtype, kind.shape, value.stored)
+        out[name] = Value(renamed.get(value.name, value.name), kind.dtype, kind.shape, value.stored, kind.strides)
     b.equations = [_renamed(e, renamed) for e in b.equations]
     return out
 
@@ -137,7 +139,7 @@ def _stored(b: Builder, value: Value) -> Value:
     if value.dtype not in dt.STORAGE_ONLY or value.stored is value.dtype:
         return value
     made = b.map(value.shape, lambda at: cast(Load(value.name, at, value.stored), value.dtype), "stored")
-    return Value(made.name, value.dtype, value.shape, made.stored)
+    return replace(value, name=made.name, stored=made.stored)
 
 
 def _argument(argument: object, env: dict[str, Value]) -> object:

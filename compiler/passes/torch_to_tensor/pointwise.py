@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean
-from compiler.ir.expr import Expr, cast, const, op
+from compiler.ir.expr import Const, Expr, cast, const, op
 from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
@@ -77,6 +77,16 @@ def exact(value: float, dtype: DType) -> float:
         bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
         return float(struct.unpack("f", struct.pack("I", bits))[0])
     return value
+
+
+def scalar(b: Builder, value: bool | int | float, dtype: DType) -> Const:
+    """A number as a tensor of `dtype` holds it; to an unsigned type, a negative one wraps."""
+    if dtype is boolean or dtype.is_float:
+        return const(exact(float(value), dtype), dt.compute(dtype))
+    low, high = dt.integer_range(dtype)
+    if not min(low, -high) <= int(value) <= high:
+        raise b.refuse(f"{value} is not a value of type {dtype}")
+    return const(int(value) if low else int(value) % (high + 1), dtype)
 
 
 def pointwise(formula: Callable[..., E]) -> Callable[..., Value]:
@@ -163,7 +173,7 @@ ARITHMETIC: dict[str, Callable[..., E]] = {
     "maximum": _row2("max"), "minimum": _row2("min"), "max.other": _row2("max"), "min.other": _row2("min"),
     "fmax": f.ignoring_nan("max"), "fmin": f.ignoring_nan("min"), "hypot": f.hypot, "logaddexp": f.logaddexp,
     "xlogy.Tensor": f.xlogy, "xlogy.Scalar_Other": f.xlogy, "xlogy.Scalar_Self": f.xlogy, "heaviside": f.heaviside,
-    "_prelu_kernel": f.prelu, "lerp.*": f.lerp, "pow.Tensor_Tensor": f.power, "pow.Scalar": f.power,
+    "_prelu_kernel": f.prelu, "lerp.*": f.lerp,
     "bitwise_and.*": _row2("and"), "bitwise_or.*": _row2("or"), "bitwise_xor.*": _row2("xor"),
     "__and__.*": _row2("and"), "__or__.*": _row2("or"), "__xor__.*": _row2("xor"),
     "bitwise_and.Scalar_Tensor": _row2("and"), "bitwise_or.Scalar_Tensor": _row2("or"),
@@ -192,19 +202,19 @@ def overloads(name: str) -> list[str]:
 
 
 def add(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
-    return pointwise(lambda x, y: f.add(x, _scaled(y, alpha)))(b, self, other)
+    return pointwise(lambda x, y: f.add(x, _scaled(b, y, alpha)))(b, self, other)
 
 
 def sub(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
-    return pointwise(lambda x, y: x - _scaled(y, alpha))(b, self, other)
+    return pointwise(lambda x, y: x - _scaled(b, y, alpha))(b, self, other)
 
 
 def rsub(b: Builder, self: Operand, other: Operand, alpha: float = 1) -> Value:
     return sub(b, other, self, alpha)
 
 
-def _scaled(x: E, alpha: float) -> E:
-    return x if alpha == 1 else f.mul(x, f.lit(alpha, x))
+def _scaled(b: Builder, x: E, alpha: float) -> E:
+    return x if alpha == 1 else f.mul(x, scalar(b, alpha, x.dtype))
 
 
 def div_mode(b: Builder, self: Operand, other: Operand, rounding_mode: str | None = None) -> Value:
@@ -231,12 +241,11 @@ def floor_divide(b: Builder, self: Operand, other: Operand) -> Value:
     return b.map(b.out.shape, lambda at: f.floored(quotient.at(at), *both(at)))
 
 
-def power(b: Builder, self: Value, exponent: float) -> Value:
-    return pointwise(lambda x: f.power_by(x, exponent))(b, self)
-
-
 def clamp(b: Builder, self: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     """NaN anywhere gives NaN; where the bounds cross, `max` wins."""
+    for bound in (min, max):
+        if isinstance(bound, int):
+            scalar(b, bound, b.out.dtype)
     if min is None:
         return pointwise(lambda x, high: op("min", x, high))(b, self, max)
     if max is None:
@@ -255,6 +264,9 @@ def clamp_max(b: Builder, self: Value, max: Operand) -> Value:
 def where(b: Builder, condition: Value, self: Operand, other: Operand) -> Value:
     if condition.dtype.kind not in ("bool", "uint"):
         raise b.refuse("the condition is not of type bool")
+    for x in (self, other):
+        if isinstance(x, int):
+            scalar(b, x, b.out.dtype)
     dtype = dt.compute(b.out.dtype)
     return b.map(
         b.out.shape,
@@ -276,11 +288,11 @@ def prelu(b: Builder, self: Value, weight: Value) -> Value:
 
 
 def addcmul(b: Builder, self: Operand, tensor1: Operand, tensor2: Operand, value: float = 1) -> Value:
-    return pointwise(lambda x, y, z: x + _scaled(y, value) * z)(b, self, tensor1, tensor2)
+    return pointwise(lambda x, y, z: x + _scaled(b, y, value) * z)(b, self, tensor1, tensor2)
 
 
 def addcdiv(b: Builder, self: Operand, tensor1: Operand, tensor2: Operand, value: float = 1) -> Value:
-    return pointwise(lambda x, y, z: x + _scaled(y, value) / z)(b, self, tensor1, tensor2)
+    return pointwise(lambda x, y, z: x + _scaled(b, y, value) / z)(b, self, tensor1, tensor2)
 
 
 _GREATEST = {
@@ -338,7 +350,7 @@ RULES: dict[str, Rule] = {
     "aten.add.Tensor": add, "aten.add.Scalar": add, "aten.sub.Tensor": sub, "aten.sub.Scalar": sub,
     "aten.rsub.Tensor": rsub, "aten.rsub.Scalar": rsub,
     "aten.floor_divide.default": floor_divide, "aten.floor_divide.Scalar": floor_divide,
-    "aten.div.Tensor_mode": div_mode, "aten.div.Scalar_mode": div_mode, "aten.pow.Tensor_Scalar": power,
+    "aten.div.Tensor_mode": div_mode, "aten.div.Scalar_mode": div_mode,
     "aten.clamp.default": clamp, "aten.clamp.Tensor": clamp, "aten.clamp_min.default": clamp_min,
     "aten.clamp_min.Tensor": clamp_min, "aten.clamp_max.default": clamp_max, "aten.clamp_max.Tensor": clamp_max,
     "aten.where.self": where, "aten.where.ScalarSelf": where, "aten.where.ScalarOther": where,

@@ -145,6 +145,16 @@ def moments(
     return center, spread
 
 
+def _without_infinities(b: Builder, x: Value) -> Value:
+    """NaN in their place."""
+
+    def element(at: Index) -> Expr:
+        here = x.at(at)
+        return op("where", op("eq", op("abs", here), math.inf), here - here, here)
+
+    return b.map(x.shape, element, "center")
+
+
 def _variance(root: bool, with_mean: bool) -> tuple[Rule, Rule, Rule]:
     """The overloads `correction`, `dim` and `default`."""
 
@@ -153,6 +163,8 @@ def _variance(root: bool, with_mean: bool) -> tuple[Rule, Rule, Rule]:
     ) -> Value | tuple[Value, Value]:
         offset = 1 if correction is None else correction
         center, spread = moments(b, self.shape, dims(b, dim, self.rank), keepdim, self.at, offset)
+        if with_mean:  # torch finds both in one running pass, in which an infinity leaves neither
+            center = _without_infinities(b, center)
         if root:
             variance = spread
             spread = b.map(variance.shape, lambda at: op("sqrt", variance.at(at)), "deviation")

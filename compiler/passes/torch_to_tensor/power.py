@@ -1,0 +1,81 @@
+"""Powers: of floating numbers by `pow`, of integers, which wrap, by an equation for every few bits of the exponent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from compiler.ir.dtype import boolean
+from compiler.ir.expr import Expr, op
+from compiler.passes.torch_to_tensor import formula as f
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element
+from compiler.passes.torch_to_tensor.pointwise import pointwise, scalar
+
+_DIGIT = 4  # bits of the exponent that one equation deals with
+
+
+def power(b: Builder, self: Operand, exponent: Operand) -> Value:
+    dtype = b.out.dtype
+    if dtype.is_float:
+        return pointwise(lambda x, y: op("pow", x, y))(b, self, exponent)
+    if dtype is boolean:
+        raise b.refuse("powers of truth values")
+
+    def factor(at: Index, n: int) -> Expr:
+        base = element(self, at, dtype)
+        bit = op("and", op("shr", element(exponent, at, dtype), n), 1)
+        return f.where(op("eq", bit, 1), base, f.lit(1, base))
+
+    if dtype.kind == "uint":
+        return _by_digits(b, dtype.bits, factor)
+    made = _by_digits(b, dtype.bits - 1, factor)
+
+    def signed(at: Index) -> Expr:
+        base, count = element(self, at, dtype), element(exponent, at, dtype)
+        return f.where(op("lt", count, 0), f.negative_power(base, count), made.at(at))
+
+    return b.map(b.out.shape, signed)
+
+
+def power_by(b: Builder, self: Value, exponent: float) -> Value:
+    """A power with an exponent that is known when compiling."""
+    if b.out.dtype.is_float:
+        return pointwise(lambda x: f.power_by(x, exponent))(b, self)
+    count = scalar(b, exponent, self.dtype).value
+    if count != exponent or exponent < 0:
+        raise b.refuse("the exponent of integers is a whole number, not negative")
+
+    def factor(at: Index, n: int) -> Expr:
+        base = self.at(at)
+        return base if int(count) >> n & 1 else f.lit(1, base)
+
+    return _by_digits(b, max(int(count).bit_length(), 1), factor)
+
+
+def _by_digits(b: Builder, bits: int, factor: Callable[[Index, int], Expr]) -> Value:
+    """A power by squaring; `factor(at, n)` is the base where bit `n` of the exponent is set, else 1."""
+    made: Value | None = None
+    for first in reversed(range(0, bits, _DIGIT)):
+        digit = range(first, min(first + _DIGIT, bits))
+        made = b.map(b.out.shape, _digit(made, digit, factor), "power")
+    assert made is not None, "an exponent has bits"
+    return made
+
+
+def _digit(made: Value | None, digit: range, factor: Callable[[Index, int], Expr]) -> Callable[[Index], Expr]:
+    """What the bits before gave, squared once for each bit of the digit and multiplied by its factor."""
+
+    def element_of(at: Index) -> Expr:
+        out = None if made is None else made.at(at)
+        for n in reversed(digit):
+            out = factor(at, n) if out is None else out * out * factor(at, n)
+        assert out is not None, "a digit has bits"
+        return out
+
+    return element_of
+
+
+RULES: dict[str, Rule] = {
+    "aten.pow.Tensor_Scalar": power_by,
+    "aten.pow.Tensor_Tensor": power,
+    "aten.pow.Scalar": power,
+}
