@@ -154,7 +154,7 @@ def _bench_line(row: Row) -> list[Any]:
 def _group_line(name: str, rows: Sequence[Row]) -> list[Any]:
     timed = measured(rows)
     ratios = [row["speedup"] for row in timed]
-    over_eager = [row["eager_us"] / row["ours_us"] for row in timed]
+    over_eager = [row["over"]["eager"]["speedup"] for row in timed]
     wins = [sum(row["verdict"] == verdict for row in timed) for verdict in ("FASTER", "SLOWER")]
     worst = min(ratios, default=None)
     figures = [*wins, geomean(ratios), worst, len(lost(rows)), geomean(over_eager), min(over_eager, default=None)]
