@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch._decomp.decompositions import one_layer_lstm
 
 from compiler import frontend
 from compiler.errors import Unsupported
@@ -24,11 +26,23 @@ MODULES: list[Callable[[], nn.Module]] = [
 ]
 
 
+def traces_last_states() -> bool:
+    """Whether torch's own definition of an LSTM keeps the shape of a batch's last states; that of 2.11 does not."""
+    module, state = nn.LSTM(3, 4).requires_grad_(False), torch.zeros(2, 4)
+    definition: Any = one_layer_lstm
+    _, (hidden, _) = definition(torch.zeros(5, 2, 3), (state, state), list(module.parameters()), True)
+    return bool(hidden.shape == state.shape)
+
+
 @pytest.mark.parametrize(("kind", "shape"), [*((k, (2, 3, 3)) for k in range(len(MODULES))), (0, (1, 1, 3))])
 def test_agrees_with_eager(kind: int, shape: tuple[int, ...]) -> None:
     seed = random.SystemRandom().randrange(2**31)
     torch.manual_seed(seed)
     module = MODULES[kind]().eval().requires_grad_(False)
+    if isinstance(module, nn.LSTM) and shape != (1, 1, 3) and not traces_last_states():
+        with pytest.raises(Unsupported, match=r"lstm.*last states"):
+            lower.lower(frontend.capture(module, (torch.randn(shape),)).program)
+        return
     try:
         agree(module, torch.randn(shape))
     except AssertionError as problem:

@@ -187,10 +187,11 @@ def lstm(
     b: Builder, input: Value, hx: Sequence[Value], params: Sequence[Value], has_biases: bool, num_layers: int,
     dropout: float, train: bool, bidirectional: bool, batch_first: bool,
 ) -> State:  # fmt: skip
-    if any(len(t.shape) != len(input.shape) for t in b.types if t is not None):  # torch 2.11, where the batch is not 1
-        raise b.refuse("this version of torch traces the last states in a wrong shape; torch 2.13 does not")
     options = _options(b, has_biases, num_layers, dropout, train, bidirectional, batch_first)
-    return _network(lstm_cell, b, input, tuple(hx), params, options)
+    results = _network(lstm_cell, b, input, tuple(hx), params, options)
+    if any(t is not None and t.shape != made.shape for t, made in zip(b.types, results, strict=True)):
+        raise b.refuse("this version of torch traces the last states in a wrong shape; torch 2.13 does not")
+    return results
 
 
 def with_one_state(cell: Cell) -> Rule:
