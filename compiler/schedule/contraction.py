@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.ir import loop
+from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, loads, names, substitute
 from compiler.ir.index import Range, extent_range, linear, simplify
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
@@ -184,8 +185,8 @@ class _Plan:
 
     def direct(self, factor: Expr, *parts: Sequence[loop.For]) -> bool:
         """An instruction can read the factor where it lies: one load, whose rows and columns are axes of its buffer."""
-        while isinstance(factor, Cast) and factor.arg.dtype.is_float:
-            factor = factor.arg
+        if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
+            factor = factor.arg  # an instruction widens as it loads
         if not isinstance(factor, Load):
             return False
         loops = [next((f for f in fs if _size(f) > 1), fs[0]) for fs in parts if fs]

@@ -174,6 +174,16 @@ GROUPS = """def f(q: f32[2, 6, 4, 8], k: f32[2, 3, 11, 8]):
         s[b: 2, h: 6, i: 4, j: 11]: f32 = sum(q[b, h, i, d] * k[b, h // 2, j, d] for d in range(8))
     result(s, f32[2, 6, 4, 11])
 """
+ROUNDED = """def f(a: f32[9, 20], b: bf16[20, 33]):
+    with kernel("product"):
+        c[i: 9, j: 33]: f32 = sum(f32(bf16(a[i, l])) * f32(b[l, j]) for l in range(20))
+    result(c, f32[9, 33])
+"""
+PROMOTED = """def f(a: f32[9, 20], b: f64[20, 33]):
+    with kernel("product"):
+        c[i: 9, j: 33]: f64 = sum(f64(a[i, l]) * b[l, j] for l in range(20))
+    result(c, f64[9, 33])
+"""
 SQUARE = """def f(x: f32[20, 30]):
     with kernel("gram"):
         s[i: 20, j: 20]: f32 = sum(x[i, l] * x[j, l] for l in range(30))
@@ -189,8 +199,8 @@ TRANSPOSED = """def f(a: f32[20: 1, 30: 20], b: f32[30: 1, 18: 30]):
 @pytest.mark.parametrize("target", ["tiny", "avx512"])
 @pytest.mark.parametrize(
     "text",
-    [LINEAR, HEADS, GROUPS, CONV, SQUARE, TRANSPOSED],
-    ids=["linear", "heads", "groups", "conv", "gram", "strides"],
+    [LINEAR, HEADS, GROUPS, CONV, ROUNDED, PROMOTED, SQUARE, TRANSPOSED],
+    ids=["linear", "heads", "groups", "conv", "rounded", "promoted", "gram", "strides"],
 )
 def test_other_contractions(text: str, target: str) -> None:
     assert instructions(check(text, target))

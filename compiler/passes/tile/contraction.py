@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.ir import tile
+from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Cast, Const, Expr, Load, Var, dim, names, substitute
 from compiler.ir.statement import Accum, Init, Kernel, Let, Store
 from compiler.ir.tensor import Tensor, row_major
@@ -144,14 +145,8 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
 
 
 def _unconverted(e: Expr) -> Expr:
-    """An operand without the conversion to the accumulator's type, which the instruction implies."""
-    while isinstance(e, Cast) and e.arg.dtype.is_float and e.arg.dtype.bytes < e.dtype.bytes:
-        e = e.arg
-    return e
-
-
-def _letters(index: Sequence[Expr], letter: dict[str, str]) -> set[str]:
-    return {letter[v] for e in index for v in names(e) if v in letter}
+    """An operand without the conversion from a 16-bit type, which the instruction does as it loads."""
+    return e.arg if isinstance(e, Cast) and e.arg.dtype in STORAGE_ONLY else e
 
 
 def _slice(step: Step, buffer: str, index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice]:
