@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, overload
 
 from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Const, Expr, N, Op, Select, Var, canonical, const, op
+from compiler.ir.expr import Const, Expr, Load, N, Op, Select, Var, canonical, const, op
 from compiler.ir.node import Node
 
 Range = tuple[int | None, int | None]
@@ -127,26 +127,43 @@ def _extreme(how: str, a: Range, b: Range) -> Range:
 
 
 @overload
-def simplify(node: Expr, ranges: Ranges) -> Expr: ...
+def simplify(node: Expr, ranges: Ranges, index: bool = False) -> Expr: ...
 @overload
-def simplify(node: tuple[N, ...], ranges: Ranges) -> tuple[N, ...]: ...
-def simplify(node: Any, ranges: Ranges) -> Any:
-    """Every integer and bool part of `node` in simplest form, given the ranges of its variables."""
-    done: dict[Node, Node] = {}
+def simplify(node: tuple[N, ...], ranges: Ranges, index: bool = False) -> tuple[N, ...]: ...
+def simplify(node: Any, ranges: Ranges, index: bool = False) -> Any:
+    """Every integer and bool part of `node` in simplest form, given the ranges of its variables.
 
-    def go(n: Node) -> Node:
-        if n not in done:
-            new = n if type(n) in (Const, Var) else canonical(n.map(go))
-            done[n] = _simplify(new, ranges) if isinstance(new, Expr) else new
-        return done[n]
+    Indices are far from 2**63, so `x + 1 > x` holds for them. Data may wrap around, so there it is left alone, unless
+    `node` itself is an `index`.
+    """
+    done: dict[tuple[Node, bool], Node] = {}
 
-    return tuple(map(go, node)) if type(node) is tuple else go(node)
+    def go(n: Node, index: bool) -> Node:
+        if (n, index) not in done:
+            within = index or isinstance(n, Load)
+            new = n if type(n) in (Const, Var) else canonical(n.map(lambda child: go(child, within)))
+            done[n, index] = _simplify(new, ranges, index) if isinstance(new, Expr) else new
+        return done[n, index]
+
+    return tuple(go(n, index) for n in node) if type(node) is tuple else go(node, index)
 
 
-def _simplify(e: Expr, ranges: Ranges) -> Expr:
+def _may_wrap(e: Expr, ranges: Ranges) -> bool:
+    """Data takes part: an element of a tensor, or a name of unknown range."""
+    return any(
+        isinstance(n, Load) or (isinstance(n, Var) and ranges.get(n.name, (None, None)) == (None, None))
+        for n in e.walk()
+    )
+
+
+def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
     match e:
         case Op("add" | "sub" | "neg" | "mul") if e.dtype is i64:
-            return from_linear(_join(linear(e)))
+            return from_linear(_join(linear(e)))  # true modulo 2**64 as well
+        case Op("floordiv" | "mod" | "min" | "max" | "lt" | "le" | "gt" | "ge" | "eq" | "ne") if (
+            not index and _may_wrap(e, ranges)
+        ):
+            return e
         case Op("floordiv", (a, Const(int() as d))) if e.dtype is i64 and d > 0:
             return _divide(a, d, ranges)
         case Op("mod", (a, Const(int() as d))) if e.dtype is i64 and d > 0:

@@ -178,7 +178,7 @@ class _Lowering:
 
     def whole(self, extent: Expr, step: int) -> Expr:
         """The largest multiple of `step` that is at most `extent`."""
-        return simplify(extent // const(step) * step, {})
+        return simplify(extent // const(step) * step, {}, index=True)
 
     def stretch(self, f: tile.For, scope: _Scope, start: Expr, stop: Expr, width: int, copies: int) -> Body:
         """The vector loop from `start` to `stop`, `copies` vectors at a time, with accumulators of its own."""
@@ -254,7 +254,7 @@ class _Lowering:
     def place(self, buffer: str, index: tuple[Expr, ...], scope: _Scope) -> Expr:
         """The flat index of lane 0."""
         flat = access.address(index, scope.buffers[buffer], self.tile_ranges(scope))
-        return simplify(self.scalar(flat, scope), scope.ranges)
+        return simplify(self.scalar(flat, scope), scope.ranges, index=True)
 
     def tile_ranges(self, scope: _Scope) -> dict[str, Range]:
         """Ranges by the names that Tile IR uses."""
@@ -311,12 +311,12 @@ class _Lowering:
         tensor = scope.buffers[buffer]
         if scope.lanes is None:
             flat = access.address(index, tensor, self.tile_ranges(scope))
-            return Load(buffer, (simplify(self.value(flat, scope), scope.ranges),), dtype)
+            return Load(buffer, (simplify(self.value(flat, scope), scope.ranges, index=True),), dtype)
         lanes = scope.lanes
         flat = access.address(index, tensor, self.tile_ranges(scope))
         step = access.stride(flat, Var(lanes.var))
         if step == 0 and not self.varies(flat, scope):
-            return Load(buffer, (simplify(self.scalar(flat, scope), scope.ranges),), dtype)
+            return Load(buffer, (simplify(self.scalar(flat, scope), scope.ranges, index=True),), dtype)
         if step == 1 and not any(self.varies(a, scope) for a in linear(flat)[0] if a is not Var(lanes.var)):
             return Load(buffer, (self.place(buffer, index, scope),), dt.vector(dtype, lanes.width))
         return k.Gather(buffer, self.spread(self.value(flat, scope), scope), dt.vector(dtype, lanes.width))

@@ -18,7 +18,7 @@ def address(index: tuple[Expr, ...], tensor: Tensor, ranges: Ranges) -> Expr:
     out: Expr = dim(0)
     for i, s in zip(index, tensor.strides, strict=True):
         out = out + i * s
-    return simplify(out, ranges)
+    return simplify(out, ranges, index=True)
 
 
 def stride(place: Expr, var: Var) -> int | None:

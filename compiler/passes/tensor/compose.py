@@ -206,7 +206,7 @@ def flat(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, .
     out: Expr = dim(0)
     for i, s in zip(index, row_major(extents), strict=True):
         out = out + i * s
-    return simplify(out, {a.name: extent_range(a.extent) for a in axes})
+    return simplify(out, {a.name: extent_range(a.extent) for a in axes}, index=True)
 
 
 def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
