@@ -18,7 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, default_decompositions, export
 from torch.export.graph_signature import InputKind, OutputKind, TensorArgument
 from torch.fx import GraphModule, Interpreter, Node
@@ -38,8 +40,12 @@ _TORCH = {
 }  # fmt: skip
 _OURS = {theirs: DTYPES[name] for name, theirs in _TORCH.items()}
 
-# Calls that only check or record something about the trace.
-_IGNORED = {"aten._assert_tensor_metadata.default", "aten._log_api_usage_once.default"}
+# Calls that only check or record something, about the trace or about the data.
+_IGNORED = {
+    "aten._assert_tensor_metadata.default", "aten._log_api_usage_once.default", "aten._assert_async.default",
+    "aten._assert_async.msg", "aten._assert_scalar.default", "aten.sym_constrain_range.default",
+    "aten.sym_constrain_range_for_size.default",
+}  # fmt: skip
 _RESERVED = {*DTYPES, *keyword.kwlist, "inf", "nan", "size", "constant"}
 _COMPARISONS = {f"aten.{name}.Scalar" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 
@@ -154,7 +160,7 @@ def _argument_names(function: Callable[..., Any], inputs: Sequence[Any]) -> list
 
 
 def _export(module: torch.nn.Module, inputs: tuple[Any, ...], function: Callable[..., Any]) -> ExportedProgram:
-    with torch.no_grad(), _silenced("torch._subclasses.fake_tensor"):
+    with torch.no_grad(), _silenced("torch._subclasses.fake_tensor"), _without_fast_path():
         try:
             return export(module, inputs, strict=False)
         except Exception as problem:  # whatever PyTorch raises for a program that it cannot run or trace
@@ -175,6 +181,17 @@ def _silenced(name: str) -> Iterator[None]:
         logger.disabled = before
 
 
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Transformer layers as their ops, not as the one op that they are in inference."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
 def _weight(exported: ExportedProgram, target: str) -> torch.Tensor:
     value = exported.state_dict.get(target, exported.constants.get(target))
     if not isinstance(value, torch.Tensor):
@@ -189,7 +206,43 @@ def _weight(exported: ExportedProgram, target: str) -> torch.Tensor:
 def decompositions() -> Decompositions:
     """Torch's own decompositions into core ATen, for the ops that have no rule here."""
     table: Decompositions = dict(default_decompositions())
+    table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     return {op: how for op, how in table.items() if str(op) not in RULES}
+
+
+def _encoder_layer(
+    src: torch.Tensor, embed_dim: int, num_heads: int, qkv_weight: torch.Tensor, qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor, proj_bias: torch.Tensor, use_gelu: bool, norm_first: bool, eps: float,
+    norm_weight_1: torch.Tensor, norm_bias_1: torch.Tensor, norm_weight_2: torch.Tensor, norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor, ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None, mask_type: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """What `nn.TransformerEncoderLayer` is in inference, as its ops."""
+    if mask is not None:
+        raise Unsupported("aten._transformer_encoder_layer_fwd.default", (), "has a mask")
+    del mask_type
+
+    def attended(x: torch.Tensor) -> torch.Tensor:
+        heads = F.linear(x, qkv_weight, qkv_bias).view(*x.shape[:2], 3, num_heads, embed_dim // num_heads)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        made = F.scaled_dot_product_attention(query, key, value)
+        return F.linear(made.transpose(1, 2).flatten(2), proj_weight, proj_bias)
+
+    def fed_forward(x: torch.Tensor) -> torch.Tensor:
+        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
+
+    def norm_1(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def norm_2(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = src + attended(norm_1(src))
+        return x + fed_forward(norm_2(x))
+    x = norm_1(src + attended(src))
+    return norm_2(x + fed_forward(x))
 
 
 def _decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
@@ -231,11 +284,48 @@ def expand(graph: GraphModule) -> GraphModule:
         if not table:
             break
         placeholders = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-        modes = [v.fake_mode for v in placeholders if isinstance(v, torch._subclasses.FakeTensor)]
-        mode = modes[0] if modes else torch._subclasses.FakeTensorMode()
-        with torch.no_grad(), mode:
-            graph = make_fx(Interpreter(graph).run, decomposition_table=table, pre_dispatch=True)(*placeholders)
+        modes = [v.fake_mode for v in placeholders if isinstance(v, FakeTensor)]
+        graph = retrace(graph, placeholders, modes[0] if modes else FakeTensorMode(), table)
     return graph
+
+
+def retrace(
+    graph: GraphModule, examples: Sequence[Any], mode: FakeTensorMode, table: Decompositions | None = None
+) -> GraphModule:
+    """The graph traced anew on fake examples; tensors that it holds stay what they are.
+
+    While tracing those are inputs as well: only so are they traced like all else.
+    """
+    held = {n.target: operator.attrgetter(n.target)(graph) for n in graph.graph.nodes if n.op == "get_attr"}
+    tensors = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
+
+    def run(*inputs: Any) -> Any:
+        interpreter = _Holding(graph)
+        interpreter.held = dict(zip(tensors, inputs[len(examples) :], strict=True))
+        return interpreter.run(*inputs[: len(examples)])
+
+    with torch.no_grad(), mode:
+        fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors.values()]
+        made = make_fx(run, decomposition_table=table, pre_dispatch=True)(*examples, *fakes)
+    placeholders = [n for n in made.graph.nodes if n.op == "placeholder"]
+    for number, (node, value) in enumerate(zip(placeholders[len(examples) :], tensors.values(), strict=True)):
+        made.register_buffer(f"held_{number}", value)
+        with made.graph.inserting_before(node):
+            own = made.graph.get_attr(f"held_{number}")
+        own.meta = node.meta
+        node.replace_all_uses_with(own)
+        made.graph.erase_node(node)
+    made.recompile()
+    return made
+
+
+class _Holding(Interpreter):
+    """Runs a graph with other values for the tensors that it holds."""
+
+    held: dict[Any, Any]
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self.held[target] if target in self.held else super().get_attr(target, args, kwargs)
 
 
 def _expansions(graph: GraphModule) -> Decompositions:
@@ -365,7 +455,26 @@ class _Reader:
             names, kinds = (self.bind(node, node.name),), (self.kind(value, node),)
         args = tuple(self.argument(a, node) for a in node.args)
         kwargs = tuple((k, self.argument(a, node)) for k, a in node.kwargs.items() if not self.is_placement(k, a, node))
+        if op is torch.ops.aten.as_strided.default:
+            args, kwargs = self.relative(args, dict(kwargs), node), ()
         return [Call(names, kinds, str(op), args, kwargs)]
+
+    def relative(self, args: tuple[Any, ...], kwargs: dict[str, Any], node: Node) -> tuple[Any, ...]:
+        """The arguments of `as_strided` without an offset that is that of the tensor itself.
+
+        Another one counts from the beginning of the memory, of which an input may be any part.
+        """
+        base = node.args[0].meta["val"]  # type: ignore[union-attr]
+        given = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+        if given is None or given == base.storage_offset():
+            return args[:3]
+        memory = base.untyped_storage()._cdata
+        outer = [n.meta.get("val") for n in self.graph.graph.nodes if n.op in ("placeholder", "get_attr")]
+        if base.storage_offset() or any(
+            x.untyped_storage()._cdata == memory for x in outer if isinstance(x, torch.Tensor)
+        ):
+            raise Unsupported(str(node.target), self.shown(node), "an offset into memory that an input is part of")
+        return (*args[:3], given)
 
     def refuse_effects(self, op: OpOverload, node: Node) -> None:
         why = ""

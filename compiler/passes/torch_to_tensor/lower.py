@@ -14,7 +14,7 @@ from compiler.errors import Unsupported, call_text
 from compiler.ir import aten
 from compiler.ir import dtype as dt
 from compiler.ir.aten import Call, Ref, Type
-from compiler.ir.expr import Expr, Load, cast, names, static
+from compiler.ir.expr import Load, cast
 from compiler.ir.node import Node
 from compiler.ir.tensor import Equation, Group, Program, Tensor, reads, row_major
 from compiler.ir.text import show_type
@@ -25,19 +25,23 @@ from compiler.passes.torch_to_tensor import (
     join,
     loss,
     normalize,
+    order,
     pointwise,
     pool,
     power,
     recurrent,
     reduce,
     scan,
+    strided,
     upsample,
     views,
 )
 from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
+from compiler.passes.torch_to_tensor.positions import is_dense
 
 _FAMILIES = (
-    pointwise, power, reduce, normalize, scan, contract, recurrent, views, join, create, indexing, pool, upsample, loss,
+    pointwise, power, reduce, order, normalize, scan, contract, recurrent, views, strided, join, create, indexing, pool,
+    upsample, loss,
 )  # fmt: skip
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
@@ -176,19 +180,6 @@ def _output(b: Builder, value: Value, kind: Type, taken: set[str]) -> tuple[Tens
     b.begin(value.name, (kind,), "result", (), {})
     made = b.map(kind.shape, lambda at: cast(Load(value.name, at, value.stored), kind.dtype), "out")
     return Tensor(made.name, kind.dtype, kind.shape, strides), [Group(made.name, tuple(b.equations), ("result",))]
-
-
-def is_dense(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
-    """Some order of the dimensions is row-major: the elements fill their memory without gaps or sharing."""
-    if any(names(e) for e in (*shape, *strides)):
-        return strides == row_major(shape)
-    pairs = [(static(s), static(n)) for n, s in zip(shape, strides, strict=True)]
-    step = 1
-    for stride, extent in sorted(p for p in pairs if p[1] != 1):
-        if extent and stride != step:
-            return False
-        step *= extent
-    return True
 
 
 def _live(groups: list[Group], wanted: set[str]) -> tuple[Group, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, dim, op
+from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, dim, names, op, static
 from compiler.ir.index import Range, extent_range, simplify
 from compiler.ir.tensor import row_major
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Shape, Value, dims
@@ -29,6 +29,19 @@ def is_empty(shape: Shape) -> bool:
 def is_wide(extent: Expr) -> bool:
     """Not 1, as far as is known."""
     return not (isinstance(extent, Const) and extent.value == 1)
+
+
+def is_dense(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
+    """Some order of the dimensions is row-major: the elements fill their memory without gaps or sharing."""
+    if any(names(e) for e in (*shape, *strides)):
+        return strides == row_major(shape)
+    pairs = [(static(s), static(n)) for n, s in zip(shape, strides, strict=True)]
+    step = 1
+    for stride, extent in sorted(p for p in pairs if p[1] != 1):
+        if extent and stride != step:
+            return False
+        step *= extent
+    return True
 
 
 def stored(x: Value, index: Iterable[Expr | int]) -> Expr:

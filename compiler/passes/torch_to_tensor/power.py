@@ -8,7 +8,7 @@ from compiler.ir.dtype import boolean
 from compiler.ir.expr import Expr, op
 from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element
-from compiler.passes.torch_to_tensor.pointwise import pointwise, scalar
+from compiler.passes.torch_to_tensor.pointwise import pointwise, promote, scalar
 
 _DIGIT = 4  # bits of the exponent that one equation deals with
 
@@ -17,7 +17,7 @@ def power(b: Builder, self: Operand, exponent: Operand) -> Value:
     dtype = b.out.dtype
     if dtype.is_float:
         return pointwise(lambda x, y: op("pow", x, y))(b, self, exponent)
-    if dtype is boolean:
+    if promote(self, exponent) is boolean:
         raise b.refuse("powers of truth values")
 
     def factor(at: Index, n: int) -> Expr:

@@ -1,0 +1,43 @@
+"""Views that torch defines by memory: from the strides of what they look at follows the index of each element."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from compiler.ir.expr import Expr, const, dim, static
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value
+from compiler.passes.torch_to_tensor.positions import is_dense, is_wide, moved
+
+
+def as_strided(
+    b: Builder, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Value:
+    """An offset counts from the first element of `self`: the frontend lets no other pass."""
+    if len(self.strides) != self.rank or not is_dense(self.shape, self.strides):
+        raise b.refuse("the tensor that is looked at does not fill its memory")
+    first = storage_offset or 0
+    last = first + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if 0 not in size and last >= math.prod(static(n, "a size under as_strided") for n in self.shape):
+        raise b.refuse("the view reaches beyond the elements of the tensor")
+
+    def source(at: Index) -> Index:
+        position: Expr = const(first)
+        for i, step in zip(at, stride, strict=True):
+            position = position + i * step
+        return _index(position, self)
+
+    return moved(b, self, b.out.shape, source)
+
+
+def _index(position: Expr, x: Value) -> Index:
+    """The index of the element at a place in the memory of `x`, which is dense."""
+    out = [dim(0)] * x.rank
+    wide = sorted((static(x.strides[d]), d) for d, n in enumerate(x.shape) if is_wide(n))
+    for step, d in reversed(wide):
+        out[d] = position // step
+        position = position % step
+    return tuple(out)
+
+
+RULES: dict[str, Rule] = {"aten.as_strided.default": as_strided}
