@@ -20,7 +20,9 @@ from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, type_error
 from compiler.ir.node import Node
 from compiler.ir.tensor import Tensor
 
-MARKS = ("", "parallel", "unroll")
+# How to run a loop, which changes nothing of what it computes: `ahead` asks memory early for what it loads, `past`
+# keeps what it stores out of the caches.
+MARKS = ("", "parallel", "unroll", "ahead", "past")
 SPACES = ("local", "shared")
 
 

@@ -26,7 +26,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "blocks": ("cluster",),  # one after the other on a CPU thread, or one thread block each
     "warps": (),
     "lanes": ("threads", "vector"),  # spread over the threads of a block, `vector` neighbours to a thread
-    "vector": ("width", "unroll"),  # lanes of one vector instruction, `unroll` vectors at a time
+    # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches.
+    "vector": ("width", "unroll", "ahead", "past"),
     "unroll": (),
     "pipeline": ("depth", "producers"),  # copies run `depth` iterations ahead, issued by `producers` warps of their own
 }

@@ -163,6 +163,7 @@ class _Lowering:
     def vector_loop(self, f: tile.For, scope: _Scope) -> Body:
         given = dict(f.bind.args)
         width, unroll = given.get("width", 1), given.get("unroll", 1)
+        mark = next((m for m in ("ahead", "past") if given.get(m)), "")
         ranges = dict(scope.ranges) | {f.var: _range_of(self.value(f.extent, scope), scope.ranges)}
         if width == 1 or access.not_vectorizable(f.body, Var(f.var), scope.buffers, ranges):
             return self.loop(f, scope)
@@ -171,16 +172,16 @@ class _Lowering:
         done: Expr = const(0)
         if unroll > 1:
             done = self.whole(extent, width * unroll)
-            out += self.stretch(f, scope, const(0), done, width, unroll)
+            out += self.stretch(f, scope, const(0), done, width, unroll, mark)
         end = self.whole(extent, width)
-        out += self.stretch(f, scope, done, end, width, 1)
+        out += self.stretch(f, scope, done, end, width, 1, mark)
         return out + self.tail(f, scope, end, extent)
 
     def whole(self, extent: Expr, step: int) -> Expr:
         """The largest multiple of `step` that is at most `extent`."""
         return simplify(extent // const(step) * step, {}, index=True)
 
-    def stretch(self, f: tile.For, scope: _Scope, start: Expr, stop: Expr, width: int, copies: int) -> Body:
+    def stretch(self, f: tile.For, scope: _Scope, start: Expr, stop: Expr, width: int, copies: int, mark: str) -> Body:
         """The vector loop from `start` to `stop`, `copies` vectors at a time, with accumulators of its own."""
         if start is stop:
             return []
@@ -205,7 +206,8 @@ class _Lowering:
                 inner.values[name] = Var(made, dt.vector(scope.values[name].dtype, width))
             scopes.append(inner)
         after = self.combine(outer, partial, scope, width, copies)
-        return [*before, k.For(var, start, stop, width * copies, tuple(self.jammed(f.body, scopes))), *after]
+        body = tuple(self.jammed(f.body, scopes))
+        return [*before, k.For(var, start, stop, width * copies, body, mark), *after]
 
     def jammed(self, body: tuple[Stmt, ...], scopes: list[_Scope]) -> Body:
         """The body in each of the scopes, which share its loops: they run once, around what all scopes have in them."""

@@ -79,6 +79,7 @@ class Writer:
     functions: set[str] = field(default_factory=set)  # taken names of functions
     before: list[str] = field(default_factory=list)  # lines of functions that this one needs
     inside: bool = False  # of a loop that is spread over threads
+    mark: str = ""  # of the loop around that has a say in how memory is used
 
     def call(self, function: str, *args: str, template: Iterable[int | str] = ()) -> Code:
         """A call, recorded."""

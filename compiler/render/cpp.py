@@ -43,7 +43,7 @@ HEADERS = {
     "power.h": "pow",
     "special.h": "erf erfc",
     "trigonometric.h": "sin cos tan asin acos atan atan2",
-    "memory.h": "load load_as load_strided gather store store_as",
+    "memory.h": "load load_as load_ahead load_as_ahead load_strided gather store store_as store_past fence",
     "masks.h": "load_bools store_bools gather_bools load_strided_bools broadcast_mask",
     "gemm.h": "fma_block dot_block",
     "copy.h": "copy_block",
@@ -103,7 +103,7 @@ def _function(
     w.called, w.types, w.functions = called, types, taken
     for p in f.params:
         _type(w, p.dtype)
-    lines = c.body(w, f.body)
+    lines = c.body(w, f.body) + _fence(w, [s for s in f.body if not (isinstance(s, k.For) and _spread(s))])
     params = _buffers(w, f.body, [p.name for p in f.params], set(f.writes))
     params += [f"long {names[s]}" for s in _sizes(f, program)] + (["int threads"] if _threaded(f) else [])
     about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
@@ -188,6 +188,11 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
     match s:
         case k.For() if _spread(s) and not w.inside:
             return _parallel(w, s)
+        case k.For(mark="ahead" | "past" as mark):
+            around, w.mark = w.mark, mark
+            lines = c.statement(w, s.replace(mark=""))
+            w.mark = around
+            return lines
         case k.Store(buffer, index, value, "set"):
             dtype = value.dtype
             at = w.pointer(buffer, index)
@@ -198,7 +203,8 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
                 at += ".bits"
             if dtype.lanes == 1:
                 return [f"{at[1:]} = {w.plain(value)};"]
-            return [w.call("mlc_store_bools" if dtype.kind == "bool" else "mlc_store", at, w.of(value)).text + ";"]
+            store = "mlc_store_bools" if dtype.kind == "bool" else "mlc_store_past" if w.mark == "past" else "mlc_store"
+            return [w.call(store, at, w.of(value)).text + ";"]
     return None
 
 
@@ -226,6 +232,7 @@ def _parallel(w: Writer, s: k.For) -> list[str]:
         f"  for (long {var} = from; {var} < to; {by}) {{",
         *("  " + x for x in c.body(w, s.body)),
         "  }",
+        *_fence(w, s.body),
         "}",
         "",
     ]
@@ -234,6 +241,12 @@ def _parallel(w: Writer, s: k.For) -> list[str]:
     count = w.plain((s.stop - s.start + (s.step - 1)) // s.step)
     start = w.call("mlc_parallel", "threads", count, f"[=](long from, long to) {{ {name}({args}); }}").text
     return [start + ";"]
+
+
+def _fence(w: Writer, body: Iterable[k.Stmt]) -> list[str]:
+    """What makes the stores past the caches in a function's body visible to all before it returns."""
+    past = any(isinstance(n, k.For) and n.mark == "past" for s in body for n in s.walk())
+    return [f"  {w.call('mlc_fence').text};"] if past else []
 
 
 def _at(w: Writer, s: k.For, turn: str) -> str:

@@ -129,7 +129,8 @@ def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
             return Code(f"{at[1:]} != 0", c.EQUAL)
         if dtype.lanes == 1:
             return Code(at[1:] + ".bits" if half else at[1:])
-        return w.call("mlc_load_as" if to else "mlc_load", at + (".bits" if half else ""), template=(lane, dtype.lanes))
+        load = ("mlc_load_as" if to else "mlc_load") + ("_ahead" if w.mark == "ahead" else "")
+        return w.call(load, at + (".bits" if half else ""), template=(lane, dtype.lanes))
     line = _line(e.index)
     if line is not None:
         start, step = line

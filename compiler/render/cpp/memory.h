@@ -21,6 +21,45 @@ template <typename S, typename V>
 MLC_INLINE void mlc_store_as(S* p, V v) {
   mlc_store((mlc_raw<S>*)p, mlc_to_raw<S>(v));
 }
+// The same loads, while memory is asked for what comes 4 KiB later: the machine's own prefetching stops at each page.
+template <typename T, int N>
+MLC_INLINE mlc_vec<T, N> mlc_load_ahead(const T* p) {
+  __builtin_prefetch((const char*)p + 4096);
+  return mlc_load<T, N>(p);
+}
+template <typename T, int N, typename S>
+MLC_INLINE mlc_vec<T, N> mlc_load_as_ahead(const S* p) {
+  __builtin_prefetch((const char*)p + 4096);
+  return mlc_load_as<T, N>(p);
+}
+// A store past the caches, where the address allows; the fence orders such stores before all that follow.
+template <typename V>
+MLC_INLINE void mlc_store_past(mlc_lane<V>* p, V v) {
+#ifdef MLC_AVX512
+  if constexpr (sizeof(V) == 64)
+    if (((unsigned long)p & 63) == 0) return __builtin_ia32_movntps512((float*)p, mlc_bitcast<mlc_vec<float, 16>>(v));
+#endif
+#ifdef __AVX__
+  if constexpr (sizeof(V) == 32)
+    if (((unsigned long)p & 31) == 0) return __builtin_ia32_movntps256((float*)p, mlc_bitcast<mlc_vec<float, 8>>(v));
+#endif
+#ifdef __SSE2__
+  if constexpr (sizeof(V) == 16)
+    if (((unsigned long)p & 15) == 0) return __builtin_ia32_movntps((float*)p, mlc_bitcast<mlc_vec<float, 4>>(v));
+#endif
+  if constexpr (sizeof(V) > MLC_VECTOR_BYTES && !mlc_is_scalar<V>) {
+    mlc_store_past(p, mlc_low(v));
+    mlc_store_past(p + mlc_lanes<V> / 2, mlc_high(v));
+  } else
+    mlc_store(p, v);
+}
+MLC_INLINE void mlc_fence() {
+#ifdef __SSE2__
+  __builtin_ia32_sfence();
+#else
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+}
 // Booleans in memory and the mask for lanes of T.
 template <typename T, int N>
 MLC_INLINE mlc_mask<T, N> mlc_load_mask(const bool* p) {
