@@ -118,6 +118,8 @@ def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
         share = 2 if pack_b else 4
         deep = max(64, l1 * 2 // (share * row.n * size))
         whole = p.b.k_unit if p.b.k_unit > 1 else target.lanes(size)
+        if flat and tiles == 1 and p.m * p.k * size <= l2 // 4:
+            deep = p.k  # B is read once: best from end to end
         k = _cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), whole)
         m = _cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
         n = _cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), p.b.unit if p.b.unit > 1 else row.n)
