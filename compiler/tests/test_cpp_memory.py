@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 TORCH = {"f32": torch.float32, "f64": torch.float64, "i64": torch.int64, "i32": torch.int32, "i16": torch.int16}
 TORCH |= {"i8": torch.int8, "u8": torch.uint8, "bool": torch.bool, "bf16": torch.bfloat16, "f16": torch.float16}
+WIDTHS = (4, 8, 16, 32, 64)
 COMPUTED = ("f32", "f64", "i64", "i32", "i16", "i8", "u8")
 
 # memory of type FROM -> lanes of INTO -> memory of type INTO, and back to memory of type FROM; N lanes, and one
@@ -54,11 +55,17 @@ def same(got: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("into", ["f32", "f64", "i64", "u8"])
+@pytest.mark.parametrize("into", ["f32", "f64", "i64", "i32", "u8"])
 def test_conversions_are_those_of_torch(into: str, machine: str, tmp_path: Path) -> None:
+    # Each pair of types at one width, each width with several pairs.
+    turn = ["f32", "f64", "i64", "i32", "u8"].index(into)
     body = "".join(
-        text(CONVERT, FROM=dtype, INTO=into, SOURCE=CPP[dtype], TARGET=CPP[into], LANES="8") for dtype in TORCH
-    )
+        text(
+            CONVERT, FROM=dtype, INTO=into, SOURCE=CPP[dtype], TARGET=CPP[into],
+            LANES=str(WIDTHS[(turn + n) % len(WIDTHS)]),
+        )
+        for n, dtype in enumerate(TORCH)
+    )  # fmt: skip
     library = build(tmp_path, ["memory.h"], body, machine)
     seed, rng = seeded()
     for dtype in TORCH:
@@ -173,6 +180,56 @@ def test_memory_access_touches_what_it_must(dtypes: tuple[str, ...], machine: st
                 head = x[:width]
                 exact = [head.sum(), head.prod(), head.max(), head.min(), flags.any(), flags.all()]
                 assert np.array_equal(reduced, np.array(exact).astype(NUMPY[dtype])), f"reductions, {where}"
+
+
+RESIZE = """
+extern "C" void resize_FROM_INTO_WIDTH(const SOURCE* x, TARGET* y) {
+  mlc_store(y, mlc_cast<TARGET>(mlc_load<SOURCE, WIDTH>(x)));
+}
+"""
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_integers_keep_their_low_bits_at_every_width(machine: str, tmp_path: Path) -> None:
+    types = ("i8", "u8", "i16", "i32", "i64")
+    cases = [(a, b, w) for a in types for b in types if a != b for w in (4, 8, 16, 32)]
+    body = "".join(
+        text(RESIZE, FROM=a, INTO=b, SOURCE=CPP[a], TARGET=CPP[b], WIDTH=str(width)) for a, b, width in cases
+    )
+    library = build(tmp_path, ["memory.h"], body, machine)
+    seed, rng = seeded()
+    for a, b, width in cases:
+        x, y = rng.permutation(integers(a, rng))[:width].copy(), np.zeros(width, NUMPY[b])
+        call(library[f"resize_{a}_{b}_{width}"], x, y)
+        assert np.array_equal(y, x.astype(NUMPY[b])), f"{a} to {b} x {width} on {machine}, seed {seed}"
+
+
+STREAM = """
+extern "C" void stream_WIDTH(const float* x, const mlc_bf16* b, float* y, mlc_bf16* z, long count) {
+  for (long i = 0; i < count; i += WIDTH) {
+    mlc_store_past(y + i, mlc_load_ahead<float, WIDTH>(x + i) + mlc_load_as_ahead<float, WIDTH>(b + i));
+    mlc_store_past(&z[i].bits, mlc_load_ahead<unsigned short, WIDTH>(&b[i].bits));
+  }
+  mlc_fence();
+}
+"""
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_streams_load_and_store_what_others_do(machine: str, tmp_path: Path) -> None:
+    widths = ("1", "4", "8", "16", "32")
+    library = build(tmp_path, ["memory.h"], "".join(text(STREAM, WIDTH=w) for w in widths), machine)
+    seed, rng = seeded()
+    for width in widths:
+        for offset in (0, 1, 4):  # elements from an aligned address
+            x, b = rng.standard_normal(256 + offset).astype(np.float32), values("bf16", rng, 256)
+            b &= np.uint16(0xBFFF)  # finite
+            y, z = (np.zeros(300, t) for t in (np.float32, np.uint16))
+            y, z = (a[-a.ctypes.data % 64 // a.itemsize + offset :][:256] for a in (y, z))
+            call(library[f"stream_{width}"], x[offset:], b[:256], y, z, 256)
+            expected = torch.from_numpy(x[offset:]) + as_torch(b[:256], "bf16").float()
+            assert same(torch.from_numpy(y.copy()), expected), f"{width} lanes on {machine}, seed {seed}"
+            assert np.array_equal(z, b[:256]), f"bf16, {width} lanes on {machine}, seed {seed}"
 
 
 SPECIAL = """
