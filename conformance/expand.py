@@ -76,7 +76,8 @@ def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
     first, rest = {None: ("smoke", "full"), "smoke": ("smoke", "smoke")}.get(
         spec.tier, (spec.tier or "", spec.tier or "")
     )
-    yield from ((rest if index else first, row) for index, row in enumerate(chosen))
+    leading = {id(row) for row in {row["dtype"]: row for row in reversed(chosen)}.values()}  # the first of each dtype
+    yield from ((first if id(row) in leading else rest, row) for row in chosen)
     yield from ((rest, _with_zero(spec, name, chosen)) for name in spec.zero if chosen)
     if tier == "nightly":
         yield from (("nightly", choice(row)) for row in cross(counts, valid, NIGHTLY_LIMIT, spec.name))

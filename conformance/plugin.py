@@ -17,7 +17,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "tier": {
         "choices": ("smoke", "full", "nightly"),
         "default": "smoke",
-        "help": "how many rows of each case: one, the pairwise ones, or the cross product (default: smoke)",
+        "help": "how many rows of each case: one for each dtype, the pairwise ones, or the cross product (default: smoke)",
     },
     "seed": {
         "type": int,
