@@ -11,6 +11,7 @@ more than the memory traffic it saves:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ WORTH_KEEPING = 8
 FEW_ROWS = 4
 
 
+@functools.lru_cache(maxsize=1 << 14)
 def cost(value: Expr) -> int:
     """Operations of `value` on data; index arithmetic is free."""
     return sum(_cost(n) for n in value.walk() if isinstance(n, Op) and any(isinstance(x, Load) for x in n.walk()))
@@ -144,7 +146,7 @@ def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
         over = e.over if isinstance(e, Reduce | Scatter) else ()
         for a in (*e.axes, *over):
             find((e.name, a.name))
-        for load in [n for x in expressions(e) for n in x.walk() if isinstance(n, Load) and n.buffer in made]:
+        for load in [n for x in expressions(e) for n in loads(x) if n.buffer in made]:
             producer = made[load.buffer]
             extents = {a.var: a.extent for a in (*e.axes, *over)}
             # A guarded load may run over part of its producer only, or beyond it: those are not the same loops.
@@ -214,12 +216,16 @@ def _join_once(groups: list[list[Equation]], readers: dict[str, set[str]], resul
 
 def _between(groups: list[list[Equation]], k: int) -> bool:
     """Some other group lies on a path from group k to the newest one, so merging them would make a cycle."""
-    reached = {e.name for e in groups[k]}
-    for g in groups[k + 1 : -1]:
-        if any(n in reached for e in g for n in reads(e)):
-            reached |= {e.name for e in g}
-    wanted = {n for e in groups[-1] for n in reads(e)}
-    return bool(wanted & (reached - {e.name for e in groups[k]}))
+    own = {e.name for e in groups[k]}
+    reached = set(own)
+    others = groups[:k] + groups[k + 1 : -1]  # in any order: merging has moved groups behind those that read them
+    found = True
+    while found:
+        later = [g for g in others if any(n in reached for e in g for n in reads(e))]
+        others = [g for g in others if g not in later]
+        reached |= {e.name for g in later for e in g}
+        found = bool(later)
+    return any(n in reached and n not in own for e in groups[-1] for n in reads(e))
 
 
 def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[str]) -> bool:
