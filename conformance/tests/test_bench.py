@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -324,6 +328,18 @@ def test_the_bound_is_the_slower_of_memory_and_arithmetic() -> None:
     assert limits.bandwidth_at(1 << 15) == pytest.approx(2.5e9), "half way between two powers of two"
     assert roofline.Limits(((1, 2e9), (4, 3e9)), 1e9).bandwidth_at(0) == 3e9, "a smaller set is never slower"
     assert roofline.seconds(roofline.Work(8, 10**9), limits) == pytest.approx(1.0)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library's memory")
+def test_freed_memory_serves_again_however_large() -> None:
+    script = (
+        "import resource, torch; from conformance import bench; bench.keep_freed_memory(); torch.ones(12 << 20)\n"
+        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "before = faults(); torch.ones(12 << 20); print(faults() - before)"
+    )
+    root = Path(__file__).resolve().parents[2]
+    said = subprocess.check_output([sys.executable, "-c", script], cwd=root, text=True, timeout=60)
+    assert int(said) < 100, "48 MiB are 12288 pages"
 
 
 def test_the_lock_is_optional() -> None:
