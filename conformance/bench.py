@@ -104,10 +104,9 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet |
     """The row of one case; whatever goes wrong becomes a row that says so."""
     case = cases.from_json(case_json)
     settings = Settings(**options)
-    keep_freed_memory()
     row: Row = {"id": case.id, "suite": case.suite, "op": case.op, "target": settings.target, "dtype": case.dtype}
     vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, "compile")
-    with torch.no_grad(), _threads(settings.threads), _machine(settings, quiet) as alone:
+    with torch.no_grad(), kept_memory(), _threads(settings.threads), _machine(settings, quiet) as alone:
         try:
             row |= measure(prepare(case, settings.seed), vs, settings, alone, oracle.quick_compare)
             row["budget"] = judge_budget(case.budget if isinstance(case, BenchCase) else {}, row)
@@ -116,15 +115,23 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet |
             return row | failure(error)
 
 
-def keep_freed_memory() -> None:
+@contextmanager
+def kept_memory() -> Iterator[None]:
     """Let the memory of one call's outputs serve the next call, for every contestant and whatever ran before.
 
     By default glibc maps a block above 32 MiB anew in every call unless the heap happens to have a hole for it, and
     the page faults take five times as long as a softmax: the same race gave 0.76 and 2.6.
     """
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-            mallopt(parameter, KEPT_BYTES)
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):
+        yield
+        return
+    for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+        library.mallopt(parameter, KEPT_BYTES)
+    try:
+        yield
+    finally:
+        library.malloc_trim(0)
 
 
 def prepare(case: Case, seed: int) -> Subject:

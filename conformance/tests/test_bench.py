@@ -333,9 +333,9 @@ def test_the_bound_is_the_slower_of_memory_and_arithmetic() -> None:
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library's memory")
 def test_freed_memory_serves_again_however_large() -> None:
     script = (
-        "import resource, torch; from conformance import bench; bench.keep_freed_memory(); torch.ones(12 << 20)\n"
-        "faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
-        "before = faults(); torch.ones(12 << 20); print(faults() - before)"
+        "import resource, torch\nfrom conformance import bench\nwith bench.kept_memory():\n"
+        "    faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    torch.ones(12 << 20); before = faults(); torch.ones(12 << 20); print(faults() - before)"
     )
     root = Path(__file__).resolve().parents[2]
     said = subprocess.check_output([sys.executable, "-c", script], cwd=root, text=True, timeout=60)
