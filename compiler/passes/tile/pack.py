@@ -54,7 +54,8 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
             continue
         for factor, other in factors(total.value):
             left = {f.var for f in around} & names(factor) - set(step.loops)
-            if step.buffer not in {n.buffer for n in factor.walk() if isinstance(n, Load)}:
+            loaded = {n.buffer for n in factor.walk() if isinstance(n, Load)}
+            if step.buffer not in loaded or not set(step.loops) <= names(factor):  # both factors may load one buffer
                 continue
             depth = max((d + 1 for d, f in enumerate(around) if f.var in left), default=0)
             if any(f.var in step.loops for f in around[:depth]):
