@@ -1,6 +1,7 @@
-"""`torch.compile(f, backend="mlcomp")`: an ATen graph of AOTAutograd goes in, a function of its flat inputs comes out.
+"""`torch.compile(f, backend="mlcomp")`: a graph of Dynamo goes in, a function of its flat inputs comes out.
 
-A graph with an op that mlcomp does not have runs in eager, with a warning that names the op; with
+AOTAutograd makes the graph functional, splits off the backward pass and hands over ATen calls; each such graph becomes
+one program. A graph with an op that mlcomp does not have runs in eager, with a warning that names the op; with
 `options={"fallback": False}` it is an error. Graphs with symbolic sizes are compiled once for each set of sizes met.
 """
 
@@ -8,20 +9,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils import _pytree as pytree
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import execution, frontend
 from compiler.errors import CompilerError, Unsupported
+from compiler.targets import named
+from compiler.targets.target import Target
 
-Function = Callable[..., Sequence[Any]]
+# A function of the list of a graph's inputs, which it may empty.
+Boxed = Callable[[list[Any]], Sequence[Any]]
 
 _OPTIONS = {"fallback": True, "target": "cpu"}
 
@@ -30,20 +34,25 @@ class FallbackWarning(UserWarning):
     """Part of a model runs in eager."""
 
 
+@dataclass(frozen=True)
+class Options:
+    fallback: bool
+    target: Target
+
+
 def mlcomp(
     graph: GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, mode: str | None = None
-) -> Function:
+) -> Callable[..., Any]:
     """The entry point of Dynamo; raises CompilerError for unknown options, and without the fallback Unsupported."""
-    unknown = set(options or {}) - set(_OPTIONS)
-    if unknown or mode not in (None, "default"):
-        asked = sorted(unknown) or f"mode={mode!r}"
-        raise CompilerError(f"backend mlcomp has no {asked}; its options are {_OPTIONS}, and mode is left out")
-    chosen = _OPTIONS | (options or {})
+    chosen = _options(options or {}, mode)
 
-    def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Function:
-        return make_boxed_func(_compiled(gm, example_inputs, chosen))
+    def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        with _disable_current_modes():  # AOTAutograd's own: in it, what a graph holds would not be for real
+            made = _compiled(gm, example_inputs, chosen)
+        made._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
+        return made
 
-    made: Function = aot_module_simplified(
+    made: Callable[..., Any] = aot_module_simplified(
         graph,
         inputs,
         fw_compiler=compile_part,
@@ -54,64 +63,117 @@ def mlcomp(
     return made
 
 
-def _compiled(graph: GraphModule, examples: Sequence[Any], options: dict[str, Any]) -> Function:
-    if any(isinstance(x, torch.SymInt) or (isinstance(x, torch.Tensor) and _symbolic(x)) for x in examples):
-        return _Specialising(graph, options)
+def _options(given: dict[str, Any], mode: str | None) -> Options:
+    unknown = sorted(set(given) - set(_OPTIONS))
+    if unknown or mode not in (None, "default"):
+        asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
+        raise CompilerError(f"backend mlcomp has no {asked}: its options are {_OPTIONS}, and it has no modes")
+    chosen = _OPTIONS | given
+    return Options(bool(chosen["fallback"]), named.target(str(chosen["target"])))
+
+
+def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
+    if any(isinstance(x, torch.SymInt) or (isinstance(x, torch.Tensor) and _is_symbolic(x)) for x in examples):
+        return _specialising(graph, options)
     try:
         return _static(graph, options)
     except Unsupported as refusal:
-        if not options["fallback"]:
+        if not options.fallback:
             raise
-        warnings.warn(
-            f"mlcomp runs a graph of {_calls(graph)} calls in eager: {refusal}", FallbackWarning, stacklevel=2
-        )
-        return graph.forward
+        calls = sum(n.op == "call_function" for n in graph.graph.nodes)
+        warnings.warn(f"mlcomp runs a graph of {calls} calls in eager: {refusal}", FallbackWarning, stacklevel=2)
+        return _eager(graph)
 
 
-def _symbolic(x: torch.Tensor) -> bool:
+def _is_symbolic(x: torch.Tensor) -> bool:
     return not all(isinstance(n, int) for n in (*x.shape, *x.stride()))
 
 
-def _calls(graph: GraphModule) -> int:
-    return sum(n.op == "call_function" for n in graph.graph.nodes)
+def _eager(graph: GraphModule) -> Boxed:
+    return lambda inputs: graph.forward(*inputs)
 
 
-def _static(graph: GraphModule, options: dict[str, Any]) -> Function:
-    """One compiled graph; what it returns besides tensors (None, numbers) is as the graph has it."""
-    made = frontend.convert(frontend.expand(graph))
-    leaves = next(n for n in graph.graph.nodes if n.op == "output").args[0]
-    literals = {n: x for n, x in enumerate(leaves) if not isinstance(x, torch.fx.Node)}
-    names = [i.name for i in made.program.inputs]
-    captured = frontend.Captured(
-        made.program,
-        made.constants,
-        tuple(n for n in names if n not in made.constants),
-        pytree.tree_structure(list(leaves)),
-        literals,
-    )
-    if not made.program.outputs:
-        return graph.forward
-    call = execution.build_captured(captured, options["target"]).launch
-    positions = [k for k, name in enumerate(made.inputs) if name in names]
+def _specialising(graph: GraphModule, options: Options) -> Boxed:
+    """Compiles a graph with symbolic sizes for the sizes of each call."""
+    made: dict[tuple[Any, ...], Boxed] = {}
 
-    def run(*inputs: Any) -> Sequence[Any]:
-        return captured.rebuild(call(*(inputs[k].detach() for k in positions)))  # type: ignore[no-any-return]
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        key = tuple((x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs)
+        if key not in made:
+            mode = FakeTensorMode()
+            fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
+            made[key] = _compiled(frontend.retrace(graph, fakes, mode), fakes, options)
+        return made[key](inputs)
 
     return run
 
 
-class _Specialising:
-    """Compiles a graph with symbolic sizes for the sizes of each call."""
+# One graph with known sizes -------------------------------------------------------------------------------------------
 
-    def __init__(self, graph: GraphModule, options: dict[str, Any]) -> None:
-        self.graph, self.options = graph, options
-        self.made: dict[tuple[Any, ...], Function] = {}
 
-    def __call__(self, *inputs: Any) -> Sequence[Any]:
-        key = tuple((x.shape, x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x for x in inputs)
-        if key not in self.made:
-            with FakeTensorMode() as mode, torch.no_grad():
-                fake = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
-                static = make_fx(self.graph.forward)(*fake)
-            self.made[key] = _compiled(static, fake, self.options)
-        return self.made[key](*inputs)
+def _static(graph: GraphModule, options: Options) -> Boxed:
+    """What is computed comes from one program; what the graph merely passes on (inputs, views of them) does not."""
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    results = list(next(n for n in graph.graph.nodes if n.op == "output").args[0])
+    passed_on = {n: view for n in results if isinstance(n, Node) and (view := _view_of(n, placeholders))}
+    computed = list(dict.fromkeys(n for n in results if isinstance(n, Node) and n not in passed_on))
+    if not computed:
+        return _eager(graph)
+    devices = {str(n.meta["val"].device) for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)}
+    if devices - {"cpu"}:
+        raise Unsupported("device", sorted(devices), "kernels run on the cpu")
+    launch = execution.build_captured(frontend.from_graph(_with_results(graph, computed)), options.target).launch
+    tensors = [k for k, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
+    every = len(tensors) == len(placeholders)
+    if results == computed:
+        return lambda inputs: launch(*inputs) if every else launch(*[inputs[k] for k in tensors])
+
+    makers = [_maker(x, computed, passed_on) for x in results]
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        made = launch(*[inputs[k] for k in tensors])
+        return [make(inputs, made) for make in makers]
+
+    return run
+
+
+def _with_results(graph: GraphModule, results: list[Node]) -> GraphModule:
+    """A copy of the graph that gives these results alone."""
+    copied = Graph()
+    table: dict[Node, Node] = {}
+    copied.graph_copy(graph.graph, table)
+    copied.output(tuple(table[n] for n in results))
+    return GraphModule(graph, copied)
+
+
+View = tuple[int, list[Node]]
+
+
+def _view_of(node: Node, placeholders: list[Node]) -> View | None:
+    """Which input a value is a view of, and the calls that make it one; None for what is computed."""
+    calls: list[Node] = []
+    while node.op == "call_function" and isinstance(node.target, OpOverload) and node.target.is_view:
+        source = node.args[0]
+        if len(node.all_input_nodes) != 1 or not isinstance(source, Node):
+            return None
+        calls.insert(0, node)
+        node = source
+    return (placeholders.index(node), calls) if node.op == "placeholder" else None
+
+
+def _maker(result: Any, computed: list[Node], passed_on: dict[Node, View]) -> Callable[[list[Any], Sequence[Any]], Any]:
+    """How a result is had from the inputs and from what the program made."""
+    if not isinstance(result, Node):
+        return lambda inputs, made: result
+    if result in passed_on:
+        position, calls = passed_on[result]
+
+        def view(inputs: list[Any], made: Sequence[Any]) -> Any:
+            value = inputs[position]
+            for call in calls:
+                value = call.target(value, *call.args[1:], **call.kwargs)  # type: ignore[operator]
+            return value
+
+        return view
+    place = computed.index(result)
+    return lambda inputs, made: made[place]

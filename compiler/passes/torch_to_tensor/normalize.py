@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr, cast, const, dim, op
+from compiler.ir.expr import Expr, cast, const, dim, op, static
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, dims, without
 from compiler.passes.torch_to_tensor.reduce import Element, converted, kept, moments, over
 
@@ -169,8 +169,16 @@ def _by_batch(
     b: Builder, input: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     """Statistics of each channel over the batch and all positions."""
-    which = (0, *range(2, input.rank))
-    center, spread = moments(b, input.shape, which, False, input.at)
+    return _by_channel(b, input, weight, bias, *_of_channels(b, input), eps)
+
+
+def _of_channels(b: Builder, input: Value) -> tuple[Value, Value]:
+    return moments(b, input.shape, (0, *range(2, input.rank)), False, input.at)
+
+
+def _by_channel(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, center: Value, spread: Value, eps: float
+) -> tuple[Value, Value, Value]:
     scale = _inverse_root(b, spread, eps)
     made = b.map(
         input.shape,
@@ -206,6 +214,24 @@ def batch_norm_of_batch(
     if not training:
         raise b.refuse("inference needs running statistics")
     return _by_batch(b, input, weight, bias, eps)
+
+
+def batch_norm_training(
+    b: Builder, input: Value, weight: Value | None, bias: Value | None, running_mean: Value, running_var: Value,
+    training: bool, momentum: float, eps: float,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """The new running statistics are results as well; the variance among them is the unbiased one."""
+    if not training:
+        raise b.refuse("training=False")
+    center, spread = _of_channels(b, input)
+    count = math.prod(static(n, "a size under batch_norm") for d, n in enumerate(input.shape) if d != 1)
+
+    def moved(old: Value, new: Value, factor: float, hint: str) -> Value:
+        return b.map(old.shape, lambda at: old.at(at) * (1 - momentum) + cast(new.at(at) * factor, old.compute), hint)
+
+    means = moved(running_mean, center, momentum, "means")
+    spreads = moved(running_var, spread, momentum * count / max(count - 1, 1), "variances")
+    return *_by_channel(b, input, weight, bias, center, spread, eps), means, spreads
 
 
 def batch_norm(
@@ -249,5 +275,6 @@ RULES: dict[str, Rule] = {
     "aten._native_batch_norm_legit_no_training.default": batch_norm_inference,
     "aten._batch_norm_no_update.default": batch_norm_inference,
     "aten._native_batch_norm_legit.no_stats": batch_norm_of_batch,
+    "aten._native_batch_norm_legit_functional.default": batch_norm_training,
     "aten.batch_norm.default": batch_norm, "aten.instance_norm.default": instance_norm,
 }  # fmt: skip
