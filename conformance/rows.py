@@ -86,8 +86,9 @@ def selftest_row(reply: Reply) -> Row:
 def lost_row(nodeid: str, message: str) -> Row:
     """The row of an item that took its whole pytest worker with it."""
     file, _, name = nodeid.partition("::")
-    kind = "bench" if name.endswith("-bench") else "check"
-    case_id, _, target = name.removesuffix("-bench").rpartition("-")
+    kind = "bench" if name.removesuffix("]").endswith("-bench") else "check"
+    case_id, _, target = name.removesuffix("]").removesuffix("-bench").rpartition("-")
+    case_id += "]" if "[" in case_id else ""
     words = re.split(r"[.\-\[\]]", case_id)
     suite, dtype = Path(file).stem, next((word for word in words if word in DTYPES), "")
     known = {
@@ -149,8 +150,13 @@ def _finite(value: Any) -> Any:
 
 
 def item_name(row: Mapping[str, Any]) -> str:
-    """What pytest calls the item of a row."""
-    return f"{row['id']}-{row['target']}" + ("-bench" if row["kind"] == "bench" else "")
+    """What pytest calls the item of a row; a bracket closes last, as in pytest's own names.
+
+    >>> item_name({"kind": "bench", "id": "relu[N4.f32]", "target": "cpu"})
+    'relu[N4.f32-cpu-bench]'
+    """
+    words = (row["id"].removesuffix("]"), row["target"], *(["bench"] if row["kind"] == "bench" else []))
+    return "-".join(words) + ("]" if "[" in row["id"] else "")
 
 
 def shown_path(path: Path, folder: Path) -> str:

@@ -145,7 +145,7 @@ def _case_line(row: Row) -> list[Any]:
 def _bench_line(row: Row) -> list[Any]:
     interval = "{:.2f} … {:.2f}".format(*row["ci"]) if row["ci"] else None
     share = f"{row['roofline']:.0%}" if row["roofline"] else None
-    name = item_name(row).removesuffix("-bench")
+    name = item_name({**row, "kind": "check"})
     micros = [row[key] for key in ("ours_us", "eager_us", "compile_us")]
     verdict = [row["speedup"], interval, row["verdict"], share, row.get("compile_seconds")]
     return [name, *micros, *verdict, _remark(row["detail"])]

@@ -141,8 +141,8 @@ def test_ids_and_selection(box: pytest.Pytester) -> None:
     result = mlcomp(box, path.name, "--collect-only", "-q", "--mlcomp-tier", "full", "-k", "bf16")
     names = [line for line in result.outlines if "::" in line]
     assert names == [
-        "mine.toml::fine[N4.bf16.contig.normal]-cpu",
-        "mine.toml::fine[N5.bf16.contig.normal]-cpu",
+        "mine.toml::fine[N4.bf16.contig.normal-cpu]",
+        "mine.toml::fine[N5.bf16.contig.normal-cpu]",
     ]
     # A named item is found whatever its tier.
     named = mlcomp(box, names[1])
@@ -159,8 +159,8 @@ def test_a_new_row_adds_exactly_its_ids(box: pytest.Pytester) -> None:
     before = collected()
     shape_file(box, case("fine", PERF, dims="dims.N = [4, 5, 6]"))
     assert {name.partition("::")[2] for name in collected() - before} == {
-        "fine[N6.f32.contig.normal]-cpu",
-        "fine[N64.f32.contig.normal]-cpu-bench",
+        "fine[N6.f32.contig.normal-cpu]",
+        "fine[N64.f32.contig.normal-cpu-bench]",
         "mlcomp-fitness",
     }
     assert before <= collected()
@@ -189,7 +189,8 @@ def test_a_bad_case_costs_one_item(box: pytest.Pytester, workers: int) -> None:
         "aten.fancy(x, 3) is not supported",
         "first bad stage: tile",
         "first bad pass: tile:fuse#3",
-        "again: pytest --mlcomp 'mine.toml::wrong[N4.f32.contig.normal]-cpu' --mlcomp-seed 7",
+        "again: pytest --mlcomp 'mine.toml::wrong[N4.f32.contig.normal-cpu]' --mlcomp-seed 7",
+        "FAILED mine.toml::wrong[N4.f32.contig.normal-cpu] ",
     ):
         assert words in text, words
     (lost,) = box.path.glob("reports/*/repro/falls*/lost.txt")
@@ -270,7 +271,7 @@ def test_benchmarks_stand_in_pytest_benchmarks_own_files(
     theirs, ours = json.loads((box.path / "out.json").read_text()), report(box, "benchmark.json")
     for written in (theirs, ours):
         (record,) = written["benchmarks"]
-        assert record["fullname"] == "mine.toml::fine[N64.f32.contig.normal]-cpu-bench"
+        assert record["fullname"] == "mine.toml::fine[N64.f32.contig.normal-cpu-bench]"
         assert record["stats"]["rounds"] == len(record["stats"]["data"]) == 20
         assert record["extra_info"]["speedup"] == 2.0
     (mine,), (their,) = ours["benchmarks"], theirs["benchmarks"]
@@ -281,7 +282,7 @@ def test_benchmarks_stand_in_pytest_benchmarks_own_files(
     monkeypatch.setenv("SLOW", "2")
     compared = ("--benchmark-compare", "--benchmark-compare-fail", "median:30%")
     slower = mlcomp(
-        box, *words, "--deselect", "mine.toml::falls[N64.f32.contig.normal]-cpu-bench", *compared, workers=workers
+        box, *words, "--deselect", "mine.toml::falls[N64.f32.contig.normal-cpu-bench]", *compared, workers=workers
     )
     assert slower.ret != 0
     slower.stdout.fnmatch_lines(["*= mlcomp =*"])

@@ -108,7 +108,7 @@ def test_an_expected_failure_is_that_failure(xfail: Xfail, verdict: str, stage: 
 
 
 def test_an_item_that_took_its_worker_along_is_known_by_its_id() -> None:
-    row = rows.lost_row("shapes/ops/x.toml::max_pool2d[B2-k_3.bf16.contig.normal]-cpu-bench", "worker 'gw0' crashed")
+    row = rows.lost_row("shapes/ops/x.toml::max_pool2d[B2-k_3.bf16.contig.normal-cpu-bench]", "worker 'gw0' crashed")
     expected = {"kind": "bench", "op": "max_pool2d", "dtype": "bf16", "target": "cpu", "suite": "x", "verdict": "crash"}
     assert {key: row[key] for key in expected} == expected
     assert row["id"] == "max_pool2d[B2-k_3.bf16.contig.normal]"
@@ -259,18 +259,18 @@ def test_the_progress_line_comes_late_and_leaves() -> None:
     line.tick()
     assert not line.shown
     line.total = 5
-    line.pytest_runtest_logstart("mine.toml::relu[N4]-cpu")
+    line.pytest_runtest_logstart("mine.toml::relu[N4-cpu]")
     line.tick()
     assert line.shown
-    assert line.text().plain == "0 of 5 done: relu[N4]-cpu 0 s"
-    line.pytest_runtest_logfinish("mine.toml::relu[N4]-cpu")
+    assert line.text().plain == "0 of 5 done: relu[N4-cpu] 0 s"
+    line.pytest_runtest_logfinish("mine.toml::relu[N4-cpu]")
     assert not line.shown
-    line.pytest_runtest_logstart("mine.toml::erf[N4]-cpu")
+    line.pytest_runtest_logstart("mine.toml::erf[N4-cpu]")
     line.end()
     line.tick()
     assert not line.shown
     patient = progress.Progress(console, own_line=False)
-    patient.pytest_runtest_logstart("mine.toml::erf[N4]-cpu")
+    patient.pytest_runtest_logstart("mine.toml::erf[N4-cpu]")
     patient.tick()
     assert not patient.shown
 
