@@ -39,8 +39,9 @@ MIN_EFFECT = {"quick": 0.05, "full": 0.02}
 IMPLAUSIBLE_SPEEDUP = 10.0
 # Time on other threads beyond this share escapes the clock of the one thread that is timed.
 STRAY_THREADS = 1.25
-# glibc's names for the sizes from which it maps a block of its own, and from which it gives free memory back.
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, KEPT_BYTES = -1, -3, 1 << 30
+# glibc's names for how much free memory it gives back, and for how many blocks it maps each on its own.
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+KEPT_BYTES, MAPPED_BLOCKS = 1 << 30, 65536
 
 
 class Wrong(Exception):
@@ -126,11 +127,12 @@ def kept_memory() -> Iterator[None]:
     if not hasattr(library, "mallopt"):
         yield
         return
-    for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
-        library.mallopt(parameter, KEPT_BYTES)
+    library.mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    library.mallopt(M_MMAP_MAX, 0)
     try:
         yield
     finally:
+        library.mallopt(M_MMAP_MAX, MAPPED_BLOCKS)
         library.malloc_trim(0)
 
 
