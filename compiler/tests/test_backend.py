@@ -1,0 +1,401 @@
+"""`torch.compile(f, backend="mlcomp")`: small models in the shapes of known ones against eager; what it refuses."""
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from compiler.backend import FallbackWarning, mlcomp
+from compiler.errors import CompilerError
+from compiler.tests.meaning import fresh_seed
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    """Nothing compiled before counts, and eager never steps in unseen."""
+    torch._dynamo.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        yield
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    made: Callable[..., Any] = torch.compile(function, backend=mlcomp, **options)
+    return made
+
+
+def agree(function: Callable[..., Any], *calls: tuple[Any, ...], seed: int = 0, **options: Any) -> None:
+    """Compiled once, the function gives what eager gives for the arguments of each call."""
+    own = compiled(function, **options)
+    with torch.no_grad():
+        for inputs in calls:
+            torch.testing.assert_close(
+                own(*inputs), function(*inputs), rtol=1e-4, atol=1e-5, msg=lambda text: f"{text}\nseed {seed}"
+            )
+
+
+def seeded() -> int:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    return seed
+
+
+# Models ---------------------------------------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Of queries `heads` and of keys `groups`; rotary positions if asked for."""
+
+    def __init__(self, width: int, heads: int, groups: int, causal: bool, rotary: bool, bias: bool) -> None:
+        super().__init__()
+        self.heads, self.groups, self.size = heads, groups, width // heads
+        self.causal, self.rotary = causal, rotary
+        self.into = nn.Linear(width, (heads + 2 * groups) * self.size, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        split = [self.heads * self.size, self.groups * self.size, self.groups * self.size]
+        query, key, value = (
+            part.view(batch, length, -1, self.size).transpose(1, 2) for part in self.into(x).split(split, dim=-1)
+        )
+        if self.rotary:
+            query, key = rotated(query), rotated(key)
+        made = F.scaled_dot_product_attention(
+            query, key, value, is_causal=self.causal, enable_gqa=self.groups != self.heads
+        )
+        joined: Tensor = self.out(made.transpose(1, 2).reshape(batch, length, width))
+        return joined
+
+
+def rotated(x: Tensor) -> Tensor:
+    length, size = x.shape[-2:]
+    step = torch.arange(0, size, 2, dtype=x.dtype) * (-math.log(10_000.0) / size)
+    angle = torch.arange(length, dtype=x.dtype)[:, None] * step.exp()
+    cos, sin = torch.cat([angle, angle], -1).cos(), torch.cat([angle, angle], -1).sin()
+    first, second = x.chunk(2, -1)
+    return x * cos + torch.cat([-second, first], -1) * sin
+
+
+class Gated(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, inner, bias=False), nn.Linear(width, inner, bias=False)
+        self.down = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
+        return made
+
+
+class Block(nn.Module):
+    """Attention and a feed-forward part around a residual stream; norms before or after each."""
+
+    def __init__(self, attention: nn.Module, feed: nn.Module, norms: tuple[nn.Module, nn.Module], first: bool) -> None:
+        super().__init__()
+        self.attention, self.feed, self.first = attention, feed, first
+        self.norm_1, self.norm_2 = norms
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.first:
+            x = x + self.attention(self.norm_1(x))
+            after: Tensor = x + self.feed(self.norm_2(x))
+            return after
+        x = self.norm_1(x + self.attention(x))
+        made: Tensor = self.norm_2(x + self.feed(x))
+        return made
+
+
+class Language(nn.Module):
+    """Token and position embeddings, a block, a head."""
+
+    def __init__(self, block: nn.Module, width: int, positions: bool, tied: bool) -> None:
+        super().__init__()
+        self.tokens, self.block, self.norm = nn.Embedding(50, width), block, nn.LayerNorm(width)
+        self.positions = nn.Embedding(32, width) if positions else None
+        self.head = nn.Linear(width, 50, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids)
+        if self.positions is not None:
+            x = x + self.positions(torch.arange(ids.shape[1]))
+        logits: Tensor = self.head(self.norm(self.block(x)))
+        return logits
+
+
+def bert() -> nn.Module:
+    feed = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.Dropout(0.1))
+    block = Block(Attention(16, 2, 2, False, False, True), feed, (nn.LayerNorm(16), nn.LayerNorm(16)), first=False)
+    return Language(block, 16, positions=True, tied=False)
+
+
+def gpt2() -> nn.Module:
+    feed = nn.Sequential(nn.Linear(16, 32), nn.GELU("tanh"), nn.Linear(32, 16))
+    block = Block(Attention(16, 2, 2, True, False, True), feed, (nn.LayerNorm(16), nn.LayerNorm(16)), first=True)
+    return Language(block, 16, positions=True, tied=True)
+
+
+def llama() -> nn.Module:
+    norms = nn.RMSNorm(16, eps=1e-5), nn.RMSNorm(16, eps=1e-5)
+    return Language(Block(Attention(16, 4, 2, True, True, False), Gated(16, 40), norms, True), 16, False, False)
+
+
+class Vision(nn.Module):
+    """Patches of a picture, a class token, a block; the class token decides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        feed = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16))
+        self.patches = nn.Conv2d(3, 16, 4, stride=4)
+        self.chosen, self.positions = nn.Parameter(torch.randn(1, 1, 16)), nn.Parameter(torch.randn(1, 10, 16))
+        norms = nn.LayerNorm(16, eps=1e-6), nn.LayerNorm(16, eps=1e-6)
+        self.block = Block(Attention(16, 2, 2, False, False, True), feed, norms, first=True)
+        self.head = nn.Linear(16, 5)
+
+    def forward(self, picture: Tensor) -> Tensor:
+        x = self.patches(picture).flatten(2).transpose(1, 2)
+        x = torch.cat([self.chosen.expand(len(x), -1, -1), x], 1) + self.positions
+        made: Tensor = self.head(self.block(x)[:, 0])
+        return made
+
+
+class Residual(nn.Module):
+    """A stem, a bottleneck that halves the picture, a pool, a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, 8, 7, 2, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        )
+        self.body = nn.Sequential(
+            nn.Conv2d(8, 4, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+            nn.Conv2d(4, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(inplace=True),
+            nn.Conv2d(4, 16, 1, bias=False), nn.BatchNorm2d(16),
+        )  # fmt: skip
+        self.short = nn.Sequential(nn.Conv2d(8, 16, 1, 2, bias=False), nn.BatchNorm2d(16))
+        self.head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5))
+
+    def forward(self, picture: Tensor) -> Tensor:
+        x = self.stem(picture)
+        made: Tensor = self.head(F.relu_(self.body(x) + self.short(x)))
+        return made
+
+
+def tokens() -> Tensor:
+    return torch.randint(0, 50, (2, 7))
+
+
+def picture() -> Tensor:
+    return torch.randn(2, 3, 12, 12)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "bert": (bert, tokens), "gpt2": (gpt2, tokens), "llama": (llama, tokens), "vit": (Vision, picture),
+    "resnet": (Residual, picture),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_agree_with_eager(name: str) -> None:
+    seed = seeded()
+    model, sample = MODELS[name]
+    agree(model().eval(), (sample(),), seed=seed, fullgraph=True)
+
+
+def test_a_model_in_16_bit() -> None:
+    seeded()
+    model = gpt2().eval().to(torch.bfloat16)
+    ids = tokens()
+    with torch.no_grad():
+        ours, exact = compiled(model, fullgraph=True)(ids), model.double()(ids)
+    assert ours.dtype is torch.bfloat16
+    torch.testing.assert_close(ours.double(), exact, rtol=0.1, atol=0.1)
+
+
+def test_transformer_layers_of_torch() -> None:
+    seed = seeded()
+    layer = nn.TransformerEncoderLayer(16, 2, 24, activation="gelu", batch_first=True, norm_first=True).eval()
+    agree(layer, (torch.randn(2, 5, 16),), seed=seed)
+
+
+# Sizes, strides, arguments --------------------------------------------------------------------------------------------
+
+
+def test_sizes_of_each_call() -> None:
+    seed = seeded()
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+    agree(model, *((torch.randn(n, 6),) for n in (2, 3, 5, 1, 3)), seed=seed)
+
+
+def test_sizes_that_are_never_fixed() -> None:
+    seed = seeded()
+
+    def f(x: Tensor) -> tuple[Tensor, int]:
+        return x.reshape(-1).cumsum(0) + torch.arange(x.numel()) * x.shape[0], x.shape[1]
+
+    agree(f, *((torch.randn(n, m),) for n, m in ((2, 3), (4, 5), (7, 2))), seed=seed, dynamic=True)
+
+
+def test_strides_of_each_call() -> None:
+    x = torch.randn(4, 6)
+    agree(
+        lambda x: x * 2 + x.sum(0),
+        (x,), (x.t().contiguous().t(),), (torch.randn(8, 6)[::2],), (torch.randn(1, 6).expand(4, 6),),
+    )  # fmt: skip
+
+
+def test_numbers_among_the_arguments() -> None:
+    x = torch.randn(3)
+    agree(lambda x, k: x * k, (x, 2), (x, 3), (x, 0.5), (x, 0.25))
+
+
+def test_tensors_that_a_function_makes() -> None:
+    def f(x: Tensor) -> Tensor:
+        return F.cosine_similarity(x, torch.tensor([1.0, 2.0, 3.0]), dim=-1) * torch.tensor(2.0)
+
+    agree(f, (torch.randn(4, 3),))
+
+
+def test_buffers_and_updates_of_them() -> None:
+    class Counting(nn.Module):
+        scale: Tensor
+        calls: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.randn(3))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return x * self.scale + self.calls
+
+    module, x = Counting(), torch.randn(2, 3)
+    own = compiled(module)
+    for n in (1, 2):
+        torch.testing.assert_close(own(x), x * module.scale + n)
+
+
+# Results --------------------------------------------------------------------------------------------------------------
+
+
+def test_results_of_every_kind() -> None:
+    def f(x: Tensor) -> dict[str, Any]:
+        y = x + 1
+        return {"same": (y, y, y.t()), "input": [x, x[1:], x.view(-1)], "rest": (None, 3, x.shape[0]), "sum": x.sum()}
+
+    agree(f, (torch.randn(3, 4),))
+
+
+def test_results_that_are_inputs_keep_their_memory() -> None:
+    x = torch.randn(3, 4)
+    own = compiled(lambda x: (x, x.t(), x + 1))
+    same, view, _ = own(x)
+    assert same.data_ptr() == view.data_ptr() == x.data_ptr()
+
+
+def test_nothing_to_compute() -> None:
+    agree(lambda x: x.t(), (torch.randn(2, 3),))
+    agree(lambda x: None, (torch.randn(2, 3),))
+    agree(lambda x: x.relu() + 1, (torch.randn(0, 3),))
+
+
+def test_updates_in_place() -> None:
+    agree(lambda x: (x * 2).add_(1).clamp_(max=0), (torch.randn(5),))
+    x = torch.randn(5)
+    wanted = x * 2
+    compiled(lambda x: x.mul_(2))(x)
+    assert torch.equal(x, wanted)
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+def gradients(model: nn.Module, run: Callable[..., Any], x: Tensor, weight: Tensor) -> list[Tensor]:
+    model.zero_grad()
+    x = x.detach().requires_grad_(True)
+    (run(x) * weight).sum().backward()
+    return [p.grad.clone() for p in (*model.parameters(), x) if p.grad is not None]
+
+
+def test_gradients() -> None:
+    seed = seeded()
+    model = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3), nn.Softmax(-1))
+    x, weight = torch.randn(4, 6), torch.randn(4, 3)
+    wanted = gradients(model, model, x, weight)
+    made = gradients(model, compiled(model), x, weight)
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5, msg=lambda text: f"{text}\nseed {seed}")
+
+
+def test_a_backward_pass_that_runs_in_eager_says_so() -> None:
+    model, x, weight = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5), torch.randn(1, 3, 3, 3)
+    wanted = gradients(model, model, x, weight)
+    with pytest.warns(FallbackWarning, match=r"aten\.convolution_backward\.default\(.*no lowering"):
+        made = gradients(model, compiled(model), x, weight)
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+
+
+# Refusals -------------------------------------------------------------------------------------------------------------
+
+
+def unsupported(x: Tensor) -> Tensor:
+    return torch.digamma(x) + 1
+
+
+def test_the_fallback_is_seen() -> None:
+    x = torch.rand(3, 3) + 1
+    with pytest.warns(FallbackWarning, match=r"a graph of 2 calls in eager.*aten\.digamma\.default\(f32\[3, 3\]\)"):
+        made = compiled(unsupported)(x)
+    torch.testing.assert_close(made, unsupported(x))
+
+
+def test_without_the_fallback_it_is_an_error() -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"Unsupported: unsupported: aten\.digamma"):
+        compiled(unsupported, options={"fallback": False})(torch.eye(3))
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"options": {"targget": "cpu"}}, "has no option targget"),
+        ({"options": {"target": "tpu"}}, "unknown target 'tpu'"),
+        ({"mode": "max-autotune"}, "has no mode 'max-autotune'"),
+    ],
+)
+def test_unknown_options(given: dict[str, Any], problem: str) -> None:
+    x = torch.randn(3)
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=problem) as refusal:
+        compiled(lambda x: torch.relu(x), **given)(x)
+    assert isinstance(refusal.value.inner_exception, CompilerError)
+
+
+def test_the_entry_point_names_the_backend(tmp_path: Path) -> None:
+    """Found by its name alone, as an installed package has it."""
+    info = tmp_path / "backend_of_mlcomp-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: backend-of-mlcomp\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[torch_dynamo_backends]\nmlcomp = compiler.backend:mlcomp\n")
+    code = """
+        import sys, torch
+        assert "compiler" not in sys.modules
+        f = torch.compile(lambda x: torch.relu(x) * 2, backend="mlcomp", options={"fallback": False})
+        print(f(torch.tensor([-1.0, 3.0])).tolist())
+    """
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])}
+    run = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == "[0.0, 6.0]", run.stderr
