@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from compiler.frontend import Captured, capture
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
+    from compiler.mutation import mutants
     from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower
     from compiler.schedule.steps import Schedule
     from compiler.targets.named import target
@@ -31,6 +32,7 @@ _HOME = {
     "compiler.frontend": ("Captured", "capture"),
     "compiler.interpret.bounded": ("Accuracy",),
     "compiler.interpret.bounds": ("bounds",),
+    "compiler.mutation": ("mutants",),
     "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower"),
     "compiler.schedule.steps": ("Schedule",),
     "compiler.targets.named": ("target",),
@@ -69,6 +71,7 @@ __all__ = [
     "execute",
     "execute_guarded",
     "lower",
+    "mutants",
     "reference",
     "target",
 ]

@@ -48,6 +48,8 @@ _IGNORED = {
 }  # fmt: skip
 _RESERVED = {*DTYPES, *keyword.kwlist, "inf", "nan", "size", "constant"}
 _COMPARISONS = {f"aten.{name}.Scalar" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+# What is stored is the scalar as the tensor's type has it.
+_FILLS = {f"aten.{name}" for name in ("masked_fill.Scalar", "fill.Scalar", "scatter.value", "index_fill.int_Scalar")}
 
 Decompositions = dict[OpOverload[Any, Any], Callable[..., Any]]
 
@@ -620,6 +622,8 @@ def _faithful(call: Call, args: list[Any], known: Mapping[str, Type]) -> list[An
     match call.op, args:
         case op, [x, float(y)] if op in _COMPARISONS:
             return [x, torch.tensor(y, dtype=own).item()]
+        case op, [*tensors, float(y)] if op in _FILLS:
+            return [*tensors, torch.tensor(y, dtype=own).item()]
         case "aten._softmax.default" | "aten._log_softmax.default", [x, dim_, _]:
             return [x, dim_, False]
         case "aten.rms_norm.default", _:

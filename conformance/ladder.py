@@ -66,11 +66,13 @@ class Report:
     stages: list[Row] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     eager: float | None = None
+    undecided: float = 0.0
 
     def row(self) -> Row:
         return {
             "verdict": self.verdict, "first_bad_stage": self.first_bad_stage, "first_bad_pass": self.first_bad_pass,
             "stages": self.stages, "detail": "\n".join(self.remarks), "eager_err_over_tol": self.eager,
+            "undecided": self.undecided,
         }  # fmt: skip
 
 
@@ -125,10 +127,14 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
         tell(stage)
         report.stages.append(_stage_row(truth, ladder, stage))
     if ladder.error is not None:
-        report.stages.append(_unreached(ladder))
-    report.eager = truth.judge(made.eager, truth.eagers).err_over_tol
+        lost = _unreached(ladder)
+        report.stages = [row for row in report.stages if row["stage"] != lost["stage"]] + [lost]
+    report.eager = truth.within(made.eager, truth.eagers).err_over_tol
     if report.eager is not None and report.eager > 1:
         report.remarks.append(f"eager itself is {report.eager:.3g} times its own bound from the reference")
+    report.undecided = truth.share(1.0)
+    if report.undecided > 0:
+        report.remarks.append(f"rounding may change {report.undecided:.1%} of the elements to anything of their size")
     bad = next((row for row in report.stages if row["verdict"] != "pass"), None)
     if bad is not None:
         report.verdict, report.first_bad_stage = "fail", bad["stage"]
@@ -197,7 +203,7 @@ def verdict_on(truth: Truth, lowering: compiler.Lowering, stage: str, made: Made
     if stage == "torch":
         # The same kernels on the same numbers: only what capture decomposed may differ, however good eager is.
         same = all(oracle.exact(a, b).ok for a, b in zip(made.outputs, truth.subject.eager, strict=True))
-        return Verdict(True, 0.0) if same else truth.judge(made.outputs, truth.from_eager)
+        return Verdict(True, 0.0) if same else truth.within(made.outputs, truth.from_eager)
     found = truth.judge(made.outputs)
     if found.ok and stage == "tensor":
         real = truth.algebra(lowering.stages["tensor"])
@@ -224,7 +230,7 @@ def foreign(made: Subject, backend: str, target: str) -> Row:
     truth = Truth(made, compiler.eager_equations(made.program))
     try:
         built = systems.build(backend, made.function, made.arguments, target)
-        found = truth.judge(made.leaves(built.call(*made.arguments)), truth.eagers)
+        found = truth.within(made.leaves(built.call(*made.arguments)), truth.eagers)
     except Exception as error:  # any backend may fail in its own way
         found = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
     stage = {

@@ -26,9 +26,9 @@ FIRST_ORDER = 1.01  # what first-order bounds leave out
 UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 LEAST = {"f64": 2.0**-1074, "f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}
 NORMAL = {"f64": 2.0**-1022, "f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-14}
-GREATEST = {
-    "f64": torch.finfo(torch.float64).max, "f32": torch.finfo(torch.float32).max,
-    "bf16": torch.finfo(torch.bfloat16).max, "f16": torch.finfo(torch.float16).max,
+OVERFLOW = {
+    "f64": np.inf, "f32": (2 - 2.0**-24) * 2.0**127,
+    "bf16": (2 - 2.0**-8) * 2.0**127, "f16": (2 - 2.0**-11) * 2.0**15,
 }  # fmt: skip
 NAMES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
@@ -96,18 +96,19 @@ def judge(y: torch.Tensor | Array, bounded: Bounded, dtype: str, *, flush: bool 
     with np.errstate(all="ignore"):
         ratio = np.abs(found - value) / (tol + tiny)
         ratio = np.where(np.isfinite(found) & np.isfinite(value) & np.isfinite(tol), ratio, 0.0)
-        wrong = (ratio > 1) | _wrong_class(found, value, tol, GREATEST.get(dtype, np.inf))
+        wrong = (ratio > 1) | _wrong_class(found, value, tol, OVERFLOW.get(dtype, np.inf))
     ratio = np.where(wrong & ~(ratio > 1), np.inf, ratio)
     return _verdict(found, value, tol, ratio, wrong)
 
 
-def _wrong_class(found: Array, value: Array, tol: Array, greatest: float) -> Array:
+def _wrong_class(found: Array, value: Array, tol: Array, overflow_at: float) -> Array:
     """Where NaN, an infinity or a finite number stands in for another."""
     undecided = np.isinf(tol) | np.isnan(tol)
-    beyond = np.abs(value) > greatest
+    beyond = np.abs(value) >= overflow_at
     alike = np.where(np.isfinite(value), np.isfinite(found), (found == value) | (np.isnan(found) & np.isnan(value)))
-    overflow = np.isinf(found) & (np.sign(found) == np.sign(value)) & (np.abs(value) + tol >= greatest)
-    decided = np.where(beyond & np.isfinite(value), overflow, alike | overflow)
+    overflow = np.isinf(found) & (np.sign(found) == np.sign(value)) & (np.abs(value) + tol >= overflow_at)
+    within = np.isfinite(found) & (np.abs(value) - tol < overflow_at)
+    decided = np.where(beyond & np.isfinite(value), overflow | within, alike | overflow)
     # Where anything may have happened on the way, only a finite result in the place of a too large one is wrong.
     return np.where(undecided, beyond & np.isfinite(value) & np.isfinite(found), ~decided)
 

@@ -117,7 +117,8 @@ def _partial(x: Array, lanes: int) -> Array:
 def _grown(size: Array, e: Errors, product: Callable[[Array], Array]) -> Errors:
     """What a product of independent factors grows by when each has an error."""
     whole = product(size)
-    return product(size + e[0]) - whole, product(size**2 + e[1]) - whole**2, product(size + e[2]) - whole
+    more = product(size + e[0]) - whole, product(size**2 + e[1]) - product(size**2), product(size + e[2]) - whole
+    return np.maximum(more[0], 0.0), np.maximum(more[1], 0.0), np.maximum(more[2], 0.0)
 
 
 def _product(

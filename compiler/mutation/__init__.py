@@ -1,0 +1,63 @@
+"""Miscompiles on purpose: a program of any stage and a random generator in, programs that differ at one place out.
+
+They test the tests: what a stage's check does not notice here it would not notice from a pass. Places are chosen
+uniformly; a mutant is well formed (it verifies, it prints), but most compute something else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from compiler.mutation import calls, equations, functions, statements, text
+from compiler.mutation.tree import Change
+from compiler.pipeline import IRS, STAGES
+
+Mutant = tuple[str, Any]  # what was changed, and the program after it
+
+_CHANGES: dict[str, Callable[[Any], list[Change]]] = {
+    "torch": calls.changes,
+    "tensor": equations.changes,
+    "loop": statements.changes,
+    "tile": statements.changes,
+    "kernel": functions.changes,
+    "cpp": text.changes,
+}
+assert tuple(_CHANGES) == STAGES
+
+
+def mutants(stage: str, program: Any, rng: random.Random, count: int) -> list[Mutant]:
+    """Up to `count` different programs of `stage`, each `program` with one change, at places in random order."""
+    return list(_take(draw(stage, program, rng), count))
+
+
+def draw(stage: str, program: Any, rng: random.Random) -> Iterator[Mutant]:
+    """All mutants, each place once and then again with other changes, in random order."""
+    places = [[(c.what, build) for build in c.builds] for c in _CHANGES[stage](program)]
+    rng.shuffle(places)
+    for choices in places:
+        rng.shuffle(choices)
+    while places:
+        for choices in places:
+            what, (how, build) = choices.pop()
+            made = _well_formed(stage, program, build)
+            if made is not None:
+                yield f"{how}: {what}", made
+        places = [choices for choices in places if choices]
+
+
+def _well_formed(stage: str, program: Any, build: Callable[[], Any]) -> Any | None:
+    """The program that a change gives, unless it is no other program, or none at all."""
+    try:
+        made = build()
+        if stage in IRS:
+            IRS[stage].verify(made)
+    except (ValueError, TypeError, AttributeError):  # the change does not fit its surroundings
+        return None
+    return None if made is program or made == program else made
+
+
+def _take(source: Iterator[Mutant], count: int) -> Iterator[Mutant]:
+    for _, made in zip(range(count), source, strict=False):
+        yield made

@@ -1,0 +1,105 @@
+"""Wrong expressions: an expression of any IR below Torch IR in, the expressions it may be mistaken for out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType, i64
+from compiler.ir.expr import COMBINE, OPS, Cast, Const, Expr, Load, Op, Select
+from compiler.ir.node import Node
+from compiler.ir.text import show as show_expression
+from compiler.mutation.tree import Edit
+
+# What each operation is mistaken for.
+SWAPS: dict[str, tuple[str, ...]] = {
+    "add": ("sub", "mul"), "sub": ("add",), "mul": ("add", "div"), "div": ("mul",), "floordiv": ("truncdiv", "mod"),
+    "mod": ("rem", "floordiv"), "truncdiv": ("floordiv",), "rem": ("mod",), "neg": ("abs",), "abs": ("neg",),
+    "sign": ("abs",), "min": ("max",), "max": ("min",), "lt": ("le", "gt"), "le": ("lt", "ge"), "gt": ("ge", "lt"),
+    "ge": ("gt", "le"), "eq": ("ne",), "ne": ("eq",), "and": ("or",), "or": ("and",), "xor": ("or",),
+    "shl": ("shr",), "shr": ("shl",), "floor": ("ceil", "trunc"), "ceil": ("floor",), "trunc": ("floor", "round"),
+    "round": ("trunc",), "sqrt": ("rsqrt",), "rsqrt": ("sqrt",), "exp": ("exp2", "expm1"), "exp2": ("exp",),
+    "expm1": ("exp",), "log": ("log2", "log1p"), "log2": ("log",), "log10": ("log",), "log1p": ("log",),
+    "sin": ("cos",), "cos": ("sin",), "tan": ("tanh",), "asin": ("acos",), "acos": ("asin",), "atan": ("asin",),
+    "sinh": ("cosh",), "cosh": ("sinh",), "tanh": ("atan",), "erf": ("erfc", "tanh"), "erfc": ("erf",),
+}  # fmt: skip
+REDUCTIONS = {"sum": "max", "prod": "sum", "max": "min", "min": "max", "and": "or", "or": "and"}
+_ORDERED = ("sub", "div", "floordiv", "mod", "truncdiv", "rem", "pow", "atan2", "shl", "shr", "lt", "le", "gt", "ge")
+# A value of the first type is rounded on the way to the second.
+_NARROW = {"f64": dt.f32, "f32": dt.bf16, "i64": dt.i32, "i32": dt.i16}
+assert all(name in OPS for row in SWAPS.items() for name in (row[0], *row[1]))
+
+
+def show(node: Node) -> str:
+    """A place in words."""
+    return short(show_expression(node) if isinstance(node, Expr) else type(node).__name__)
+
+
+def short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def edits(node: Node) -> Iterator[Edit]:
+    """What may stand in the place of an expression."""
+    match node:
+        case Const(value, dtype):
+            yield from (("constant changed", Const(v, dtype)) for v in _other_values(value, dtype))
+        case Op(name, args):
+            yield from _operations(name, args)
+        case Load(buffer, index, dtype):
+            yield from (("load index " + how, Load(buffer, moved, dtype)) for how, moved in moved_index(index))
+        case Cast(Cast(inner), dtype) if inner.dtype is dtype:
+            yield "rounding dropped", inner
+        case Select(cond, then, other):
+            yield "condition negated", Select(cond, other, then)
+            yield "guard dropped", then
+    if isinstance(node, Op) and node.dtype.name in _NARROW and node.dtype is not i64:
+        yield f"rounded to {_NARROW[node.dtype.name]}", through(node, _NARROW[node.dtype.name])
+
+
+def through(value: Expr, narrow: DType) -> Expr:
+    """`value` after a detour by a narrower type."""
+    wide = value.dtype
+    return Cast(Cast(value, narrow.replace(lanes=wide.lanes)), wide)
+
+
+def _operations(name: str, args: tuple[Expr, ...]) -> Iterator[Edit]:
+    for other in SWAPS.get(name, ()):
+        yield f"{other} instead of {name}", Op(other, args)
+    if name in _ORDERED and args[0] is not args[1]:
+        yield "operands swapped", Op(name, (args[1], args[0]))
+    if name == "where":
+        yield "condition negated", Op(name, (args[0], args[2], args[1]))
+    if name == "fma":
+        yield "addend dropped", Op("mul", args[:2])
+
+
+def moved_index(index: tuple[Expr, ...]) -> Iterator[tuple[str, tuple[Expr, ...]]]:
+    """An index shifted by one along a dimension, or with two dimensions exchanged."""
+    for d, i in enumerate(index):
+        for by in (1, -1):
+            yield "shifted", (*index[:d], Op("add", (i, Const(by, i64))), *index[d + 1 :])
+    for d in range(len(index) - 1):
+        if index[d] is not index[d + 1]:
+            yield "transposed", (*index[:d], index[d + 1], index[d], *index[d + 2 :])
+
+
+def _other_values(value: bool | int | float, dtype: DType) -> Iterator[Any]:
+    if isinstance(value, bool):
+        yield not value
+    elif dtype.is_integer:
+        low, high = dt.integer_range(dtype)
+        yield from (v for v in (value + 1, value - 1) if low <= v <= high)
+    elif math.isinf(value):
+        yield from (0.0, -value)
+    elif not math.isnan(value):
+        yield from (dt.rounded(v, dtype) for v in ((1.0, -1.0) if value == 0 else (value * 1.25, value * 0.99, -value)))
+
+
+def other_reductions(op: str) -> Iterator[str]:
+    """What a reduction, or the combination of a store, is mistaken for."""
+    if op in COMBINE:
+        yield REDUCTIONS[op]
+        yield "prod" if op == "sum" else "sum"

@@ -1,0 +1,80 @@
+"""Wrong Kernel IR: a program in, the places where a statement of a function may go wrong out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Const, Expr, Op
+from compiler.ir.kernel import Across, Address, Assign, Call, Declare, For, Gather, If, Program, Ramp, Store
+from compiler.ir.kernel_text import show_expr
+from compiler.ir.node import Node
+from compiler.mutation import expressions
+from compiler.mutation.tree import Change, Edit
+from compiler.mutation.tree import changes as changes_by
+
+_ONE = Const(1, i64)
+
+
+def changes(program: Program) -> list[Change]:
+    return changes_by(program, edits, _show)
+
+
+def edits(node: Node) -> Iterator[Edit]:
+    """What may stand in the place of a statement or expression."""
+    yield from expressions.edits(node)
+    match node:
+        case Store(_, index, _, op):
+            yield "store dropped", ()
+            yield "store combines otherwise", node.replace(op="sum" if op == "set" else "set")
+            yield from (("store " + how, node.replace(index=moved)) for how, (moved,) in _moved(index))
+        case Assign():
+            yield "assignment dropped", ()
+        case For():
+            yield from _loops(node)
+        case If(_, then, orelse):
+            yield "guard dropped", then
+            yield "branches exchanged", node.replace(body=orelse, orelse=then)
+        case Call():
+            yield "call dropped", ()
+        case Address(_, index):
+            yield from (("address " + how, node.replace(index=moved)) for how, (moved,) in _moved(index))
+        case Across(op, _):
+            yield from (("reduction changed", node.replace(op=other)) for other in expressions.other_reductions(op))
+        case Ramp(start, step, _):
+            yield "ramp stretched", node.replace(step=step + 1)
+            yield "ramp shifted", node.replace(start=Op("add", (start, Const(1, start.dtype))))
+        case Gather(_, index):
+            more = Op("add", (index, index))
+            yield "gather doubled", node.replace(index=more)
+
+
+def _loops(node: For) -> Iterator[Edit]:
+    yield "loop dropped", ()
+    yield "first iteration dropped", node.replace(start=Op("add", (node.start, Const(node.step, i64))))
+    yield "end one sooner", node.replace(stop=Op("sub", (node.stop, _ONE)))
+    yield "end one later", node.replace(stop=Op("add", (node.stop, _ONE)))
+    yield "wrong lane count", node.replace(step=node.step * 2)
+    if node.step > 1:
+        yield "wrong lane count", node.replace(step=node.step // 2)
+    assigned = {s.name for s in node.walk() if isinstance(s, Assign)}
+    for k, s in enumerate(node.body):
+        if isinstance(s, Declare) and s.name in assigned:
+            yield "accumulator not reset", (s, node.replace(body=(*node.body[:k], *node.body[k + 1 :])))
+
+
+def _moved(index: Expr) -> Iterator[tuple[str, tuple[Expr, ...]]]:
+    return expressions.moved_index((index,))
+
+
+def _show(node: Node) -> str:
+    match node:
+        case For(var):
+            return f"loop {var}"
+        case Assign(name) | Store(name) | Address(name) | Gather(name):
+            return str(name)
+        case Call(function):
+            return str(function)
+        case Expr():
+            return expressions.short(show_expr(node))
+    return type(node).__name__

@@ -1,0 +1,100 @@
+"""Wrong C++: the generated text in, the places where a line may go wrong out.
+
+Only the kernels are touched: not the lines that include headers, comments, or the entry that hands out the buffers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from compiler.mutation.tree import Change
+
+_ENTRY = 'extern "C"'
+_DROPPABLE = re.compile(r"^ *(mlc_store|mlc_\w+_block|[\w\[\]* +().]+ = |\w+\[[^=]*\] \+= ).*;$")
+_DECLARED = re.compile(
+    r"^ *(alignas|const|using|static|float|double|long|int|short|signed|unsigned|bool|f\d+x|mlc_|\w+x\d+ )"
+)
+_RESET = re.compile(r"^ +(?:float|double|long|int|[fi]\d+x\d+) \w+ = [^;]*;$")
+_SCALAR = re.compile(r"^( +(?:const )?float \w+ = )(.*);$")
+# A pattern, and what its match becomes.
+_TOKENS: tuple[tuple[str, str, str], ...] = (
+    (r" \+ ", " - ", "sub instead of add"),
+    (r" - ", " + ", "add instead of sub"),
+    (r" \* ", " + ", "add instead of mul"),
+    (r" / ", " * ", "mul instead of div"),
+    (r" < ", " <= ", "le instead of lt"),
+    (r" <= ", " < ", "lt instead of le"),
+    (r" > ", " >= ", "ge instead of gt"),
+    (r" >= ", " > ", "gt instead of ge"),
+    (r" == ", " != ", "ne instead of eq"),
+    (r" && ", " || ", "or instead of and"),
+    (r" & ", " | ", "or instead of and"),
+    (r"mlc_max\(", "mlc_min(", "min instead of max"),
+    (r"mlc_min\(", "mlc_max(", "max instead of min"),
+    (r"mlc_exp\(", "mlc_exp2(", "exp2 instead of exp"),
+    (r"mlc_erf\(", "mlc_tanh(", "tanh instead of erf"),
+    (r"mlc_sqrt\(", "mlc_rsqrt(", "rsqrt instead of sqrt"),
+    (r"mlc_rsqrt\(", "mlc_sqrt(", "sqrt instead of rsqrt"),
+    (r"mlc_reduce_add\(", "mlc_reduce_max(", "reduction changed"),
+    (r"mlc_reduce_max\(", "mlc_reduce_min(", "reduction changed"),
+)
+
+
+def changes(text: str) -> list[Change]:
+    lines = text.split("\n")
+    found: list[Change] = []
+    for k, line in enumerate(lines):
+        if line.startswith(_ENTRY):
+            break
+        if not line.startswith("  ") or line.lstrip().startswith("//"):
+            continue
+        for edits in (*_tokens(line), *_numbers(line), [*_statements(line)]):
+            builds = tuple((how, _builder(lines, k, new)) for how, new in edits)
+            found += [Change(line.strip()[:70], builds)] if builds else []
+        found += _hoisted(lines, k)
+    return found
+
+
+def _builder(lines: list[str], k: int, new: str) -> Callable[[], str]:
+    return lambda: "\n".join([*lines[:k], new, *lines[k + 1 :]])
+
+
+def _tokens(line: str) -> Iterator[list[tuple[str, str]]]:
+    for pattern, new, how in _TOKENS:
+        yield from ([(how, line[: m.start()] + new + line[m.end() :])] for m in re.finditer(pattern, line))
+
+
+def _numbers(line: str) -> Iterator[list[tuple[str, str]]]:
+    """Literals; a loop's step is one that goes to the double."""
+    for m in re.finditer(r"(?<![\w.])(\d+)(?![\w.>])", line):
+        n = int(m[1])
+        values = (n * 2,) if line[: m.start()].endswith("+= ") else (n + 1, n - 1)
+        yield [("constant changed", f"{line[: m.start()]}{v}{line[m.end() :]}") for v in values if v >= 0]
+    for m in re.finditer(r"(?<![\w.])(\d+\.\d*(?:e[+-]?\d+)?)(f?)(?![\w.])", line):
+        value = float(m[1])
+        others = (1.0,) if value == 0 else (value * 1.25, value * 0.99)
+        yield [("constant changed", f"{line[: m.start()]}{v!r}{m[2]}{line[m.end() :]}") for v in others]
+    for m in re.finditer(r"-__builtin_inff?\(\)", line):
+        yield [("identity changed", f"{line[: m.start()]}0.0f{line[m.end() :]}")]
+
+
+def _statements(line: str) -> Iterator[tuple[str, str]]:
+    if _DROPPABLE.match(line) and not _DECLARED.match(line.replace("mlc_store", "store").replace("_block", "")):
+        yield "statement dropped", ""
+    for m in re.finditer(r"&(\w+)\[", line):
+        yield "address shifted", f"{line[: m.start()]}&{m[1]}[1 + {line[m.end() :]}"
+    scalar = _SCALAR.match(line)
+    if scalar:
+        yield "rounded to bf16", f"{scalar[1]}mlc_round_bf16((float)({scalar[2]}));"
+
+
+def _hoisted(lines: list[str], k: int) -> list[Change]:
+    """A variable that is declared in a loop and changes there, declared before it instead."""
+    line, loop = lines[k], lines[k - 1]
+    name = line.split(" = ")[0].split(" ")[-1]
+    changed = any(re.match(rf" +{re.escape(name)} = ", other) for other in lines[k + 1 :])
+    if not _RESET.match(line) or not loop.lstrip().startswith("for (") or not changed:
+        return []
+    made = "\n".join([*lines[: k - 1], line, loop, *lines[k + 1 :]])
+    return [Change(line.strip()[:70], (("accumulator not reset", lambda: made),))]

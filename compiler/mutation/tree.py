@@ -1,0 +1,76 @@
+"""Places in a program: a node in, every occurrence of every node below it out, each with the way to put another there.
+
+Nodes are shared, so one node has many occurrences; a miscompile is at one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.ir.node import Node
+from compiler.ir.tensor import Axis, Tensor
+
+Path = tuple[tuple[str, int], ...]  # a field and, if it is a tuple, a position there, else -1
+LIMIT = 20_000  # places looked at: shared expressions may unfold to very many
+
+
+@dataclass(frozen=True)
+class Change:
+    """A place, in words, and the programs that it may become: each how it changes, and what builds it."""
+
+    what: str
+    builds: tuple[tuple[str, Callable[[], Any]], ...]
+
+
+Edit = tuple[str, Any]  # how, and the node (or tuple of statements) that takes the place
+Rules = Callable[[Node], Iterator[Edit]]
+
+
+def changes(program: Node, rules: Rules, show: Callable[[Node], str]) -> list[Change]:
+    """Every place for which `rules` know an edit."""
+    found = []
+    for path, node in _occurrences(program):
+        edits = list(rules(node))
+        if edits:
+            builds = tuple((how, _builder(program, path, new)) for how, new in edits)
+            found.append(Change(show(node), builds))
+    return found
+
+
+def _builder(program: Node, path: Path, new: Any) -> Callable[[], Any]:
+    return lambda: put(program, path, new)
+
+
+def _occurrences(root: Node) -> Iterator[tuple[Path, Node]]:
+    """Declared shapes are left out: they are the caller's, and no pass makes them."""
+    stack: list[tuple[Path, Node]] = [((), root)]
+    for _ in range(LIMIT):
+        if not stack:
+            return
+        path, node = stack.pop()
+        yield path, node
+        for name in type(node).fields:
+            value = getattr(node, name)
+            children = [(-1, value)] if isinstance(value, Node) else list(enumerate(value)) if _many(value) else []
+            for k, child in children:
+                if isinstance(child, Node) and not isinstance(child, Tensor | Axis):
+                    stack.append(((*path, (name, k)), child))
+
+
+def _many(value: object) -> bool:
+    return isinstance(value, tuple)
+
+
+def put(root: Any, path: Path, new: Any) -> Any:
+    """`root` with what lies at `path` replaced; a tuple takes the place of a statement by all of its members."""
+    if not path:
+        return new
+    (name, k), *rest = path
+    value = getattr(root, name)
+    if k < 0:
+        return root.replace(**{name: put(value, tuple(rest), new)})
+    made = put(value[k], tuple(rest), new)
+    middle = made if isinstance(made, tuple) else (made,)
+    return root.replace(**{name: (*value[:k], *middle, *value[k + 1 :])})
