@@ -17,7 +17,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "tier": {
         "choices": ("smoke", "full", "nightly"),
         "default": "smoke",
-        "help": "how many rows of each case: one for each dtype, the pairwise ones, or the cross product (default: smoke)",
+        "help": "how many rows of each case: one a dtype, the pairwise ones, or the cross product (default: smoke)",
     },
     "seed": {
         "type": int,
@@ -45,7 +45,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "report": {
         "metavar": "DIR",
         "default": None,
-        "help": "where the reports go (default: reports, in the root folder)",
+        "help": "where the reports go (default: reports, beside pytest's settings or else here)",
     },
     "backend": {
         "metavar": "NAME",

@@ -64,8 +64,9 @@ def read(config: pytest.Config) -> Settings:
     timeout = option("timeout")
     if timeout is not None and not timeout > 0:  # type: ignore[operator]
         raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
-    named = option("report")
-    report = config.rootpath / "reports" if named is None else config.invocation_params.dir / str(named)
+    named, here = option("report"), config.invocation_params.dir
+    # Without a configuration file, pytest's root is wherever the arguments lead to, be that site-packages.
+    report = (config.rootpath if config.inipath else here) / "reports" if named is None else here / str(named)
     if report.exists() and not report.is_dir():
         raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
     backend, vs, stages = option("backend"), option("vs"), option("stages")

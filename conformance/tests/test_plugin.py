@@ -373,6 +373,13 @@ def test_wrong_words_are_usage_errors(box: pytest.Pytester, words: list[str], me
     assert message in result.stderr.str() + result.stdout.str()
 
 
+def test_reports_stand_where_pytest_was_started(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape_file(box, case("fine"), name="there/mine.toml")
+    monkeypatch.chdir(box.mkdir("here"))
+    mlcomp(box, "../there/mine.toml").assert_outcomes(passed=1)
+    assert list(box.path.glob("here/reports/*/run.json")) and not (box.path / "reports").exists()
+
+
 def test_reports_that_cannot_be_written_fail_the_run(box: pytest.Pytester) -> None:
     shape_file(box, case("fine"))
     # /proc takes no folder, whoever asks.
