@@ -5,15 +5,20 @@
 #pragma once
 #include "vector.h"
 
+// x - n pi / 2. The first difference is exact: a multiple of 2^-23 below 2. What cancellation leaves is then known to the
+// last part's error.
+template <typename V>
+MLC_INLINE V mlc_minus_quarter_turns(V x, V n) {
+  V r = mlc_fma(n, V{} - 0x1.921fb4p+0f, x);
+  r = mlc_fma(n, V{} - 0x1.4442dp-24f, r);
+  return mlc_fma(n, V{} - 0x1.846988p-48f, r);
+}
 // x = n pi / 2 + r, |r| <= pi / 4 and a little; n is returned as an integer.
 template <typename V>
 MLC_INLINE mlc_bits<V> mlc_quarter_turns(V x, V& r) {
   const V magic = V{} + 12582912.f;
-  V t = x * 0x1.45f306p-1f + magic, n = t - magic;
-  // x - n * head is exact: a multiple of 2^-23 below 2. What cancellation leaves is then known to the last part's error.
-  r = mlc_fma(n, V{} - 0x1.921fb4p+0f, x);
-  r = mlc_fma(n, V{} - 0x1.4442dp-24f, r);
-  r = mlc_fma(n, V{} - 0x1.846988p-48f, r);
+  V t = x * 0x1.45f306p-1f + magic;
+  r = mlc_minus_quarter_turns(x, t - magic);
   return mlc_bitcast<mlc_bits<V>>(t);
 }
 template <typename V>
@@ -39,30 +44,43 @@ MLC_INLINE V mlc_cos_reduced(V r) {
   }                                                                                     \
   template <typename V>                                                                 \
   MLC_INLINE V NAME##_far(V x, V near) {                                                \
-    if (__builtin_expect(mlc_any(mlc_abs_bits(x) > 0x1p17f), 0))                        \
-      NAME##_each_far((const float*)&x, (float*)&near, mlc_lanes<V>);                   \
+    if (__builtin_expect(mlc_any_beyond(x, 0x1p17f), 0)) {                              \
+      V far = x, result = near; /* copies, so that the usual way needs no memory */     \
+      NAME##_each_far((const float*)&far, (float*)&result, mlc_lanes<V>);               \
+      near = result;                                                                    \
+    }                                                                                   \
     return near;                                                                        \
   }
 MLC_FAR_ARGUMENTS(mlc_sin, __builtin_sin)
 MLC_FAR_ARGUMENTS(mlc_cos, __builtin_cos)
 MLC_FAR_ARGUMENTS(mlc_tan, __builtin_tan)
 
+// sin(r) for |r| <= pi / 2 and a little; never beyond 1.
+template <typename V>
+MLC_INLINE V mlc_sin_half_turn(V r) {
+  V z = r * r, q = z * 0x1.5dc84ap-19f - 0x1.9f70eap-13f;
+  q = q * z + 0x1.110edap-7f;
+  q = q * z - 0x1.55554cp-3f;
+  return mlc_limit(q * (z * r) + r, -1.f, 1.f);
+}
+// Sine and cosine are read off one polynomial: x is a multiple of pi, or an odd one of pi / 2, and the rest.
 template <typename V>
 MLC_INLINE V mlc_sin_lanes(V x) {
-  V r;
-  mlc_bits<V> n = mlc_quarter_turns(x, r);
-  V result = (n & 1) != 0 ? mlc_cos_reduced(r) : mlc_sin_reduced(r);
-  result = mlc_bitcast<V>(mlc_bitcast<mlc_bits<V>>(result) ^ (n & 2) << 30);
+  const V magic = V{} + 12582912.f;
+  V t = x * 0x1.45f306p-2f + magic, n = t - magic;
+  V r = mlc_minus_quarter_turns(x, n + n);
+  V result = mlc_bitcast<V>(mlc_bitcast<mlc_bits<V>>(mlc_sin_half_turn(r)) ^ mlc_bitcast<mlc_bits<V>>(t) << 31);
   return mlc_sin_far(x, x == 0 ? x : result);
 }
 MLC_UNARY_LIBRARY(mlc_sin, __builtin_sin)
 
 template <typename V>
 MLC_INLINE V mlc_cos_lanes(V x) {
-  V r;
-  mlc_bits<V> n = mlc_quarter_turns(x, r);
-  V result = (n & 1) != 0 ? mlc_sin_reduced(r) : mlc_cos_reduced(r);
-  return mlc_cos_far(x, mlc_bitcast<V>(mlc_bitcast<mlc_bits<V>>(result) ^ ((n + 1) & 2) << 30));
+  const V magic = V{} + 12582912.f;
+  V t = (x * 0x1.45f306p-2f - 0.5f) + magic, n = t - magic;
+  V r = mlc_minus_quarter_turns(x, n + n + 1);
+  return mlc_cos_far(
+      x, mlc_bitcast<V>(mlc_bitcast<mlc_bits<V>>(mlc_sin_half_turn(r)) ^ (mlc_bitcast<mlc_bits<V>>(t) + 1) << 31));
 }
 MLC_UNARY_LIBRARY(mlc_cos, __builtin_cos)
 

@@ -368,7 +368,8 @@ MLC_INLINE V mlc_sqrt(V x) {
     return mlc_each_lane<V>([](T y) { return mlc_sqrt(y); }, x, mlc_count<mlc_lanes<V>>());
 }
 
-// The rounding modes of the SSE4.1 and AVX-512 instructions.
+// A comparison of the AVX-512 instructions (false for NaN), and the rounding modes of theirs and of SSE4.1.
+enum { MLC_GREATER = 30 };
 enum { MLC_TO_EVEN = 8, MLC_DOWN = 9, MLC_UP = 10, MLC_TO_ZERO = 11 };
 template <int MODE>
 MLC_INLINE float mlc_round_lane(float x) {
@@ -434,11 +435,34 @@ MLC_REDUCTION(mlc_reduce_or, a | b)
 // Whether any lane, or every lane, of a mask is set.
 template <typename M>
 MLC_INLINE bool mlc_any(M mask) {
+  if constexpr (mlc_is_scalar<M>) return mask;
+  if constexpr (mlc_is_wide<M>) return mlc_any(mlc_low(mask) | mlc_high(mask));
+#ifdef MLC_AVX512
+  if constexpr (sizeof(M) == 64) return __builtin_ia32_cvtb2mask512(mlc_bitcast<mlc_vec<char, 64>>(mask)) != 0;
+#endif
+#ifdef __AVX2__
+  if constexpr (sizeof(M) == 32) return __builtin_ia32_pmovmskb256(mlc_bitcast<mlc_vec<char, 32>>(mask)) != 0;
+#endif
+#ifdef __SSE2__
+  if constexpr (sizeof(M) == 16) return __builtin_ia32_pmovmskb128(mlc_bitcast<mlc_vec<char, 16>>(mask)) != 0;
+#endif
   return mlc_reduce_or(mask) != 0;
 }
 template <typename M>
 MLC_INLINE bool mlc_all(M mask) {
-  return mlc_reduce_and(mask) != 0;
+  if constexpr (mlc_is_scalar<M>)
+    return mask;
+  else
+    return !mlc_any(~mask);
+}
+// Whether any lane is larger than the limit, whatever its sign; NaN is not.
+template <typename V, typename T>
+MLC_INLINE bool mlc_any_beyond(V x, T limit) {
+#ifdef MLC_AVX512
+  if constexpr (sizeof(V) == 64 && mlc_same<T, float>)
+    return __builtin_ia32_cmpps512_mask(mlc_abs_bits(x), V{} + limit, MLC_GREATER, -1, 4) != 0;
+#endif
+  return mlc_any(mlc_abs_bits(x) > limit);
 }
 
 // How every function below is overloaded: NAME_lanes computes one machine vector; scalars use lane 0, wide vectors halves.
