@@ -6,6 +6,7 @@ poisoned, nothing is cleaned between runs, and the last run has its temporaries 
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import mmap
 import os
@@ -176,6 +177,7 @@ def _isolated(work: Any, patience: float) -> str:
     pid = os.fork()
     if pid == 0:
         status = 1
+        faulthandler.disable()  # the parent says how it ended
         try:
             work()
             status = 0

@@ -1,0 +1,142 @@
+"""The ladder: a sound case passes in every stage; a planted miscompile is named by stage and by pass, and kept."""
+
+import dataclasses
+import random
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compiler
+from conformance import ladder
+from conformance.cases import Arg, Case, Tolerance, to_json
+
+SEED = random.SystemRandom().randrange(2**31)
+Row = dict[str, Any]
+
+
+def case(expr: str, dtype: str = "f32", **changes: Any) -> Case:
+    shape = changes.pop("shape", (5, 33))
+    arg = Arg("x", shape, dtype, changes.pop("layout", "contig"), {"kind": changes.pop("inputs", "normal")})
+    made = Case(
+        id=f"case[{dtype}]", file="case.toml", line=1, suite="case", op="case", expr=expr, args=(arg,), dims={},
+        params={}, consts={}, dtype=dtype, layout="contig", distribution="normal", targets=("cpu",), tier="smoke",
+    )  # fmt: skip
+    return dataclasses.replace(made, **changes)
+
+
+def check(made: Case, **options: Any) -> Row:
+    given = {"target": "cpu", "stages": compiler.STAGES, "seed": SEED, "threads": 1, "backend": None, "dump": None}
+    return ladder.check(to_json(made), given | options)
+
+
+def verdicts(row: Row) -> dict[str, str]:
+    return {stage["stage"]: stage["verdict"] for stage in row["stages"]}
+
+
+@pytest.mark.parametrize(
+    ("expr", "dtype", "changes"),
+    [
+        ("F.softmax(x, dim=-1)", "bf16", {}),
+        ("x.sum(0), x.argmax(1), x > 0", "f32", {"layout": "strided(-1,2)", "inputs": "integers"}),
+        ("(x / x.sum(), x)", "f64", {"layout": "transposed(0,1)"}),
+        ("x * 2 + 1", "i32", {}),
+        ("torch.log(x)", "f16", {"inputs": "specials"}),
+        ("F.relu(x)", "f32", {"shape": (0, 3)}),
+        ("torch.exp(x)", "f32", {"tolerance": Tolerance("fixed", 1e-6, 1e-6, "tested here")}),
+    ],
+)
+def test_sound_cases_pass_in_every_stage(expr: str, dtype: str, changes: dict[str, Any]) -> None:
+    told: list[str] = []
+    row = ladder.check(to_json(case(expr, dtype, **changes)), {"target": "cpu", "seed": SEED}, told.append)
+    assert row["verdict"] == "pass", (SEED, row)
+    assert verdicts(row) == dict.fromkeys(compiler.STAGES, "pass") and told == list(compiler.STAGES)
+    assert all(stage["err_over_tol"] <= 1 and stage["executor"] for stage in row["stages"])
+
+
+def test_only_the_stages_asked_for_run() -> None:
+    assert list(verdicts(check(case("x.exp()"), stages=["tensor", "cpp"]))) == ["tensor", "cpp"]
+
+
+def test_what_cannot_be_compiled_is_unsupported_by_name() -> None:
+    row = check(case("torch.linalg.svd(x).S"))
+    assert row["verdict"] == "unsupported" and "svd" in row["detail"]
+
+
+def test_a_function_that_fails_is_a_failure_of_its_own() -> None:
+    row = check(case("x.reshape(7, 7)"))
+    assert (row["verdict"], row["first_bad_stage"]) == ("fail", "torch") and "reshape" in row["detail"]
+
+
+def broken(monkeypatch: pytest.MonkeyPatch, name: str, spoil: Callable[[Any], Any]) -> None:
+    """Let a pass spoil its result."""
+
+    def spoiling(run: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda program, context: spoil(run(program, context))
+
+    passes = [dataclasses.replace(p, run=spoiling(p.run)) if p.name == name else p for p in compiler.PIPELINE]
+    monkeypatch.setattr(sys.modules["compiler.pipeline"], "PIPELINE", tuple(passes))
+
+
+def spoiled(stage: str, kind: str) -> Callable[[Any], Any]:
+    """A mutant of that kind in place of a program."""
+
+    def spoil(program: Any) -> Any:
+        return next(m for what, m in compiler.mutants(stage, program, random.Random(1), 999) if what.startswith(kind))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "kind", "number"),
+    [
+        ("decompose", "tensor", "reduction changed", 1),
+        ("fuse", "tensor", "last term dropped", 3),
+        ("tensor-to-loop", "loop", "accumulation dropped", 4),
+        ("schedule", "tile", "sub instead of add", 6),
+        ("tile-to-kernel", "kernel", "assignment dropped", 7),
+        ("render", "cpp", "sub instead of add", 8),
+    ],
+)
+def test_a_miscompile_is_named_by_stage_and_pass(
+    monkeypatch: pytest.MonkeyPatch, name: str, stage: str, kind: str, number: int
+) -> None:
+    broken(monkeypatch, name, spoiled(stage, kind))
+    row = check(case("(x + 1).sum(-1)"))
+    assert row["verdict"] == "fail", (SEED, row)
+    assert (row["first_bad_stage"], row["first_bad_pass"]) == (stage, f"{name}#{number}"), (SEED, row)
+    before = compiler.STAGES[: compiler.STAGES.index(stage)]
+    assert all(verdicts(row)[earlier] == "pass" for earlier in before)
+
+
+def test_a_pass_that_raises_is_a_failed_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(program: Any) -> Any:
+        raise ValueError("no such luck")
+
+    broken(monkeypatch, "schedule", fail)
+    row = check(case("x.exp()"))
+    assert (row["verdict"], row["first_bad_stage"], row["first_bad_pass"]) == ("fail", "tile", "schedule#6")
+    assert verdicts(row) == {"torch": "pass", "tensor": "pass", "loop": "pass", "tile": "fail"}
+    assert "pass schedule raised ValueError: no such luck" in row["detail"]
+
+
+def test_a_failure_is_kept_and_runs_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        broken(patched, "fuse", spoiled("tensor", "last term dropped"))
+        row = check(case("x.sum(-1)"), dump=str(tmp_path / "repro"))
+    assert row["repro"] == str(tmp_path / "repro")
+    kept = {path.name for path in (tmp_path / "repro").iterdir()}
+    assert kept == {"run.py", "inputs.pt", "case.json", "failure.txt", "kernel.cpp"} | {f"{s}.ir" for s in compiler.IRS}
+    runpy.run_path(str(tmp_path / "repro" / "run.py"))
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(compiler.STAGES)
+
+
+def test_another_backend_has_a_final_stage_only() -> None:
+    row = check(case("x.exp()"), backend="eager")
+    assert (row["verdict"], verdicts(row)) == ("pass", {"cpp": "pass"}), row
+    assert check(case("x.exp()"), backend="none such")["verdict"] == "fail"

@@ -1,0 +1,45 @@
+"""The self-test: it counts what the checks catch, tells of checks that catch nothing, and of checks that refuse all."""
+
+import random
+from typing import Any
+
+import pytest
+
+import compiler
+from conformance import ladder, selftest
+from conformance.oracle import Verdict
+
+SEED = random.SystemRandom().randrange(2**31)
+OPTIONS = {"target": "cpu", "seed": SEED}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selftest, "SAMPLE", (("index", "gather", "f32"), ("scan", "cumsum", "i64")))
+    monkeypatch.setattr(selftest, "PLANTED", 1)
+
+
+def test_miscompiles_in_every_stage_are_caught() -> None:
+    made = selftest.run(OPTIONS)
+    assert made["planted"] >= 10 and made["caught"] == made["planted"], (SEED, made)
+    assert made["false_alarms"] == 0, (SEED, made["alarms"])
+    assert {row["stage"] for row in made["rows"]} == set(compiler.STAGES)
+    assert set(made["rows"][0]) == {"stage", "case", "mutation", "caught", "how"}
+
+
+def test_a_check_without_teeth_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def approve(*_: Any) -> Verdict:
+        return Verdict(True, 0.0)
+
+    monkeypatch.setattr(ladder, "verdict_on", approve)
+    made = selftest.run(OPTIONS)
+    assert made["caught"] < made["planted"], (SEED, made)  # what executors refuse by themselves is still caught
+
+
+def test_a_check_that_refuses_what_is_sound_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Verdict:
+        return Verdict(False, 2.0, (), "no")
+
+    monkeypatch.setattr(ladder, "verdict_on", refuse)
+    made = selftest.run(OPTIONS)
+    assert made["false_alarms"] >= 12 and made["planted"] == 0, (SEED, made)
