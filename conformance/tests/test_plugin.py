@@ -103,8 +103,9 @@ def shape_file(box: pytest.Pytester, *cases: str, name: str = "mine.toml") -> Pa
 def mlcomp(box: pytest.Pytester, *words: str, workers: int | None = 0) -> pytest.RunResult:
     parallel = [] if workers is None else ["-n", str(workers)]
     run = box.runpytest_subprocess if workers else box.runpytest_inprocess  # xdist hands on the outer run's sys.path
-    # Hypothesis is left out because importing it takes longer than all the rest of such a run.
-    plugins = ["-p", "conformance.plugin", "-p", "no:hypothesispytest"]
+    # Hypothesis is left out because importing it takes longer than all the rest of such a run, pytest-randomly, where
+    # it is installed, because the order is looked at.
+    plugins = ["-p", "conformance.plugin", "-p", "no:hypothesispytest", "-p", "no:randomly"]
     return run(*plugins, "--mlcomp", "--mlcomp-runner", "fake", *parallel, *words)
 
 
