@@ -1,0 +1,24 @@
+"""From PyTorch to Torch IR: trace a function, decompose what has no rule, convert the graph; and Torch IR in eager."""
+
+from compiler.frontend.convert import Converted, convert
+from compiler.frontend.decompose import Decompositions, decompositions, expand, retrace
+from compiler.frontend.run import execute, resolve
+from compiler.frontend.trace import Captured, capture, from_graph
+from compiler.frontend.types import our_dtype, tensor_type, torch_dtype
+
+__all__ = [
+    "Captured",
+    "Converted",
+    "Decompositions",
+    "capture",
+    "convert",
+    "decompositions",
+    "execute",
+    "expand",
+    "from_graph",
+    "our_dtype",
+    "resolve",
+    "retrace",
+    "tensor_type",
+    "torch_dtype",
+]

@@ -1,0 +1,206 @@
+"""A functional ATen graph, whose nodes carry example values, in; Torch IR out, with the tensors that the graph has."""
+
+from __future__ import annotations
+
+import keyword
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from compiler.errors import Unsupported
+from compiler.frontend.decompose import IGNORED
+from compiler.frontend.types import OURS, tensor_type
+from compiler.ir import aten
+from compiler.ir.aten import Call, Input, Program, Ref, Type
+from compiler.ir.dtype import DTYPES
+from compiler.passes.torch_to_tensor.lower import RULES
+
+_RESERVED = {*DTYPES, *keyword.kwlist, "inf", "nan", "size", "constant"}
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A program, the values of its constant inputs, and the program's name for each placeholder of the graph."""
+
+    program: Program
+    constants: dict[str, torch.Tensor]
+    inputs: tuple[str, ...]
+
+
+def convert(
+    graph: GraphModule,
+    wanted: Sequence[str] = (),
+    constants: Mapping[int, torch.Tensor] = {},
+    name: str = "f",
+) -> Converted:
+    """A functional ATen graph, whose nodes carry example values, as Torch IR.
+
+    `wanted` are names for its placeholders, `constants` the known values of some, by position. Placeholders that are
+    not tensors are left out: torch has specialised the graph to their values.
+    """
+    reader = _Reader(graph)
+    inputs: list[Input] = []
+    values: dict[str, torch.Tensor] = {}
+    names: list[str] = []
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    for position, node in enumerate(placeholders):
+        own = reader.bind(node, wanted[position] if position < len(wanted) else node.name)
+        names.append(own)
+        example = node.meta.get("val")
+        if isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool):
+            raise Unsupported("symbolic size", (node.name,), "sizes must be known when compiling: use dynamic=False")
+        if isinstance(example, torch.Tensor):
+            inputs.append(Input(own, tensor_type(example), position in constants))
+            values |= {own: constants[position]} if position in constants else {}
+    calls: list[Call] = []
+    outputs: tuple[str, ...] = ()
+    for node in graph.graph.nodes:
+        match node.op:
+            case "call_function":
+                calls += reader.call(node)
+            case "get_attr":
+                value = operator.attrgetter(node.target)(graph)
+                own = reader.bind(node, node.name)
+                if isinstance(value, torch.Tensor):
+                    inputs.append(Input(own, tensor_type(value), True))
+                    values[own] = value.detach()
+            case "output":
+                results = pytree.tree_leaves(node.args)
+                outputs = tuple(reader.names[n] for n in results if isinstance(n, Node))
+            case "placeholder":
+                pass
+            case _:
+                raise Unsupported(f"{node.op} {node.target}", (), "not a call of an ATen op")
+    program = Program(name, tuple(inputs), _used(calls, outputs), outputs)
+    aten.verify(program)
+    return Converted(program, values, tuple(names))
+
+
+class _Reader:
+    """Reads the calls of one graph, with the names that its nodes have been given."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        self.graph = graph
+        self.names: dict[Node, str] = {}
+        self.taken: set[str] = set(_RESERVED)
+
+    def bind(self, node: Node, wanted: str) -> str:
+        clean = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or "x"
+        clean = clean if clean.isidentifier() else f"x{clean}"
+        name, n = clean, 1
+        while name in self.taken:
+            name, n = f"{clean}_{n}", n + 1
+        self.taken.add(name)
+        self.names[node] = name
+        return name
+
+    def call(self, node: Node) -> list[Call]:
+        if node.target is operator.getitem or str(node.target) in IGNORED:
+            return []
+        op = node.target
+        if not isinstance(op, OpOverload):
+            raise Unsupported(str(getattr(op, "__name__", op)), self.shown(node), "not an ATen op")
+        self.refuse_effects(op, node)
+        value = node.meta.get("val")
+        if isinstance(value, tuple | list):
+            parts = {n.args[1]: n for n in node.users if n.target is operator.getitem}
+            names = tuple(
+                self.bind(parts.get(i, node), parts[i].name if i in parts else f"{node.name}_{i}")
+                for i in range(len(value))
+            )
+            kinds = tuple(self.kind(v, node) if i in parts else None for i, v in enumerate(value))
+        else:
+            names, kinds = (self.bind(node, node.name),), (self.kind(value, node),)
+        args = tuple(self.argument(a, node) for a in node.args)
+        kwargs = tuple((k, self.argument(a, node)) for k, a in node.kwargs.items() if not self.is_placement(k, a, node))
+        if op is torch.ops.aten.as_strided.default:
+            args, kwargs = self.relative(args, dict(kwargs), node), ()
+        return [Call(names, kinds, str(op), args, kwargs)]
+
+    def relative(self, args: tuple[Any, ...], kwargs: dict[str, Any], node: Node) -> tuple[Any, ...]:
+        """The arguments of `as_strided` without an offset that is that of the tensor itself.
+
+        Another one counts from the beginning of the memory, of which an input may be any part.
+        """
+        base = node.args[0].meta["val"]  # type: ignore[union-attr]
+        given = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+        if given is None or given == base.storage_offset():
+            return args[:3]
+        memory = base.untyped_storage()._cdata
+        outer = [n.meta.get("val") for n in self.graph.graph.nodes if n.op in ("placeholder", "get_attr")]
+        if base.storage_offset() or any(
+            x.untyped_storage()._cdata == memory for x in outer if isinstance(x, torch.Tensor)
+        ):
+            raise Unsupported(str(node.target), self.shown(node), "an offset into memory that an input is part of")
+        return (*args[:3], given)
+
+    def refuse_effects(self, op: OpOverload, node: Node) -> None:
+        why = ""
+        if op._schema.is_mutable:
+            why = "changes its argument in place"
+        elif (
+            torch.Tag.nondeterministic_seeded in op.tags and str(op) not in RULES
+        ):  # a rule knows when it is not random
+            why = "is random"
+        elif torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
+            why = "gives a result whose shape or value Python must see, so it depends on the data"
+            value = node.meta.get("val")
+            if isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in value.shape):
+                why = ""
+        if why:
+            raise Unsupported(str(op), self.shown(node), why)
+
+    def kind(self, value: object, node: Node) -> Type:
+        if not isinstance(value, torch.Tensor):
+            raise Unsupported(str(node.target), self.shown(node), f"gives a {type(value).__name__}, not a tensor")
+        try:
+            return tensor_type(value)
+        except Unsupported as problem:
+            raise Unsupported(str(node.target), self.shown(node), f"{problem.op}: {problem.why}") from problem
+
+    def is_placement(self, key: str, value: object, node: Node) -> bool:
+        """Where and how a new tensor is stored: not a matter of this IR, as long as it is ordinary."""
+        if key == "layout" and value not in (None, torch.strided):
+            raise Unsupported(str(node.target), self.shown(node), f"layout={value}")
+        return key in ("device", "layout", "pin_memory")
+
+    def argument(self, value: object, node: Node) -> object:
+        match value:
+            case Node():
+                return Ref(self.names[value])
+            case list() | tuple():
+                return tuple(self.argument(v, node) for v in value)
+            case torch.dtype() if value in OURS:
+                return OURS[value]
+            case torch.memory_format():
+                return str(value).removeprefix("torch.")
+            case None | bool() | int() | float() | str():
+                return value
+        raise Unsupported(str(node.target), self.shown(node), f"argument {value} of type {type(value).__name__}")
+
+    def shown(self, node: Node) -> list[str]:
+        def show(a: object) -> str:
+            value = a.meta.get("val") if isinstance(a, Node) else None
+            if isinstance(value, torch.Tensor):
+                return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
+            return f"[{', '.join(map(show, a))}]" if isinstance(a, list | tuple) else str(a)
+
+        return [show(a) for a in node.args] + [f"{k}={show(a)}" for k, a in node.kwargs.items()]
+
+
+def _used(calls: list[Call], outputs: tuple[str, ...]) -> tuple[Call, ...]:
+    """The calls that outputs depend on; results that nobody reads lose their types."""
+    wanted = set(outputs)
+    kept: list[Call] = []
+    for call in reversed(calls):
+        if wanted & set(call.outputs):
+            kinds = tuple(t if n in wanted else None for n, t in zip(call.outputs, call.types, strict=True))
+            kept.append(call.replace(types=kinds))
+            wanted |= set(aten.reads(call))
+    return tuple(reversed(kept))

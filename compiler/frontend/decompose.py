@@ -1,0 +1,171 @@
+"""An ATen graph in; the same graph with everything decomposed that `torch_to_tensor` has no rule for."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export import ExportedProgram, default_decompositions
+from torch.export.graph_signature import OutputKind
+from torch.fx import GraphModule, Interpreter, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from compiler.errors import Unsupported
+from compiler.passes.torch_to_tensor.lower import RULES
+
+# Calls that only check or record something, about the trace or about the data.
+IGNORED = {
+    "aten._assert_tensor_metadata.default", "aten._log_api_usage_once.default", "aten._assert_async.default",
+    "aten._assert_async.msg", "aten._assert_scalar.default", "aten.sym_constrain_range.default",
+    "aten.sym_constrain_range_for_size.default",
+}  # fmt: skip
+
+Decompositions = dict[OpOverload[Any, Any], Callable[..., Any]]
+
+
+@functools.cache
+def decompositions() -> Decompositions:
+    """Torch's own decompositions into core ATen, for the ops that have no rule here."""
+    table: Decompositions = dict(default_decompositions())
+    table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
+    return {op: how for op, how in table.items() if str(op) not in RULES}
+
+
+def _encoder_layer(
+    src: torch.Tensor, embed_dim: int, num_heads: int, qkv_weight: torch.Tensor, qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor, proj_bias: torch.Tensor, use_gelu: bool, norm_first: bool, eps: float,
+    norm_weight_1: torch.Tensor, norm_bias_1: torch.Tensor, norm_weight_2: torch.Tensor, norm_bias_2: torch.Tensor,
+    ffn_weight_1: torch.Tensor, ffn_bias_1: torch.Tensor, ffn_weight_2: torch.Tensor, ffn_bias_2: torch.Tensor,
+    mask: torch.Tensor | None = None, mask_type: int | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """What `nn.TransformerEncoderLayer` is in inference, as its ops."""
+    if mask is not None:
+        raise Unsupported("aten._transformer_encoder_layer_fwd.default", (), "has a mask")
+    del mask_type
+
+    def attended(x: torch.Tensor) -> torch.Tensor:
+        heads = F.linear(x, qkv_weight, qkv_bias).view(*x.shape[:2], 3, num_heads, embed_dim // num_heads)
+        query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
+        made = F.scaled_dot_product_attention(query, key, value)
+        return F.linear(made.transpose(1, 2).flatten(2), proj_weight, proj_bias)
+
+    def fed_forward(x: torch.Tensor) -> torch.Tensor:
+        inner = F.linear(x, ffn_weight_1, ffn_bias_1)
+        return F.linear(F.gelu(inner) if use_gelu else F.relu(inner), ffn_weight_2, ffn_bias_2)
+
+    def norm_1(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_1, norm_bias_1, eps)
+
+    def norm_2(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (embed_dim,), norm_weight_2, norm_bias_2, eps)
+
+    if norm_first:
+        x = src + attended(norm_1(src))
+        return x + fed_forward(norm_2(x))
+    x = norm_1(src + attended(src))
+    return norm_2(x + fed_forward(x))
+
+
+def decompose(exported: ExportedProgram, spec: Any) -> GraphModule:
+    """The graph with nothing left that is decomposable and has no rule, and no update in place."""
+    graph = exported.graph_module
+    for node in graph.graph.nodes:
+        if node.target is torch.ops.aten.detach_.default:  # of a fresh constant: nothing sees the difference
+            node.target = torch.ops.aten.detach.default
+    if not _updates(spec) and not any(_mutates(n) for n in graph.graph.nodes):
+        graph = expand(graph)
+        if not any(_mutates(n) for n in graph.graph.nodes):
+            return graph
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's own copying uses what torch deprecates
+        functional = exported.run_decompositions(decompositions())
+    updated = _updates(functional.graph_signature)
+    if updated:
+        raise Unsupported("in-place update", updated, "a program must leave its inputs and weights as they are")
+    return expand(functional.graph_module)
+
+
+def _updates(spec: Any) -> list[str]:
+    """The inputs and weights that a program changes."""
+    return [str(s.target) for s in spec.output_specs if s.kind is not OutputKind.USER_OUTPUT]
+
+
+def _mutates(node: Node) -> bool:
+    return isinstance(node.target, OpOverload) and node.target._schema.is_mutable
+
+
+def expand(graph: GraphModule) -> GraphModule:
+    """Replace calls that have no rule by their decompositions, as long as there are any.
+
+    Tracing the graph anew before dispatch is an order of magnitude faster than `run_decompositions`, which looks at
+    every op that torch knows.
+    """
+    for _ in range(8):
+        table = _expansions(graph)
+        if not table:
+            break
+        placeholders = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
+        modes = [v.fake_mode for v in placeholders if isinstance(v, FakeTensor)]
+        graph = retrace(graph, placeholders, modes[0] if modes else FakeTensorMode(), table)
+    return graph
+
+
+def retrace(
+    graph: GraphModule, examples: Sequence[Any], mode: FakeTensorMode, table: Decompositions | None = None
+) -> GraphModule:
+    """The graph traced anew on fake examples; tensors that it holds stay what they are.
+
+    While tracing those are inputs as well: only so are they traced like all else.
+    """
+    held = {n.target: operator.attrgetter(n.target)(graph) for n in graph.graph.nodes if n.op == "get_attr"}
+    tensors = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
+
+    def run(*inputs: Any) -> Any:
+        interpreter = _Holding(graph)
+        interpreter.held = dict(zip(tensors, inputs[len(examples) :], strict=True))
+        return interpreter.run(*inputs[: len(examples)])
+
+    with torch.no_grad(), mode:
+        fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors.values()]
+        made = make_fx(run, decomposition_table=table, pre_dispatch=True)(*examples, *fakes)
+    placeholders = [n for n in made.graph.nodes if n.op == "placeholder"]
+    for number, (node, value) in enumerate(zip(placeholders[len(examples) :], tensors.values(), strict=True)):
+        made.register_buffer(f"held_{number}", value)
+        with made.graph.inserting_before(node):
+            own = made.graph.get_attr(f"held_{number}")
+        own.meta = node.meta
+        node.replace_all_uses_with(own)
+        made.graph.erase_node(node)
+    made.recompile()
+    return made
+
+
+class _Holding(Interpreter):
+    """Runs a graph with other values for the tensors that it holds."""
+
+    held: dict[Any, Any]
+
+    def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return self.held[target] if target in self.held else super().get_attr(target, args, kwargs)
+
+
+def _expansions(graph: GraphModule) -> Decompositions:
+    """How to decompose what has no rule: by torch's table, or the op's own definition; empty if nothing is left."""
+    called = {n.target for n in graph.graph.nodes if isinstance(n.target, OpOverload)}
+    missing = {op for op in called if str(op) not in RULES and str(op) not in IGNORED}
+    table = decompositions()
+    own: Decompositions = {
+        op: functools.partial(_by_definition, op) for op in missing if op not in table and op._can_decompose()
+    }
+    return {**table, **own} if own or missing & table.keys() else {}
+
+
+def _by_definition(op: Any, *args: Any, **kwargs: Any) -> Any:
+    return op.decompose(*args, **kwargs)

@@ -1,0 +1,166 @@
+"""A PyTorch function or module and example inputs in; Torch IR out, with the weights that it found.
+
+No call in the result has a side effect or unknown sizes; calls that `torch_to_tensor` has a rule for are kept whole,
+others are decomposed as torch would.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram, export
+from torch.export.graph_signature import InputKind, TensorArgument
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from compiler.errors import CompilerError, Unsupported
+from compiler.frontend.convert import convert
+from compiler.frontend.decompose import decompose, expand
+from compiler.ir.aten import Program
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A program, and how a call of the original function maps to it.
+
+    `arguments` names the program's input for each tensor among the flattened arguments of the function; `constants`
+    holds the values of its constant inputs; `structure` and `literals` (by position) rebuild what it returned.
+    """
+
+    program: Program
+    constants: dict[str, torch.Tensor]
+    arguments: tuple[str, ...]
+    structure: pytree.TreeSpec
+    literals: dict[int, object] = field(default_factory=dict)
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The function's result, from the values of the program's outputs."""
+        values = iter(tensors)
+        leaves = [self.literals[n] if n in self.literals else next(values) for n in range(self.structure.num_leaves)]
+        return pytree.tree_unflatten(leaves, self.structure)
+
+
+def capture(
+    function: Callable[..., Any], inputs: Sequence[Any], constants: Sequence[int] = (), name: str = "f"
+) -> Captured:
+    """Trace `function(*inputs)`. Weights of modules, and tensors that the function closes over, become constant inputs.
+
+    `constants` are positions in `inputs` that hold weights: those become constant inputs as well.
+    """
+    module = function if isinstance(function, torch.nn.Module) else _Function(function)
+    # An alias of each tensor, so that one that is passed twice, or closed over as well, is not taken for one input.
+    distinct = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tuple(inputs))
+    exported = _export(module, distinct, function)
+    spec = exported.graph_signature
+    graph = decompose(exported, spec)
+    names = iter(_argument_names(function, inputs))
+    wanted: list[str] = []
+    values: dict[int, torch.Tensor] = {}
+    arguments: list[int] = []
+    weights = [position in constants for position, x in enumerate(inputs) for _ in pytree.tree_leaves(x)]
+    leaves = iter(zip(pytree.tree_leaves(tuple(inputs)), weights, strict=True))
+    for s in spec.input_specs:
+        if s.kind is InputKind.USER_INPUT:
+            leaf, weight = next(leaves)
+            own = next(names)
+            if isinstance(s.arg, TensorArgument):
+                arguments.append(len(wanted))
+                values |= {len(wanted): leaf} if weight else {}
+            wanted.append(own or s.arg.name)
+        else:
+            values[len(wanted)] = _weight(exported, s.target or "")
+            wanted.append(s.arg.name)
+    made = convert(graph, wanted, values, name)
+    outputs = [s.arg for s in spec.output_specs]
+    literals = {n: getattr(a, "value", None) for n, a in enumerate(outputs) if not isinstance(a, TensorArgument)}
+    assert exported.call_spec.out_spec is not None, "torch.export always gives the structure of the results"
+    return Captured(
+        made.program, made.constants, tuple(made.inputs[n] for n in arguments), exported.call_spec.out_spec, literals
+    )
+
+
+class _Function(torch.nn.Module):
+    """A function as the module that `torch.export` asks for."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *arguments: Any) -> Any:
+        return self.function(*arguments)
+
+
+def _argument_names(function: Callable[..., Any], inputs: Sequence[Any]) -> list[str]:
+    """A name for each leaf of the inputs: that of the parameter it is passed to, numbered if it is one of several."""
+    called = function.forward if isinstance(function, torch.nn.Module) else function
+    try:
+        parameters = list(inspect.signature(called).parameters.values())
+    except ValueError:  # a builtin says nothing about its parameters
+        parameters = []
+    plain = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    out = []
+    for position, value in enumerate(inputs):
+        own = plain[position] if position < len(plain) else f"x{position}"
+        leaves = pytree.tree_leaves(value)
+        out += [own] if len(leaves) == 1 else [f"{own}_{n}" for n in range(len(leaves))]
+    return out
+
+
+def _export(module: torch.nn.Module, inputs: tuple[Any, ...], function: Callable[..., Any]) -> ExportedProgram:
+    with torch.no_grad(), _silenced("torch._subclasses.fake_tensor"), _without_fast_path():
+        try:
+            return export(module, inputs, strict=False)
+        except Exception as problem:  # whatever PyTorch raises for a program that it cannot run or trace
+            what = getattr(function, "__qualname__", type(function).__name__)
+            reason = str(problem).strip().split("\n\n")[0].split("\n")[0]
+            raise CompilerError(f"torch.export cannot trace {what}: {type(problem).__name__}: {reason}") from problem
+
+
+@contextmanager
+def _silenced(name: str) -> Iterator[None]:
+    """Without what a logger of torch says about an error that we report ourselves."""
+    logger = logging.getLogger(name)
+    before = logger.disabled
+    logger.disabled = True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+@contextmanager
+def _without_fast_path() -> Iterator[None]:
+    """Transformer layers as their ops, not as the one op that they are in inference."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _weight(exported: ExportedProgram, target: str) -> torch.Tensor:
+    value = exported.state_dict.get(target, exported.constants.get(target))
+    if not isinstance(value, torch.Tensor):
+        raise Unsupported(f"input {target!r}", (type(value).__name__,), "only tensors can be weights")
+    return value.detach()
+
+
+def from_graph(graph: GraphModule, constants: Mapping[int, torch.Tensor] = {}) -> Captured:
+    """A graph of ATen calls that AOT Autograd or `make_fx` made, whose nodes carry example values.
+
+    `constants` are the known values of some of its placeholders, by position. Decompose with `decompositions()` before.
+    """
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    tensors = [position for position, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    leaves, structure = pytree.tree_flatten(output.args[0])
+    literals = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Node)}
+    made = convert(expand(graph), [n.name for n in placeholders], constants)
+    return Captured(made.program, made.constants, tuple(made.inputs[n] for n in tensors), structure, literals)

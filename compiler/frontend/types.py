@@ -1,0 +1,36 @@
+"""PyTorch's element types and tensors in; ours out, and back."""
+
+from __future__ import annotations
+
+import torch
+
+from compiler.errors import Unsupported
+from compiler.ir.aten import Type
+from compiler.ir.dtype import DTYPES, DType
+from compiler.ir.expr import dim
+
+TORCH = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64,
+    "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+OURS = {theirs: DTYPES[name] for name, theirs in TORCH.items()}
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    return TORCH[dtype.name]
+
+
+def our_dtype(dtype: torch.dtype) -> DType:
+    """Our element type for torch's; raises Unsupported."""
+    if dtype not in OURS:
+        raise Unsupported(str(dtype), (), f"the element types are {', '.join(TORCH)}")
+    return OURS[dtype]
+
+
+def tensor_type(t: torch.Tensor) -> Type:
+    """The type of a tensor, real or fake; raises Unsupported for symbolic sizes."""
+    if not all(isinstance(n, int) for n in (*t.shape, *t.stride())):
+        raise Unsupported("symbolic size", (f"shape {tuple(t.shape)}",), "sizes must be known when compiling")
+    if t.layout is not torch.strided:
+        raise Unsupported(str(t.layout), (), "only dense tensors")
+    return Type(our_dtype(t.dtype), tuple(map(dim, t.shape)), tuple(map(dim, t.stride())))
