@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from compiler import frontend
+from compiler.errors import CompilerError
+from compiler.passes.torch_to_tensor.lower import lower
 from compiler.tests.eager import check, expressions, words
 
 nan, inf = float("nan"), float("inf")
@@ -128,6 +131,29 @@ EXPRESSIONS = """
 """
 
 
+WRAPPED = """
+    u * -2
+    u + 300
+    -300 - u
+    u == -2
+    u < 300
+    u.clamp(-2, 30)
+    u.clamp_min(-2)
+    u // -2
+    u % -3
+    torch.fmod(u, -3)
+    u | 300
+    u << 9
+    u * 2.5
+    u.masked_fill(b, -1)
+    torch.where(b, u, -1)
+    torch.add(u, u, alpha=-2)
+    torch.full_like(u, -1)
+    i.int() * 2 ** 40
+    i.int() == 2 ** 40
+"""
+
+
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("of", ["s", "h"])
 def test_unary(name: str, of: str) -> None:
@@ -157,6 +183,34 @@ def test_binary(name: str) -> None:
 def test_powers(exponent: float) -> None:
     integer = f", i ** {exponent}" if isinstance(exponent, int) and exponent >= 0 else ""
     check(f"(s ** {exponent}, p ** {exponent}{integer})", inputs)
+
+
+@pytest.mark.parametrize("name", ["int64", "int32", "int16", "int8", "uint8"])
+def test_powers_of_integers(name: str) -> None:
+    """They wrap; a negative exponent leaves what is whole of the fraction."""
+    kind = getattr(torch, name)
+    info = torch.iinfo(kind)
+
+    def powers() -> dict[str, torch.Tensor]:
+        base = torch.randint(-9, 10, (4, 7)).to(kind)
+        base[0], base[1], base[2] = 1, -1, 0
+        exponent = torch.randint(-9, 10, (7,)).to(kind)
+        exponent[0], exponent[1], exponent[2] = info.max, info.min, 0
+        return {"base": base, "exponent": exponent}
+
+    check("(base ** exponent, torch.pow(-3, exponent), torch.pow(1, exponent), base ** 77, base ** 1)", powers)
+
+
+@pytest.mark.parametrize("expression", expressions(WRAPPED))
+def test_numbers_wrap_where_they_meet_a_tensor(expression: str) -> None:
+    check(expression, inputs)
+
+
+@pytest.mark.parametrize("expression", ["u.clamp(-2, 300)", "u.masked_fill(b, 300)", "u ** 300", "i ** -1"])
+def test_numbers_that_torch_refuses(expression: str) -> None:
+    given = inputs()
+    with pytest.raises(CompilerError, match=r"300|integers"):
+        lower(frontend.capture(eval(f"lambda u, b, i: {expression}"), [given["u"], given["b"], given["i"]]).program)
 
 
 @pytest.mark.parametrize("to", ["float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool"])

@@ -49,6 +49,7 @@ EXPRESSIONS = """
     (x + 1000).var(-1)
     torch.var_mean(x, -1, keepdim=True)
     torch.std_mean(x)
+    torch.var_mean(torch.cat([x[:1] * inf, x]), 0)
     x.norm()
     torch.norm(x, p=1, dim=1)
     torch.norm(x, p="fro", dim=(1, 2))

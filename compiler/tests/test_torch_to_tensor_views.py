@@ -126,6 +126,32 @@ def test_reshape_has_the_simplest_index(shape: tuple[int, ...], to: tuple[int, .
     assert f" = {index}\n" in text
 
 
+STRIDED = """
+    y.as_strided((3, 3), (6, 2)), y.as_strided((5, 4), (4, 1), 0), y.as_strided((), ()), y.as_strided((0, 3), (3, 1))
+    y.t().as_strided((3, 3), (1, 2)), (y + 1).as_strided((5, 3), (3, 1), 4), (y + 1).t().as_strided((5, 3), (3, 1), 4)
+    (x * 2).as_strided((2, 4, 3), (20, 5, 2)), across.as_strided((3, 4), (1, 3)), s.as_strided((2, 2), (0, 0))
+"""
+
+
+@pytest.mark.parametrize("expression", expressions(STRIDED))
+def test_strided_views(expression: str) -> None:
+    check(f"({expression},)", inputs)
+
+
+@pytest.mark.parametrize(
+    ("expression", "why"),
+    [
+        ("y.as_strided((2, 2), (1, 1), 3)", "an offset into memory that an input is part of"),
+        ("(y + 1)[1:].as_strided((2, 2), (1, 1), 0)", "an offset into memory"),
+        ("y.as_strided((5, 5), (6, 1))", "beyond the elements"),
+        ("y[:, ::2].as_strided((2, 2), (2, 1))", "does not fill its memory"),
+    ],
+)
+def test_views_of_memory_beside_a_tensor_are_refused(expression: str, why: str) -> None:
+    with pytest.raises(Unsupported, match=rf"as_strided.*{why}"):
+        lower.lower(frontend.capture(eval(f"lambda y: {expression}"), (torch.randn(4, 6),)).program)
+
+
 def test_fill_that_does_not_fit_is_refused() -> None:
     captured = frontend.capture(lambda x: torch.constant_pad_nd(x, (1, 1), 300), (torch.zeros(3, dtype=torch.uint8),))
     with pytest.raises(Unsupported, match=r"constant_pad_nd.*300 is not a value of type u8"):

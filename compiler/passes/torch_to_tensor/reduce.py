@@ -163,7 +163,7 @@ def _variance(root: bool, with_mean: bool) -> tuple[Rule, Rule, Rule]:
     ) -> Value | tuple[Value, Value]:
         offset = 1 if correction is None else correction
         center, spread = moments(b, self.shape, dims(b, dim, self.rank), keepdim, self.at, offset)
-        if with_mean:  # torch finds both in one running pass, in which an infinity leaves neither
+        if with_mean:  # torch finds both in one running pass, where an infinity leaves neither to what follows it
             center = _without_infinities(b, center)
         if root:
             variance = spread
