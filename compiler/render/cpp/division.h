@@ -18,8 +18,9 @@ MLC_INLINE V mlc_fmod_float(V x, V y) {
   // Below that quotient, x - q y is representable for the true q and for q + 1, to which rounding may take it.
   V q = mlc_round_to<MLC_TO_ZERO>(x / y), b = mlc_abs_bits(y);
   if (__builtin_expect(!mlc_all((mlc_abs_bits(q) < exact) & (b < infinity)), 0)) {
-    mlc_fmod_slow((T*)&x, (const T*)&y, mlc_lanes<V>);
-    return x;
+    V result = x, divisor = y;  // copies, so that the usual way needs no memory
+    mlc_fmod_slow((T*)&result, (const T*)&divisor, mlc_lanes<V>);
+    return result;
   }
   V sign = mlc_sign_bit(x), r = mlc_fma(mlc_abs_bits(q), -b, mlc_abs_bits(x));
   return mlc_or_bits(r < 0 ? r + b : mlc_abs_bits(r), sign);
@@ -33,15 +34,34 @@ MLC_INLINE V mlc_remainder_float(V x, V y) {
 }
 
 // floor(x / y) consistent with mlc_remainder: x is close to y * floordiv + remainder even where x / y rounds up.
+template <typename T>
+MLC_SLOW void mlc_floordiv_slow(T* x, const T* y, int n) {
+  for (int i = 0; i < n; i++) {
+    T r = x[i], quotient = x[i] / y[i];
+    mlc_fmod_slow(&r, y + i, 1);
+    T d = (x[i] - r) / y[i];
+    if (r != 0 && (r < 0) != (y[i] < 0)) d--;
+    T f = mlc_round_to<MLC_DOWN>(d);
+    if (d - f > T(0.5)) f++;
+    x[i] = y[i] == 0 ? quotient : d != 0 ? f : mlc_sign_bit(quotient);
+  }
+}
 template <typename V>
 MLC_INLINE V mlc_floordiv_float(V x, V y) {
   typedef mlc_lane<V> T;
-  V r = mlc_fmod_float(x, y), quotient = x / y, d = (x - r) / y;
-  d = (r != 0) & ((r < 0) != (y < 0)) ? d - 1 : d;
-  V f = mlc_round_to<MLC_DOWN>(d);
-  f = d - f > T(0.5) ? f + 1 : f;
-  f = d != 0 ? f : mlc_sign_bit(quotient);
-  return y == 0 ? quotient : f;
+  const T exact = sizeof(T) == 4 ? T(0x1p21) : T(0x1p50), infinity = __builtin_inff();
+  // From that quotient on, what PyTorch computes by rounding more often may be off by one.
+  V quotient = x / y, q = mlc_abs_bits(mlc_round_to<MLC_TO_ZERO>(quotient)), b = mlc_abs_bits(y);
+  if (__builtin_expect(!mlc_all((q < exact) & (b < infinity)), 0)) {
+    V result = x, divisor = y;  // copies, so that the usual way needs no memory
+    mlc_floordiv_slow((T*)&result, (const T*)&divisor, mlc_lanes<V>);
+    return result;
+  }
+  // Below zero q is one too large; where signs differ, what remains takes it one further from zero.
+  V r = mlc_fma(q, -b, mlc_abs_bits(x));
+  q = r < 0 ? q - 1 : q;
+  q = (r != 0) & ((x < 0) != (y < 0)) ? q + 1 : q;
+  return mlc_or_bits(q, mlc_sign_bit(quotient));
 }
 
 // ---- integers
