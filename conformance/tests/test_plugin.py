@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def box(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Py
     """A folder with the pretended runner; its lock and its logs are its own."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(pytester.path)]))
     monkeypatch.setenv("TMPDIR", str(pytester.path))
+    monkeypatch.setattr(tempfile, "tempdir", None)  # this process has looked TMPDIR up before
     monkeypatch.setenv("BENCH_LOG", str(pytester.path / "bench.log"))
     for name in ("GITHUB_STEP_SUMMARY", "PYTEST_XDIST_WORKER"):
         monkeypatch.delenv(name, raising=False)
