@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 # Working sets from the first level of cache to memory, in steps that show where each level ends.
 WORKING_SETS = tuple(1 << power for power in range(14, 28))
 MEASURING_SECONDS = 0.02
+SAMPLE_SECONDS = 2e-4  # a thread's clock may stand still for shorter ones
 MATMUL_SIZE = 512
 CONVOLUTION_CHANNELS, CONVOLUTION_SIZE = 128, 32
 NARROW_DTYPES = frozenset({torch.bfloat16, torch.float16})
@@ -128,11 +129,15 @@ def _convolution_rate(clock: Clock) -> float:
 
 def _least_seconds(call: Callable[[], object], clock: Clock) -> float:
     call()
-    least, started = np.inf, clock()
+    least, repeats, started = np.inf, 1, clock()
     while clock() - started < MEASURING_SECONDS or least == np.inf:
         start = clock()
-        call()
-        least = min(least, clock() - start)
+        for _ in range(repeats):
+            call()
+        if (elapsed := clock() - start) < SAMPLE_SECONDS:
+            repeats *= 2
+        else:
+            least = min(least, elapsed / repeats)
     return float(least)
 
 

@@ -321,6 +321,12 @@ def test_a_causal_mask_halves_the_flops() -> None:
     assert full == 2 * (2 * 2 * 8 * 8 * 16) == 2 * causal
 
 
+def test_a_coarse_clock_gives_a_rate() -> None:
+    calls: list[None] = []
+    least = roofline._least_seconds(lambda: calls.append(None), lambda: len(calls) // 50 * 0.001)
+    assert least == pytest.approx(0.001 / 50, rel=0.3), "a tick of 1 ms every 50 calls"
+
+
 def test_the_bound_is_the_slower_of_memory_and_arithmetic() -> None:
     limits = roofline.Limits(((1 << 10, 4e9), (1 << 20, 1e9)), 1e9)
     assert roofline.seconds(roofline.Work(1 << 10, 0), limits) == pytest.approx(1024 / 4e9)
