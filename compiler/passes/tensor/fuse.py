@@ -45,6 +45,10 @@ _FUNCTION = 10
 WORTH_KEEPING = 8
 # Reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own.
 FEW_ROWS = 4
+# A kernel's text grows with the square of its reductions, the search for one with the square of its equations: 25
+# softmaxes in a row, in one kernel, were half a megabyte and took minutes.
+MOST_SWEEPS = 8
+MOST_EQUATIONS = 100
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -229,6 +233,9 @@ def _between(groups: list[list[Equation]], k: int) -> bool:
 
 
 def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[str]) -> bool:
+    sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
+    if len(sweeps) > MOST_SWEEPS or len(members) > MOST_EQUATIONS:
+        return False
     inside = {e.name for e in members}
     stored = {e.name for e in members if e.name in results or readers.get(e.name, set()) - inside}
     found = nest(members, stored)
@@ -237,7 +244,6 @@ def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[s
     contractions = [e for e in members if is_contraction(e)]
     if contractions:
         return len(contractions) == 1 and _epilogue_only(members, contractions[0])
-    sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
     if any(isinstance(e, Scan) for e in sweeps):
         return len(sweeps) == 1 and not any(sweeps[0].name in reads(e) for e in members)
     follows = any(
