@@ -96,12 +96,13 @@ class Truth:
         Where all is near zero, the usual size is 1.
         """
         beyond = total = 0
-        for b in self.ours:
-            if b.v.dtype.kind == "f" and b.v.size:
-                finite = np.abs(b.v[np.isfinite(b.v)])
+        for b, dtype in zip(self.ours, self.dtypes, strict=True):
+            if dtype in oracle.UNIT and b.v.size:
+                inside = np.abs(b.v) < oracle.OVERFLOW[dtype]  # NaN and infinities are judged by class
+                finite = np.abs(b.v[inside])
                 usual = float(finite.mean()) if finite.size else 0.0
-                size = np.maximum(np.where(np.isfinite(b.v), np.abs(b.v), 0.0), usual if usual > TINY else 1.0)
-                beyond += int((oracle.tolerance(b) > fraction * size).sum())
+                size = np.maximum(finite, usual if usual > TINY else 1.0)
+                beyond += int((oracle.tolerance(b)[inside] > fraction * size).sum())
                 total += b.v.size
         return beyond / max(total, 1)
 

@@ -159,7 +159,10 @@ def rounded(x: Bounded, dtype: DType, half_ulps: float, correctly: bool) -> Boun
             own = np.where(known & _fits(x.v, dtype), 0.0, own)
         finite = np.isfinite(x.v)
         own = np.where(finite & (x.v != 0), own, 0.0)
-        return overflowing(x.v, worst(x) + own, variance(x) + own**2 / 3, shared(x), size, dtype)
+        grown = worst(x) + own, variance(x) + own**2 / 3, shared(x)
+        # A correct rounding cannot carry what is below the least number that overflows to an infinity.
+        reach = (worst(x), variance(x), shared(x)) if correctly else grown
+        return made(x.v, *_lost(grown, _beyond(x.v, reach, size, dtype)))
 
 
 def _fits(v: Array, dtype: DType) -> Array:
@@ -171,12 +174,21 @@ def _fits(v: Array, dtype: DType) -> Array:
 
 def overflowing(v: Array, e1: Array, e2: Array, common: Array, size: Array, dtype: DType) -> Bounded:
     """The bounded value; where numbers as large as `size` do not fit `dtype`, nothing can be said of it."""
+    return made(v, *_lost((e1, e2, common), _beyond(v, (e1, e2, common), size, dtype)))
+
+
+def _beyond(v: Array, e: Errors, size: Array, dtype: DType) -> Array:
+    """Where numbers as large as `size`, with these errors, may not fit `dtype`."""
     with np.errstate(all="ignore"):
-        reach = size + np.minimum(e1, LAMBDA * (np.sqrt(e2) + common))
-        beyond = np.isfinite(size) & ~np.isnan(v) & ~(reach < OVERFLOW[dtype.name])
-    if beyond.any():
-        e1, e2, common = (np.where(beyond, np.inf, e) for e in (e1, e2, common))
-    return made(v, e1, e2, common)
+        reach = size + np.minimum(e[0], LAMBDA * (np.sqrt(e[1]) + e[2]))
+        return np.asarray(np.isfinite(size) & ~np.isnan(v) & ~(reach < OVERFLOW[dtype.name]))
+
+
+def _lost(e: Errors, where: Array) -> Errors:
+    """The errors, infinite in some places."""
+    if not where.any():
+        return e
+    return np.where(where, np.inf, e[0]), np.where(where, np.inf, e[1]), np.where(where, np.inf, e[2])
 
 
 def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accuracy) -> Bounded:
@@ -288,9 +300,9 @@ def converted(x: Bounded, source: DType, target: DType, accuracy: Accuracy) -> B
 
 
 def constant(value: bool | int | float, dtype: DType) -> Bounded:
-    """A literal; one of f32 that needs more than 16 bits is taken for a rounded number."""
+    """A literal; one of f32 that needs more than 16 bits is taken for a rounded number, but for the greatest."""
     v = scalar.constant(value, dtype, exact=True)
-    if dtype.name != "f32" or not np.isfinite(value) or scalar.round_bf16(v.astype(np.float32)) == v:
+    if dtype.name != "f32" or not abs(value) < np.finfo(np.float32).max or scalar.round_bf16(v.astype(np.float32)) == v:
         return Bounded(v)
     mantissa = abs(np.frexp(v)[0]) * 2.0**16
     if mantissa == np.rint(mantissa):
