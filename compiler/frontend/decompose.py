@@ -46,14 +46,14 @@ def _encoder_layer(
     mask: torch.Tensor | None = None, mask_type: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """What `nn.TransformerEncoderLayer` is in inference, as its ops."""
-    if mask is not None:
-        raise Unsupported("aten._transformer_encoder_layer_fwd.default", (), "has a mask")
-    del mask_type
+    seen = None if mask is None else mask.to(torch.bool).logical_not()  # only whether a place counts, as in torch
+    if seen is not None and mask_type == 1:  # of keys
+        seen = seen[:, None, None, :]
 
     def attended(x: torch.Tensor) -> torch.Tensor:
         heads = F.linear(x, qkv_weight, qkv_bias).view(*x.shape[:2], 3, num_heads, embed_dim // num_heads)
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        made = F.scaled_dot_product_attention(query, key, value)
+        made = F.scaled_dot_product_attention(query, key, value, seen)
         return F.linear(made.transpose(1, 2).flatten(2), proj_weight, proj_bias)
 
     def fed_forward(x: torch.Tensor) -> torch.Tensor:

@@ -228,6 +228,8 @@ def test_transformer_layers_of_torch() -> None:
     seed = seeded()
     layer = nn.TransformerEncoderLayer(16, 2, 24, activation="gelu", batch_first=True, norm_first=True).eval()
     agree(layer, (torch.randn(2, 5, 16),), seed=seed)
+    absent = torch.tensor([[0, 0, 0, 0, 1], [0, 0, 0, 1, 1]]).bool()
+    agree(lambda x: layer(x, src_key_padding_mask=absent), (torch.randn(2, 5, 16),), seed=seed)
 
 
 # Sizes, strides, arguments --------------------------------------------------------------------------------------------
