@@ -17,6 +17,7 @@ CHUNK = 16384  # elements of a flat loop that one core takes at a time: 64 KiB o
 # Vectors of columns that go down the rows together: a sum of 512 x 4096 f32 takes 85 us by 8, 124 by 4 and 259 by 1,
 # a softmax 705, 924 and 1620 us (Zen 5, AVX-512).
 MOST_COLUMNS = 8
+SHORT = 256  # iterations of a loop whose beginning and end cost as much as the vectors between them
 # When a kernel moves more than this share of the last level of cache, little of what it stores would still be there
 # when it is read: stores past the caches then make relu and add 1.2 to 1.5 times as fast, and before that slower.
 PAST = 0.7
@@ -50,18 +51,18 @@ class _Plan:
         rows, inside = _rows(f)
         ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
         groups = self.collapse(rows, inside, ranges)
-        leaves = _leaves(inside)
-        folded = [b for b in sorted(self.private) if rows and leaves and _used_within(b, f, self.kernel)]
+        paths = _paths(inside)
+        folded = [b for b in sorted(self.private) if rows and paths and _used_within(b, f, self.kernel)]
         last = groups[-1] if groups else None
-        if last and (not leaves or self.better_outside(last, rows, inside, leaves, ranges)):
+        if last and (not paths or self.better_outside(last, inside, paths, ranges)):
             self.spread(groups[:-1])
             self.lanes_of_rows(last, alone=len(groups) == 1, body=inside, ranges=ranges, folded=folded)
             return
         self.steps += [Fold(b, groups[-1][0]) for b in folded]
         self.spread(groups)
-        for n, (leaf, around) in enumerate(leaves):
-            known = ranges | around | {leaf.var: extent_range(leaf.extent)}
-            self.lanes(leaf.var, leaf.kind, leaf.body, known, first=n == 0)
+        for n, path in enumerate(paths):
+            known = ranges | {f.var: extent_range(f.extent) for f in path}
+            self.lanes(self.merged(path, known), path[-1], known, first=n == 0)
 
     def collapse(
         self, rows: list[loop.For], inside: tuple[Stmt, ...], ranges: dict[str, Range]
@@ -91,14 +92,33 @@ class _Plan:
         for name, _, _ in groups[:1]:
             self.steps.append(Bind(name, "blocks"))
 
-    def lanes(self, var: str, kind: str, body: tuple[Stmt, ...], ranges: dict[str, Range], first: bool) -> None:
-        if kind == "scan" or access.not_vectorizable(body, Var(var), self.tensors, ranges):
+    def merged(self, path: list[loop.For], ranges: dict[str, Range]) -> str:
+        """The innermost loop of a path, made one with those around it through which every address moves evenly.
+
+        Short ones are, which would end before vectors pay; sums stay sums of sums where they are long, for accuracy.
+        """
+        leaf = path[-1]
+        name, extent = leaf.var, leaf.extent
+        for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
+            alike = outer.kind == inner.kind != "scan" and outer.body == (inner,)
+            both = outer.extent * extent
+            short = isinstance(both, Const) and isinstance(extent, Const) and extent.value < SHORT > both.value // SHORT
+            if not alike or not short or not self.even(outer, inner, leaf.body, ranges):
+                break
+            self.steps.append(Collapse(outer.var, name))
+            name, extent = outer.var + name, both
+        return name
+
+    def lanes(self, name: str, leaf: loop.For, ranges: dict[str, Range], first: bool) -> None:
+        """Iterations of a loop, called `name` by now, in the lanes of vectors."""
+        if leaf.kind == "scan" or access.not_vectorizable(leaf.body, Var(leaf.var), self.tensors, ranges):
             return
-        width = self.target.lanes(access.widest(body))
+        width = self.target.lanes(access.widest(leaf.body))
         if width > 1:
-            unroll = UNROLL_REDUCE if kind == "reduce" else 1
-            ahead = (("ahead", 1),) if kind == "reduce" and first and self.moved > self.target.l2 else ()
-            self.steps.append(Bind(var, "vector", (("width", width), ("unroll", unroll), *ahead, *self.bypass(body))))
+            sums = leaf.kind == "reduce"
+            args = [("width", width), ("unroll", UNROLL_REDUCE if sums else 1), *self.bypass(leaf.body)]
+            args += [("ahead", 1)] if sums and first and self.moved > self.target.l2 else []
+            self.steps.append(Bind(name, "vector", tuple(args)))
 
     def lanes_of_rows(self, row: tuple[str, Expr, list[loop.For]], alone: bool, body: tuple[Stmt, ...],
                       ranges: dict[str, Range], folded: list[str]) -> None:  # fmt: skip
@@ -130,19 +150,15 @@ class _Plan:
         """Bytes that the buffers hold for one of so many rows, as far as that is known."""
         return sum(_bytes(self.tensors[b]) for b in buffers) // int(rows.value) if isinstance(rows, Const) else 0
 
-    def better_outside(self, row: tuple[str, Expr, list[loop.For]], rows: list[loop.For], inside: tuple[Stmt, ...],
-                       leaves: list[tuple[loop.For, dict[str, Range]]], ranges: dict[str, Range]) -> bool:  # fmt: skip
+    def better_outside(self, row: tuple[str, Expr, list[loop.For]], inside: tuple[Stmt, ...],
+                       paths: list[list[loop.For]], ranges: dict[str, Range]) -> bool:  # fmt: skip
         """Memory is contiguous along the rows rather than along the loops inside (as in a softmax over channels)."""
-        everything = dict(ranges)
-        for leaf, around in leaves:
-            everything |= around | {leaf.var: extent_range(leaf.extent)}
-        var = Var(row[2][-1].var)
-        if access.not_vectorizable(inside, var, self.tensors, everything):
+        known = ranges | {f.var: extent_range(f.extent) for path in paths for f in path}
+        var, leaves = Var(row[2][-1].var), [path[-1] for path in paths]
+        if access.not_vectorizable(inside, var, self.tensors, known):
             return False
-        across = _contiguous(access.strides(inside, var, self.tensors, everything))
-        along = sum(
-            (_contiguous(access.strides(leaf.body, Var(leaf.var), self.tensors, everything)) for leaf, _ in leaves), 0.0
-        ) / len(leaves)
+        across = _contiguous(access.strides(inside, var, self.tensors, known))
+        along = sum(_contiguous(access.strides(f.body, Var(f.var), self.tensors, known)) for f in leaves) / len(leaves)
         return across > along
 
 
@@ -183,14 +199,12 @@ def _rows(f: loop.For) -> tuple[list[loop.For], tuple[Stmt, ...]]:
     return rows, body
 
 
-def _leaves(body: tuple[Stmt, ...]) -> list[tuple[loop.For, dict[str, Range]]]:
-    """Innermost loops, with the ranges of the loops around them."""
-    out: list[tuple[loop.For, dict[str, Range]]] = []
+def _paths(body: tuple[Stmt, ...]) -> list[list[loop.For]]:
+    """For every innermost loop the loops from `body` to it."""
+    out: list[list[loop.For]] = []
     for s in body:
         if isinstance(s, loop.For):
-            here = {s.var: extent_range(s.extent)}
-            below = _leaves(s.body)
-            out += [(f, here | around) for f, around in below] if below else [(s, {})]
+            out += [[s, *path] for path in _paths(s.body)] or [[s]]
     return out
 
 
