@@ -120,6 +120,8 @@ EXPRESSIONS = """
     x.double() + x * 2
     tenth == 0.1
     tenth < n
+    torch.remainder(-tenth, 0.1)
+    torch.remainder(-tenth, n)
     (x, x + 1, x)
     torch.max(x, y)
     x.clone().detach().contiguous()

@@ -1,7 +1,7 @@
 """Pointwise ATen ops: each row of a table names a formula and the overloads that it is the meaning of.
 
-`ARITHMETIC` formulas get their operands broadcast to the result's shape in the computing type of the result, `TESTS` in
-that of the operands together; the rules below them are for ops whose operands are not all alike.
+`ARITHMETIC` formulas get their operands broadcast to the result's shape in the computing type of the result, `JUMPS` in
+the type of the operands together; the rules below them are for ops whose operands are not all alike.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def pointwise(formula: Callable[..., E]) -> Callable[..., Value]:
     return _rule(formula, lambda b, operands: dt.compute(b.out.dtype))
 
 
-def test(formula: Callable[..., E]) -> Callable[..., Value]:
-    """The rule of a formula that gives a truth value: operands in the type that they have together."""
+def jump(formula: Callable[..., E]) -> Callable[..., Value]:
+    """The rule of a formula that jumps, as tests and remainders do: operands in the type that they have together."""
     return _rule(formula, lambda b, operands: promote(*operands))
 
 
@@ -169,7 +169,6 @@ ARITHMETIC: dict[str, Callable[..., E]] = {
     "softsign": lambda x: x / (op("abs", x) + 1.0), "logit": f.logit, "round.decimals": f.round_decimals,
     "deg2rad": lambda x: x * (math.pi / 180), "rad2deg": lambda x: x * (180 / math.pi),
     "mul.*": f.mul, "div.*": lambda a, b: a / b, "true_divide.*": lambda a, b: a / b, "atan2": _row2("atan2"),
-    "fmod.*": _row2("rem"), "remainder.*": f.remainder, "remainder.Scalar_Tensor": f.remainder,
     "maximum": _row2("max"), "minimum": _row2("min"), "max.other": _row2("max"), "min.other": _row2("min"),
     "fmax": f.ignoring_nan("max"), "fmin": f.ignoring_nan("min"), "hypot": f.hypot, "logaddexp": f.logaddexp,
     "xlogy.Tensor": f.xlogy, "xlogy.Scalar_Other": f.xlogy, "xlogy.Scalar_Self": f.xlogy, "heaviside": f.heaviside,
@@ -183,7 +182,7 @@ ARITHMETIC: dict[str, Callable[..., E]] = {
     "bitwise_right_shift.Tensor_Scalar": f.right_shift, "bitwise_right_shift.Scalar_Tensor": f.right_shift,
     "__lshift__.*": f.left_shift, "__rshift__.*": f.right_shift,
 }
-TESTS: dict[str, Callable[..., E]] = {
+JUMPS: dict[str, Callable[..., E]] = {
     **{f"{name}.*": _row2(name) for name in ("eq", "ne", "lt", "le", "gt", "ge")},
     "logical_and": lambda a, b: op("and", f.truth(a), f.truth(b)),
     "logical_or": lambda a, b: op("or", f.truth(a), f.truth(b)),
@@ -191,6 +190,7 @@ TESTS: dict[str, Callable[..., E]] = {
     "isnan": lambda x: op("isnan", x) if x.dtype.is_float else const(False, boolean),
     "isinf": f.infinite, "isposinf": lambda x: f.infinite(x, "+"), "isneginf": lambda x: f.infinite(x, "-"),
     "isfinite": f.finite, "signbit": f.signbit,
+    "fmod.*": _row2("rem"), "remainder.*": f.remainder, "remainder.Scalar_Tensor": f.remainder,
 }
 # fmt: on
 _TENSOR_OR_SCALAR = ("Tensor", "Scalar")
@@ -346,7 +346,7 @@ def dropout(b: Builder, input: Value, p: float, train: bool) -> Value:
 
 RULES: dict[str, Rule] = {
     **{overload: pointwise(formula) for name, formula in ARITHMETIC.items() for overload in overloads(name)},
-    **{overload: test(formula) for name, formula in TESTS.items() for overload in overloads(name)},
+    **{overload: jump(formula) for name, formula in JUMPS.items() for overload in overloads(name)},
     "aten.add.Tensor": add, "aten.add.Scalar": add, "aten.sub.Tensor": sub, "aten.sub.Scalar": sub,
     "aten.rsub.Tensor": rsub, "aten.rsub.Scalar": rsub,
     "aten.floor_divide.default": floor_divide, "aten.floor_divide.Scalar": floor_divide,
