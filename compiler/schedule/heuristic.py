@@ -40,8 +40,16 @@ class _Plan:
     def __init__(self, kernel: Kernel, private: set[str], target: Target) -> None:
         self.kernel, self.private, self.target = kernel, private, target
         self.tensors: dict[str, Tensor] = {p.name: p for p in kernel.params}
-        self.moved = sum(_bytes(p) for p in kernel.params if p.name not in self.private)
-        loaded = {n.buffer for s in kernel.body for n in s.walk() if isinstance(n, Load)}
+        loads = [n for s in kernel.body for n in s.walk() if isinstance(n, Load)]
+        loaded = {n.buffer for n in loads}
+        written = sum(_bytes(p) for p in kernel.params if p.name in kernel.writes)
+        # What data points into is read here and there, about as often as something is written.
+        gathered = {n.buffer for n in loads if any(isinstance(x, Load) for i in n.index for x in i.walk())}
+        self.moved = sum(
+            min(_bytes(p), written) if p.name in gathered else _bytes(p)
+            for p in kernel.params
+            if p.name not in self.private
+        )
         past = self.moved > PAST * target.l3
         self.past = {name for name in kernel.writes if name not in self.private | loaded} if past else set[str]()
         self.steps: list[Step] = []
