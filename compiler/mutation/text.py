@@ -91,10 +91,12 @@ def _statements(line: str) -> Iterator[tuple[str, str]]:
 
 def _hoisted(lines: list[str], k: int) -> list[Change]:
     """A variable that is declared in a loop and changes there, declared before it instead."""
-    line, loop = lines[k], lines[k - 1]
+    line, at = lines[k], k - 1
     name = line.split(" = ")[0].split(" ")[-1]
     changed = any(re.match(rf" +{re.escape(name)} = ", other) for other in lines[k + 1 :])
-    if not _RESET.match(line) or not loop.lstrip().startswith("for (") or not changed:
+    while at > 0 and not re.search(r"[{}]\s*$", lines[at]):  # up to where the block begins, or another ends
+        at -= 1
+    if not _RESET.match(line) or not lines[at].lstrip().startswith("for (") or not changed:
         return []
-    made = "\n".join([*lines[: k - 1], line, loop, *lines[k + 1 :]])
+    made = "\n".join([*lines[:at], line, *lines[at:k], *lines[k + 1 :]])
     return [Change(line.strip()[:70], (("accumulator not reset", lambda: made),))]
