@@ -1,5 +1,6 @@
 """The plugin from outside: options, collection, lost cases, reports, benchmarks, with a runner that only pretends."""
 
+import contextlib
 import json
 import os
 import re
@@ -429,9 +430,10 @@ def checking_processes(ancestor: int) -> list[int]:
     """The executor's children below a process."""
     found = []
     for path in Path(f"/proc/{ancestor}/task").glob("*/children"):
-        for child in map(int, path.read_text().split()):
-            words = Path(f"/proc/{child}/cmdline").read_text()
-            found += [child] if "conformance.child" in words else checking_processes(child)
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # some end while they are looked at
+            for child in map(int, path.read_text().split()):
+                words = Path(f"/proc/{child}/cmdline").read_text()
+                found += [child] if "conformance.child" in words else checking_processes(child)
     return found
 
 
