@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
-from torch.utils.benchmark import Timer
 
 from compiler import execution, frontend
 from compiler.errors import CompilerError
@@ -132,13 +132,11 @@ def run(code: str, seed: int, target: str) -> Outcome:
 
 
 def race(outcome: Outcome) -> dict[str, float]:
-    """The best median seconds a call, by contestant, on one thread; in turns, so that a slow moment meets both."""
+    """The least mean seconds a call, by contestant, on one thread; in turns, so that a slow moment meets both."""
     torch.set_num_threads(1)
     contestants = {"eager": outcome.function, "mlcomp": outcome.compiled}
-    best = dict.fromkeys(contestants, float("inf"))
+    timers = {n: timeit.Timer("f(*x)", globals={"f": f, "x": outcome.inputs}) for n, f in contestants.items()}
     with torch.no_grad():
-        for _ in range(_ROUNDS):
-            for name, f in contestants.items():
-                timer = Timer("f(*x)", globals={"f": f, "x": outcome.inputs}, num_threads=1)
-                best[name] = min(best[name], timer.blocked_autorange(min_run_time=0.05).median)
-    return best
+        calls = {name: max(1, timer.autorange()[0] // 4) for name, timer in timers.items()}  # at least 50 ms of them
+        turns = [{name: t.timeit(calls[name]) / calls[name] for name, t in timers.items()} for _ in range(_ROUNDS)]
+    return {name: min(turn[name] for turn in turns) for name in timers}
