@@ -12,6 +12,7 @@ import mmap
 import os
 import signal
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,7 +175,9 @@ def _changed(before: Bytes, after: Bytes, places: Sequence[_Place], free: set[_P
 
 def _isolated(work: Any, patience: float) -> str:
     """Run `work` in a forked process; says how that was lost, if it was."""
-    pid = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads that hold a lock for good: patience ends that
+        pid = os.fork()
     if pid == 0:
         status = 1
         faulthandler.disable()  # the parent says how it ended
