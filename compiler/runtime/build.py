@@ -15,16 +15,12 @@ import logging
 import os
 import re
 import shutil
-import signal
-import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from compiler.errors import CacheError, ToolchainError
-from compiler.runtime import detect
+from compiler.runtime import detect, process, store
 
 log = logging.getLogger("mlcomp")
 
@@ -54,10 +50,6 @@ def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str =
 
 KERNEL_FLAGS = kernel_flags()
 
-# Trailing bytes are ignored by the loader, so the digest travels inside the file: one rename publishes both.
-_MARK = b"\nmlcomp-sha256:"
-_TRAILER = len(_MARK) + 32
-
 # Entries that this process has verified or written: asking again costs microseconds.
 _seen: dict[tuple[object, ...], Path] = {}
 
@@ -78,9 +70,9 @@ def build(
     known = _seen.get(request)
     if known is not None and os.path.exists(known):
         return known
-    folder = cache if cache is not None else _process_folder()
-    path = _entry(folder, key(source, flags, compiler, include))
-    match _inspect(path):
+    folder = cache if cache is not None else store.process_folder()
+    path = store.entry(folder, key(source, flags, compiler, include), ".so")
+    match store.inspect(path):
         case "intact":
             pass
         case "damaged":
@@ -120,7 +112,7 @@ def key(source: str, flags: tuple[str, ...], compiler: str = "g++", include: tup
 def headers_digest(folder: Path) -> str:
     """Digest of the names and contents of all headers in `folder` and below."""
     digest = hashlib.sha256()
-    for header in sorted(path for path in folder.rglob("*") if path.suffix in {".h", ".hpp"}):
+    for header in sorted(path for path in folder.rglob("*") if path.suffix in {".h", ".hpp", ".cuh"}):
         digest.update(f"{header.relative_to(folder)}\0{header.stat().st_size}\0".encode() + header.read_bytes())
     return digest.hexdigest()
 
@@ -132,41 +124,10 @@ def _machine(compiler: str) -> str:
     return f"{detect.toolchain(compiler).version}\0{processor.model}\0{' '.join(sorted(processor.features))}"
 
 
-def _entry(folder: Path, digest: str) -> Path:
-    return folder / digest[:2] / f"{digest[2:40]}.so"
-
-
-@functools.cache
-def _process_folder() -> Path:
-    folder = tempfile.TemporaryDirectory(prefix="mlcomp-", ignore_cleanup_errors=True)
-    _kept.append(folder)
-    return Path(folder.name)
-
-
-_kept: list[tempfile.TemporaryDirectory[str]] = []  # removed when the interpreter exits
-
-
-def _inspect(path: Path) -> str:
-    """intact, damaged or missing; an entry that may not be read is a CacheError."""
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return "missing"
-    except OSError as error:
-        raise CacheError(path.parent.parent, _reason(error)) from error
-    body, trailer = content[:-_TRAILER], content[-_TRAILER:]
-    return "intact" if trailer == _MARK + hashlib.sha256(body).digest() else "damaged"
-
-
 def _compile(source: str, flags: tuple[str, ...], compiler: str, include: tuple[Path, ...], path: Path) -> None:
     """Run the compiler in a fresh folder beside the entry, then publish source and object by rename."""
     tool = detect.toolchain(compiler)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=".build-", dir=path.parent))
-    except OSError as error:
-        raise CacheError(path.parent.parent, _reason(error)) from error
-    try:
+    with store.workshop(path) as work:
         text, product = work / "kernel.cpp", work / "kernel.so"
         text.write_text(source)
         # Libraries come after the text that needs them, or linkers that keep only what is needed so far drop them.
@@ -177,63 +138,16 @@ def _compile(source: str, flags: tuple[str, ...], compiler: str, include: tuple[
         code, messages = _run(command, work)
         if code != 0:
             raise _refusal(command, code, messages, source, path)
-        body = product.read_bytes()
-        product.write_bytes(body + _MARK + hashlib.sha256(body).digest())
         os.replace(text, path.with_suffix(".cpp"))
-        os.replace(product, path)
-    except OSError as error:
-        raise CacheError(path.parent.parent, _reason(error)) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        store.publish(product, path)
 
 
 def _run(command: list[str], work: Path) -> tuple[int, str]:
-    """Exit status and messages of the compiler, its own temporary files in `work`; an interrupt stops all of it."""
-    # A session of its own, so that the driver's children (cc1plus, as, ld) end with it and a terminal's Ctrl-C reaches
-    # us first. LC_ALL because we quote the messages.
-    surroundings = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
-    with _interrupts_wait() as interrupts_come:
-        try:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                text=True, errors="replace", start_new_session=True, env=surroundings,
-            )  # fmt: skip
-        except OSError as error:
-            problem = f"cannot run the C++ compiler {command[0]}: {error.strerror}"
-            raise ToolchainError(f"{problem}; {detect.INSTALL_COMPILER}.") from error
-        try:
-            interrupts_come()
-            messages, _ = process.communicate()
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-    return process.returncode, messages
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[Callable[[], None]]:
-    """Ctrl-C waits until the block ends or calls what it is given: a start cut short would lose a running process.
-
-    Python raises interrupts in the main thread alone; a handler that is not Python's is not ours to replace.
-    """
-    handler = signal.getsignal(signal.SIGINT)
-    if handler is None or threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    waiting: list[int] = []
-
-    def come() -> None:
-        signal.signal(signal.SIGINT, handler)
-        while waiting:
-            signal.raise_signal(waiting.pop())
-
-    signal.signal(signal.SIGINT, lambda number, _: waiting.append(number))
     try:
-        yield come
-    finally:
-        come()
+        return process.run(command, work)
+    except OSError as error:
+        problem = f"cannot run the C++ compiler {command[0]}: {error.strerror}"
+        raise ToolchainError(f"{problem}; {detect.INSTALL_COMPILER}.") from error
 
 
 def _refusal(command: list[str], code: int, messages: str, source: str, path: Path) -> CacheError | ToolchainError:
@@ -257,11 +171,6 @@ def _refusal(command: list[str], code: int, messages: str, source: str, path: Pa
         + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"])
         + f"  try again: {' '.join(words)}"
     )
-
-
-def _reason(error: OSError) -> str:
-    problem = (error.strerror or str(error)).lower()
-    return f"{problem} ({error.filename})" if error.filename else problem
 
 
 def sweep(cache: Path, older_than: float = 3600.0) -> int:
