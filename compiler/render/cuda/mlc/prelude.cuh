@@ -1,0 +1,37 @@
+// What every kernel text relies on, for both readers: nvcc and NVRTC (no host headers), and g++ with the emulator.
+#pragma once
+
+#ifdef __CUDACC__
+
+#define MLC_DEVICE static __device__ __forceinline__
+
+// A static shared array; all of a kernel's together may take 48 KB.
+#define MLC_SHARED(type, name, count, align) __shared__ __align__(align) type name[count]
+
+// The launch's dynamic shared memory. Its base is promised 16 bytes of alignment and has 1024, which tensor copies and
+// wgmma need, when no static array precedes it.
+#define MLC_DYNAMIC_SHARED(name)                              \
+    extern __shared__ __align__(1024) char mlc_dynamic_shared[]; \
+    char* const name = mlc_dynamic_shared
+
+struct __align__(64) mlc_tensor_map {
+    unsigned long long words[16];
+};
+#define MLC_TENSOR_MAP(name) const __grid_constant__ mlc_tensor_map name
+
+#else
+
+#include "mlc_emulator.h"
+
+#endif
+
+#define mlc_block_barrier() __syncthreads()
+#define mlc_warp_barrier() __syncwarp()
+
+// 16-bit floats in memory; arithmetic is in float.
+struct mlc_bf16 {
+    unsigned short bits;
+};
+struct mlc_f16 {
+    unsigned short bits;
+};
