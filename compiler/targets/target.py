@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from compiler.ir.node import Node
+from compiler.targets.layout import Layout
 
 
 class Instruction(Node):
@@ -11,7 +12,11 @@ class Instruction(Node):
     `needs` is the feature that a target must have. A k of 0 means any number. `a_type`, `b_type` and `acc_type` name
     the element types, `a_space`, `b_space` and `acc_space` the memories that the operands must be in, `layouts` how
     they may lie ("mk" or "km", "kn" or "nk"). `function` is the device function that performs it, with a body for each
-    kind of target; `contiguous` names the axes along which an operand must be so ("b.n"). `threads` do it together.
+    kind of target; `contiguous` names the axes along which an operand must be so ("b.n"). `threads` do it together, and
+    what they hold in registers is laid out as `acc_layout` (m, n), `a_layout` (m, k) and `b_layout` (k, n) say.
+
+    Of the fractions of `a` and `b` the leading `fraction` bits count and the others are cut off; 0: all count.
+    `opcode` is the machine instruction that must be found in what is assembled.
     """
 
     name: str
@@ -29,6 +34,11 @@ class Instruction(Node):
     function: str
     contiguous: tuple[str, ...] = ()
     threads: int = 1
+    acc_layout: Layout | None = None
+    a_layout: Layout | None = None
+    b_layout: Layout | None = None
+    fraction: int = 0
+    opcode: str = ""
 
     @property
     def semantics(self) -> str:
@@ -62,13 +72,31 @@ class Transfer(Node):
     swizzles: tuple[int, ...]
     zeroes: bool
     function: str
+    opcode: str = ""
+
+
+class Fragments(Node):
+    """A way to move 8 x 8 matrices of 16-bit elements between shared memory and the registers of a warp.
+
+    The matrices lie under each other: thread t passes the address of row t of 8 elements, 16 bytes. What is in its
+    registers is laid out as `layout` says, in rows of 8.
+    """
+
+    name: str
+    needs: str
+    source: str
+    target: str
+    layout: Layout
+    function: str
+    opcode: str
 
 
 class Target(Node):
     """A machine; sizes are in bytes.
 
     `vector` is the width of a vector register, 0 where `warp` threads in step take its place; `l1` is for each core,
-    `shared` what a block of threads may have of it.
+    `shared` what a block of threads may have of it. A core of a GPU (a multiprocessor) holds at most so many `threads`,
+    `blocks` and 32-bit `registers` at once.
     """
 
     name: str
@@ -83,6 +111,10 @@ class Target(Node):
     transfers: tuple[Transfer, ...] = ()
     warp: int = 0
     shared: int = 0
+    fragments: tuple[Fragments, ...] = ()
+    threads: int = 0
+    blocks: int = 0
+    registers: int = 0
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of that size in a vector register."""

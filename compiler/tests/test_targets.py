@@ -12,10 +12,11 @@ from compiler.ir.statement import Kernel, Program
 from compiler.ir.tensor import Tensor, row_major
 from compiler.ir.text import show
 from compiler.targets import cpu, nvidia
+from compiler.targets.layout import is_bijection, threads
 from compiler.targets.target import Instruction, Target
 from compiler.tests.meaning import fresh_seed, random_arrays
 
-TARGETS = (cpu.BASELINE, cpu.AVX2, cpu.AVX512, nvidia.SM_80, nvidia.SM_90A)
+TARGETS = (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS)
 WIDTHS = (8, 24, 64, 136, 256)  # of the many that wgmma has
 ROWS = {r.name: r for t in TARGETS for r in t.instructions if r.needs != "wgmma" or r.n in WIDTHS}
 ANY = 4  # how deep `semantics` makes an instruction that takes any k
@@ -79,10 +80,29 @@ def test_rows_belong_to_their_target(target: Target) -> None:
         assert t.needs in target.features and t.name in tile.COPIES
 
 
+@pytest.mark.parametrize("target", nvidia.TARGETS, ids=lambda t: t.name)
+def test_fragments_fill_their_tiles(target: Target) -> None:
+    for row in target.instructions:
+        wanted = {"acc": (row.m, row.n), "a": (row.m, row.k), "b": (row.k, row.n)}
+        for operand, space, layout in (
+            ("acc", row.acc_space, row.acc_layout),
+            ("a", row.a_space, row.a_layout),
+            ("b", row.b_space, row.b_layout),
+        ):
+            assert (layout is not None) == (space == "registers"), row.name
+            if layout is not None:
+                assert layout.shape == wanted[operand], row.name
+                assert threads(layout) == row.threads and is_bijection(layout), row.name
+    for moved in target.fragments:
+        assert moved.needs in target.features
+        assert threads(moved.layout) == target.warp and is_bijection(moved.layout), moved.name
+
+
 def test_features_grow_with_the_capability() -> None:
     assert set(nvidia.features(80, False)) < set(nvidia.features(89, False)) < set(nvidia.features(90, False))
     assert "wgmma" in nvidia.features(90, True)
     assert "wgmma" not in nvidia.features(90, False) and "wgmma" not in nvidia.features(120, True)
+    assert {"tma", "stmatrix", "cluster"} <= set(nvidia.SM_120.features)
 
 
 def test_every_copy_but_a_plain_one_has_a_row() -> None:

@@ -1,0 +1,138 @@
+"""What NVIDIA's GPUs can do beyond plain C, as rows: tensor instructions, asynchronous copies, moves of matrices.
+
+Shapes and fragment layouts are those of the PTX ISA 9.0, chapters "Warp Level Matrix Instructions" (mma, ldmatrix,
+stmatrix) and "Asynchronous Warpgroup Level Matrix Instructions" (wgmma), copies those of "Data Movement".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from compiler.targets.layout import Digits, Layout
+from compiler.targets.target import Fragments, Instruction, Transfer
+
+WARP, WARPGROUP = 32, 128
+
+
+class _Types(NamedTuple):
+    """The types of a and b, of the accumulator, the bits of a fraction that count (0: all), and what is assembled."""
+
+    name: str
+    operand: str
+    acc: str
+    fraction: int
+    needs: str
+    opcode: str
+
+
+# Shapes are (m, n, k).
+_MMA = {
+    _Types("bf16", "bf16", "f32", 0, "mma.sync", "HMMA"): ((16, 8, 8), (16, 8, 16)),
+    _Types("f16", "f16", "f32", 0, "mma.sync", "HMMA"): ((16, 8, 8), (16, 8, 16)),
+    _Types("tf32", "f32", "f32", 10, "tf32", "HMMA"): ((16, 8, 4), (16, 8, 8)),
+    _Types("i8", "i8", "i32", 0, "mma.sync", "IMMA"): ((16, 8, 16), (16, 8, 32)),
+    _Types("f64", "f64", "f64", 0, "mma.f64", "DMMA"): ((8, 8, 4),),
+    _Types("f64", "f64", "f64", 0, "mma.f64.wide", "DMMA"): ((16, 8, 4), (16, 8, 8), (16, 8, 16)),
+}
+# "Asynchronous warpgroup-level matrix shapes": m is 64, k takes 32 bytes, and n is one of these.
+_WIDE_N = tuple(range(8, 257, 8))
+_INTEGER_N = (8, 16, 24, *range(32, 257, 16))
+_WGMMA = {
+    _Types("bf16", "bf16", "f32", 0, "wgmma", "HGMMA"): _WIDE_N,
+    _Types("f16", "f16", "f32", 0, "wgmma", "HGMMA"): _WIDE_N,
+    _Types("tf32", "f32", "f32", 10, "wgmma", "HGMMA"): _WIDE_N,
+    _Types("i8", "i8", "i32", 0, "wgmma", "IGMMA"): _INTEGER_N,
+}
+_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "f64": 8}
+_PLAIN = (("mk", "kn"), ("mk", "nk"))
+
+_SWIZZLES = (0, 32, 64, 128)
+_CP_ASYNC = Transfer("cp.async", "cp.async", "global", "shared", (16, 8, 4), 0, 0, _SWIZZLES, True, "mlc_cp_async",
+                     "LDGSTS")  # fmt: skip
+# A box of a tensor map has at most 5 axes of at most 256 elements, its rows are multiples of 16 bytes.
+_TMA = Transfer("tma", "tma", "global", "shared", (16,), 5, 256, _SWIZZLES, True, "mlc_tma_load", "UTMALDG")
+_TMA_STORE = _TMA.replace(source="shared", target="global", function="mlc_tma_store", opcode="UTMASTG")
+_DSMEM = Transfer("dsmem", "cluster", "cluster", "shared", (16,), 1, 0, _SWIZZLES, False, "mlc_cluster_load", "LD")
+
+
+def _a_layout(m: int, k: int, size: int) -> Layout:
+    """The left operand of one warp: eight rows of four threads, each with neighbours that fill 32 bits.
+
+    Then come the rows 8 below, then the columns beyond 16 bytes (for f64, beyond 32).
+    """
+    pack = max(1, 4 // size)
+    rows: Digits = ((2, 8 * k),) if m == 16 else ()
+    columns: Digits = ((k // (4 * pack), 4 * pack),)
+    return _lean(Layout((m, k), ((4, pack), (8, k)), ((pack, 1), *rows, *columns)))
+
+
+def _b_layout(n: int, k: int, size: int) -> Layout:
+    """The right operand: as the left one with its rows for columns, all eight of them."""
+    pack = max(1, 4 // size)
+    return _lean(Layout((k, n), ((4, pack * n), (8, 1)), ((pack, n), (k // (4 * pack), 4 * pack * n))))
+
+
+def _acc_layout(m: int, n: int) -> Layout:
+    """Two neighbours a thread, then the row 8 below, then, where n is more than 8, the next eight columns."""
+    rows: Digits = ((2, 8 * n),) if m >= 16 else ()
+    warps: Digits = ((m // 16, 16 * n),) if m > 16 else ()
+    return _lean(Layout((m, n), ((4, 2), (8, n), *warps), ((2, 1), *rows, (n // 8, 8))))
+
+
+def _lean(layout: Layout) -> Layout:
+    """Without the digits that are always 0."""
+    kept = (tuple(d for d in digits if d[0] > 1) for digits in (layout.threads, layout.registers))
+    return Layout(layout.shape, *kept)
+
+
+def _mma_sync(types: _Types, shape: tuple[int, int, int]) -> Instruction:
+    """One instruction of a warp; its fragments are loaded to match either layout of b."""
+    m, n, k = shape
+    size = _BYTES[types.operand]
+    return Instruction(
+        f"mma.m{m}n{n}k{k}.{types.name}", types.needs, m, n, k,
+        types.operand, types.operand, types.acc, "registers", "registers", "registers",
+        _PLAIN, "mlc_mma_sync", (), WARP,
+        _acc_layout(m, n), _a_layout(m, k, size), _b_layout(n, k, size), types.fraction, types.opcode,
+    )  # fmt: skip
+
+
+def _wgmma(types: _Types, n: int, a_space: str) -> Instruction:
+    """One instruction of a warpgroup: b in shared memory, a there or in registers (`.rs`)."""
+    registers, k = a_space == "registers", 32 // _BYTES[types.operand]
+    # Only the 16-bit types have the bits of the instruction that transpose an operand in shared memory.
+    transposes = types.operand in ("bf16", "f16")
+    b = ("kn", "nk") if transposes else ("nk",)
+    a = ("mk", "km") if transposes and not registers else ("mk",)
+    warp = _a_layout(16, k, _BYTES[types.operand])
+    a_layout = Layout((64, k), (*warp.threads, (4, 16 * k)), warp.registers) if registers else None
+    return Instruction(
+        f"wgmma.m64n{n}k{k}.{types.name}{'.rs' if registers else ''}", types.needs, 64, n, k,
+        types.operand, types.operand, types.acc, a_space, "shared", "registers",
+        tuple((x, y) for x in a for y in b), "mlc_wgmma_rs" if registers else "mlc_wgmma", (), WARPGROUP,
+        _acc_layout(64, n), a_layout, None, types.fraction, types.opcode,
+    )  # fmt: skip
+
+
+def _matrices(count: int, transposed: bool, store: bool) -> Fragments:
+    """ldmatrix or stmatrix of so many matrices; with .trans, threads hold neighbours of a column."""
+    row, column = (1, 8) if transposed else (8, 1)
+    layout = _lean(Layout((8 * count, 8), ((4, 2 * column), (8, row)), ((2, column), (count, 64))))
+    word, needs, opcode = ("stmatrix", "stmatrix", "STSM") if store else ("ldmatrix", "ldmatrix", "LDSM")
+    spaces = ("registers", "shared") if store else ("shared", "registers")
+    trans = ".trans" if transposed else ""
+    function = f"mlc_{word}{'_transposed' if transposed else ''}"
+    return Fragments(f"{word}.x{count}{trans}", needs, *spaces, layout, function, opcode)
+
+
+TENSOR = (
+    *(_mma_sync(types, shape) for types, shapes in _MMA.items() for shape in shapes),
+    *(_wgmma(types, n, a) for types, sizes in _WGMMA.items() for a in ("shared", "registers") for n in sizes),
+)
+TRANSFERS = (_CP_ASYNC, _TMA, _TMA_STORE, _DSMEM)
+FRAGMENTS = tuple(
+    _matrices(count, transposed, store)
+    for store in (False, True)
+    for transposed in (False, True)
+    for count in (1, 2, 4)
+)

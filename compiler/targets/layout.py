@@ -1,0 +1,153 @@
+"""Where the elements of a tile are: a thread and a register in, a row and a column out; and swizzled shared memory.
+
+A layout gives every digit of the thread's number and of the register's number a stride in the tile, row by row (as
+CuTe does). The accumulator of `mma.m16n8k16`, 16 rows of 8 columns, in four registers of 32 threads:
+
+>>> acc = Layout((16, 8), threads=((4, 2), (8, 8)), registers=((2, 1), (2, 64)))
+>>> place(acc, 5, 0), place(acc, 5, 1), place(acc, 5, 2)
+((1, 2), (1, 3), (9, 2))
+>>> owner(acc, 9, 2)
+(5, 2)
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from compiler.ir.node import Node
+
+# (extent, stride) of each digit of a mixed-radix number, the fastest first.
+Digits = tuple[tuple[int, int], ...]
+WIDEST_SWIZZLE = 128
+
+
+class Layout(Node):
+    """Where the registers of a group of threads lie in a tile of `shape` (rows, columns), row by row.
+
+    Registers are counted in elements: two of a 16-bit type share a register of 32 bits, the even one in its low half.
+    Element `register` of thread `thread` is at offset sum of digit * stride over the digits of both numbers.
+    """
+
+    shape: tuple[int, int]
+    threads: Digits
+    registers: Digits = ()
+
+
+def place(layout: Layout, thread: int, register: int) -> tuple[int, int]:
+    """Row and column of a register; raises ValueError for a thread or register that there is not."""
+    if not (0 <= thread < threads(layout) and 0 <= register < registers(layout)):
+        raise ValueError(f"{layout} has no thread {thread} with a register {register}")
+    row, column = divmod(_offset(layout.threads, thread) + _offset(layout.registers, register), layout.shape[1])
+    return row, column
+
+
+def owner(layout: Layout, row: int, column: int) -> tuple[int, int]:
+    """The thread and register that hold an element; raises KeyError outside the tile."""
+    return _owners(layout)[row, column]
+
+
+def threads(layout: Layout) -> int:
+    """How many threads share the tile."""
+    return math.prod(extent for extent, _ in layout.threads)
+
+
+def registers(layout: Layout) -> int:
+    """How many elements each thread holds."""
+    return math.prod(extent for extent, _ in layout.registers)
+
+
+def is_bijection(layout: Layout) -> bool:
+    """Every element of the tile is in one register of one thread, and every register holds an element of it."""
+    size = layout.shape[0] * layout.shape[1]
+    offsets = [
+        _offset(layout.threads, t) + _offset(layout.registers, r)
+        for t in range(threads(layout))
+        for r in range(registers(layout))
+    ]
+    return sorted(offsets) == list(range(size))
+
+
+def neighbours(layout: Layout) -> int:
+    """How many registers from an even start on lie beside each other in a row: what one store may carry.
+
+    >>> neighbours(Layout((16, 8), ((4, 2), (8, 8)), ((2, 1), (2, 64))))
+    2
+    """
+    count = 1
+    for extent, stride in layout.registers:
+        if stride != count:
+            break
+        count *= extent
+    return count
+
+
+def widen(layout: Layout, shape: tuple[int, int], groups: tuple[int, int] = (1, 1)) -> Layout:
+    """A larger tile, of as many fragments as it takes: the layout of all of them together.
+
+    `groups` (rows, columns) of threads share the tile, numbered down the rows first; each has one block of it, in which
+    fragment follows fragment along the columns, then along the rows. Raises ValueError where the sizes do not divide.
+
+    >>> acc = Layout((16, 8), threads=((4, 2), (8, 8)), registers=((2, 1), (2, 64)))
+    >>> wide = widen(acc, (64, 32), groups=(2, 2))
+    >>> threads(wide), registers(wide), place(wide, 32, 0), place(wide, 64, 0), place(wide, 0, 4), place(wide, 0, 8)
+    (128, 16, (32, 0), (0, 16), (0, 8), (16, 0))
+    """
+    (height, width), (rows, columns) = layout.shape, shape
+    if rows % (height * groups[0]) or columns % (width * groups[1]):
+        raise ValueError(f"a tile of {rows} x {columns} is not made of {groups} groups of {height} x {width}")
+    along, down = columns // groups[1] // width, rows // groups[0] // height
+    group = ((groups[0], rows // groups[0] * columns), (groups[1], columns // groups[1]))
+    repeats = ((along, width), (down, height * columns))
+    return Layout(
+        shape,
+        _without_units((*_spread(layout.threads, width, columns), *group)),
+        _without_units((*_spread(layout.registers, width, columns), *repeats)),
+    )
+
+
+def swizzled(offset: int, span: int) -> int:
+    """Where the byte at `offset` of a tile in shared memory is, whose rows are `span` bytes: 0 (as it is), 32, 64, 128.
+
+    Pieces of 16 bytes trade places within their row, so that a column of pieces meets all banks: the bits from 4 on
+    that number the pieces of a row are XORed with the bits from 7 on (PTX ISA, "Swizzling modes"). The tile begins at
+    a multiple of 8 * span bytes.
+
+    >>> [swizzled(row * 128, 128) for row in range(4)]
+    [0, 144, 288, 432]
+    """
+    return offset ^ (offset >> 3 & swizzle_mask(span))
+
+
+def swizzle_mask(span: int) -> int:
+    """The bits of an offset that a swizzle changes; raises ValueError for a span that there is not."""
+    if span not in (0, 32, 64, WIDEST_SWIZZLE):
+        raise ValueError(f"no swizzle of {span} bytes")
+    return max(0, span - 16)
+
+
+def _offset(digits: Digits, number: int) -> int:
+    offset = 0
+    for extent, stride in digits:
+        number, digit = divmod(number, extent)
+        offset += digit * stride
+    return offset
+
+
+@functools.cache
+def _owners(layout: Layout) -> dict[tuple[int, int], tuple[int, int]]:
+    return {place(layout, t, r): (t, r) for t in range(threads(layout)) for r in range(registers(layout))}
+
+
+def _spread(digits: Digits, width: int, columns: int) -> Digits:
+    """Strides in rows of `width` as strides in rows of `columns`; raises ValueError for a digit that changes rows."""
+    out = []
+    for extent, stride in digits:
+        if stride % width and (extent - 1) * stride >= width:
+            raise ValueError(f"a digit of {extent} with stride {stride} runs over rows of {width}")
+        out.append((extent, stride // width * columns + stride % width))
+    return tuple(out)
+
+
+def _without_units(digits: Digits) -> Digits:
+    return tuple((extent, stride) for extent, stride in digits if extent > 1)
