@@ -1,0 +1,219 @@
+"""CUDA text to a cubin: source, architecture and flags in; machine code and ptxas' report out, cached by all of them.
+
+NVRTC compiles where it is installed (0.05 s for a small kernel, no process), else nvcc does (0.4 s).
+"""
+
+import contextlib
+import functools
+import hashlib
+import logging
+import os
+import re
+import shlex
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.errors import CacheError, ToolchainError
+from compiler.runtime import build, nvrtc, process, store
+
+log = logging.getLogger("mlcomp")
+
+INSTALL_COMPILER = (
+    "install NVRTC (`pip install nvidia-cuda-nvrtc`) or a CUDA toolkit, 12.8 or newer, whose nvcc is on PATH, "
+    "and run the same command again"
+)
+SOURCE = "kernel.cu"  # what messages call the text
+_TOOLKIT = Path("/usr/local/cuda/bin/nvcc")
+
+
+def kernel_flags(*, contract: bool = True, line_info: bool = False) -> tuple[str, ...]:
+    """Flags for a kernel in the spelling that both compilers know; never --use_fast_math, which flushes subnormals and
+    divides and takes roots approximately. `line_info` is for profilers and sanitizers: it changes no instruction."""
+    lines = ("--generate-line-info",) if line_info else ()
+    return ("--std=c++17", f"--fmad={str(contract).lower()}", "--ptxas-options=-v", *lines)
+
+
+KERNEL_FLAGS = kernel_flags()
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """Machine code for `arch`; `log` is what the compiler and ptxas said, `path` the file in the cache."""
+
+    path: Path
+    arch: str
+    image: bytes
+    log: str
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """One that makes cubins: (text, arch, flags, include folders, work folder) -> (exit status, cubin, messages)."""
+
+    name: str
+    version: str
+    compile: Callable[[str, str, tuple[str, ...], tuple[Path, ...], Path], tuple[int, bytes, str]]
+    command: tuple[str, ...] = ()
+
+
+_seen: dict[tuple[object, ...], Cubin] = {}
+
+
+def build_cubin(
+    source: str,
+    arch: str,
+    flags: tuple[str, ...] = KERNEL_FLAGS,
+    *,
+    include: tuple[Path, ...] = (),
+    cache: Path | None = None,
+    compiler: Compiler | None = None,
+) -> Cubin:
+    """The cubin of `source` for an architecture such as sm_90a, compiled unless `cache` has it.
+
+    Without `cache` it lies in a folder of this process. Raises ToolchainError, which quotes the text's file and line,
+    for a text that the compiler refuses or where there is no compiler, and CacheError for a folder that does not serve.
+    """
+    if not re.fullmatch(r"sm_\d+[af]?", arch):
+        raise ToolchainError(f"{arch!r} is no architecture that CUDA compiles for: write one like sm_80 or sm_90a")
+    tool = compiler or installed()
+    request = (source, arch, flags, include, cache, tool.name, tool.version)
+    known = _seen.get(request)
+    if known is not None and known.path.exists():
+        return known
+    folder = cache if cache is not None else store.process_folder()
+    path = store.entry(folder, key(source, arch, flags, include, tool), ".cubin")
+    sealed = store.read(path)
+    if sealed is None:
+        if path.exists():
+            log.warning("mlcomp: the cached kernel %s is damaged (a crash or a full disk?); building it again", path)
+        sealed = _compile(source, arch, flags, include, tool, path)
+    _seen[request] = made = _unpack(path, arch, sealed)
+    return made
+
+
+def key(source: str, arch: str, flags: tuple[str, ...], include: tuple[Path, ...], tool: Compiler) -> str:
+    """Hex digest of all that decides what the compiler writes."""
+    headers = (build.headers_digest(folder) for folder in include)
+    parts = ("cubin", source, arch, *flags, tool.name, tool.version, *headers)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _compile(
+    source: str, arch: str, flags: tuple[str, ...], include: tuple[Path, ...], tool: Compiler, path: Path
+) -> bytes:
+    with store.workshop(path) as work:
+        text, product = work / SOURCE, work / "kernel.cubin"
+        text.write_text(source)
+        code, image, messages = tool.compile(source, arch, flags, include, work)
+        # How long it took is of no interest later, and would make equal builds differ.
+        said = re.sub(r"\S*/\.build-\w+/|.*Compile time = .*\n?", "", messages)
+        if code != 0:
+            raise _refusal(tool, code, said, source, arch, flags, include, path)
+        sealed = _pack(image, said)
+        product.write_bytes(sealed)
+        os.replace(text, path.with_suffix(".cu"))
+        store.publish(product, path)
+    return sealed
+
+
+def _pack(image: bytes, messages: str) -> bytes:
+    """The messages behind the image, whose loaders ignore what follows it."""
+    said = messages.encode()
+    return image + said + struct.pack("<Q", len(said))
+
+
+def _unpack(path: Path, arch: str, sealed: bytes) -> Cubin:
+    (length,) = struct.unpack("<Q", sealed[-8:])
+    end = len(sealed) - 8 - length
+    return Cubin(path, arch, sealed[:end], sealed[end:-8].decode())
+
+
+def _refusal(
+    tool: Compiler, code: int, messages: str, source: str, arch: str, flags: tuple[str, ...],
+    include: tuple[Path, ...], path: Path,
+) -> CacheError | ToolchainError:  # fmt: skip
+    """The error that a failed compilation becomes; the text is kept beside the cache for a look at it."""
+    folder = path.parent.parent
+    if "No space left on device" in messages or "Disk quota exceeded" in messages:
+        return CacheError(folder, "no space left on its disk")
+    lines = [line for line in messages.splitlines() if line.strip()]
+    wrong = [i for i, line in enumerate(lines) if re.search(r"error|fatal", line)]
+    first = wrong[0] if wrong else 0
+    kept = folder / "refused" / f"{path.parent.name}{path.stem}.cu"
+    with contextlib.suppress(OSError):  # the compiler's message matters more than this copy
+        kept.parent.mkdir(exist_ok=True)
+        kept.write_text(source)
+    how = f"ended by signal {-code}" if code < 0 else f"status {code}"
+    again = _nvcc_command(tool.command, arch, flags, include, kept, Path(os.devnull)) if tool.command else []
+    return ToolchainError(
+        f"{tool.name} refused a kernel for {arch} ({how}); a bug in mlcomp, unless the compiler is broken or out of "
+        "memory.\n"
+        + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"])
+        + (f"  try again: {shlex.join(again)}" if again else f"  its text: {kept}")
+    )
+
+
+# ---- compilers
+
+
+def installed() -> Compiler:
+    """The one to use on this machine; ToolchainError says how to get one."""
+    found = by_nvrtc() or by_nvcc()
+    if found is None:
+        raise ToolchainError(f"no CUDA compiler: neither NVRTC nor nvcc is here; {INSTALL_COMPILER}.")
+    return found
+
+
+@functools.cache
+def by_nvrtc() -> Compiler | None:
+    """NVRTC, unless it is not installed or too old for an architecture that ends in a letter."""
+    library = nvrtc.library()
+    if library is None:
+        return None
+
+    def compile(
+        source: str, arch: str, flags: tuple[str, ...], include: tuple[Path, ...], work: Path
+    ) -> tuple[int, bytes, str]:
+        folders = (f"--include-path={folder}" for folder in include)
+        return nvrtc.compile(library, source, SOURCE, (f"--gpu-architecture={arch}", *flags, *folders))
+
+    return Compiler("NVRTC", nvrtc.version(library), compile)
+
+
+@functools.cache
+def by_nvcc(command: str = "nvcc") -> Compiler | None:
+    """nvcc, of PATH or where toolkits are installed."""
+    path = shutil.which(command) or (str(_TOOLKIT) if command == "nvcc" and _TOOLKIT.exists() else None)
+    if path is None:
+        return None
+    try:
+        answer = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout
+    except OSError as error:
+        raise ToolchainError(f"cannot run {path}: {error.strerror}; {INSTALL_COMPILER}.") from error
+    release = re.search(r"V[\d.]+", answer)
+
+    def compile(
+        source: str, arch: str, flags: tuple[str, ...], include: tuple[Path, ...], work: Path
+    ) -> tuple[int, bytes, str]:
+        product = work / "made.cubin"
+        try:
+            code, said = process.run(_nvcc_command((path,), arch, flags, include, work / SOURCE, product), work)
+        except OSError as error:
+            raise ToolchainError(f"cannot run {path}: {error.strerror}; {INSTALL_COMPILER}.") from error
+        return code, product.read_bytes() if code == 0 else b"", said
+
+    return Compiler("nvcc", release[0] if release else answer, compile, (path,))
+
+
+def _nvcc_command(
+    command: tuple[str, ...], arch: str, flags: tuple[str, ...], include: tuple[Path, ...], text: Path, product: Path
+) -> list[str]:
+    # -arch=sm_90a would make a pass for the PTX of sm_90 as well, which has not all of its instructions.
+    number = arch.removeprefix("sm_")
+    code = f"--generate-code=arch=compute_{number},code=sm_{number}"
+    folders = [f"-I{folder}" for folder in include]
+    return [*command, code, *flags, *folders, "--cubin", str(text), "-o", str(product)]

@@ -1,0 +1,91 @@
+"""NVRTC, the CUDA compiler as a library, by ctypes: text and options in; a cubin and the messages about it out.
+
+It needs neither a GPU nor its driver. It comes with CUDA builds of torch, with CuPy, and as `nvidia-cuda-nvrtc`.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+SYSTEM = (Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
+
+
+def folders() -> tuple[Path, ...]:
+    """Where NVRTC may lie: in NVIDIA's packages first, then where toolkits are installed."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(p) for p in (spec.submodule_search_locations or ())] if spec else []
+    return (*(lib for root in roots for lib in sorted(root.glob("*/lib"), reverse=True)), *SYSTEM)
+
+
+def find(where: Sequence[Path]) -> tuple[Path, Path] | None:
+    """NVRTC and the library of its built-in functions, the newest of the first folder that has both."""
+    for folder in where:
+        built_in = _newest(folder, r"libnvrtc-builtins\.so\.([\d.]+)")
+        library = _newest(folder, r"libnvrtc\.so\.([\d.]+)")
+        if library and built_in:
+            return library, built_in
+    return None
+
+
+def _newest(folder: Path, pattern: str) -> Path | None:
+    found = [(m[1].split("."), p) for p in folder.glob("libnvrtc*") if (m := re.fullmatch(pattern, p.name))]
+    return max(found, key=lambda pair: [int(n) for n in pair[0]])[1] if found else None
+
+
+@functools.cache
+def library() -> ctypes.CDLL | None:
+    """NVRTC loaded, or None where this machine has none that loads."""
+    found = find(folders())
+    if found is None:
+        return None
+    try:
+        # Loaded by name at the first compilation, which fails with NVRTC_ERROR_BUILTIN_OPERATION_FAILURE where the
+        # loader does not look into this folder.
+        ctypes.CDLL(str(found[1]), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(found[0]))
+    except OSError:
+        return None
+
+
+def version(nvrtc: ctypes.CDLL) -> str:
+    """As it calls itself: its major and minor number."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    nvrtc.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    return f"{major.value}.{minor.value}"
+
+
+def compile(nvrtc: ctypes.CDLL, text: str, name: str, options: Sequence[str]) -> tuple[int, bytes, str]:
+    """NVRTC's result code (0 is success), the cubin, and its messages, which call the text `name`.
+
+    There are no standard headers: the text brings what it needs. One ptxas option goes into each --ptxas-options.
+    """
+    program = ctypes.c_void_p()
+    code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
+    if code:
+        return code, b"", _meaning(nvrtc, code)
+    try:
+        array = (ctypes.c_char_p * len(options))(*(o.encode() for o in options))
+        code = nvrtc.nvrtcCompileProgram(program, len(options), array)
+        messages = _bytes(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        log = messages.rstrip(b"\0").decode(errors="replace") or (_meaning(nvrtc, code) if code else "")
+        image = b"" if code else _bytes(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return code, image, log
+
+
+def _bytes(size_of: Callable[..., int], copy: Callable[..., int], program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    size_of(program, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value)
+    copy(program, buffer)
+    return buffer.raw[: size.value]
+
+
+def _meaning(nvrtc: ctypes.CDLL, code: int) -> str:
+    function = nvrtc.nvrtcGetErrorString
+    function.restype = ctypes.c_char_p
+    return str((function(code) or b"unknown error").decode())
