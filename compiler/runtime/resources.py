@@ -1,0 +1,142 @@
+"""What a kernel takes of the machine: ptxas' report in; registers, memory and warnings as values, and complaints, out.
+
+Needs no GPU: `ptxas -v` reports while it compiles, and `sass` reads the machine code.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.runtime import sass
+from compiler.runtime.cubin import Cubin
+
+_ENTRY = re.compile(r"Compiling entry function '([^']+)'")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_BARRIERS = re.compile(r"used (\d+) barriers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+# setmaxnreg ignored, wgmma serialised: the kernel stays right and becomes several times slower.
+_SLOWED = re.compile(r"\((C75(?:0[89]|1\d))\)")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one kernel: `registers` of a thread at entry, bytes of local memory of a thread (`stack`, of which spills are
+    a part), bytes of static shared memory of a block, `barriers` named."""
+
+    kernel: str
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+    barriers: int
+
+
+def usage(log: str) -> tuple[Usage, ...]:
+    """One value for each kernel that `ptxas -v` reports on, by name."""
+    parts = _ENTRY.split(log)[1:]
+    found = [_usage(name, report) for name, report in zip(parts[::2], parts[1::2], strict=True)]
+    return tuple(sorted(found, key=lambda u: u.kernel))
+
+
+def _usage(name: str, report: str) -> Usage:
+    stack = _STACK.search(report)
+    registers = _REGISTERS.search(report)
+    if stack is None or registers is None:
+        raise ValueError(f"no report of ptxas -v on kernel {name}: {report[:200]!r}")
+    frame, stores, loads = map(int, stack.groups())
+    return Usage(name, int(registers[1]), frame, stores, loads, _number(_SHARED, report), _number(_BARRIERS, report))
+
+
+def _number(pattern: re.Pattern[str], report: str) -> int:
+    found = pattern.search(report)
+    return int(found[1]) if found else 0
+
+
+def slowed(log: str) -> tuple[str, ...]:
+    """ptxas' messages C7508 to C7519 in full: why it serialised wgmma or ignored setmaxnreg."""
+    return tuple(dict.fromkeys(line.strip() for line in log.splitlines() if _SLOWED.search(line)))
+
+
+@dataclass(frozen=True)
+class Contract:
+    """What the code of a kernel must show: opcodes that must and must not occur, and the least share of accesses to
+    global memory that move 16 bytes or more."""
+
+    needs: tuple[str, ...] = ()
+    forbids: tuple[str, ...] = ()
+    wide: float = 0.0
+
+
+# Matrix instructions by element type, of a warp and of a warpgroup.
+_WARP = {"bf16": "HMMA", "f16": "HMMA", "tf32": "HMMA", "i8": "IMMA", "f64": "DMMA"}
+_WARPGROUP = {"bf16": "HGMMA", "f16": "HGMMA", "tf32": "HGMMA", "i8": "IGMMA"}
+_STREAMS = ("pointwise", "broadcast", "transpose", "reduction", "normalization", "softmax")
+_PRODUCTS = ("contraction", "attention", "convolution")
+FAMILIES = (*_STREAMS, *_PRODUCTS, "scan", "gather", "argmax")
+
+
+def contract(family: str, arch: str, dtype: str) -> Contract:
+    """The contract of a family, for sizes that vectors of 16 bytes divide; `dtype` is what is multiplied, if anything.
+
+    Raises KeyError for a family that is not among FAMILIES.
+    """
+    if family not in FAMILIES:
+        raise KeyError(f"no family {family!r}; there are {', '.join(FAMILIES)}")
+    if family in _STREAMS:
+        return Contract(wide=1.0)
+    if family not in _PRODUCTS or dtype not in _WARP:
+        return Contract()
+    # wgmma is what sm_90a has and neither older nor newer ones do.
+    if arch == "sm_90a" and dtype in _WARPGROUP:
+        return Contract((_WARPGROUP[dtype],), (_WARP[dtype],))
+    return Contract((_WARP[dtype],))
+
+
+def complaints(
+    log: str, opcodes: Mapping[str, sass.Counts] | None = None, contracts: Mapping[str, Contract] | None = None
+) -> tuple[str, ...]:
+    """What is wrong with the kernels of a report, nothing in the best case.
+
+    Spills, local memory and slowed instructions always are; `contracts` by kernel hold against `opcodes` by kernel.
+    """
+    wrong = list(slowed(log))
+    for u in usage(log):
+        if u.spill_stores or u.spill_loads:
+            wrong.append(f"{u.kernel}: {u.registers} registers, spills {u.spill_stores} bytes of stores and "
+                         f"{u.spill_loads} of loads")  # fmt: skip
+        elif u.stack:
+            wrong.append(f"{u.kernel}: {u.stack} bytes of local memory, an array that is indexed at run time?")
+    for kernel, counts in (opcodes or {}).items():
+        wrong += (f"{kernel}: {problem}" for problem in breaches((contracts or {}).get(kernel, Contract()), counts))
+    return tuple(wrong)
+
+
+def breaches(agreed: Contract, counts: sass.Counts) -> tuple[str, ...]:
+    """How the opcodes of one kernel break its contract."""
+    wrong = [f"has no {name}" for name in agreed.needs if not sass.total(counts, name)]
+    wrong += [f"has {n} {name}" for name in agreed.forbids if (n := sass.total(counts, name))]
+    share = sass.wide_share(counts)
+    if share < agreed.wide:
+        narrow = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()) if sass.is_narrow(name))
+        wrong.append(
+            f"only {share:.0%} of its accesses to global memory are 16 bytes wide, not {agreed.wide:.0%}: {narrow}"
+        )
+    return tuple(wrong)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that is known of a cubin without running it; `opcodes` by kernel, empty where there is no disassembler."""
+
+    usage: tuple[Usage, ...]
+    opcodes: Mapping[str, sass.Counts]
+    complaints: tuple[str, ...]
+
+
+def inspect(made: Cubin, contracts: Mapping[str, Contract] | None = None) -> Report:
+    """A cubin against the contracts of its kernels."""
+    text = sass.disassemble(made.path)
+    counts = sass.opcodes(text) if text is not None else {}
+    return Report(usage(made.log), counts, complaints(made.log, counts, contracts))

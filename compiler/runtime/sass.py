@@ -1,0 +1,75 @@
+"""Machine code of NVIDIA GPUs: a cubin in; its disassembly, and how often each opcode occurs in each kernel, out."""
+
+import collections
+import functools
+import importlib.util
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+Counts = Mapping[str, int]  # by whole opcode, such as LDG.E.128.CONSTANT
+
+_KERNEL = re.compile(r"^\s*Function : (\S+)|^\.text\.(\S+):", re.MULTILINE)
+_OPCODE = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:\{\s*)?(?:@!?U?P\w+\s+)?([A-Z][A-Za-z0-9_.]*)")
+_WIDE = re.compile(r"\.(128|256)(\.|$)")
+
+
+@functools.cache
+def tool() -> tuple[str, ...] | None:
+    """The command that disassembles a cubin: cuobjdump or nvdisasm, of PATH, a toolkit or NVIDIA's packages."""
+    folders = [str(p) for p in (Path("/usr/local/cuda/bin"), *_package_folders())]
+    for name, options in (("cuobjdump", ("-sass",)), ("nvdisasm", ())):
+        path = shutil.which(name) or shutil.which(name, path=":".join(folders))
+        if path:
+            return (path, *options)
+    return None
+
+
+def _package_folders() -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    return [f for root in (spec.submodule_search_locations or () if spec else ()) for f in Path(root).glob("*/bin")]
+
+
+def disassemble(cubin: Path) -> str | None:
+    """The text of all kernels of a cubin; None where there is no disassembler (`pip install nvidia-cuda-cuobjdump`)."""
+    command = tool()
+    if command is None:
+        return None
+    done = subprocess.run([*command, str(cubin)], capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise ValueError(f"{command[0]} cannot read {cubin}: {(done.stderr or done.stdout).strip()[:300]}")
+    return done.stdout
+
+
+def opcodes(text: str) -> dict[str, Counts]:
+    """Opcodes of each kernel in a disassembly, as cuobjdump or nvdisasm print it."""
+    parts = _KERNEL.split(text)
+    bodies = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
+    return {(a or b): collections.Counter(_OPCODE.findall(body)) for a, b, body in bodies}
+
+
+def total(counts: Counts, name: str) -> int:
+    """Occurrences of an opcode with any modifiers.
+
+    >>> total({"LDG.E": 2, "LDG.E.128": 3, "LDGSTS.E": 5}, "LDG")
+    5
+    """
+    return sum(n for opcode, n in counts.items() if opcode.split(".")[0] == name)
+
+
+def wide_share(counts: Counts) -> float:
+    """Of the loads from and stores to global memory, those that move 16 bytes or more; 1 where there are none.
+
+    >>> wide_share({"LDG.E.128": 3, "STG.E.U16": 1, "LDS": 7})
+    0.75
+    """
+    narrow = sum(n for opcode, n in counts.items() if is_narrow(opcode))
+    every = total(counts, "LDG") + total(counts, "STG")
+    return 1 - narrow / every if every else 1.0
+
+
+def is_narrow(opcode: str) -> bool:
+    """A load from or store to global memory of less than 16 bytes."""
+    return opcode.split(".")[0] in ("LDG", "STG") and not _WIDE.search(opcode)
