@@ -102,9 +102,16 @@ def address(buffer: Any) -> int:
             return int(buffer.ctypes.data)
 
 
-def refusal(position: int, buffer: Buffer, value: object) -> TypeError | ValueError:
+CPU = torch.device("cpu")
+
+
+def _expected(position: int, buffer: Buffer, device: torch.device) -> str:
+    return f"argument {position} ({buffer.name}): expected {buffer} on {device}"
+
+
+def refusal(position: int, buffer: Buffer, value: object, device: torch.device = CPU) -> TypeError | ValueError:
     """The error for an argument that is not what the kernel was compiled for."""
-    where = f"argument {position} ({buffer.name}): expected {buffer} on cpu, got "
+    where = f"{_expected(position, buffer, device)}, got "
     if not isinstance(value, torch.Tensor):
         return TypeError(f"{where}{type(value).__name__}; pass a tensor")
     got = f"{NAMES.get(value.dtype, str(value.dtype))}{list(value.shape)}"
@@ -115,31 +122,31 @@ def refusal(position: int, buffer: Buffer, value: object) -> TypeError | ValueEr
     return (TypeError if value.dtype is not DTYPES[buffer.dtype] else ValueError)(f"{where}{got}; {remedy}")
 
 
-def admit(position: int, buffer: Buffer, value: object) -> torch.Tensor:
-    """The argument as a plain tensor whose memory the kernel may read, or its refusal."""
+def admit(position: int, buffer: Buffer, value: object, device: torch.device = CPU) -> torch.Tensor:
+    """The argument as a plain tensor whose memory a kernel on `device` may read, or its refusal."""
     if not isinstance(value, torch.Tensor):
-        raise refusal(position, buffer, value)
+        raise refusal(position, buffer, value, device)
     if type(value).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         # Such a class holds its elements elsewhere, if it has any.
-        message = f"argument {position} ({buffer.name}): expected {buffer} on cpu, got a {type(value).__name__}"
-        raise TypeError(f"{message}, which has no memory of its own; pass a plain tensor")
+        got = f"got a {type(value).__name__}, which has no memory of its own; pass a plain tensor"
+        raise TypeError(f"{_expected(position, buffer, device)}, {got}")
     if type(value) is not torch.Tensor:
         value = value.as_subclass(torch.Tensor)
     value = value.resolve_neg()
-    if not fits(buffer, value):
-        raise refusal(position, buffer, value)
+    if not fits(buffer, value, device):
+        raise refusal(position, buffer, value, device)
     try:
         start = value.data_ptr()
     except RuntimeError as error:  # inside torch.vmap and its like: a wrapper without memory that calls itself a Tensor
-        raise TypeError(f"argument {position} ({buffer.name}): expected {buffer} on cpu, got {error}") from error
+        raise TypeError(f"{_expected(position, buffer, device)}, got {error}") from error
     if start == 0 and value.numel():
         raise ValueError(f"argument {position} ({buffer.name}): its storage was freed (resized to 0)")
     return value
 
 
-def fits(buffer: Buffer, value: torch.Tensor) -> bool:
+def fits(buffer: Buffer, value: torch.Tensor, device: torch.device = CPU) -> bool:
     """Whether the elements lie where the kernel looks; strides matter only along axes that are stepped along."""
-    if value.dtype is not DTYPES[buffer.dtype] or not value.is_cpu or value.layout is not torch.strided:
+    if value.dtype is not DTYPES[buffer.dtype] or value.device != device or value.layout is not torch.strided:
         return False
     if value.shape != buffer.shape:
         return False
@@ -147,12 +154,12 @@ def fits(buffer: Buffer, value: torch.Tensor) -> bool:
     return 0 in buffer.shape or all(size == 1 or mine == its for size, mine, its in stepped)
 
 
-def bind(plan: Plan, constants: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+def bind(plan: Plan, constants: Mapping[int, torch.Tensor], device: torch.device = CPU) -> dict[int, torch.Tensor]:
     """Constants by input position, checked, each an alias that keeps its memory alive even if the caller swaps it."""
     for position in constants:
         if not 0 <= position < len(plan.inputs):
             raise ValueError(f"constant {position}: the kernel has inputs 0 to {len(plan.inputs) - 1}")
-    return {i: admit(i, plan.inputs[i], value.detach()) for i, value in constants.items()}
+    return {i: admit(i, plan.inputs[i], value.detach(), device) for i, value in constants.items()}
 
 
 # Below this many bytes in all buffers a call keeps the GIL: giving it up costs more than anyone else could gain.

@@ -1,0 +1,223 @@
+"""The GPU and its driver: CuPy, and the driver's own library for what CuPy lacks, in; a small typed interface out.
+
+CuPy is imported when a GPU is first asked for: everything else works without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from compiler.errors import CompilerError
+from compiler.runtime import faults
+from compiler.runtime.launches import Extent
+from compiler.runtime.tensor_map import Encoding
+
+INSTALL = "install a CUDA build of torch and CuPy (`pip install 'pytest-mlcomp[cuda]'`) on a machine with an NVIDIA GPU"
+# CUfunction_attribute
+MAX_DYNAMIC_SHARED, ANY_CLUSTER = 8, 14
+PORTABLE_CLUSTER = 8  # blocks; more need leave
+FREE_SHARED = 48 << 10  # bytes; more need leave
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU; sizes in bytes, `shared` what a block may have of it, `cores` multiprocessors."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    cores: int
+    l2: int
+    shared: int
+    memory: int
+
+
+class Driver(Protocol):
+    """What running kernels takes; handles are addresses. Every method may raise a DeviceError."""
+
+    def load(self, image: bytes) -> int:
+        """A module of machine code, kept until `unload`."""
+
+    def unload(self, module: int) -> None:
+        """Give a module back, when the GPU is done with it."""
+
+    def function(self, module: int, name: str) -> int:
+        """A kernel of a module."""
+
+    def allow(self, function: int, attribute: int, value: int) -> None:
+        """Raise a limit that kernels have by default."""
+
+    def launch(self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int) -> None:
+        """Enqueue a kernel; `arguments` is the address of an array of addresses of arguments."""
+
+    def encode(self, storage: int, address: int, made: Encoding) -> None:
+        """Write a tensor map over the memory at `address` to 128 bytes of `storage`, which is aligned to 64."""
+
+    def capture(self, enqueue: Callable[[int], None]) -> int:
+        """A graph of what `enqueue` puts into the stream that it is given."""
+
+    def replay(self, graph: int, stream: int) -> None:
+        """Enqueue all that a graph holds."""
+
+    def drop(self, graph: int) -> None:
+        """Give a graph back."""
+
+
+def unavailable() -> str:
+    """Why kernels cannot run here, with what to do about it; empty where they can."""
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) was built without CUDA; {INSTALL}"
+    if not torch.cuda.is_available():
+        return f"torch finds no GPU; {INSTALL}"
+    try:
+        import cupy  # noqa: F401, PLC0415
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error}); {INSTALL}"
+    return ""
+
+
+def require() -> None:
+    """Raise CompilerError unless kernels can run here."""
+    if why := unavailable():
+        raise CompilerError(f"no GPU to run on: {why}.")
+
+
+@functools.cache
+def devices() -> tuple[Device, ...]:
+    """The GPUs that this process may use; none where there is no CUDA."""
+    return () if unavailable() else tuple(map(_device, range(torch.cuda.device_count())))
+
+
+def _device(index: int) -> Device:
+    from cupy.cuda import runtime  # noqa: PLC0415
+
+    with faults.told("asking for the GPU's properties"):
+        p = runtime.getDeviceProperties(index)
+    name = p["name"].decode() if isinstance(p["name"], bytes) else str(p["name"])
+    return Device(
+        index, name, (p["major"], p["minor"]), p["multiProcessorCount"], p["l2CacheSize"],
+        p["sharedMemPerBlockOptin"], p["totalGlobalMem"],
+    )  # fmt: skip
+
+
+def architecture(capability: tuple[int, int], described: Sequence[str]) -> str | None:
+    """Of the `described` architectures, the one whose machine code runs best at this capability; None if none does.
+
+    Machine code runs on later minor versions of its major one; with the suffix `a` on the very one it is made for.
+
+    >>> architecture((9, 0), ("sm_80", "sm_86", "sm_90a")), architecture((8, 7), ("sm_80", "sm_86", "sm_90a"))
+    ('sm_90a', 'sm_86')
+    >>> architecture((10, 0), ("sm_80", "sm_90a")), architecture((12, 1), ("sm_120", "sm_90a"))
+    (None, 'sm_120')
+    """
+    major, minor = capability
+    fitting = []
+    for name in described:
+        number = int(name.removeprefix("sm_").rstrip("af"))
+        exact = (number // 10, number % 10) == capability
+        if exact or (name[-1].isdigit() and number // 10 == major and number % 10 <= minor):
+            fitting.append((number, name))
+    return max(fitting)[1] if fitting else None
+
+
+class CupyDriver:
+    """The driver of one GPU; all of its methods run with that GPU's context current."""
+
+    def __init__(self, index: int) -> None:
+        require()
+        from cupy.cuda import driver, runtime  # noqa: PLC0415
+
+        self.index, self._driver, self._runtime = index, driver, runtime
+        with faults.told("starting the GPU"), torch.cuda.device(index):
+            torch.cuda.current_stream().synchronize()
+            runtime.setDevice(index)
+            self._context: int = driver.ctxGetCurrent()
+        self._capturing: int | None = None
+
+    def load(self, image: bytes) -> int:
+        with faults.told("loading machine code"), self._current():
+            return int(self._driver.moduleLoadData(image))
+
+    def unload(self, module: int) -> None:
+        with faults.told("unloading machine code"), self._current():
+            self._driver.moduleUnload(module)
+
+    def function(self, module: int, name: str) -> int:
+        with faults.told(f"looking for kernel {name}"):
+            return int(self._driver.moduleGetFunction(module, name))
+
+    def allow(self, function: int, attribute: int, value: int) -> None:
+        with faults.told("raising a kernel's limit"):
+            self._driver.funcSetAttribute(function, attribute, value)
+
+    def launch(self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int) -> None:
+        try:
+            self._driver.launchKernel(function, *grid, *block, shared, stream, arguments, 0)
+        except self._driver.CUDADriverError as error:
+            if error.status != faults.INVALID_CONTEXT:
+                raise faults.fault(error.status, "launching a kernel", str(error)) from error
+            # A thread that has not used the GPU before has no context.
+            with faults.told("launching a kernel"):
+                self._driver.ctxSetCurrent(self._context)
+                self._driver.launchKernel(function, *grid, *block, shared, stream, arguments, 0)
+
+    def encode(self, storage: int, address: int, made: Encoding) -> None:
+        n = len(made.dims)
+        code = _encode_tiled()(
+            storage, made.dtype, n, address, (ctypes.c_uint64 * n)(*made.dims),
+            (ctypes.c_uint64 * max(1, n - 1))(*made.strides), (ctypes.c_uint32 * n)(*made.box),
+            (ctypes.c_uint32 * n)(*(1,) * n), 0, made.swizzle, made.promotion, 0,
+        )  # fmt: skip
+        if code:
+            raise faults.fault(code, f"encoding a tensor map of {made}")
+
+    def capture(self, enqueue: Callable[[int], None]) -> int:
+        # On a stream of our own: the default one cannot be captured, and the caller's may hold other work.
+        with faults.told("capturing a graph"), self._current():
+            if self._capturing is None:
+                self._capturing = int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
+            stream = self._capturing
+            self._runtime.streamBeginCapture(stream, self._runtime.streamCaptureModeRelaxed)
+            try:
+                enqueue(stream)
+            finally:
+                graph = self._runtime.streamEndCapture(stream)
+            try:
+                return int(self._runtime.graphInstantiate(graph))
+            finally:
+                self._runtime.graphDestroy(graph)
+
+    def replay(self, graph: int, stream: int) -> None:
+        with faults.told("replaying a graph"):
+            self._runtime.graphLaunch(graph, stream)
+
+    def drop(self, graph: int) -> None:
+        with faults.told("dropping a graph"):
+            self._runtime.graphExecDestroy(graph)
+
+    def _current(self) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.device(self.index)
+
+
+@functools.cache
+def driver(index: int) -> CupyDriver:
+    """The driver of GPU number `index`, started once."""
+    return CupyDriver(index)
+
+
+@functools.cache
+def _encode_tiled() -> Callable[..., int]:
+    function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    array = ctypes.c_void_p
+    function.argtypes = (
+        ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p, array, array, array, array,
+        ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int,
+    )  # fmt: skip
+    return function

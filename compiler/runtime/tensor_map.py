@@ -1,0 +1,98 @@
+"""Tensor maps, by which the copy engine finds boxes of a tensor: the value in; the numbers that the driver encodes out.
+
+Limits are those of cuTensorMapEncodeTiled in the CUDA driver's API.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compiler.errors import CompilerError
+from compiler.runtime.launches import Map
+
+BYTES, ALIGNMENT = 128, 64  # of a map in memory
+BASE = 16  # bytes that the tensor's address is a multiple of
+# CUtensorMapDataType; bool is a byte. Element sizes in bytes beside them.
+_TYPES = {
+    "u8": (0, 1), "i8": (0, 1), "bool": (0, 1), "i16": (1, 2), "i32": (3, 4), "i64": (5, 8), "f16": (6, 2),
+    "f32": (7, 4), "f64": (8, 8), "bf16": (9, 2),
+}  # fmt: skip
+_SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
+_PROMOTE_128, _PROMOTE_256 = 2, 3  # CUtensorMapL2promotion
+_MOST_AXES, _LONGEST_BOX, _LONGEST, _FARTHEST = 5, 256, 1 << 32, 1 << 40
+KEPT = 64  # encodings of one argument
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """A map as the driver takes it, all innermost first; `strides` in bytes, without the innermost axis."""
+
+    dtype: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+    promotion: int
+
+
+def encoding(m: Map) -> Encoding:
+    """The map's numbers; raises CompilerError for one that the copy engine cannot serve.
+
+    >>> encoding(Map(0, "bf16", (64, 100), (2, 128), (64, 8), 128))
+    Encoding(dtype=9, dims=(64, 100), strides=(128,), box=(64, 8), swizzle=3, promotion=3)
+    """
+    if problem := _problem(m):
+        raise CompilerError(f"the copy engine cannot serve {m}: {problem}")
+    dtype, size = _TYPES[m.dtype]
+    # How much of memory a miss brings to L2: two of its lines, unless the rest of a narrow row is nobody's.
+    promotion = _PROMOTE_256 if m.box[0] * size >= 128 else _PROMOTE_128
+    return Encoding(dtype, m.dims, m.strides[1:], m.box, _SWIZZLES[m.swizzle], promotion)
+
+
+def _problem(m: Map) -> str:
+    if m.dtype not in _TYPES:
+        return f"{m.dtype} is none of {', '.join(_TYPES)}"
+    size, axes = _TYPES[m.dtype][1], len(m.dims)
+    row = m.box[0] * size if m.box else 0
+    checks = (
+        (1 <= axes <= _MOST_AXES and len(m.strides) == len(m.box) == axes, "dims, strides and box are for 1 to 5 axes"),
+        (m.swizzle in _SWIZZLES, "the swizzle is 0, 32, 64 or 128 bytes"),
+        (all(0 < n <= _LONGEST for n in m.dims), "an extent is 1 to 2^32"),
+        (all(0 < n <= _LONGEST_BOX for n in m.box), "a box has 1 to 256 elements along each axis"),
+        (row % 16 == 0, "a row of the box is a multiple of 16 bytes"),
+        (not m.swizzle or row <= m.swizzle, "a row of the box fits in the swizzle"),
+        (bool(m.strides) and m.strides[0] == size, "the innermost elements are adjacent"),
+        (all(s % 16 == 0 and 0 <= s < _FARTHEST for s in m.strides[1:]), "outer strides are multiples of 16 bytes"),
+    )
+    return next((claim for holds, claim in checks if not holds), "")
+
+
+class Argument:
+    """A map's place among a kernel's arguments: the 128 bytes at `address`, written anew when the tensor moves."""
+
+    def __init__(self, m: Map, encode: Callable[[int, int, Encoding], None]) -> None:
+        self._made, self._encode = encoding(m), encode
+        self._memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
+        start = ctypes.addressof(self._memory)
+        self.address = start + -start % ALIGNMENT
+        self._over = 0  # the tensor's address that the bytes are for
+        self._known: dict[int, bytes] = {}
+
+    def point(self, address: int) -> None:
+        """Make it a map over the tensor at `address`; what was encoded before is remembered."""
+        if address == self._over:
+            return
+        if address % BASE:
+            raise CompilerError(f"a tensor at address {address:#x} is not aligned to {BASE} bytes for the copy engine")
+        known = self._known.get(address)
+        self._over = 0
+        if known is None:
+            self._encode(self.address, address, self._made)
+            if len(self._known) >= KEPT:
+                self._known.clear()
+            self._known[address] = ctypes.string_at(self.address, BYTES)
+        else:
+            ctypes.memmove(self.address, known, BYTES)
+        self._over = address
