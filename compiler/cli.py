@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
 
-_SHOWN = ("torch", "tensor", "loop", "tile", "kernel", "cpp", "asm")
+_SHOWN = ("torch", "tensor", "loop", "tile", "kernel", "cpp", "cuda", "asm")
 
 
 class _Senseless(Exception):
@@ -152,10 +152,13 @@ def _show(options: argparse.Namespace) -> int:
     from compiler import pipeline  # noqa: PLC0415  (it loads NumPy; other commands need not wait)
     from compiler.targets import named  # noqa: PLC0415
 
-    until = "cpp" if options.ir == "asm" else options.ir
     machine = named.target(options.target)
+    stages = pipeline.stages(machine)
+    until = stages[-1] if options.ir == "asm" else options.ir
+    if until not in stages:
+        raise _Senseless(f"{machine.name} has no stage {until}; its stages are {', '.join(stages)}")
     source, given = _source(options)
-    if pipeline.STAGES.index(until) < pipeline.STAGES.index(source):
+    if stages.index(until) < stages.index(source):
         raise _Senseless(f"--from {options.source} starts after --ir {options.ir}; ask for a stage from {source} on")
     applications: list[Application] = []
     clock = [time.perf_counter()]
@@ -187,7 +190,7 @@ def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Ta
     from compiler import pipeline  # noqa: PLC0415
     from compiler.schedule import steps  # noqa: PLC0415
 
-    if pipeline.STAGES.index(source) > pipeline.STAGES.index("loop"):
+    if pipeline.IR_STAGES.index(source) > pipeline.IR_STAGES.index("loop"):
         raise _Senseless(f"--schedule has nothing to do: {options.source} is scheduled already")
     reached = pipeline.lower(given, machine, source=source, until="loop").stages["loop"]
     if len(reached.kernels) != 1:
@@ -297,9 +300,10 @@ def _targets(options: argparse.Namespace) -> int:
     from compiler.targets import named  # noqa: PLC0415  (they look at the machine)
 
     for t in map(named.target, named.NAMES):
-        caches = ", ".join(f"{size >> 10} KiB" for size in (t.l1, t.l2, t.l3))
+        caches = ", ".join(f"{size >> 10} KiB" for size in (t.l1, t.l2, t.l3) if size)
         cores = f"{t.cores} core{'s' if t.cores != 1 else ''}"
-        print(f"{t.name}: {t.vector * 8}-bit vectors, {cores}, caches {caches}; {' '.join(t.features)}")
+        width = f"warps of {t.warp}, {t.shared >> 10} KiB shared" if t.warp else f"{t.vector * 8}-bit vectors"
+        print(f"{t.name}: {width}, {cores}, caches {caches}; {' '.join(t.features)}")
         names = [i.name for i in t.instructions]
         for line in names if options.verbose else _families(names):
             print(f"  {line}")
@@ -313,8 +317,8 @@ def _families(names: Sequence[str]) -> list[str]:
     ['panel.*.f32: 2 sizes, 1x8 to 2x8', 'dot.*.f32: 1 size, 1x1']
     """
     found: dict[str, list[str]] = {}
-    for kind, size, dtype in (name.split(".") for name in names):
-        found.setdefault(f"{kind}.*.{dtype}", []).append(size)
+    for kind, size, *rest in (name.split(".") for name in names):
+        found.setdefault(".".join([kind, "*", *rest]), []).append(size)
     return [
         f"{family}: {len(sizes)} sizes, {sizes[0]} to {sizes[-1]}" if sizes[1:] else f"{family}: 1 size, {sizes[0]}"
         for family, sizes in found.items()

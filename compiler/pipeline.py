@@ -24,6 +24,7 @@ from compiler.ir import (
     tile,
     tile_text,
 )
+from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
@@ -31,13 +32,23 @@ from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile import steps
 from compiler.passes.tile_to_kernel import tile_to_kernel
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
-from compiler.render import cpp
+from compiler.render import cpp, cuda
 from compiler.schedule import heuristic
+from compiler.schedule.gpu import heuristic as gpu_heuristic
 from compiler.schedule.steps import Schedule
 from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
-STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp")
+IR_STAGES = ("torch", "tensor", "loop", "tile", "kernel")
+TEXTS = {"cpu": "cpp", "cuda": "cuda"}  # what each kind of target ends in
+
+
+def stages(target: Target) -> tuple[str, ...]:
+    """The stages of a program on its way to a target."""
+    return (*IR_STAGES, TEXTS[target.kind])
+
+
+STAGES = (*IR_STAGES, TEXTS["cpu"])
 
 Schedules = Mapping[str, Schedule]
 Trace = Callable[["Application"], None]
@@ -95,6 +106,7 @@ class Pass:
     invariant: str
     run: Callable[[Any, Context], Any]
     optional: bool = False
+    kind: str = ""  # of the targets that it is for, where not for all
 
 
 def _apply_schedules(program: statement.Program, context: Context) -> statement.Program:
@@ -108,9 +120,20 @@ def _render(program: kernel.Program, context: Context) -> str:
     return cpp.render(program, target=context.target.name)
 
 
+def _render_cuda(program: kernel.Program, context: Context) -> str:
+    return cuda.render(program, target=context.target.name)
+
+
 def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:
-    texts = {name: show_schedule(s) for name, s in context.schedules.items()}
-    return tile_to_kernel(program, context.target, texts)
+    return tile_to_kernel(program, context.target, _texts(context))
+
+
+def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
+    return tile_to_threads(program, context.target, _texts(context))
+
+
+def _texts(context: Context) -> dict[str, str]:
+    return {name: show_schedule(s) for name, s in context.schedules.items()}
 
 
 # fmt: off
@@ -121,8 +144,10 @@ PIPELINE = (
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
-    Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors: legal on the target", _to_kernel),
-    Pass("render", "kernel", "cpp", "text that compiles without a warning", _render),
+    Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
+    Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
+    Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
+    Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
 )
 # fmt: on
 
@@ -141,6 +166,11 @@ class Lowering:
         return program if isinstance(program, str) else IRS[stage].show(program)
 
 
+def passes_for(target: Target) -> tuple[Pass, ...]:
+    """The passes that a program for this target goes through, in order."""
+    return tuple(p for p in PIPELINE if p.kind in ("", target.kind))
+
+
 def schedules_for(program: statement.Program, target: Target) -> dict[str, Schedule]:
     """The heuristic's schedule of each kernel."""
     users: dict[str, int] = {}
@@ -148,7 +178,8 @@ def schedules_for(program: statement.Program, target: Target) -> dict[str, Sched
         for p in k.params:
             users[p.name] = users.get(p.name, 0) + 1
     private = {t.name for t in program.temps if users.get(t.name) == 1}
-    return {k.name: heuristic.choose(k, private & {p.name for p in k.params}, target) for k in program.kernels}
+    choose = {"cpu": heuristic.choose, "cuda": gpu_heuristic.choose}[target.kind]
+    return {k.name: choose(k, private & {p.name for p in k.params}, target) for k in program.kernels}
 
 
 def lower(
@@ -157,17 +188,17 @@ def lower(
     schedules: Schedules | None = None,
     *,
     source: str = "torch",
-    until: str = "cpp",
+    until: str = "",
     gate: Gate | None = None,
     trace: Trace | None = None,
 ) -> Lowering:
-    """Run the passes from stage `source` up to stage `until`.
+    """Run the passes from stage `source` up to stage `until`, by default to the text.
 
     `gate(pass name, application number)` may refuse optional passes; `trace` sees every application. Without
     `schedules`, the heuristic chooses. Raises Unsupported, ScheduleError, or ValueError from a verifier.
     """
     with _deep_recursion():
-        return _lower(program, target, schedules, source, until, gate, trace)
+        return _lower(program, target, schedules, source, until or TEXTS[target.kind], gate, trace)
 
 
 def _lower(
@@ -179,12 +210,13 @@ def _lower(
     gate: Gate | None,
     trace: Trace | None,
 ) -> Lowering:
-    stages = {source: program}
+    made = {source: program}
     stage = source
     number = 0
+    order = stages(target)
     IRS[source].verify(program)
-    for p in PIPELINE:
-        if STAGES.index(p.source) < STAGES.index(source) or STAGES.index(p.result) > STAGES.index(until):
+    for p in passes_for(target):
+        if order.index(p.source) < order.index(source) or order.index(p.result) > order.index(until):
             continue
         if p.source == "loop" and schedules is None:
             schedules = schedules_for(program, target)
@@ -197,8 +229,8 @@ def _lower(
             IRS[stage].verify(program)
         if trace is not None:
             trace(Application(number, p.name, stage, before, program, p.source == p.result))
-        stages[stage] = program
-    return Lowering(stages, target, schedules or {})
+        made[stage] = program
+    return Lowering(made, target, schedules or {})
 
 
 @contextmanager
@@ -214,5 +246,8 @@ def _deep_recursion() -> Iterator[None]:
 
 def pass_table() -> str:
     """The passes in order, as a Markdown table."""
-    rows = [f"| {n} | {p.name} | {p.source} → {p.result} | {p.invariant} |" for n, p in enumerate(PIPELINE, 1)]
-    return "\n".join(["| | pass | IR | what holds after it |", "|---|---|---|---|", *rows])
+    rows = [
+        f"| {n} | {p.name} | {p.source} → {p.result} | {p.kind or 'all'} | {p.invariant} |"
+        for n, p in enumerate(PIPELINE, 1)
+    ]
+    return "\n".join(["| | pass | IR | targets | what holds after it |", "|---|---|---|---|---|", *rows])

@@ -72,6 +72,22 @@ class Across(Expr):
         return dt.vector(self.arg.dtype, 1)
 
 
+class Together(Expr):
+    """The values of `threads` threads that stand here together, combined by a reduction; all of them get the result.
+
+    More threads than a warp pass theirs through `scratch`, a shared array of an element for each warp.
+    """
+
+    op: str
+    arg: Expr
+    threads: int
+    scratch: str = ""
+
+    @property
+    def dtype(self) -> DType:
+        return self.arg.dtype
+
+
 class Builtin(Expr):
     """A number that the hardware supplies, such as `thread.x` or `block.y`."""
 
@@ -277,5 +293,6 @@ __all__ = [
     "Ramp",
     "Stmt",
     "Store",
+    "Together",
     "verify",
 ]  # fmt: skip

@@ -107,6 +107,9 @@ def _stand_in(e: Any) -> Any:
             shown = f"ramp({show_expr(start)}, {step}, {lanes})"
         case k.Across(op, arg):
             shown = f"across({_WORD.get(op, op)}, {show_expr(arg)})"
+        case k.Together(op, arg, threads, scratch):
+            through = f", {scratch}" if scratch else ""
+            shown = f"together({_WORD.get(op, op)}, {show_expr(arg)}, {threads}{through})"
         case k.Builtin(name):
             shown = name
         case Expr():
@@ -281,6 +284,8 @@ def _own(e: ast.expr, scope: Scope) -> Expr | None:
             return k.Ramp(expression(start, scope), int(ast.literal_eval(step)), lanes)
         case ast.Call(ast.Name("across"), [ast.Name(word), arg]):
             return k.Across(_combine(e, word), expression(arg, scope))
+        case ast.Call(ast.Name("together"), [ast.Name(word), arg, ast.Constant(int() as threads), *scratch]):
+            return k.Together(_combine(e, word), expression(arg, scope), threads, "".join(_names(scratch)))
         case ast.Call(ast.Name("literal"), [number, ast.Name(kind)]):
             value = text.literal(number)
             if value is None:

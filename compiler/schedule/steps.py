@@ -49,10 +49,26 @@ class Bind(Step):
 
 
 class Fold(Step):
-    """Temporary `buffer`, of this kernel alone, shrinks to what one iteration of `loop` and what is around it needs."""
+    """Temporary `buffer`, of this kernel alone, shrinks to what one iteration of `loop` and what is around it needs.
+
+    What is left is a tile in `space`, one of `tile.SPACES`.
+    """
 
     buffer: str
     loop: str
+    space: str = "local"
+
+
+class Stage(Step):
+    """What an iteration of `loop` loads of `buffer` is first copied into the tile `tile` in `space`, each element once.
+
+    The copy is made by loops called `tile`_at, or `tile`_at0, `tile`_at1, .. along the axes that are left.
+    """
+
+    buffer: str
+    tile: str
+    loop: str
+    space: str
 
 
 class Distribute(Step):
@@ -111,7 +127,7 @@ class ScheduleError(ValueError):
 
 
 STEPS: dict[str, type[Step]] = {
-    s.__name__.lower(): s for s in (Split, Reorder, Collapse, Bind, Fold, Distribute, Pack, Tensorize, Interior)
+    s.__name__.lower(): s for s in (Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior)
 }
 
 
@@ -125,6 +141,8 @@ def show_step(step: Step) -> str:
     match step:
         case Bind(loop, level, args):
             said = [repr(loop), level, *(f"{n}={v}" for n, v in args)]
+        case Fold(buffer, loop, "local"):
+            said = [repr(buffer), repr(loop)]
         case _:
             said = [repr(f) for f in fields]
     return f"{type(step).__name__.lower()}({', '.join(said)})".replace("'", '"')

@@ -6,10 +6,10 @@ import functools
 
 from compiler.errors import CompilerError
 from compiler.runtime import detect
-from compiler.targets import cpu
+from compiler.targets import cpu, nvidia
 from compiler.targets.target import Target
 
-_DESCRIBED = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512)}
+_DESCRIBED = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS)}
 NAMES = ("cpu", *_DESCRIBED)
 # What the compiler may use of this machine; the rest of /proc/cpuinfo makes no difference to it.
 _FEATURES = (

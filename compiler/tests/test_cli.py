@@ -294,7 +294,7 @@ def test_debug_shows_tracebacks(words: list[str]) -> None:
         cli.main([*words, "-c", "3"])
 
 
-@pytest.mark.parametrize("words", [[], ["shw"], ["show", "--ir", "cuda"], ["run", "--seed", "x"]])
+@pytest.mark.parametrize("words", [[], ["shw"], ["show", "--ir", "ptx"], ["run", "--seed", "x"]])
 def test_a_command_that_makes_no_sense(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         cli.main(words)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Var, const, names, op, substitute
@@ -24,6 +24,7 @@ from compiler.schedule.steps import (
     Schedule,
     ScheduleError,
     Split,
+    Stage,
     Step,
     Tensorize,
 )
@@ -51,6 +52,8 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = at_loop(kernel, step, step.loop, lambda f: bind(step, f))
         case Fold():
             new = fold(program, kernel, step)
+        case Stage():
+            new = at_loop(kernel, step, step.loop, lambda f: stage(kernel, step, f))
         case Distribute():
             new = contraction.distribute(kernel, step)
         case Pack():
@@ -213,16 +216,59 @@ def _folded(step: Fold, kernel: Kernel, f: tile.For, buffer: Tensor) -> tuple[St
     everywhere = [n for s in kernel.body for n in s.walk() if isinstance(n, Load | Store) and n.buffer == buffer.name]
     if len(uses) != len(everywhere):
         raise ScheduleError(step, f"{buffer.name} is used outside {f.var}")
+    axes = _axes(kernel, f, buffer, uses)
+    shape = tuple(extent for extent, _ in axes if extent is not None)
+    small = buffer.replace(shape=shape, strides=row_major(shape))
+    body = _reindex(f.body, buffer.name, [(k, start) for k, (extent, start) in enumerate(axes) if extent is not None])
+    return (f.replace(body=(tile.Alloc(small, step.space), *body)),)
+
+
+def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
+    """`stage("x", "row", "i", "registers")`
+
+    before:
+        for i in serial(8):
+            m: f32 = -inf
+            for r in serial(10, reduce):
+                m = update(max, x[i, r])
+            for j in serial(10):
+                y[i, j] = x[i, j] - m
+    after:
+        for i in serial(8):
+            row = registers(f32[10])
+            for row_at in serial(10):
+                row[row_at] = x[i, row_at]
+            m: f32 = -inf
+            for r in serial(10, reduce):
+                m = update(max, row[r])
+            for j in serial(10):
+                y[i, j] = row[j] - m
+    """
+    buffer = next((p for p in kernel.params if p.name == step.buffer), None)
+    if buffer is None or buffer.name in kernel.writes:
+        raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
+    axes = _axes(kernel, f, buffer, [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name])
+    kept = [(k, extent, start) for k, (extent, start) in enumerate(axes) if extent is not None]
+    shape = tuple(extent for _, extent, _ in kept)
+    small = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
+    loops = [Var(f"{step.tile}_at{n if len(kept) > 1 else ''}") for n in range(len(kept))]
+    moving = {k: start + v for (k, _, start), v in zip(kept, loops, strict=True)}
+    whole = tuple(moving.get(k, start) for k, (_, start) in enumerate(axes))
+    copy: tuple[Stmt, ...] = (Store(step.tile, tuple(loops), Load(buffer.name, whole, buffer.dtype)),)
+    for v, extent in zip(reversed(loops), reversed(shape), strict=True):
+        copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
+    body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile)
+    return (f.replace(body=(tile.Alloc(small, step.space), *copy, *body)),)
+
+
+def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:
+    """For each axis of a buffer how much of it an iteration of `f` uses, as `_part` has it."""
     around = {f.var} | {n.var for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and f in set(n.walk())}
     ranges: dict[str, Range] = {}
     for n in f.walk():
         if isinstance(n, tile.For) and n is not f:
             ranges |= ranges_of((n,))
-    axes = [_part(extent, [u.index[k] for u in uses], around, ranges) for k, extent in enumerate(buffer.shape)]
-    shape = tuple(extent for extent, _ in axes if extent is not None)
-    small = buffer.replace(shape=shape, strides=row_major(shape))
-    body = _reindex(f.body, buffer.name, [(k, start) for k, (extent, start) in enumerate(axes) if extent is not None])
-    return (f.replace(body=(tile.Alloc(small, "local"), *body)),)
+    return [_part(extent, [u.index[k] for u in uses], around, ranges) for k, extent in enumerate(buffer.shape)]
 
 
 def _part(extent: Expr, indices: list[Expr], around: set[str], ranges: dict[str, Range]) -> tuple[Expr | None, Expr]:
@@ -248,8 +294,8 @@ def _apart(index: Expr, around: set[str]) -> tuple[Expr, Expr]:
     return from_linear((fixed, 0)), from_linear(({t: n for t, n in terms.items() if t not in fixed}, rest))
 
 
-def _reindex(body: tuple[Stmt, ...], buffer: str, axes: list[tuple[int, Expr]]) -> tuple[Stmt, ...]:
-    """The body with the buffer's axes that are left, each counted from its start."""
+def _reindex(body: tuple[Stmt, ...], buffer: str, axes: list[tuple[int, Expr]], name: str = "") -> tuple[Stmt, ...]:
+    """The body with the buffer, called `name` from now on, reduced to the axes that are left, counted from `start`."""
 
     def moved(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(index[k] if start is const(0) else from_linear(linear(index[k] - start)) for k, start in axes)
@@ -258,7 +304,7 @@ def _reindex(body: tuple[Stmt, ...], buffer: str, axes: list[tuple[int, Expr]]) 
     for s in body:
         for n in s.walk():
             if isinstance(n, Load) and n.buffer == buffer:
-                table[n] = n.replace(index=moved(n.index))
+                table[n] = n.replace(buffer=name or buffer, index=moved(n.index))
     body = substitute(body, table)
 
     def stores(s: Stmt) -> Stmt:

@@ -1,0 +1,60 @@
+"""What names stand for at a place in a kernel of threads, and at which level of the machine that place is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from compiler.ir import kernel as k
+from compiler.ir.expr import Expr, Var
+from compiler.ir.index import Range
+from compiler.ir.tensor import Tensor
+
+WARP = 32
+THREAD: Expr = k.Builtin("thread.x")
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the iterations of a loop go to threads: `vector` neighbours to each of `threads`, then the next round."""
+
+    extent: Expr
+    threads: int
+    vector: int
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The loop over threads around a statement: its variable, how it is spread, and where this thread's part lies.
+
+    `slot` counts the elements that a thread has had of it, which is where a tile in registers keeps them.
+    """
+
+    var: str
+    spread: Spread
+    slot: Expr
+
+
+@dataclass
+class Scope:
+    """`level` is "block" where all threads of a block do the same, "warp" where those of a warp do, else "thread"."""
+
+    values: dict[str, Expr]
+    ranges: dict[str, Range]
+    buffers: dict[str, Tensor]
+    level: str = "block"
+    # Tiles in registers: how they are spread, once a loop has said so, and the name of each thread's share.
+    registers: dict[str, str] | None = None
+    lanes: Lanes | None = None
+    # Loads that were made beforehand: which buffer and flat index stand where.
+    ready: dict[tuple[str, Expr], tuple[str, Expr]] | None = None
+    # Buffers whose stores are gathered, and in which array.
+    gathered: dict[str, tuple[str, Expr]] | None = None
+
+    def inner(self, **changes: object) -> Scope:
+        return replace(self, values=dict(self.values), ranges=dict(self.ranges), buffers=dict(self.buffers),
+                       registers=dict(self.registers or {}), **changes)  # type: ignore[arg-type]  # fmt: skip
+
+    def tile_ranges(self) -> dict[str, Range]:
+        """Ranges by the names that Tile IR uses."""
+        known = {n: self.ranges[v.name] for n, v in self.values.items() if isinstance(v, Var) and v.name in self.ranges}
+        return self.ranges | known

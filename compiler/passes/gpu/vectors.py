@@ -1,0 +1,104 @@
+"""Accesses of neighbouring iterations to neighbouring places, so that one wide load or store serves them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, names
+from compiler.ir.index import from_linear, linear
+from compiler.ir.statement import Accum, Init, Let, Stmt, Store
+from compiler.passes.gpu.scope import Scope
+from compiler.schedule import access
+
+Place = Callable[[str, tuple[Expr, ...]], Expr]
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """(buffer, flat index of a lane) to the flat index of the first lane."""
+
+    loads: dict[tuple[str, Expr], Expr]
+    stores: dict[tuple[str, Expr], Expr]
+
+
+def divides(e: Expr, by: int) -> bool:
+    """`e` is certainly a multiple of `by`."""
+    match e:
+        case Op("min" | "max", (a, b)):
+            return divides(a, by) and divides(b, by)
+    terms, rest = linear(e)
+    if e in terms:
+        return by == 1
+    return rest % by == 0 and all(c % by == 0 or divides(t, by // _common(c, by)) for t, c in terms.items())
+
+
+def _common(c: int, by: int) -> int:
+    while c % by:
+        by //= 2
+    return max(by, 1)
+
+
+def neighbours(body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int, place: Place) -> Neighbours:
+    """The wide accesses of a body that runs for `lane` = 0 .. vector - 1.
+
+    Only what is always executed counts, of buffers that the body either reads or writes, each place once.
+    """
+    bound = {n.name for s in body for n in s.walk() if isinstance(n, Let | Init)}
+    inner_loops = {s.var for s in body for s in s.walk() if isinstance(s, access.LOOPS)}
+    written = [n.buffer for s in body for n in s.walk() if isinstance(n, Store)]
+    read = {n.buffer for s in body for n in s.walk() if isinstance(n, Load)}
+    own = set(scope.registers or {})
+
+    def wide(buffer: str, index: tuple[Expr, ...]) -> tuple[Expr, Expr] | None:
+        if buffer in own or buffer not in scope.buffers:
+            return None
+        if any(names(i) & (bound | inner_loops) for i in index):
+            return None
+        flat = place(buffer, index)
+        if access.stride(flat, lane) != 1:
+            return None
+        terms, rest = linear(flat)
+        start = from_linear(({t: c for t, c in terms.items() if t is not lane}, rest))
+        return (flat, start) if divides(start, vector) else None
+
+    loads: dict[tuple[str, Expr], Expr] = {}
+    stores: dict[tuple[str, Expr], Expr] = {}
+    for load in _always(body):
+        if load.buffer not in written and (found := wide(load.buffer, load.index)):
+            loads[load.buffer, found[0]] = found[1]
+    for s in body:
+        if isinstance(s, Store) and s.op == "set" and s.buffer not in read and written.count(s.buffer) == 1:
+            found = wide(s.buffer, s.index)
+            if found:
+                stores[s.buffer, found[0]] = found[1]
+    return Neighbours(loads, stores)
+
+
+def _always(body: tuple[Stmt, ...]) -> Iterator[Load]:
+    """Loads that every execution of the body makes."""
+    for s in body:
+        match s:
+            case Let(_, value) | Init(_, value) | Accum(_, _, value):
+                yield from _loads(value)
+            case Store(_, index, value, _):
+                yield from _loads(value)
+                for i in index:
+                    yield from _loads(i)
+
+
+def _loads(e: Expr) -> Iterator[Load]:
+    match e:
+        case Const() | Var():
+            return
+        case Select(cond, _, _):
+            yield from _loads(cond)
+            return
+        case Load(_, index):
+            for i in index:
+                yield from _loads(i)
+            yield e
+            return
+    for c in e.children():
+        if isinstance(c, Expr):
+            yield from _loads(c)

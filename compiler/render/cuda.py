@@ -1,0 +1,213 @@
+"""Kernel IR for threads to CUDA C++ text: one `__global__` function for each of the program's.
+
+The text includes the device functions of `render/cuda/mlc`, which have a body for nvcc and one for a CPU, so that the
+same text runs on both. Integers wrap, so a host compiler needs -fwrapv.
+"""
+
+from __future__ import annotations
+
+import math
+
+from compiler.ir import kernel as k
+from compiler.ir.dtype import DType, boolean, f32, i64
+from compiler.ir.expr import Cast, Const, Expr, Load, Op
+from compiler.render import c
+from compiler.render.c import SHIFT, UNARY, Code, Writer
+from compiler.render.cpp_expression import TYPES, half_bits, is_half, lane_type, memory
+
+WIDTH = 120
+FOLDER = "mlc"  # of the headers, inside the folder that text is compiled with
+ALIGNED = 16  # bytes: what wide loads of a parameter rely on
+
+# header: the functions that it declares, without their prefix, as far as text calls them.
+HEADERS = {
+    "numbers": "infinity nan",
+    "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
+    "arithmetic": "isnan max min abs sign shl shr floordiv remainder truncdiv fmod round",
+    "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh "
+    "atanh pow erf erfc sin cos tan asin acos atan atan2",
+    "memory": "load store",
+    "reduce": "warp_reduce block_reduce sum prod maximum minimum all any",
+    "atomics": "atomic",
+}
+_HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
+_FUNCTIONS = {"mod": "mlc_remainder", "rem": "mlc_fmod"}
+_OPERATIONS = (
+    "min max isnan sqrt fma abs sign floor ceil round trunc rsqrt shl shr floordiv mod truncdiv rem "
+    "exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh atanh pow erf erfc sin cos tan asin acos atan atan2"
+)
+_COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
+_BUILTINS = {
+    f"{kind}.{axis}": f"{word}.{axis}"
+    for kind, word in (("thread", "threadIdx"), ("block", "blockIdx"), ("threads", "blockDim"), ("blocks", "gridDim"))
+    for axis in "xyz"
+}
+_BARRIERS = {"block": "mlc_block_barrier", "warp": "mlc_warp_barrier", "cluster": "mlc_cluster_barrier"}
+_KEYWORDS = frozenset(
+    """
+    std alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class
+    compl concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype
+    default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline
+    int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+    reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template
+    this thread_local throw true try typedef typeid typename typeof typeof union unsigned using virtual void volatile
+    wchar_t while xor xor_eq main threadIdx blockIdx blockDim gridDim warpSize dim3 half half2 signbit isinf isnan
+    abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc erfcinv erfcx erfinv exp
+    exp10 exp2 expm1 fabs fdim floor fma fmax fmin fmod frexp hypot ilogb j0 j1 jn ldexp lgamma llrint llround log
+    log10 log1p log2 logb lrint lround max min modf nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv pow
+    rcbrt remainder remquo rhypot rint rnorm round rsqrt scalbln scalbn sin sincos sincospi sinh sinpi sqrt tan tanh
+    tgamma trunc y0 y1 yn clock clock64 assert printf malloc free memcpy memset index select signal time read write
+    div exit abort gamma link accept bind connect listen send
+    """.split()  # noqa: SIM905
+)
+RESERVED = _KEYWORDS
+
+
+def render(program: k.Program, *, target: str, provenance: str = "") -> str:
+    """The CUDA text of `program`; `provenance` is a remark for its head. Raises ValueError for what has no spelling."""
+    names = c.spelled([f.name for f in program.functions], RESERVED)
+    called: set[str] = set()
+    functions: list[str] = []
+    for f in program.functions:
+        functions += ["", *_function(f, names[f.name], program, called)]
+    head = [*c.comment(f"{program.name}, for {target}"), *c.comment(provenance)]
+    headers = sorted({_header(name) for name in called}, key=list(HEADERS).index)
+    includes = [f'#include "{FOLDER}/{h}.cuh"' for h in ("prelude", *headers)]
+    return "\n".join([*head, *includes, *functions]) + "\n"
+
+
+def names(program: k.Program) -> list[str]:
+    """What the text calls each function of a program."""
+    spelled = c.spelled([f.name for f in program.functions], RESERVED)
+    return [spelled[f.name] for f in program.functions]
+
+
+def _header(function: str) -> str:
+    if function not in _HEADER_OF:
+        raise ValueError(f"no header has the device function {function}")
+    return _HEADER_OF[function]
+
+
+def _function(f: k.Function, name: str, program: k.Program, called: set[str]) -> list[str]:
+    if not f.block:
+        raise ValueError(f"function {f.name} has no threads")
+    spelled = c.spelled([*c.bound(f), *program.sizes], RESERVED)
+    w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.assigned(f))
+    w.called = called
+    lines = c.body(w, f.body)
+    used = c.touched(f.body)
+    params = []
+    for p in f.params:
+        shown = spelled[p.name] if p.name in used else f"/* {spelled[p.name]} */"
+        params.append(f"{'' if p.name in f.writes else 'const '}{memory(p.dtype)}* __restrict__ {shown}")
+    params += [f"const long {spelled[s]}" for s in program.sizes]
+    about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
+    head = c.comment(f"{f.name} {', '.join(about)}\n{f.schedule}") if about else []
+    threads = f.block[0] * f.block[1] * f.block[2]
+    start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}('
+    return [*head, *_filled(start, params, ") {"), *lines, "}"]
+
+
+def _filled(start: str, words: list[str], end: str) -> list[str]:
+    """`start`, the words and `end`, on as few lines as `WIDTH` allows, the later ones indented."""
+    lines = [start + ", ".join(words) + end]
+    while len(lines[-1]) > WIDTH and ", " in lines[-1][8:WIDTH]:
+        cut = lines[-1].rindex(", ", 0, WIDTH) + 2
+        lines[-1:] = [lines[-1][:cut].rstrip(), "    " + lines[-1][cut:]]
+    return lines
+
+
+# ---- expressions
+
+
+def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
+    if e.dtype.lanes > 1:
+        raise ValueError(f"{e.dtype}: a thread computes with one element at a time")
+    match e:
+        case Const(value, dtype) if is_half(dtype):
+            return Code(f"(unsigned short)0x{half_bits(float(value), dtype):04x}", UNARY)
+        case Const(value, dtype) if dtype.is_float and not math.isfinite(value):
+            made = w.call("mlc_nan" if math.isnan(value) else "mlc_infinity", template=(TYPES[dtype.name],))
+            return Code(f"-{made.text}", UNARY) if value < 0 else made
+        case Load(buffer, (index,), dtype):
+            at = w.place(buffer, index)
+            if dtype is boolean:
+                return Code(f"{at} != 0", c.EQUAL)
+            return Code(at + ".bits" if is_half(dtype) else at)
+        case Cast(arg, dtype):
+            return _cast(w, arg, dtype)
+        case k.Builtin(name):
+            return Code(f"(long){_BUILTINS[name]}", UNARY)
+        case k.Together(how, arg, threads, scratch):
+            combine = f"mlc_{_COMBINERS[how]}"
+            w.called.add(combine)
+            if threads <= 32:
+                return w.call("mlc_warp_reduce", w.of(arg), template=(combine,))
+            return w.call("mlc_block_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
+        case Op("floordiv" | "mod" as name, (a, Const(int() as by))) if e.dtype is i64 and by > 0:
+            return w.call("mlc_floordiv" if name == "floordiv" else "mlc_remainder", w.of(a), f"{by}l")
+        case Op("shl" | "shr" as name, (a, Const(int() as by))) if 0 <= by < e.dtype.bits:
+            made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {by}", SHIFT)
+            return c.narrowed(w, made, e.dtype)
+    return None
+
+
+def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
+    source = arg.dtype
+    if is_half(dtype):
+        inner = arg
+        if source is not f32:
+            if is_half(source):
+                return w.call(f"mlc_to_{dtype.name}", _cast(w, arg, f32).text)
+            inner = Cast(arg, f32)
+        return w.call(f"mlc_to_{dtype.name}", w.of(inner))
+    if is_half(source):
+        wide = w.call(f"mlc_from_{source.name}", w.of(arg))
+        if dtype is f32:
+            return wide
+        if dtype is boolean:
+            return Code(f"{wide.text} != 0", c.EQUAL)
+        return w.call("mlc_convert", wide.text, template=(TYPES[dtype.name],)) if dtype.is_integer else Code(
+            f"({TYPES[dtype.name]}){wide.text}", UNARY)  # fmt: skip
+    if dtype is boolean:
+        return Code(f"{w.of(arg, SHIFT)} != 0", c.EQUAL)
+    if source.is_float and dtype.is_integer:
+        return w.call("mlc_convert", w.of(arg), template=(TYPES[dtype.name],))
+    return Code(f"({TYPES[dtype.name]}){w.of(arg, UNARY)}", UNARY)
+
+
+# ---- statements
+
+
+def _declare(w: Writer, s: k.Declare) -> str:
+    return lane_type(s.value.dtype)
+
+
+def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
+    match s:
+        case k.Barrier(scope):
+            return [_BARRIERS[scope] + "();"]
+        case k.Store(buffer, index, value, "set"):
+            at = w.place(buffer, index) + (".bits" if is_half(value.dtype) else "")
+            return [f"{at} = {w.plain(value)};"]
+        case k.Call(function, template, args):
+            shown = [w.pointer(a.buffer, a.index) if isinstance(a, k.Address) else w.of(a) for a in args]
+            return [w.call(function, *shown, template=template).text + ";"]
+    return None
+
+
+def _array(w: Writer, s: k.Array) -> list[str]:
+    kind, name = memory(s.dtype), w.names[s.name]
+    if s.space == "shared":
+        return [f"MLC_SHARED({kind}, {name}, {s.size}, {s.align});"]
+    return [f"alignas({s.align}) {kind} {name}[{s.size}];"]
+
+
+def _pragma(w: Writer, s: k.For) -> list[str]:
+    return ["#pragma unroll"] if s.mark == "unroll" else []
+
+
+_NAMES = {name: _FUNCTIONS.get(name, f"mlc_{name}") for name in _OPERATIONS.split()}
+LANGUAGE = c.Language(TYPES, _NAMES, RESERVED, _expression, _statement, _declare, _array, _pragma)
+
+__all__ = ["ALIGNED", "HEADERS", "LANGUAGE", "names", "render"]

@@ -1,0 +1,125 @@
+// Arithmetic with a defined answer for every operand: nothing traps, NaN arguments of min and max win, integers wrap.
+#pragma once
+#include "prelude.cuh"
+
+template <typename T>
+struct mlc_as_unsigned {
+    typedef T type;
+};
+template <>
+struct mlc_as_unsigned<signed char> {
+    typedef unsigned char type;
+};
+template <>
+struct mlc_as_unsigned<short> {
+    typedef unsigned short type;
+};
+template <>
+struct mlc_as_unsigned<int> {
+    typedef unsigned type;
+};
+template <>
+struct mlc_as_unsigned<long> {
+    typedef unsigned long type;
+};
+
+template <typename T>
+MLC_DEVICE bool mlc_isnan(T x) {
+    return x != x;
+}
+template <typename T>
+MLC_DEVICE T mlc_max(T a, T b) {
+    return b > a || b != b ? b : a;
+}
+template <typename T>
+MLC_DEVICE T mlc_min(T a, T b) {
+    return b < a || b != b ? b : a;
+}
+template <typename T>
+MLC_DEVICE T mlc_abs(T x) {
+    return x < T(0) ? (T)(T(0) - x) : x;
+}
+MLC_DEVICE float mlc_abs(float x) {
+    return fabsf(x);
+}
+MLC_DEVICE double mlc_abs(double x) {
+    return fabs(x);
+}
+// -1, 0 or 1; NaN gives 0.
+template <typename T>
+MLC_DEVICE T mlc_sign(T x) {
+    return (T)((x > T(0)) - (x < T(0)));
+}
+// Halves go to the even neighbour.
+MLC_DEVICE float mlc_round(float x) {
+    return rintf(x);
+}
+MLC_DEVICE double mlc_round(double x) {
+    return rint(x);
+}
+
+// By a negative count or by the width and more, all bits (but a sign) fall out.
+template <typename T>
+MLC_DEVICE T mlc_shl(T x, T count) {
+    return count >= T(0) && count < T(8 * sizeof(T)) ? (T)((typename mlc_as_unsigned<T>::type)x << count) : T(0);
+}
+template <typename T>
+MLC_DEVICE T mlc_shr(T x, T count) {
+    return count >= T(0) && count < T(8 * sizeof(T)) ? (T)(x >> count) : x < T(0) ? (T)-1 : T(0);
+}
+
+// ---- division; by zero, integers give 0
+
+template <typename T>
+MLC_DEVICE T mlc_truncdiv(T x, T y) {
+    if (y == T(0)) return T(0);
+    if (T(-1) < T(0) && y == T(-1)) return (T)((typename mlc_as_unsigned<T>::type)0 - (typename mlc_as_unsigned<T>::type)x);
+    return (T)(x / y);
+}
+template <typename T>
+MLC_DEVICE T mlc_fmod(T x, T y) {
+    if (y == T(0) || (T(-1) < T(0) && y == T(-1))) return T(0);
+    return (T)(x % y);
+}
+MLC_DEVICE float mlc_fmod(float x, float y) {
+    return fmodf(x, y);
+}
+MLC_DEVICE double mlc_fmod(double x, double y) {
+    return fmod(x, y);
+}
+// With the sign of the divisor.
+template <typename T>
+MLC_DEVICE T mlc_remainder(T x, T y) {
+    const T r = mlc_fmod(x, y);
+    return r != T(0) && (r < T(0)) != (y < T(0)) ? (T)(r + y) : r;
+}
+template <typename T>
+MLC_DEVICE T mlc_floordiv(T x, T y) {
+    if (y == T(0)) return T(0);
+    const T q = mlc_truncdiv(x, y);
+    return mlc_fmod(x, y) != T(0) && (x < T(0)) != (y < T(0)) ? (T)(q - T(1)) : q;
+}
+// x is close to y * floordiv + remainder even where x / y rounds up, as in PyTorch.
+template <typename F>
+MLC_DEVICE F mlc_floordiv_float(F x, F y) {
+    const F quotient = x / y;
+    if (y == F(0)) return quotient;
+    const F r = mlc_fmod(x, y);
+    F d = (x - r) / y;
+    if (r != F(0) && (r < F(0)) != (y < F(0))) d -= F(1);
+    if (d == F(0)) return copysign(F(0), quotient);
+    const F f = floor(d);
+    return d - f > F(0.5) ? f + F(1) : f;
+}
+MLC_DEVICE float mlc_floordiv(float x, float y) {
+    return mlc_floordiv_float(x, y);
+}
+MLC_DEVICE double mlc_floordiv(double x, double y) {
+    return mlc_floordiv_float(x, y);
+}
+MLC_DEVICE float mlc_truncdiv(float x, float y) {
+    return truncf(x / y);
+}
+MLC_DEVICE double mlc_truncdiv(double x, double y) {
+    return trunc(x / y);
+}

@@ -1,0 +1,85 @@
+// Reductions over the threads of a warp and of a block; every thread gets the result, which is the same in each run.
+#pragma once
+#include "arithmetic.cuh"
+
+struct mlc_sum {
+    template <typename T>
+    MLC_DEVICE T of(T a, T b) {
+        return (T)(a + b);
+    }
+};
+struct mlc_prod {
+    template <typename T>
+    MLC_DEVICE T of(T a, T b) {
+        return (T)(a * b);
+    }
+};
+struct mlc_maximum {
+    template <typename T>
+    MLC_DEVICE T of(T a, T b) {
+        return mlc_max(a, b);
+    }
+};
+struct mlc_minimum {
+    template <typename T>
+    MLC_DEVICE T of(T a, T b) {
+        return mlc_min(a, b);
+    }
+};
+struct mlc_all {
+    template <typename T>
+    MLC_DEVICE T of(T a, T b) {
+        return (T)(a & b);
+    }
+};
+struct mlc_any {
+    template <typename T>
+    MLC_DEVICE T of(T a, T b) {
+        return (T)(a | b);
+    }
+};
+
+// What a shuffle can carry: at least 32 bits.
+template <typename T>
+struct mlc_carried {
+    typedef T type;
+};
+template <>
+struct mlc_carried<bool> {
+    typedef int type;
+};
+template <>
+struct mlc_carried<signed char> {
+    typedef int type;
+};
+template <>
+struct mlc_carried<unsigned char> {
+    typedef int type;
+};
+template <>
+struct mlc_carried<short> {
+    typedef int type;
+};
+
+template <typename OP, typename T>
+MLC_DEVICE T mlc_warp_reduce(T x) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2)
+        x = OP::of(x, (T)__shfl_xor_sync(0xffffffffu, (typename mlc_carried<T>::type)x, distance));
+    return x;
+}
+// `scratch` is shared, with an element for each warp; it may be used again right away.
+template <typename OP, int THREADS, typename T, typename S>
+MLC_DEVICE T mlc_block_reduce(T x, S* scratch) {
+    constexpr int WARPS = THREADS / 32;
+    static_assert((WARPS & (WARPS - 1)) == 0, "a block has a power of two warps");
+    x = mlc_warp_reduce<OP>(x);
+    if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = (S)x;
+    mlc_block_barrier();
+    T total = (T)scratch[threadIdx.x % 32 % WARPS];
+#pragma unroll
+    for (int distance = WARPS / 2; distance > 0; distance /= 2)
+        total = OP::of(total, (T)__shfl_xor_sync(0xffffffffu, (typename mlc_carried<T>::type)total, distance));
+    mlc_block_barrier();
+    return total;
+}

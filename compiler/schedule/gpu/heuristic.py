@@ -1,0 +1,278 @@
+"""A loop nest and a target with threads in, a schedule out: a pure function, with the reason for each choice beside it.
+
+A kernel without loops inside its rows is spread flat over blocks and threads. Rows with loops inside go to a block, a
+warp or a thread each, by how long they are and along which way memory is contiguous.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compiler.ir import loop
+from compiler.ir.expr import Const, Load, Var, product
+from compiler.ir.index import Range, extent_range
+from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.tensor import Tensor
+from compiler.schedule import access
+from compiler.schedule.nests import Row, contiguous, paths_of, rows_of, used_as_value
+from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Stage, Step
+from compiler.targets.target import Target
+
+THREADS = 256  # a multiple of every scheduler's share, and small enough for eight blocks on a multiprocessor
+WIDEST = 16  # bytes that one instruction loads or stores
+MOST_NEIGHBOURS = 8  # elements of a thread side by side: more make code longer and nothing faster
+MOST_ROUNDS = 4  # of wide loads in flight for each thread: 4 x 16 bytes hide the latency of memory at half occupancy
+SHORT_ROW = 8  # a row that a thread goes through alone
+WARP_ROW = 1024  # the longest row that one warp takes: 32 elements a thread
+PER_THREAD = 16  # elements of a longer row for each thread
+MOST_THREADS = 1024
+KEPT = 64  # elements of a row that a thread keeps in registers, of 255 that it has
+OWN = 64  # elements of a temporary that a thread keeps to itself
+
+
+def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
+    """A schedule for `kernel`; `private` names the temporaries that no other kernel uses."""
+    plan = _Plan(kernel, frozenset(private), target, {p.name: p for p in kernel.params})
+    if not all(isinstance(s, loop.For) for s in kernel.body):
+        return Schedule(tuple(plan.alone()))
+    return Schedule(tuple(step for s in kernel.body if isinstance(s, loop.For) for step in plan.nest(s)))
+
+
+@dataclass(frozen=True)
+class _Leaf:
+    """An innermost loop after its neighbours were merged into it: its name by then, its extent, and as it was."""
+
+    name: str
+    extent: int
+    original: loop.For
+
+
+@dataclass(frozen=True)
+class _Plan:
+    kernel: Kernel
+    private: frozenset[str]
+    target: Target
+    tensors: dict[str, Tensor]
+
+    def nest(self, f: loop.For) -> list[Step]:
+        rows, inside = rows_of(f)
+        if any(not isinstance(r.extent, Const) for r in rows):
+            raise ValueError(f"kernel {self.kernel.name}: its sizes are not known, which the heuristic needs")
+        paths = paths_of(inside)
+        if not paths:
+            return self.flat(rows, inside)
+        count = math.prod(int(r.extent.value) for r in rows if isinstance(r.extent, Const))
+        longest = max(_extent(path) for path in paths)
+        scans = any(g.kind == "scan" for path in paths for g in path)
+        if rows and (scans or longest <= SHORT_ROW or (count >= WARP_LANES and self.across(rows, inside, paths))):
+            return self.flat(rows, inside)
+        name, steps = self.merged_rows(rows)
+        if scans:
+            return steps + ([Bind(name, "blocks")] if name else [])
+        if longest <= WARP_ROW and name and count > 1:
+            warps = THREADS // WARP_LANES if count >= 4 * self.target.cores else 1
+            steps += [Split(name, warps), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "warps")]
+            return steps + self.inside(f"{name}1", paths, WARP_LANES)
+        threads = min(MOST_THREADS, max(128, _power(longest // PER_THREAD)))
+        steps += [Bind(name, "blocks")] if name else []
+        return steps + self.inside(name, paths, threads)
+
+    def alone(self) -> list[Step]:
+        """A kernel whose statements share scalars: one block does it all."""
+        paths = paths_of(self.kernel.body)
+        if any(g.kind == "scan" for path in paths for g in path):
+            return []
+        longest = max((_extent(path) for path in paths), default=1)
+        return self.inside("", paths, min(MOST_THREADS, max(WARP_LANES, _power(longest // PER_THREAD))))
+
+    # ---- rows
+
+    def merged_rows(self, rows: list[loop.For]) -> tuple[str, list[Step]]:
+        """All loops over rows as one."""
+        steps: list[Step] = []
+        name = rows[0].var if rows else ""
+        for r in rows[1:]:
+            steps.append(Collapse(name, r.var))
+            name += r.var
+        return name, steps
+
+    def flat(self, rows: list[loop.For], inside: tuple[Stmt, ...]) -> list[Step]:
+        """Each row is one iteration of a thread, neighbours to neighbours."""
+        ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+        groups: list[Row] = []
+        steps: list[Step] = []
+        for r in rows:
+            assert isinstance(r.extent, Const)
+            extent = int(r.extent.value)
+            # The axes before the last may stay axes of the grid if the last is long enough to keep threads busy.
+            if groups and (self.even(groups[-1].last, r, inside, ranges) or _rest(rows, r) < THREADS):
+                steps.append(Collapse(groups[-1].name, r.var))
+                groups[-1] = Row(groups[-1].name + r.var, groups[-1].extent * extent, r)
+            else:
+                groups.append(Row(r.var, extent, r))
+        if len(groups) > 1 and groups[-1].extent < THREADS:
+            groups, steps = [], []
+            name, steps = self.merged_rows(rows)
+            groups = [Row(name, math.prod(int(r.extent.value) for r in rows if isinstance(r.extent, Const)), rows[-1])]
+        while len(groups) > 3:
+            steps.append(Collapse(groups[0].name, groups[1].name))
+            groups[:2] = [Row(groups[0].name + groups[1].name, groups[0].extent * groups[1].extent, groups[1].last)]
+        *outer, last = groups
+        steps += [Bind(g.name, "blocks") for g in outer]
+        vector = self.neighbours(last.last, inside) if not paths_of(inside) else 1
+        others = math.prod(g.extent for g in outer)
+        rounds = max(1, min(MOST_ROUNDS, last.extent * others // (2 * self.target.cores * THREADS * vector)))
+        steps += self.own(last.name, inside)
+        steps += [Split(last.name, THREADS * vector * (rounds if not paths_of(inside) else 1))]
+        steps += [Bind(f"{last.name}0", "blocks"), Bind(f"{last.name}1", "lanes", _lanes(THREADS, vector))]
+        return steps
+
+    def own(self, row: str, inside: tuple[Stmt, ...]) -> list[Step]:
+        """Small temporaries of a row become a thread's own."""
+        count = math.prod(int(n.extent.value) for f in self.kernel.body if isinstance(f, loop.For)
+                          for n in rows_of(f)[0] if isinstance(n.extent, Const))  # fmt: skip
+        steps: list[Step] = []
+        for b in sorted(self.private):
+            size = product(self.tensors[b].shape)
+            if isinstance(size, Const) and int(size.value) <= OWN * count and len(self.kernel.body) == 1:
+                steps.append(Fold(b, row))
+        return steps
+
+    def even(self, outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], ranges: dict[str, Range]) -> bool:
+        """Every address moves through both loops as through one."""
+        assert isinstance(inner.extent, Const)
+        i, j, n = Var(outer.var), Var(inner.var), int(inner.extent.value)
+        inner_stride = access.strides(inside, j, self.tensors, ranges)
+        outer_stride = access.strides(inside, i, self.tensors, ranges)
+        if any(a is None or b is None or b != a * n for a, b in zip(inner_stride, outer_stride, strict=True)):
+            return False
+        return not used_as_value(inside, {i, j})
+
+    def neighbours(self, last: loop.For, body: tuple[Stmt, ...]) -> int:
+        """How many elements a thread takes side by side: as many as the widest instruction moves of most buffers."""
+        assert isinstance(last.extent, Const)
+        sizes = [self.tensors[b].dtype.bytes for b, _, _ in access.accesses(body) if b in self.tensors]
+        widest = min(MOST_NEIGHBOURS, WIDEST // max(1, sorted(sizes)[len(sizes) // 2] if sizes else 4))
+        while widest > 1 and int(last.extent.value) % widest:
+            widest //= 2
+        return max(1, widest)
+
+    def across(self, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
+        """Memory is contiguous along the rows rather than along the loops inside."""
+        ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+        ranges |= {f.var: extent_range(f.extent) for path in paths for f in path}
+        leaves = [path[-1] for path in paths]
+        side = contiguous(access.strides(inside, Var(rows[-1].var), self.tensors, ranges))
+        along = sum(contiguous(access.strides(f.body, Var(f.var), self.tensors, ranges)) for f in leaves) / len(leaves)
+        return side > along
+
+    # ---- loops inside rows
+
+    def inside(self, row: str, paths: list[list[loop.For]], threads: int) -> list[Step]:
+        """Loops inside a row go over threads; what several of them read stays in registers."""
+        steps: list[Step] = []
+        leaves: list[_Leaf] = []
+        for path in paths:
+            leaf, merging = self.merged(path)
+            leaves.append(leaf)
+            steps += merging
+        vector = max(1, min(self.neighbours(leaf.original, leaf.original.body) for leaf in leaves))
+        while vector > 1 and any(leaf.extent % vector or leaf.extent < vector * threads // 2 for leaf in leaves):
+            vector //= 2
+        lanes = _lanes(threads, vector)
+        extent = leaves[0].extent
+        alike = all(leaf.extent == extent for leaf in leaves) and extent <= KEPT * threads
+        if row and alike:
+            for b in sorted(self.private):
+                if self.at_own_place(b, leaves):
+                    steps.append(Fold(b, row, "registers"))
+            for b in self.read_again(leaves):
+                steps += [Stage(b, f"{b}_row", row, "registers"), Bind(f"{b}_row_at", "lanes", lanes)]
+        return steps + [Bind(leaf.name, "lanes", lanes) for leaf in leaves]
+
+    def merged(self, path: list[loop.For]) -> tuple[_Leaf, list[Step]]:
+        """The innermost loop made one with those perfectly around it of its kind."""
+        steps: list[Step] = []
+        leaf = path[-1]
+        assert isinstance(leaf.extent, Const)
+        name, extent = leaf.var, int(leaf.extent.value)
+        for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
+            if outer.kind != inner.kind or outer.body != (inner,) or not isinstance(outer.extent, Const):
+                break
+            steps.append(Collapse(outer.var, name))
+            name, extent = outer.var + name, int(outer.extent.value) * extent
+        return _Leaf(name, extent, leaf), steps
+
+    def read_again(self, leaves: list[_Leaf]) -> list[str]:
+        """Buffers of which several loops read the whole row, each iteration its own element."""
+        often = {b: sum(any(n.buffer == b for n in _loads(leaf)) for leaf in leaves) for b in self.tensors}
+        wanted = [b for b, n in often.items() if n > 1 and b not in self.kernel.writes]
+        return [b for b in wanted if self.at_own_place(b, leaves) and self.whole_row(b, leaves)]
+
+    def at_own_place(self, buffer: str, leaves: list[_Leaf]) -> bool:
+        """The only axis of a buffer that moves inside a row is the loop's own variable, everywhere in the kernel."""
+        inside = [(n, leaf) for leaf in leaves for s in leaf.original.body for n in s.walk() if _touches(n, buffer)]
+        everywhere = [n for s in self.kernel.body for n in s.walk() if _touches(n, buffer)]
+        if len(inside) != len(everywhere):
+            return False
+        for n, leaf in inside:
+            index = n.index
+            own = [i for i in index if Var(leaf.original.var) in set(i.walk())]
+            if leaf.name != leaf.original.var or own != [Var(leaf.original.var)]:
+                return False
+            if any(Var(other.var) in set(i.walk()) for i in index for other in _between(self.kernel, leaf.original)):
+                return False
+        return True
+
+    def whole_row(self, buffer: str, leaves: list[_Leaf]) -> bool:
+        """A row of the buffer is as long as the loops, so that all of it may be read."""
+        found = {n.index for leaf in leaves for n in _loads(leaf) if n.buffer == buffer}
+        axes = [k for index in found for k, i in enumerate(index) if any(i is Var(x.original.var) for x in leaves)]
+        extents = [self.tensors[buffer].shape[k] for k in axes]
+        return len(set(axes)) == 1 and all(isinstance(e, Const) and e.value == leaves[0].extent for e in extents)
+
+
+WARP_LANES = 32
+
+
+def _between(kernel: Kernel, leaf: loop.For) -> list[loop.For]:
+    """The loops inside the rows of a kernel that are around one of its innermost loops."""
+    for s in kernel.body:
+        if isinstance(s, loop.For) and leaf in set(s.walk()):
+            _, inside = rows_of(s)
+            return [g for path in paths_of(inside) if path[-1] is leaf for g in path[:-1]]
+    return []
+
+
+def _touches(n: object, buffer: str) -> bool:
+    return isinstance(n, Load | Store) and n.buffer == buffer
+
+
+def _loads(leaf: _Leaf) -> list[Load]:
+    return [n for s in leaf.original.body for n in s.walk() if isinstance(n, Load)]
+
+
+def _extent(path: list[loop.For]) -> int:
+    """How often the innermost loop of a path runs."""
+    out = 1
+    for f in path:
+        if not isinstance(f.extent, Const):
+            return 1
+        out *= int(f.extent.value)
+    return out
+
+
+def _rest(rows: list[loop.For], r: loop.For) -> int:
+    """Iterations of a loop over rows with all those inside it."""
+    return math.prod(int(x.extent.value) for x in rows[rows.index(r) :] if isinstance(x.extent, Const))
+
+
+def _lanes(threads: int, vector: int) -> tuple[tuple[str, int], ...]:
+    return (("threads", threads), *((("vector", vector),) if vector > 1 else ()))
+
+
+def _power(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(0, n - 1).bit_length()
