@@ -10,7 +10,7 @@ import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import compiler
-from conformance import cases, duel, inputs, lock, oracle, roofline, systems
+from conformance import cases, device, duel, inputs, lock, oracle, roofline, systems
 from conformance.cases import BenchCase, Case
 from conformance.duel import Clock, Protocol, Ratio, Samples
 from conformance.systems import EAGER, Built, Function
@@ -74,8 +74,15 @@ class Settings:
         return MIN_EFFECT[self.mode] if self.min_effect is None else self.min_effect
 
     @property
+    def where(self) -> str:
+        """The device that the tensors are on."""
+        return "cuda" if device.here(self.target) else "cpu"
+
+    @property
     def clock_name(self) -> str:
         """A thread's own time ignores what else the machine does, but sees one thread alone."""
+        if self.where == "cuda":
+            return "device"
         return "thread_time_ns" if self.threads == 1 and self.target.startswith("cpu") else "perf_counter_ns"
 
 
@@ -109,7 +116,13 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet |
     vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, "compile")
     with torch.no_grad(), kept_memory(), _threads(settings.threads), _machine(settings, quiet) as alone:
         try:
-            row |= measure(prepare(case, settings.seed), vs, settings, alone, oracle.quick_compare)
+            row |= measure(
+                prepare(case, settings.seed, "cuda" if device.here(settings.target) else "cpu"),
+                vs,
+                settings,
+                alone,
+                oracle.quick_compare,
+            )
             row["budget"] = judge_budget(case.budget if isinstance(case, BenchCase) else {}, row)
             return row
         except Exception as error:  # a foreign function under test may raise anything; the row carries it
@@ -136,13 +149,18 @@ def kept_memory() -> Iterator[None]:
         library.malloc_trim(0)
 
 
-def prepare(case: Case, seed: int) -> Subject:
-    """The case's function with its constant arguments inside, its inputs, and the reference over all its tensors."""
-    tensors = inputs.make(case, seed)
+def prepare(case: Case, seed: int, where: str = "cpu") -> Subject:
+    """The case's function with its constant arguments inside, its inputs, and the reference over all its tensors.
+
+    All of it lies on the device `where`.
+    """
+    tensors = {name: tensor.to(where) for name, tensor in inputs.make(case, seed).items()}
     function, arguments = inputs.bind(case, tensors)
     whole = inputs.function(case)
+    for module in _modules(function):
+        module.to(where)
     for module in _modules(whole):
-        module.double()  # its own copy of the weights, already rounded to the case's type
+        module.to(where).double()  # its own copy of the weights, already rounded to the case's type
     weights = [tensor for module in _modules(function) for tensor in (*module.parameters(), *module.buffers())]
     return Subject(function, arguments, lambda: whole(*map(_widened, tensors.values())), weights)
 
@@ -162,8 +180,11 @@ def measure(
     needed = roofline.work(subject.function, subject.inputs, subject.weights)
     with quiet(), systems.best_attention(subject.function, subject.inputs) as attention:
         samples, stray = _race(contest, subject.inputs, settings, clock)
-        limits = roofline.limits(settings.threads, _dominant_dtype((*subject.inputs, *subject.weights)))
-    row = summarise(samples, contest, settings)
+        dtype = _dominant_dtype((*subject.inputs, *subject.weights))
+        on_gpu = settings.where == "cuda"
+        limits = roofline.device_limits(dtype) if on_gpu else roofline.limits(settings.threads, dtype)
+        walls = _walls(contest, subject.inputs) if on_gpu else {}
+    row = summarise(samples, contest, settings) | {"wall_us": walls}
     row["roofline"] = roofline.seconds(needed, limits) / samples.median(OURS)
     row |= {"bytes": needed.bytes, "flops": needed.flops, "attention": attention, "err_over_tol": error_over_tol}
     doubts = suspicions(row, stray)
@@ -285,13 +306,31 @@ def fitness(options: Mapping[str, Any], quiet: Quiet | None = None) -> Row:
 
 def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> tuple[Samples, float]:
     """The samples, and the process's time over the thread's where one thread's clock has been used, else 1."""
-    calls = {name: partial(built.call, *arguments) for name, built in contest.built.items()}
+    calls: Mapping[str, Callable[[], object]] = {
+        name: partial(built.call, *arguments) for name, built in contest.built.items()
+    }
+    if settings.clock_name == "device" and clock is None:
+        return _race_on_device(contest, calls, settings), 1.0
     decided = partial(_decided, rivals=contest.rivals, effect=settings.effect)
     rng = np.random.default_rng(settings.seed)
     before = time.process_time(), time.thread_time()
     samples = duel.race(calls, clock or getattr(time, settings.clock_name), rng, settings.protocol, decided)
     stray = (time.process_time() - before[0]) / max(time.thread_time() - before[1], 1e-9)
     return samples, stray if clock is None and settings.clock_name == "thread_time_ns" else 1.0
+
+
+def _race_on_device(contest: Contest, calls: Mapping[str, Callable[[], object]], settings: Settings) -> Samples:
+    """The samples of graphs of many calls, per call."""
+    graphs, copies = device.graphs(calls)
+    decided = partial(_decided, rivals=contest.rivals, effect=settings.effect)
+    rng = np.random.default_rng(settings.seed)
+    found = duel.race(graphs, device.clock, rng, settings.protocol, decided)
+    return replace(found, seconds=found.seconds / copies)
+
+
+def _walls(contest: Contest, arguments: Tensors) -> Row:
+    """Microseconds of one call of each contestant, the wait for the device included."""
+    return {name: device.wall_seconds(partial(b.call, *arguments)) * 1e6 for name, b in contest.built.items()}
 
 
 def _decided(samples: Samples, rivals: Sequence[str], effect: float) -> bool:

@@ -17,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from conformance import device
+
 # Working sets from the first level of cache to memory, in steps that show where each level ends.
 WORKING_SETS = tuple(1 << power for power in range(14, 28))
 MEASURING_SECONDS = 0.02
@@ -72,6 +74,12 @@ def seconds(needed: Work, limits: Limits) -> float:
 def limits(threads: int, dtype: torch.dtype) -> Limits:
     """The limits of this machine with so many threads; the caller holds the machine alone the first time."""
     return Limits(_bandwidth(threads), _flops(threads, dtype))
+
+
+def device_limits(dtype: torch.dtype) -> Limits:
+    """The limits of the GPU: a large copy, and a large matrix product as PyTorch computes it."""
+    rate = device.bandwidth()
+    return Limits(((1, rate), (WORKING_SETS[-1], rate)), device.flops(dtype))
 
 
 @cache
