@@ -66,11 +66,11 @@ MLC_DEVICE unsigned short mlc_to_f16(float x) {
 
 // What int or long cannot hold becomes the least value; narrower results are the low bits of an int, for unsigned char
 // from double those of a long: as PyTorch does it on x86.
-template <typename T>
+template <typename T, typename Via = int>
 struct mlc_conversion {
     template <typename F>
     MLC_DEVICE T from(F x) {
-        return (T)mlc_conversion<int>::from(x);
+        return (T)mlc_conversion<Via>::from(x);
     }
 };
 template <>

@@ -1,0 +1,16 @@
+// Kernels that overlap with the one before them in the stream (programmatic dependent launch, sm_90).
+#pragma once
+#include "prelude.cuh"
+
+// Lets the next kernel start its blocks: called by all blocks, or when they end.
+MLC_DEVICE void mlc_launch_dependents() {
+#ifdef __CUDACC__
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+// Until the kernels before have ended and what they wrote is visible: before anything of theirs is read or overwritten.
+MLC_DEVICE void mlc_wait_dependencies() {
+#ifdef __CUDACC__
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
