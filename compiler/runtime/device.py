@@ -154,7 +154,7 @@ class CupyDriver:
             return int(self._driver.moduleGetFunction(module, name))
 
     def allow(self, function: int, attribute: int, value: int) -> None:
-        with faults.told("raising a kernel's limit"):
+        with faults.told(f"raising a kernel's limit (attribute {attribute}) to {value}"):
             self._driver.funcSetAttribute(function, attribute, value)
 
     def launch(self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int) -> None:

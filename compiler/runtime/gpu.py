@@ -1,0 +1,304 @@
+"""Calling a program on a GPU: its cubin, buffers and launches in; a function from CUDA tensors to CUDA tensors out.
+
+Tensors are used where they lie, on torch's current stream. What a launch needs is laid out once: a call writes the
+addresses of its buffers into one table, into which all arguments point, and enqueues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from compiler.errors import CompilerError
+from compiler.runtime import device as devices
+from compiler.runtime import faults, launcher
+from compiler.runtime.cubin import Cubin
+from compiler.runtime.device import ANY_CLUSTER, FREE_SHARED, MAX_DYNAMIC_SHARED, PORTABLE_CLUSTER, Driver
+from compiler.runtime.gpu_graph import Replays
+from compiler.runtime.launcher import DTYPES, Buffer, Launcher, Plan
+from compiler.runtime.launches import Extent, Launch, LaunchPlan, Map, Size
+from compiler.runtime.tensor_map import Argument
+
+# Kernels may read and write 16 bytes at once, from the start of any buffer; torch's own allocations lie at 512.
+ALIGNMENT = 16
+# A replay costs about as much as three launches.
+GRAPHS_FROM = 4
+MOST_BLOCKS: Extent = (2**31 - 1, 65535, 65535)
+MOST_THREADS: Extent = (1024, 1024, 64)
+MOST_SHARED = 227 << 10
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A launch but for the stream; `arguments` is the address of its array of addresses."""
+
+    function: int
+    grid: Extent
+    block: Extent
+    shared: int
+    arguments: int
+
+
+class Kernels:
+    """The launches of a program on one GPU, ready to be enqueued on any buffers."""
+
+    def __init__(self, driver: Driver, image: bytes, plan: LaunchPlan) -> None:
+        self._driver = driver
+        self._words = struct.Struct(f"{len(plan.buffers)}Q")
+        self._table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
+        self._maps: list[tuple[int, Argument]] = []
+        self._kept: list[Any] = []  # the memory that addresses below are of
+        for launch in plan.launches:
+            check(launch, len(plan.buffers))
+        module = driver.load(image)
+        self._prepared = [self._prepare(module, x) for x in plan.launches if all(x.grid)]
+        self._replays = Replays(driver)
+        self._lock = threading.Lock()
+        weakref.finalize(self, _give_back, driver, module, self._replays).atexit = False
+
+    def _prepare(self, module: int, launch: Launch) -> _Prepared:
+        function = self._driver.function(module, launch.kernel)
+        if launch.shared > FREE_SHARED:
+            self._driver.allow(function, MAX_DYNAMIC_SHARED, launch.shared)
+        if math.prod(launch.cluster) > PORTABLE_CLUSTER:
+            self._driver.allow(function, ANY_CLUSTER, 1)
+        words = [self._word(argument) for argument in launch.args]
+        array = (ctypes.c_uint64 * max(1, len(words)))(*words)
+        self._kept.append(array)
+        return _Prepared(function, launch.grid, launch.block, launch.shared, ctypes.addressof(array))
+
+    def _word(self, argument: int | Size | Map) -> int:
+        """Where the driver finds an argument's value at every launch."""
+        match argument:
+            case int(number):
+                return ctypes.addressof(self._table) + 8 * number
+            case Size(value):
+                size = ctypes.c_int64(value)
+                self._kept.append(size)
+                return ctypes.addressof(size)
+            case Map():
+                made = Argument(argument, self._driver.encode)
+                self._maps.append((argument.buffer, made))
+                return made.address
+
+    def run(self, addresses: tuple[int, ...], stream: int, graphs: bool = False) -> None:
+        """Enqueue all launches on buffers at these addresses, by number; with `graphs`, as a graph once that pays."""
+        with self._lock:
+            self._words.pack_into(self._table, 0, *addresses)
+            for number, made in self._maps:
+                made.point(addresses[number])
+            if graphs:
+                self._replays.run(addresses, stream, self._enqueue)
+            else:
+                self._enqueue(stream)
+
+    def _enqueue(self, stream: int) -> None:
+        launch = self._driver.launch
+        for p in self._prepared:
+            launch(p.function, p.grid, p.block, p.shared, stream, p.arguments)
+
+    def __len__(self) -> int:
+        return len(self._prepared)
+
+
+def _give_back(driver: Driver, module: int, replays: Replays) -> None:
+    with contextlib.suppress(faults.DeviceError):  # a lost context has taken them along
+        replays.close()
+        driver.unload(module)
+
+
+def check(launch: Launch, buffers: int) -> None:
+    """Raise CompilerError for a launch that no GPU takes: CUDA itself would only say that a value is invalid."""
+    numbers = [a.buffer if isinstance(a, Map) else a for a in launch.args if not isinstance(a, Size)]
+    threads = math.prod(launch.block)
+    claims = (
+        (all(0 <= n <= m for n, m in zip(launch.grid, MOST_BLOCKS, strict=True)), f"grids are at most {MOST_BLOCKS}"),
+        (
+            all(0 < n <= m for n, m in zip(launch.block, MOST_THREADS, strict=True)),
+            f"blocks are at most {MOST_THREADS}",
+        ),
+        (threads <= 1024, f"blocks have at most 1024 threads, not {threads}"),
+        (
+            all(n > 0 and m % n == 0 for n, m in zip(launch.cluster, launch.grid, strict=True)),
+            "clusters divide the grid",
+        ),
+        (all(0 <= n < buffers for n in numbers), f"buffers are numbered 0 to {buffers - 1}"),
+        (0 <= launch.shared <= MOST_SHARED, f"no GPU has more than {MOST_SHARED} bytes of shared memory for a block"),
+    )
+    for holds, claim in claims:
+        if not holds:
+            raise CompilerError(f"kernel {launch.kernel} cannot be launched as {launch}: {claim}")
+
+
+# ---- tensors
+
+
+def load(
+    image: Cubin | bytes,
+    plan: Plan,
+    launches: LaunchPlan,
+    *,
+    constants: Mapping[int, torch.Tensor] | None = None,
+    device: torch.device | None = None,
+    driver: Driver | None = None,
+    graphs_from: int = GRAPHS_FROM,
+) -> Launcher:
+    """The function that checks its tensors against `plan`, enqueues the launches, and returns its fresh outputs.
+
+    It does not wait for the GPU, so errors of kernels come with later calls or `synchronize`. `constants` gives inputs
+    by position that are not arguments. `device` is the current GPU unless said. Programs of `graphs_from` launches and
+    more are replayed as graphs. Raises CompilerError where there is no GPU, DeviceError for what the GPU refuses.
+    """
+    place = device if device is not None else _current_gpu()
+    chosen = driver if driver is not None else devices.driver(place.index)
+    if (len(plan.inputs), len(plan.outputs)) != (len(launches.inputs), len(launches.outputs)):
+        raise ValueError("the plan of buffers and the plan of launches have different inputs or outputs")
+    bound = {i: aligned(value) for i, value in launcher.bind(plan, constants or {}, place).items()}
+    kernels = Kernels(chosen, image.image if isinstance(image, Cubin) else image, launches)
+    call = _Call(plan, launches, kernels, place, bound, len(kernels) >= graphs_from)
+    if place.type != "cuda":
+        return call
+
+    def call_there(*arguments: object) -> tuple[torch.Tensor, ...]:
+        if torch.cuda.current_device() == place.index:
+            return call(*arguments)
+        with torch.cuda.device(place):
+            return call(*arguments)
+
+    return call_there
+
+
+class _Call:
+    """A program as a function of the tensors that are not bound."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        launches: LaunchPlan,
+        kernels: Kernels,
+        place: torch.device,
+        bound: Mapping[int, torch.Tensor],
+        graphs: bool,
+    ) -> None:
+        free = [(i, b) for i, b in enumerate(plan.inputs) if i not in bound]
+        self._inputs = [_Input(i, b, n) for n, (i, b) in enumerate(free)]
+        self._outputs = [(b.shape, b.stride, DTYPES[b.dtype]) for b in plan.outputs]
+        self._table = [bound[i].data_ptr() if i in bound else 0 for i in range(len(plan.inputs))]
+        self._offsets, self._arena = launches.offsets, launches.arena
+        self._kernels, self._place, self._graphs, self._stream = kernels, place, graphs, _stream_of(place)
+        self._bound = bound  # keeps their memory
+
+    def __call__(self, *arguments: object) -> tuple[torch.Tensor, ...]:
+        if len(arguments) != len(self._inputs):
+            raise TypeError(f"expected {len(self._inputs)} arguments, got {len(arguments)}")
+        place, addresses = self._place, self._table.copy()
+        held = [i.take(value, place) for i, value in zip(self._inputs, arguments, strict=True)]
+        for i, tensor in zip(self._inputs, held, strict=True):
+            addresses[i.number] = tensor.data_ptr()
+        fresh = tuple(torch.empty_strided(n, s, dtype=dtype, device=place) for n, s, dtype in self._outputs)
+        addresses += [tensor.data_ptr() for tensor in fresh]
+        # Freed behind the launches on this stream, and so given out again only after them.
+        arena = torch.empty(self._arena, dtype=torch.uint8, device=place) if self._arena else None
+        start = arena.data_ptr() if arena is not None else 0
+        addresses += [start + offset for offset in self._offsets]
+        # A graph cannot be launched into a stream that is being captured.
+        graphs = self._graphs and not (place.type == "cuda" and torch.cuda.is_current_stream_capturing())
+        self._kernels.run(tuple(addresses), self._stream(), graphs)
+        return fresh
+
+
+def run_once(
+    image: Cubin | bytes, launches: LaunchPlan, buffers: Sequence[torch.Tensor], driver: Driver | None = None
+) -> None:
+    """Enqueue a program once on buffers that the caller allocated and filled: inputs, outputs, then temporaries.
+
+    Nothing is checked: each must be on one GPU, as large as the kernels believe, and start at a multiple of 16 bytes.
+    """
+    place = next((b.device for b in buffers), None) or _current_gpu()
+    chosen = driver if driver is not None else devices.driver(place.index)
+    kernels = Kernels(chosen, image.image if isinstance(image, Cubin) else image, launches)
+    with torch.cuda.device(place) if place.type == "cuda" else contextlib.nullcontext():
+        kernels.run(tuple(b.data_ptr() for b in buffers), _stream_of(place)())
+
+
+class _Input:
+    """An argument: number `n` of a call, buffer `number` of the program."""
+
+    def __init__(self, number: int, buffer: Buffer, n: int) -> None:
+        self.number, self._buffer, self._n = number, buffer, n
+        self._dtype, self._shape, self._stride = DTYPES[buffer.dtype], buffer.shape, buffer.stride
+
+    def take(self, value: object, place: torch.device) -> torch.Tensor:
+        """The tensor that kernels read; raises TypeError or ValueError for one that they were not compiled for."""
+        plain = (
+            type(value) is torch.Tensor
+            and value.dtype is self._dtype
+            and value.device == place
+            and value.shape == self._shape
+            and value.layout is torch.strided
+            and value.stride() == self._stride
+            and not value.is_neg()
+        )
+        tensor = value if plain else launcher.admit(self._n, self._buffer, value, place)
+        assert isinstance(tensor, torch.Tensor)
+        return aligned(tensor)
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, or where it starts amid 16 bytes, a copy with the same strides that does not."""
+    if not tensor.data_ptr() % ALIGNMENT:
+        return tensor
+    reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    flat = tensor.detach().as_strided((reach,), (1,), tensor.storage_offset())
+    return flat.clone().as_strided(tensor.shape, tensor.stride(), 0)
+
+
+def _current_gpu() -> torch.device:
+    devices.require()
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def _stream_of(place: torch.device) -> Callable[[], int]:
+    """What gives the number of torch's current stream there, the fastest way that this torch has."""
+    if place.type != "cuda":
+        return lambda: 0
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    if raw is not None:
+        return lambda: int(raw(place.index))
+    return lambda: int(torch.cuda.current_stream(place).cuda_stream)
+
+
+# ---- waiting
+
+
+def synchronize(timeout: float, what: str = "", device: torch.device | None = None) -> None:
+    """Wait until the GPU has done all that was enqueued on the current stream, at most `timeout` seconds.
+
+    Raises Hang when it has not: the kernel runs on, and only the end of the process stops it. Raises DeviceError for
+    what a kernel did since the last time that someone asked.
+    """
+    with faults.told(what or "waiting for the GPU"):
+        make_event: Any = torch.cuda.Event  # untyped in torch
+        event = make_event()
+        event.record(torch.cuda.current_stream(device))
+        wait(event.query, timeout, what)
+
+
+def wait(done: Callable[[], bool], timeout: float, what: str = "") -> None:
+    """Until `done`, asking ever less often; Hang after `timeout` seconds."""
+    start, pause = time.monotonic(), 0.0
+    while not done():
+        if time.monotonic() - start > timeout:
+            raise faults.Hang(timeout, what)
+        time.sleep(pause)
+        pause = min(pause + 2e-5, 2e-3)
