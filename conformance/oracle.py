@@ -209,5 +209,5 @@ def _close(y: torch.Tensor, centre: torch.Tensor, classes: torch.Tensor, slack: 
     ratio = torch.where(finite & torch.isfinite(got), (got - want).abs() / tol, 0.0)
     same = torch.where(finite, torch.isfinite(got), (got == classes) | (got.isnan() & classes.isnan()))
     ratio = torch.where(same, ratio, float("inf"))
-    found, value, limit, ratios = (x.numpy() for x in (got, want, tol, ratio))
+    found, value, limit, ratios = (x.cpu().numpy() for x in (got, want, tol, ratio))
     return _verdict(found, value, limit, ratios, ratios > 1)
