@@ -1,0 +1,234 @@
+// mbarriers, and copies that are under way while threads go on.
+#pragma once
+#include "barriers.h"
+
+namespace mlc::emu {
+
+// ---- mbarrier: the word in shared memory names an object of the worker -------------------------------------------------
+
+constexpr unsigned MBARRIER_MARK = 0x4d42a55au;
+struct MBarrierWord {
+    unsigned mark, index;
+};
+
+static MBarrier* find_mbarrier(void* address, unsigned site) {
+    not_flat(site);
+    hooks::touch_mbarrier(address, site, true);
+    MBarrierWord word;
+    if ((uintptr_t)address & 7) fatal("misaligned", site, "an mbarrier needs 8 bytes of alignment");
+    memcpy(&word, address, 8);
+    if (word.mark != MBARRIER_MARK || word.index >= worker->barriers_used || !worker->barriers[word.index]->live ||
+        worker->barriers[word.index]->address != address)
+        fatal("mbarrier", site, "used before mbarrier_init, or overwritten");
+    return worker->barriers[word.index];
+}
+
+void mbarrier_init(void* address, unsigned count) {
+    unsigned site = MLC_SITE;
+    not_flat(site);
+    if ((uintptr_t)address & 7) fatal("misaligned", site, "an mbarrier needs 8 bytes of alignment");
+    if (count == 0 || count >= 1u << 20) fatal("mbarrier", site, "its count must be 1 to 2^20 - 1");
+    hooks::touch_mbarrier(address, site, false);
+    for (unsigned i = 0; i < worker->barriers_used; i++)
+        if (worker->barriers[i]->address == address) worker->barriers[i]->live = false;
+    if (worker->barriers_used == worker->barriers.size()) worker->barriers.push_back(new MBarrier());
+    unsigned index = worker->barriers_used++;
+    MBarrier* m = worker->barriers[index];
+    m->address = address;
+    m->count = m->pending = count;
+    m->phase = 0;
+    m->tx = 0;
+    m->live = true;
+    m->waiters = FiberList();
+    m->slot = index;
+    m->site = site;
+    m->visible = false;
+    m->maker = me();
+    hooks::forget(m->open);
+    hooks::forget(m->complete);
+    MBarrierWord word{MBARRIER_MARK, index};
+    memcpy(address, &word, 8);
+}
+
+void mbarrier_invalidate(void* address) {
+    MBarrier* m = find_mbarrier(address, MLC_SITE);
+    m->live = false;
+}
+
+static void complete_phase(MBarrier* m) {
+    if (m->pending || m->tx) return;
+    m->phase++;
+    m->pending = m->count;
+    hooks::move(m->open, m->complete);
+    wake(m->waiters);
+}
+
+static void arrive(MBarrier* m, unsigned count, unsigned site) {
+    if (count == 0 || m->pending < count) {
+        char note[160];
+        snprintf(note, sizeof note, "more arrivals than the %u of its phase (initialised with %u)", m->count, m->count);
+        fatal("mbarrier", site, note);
+    }
+    hooks::release(me(), m->open);
+    m->pending -= count;
+    complete_phase(m);
+}
+
+static void expect(MBarrier* m, unsigned bytes, unsigned site) {
+    m->tx += (int)bytes;
+    if (m->tx >= 1 << 20) fatal("mbarrier", site, "more than 2^20 - 1 bytes expected in one phase");
+}
+
+void mbarrier_arrive(void* address, unsigned count) { arrive(find_mbarrier(address, MLC_SITE), count, MLC_SITE); }
+void mbarrier_expect_tx(void* address, unsigned bytes) { expect(find_mbarrier(address, MLC_SITE), bytes, MLC_SITE); }
+void mbarrier_arrive_expect_tx(void* address, unsigned bytes) {
+    MBarrier* m = find_mbarrier(address, MLC_SITE);
+    expect(m, bytes, MLC_SITE);
+    arrive(m, 1, MLC_SITE);
+}
+
+void mbarrier_wait(void* address, unsigned parity) {
+    unsigned site = MLC_SITE;
+    MBarrier* m = find_mbarrier(address, site);
+    if ((m->phase & 1) == (parity & 1)) {
+        m->waiters.push(me());
+        block_fiber("mbarrier wait", site, m);
+    }
+    hooks::acquire(me(), m->complete);
+}
+
+bool mbarrier_test(void* address, unsigned parity) {
+    MBarrier* m = find_mbarrier(address, MLC_SITE);
+    if ((m->phase & 1) == (parity & 1)) {
+        yield_fiber(MLC_SITE);
+        if ((m->phase & 1) == (parity & 1)) return false;
+    }
+    hooks::acquire(me(), m->complete);
+    return true;
+}
+
+// ---- The copy engine -------------------------------------------------------------------------------------------------
+
+static void move_pieces(const Piece* pieces, unsigned count, Apply* apply) {
+    for (unsigned i = 0; i < count; i++) {
+        const Piece& p = pieces[i];
+        if (!p.from)
+            memset(p.to, 0, p.bytes);
+        else if (apply)
+            apply(p.to, p.from, p.bytes);
+        else
+            memcpy(p.to, p.from, p.bytes);
+    }
+}
+
+static void complete_copy(MBarrier* m, unsigned bytes) {
+    m->tx -= (int)bytes;
+    complete_phase(m);
+}
+
+#ifdef MLC_CHECK
+
+static void land(Landing* l) {
+    move_pieces(l->pieces.data(), (unsigned)l->pieces.size(), l->apply);
+    worker->progress++;
+    if (l->barrier) {
+        hooks::landed(*l);
+        complete_copy(l->barrier, l->bytes);
+    }
+    delete l;
+}
+
+bool land_one() {
+    std::vector<Landing*>& all = worker->landings;
+    if (all.empty()) return false;
+    size_t i = random_order() ? random_below((unsigned)all.size()) : 0;
+    Landing* l = all[i];
+    all.erase(all.begin() + (long)i);
+    land(l);
+    return true;
+}
+
+void async_load(const Piece* pieces, unsigned count, void* barrier, unsigned bytes) {
+    unsigned site = MLC_SITE;
+    MBarrier* m = find_mbarrier(barrier, site);
+    Landing* l = new Landing{{pieces, pieces + count}, {}, m, bytes, 0, 0, 0, nullptr, me()};
+    hooks::load_issued(*l, site);
+    worker->landings.push_back(l);
+}
+
+void store_async(void* to, const void* from, unsigned bytes, void* barrier) {
+    unsigned site = MLC_SITE;
+    MBarrier* m = find_mbarrier(barrier, site);
+    Landing* l = new Landing{{}, {(const char*)from, (const char*)from + bytes}, m, bytes, 0, 0, 0, nullptr, me()};
+    l->pieces.push_back({to, l->own.data(), bytes});
+    hooks::load_issued(*l, site);
+    worker->landings.push_back(l);
+}
+
+void async_store(const Piece* pieces, unsigned count, Apply* apply) {
+    not_flat(MLC_SITE);
+    Landing* l = new Landing{{pieces, pieces + count}, {}, nullptr, 0, 0, 0, 0, apply, me()};
+    hooks::store_issued(*l, MLC_SITE);
+    worker->landings.push_back(l);
+}
+
+void bulk_commit() { hooks::bulk_commit(me()); }
+
+void bulk_wait(unsigned pending, bool read) {
+    unsigned done = hooks::bulk_done(me(), pending);
+    for (size_t i = 0; i < worker->landings.size();) {
+        Landing* l = worker->landings[i];
+        if (l->barrier || l->issuer != me() || l->group >= done) {
+            i++;
+            continue;
+        }
+        worker->landings.erase(worker->landings.begin() + (long)i);
+        land(l);
+    }
+    hooks::bulk_waited(me(), done, read);
+}
+
+void cp_async(void* to, const void* from, unsigned bytes, unsigned valid) { hooks::cp_async(to, from, bytes, valid, MLC_SITE); }
+void cp_async_commit() { me()->check.copy_group++; }
+void cp_async_wait(unsigned pending) { hooks::cp_async_wait(me(), pending); }
+void cp_async_mbarrier_arrive(void* barrier, bool noinc) {
+    unsigned site = MLC_SITE;
+    MBarrier* m = find_mbarrier(barrier, site);
+    me()->check.copy_group++;
+    hooks::cp_async_wait(me(), 0);
+    if (!noinc) m->pending++;
+    arrive(m, 1, site);
+}
+
+#else  // copies land as they are issued
+
+bool land_one() { return false; }
+void async_load(const Piece* pieces, unsigned count, void* barrier, unsigned bytes) {
+    move_pieces(pieces, count, nullptr);
+    complete_copy(find_mbarrier(barrier, MLC_SITE), bytes);
+}
+void store_async(void* to, const void* from, unsigned bytes, void* barrier) {
+    memcpy(to, from, bytes);
+    complete_copy(find_mbarrier(barrier, MLC_SITE), bytes);
+}
+void async_store(const Piece* pieces, unsigned count, Apply* apply) { move_pieces(pieces, count, apply); }
+void bulk_commit() {}
+void bulk_wait(unsigned, bool) {}
+void cp_async(void* to, const void* from, unsigned bytes, unsigned valid) {
+    memcpy(to, from, valid);
+    memset((char*)to + valid, 0, bytes - valid);
+}
+void cp_async_commit() {}
+void cp_async_wait(unsigned) {}
+void cp_async_mbarrier_arrive(void* barrier, bool noinc) {
+    if (noinc) arrive(find_mbarrier(barrier, MLC_SITE), 1, MLC_SITE);
+}
+void fence_mbarrier_init() {}
+void fence_proxy_async() {}
+void wgmma_fence() {}
+void wgmma_commit() {}
+void wgmma_wait(unsigned) {}
+
+#endif
+
+}  // namespace mlc::emu

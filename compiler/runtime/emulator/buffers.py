@@ -1,0 +1,77 @@
+"""Where a plan's buffers lie during a run: addresses in; words of arguments out, in check mode of guarded copies."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from compiler.errors import CompilerError
+from compiler.runtime.emulator import native
+from compiler.runtime.launches import Launch, LaunchPlan, Map, Size
+
+_SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
+
+
+@dataclass
+class Arguments:
+    """The words of kernel arguments; tensor maps stay alive with it."""
+
+    addresses: Sequence[int]
+    maps: dict[Map, int] = field(default_factory=dict)
+    kept: list[native.TensorMap] = field(default_factory=list)
+
+    def word(self, argument: int | Size | Map) -> int:
+        """An argument as the 8 bytes that a kernel receives."""
+        match argument:
+            case Size(value):
+                return value
+            case Map():
+                return self.maps[argument]
+            case number:
+                return self.addresses[number]
+
+
+@contextlib.contextmanager
+def arguments(machine: native.Machine, plan: LaunchPlan, given: Sequence[int]) -> Iterator[Arguments]:
+    """The arguments of a plan on buffers at `given`; outputs are as the kernels left them when the block ends."""
+    if not machine.checks:
+        yield _with_maps(machine, plan, Arguments(given))
+        return
+    # Pages of guard between buffers, and each at its own offset from 256 bytes: what is misaligned stays so.
+    room = sum(buffer.size + 3 * 4096 for buffer in plan.buffers) + (1 << 20)
+    largest = max((_blocks(launch) for launch in plan.launches), default=1)
+    if machine.begin(room, largest) != 0:
+        raise CompilerError(f"no memory for the {room} bytes that check mode needs; use smaller dimensions")
+    kinds = [native.INPUT] * len(plan.inputs) + [native.OUTPUT] * len(plan.outputs)
+    kinds += [native.TEMPORARY] * len(plan.temporaries)
+    addresses = [
+        machine.place(buffer.name.encode(), address, buffer.size, kind)
+        for buffer, address, kind in zip(plan.buffers, given, kinds, strict=True)
+    ]
+    try:
+        yield _with_maps(machine, plan, Arguments(addresses))
+    finally:
+        for buffer, inner, outer, kind in zip(plan.buffers, addresses, given, kinds, strict=True):
+            if kind == native.OUTPUT:
+                ctypes.memmove(outer, inner, buffer.size)
+
+
+def _blocks(launch: Launch) -> int:
+    return launch.cluster[0] * launch.cluster[1] * launch.cluster[2]
+
+
+def _with_maps(machine: native.Machine, plan: LaunchPlan, made: Arguments) -> Arguments:
+    for m in {argument for launch in plan.launches for argument in launch.args if isinstance(argument, Map)}:
+        rank, rest = len(m.dims), (0,) * (5 - len(m.dims))
+        value = native.TensorMap(
+            made.addresses[m.buffer], rank, _SIZES[m.dtype], m.swizzle, (*m.box, *rest), (*m.dims, *rest),
+            (*m.strides, *rest),
+        )  # fmt: skip
+        address = ctypes.addressof(value)
+        if machine.checks:
+            address = machine.place(b"a tensor map", address, ctypes.sizeof(value), native.ARGUMENT)
+        made.kept.append(value)
+        made.maps[m] = address
+    return made

@@ -1,0 +1,168 @@
+"""CUDA on the CPU: the text of kernels in; an object that holds them, and what a launch plan does with it, out.
+
+Fast mode runs blocks over the cores. Check mode looks at every access and reports what a GPU need not forgive: races,
+missing and divergent barriers, deadlocks, accesses out of bounds, misaligned or to what nobody wrote, and asynchronous
+copies and products that are not waited for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from compiler.errors import CompilerError
+from compiler.runtime import build as builder
+from compiler.runtime import launcher
+from compiler.runtime.emulator import buffers, findings, native
+from compiler.runtime.emulator.findings import Report
+from compiler.runtime.launches import Launch, LaunchPlan
+
+HERE = Path(__file__).resolve().parent
+
+_COMMON = ("-std=c++17", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-shared", "-fPIC")
+_RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc", "-lpthread")
+_KERNEL = (*_COMMON, "-x", "c++", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc")
+# The runtime stands in for the sanitizer's library, so its callbacks see the kernel's accesses and nothing else.
+_CHECKED = ("-O1", "-g1", "-DMLC_CHECK", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run found; `complete` is False if a finding ended it early. `switches` and `accesses` are for figures."""
+
+    reports: tuple[Report, ...]
+    complete: bool
+    switches: int
+    accesses: int
+
+
+def runtime(check: bool, cache: Path | None = None) -> Path:
+    """The machine that kernels of one mode run on, built into `cache` unless it is there."""
+    source = (HERE / "runtime.cpp").read_text()
+    flags = (*_RUNTIME, *(("-DMLC_CHECK",) if check else ()))
+    return builder.build(source, flags, cache=cache, include=(HERE,))
+
+
+def build(text: str, include: tuple[Path, ...] = (), check: bool = False, cache: Path | None = None) -> Path:
+    """The shared object of a text of CUDA kernels for one mode; raises ToolchainError with the compiler's message.
+
+    `include` has the headers that the text names; those of the emulator are added.
+    """
+    machine = runtime(check, cache)
+    # Found beside the kernel's own folder of the cache, so that a cache may be moved.
+    found = (f"-L{machine.parent}", f"-Wl,-rpath,$ORIGIN/../{machine.parent.name}", f"-l:{machine.name}")
+    flags = (*_KERNEL, *(_CHECKED if check else ("-O2",)), *found)
+    return builder.build(text, flags, cache=cache, include=(*include, HERE))
+
+
+def run(
+    path: Path,
+    plan: LaunchPlan,
+    tensors: Sequence[npt.NDArray[np.generic]],
+    check: bool = False,
+    seed: int = 0,
+    timeout: float = 60.0,
+    threads: int = 0,
+) -> Outcome:
+    """Run a plan on arrays, inputs then outputs, which must be contiguous and as long as the plan says.
+
+    See `run_pointers` for the rest.
+    """
+    wanted = (*plan.inputs, *plan.outputs)
+    if len(tensors) != len(wanted):
+        raise CompilerError(f"the plan has {len(wanted)} inputs and outputs, and {len(tensors)} arrays were given")
+    for tensor, buffer in zip(tensors, wanted, strict=True):
+        if not tensor.flags.c_contiguous or tensor.nbytes < buffer.size:
+            raise CompilerError(f"{buffer.name} must be contiguous and have {buffer.size} bytes, not {tensor.nbytes}")
+    return run_pointers(path, plan, [tensor.ctypes.data for tensor in tensors], check, seed, timeout, threads)
+
+
+def run_pointers(
+    path: Path,
+    plan: LaunchPlan,
+    pointers: Sequence[int],
+    check: bool = False,
+    seed: int = 0,
+    timeout: float = 60.0,
+    threads: int = 0,
+) -> Outcome:
+    """Run a plan on addresses of its inputs and outputs, and of its temporaries unless they are to be allocated here.
+
+    `seed` orders threads and blocks: 0 forward, 1 backward, any other at random. `timeout` is in seconds, for each
+    launch. In check mode kernels work on copies between guards; outputs are copied back even after a finding. A finding
+    in fast mode (a deadlock, a collective out of step) ends the run as well. `threads` is 0 for all cores; check mode
+    uses one.
+    """
+    named = plan.buffers
+    given = list(pointers)
+    if len(given) == len(plan.inputs) + len(plan.outputs):
+        arena = np.empty(plan.arena + 256, np.uint8)
+        start = arena.ctypes.data + -arena.ctypes.data % 256
+        given += [start + offset for offset in plan.offsets]
+    if len(given) != len(named):
+        raise CompilerError(f"the plan has {len(named)} buffers, and {len(given)} addresses were given")
+    library = launcher.library(path)
+    machine = native.Machine(library)
+    if machine.checks != check:
+        raise CompilerError(f"{path} was not built for {'check' if check else 'fast'} mode")
+    workers = 1 if check else threads or len(os.sched_getaffinity(0))
+    reports: list[Report] = []
+    switches = accesses = 0
+    complete = True
+    with buffers.arguments(machine, plan, given) as arguments:
+        for launch in plan.launches:
+            result = _launch(machine, library, launch, arguments, _Manner(seed, timeout, workers))
+            switches += result.switches
+            accesses += result.accesses
+            reports += findings.reports(result, launch.kernel, path)
+            complete = not result.failed
+            if not complete:
+                break
+    return Outcome(tuple(reports), complete, switches, accesses)
+
+
+@dataclass(frozen=True)
+class _Manner:
+    """How launches run."""
+
+    seed: int
+    timeout: float
+    workers: int
+
+
+def _launch(
+    machine: native.Machine, library: ctypes.CDLL, launch: Launch, arguments: buffers.Arguments, manner: _Manner
+) -> native.Result:
+    try:
+        kernel = ctypes.cast(getattr(library, launch.kernel), ctypes.c_void_p)
+    except AttributeError as error:
+        raise CompilerError(f"the built text has no kernel {launch.kernel}") from error
+    _refuse(launch)
+    words = [arguments.word(argument) for argument in launch.args]
+    room = max(6, len(words))
+    packed = (ctypes.c_long * room)(*(word - (1 << 64) if word >= 1 << 63 else word for word in words))
+    request = native.Request(
+        kernel, ctypes.cast(packed, ctypes.c_void_p), room, launch.grid, launch.block, launch.cluster, launch.shared,
+        int(launch.synchronizes), manner.workers, manner.seed, manner.timeout,
+    )  # fmt: skip
+    result = native.Result()
+    if all(launch.grid):
+        machine.launch(ctypes.byref(request), ctypes.byref(result))
+    return result
+
+
+def _refuse(launch: Launch) -> None:
+    """What a GPU would refuse as well."""
+    threads = launch.block[0] * launch.block[1] * launch.block[2]
+    if not 1 <= threads <= 1024:
+        raise CompilerError(f"{launch.kernel}: a block has 1 to 1024 threads, not {threads}")
+    if any(n % c for n, c in zip(launch.grid, launch.cluster, strict=True)):
+        raise CompilerError(f"{launch.kernel}: clusters of {launch.cluster} do not divide a grid of {launch.grid}")
+    if launch.shared > 227 << 10:
+        raise CompilerError(f"{launch.kernel}: {launch.shared} bytes of shared memory are more than 227 KB")

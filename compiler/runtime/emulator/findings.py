@@ -1,0 +1,114 @@
+"""What a launch found, for people: the runtime's numbers in; reports with file, line, buffer and threads out."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.runtime.emulator.native import Result
+
+TEXT = "kernel.cpp"  # what the build calls the emitted text
+Block = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Report:
+    """One finding at one place. `line` is of the kernel's text, 0 if unknown; `header` is the device function's place.
+
+    `offset` and `bytes` are of the access in `buffer`, -1 and 0 where there is none. The other thread is the one that
+    raced with this one, -1 if unknown; `other_block` is that of an access by another block. `times` counts repetitions.
+    """
+
+    kind: str
+    kernel: str
+    line: int
+    header: str = ""
+    buffer: str = ""
+    offset: int = -1
+    bytes: int = 0
+    block: Block = (0, 0, 0)
+    thread: int = -1
+    other_thread: int = -1
+    other_line: int = 0
+    other_block: int = -1
+    note: str = ""
+    times: int = 1
+
+    def __str__(self) -> str:
+        where = f" at {self.buffer}+{self.offset} ({self.bytes} bytes)" if self.buffer else ""
+        inside = f" in {self.header}" if self.header else ""
+        other = ""
+        if self.other_thread >= 0:
+            of = f" of another block ({self.other_block})" if self.other_block >= 0 else ""
+            other = f", against thread {self.other_thread}{of}" + (f" line {self.other_line}" if self.other_line else "")
+        note = f": {self.note}" if self.note else ""
+        return (
+            f"{self.kind}{where}, {self.kernel} line {self.line}{inside}, block {self.block} thread {self.thread}"
+            f"{other}{note} ({self.times}x)"
+        )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an address comes from: a line of the text and, in a device function, `header` as file:line."""
+
+    line: int = 0
+    header: str = ""
+
+
+def reports(result: Result, kernel: str, path: Path) -> tuple[Report, ...]:
+    """The findings of a launch, with addresses as places."""
+    found = list(result.findings[: result.count])
+    sites = sorted({s for f in found for s in (f.site, f.other_site) if s})
+    at = dict(zip(sites, places(path, tuple(sites)), strict=True)) if sites else {}
+    nowhere = Place()
+    return tuple(
+        Report(
+            kind=f.kind.decode(),
+            kernel=kernel,
+            line=at.get(f.site, nowhere).line,
+            header=at.get(f.site, nowhere).header,
+            buffer=f.buffer.decode(),
+            offset=f.offset,
+            bytes=f.bytes,
+            block=(f.block[0], f.block[1], f.block[2]),
+            thread=f.thread,
+            other_thread=f.other_thread,
+            other_line=at.get(f.other_site, nowhere).line,
+            other_block=f.other_block,
+            note=f.note.decode(),
+            times=f.times,
+        )
+        for f in found
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def places(path: Path, sites: tuple[int, ...]) -> tuple[Place, ...]:
+    """The places of return addresses in an object; unknown ones where there is no addr2line, which g++ comes with."""
+    tool = shutil.which("addr2line")
+    if tool is None:
+        return tuple(Place() for _ in sites)
+    # A return address is behind its call, perhaps in the next line.
+    command = [tool, "-a", "-i", "-e", str(path), *(hex(site - 1) for site in sites)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    chains: list[list[str]] = []
+    for line in answer.splitlines():
+        if line.startswith("0x"):
+            chains.append([])
+        elif chains:
+            chains[-1].append(line.split(" ")[0])
+    return tuple(_place(chain) for chain in chains) if len(chains) == len(sites) else tuple(Place() for _ in sites)
+
+
+def _place(chain: Sequence[str]) -> Place:
+    """The innermost frame that is of the text; what lies within it is a device function."""
+    frames = [(Path(name).name, number) for name, _, number in (frame.rpartition(":") for frame in chain)]
+    line = next((int(number) for name, number in frames if name == TEXT and number.isdigit()), 0)
+    inner = next(((name, number) for name, number in frames if not name.startswith("mlc_")), ("", ""))
+    header = f"{inner[0]}:{inner[1]}" if inner[0] not in {TEXT, "", "??"} else ""
+    return Place(line, header)

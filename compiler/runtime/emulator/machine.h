@@ -1,0 +1,248 @@
+// What runs: threads as fibers, warps, blocks, and the worker that runs one cluster of blocks at a time.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "mlc_emulator.h"
+
+#ifndef __x86_64__
+#error "the emulator switches fibers in x86-64 assembly"
+#endif
+
+namespace mlc::emu {
+
+constexpr unsigned MOST_THREADS = 1024, WARPS = 32, NAMED_BARRIERS = 16;
+constexpr size_t STACK = 256 << 10;  // virtual; a fiber touches a page or two of it
+
+struct Fiber;
+struct Block;
+struct Worker;
+
+// Fibers in the order in which they will run.
+struct FiberList {
+    Fiber *head = nullptr, *tail = nullptr;
+    inline void push(Fiber* f);
+    inline void append(FiberList& other);
+    inline Fiber* pop();
+};
+
+#ifdef MLC_CHECK
+struct View;
+struct Foreign;
+struct PendingCopy {  // a cp.async that has not landed
+    void* to;
+    char data[16];
+    unsigned bytes, group, site;
+};
+struct Registers {  // registers that a wgmma batch may still read or write
+    const char *low, *high;
+    unsigned batch;
+};
+// What check mode keeps for a thread.
+struct Checked {
+    unsigned id = 0;   // index in a view
+    unsigned now = 1;  // own clock: rises with every release
+    View* view = nullptr;
+    Foreign* foreign = nullptr;          // what is known of other clusters
+    View* fenced = nullptr;              // what the last fence made releasable
+    Foreign* fenced_foreign = nullptr;
+    Foreign* acquired = nullptr;         // what relaxed atomics have read, known after the next fence
+    std::vector<PendingCopy> copies;
+    unsigned copy_group = 0;
+    std::vector<Registers> registers;
+    bool registers_fenced = false;
+    unsigned wgmma_batch = 0;            // committed batches
+    int bulk_slot = -1;
+    unsigned bulk_groups = 0, bulk_read_done = 0;
+    bool bulk_open = false;
+    unsigned cluster_barriers = 0;
+};
+struct Sync {  // what releases have put in for acquires to take out
+    View* view = nullptr;
+};
+#else
+struct Sync {};
+#endif
+
+struct Warp {
+    unsigned alive;  // lanes that have not exited
+    struct Meeting {
+        unsigned mask, arrived;  // nobody waits while arrived is 0
+        const char* name;
+        int line;
+        unsigned site;
+        Compute* run;
+        void* closure;
+        FiberList waiters;
+    } meeting[32];  // by the lowest lane of the mask, so that disjoint masks meet at once
+    unsigned busy;  // meetings with lanes that wait
+    Fiber* fibers;
+    const void* in[32];
+    void* out[32];
+};
+
+struct Group {  // a collective of up to four warps
+    unsigned arrived, count;
+    const char* name;
+    int line;
+    unsigned site;
+    Compute* run;
+    FiberList waiters;
+    const void* in[128];
+    void* out[128];
+};
+
+struct NamedBarrier {
+    unsigned arrived = 0, expected = 0;
+    FiberList waiters;
+    Sync open, complete;
+};
+
+struct MBarrier {
+    void* address;
+    unsigned count, pending, phase;
+    int tx;
+    bool live;
+    FiberList waiters;
+    Sync open, complete;  // releases of the current phase; of all complete ones
+    unsigned slot, site;
+    bool visible;  // its initialisation has been made visible to the copy engine
+    Fiber* maker;
+};
+
+struct Fiber : Thread {
+    void* sp;
+    Fiber* next;
+    Block* block_of;
+    Warp* warp;
+    unsigned linear, lane;
+    bool done;
+    unsigned spins;  // of a loop that looks at memory, since `spins_at`
+    uint64_t spins_at;
+    const char* waits;  // what for, while blocked
+    unsigned waits_site;
+    int waits_line;
+    const void* waits_on;
+    uint64_t cluster_token;  // the phase in which it last arrived at the cluster's barrier
+#ifdef MLC_CHECK
+    Checked check;
+#endif
+};
+
+struct Block {
+    unsigned rank, alive, exited;
+    char* window;
+    Fiber* fibers;
+    unsigned arrived;
+    int line;
+    unsigned site;
+    FiberList waiters;
+    NamedBarrier named[NAMED_BARRIERS];
+    Warp* warps;
+    Group groups[WARPS];
+};
+
+struct Landing {  // a copy of the engine on its way
+    std::vector<Piece> pieces;
+    std::vector<char> own;  // data that the issuer's registers held
+    MBarrier* barrier;
+    unsigned bytes, clock, slot, group;
+    Apply* apply;
+    Fiber* issuer;
+};
+
+struct Request {  // of one launch; read from Python, so the layout is part of the interface
+    void* kernel;
+    const long* words;
+    int64_t word_count;
+    uint32_t grid[3], block[3], cluster[3];
+    uint32_t shared;
+    uint32_t synchronizes;
+    uint32_t threads;   // workers of the machine
+    uint64_t seed;      // order of fibers: 0 forward, 1 backward, else random
+    double seconds;     // patience
+};
+
+struct Worker {
+    const Request* request = nullptr;
+    void* home = nullptr;
+    FiberList ready;
+    unsigned alive = 0, serial = 0;
+    unsigned threads = 0, blocks = 0;  // of a block; of a cluster
+    Fiber* fibers = nullptr;
+    Block* block_array = nullptr;
+    Warp* warp_array = nullptr;
+    size_t fiber_room = 0, block_room = 0;
+    char *stacks = nullptr, *windows = nullptr;
+    size_t stack_room = 0, window_room = 0;
+    unsigned first[3] = {};  // block index of rank 0
+    std::vector<MBarrier*> barriers;
+    unsigned barriers_used = 0;
+    std::vector<Landing*> landings;
+    unsigned cluster_arrived = 0;
+    uint64_t cluster_phase = 0;
+    FiberList cluster_waiters;
+    Sync cluster_open, cluster_complete;
+    uint64_t switches = 0, progress = 0, random = 0;
+    bool flat = false;
+    std::vector<Fiber*> shuffled;
+};
+
+extern __thread Thread* self __attribute__((tls_model("initial-exec")));
+extern __thread Worker* worker __attribute__((tls_model("initial-exec")));
+inline Fiber* me() { return static_cast<Fiber*>(self); }
+
+// Where the kernel's object lies; a site is an offset into it.
+extern uintptr_t image;
+#define MLC_SITE ((unsigned)((uintptr_t)__builtin_return_address(0) - ::mlc::emu::image))
+
+// ---- Provided by reports.h, fibers.h and, in check mode, by check_*.h ----------------------------------------------------
+
+void report(const char* kind, unsigned site, const char* note = "");
+[[noreturn]] void end_launch();  // from a fiber: nothing of this launch runs any more
+[[noreturn]] inline void fatal(const char* kind, unsigned site, const char* note = "") {
+    report(kind, site, note);
+    end_launch();
+}
+void block_fiber(const char* what, unsigned site, const void* on);  // the caller is on a list of waiters
+void yield_fiber(unsigned site);
+bool land_one();  // lets one copy of the engine land; false if none is under way
+
+inline void FiberList::push(Fiber* f) {
+    f->next = nullptr;
+    if (tail)
+        tail->next = f;
+    else
+        head = f;
+    tail = f;
+}
+inline void FiberList::append(FiberList& other) {
+    if (!other.head) return;
+    if (tail)
+        tail->next = other.head;
+    else
+        head = other.head;
+    tail = other.tail;
+    other.head = other.tail = nullptr;
+}
+inline Fiber* FiberList::pop() {
+    Fiber* f = head;
+    if (f) {
+        head = f->next;
+        if (!head) tail = nullptr;
+    }
+    return f;
+}
+
+inline unsigned random_below(unsigned n) {  // xorshift64*
+    uint64_t& x = worker->random;
+    x ^= x >> 12, x ^= x << 25, x ^= x >> 27;
+    return (unsigned)(((x * 0x2545f4914f6cdd1dull) >> 32) * n >> 32);
+}
+inline bool random_order() { return worker->request->seed > 1; }
+
+// Waiters become runnable, in the launch's order.
+void wake(FiberList& waiters);
+
+}  // namespace mlc::emu

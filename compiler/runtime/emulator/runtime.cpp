@@ -1,0 +1,2 @@
+// CUDA on the CPU, the runtime: built once per mode and machine, linked by every kernel.
+#include "launch.h"
