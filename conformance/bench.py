@@ -116,13 +116,10 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet |
     vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, "compile")
     with torch.no_grad(), kept_memory(), _threads(settings.threads), _machine(settings, quiet) as alone:
         try:
-            row |= measure(
-                prepare(case, settings.seed, "cuda" if device.here(settings.target) else "cpu"),
-                vs,
-                settings,
-                alone,
-                oracle.quick_compare,
-            )
+            subject = prepare(case, settings.seed, settings.where)
+            # What an expression makes itself, such as a mask, must lie beside its inputs.
+            with torch.device("cuda") if settings.where == "cuda" else nullcontext():
+                row |= measure(subject, vs, settings, alone, oracle.quick_compare)
             row["budget"] = judge_budget(case.budget if isinstance(case, BenchCase) else {}, row)
             return row
         except Exception as error:  # a foreign function under test may raise anything; the row carries it
