@@ -46,7 +46,7 @@ def seconds(calls: Sequence[Call], copies: int = COPIES, replays: int = 15) -> f
         end.record()
         end.synchronize()
         taken.append(start.elapsed_time(end) * 1e-3 / (rounds * len(calls)))
-    return statistics.median(taken[WARM_UPS:])
+    return float(statistics.median(taken[WARM_UPS:]))
 
 
 def sets(size: int, l2: int, most: int = 64) -> int:
