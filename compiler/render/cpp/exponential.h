@@ -24,20 +24,53 @@ MLC_INLINE V mlc_power_of_two(mlc_bits<V> n) {
     return mlc_bitcast<V>((n + 1023) << 52);
 }
 
-// p * 2^n, rounded once, for any n up to twice the exponent range; f is n as a float.
+// Whether one instruction multiplies by a power of two.
+#ifdef MLC_AVX512
+template <typename V>
+constexpr bool mlc_has_scale = !mlc_is_scalar<V> && (sizeof(V) == 64 || sizeof(V) == 32 || sizeof(V) == 16);
+#else
+template <typename V>
+constexpr bool mlc_has_scale = false;
+#endif
+
+#ifdef MLC_AVX512
+// p * 2^f where f is above `zero` or NaN, else 0: a lane that is left out costs nothing, one that underflows a hundred
+// cycles on some machines, and exp(-inf) is frequent in masked softmax.
+template <typename V>
+MLC_INLINE V mlc_scale_above(V p, V f, mlc_lane<V> zero) {
+  constexpr int ABOVE = 22;  // not (a <= b), quietly
+  constexpr bool FLOAT = sizeof(mlc_lane<V>) == 4;
+  const V limit = V{} + zero, none = V{};
+  if constexpr (sizeof(V) == 64 && FLOAT)
+    return __builtin_ia32_scalefps512_mask(p, f, none, __builtin_ia32_cmpps512_mask(f, limit, ABOVE, -1, 4), 4);
+  else if constexpr (sizeof(V) == 64)
+    return __builtin_ia32_scalefpd512_mask(p, f, none, __builtin_ia32_cmppd512_mask(f, limit, ABOVE, -1, 4), 4);
+  else if constexpr (sizeof(V) == 32 && FLOAT)
+    return __builtin_ia32_scalefps256_mask(p, f, none, __builtin_ia32_cmpps256_mask(f, limit, ABOVE, -1));
+  else if constexpr (sizeof(V) == 32)
+    return __builtin_ia32_scalefpd256_mask(p, f, none, __builtin_ia32_cmppd256_mask(f, limit, ABOVE, -1));
+  else if constexpr (FLOAT)
+    return __builtin_ia32_scalefps128_mask(p, f, none, __builtin_ia32_cmpps128_mask(f, limit, ABOVE, -1));
+  else
+    return __builtin_ia32_scalefpd128_mask(p, f, none, __builtin_ia32_cmppd128_mask(f, limit, ABOVE, -1));
+}
+#endif
+
+// p * 2^n, rounded once, for p in (0, 2) and any n up to twice the exponent range; f is n as a float. With
+// mlc_has_scale, n may be less than that, -inf, and p anything then.
 // Two factors: the first product is exact, the second rounds to a denormal, zero or infinity as it must.
 template <typename V>
 MLC_INLINE V mlc_scale(V p, V f) {
 #ifdef MLC_AVX512
-  if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 4) return __builtin_ia32_scalefps512_mask(p, f, p, -1, 4);
-  if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 8) return __builtin_ia32_scalefpd512_mask(p, f, p, -1, 4);
-  if constexpr (sizeof(V) == 32 && sizeof(mlc_lane<V>) == 4) return __builtin_ia32_scalefps256_mask(p, f, p, -1);
-  if constexpr (sizeof(V) == 32 && sizeof(mlc_lane<V>) == 8) return __builtin_ia32_scalefpd256_mask(p, f, p, -1);
-  if constexpr (sizeof(V) == 16 && sizeof(mlc_lane<V>) == 4) return __builtin_ia32_scalefps128_mask(p, f, p, -1);
-  if constexpr (sizeof(V) == 16 && sizeof(mlc_lane<V>) == 8) return __builtin_ia32_scalefpd128_mask(p, f, p, -1);
+  if constexpr (mlc_has_scale<V>) return mlc_scale_above(p, f, sizeof(mlc_lane<V>) == 4 ? -151 : -1076);
 #endif
   mlc_bits<V> n = mlc_integer_of(f), half = mlc_integer_of(f * mlc_lane<V>(0.5));
   return p * mlc_power_of_two<V>(half) * mlc_power_of_two<V>(n - half);
+}
+// x limited to where mlc_scale takes its exponent; NaN stays NaN.
+template <typename V>
+MLC_INLINE V mlc_limit_scale(V x, mlc_lane<V> low, mlc_lane<V> high) {
+  return mlc_has_scale<V> ? mlc_smaller(V{} + high, x) : mlc_limit(x, low, high);
 }
 
 // (expm1(r) - r) / r^2 for |r| <= 0.35, with least error relative to expm1(r) or, for NEAR_ONE, to exp(r).
@@ -110,9 +143,9 @@ template <typename V>
 MLC_INLINE V mlc_exp_lanes(V x) {
   // The lower limit makes both factors of mlc_scale zero: exp(-inf), frequent in masked softmax, meets no denormal.
   if constexpr (sizeof(mlc_lane<V>) == 4)
-    x = mlc_limit(x, -176.f, 89.f);
+    x = mlc_limit_scale(x, -176.f, 89.f);
   else
-    x = mlc_limit(x, -1418.2, 710.);
+    x = mlc_limit_scale(x, -1418.2, 710.);
   V n, p = mlc_exp_parts(x, n);
   return mlc_scale(p, n);
 }
@@ -123,7 +156,7 @@ MLC_INLINE V mlc_exp2_lanes(V x) {
   const V magic = V{} + mlc_magic<V>;
   V n, r, q;
   if constexpr (sizeof(mlc_lane<V>) == 4) {
-    x = mlc_limit(x, -254.f, 128.f);
+    x = mlc_limit_scale(x, -254.f, 128.f);
     n = (x + magic) - magic;
     r = x - n;
     q = r * 0x1.179a44p-13f + 0x1.5ef4dcp-10f;
@@ -132,7 +165,7 @@ MLC_INLINE V mlc_exp2_lanes(V x) {
     q = q * r + 0x1.ebfb94p-3f;
     q = q * r + 0x1.62e430p-1f;
   } else {
-    x = mlc_limit(x, -2046., 1024.);
+    x = mlc_limit_scale(x, -2046., 1024.);
     n = (x + magic) - magic;
     r = x - n;
     q = r * 0x1.c2ce99b59bd1ep-36 + 0x1.ea014f7a8176bp-32;
