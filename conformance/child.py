@@ -54,7 +54,25 @@ def serve(requests: BinaryIO, replies: BinaryIO, machine_path: Path, preload: Se
         reply = _guarded(partial(_call, request, machine, lambda where: send({"event": "at", "where": where})))
         sys.stdout.flush()
         sys.stderr.flush()
+        if loss := device_loss():
+            send({"lost": f"{loss} ({reply['raised']})" if "raised" in reply else loss})
+            os._exit(1)  # an orderly end would wait for the GPU
         send(reply)
+
+
+def device_loss() -> str:
+    """Why this process can use the GPU no more, empty where it can: after a kernel's fault every later call fails.
+
+    Waits for the GPU, so that a fault is found in the call that made it.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError as error:
+        return f"the GPU stopped its process's work: {str(error).splitlines()[0]}"
+    return ""
 
 
 def _call(request: Message, machine: lock.Machine, tell: Callable[[str], None]) -> Any:

@@ -132,6 +132,8 @@ class Executor:
             started = time.monotonic()
             _send(child, {"function": function, "arguments": arguments, "lock": hold})
             answer = self._receive(child, timeout)
+            if "lost" in answer:
+                raise _Lost(Status.CRASH, answer["lost"])
         except _Lost as loss:
             at = self._child.at if self._child else ""
             output = self._lose(asked=loss.status is Status.TIMEOUT)

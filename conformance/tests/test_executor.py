@@ -44,6 +44,14 @@ def fragile(path):
     """Dies where an earlier call has run in the same process."""
     if count() > 1: os.abort()
     return "alone"
+class BrokenGpu:
+    """Stands for torch in a process whose GPU context is lost."""
+    class cuda:
+        def is_initialized(): return True
+        def synchronize(): raise RuntimeError("CUDA error: an illegal memory access was encountered\\nmore")
+def loses_gpu(): sys.modules["torch"] = BrokenGpu; return "wrong, and nobody noticed"
+def raises_and_loses_gpu(): loses_gpu(); raise ValueError("seven")
+def fragile_gpu(): return loses_gpu() if count() > 1 else "alone"
 def sleeps(seconds): time.sleep(seconds); return seconds
 def timed(seconds, quiet):
     with quiet(): time.sleep(seconds)
@@ -77,6 +85,8 @@ def test_values_come_back_and_the_child_stays_warm(executor: Executor) -> None:
         ("unsayable", Status.RAISED, "not JSON serializable"),
         ("absent", Status.RAISED, "no attribute 'absent'"),
         ("hog", Status.CRASH, "more than 0.2 GiB"),
+        ("loses_gpu", Status.CRASH, "the GPU stopped its process's work: CUDA error: an illegal memory access"),
+        ("raises_and_loses_gpu", Status.CRASH, "encountered (ValueError: seven)"),
     ],
 )
 def test_one_bad_call_costs_one_call(executor: Executor, victim: str, status: Status, message: str) -> None:
@@ -111,6 +121,15 @@ def test_a_victim_of_an_earlier_call_is_told_from_a_culprit(executor: Executor) 
     culprit = executor.call("victims:abort", timeout=20)
     assert culprit.status is Status.CRASH
     assert "SIGABRT" in culprit.first_loss
+
+
+def test_a_victim_of_a_lost_gpu_is_told_from_a_culprit(executor: Executor) -> None:
+    assert executor.call("victims:count", timeout=20).value == 1
+    victim = executor.call("victims:fragile_gpu", timeout=20)
+    assert (victim.status, victim.value) == (Status.DONE, "alone") and "illegal memory" in victim.first_loss
+    culprit = executor.call("victims:loses_gpu", timeout=20)
+    assert culprit.status is Status.CRASH and "illegal memory" in culprit.first_loss
+    assert executor.call("victims:count", timeout=20).value == 1, "the next call has a new process"
 
 
 def test_what_the_child_started_is_killed_with_it(executor: Executor, tmp_path: Path) -> None:
