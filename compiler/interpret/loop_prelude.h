@@ -27,6 +27,22 @@ extern "C" float fmaf(float, float, float);
 static inline f64 op_fma(f64 a, f64 b, f64 c) { return fma(a, b, c); }
 static inline f32 op_fma(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 template <class T> static inline T op_round(T x) { return op_rint(x); }
+static inline f32 op_tf32(f32 x) {
+    unsigned bits;
+    __builtin_memcpy(&bits, &x, 4);
+    bits = (bits + 0x1000u) & 0xffffe000u;
+    f32 y;
+    __builtin_memcpy(&y, &bits, 4);
+    return x != x ? x : y;
+}
+static inline f64 op_tf32(f64 x) {
+    unsigned long bits;
+    __builtin_memcpy(&bits, &x, 8);
+    bits = (bits + (1ul << 41)) >> 42 << 42;
+    f64 y;
+    __builtin_memcpy(&y, &bits, 8);
+    return x != x ? x : y;
+}
 static inline f64 op_rsqrt(f64 x) { return 1.0 / sqrt(x); }
 static inline f32 op_rsqrt(f32 x) { return (f32)(1.0 / sqrt((f64)x)); }
 

@@ -90,6 +90,14 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
     return np.where(np.isfinite(careful), careful, plain)
 
 
+def _tf32(x: Array) -> Array:
+    """`x` with 10 bits of fraction, to nearest, halves away from zero."""
+    bits, cut = (np.uint32, 13) if x.dtype == np.float32 else (np.uint64, 42)
+    raw = np.atleast_1d(np.ascontiguousarray(x)).view(bits)
+    kept = (raw + (bits(1) << bits(cut - 1))) >> bits(cut) << bits(cut)
+    return np.where(np.isnan(x), x, kept.view(x.dtype).reshape(np.shape(x)))
+
+
 def _halves(x: Array) -> tuple[Array, Array]:
     scaled = x * 134217729.0  # 2**27 + 1 splits 53 bits into 26 and 27
     high = scaled - (scaled - x)
@@ -107,6 +115,7 @@ FUNCTIONS: dict[str, Function] = {
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
     "shl": np.left_shift, "shr": np.right_shift,
     "where": np.where, "isnan": np.isnan, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
+    "tf32": _tf32,
     "sqrt": np.sqrt, "rsqrt": _through_f64(_rsqrt), "pow": _through_f64(np.power), "fma": _fma,
     "exp": _through_f64(np.exp), "exp2": _through_f64(np.exp2), "expm1": _through_f64(np.expm1),
     "log": _through_f64(np.log), "log2": _through_f64(np.log2), "log10": _through_f64(np.log10),

@@ -154,6 +154,7 @@ OPS: dict[str, Row] = {
     "where": Row(3, _ANY), "isnan": Row(1, _FLOAT, "bool"),
     "floor": Row(1, _FLOAT), "ceil": Row(1, _FLOAT), "trunc": Row(1, _FLOAT),
     "round": Row(1, _FLOAT),  # halves go to even
+    "tf32": Row(1, _FLOAT),  # to 10 bits of fraction, halves away from zero, as tensor cores take f32; NaN stays
     "sqrt": Row(1, _FLOAT), "rsqrt": Row(1, _FLOAT), "pow": Row(2, _FLOAT), "fma": Row(3, _FLOAT),
     "exp": Row(1, _FLOAT), "exp2": Row(1, _FLOAT), "expm1": Row(1, _FLOAT), "log": Row(1, _FLOAT),
     "log2": Row(1, _FLOAT), "log10": Row(1, _FLOAT), "log1p": Row(1, _FLOAT),

@@ -35,7 +35,7 @@ HEADERS = {
     "vector.h": "vec broadcast iota where isnan max min sqrt fma "
     "reduce_add reduce_mul reduce_max reduce_min reduce_and reduce_or any all",
     "indices.h": "floordiv_by mod_by",
-    "arithmetic.h": "neg abs sign floor ceil round trunc rsqrt shl shr",
+    "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 convert from_raw to_raw from_bf16 to_bf16 from_f16 to_f16 from_mask to_mask resize_mask",
     "division.h": "floordiv remainder truncdiv fmod",
     "exponential.h": "exp exp2 expm1 sinh cosh tanh",
@@ -52,7 +52,7 @@ _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for nam
 # Scalar operation: device function, for those whose names differ.
 _FUNCTIONS = {"mod": "mlc_remainder", "rem": "mlc_fmod"}
 _OPERATIONS = (
-    "min max where isnan sqrt fma abs sign floor ceil round trunc rsqrt shl shr floordiv mod truncdiv rem "
+    "min max where isnan sqrt fma abs sign floor ceil round tf32 trunc rsqrt shl shr floordiv mod truncdiv rem "
     "exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh atanh pow erf erfc sin cos tan asin acos atan atan2"
 )
 _KEYWORDS = frozenset(

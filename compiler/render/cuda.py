@@ -14,6 +14,8 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op
 from compiler.render import c
 from compiler.render.c import SHIFT, UNARY, Code, Writer
 from compiler.render.cpp_expression import TYPES, half_bits, is_half, lane_type, memory
+from compiler.render.cuda_integer import compared, integer
+from compiler.render.narrow import narrow, ranges_of
 
 WIDTH = 120
 FOLDER = "mlc"  # of the headers, inside the folder that text is compiled with
@@ -24,6 +26,7 @@ HEADERS = {
     "numbers": "infinity nan",
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
     "arithmetic": "isnan max min abs sign shl shr floordiv remainder truncdiv fmod round",
+    "rounding": "tf32",
     "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh "
     "atanh pow erf erfc sin cos tan asin acos atan atan2",
     "memory": "load store",
@@ -33,15 +36,10 @@ HEADERS = {
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 _FUNCTIONS = {"mod": "mlc_remainder", "rem": "mlc_fmod"}
 _OPERATIONS = (
-    "min max isnan sqrt fma abs sign floor ceil round trunc rsqrt shl shr floordiv mod truncdiv rem "
+    "min max isnan sqrt fma abs sign floor ceil round tf32 trunc rsqrt shl shr floordiv mod truncdiv rem "
     "exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh atanh pow erf erfc sin cos tan asin acos atan atan2"
 )
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
-_BUILTINS = {
-    f"{kind}.{axis}": f"{word}.{axis}"
-    for kind, word in (("thread", "threadIdx"), ("block", "blockIdx"), ("threads", "blockDim"), ("blocks", "gridDim"))
-    for axis in "xyz"
-}
 _BARRIERS = {"block": "mlc_block_barrier", "warp": "mlc_warp_barrier", "cluster": "mlc_cluster_barrier"}
 _KEYWORDS = frozenset(
     """
@@ -93,7 +91,8 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
         raise ValueError(f"function {f.name} has no threads")
     spelled = c.spelled([*c.bound(f), *program.sizes], RESERVED)
     w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.assigned(f))
-    w.called = called
+    w.called, w.ranges = called, ranges_of(f)
+    w.narrow = narrow(w.ranges)
     lines = c.body(w, f.body)
     used = c.touched(f.body)
     params = []
@@ -136,16 +135,14 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return Code(at + ".bits" if is_half(dtype) else at)
         case Cast(arg, dtype):
             return _cast(w, arg, dtype)
-        case k.Builtin(name):
-            return Code(f"(long){_BUILTINS[name]}", UNARY)
         case k.Together(how, arg, threads, scratch):
             combine = f"mlc_{_COMBINERS[how]}"
             w.called.add(combine)
             if threads <= 32:
                 return w.call("mlc_warp_reduce", w.of(arg), template=(combine,))
             return w.call("mlc_block_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
-        case Op("floordiv" | "mod" as name, (a, Const(int() as by))) if e.dtype is i64 and by > 0:
-            return w.call("mlc_floordiv" if name == "floordiv" else "mlc_remainder", w.of(a), f"{by}l")
+        case Op(name, (a, b)) if name in c.COMPARISONS and a.dtype is i64:
+            return compared(w, name, a, b)
         case Op("shl" | "shr" as name, (a, Const(int() as by))) if 0 <= by < e.dtype.bits:
             made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {by}", SHIFT)
             return c.narrowed(w, made, e.dtype)
@@ -170,17 +167,17 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
         return w.call("mlc_convert", wide.text, template=(TYPES[dtype.name],)) if dtype.is_integer else Code(
             f"({TYPES[dtype.name]}){wide.text}", UNARY)  # fmt: skip
     if dtype is boolean:
-        return Code(f"{w.of(arg, SHIFT)} != 0", c.EQUAL)
+        return Code(f"{w.plain(arg, SHIFT)} != 0", c.EQUAL)
     if source.is_float and dtype.is_integer:
         return w.call("mlc_convert", w.of(arg), template=(TYPES[dtype.name],))
-    return Code(f"({TYPES[dtype.name]}){w.of(arg, UNARY)}", UNARY)
+    return Code(f"({TYPES[dtype.name]}){w.plain(arg, UNARY)}", UNARY)
 
 
 # ---- statements
 
 
 def _declare(w: Writer, s: k.Declare) -> str:
-    return lane_type(s.value.dtype)
+    return "int" if s.name in w.narrow else lane_type(s.value.dtype)
 
 
 def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
@@ -208,6 +205,6 @@ def _pragma(w: Writer, s: k.For) -> list[str]:
 
 
 _NAMES = {name: _FUNCTIONS.get(name, f"mlc_{name}") for name in _OPERATIONS.split()}
-LANGUAGE = c.Language(TYPES, _NAMES, RESERVED, _expression, _statement, _declare, _array, _pragma)
+LANGUAGE = c.Language(TYPES, _NAMES, RESERVED, _expression, _statement, _declare, _array, _pragma, integer)
 
 __all__ = ["ALIGNED", "HEADERS", "LANGUAGE", "names", "render"]

@@ -44,6 +44,16 @@ def test_functions_of_one_argument(name: str, kind: type[Any]) -> None:
     _same(ours, TORCH[name](torch.from_numpy(x)).numpy(), 1e-6 if kind is np.float32 else 1e-15)
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_tf32_keeps_ten_bits_of_the_fraction(kind: type[Any]) -> None:
+    unit = 2.0**-10
+    x = np.array([1.0, 1 + unit / 2, -1 - unit / 2, 1 + unit / 2 - 2.0**-20, 2 - 2.0**-20, 3e38, np.inf, np.nan], kind)
+    wanted = np.array([1.0, 1 + unit, -1 - unit, 1.0, 2.0, np.inf, np.inf, np.nan], kind)
+    wanted[5] = scalar.apply("tf32", (x[5:6],))[0]
+    np.testing.assert_array_equal(scalar.apply("tf32", (x,)), wanted)
+    assert abs(wanted[5] / kind(3e38) - 1) < unit
+
+
 @pytest.mark.parametrize("name", TORCH2)
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_functions_of_two_arguments(name: str, kind: type[Any]) -> None:

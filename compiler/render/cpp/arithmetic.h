@@ -1,4 +1,4 @@
-// Arithmetic beyond + - * /: neg abs sign floor ceil round trunc rsqrt, shl and shr.
+// Arithmetic beyond + - * /: neg abs sign floor ceil round tf32 trunc rsqrt, shl and shr.
 // (mlc_min, mlc_max, mlc_where, mlc_isnan, mlc_sqrt and mlc_fma are in vector.h, divisions in division.h.)
 #pragma once
 #include "vector.h"
@@ -40,6 +40,13 @@ MLC_INLINE V mlc_trunc(V x) {
 template <typename V>
 MLC_INLINE V mlc_round(V x) {
   return mlc_round_to<MLC_TO_EVEN>(x);
+}
+// To 10 bits of fraction, halves away from zero; NaN stays.
+template <typename V>
+MLC_INLINE V mlc_tf32(V x) {
+  typedef mlc_bits<V> I;
+  const mlc_lane<I> unit = (mlc_lane<I>)1 << (sizeof(mlc_lane<V>) == 4 ? 13 : 42);
+  return mlc_where(x != x, x, mlc_bitcast<V>((mlc_bitcast<I>(x) + unit / 2) & -unit));
 }
 template <typename V>
 MLC_INLINE V mlc_rsqrt(V x) {
