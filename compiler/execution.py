@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from compiler import frontend, pipeline
+from compiler import execution_gpu, frontend, pipeline
 from compiler.errors import CompilerError
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
@@ -64,6 +64,11 @@ def execute(
         return tuple(frontend.execute(program, list(inputs)))
     if stage == "cpp":
         return _run_text(lowering, inputs, types, cache)
+    if lowering.target.kind == "cuda" and stage in execution_gpu.STAGES:
+        outcome = execute_guarded(lowering, inputs, runs=1, cache=cache, stage=stage)
+        if outcome.complaints:
+            raise CompilerError("\n".join(outcome.complaints))
+        return outcome.outputs
     arrays = [to_array(t) for t in inputs]
     match stage:
         case "tensor":
@@ -124,13 +129,29 @@ def _run_text(
 
 
 def execute_guarded(
-    lowering: Lowering, inputs: Sequence[torch.Tensor], runs: int = 3, patience: float = 0.0, cache: Path | None = None
+    lowering: Lowering,
+    inputs: Sequence[torch.Tensor],
+    runs: int = 3,
+    patience: float = 0.0,
+    cache: Path | None = None,
+    *,
+    stage: str = "",
+    emulate: bool = False,
 ) -> guarded.Outcome:
-    """The text run several times on the same buffers, which are guarded; with `patience`, in a process of its own."""
-    path = _built(lowering, cache)
+    """A text run several times on the same buffers, which are guarded; with `patience`, in a process of its own.
+
+    `stage` is the target's text unless said: a target with threads has `kernel` as well, which the emulator runs with
+    its checks. `emulate` keeps the text off the GPU, which a process of its own cannot use.
+    """
     program: kernel.Program = lowering.stages["kernel"]
+    planned = plan(lowering)
+    if lowering.target.kind == "cuda":
+        inputs = execution_gpu.aligned(inputs)
+        call = execution_gpu.caller(lowering, stage or "cuda", planned, cache, emulate=emulate or bool(patience))
+    else:
+        call = guarded.entry(_built(lowering, cache), planned.sizes, torch.get_num_threads())
     temps = [launcher.Buffer(t.name, t.dtype.name, sizes(t.shape), sizes(t.strides)) for t in program.temps]
-    return guarded.run(path, plan(lowering), inputs, temps, torch.get_num_threads(), runs, patience)
+    return guarded.run(call, planned, inputs, temps, runs, patience)
 
 
 def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -169,14 +190,17 @@ def _strides(made: Tensor, kind: aten.Type) -> tuple[Expr, ...]:
 class Executable:
     """A compiled function: call it like the function that it came from, on tensors of the same types.
 
-    `source` is the generated text, `digest` its identity, `kernels` the launches in a call, `lowering` all stages.
+    `source` is the generated text, `digest` its identity, `kernels` the launches in a call, `lowering` all stages;
+    `emulated` says that a CPU stands in for the GPU that the text is for.
     """
 
     def __init__(
         self, captured: frontend.Captured, lowering: Lowering, call: Callable[..., tuple[torch.Tensor, ...]]
     ) -> None:
         self.captured, self.lowering, self.launch = captured, lowering, call
-        self.source: str = lowering.stages["cpp"]
+        kind = lowering.target.kind
+        self.source: str = lowering.stages[pipeline.TEXTS[kind]]
+        self.emulated = kind == "cuda" and not execution_gpu.on_gpu(lowering.target)
         self.digest = digest(self.source)
         self.kernels = len(lowering.stages["kernel"].functions)
         self._simple = captured.structure.num_leaves == 1 and captured.structure.is_leaf()
@@ -198,6 +222,8 @@ def compile(
 ) -> Executable:
     """`function` compiled for inputs of these types; `constants` are positions of inputs that are weights.
 
+    For a target with threads the executable takes CUDA tensors; without a GPU it takes those of the CPU and is slow.
+
     `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
     Raises Unsupported for what no stage can express, CompilerError otherwise.
     """
@@ -218,10 +244,13 @@ def build_captured(
     machine = _named(target)
     folder = cache if cache is not None else detect.default_cache(os.environ)
     lowering = _lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
-    path = _built(lowering, folder)
     names = [i.name for i in captured.program.inputs]
     bound = {names.index(name): value for name, value in captured.constants.items()}
-    call = launcher.load(path, plan(lowering), constants=bound, threads=threads, cache=folder)
+    if machine.kind == "cuda":
+        call = execution_gpu.load(lowering, plan(lowering), bound, threads, folder)
+    else:
+        path = _built(lowering, folder)
+        call = launcher.load(path, plan(lowering), constants=bound, threads=threads, cache=folder)
     return Executable(captured, lowering, call)
 
 

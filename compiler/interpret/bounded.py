@@ -6,6 +6,7 @@ a bound at once, and floors, comparisons and conversions are bounded where they 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 from compiler.interpret import scalar
 from compiler.interpret.scalar import Array
 from compiler.ir.dtype import DType, boolean, f64
-from compiler.targets.accuracy import max_ulp
+from compiler.targets.accuracy import in_series, max_ulp
 
 # How many deviations an error may be: the one constant of all tolerances.
 LAMBDA = 6.0
@@ -41,22 +42,21 @@ _POLES = ("div", "floordiv", "mod", "rem")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
-def in_series(n: int) -> int:
-    """How many roundings one term of a sum of `n` may suffer, whatever the order of summation."""
-    return max(0, n - 1)
-
-
 @dataclass(frozen=True)
 class Accuracy:
     """What the judged implementation may lose: ulps by operation and type, and the roundings in series of a sum.
 
     `algebra` describes another evaluation in f64 throughout, by whatever formula: its roundings differ, and so do its
-    literals, which the program has as f32.
+    literals, which the program has as f32. `of` describes what runs programs for a kind of target.
     """
 
     ulps: Callable[[str, str], float] = max_ulp
     series: Callable[[int], int] = in_series
     algebra: bool = False
+
+    @staticmethod
+    def of(kind: str, algebra: bool = False) -> Accuracy:
+        return Accuracy(functools.partial(max_ulp, kind=kind), functools.partial(in_series, kind=kind), algebra)
 
     def computes(self, dtype: DType) -> DType:
         return f64 if self.algebra else dtype

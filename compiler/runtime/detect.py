@@ -1,5 +1,6 @@
 """What this machine is, as plain data: files of the system in; processor, cores, caches and C++ compiler out."""
 
+import ctypes
 import functools
 import math
 import os
@@ -37,6 +38,15 @@ class Toolchain:
 
     path: str
     version: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU: compute capability as major and minor number, multiprocessors, bytes of L2."""
+
+    capability: tuple[int, int]
+    cores: int
+    l2: int
 
 
 # What every 64-bit server or laptop processor of the last ten years has at least; used where the system is silent.
@@ -90,6 +100,26 @@ def parse_quota(text: str) -> float:
     """
     words = text.split()
     return float(words[0]) / float(words[1]) if len(words) == 2 and words[0].isdigit() else 9999.0
+
+
+@functools.cache
+def gpu() -> Gpu | None:
+    """The first GPU that this process sees, asked of NVIDIA's driver; None where there is no driver or no GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+
+    def attribute(number: int) -> int:
+        value = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(value), number, device)
+        return value.value
+
+    # CUdevice_attribute: COMPUTE_CAPABILITY_MAJOR and _MINOR, MULTIPROCESSOR_COUNT, L2_CACHE_SIZE
+    return Gpu((attribute(75), attribute(76)), attribute(16), attribute(38))
 
 
 @functools.cache

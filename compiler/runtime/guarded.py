@@ -1,4 +1,4 @@
-"""A kernel run in the hardest way: a shared object, its plan and inputs in; outputs and complaints about it out.
+"""A program run in the hardest way: a call, its plan and inputs in; outputs and complaints about it out.
 
 Every buffer lies between guard zones in one piece of memory that reads as NaN or -1. Outputs and temporaries start
 poisoned, nothing is cleaned between runs, and the last run has its temporaries where the plan packs them.
@@ -13,10 +13,9 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,10 @@ from compiler.runtime.launcher import DTYPES, Buffer, Plan
 GUARD = 4096  # bytes before and behind each buffer
 BLANK = 0xFF  # a NaN in every floating type, -1 in every signed one
 UNWRITTEN = 0x7F  # of integers and bools; no bool has this byte
+MESSAGE = 1 << 16  # bytes that a lost process may have said
 Bytes = npt.NDArray[np.uint8]
+# (memory, where in it each buffer starts, number of the run) -> complaints of its own
+Call = Callable[[Bytes, Sequence[int], int], Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,25 @@ class _Map:
         return self.places[-1]
 
 
+def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
+    """The entry of a shared object, to be run on this machine's memory."""
+
+    def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
+        launcher.run_once(path, [memory.ctypes.data + place for place in places], sizes, threads)
+        return ()
+
+    return call
+
+
 def run(
-    path: Path,
+    call: Call,
     plan: Plan,
     inputs: Sequence[torch.Tensor],
     temps: Sequence[Buffer],
-    threads: int = 1,
     runs: int = 3,
     patience: float = 0.0,
 ) -> Outcome:
-    """Call the entry of `path` `runs` times; with `patience` in a forked process that has so many seconds.
+    """Run the program `runs` times; with `patience` in a forked process that has so many seconds.
 
     `inputs` are all inputs of the plan, constants included. A forked process survives any crash of the kernel, but may
     not use threads.
@@ -91,23 +102,24 @@ def run(
     for place, b in [*zip(targets, plan.outputs, strict=True), *zip(scratch, temps, strict=True)]:
         _part(data, place)[:] = BLANK if DTYPES[b.dtype].is_floating_point else UNWRITTEN
     before = data.copy()
-    base = data.ctypes.data
-    shared = [base + p.start for p in (*sources, *targets)]
-    apart, packed = [base + p.start for p in scratch], [base + arena.start + o for o in plan.temporaries]
+    shared = [p.start for p in (*sources, *targets)]
+    apart, packed = [p.start for p in scratch], [arena.start + o for o in plan.temporaries]
 
-    def work() -> None:
+    def work() -> list[str]:
+        found: list[str] = []
         for number, copies in enumerate(kept):
             where = packed if number and number == runs - 1 else apart
-            launcher.run_once(path, [*shared, *where], plan.sizes, threads)
+            found += call(data, [*shared, *where], number)
             for place, copy in zip(targets, copies, strict=True):
                 _part(data, copy)[:] = _part(data, place)
+        return found
 
     if patience:
-        lost = _isolated(work, patience)
+        lost, said = _isolated(work, patience)
         if lost:
             return Outcome((), (lost,))
     else:
-        work()
+        said = work()
     changed = _changed(before, data, layout.places, {*targets, *scratch, arena, *(c for row in kept for c in row)})
     blank = [
         f"an element of {b.name} was never written"
@@ -118,19 +130,20 @@ def run(
         np.array_equal(_part(data, a), _part(data, b)) for row in kept[1:] for a, b in zip(kept[0], row, strict=True)
     )
     outputs = tuple(_tensor(data, place, b) for place, b in zip(kept[0], plan.outputs, strict=True))
-    return Outcome(outputs, (*changed, *blank), same)
+    return Outcome(outputs, (*dict.fromkeys(said), *changed, *blank), same)
 
 
 def _span(x: torch.Tensor) -> int:
     """Bytes from the first to behind the last element."""
-    return _reach(x.shape, x.stride()) * x.element_size()
+    return reach(x.shape, x.stride()) * x.element_size()
 
 
 def _bytes(b: Buffer) -> int:
-    return _reach(b.shape, b.stride) * DTYPES[b.dtype].itemsize
+    return reach(b.shape, b.stride) * DTYPES[b.dtype].itemsize
 
 
-def _reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Elements from the first to behind the last of a tensor."""
     if 0 in shape:
         return 0
     return 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
@@ -140,7 +153,7 @@ def _raw(x: torch.Tensor) -> Bytes:
     """The memory of a tensor, what lies between its elements included."""
     if not x.numel():
         return np.empty(0, np.uint8)
-    flat = x.detach().as_strided((_reach(x.shape, x.stride()),), (1,), x.storage_offset())
+    flat = x.detach().as_strided((reach(x.shape, x.stride()),), (1,), x.storage_offset())
     return np.asarray(flat.clone().view(torch.uint8).numpy())
 
 
@@ -173,8 +186,9 @@ def _changed(before: Bytes, after: Bytes, places: Sequence[_Place], free: set[_P
     return [f"memory was written {side} {near.name}"]
 
 
-def _isolated(work: Any, patience: float) -> str:
-    """Run `work` in a forked process; says how that was lost, if it was."""
+def _isolated(work: Callable[[], list[str]], patience: float) -> tuple[str, list[str]]:
+    """Run `work` in a forked process; how that was lost, if it was, and what it returned."""
+    hear, tell = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads that hold a lock for good: patience ends that
         pid = os.fork()
@@ -182,10 +196,20 @@ def _isolated(work: Any, patience: float) -> str:
         status = 1
         faulthandler.disable()  # the parent says how it ended
         try:
-            work()
+            said = "\0".join(work())
+            os.write(tell, said.encode()[:MESSAGE])  # a pipe holds so much unread
             status = 0
         finally:
             os._exit(status)  # nothing of the parent's may be cleaned up here
+    os.close(tell)
+    lost = _wait(pid, patience)
+    with os.fdopen(hear, "rb") as pipe:
+        said = pipe.read().decode(errors="replace")
+    return lost, [text for text in said.split("\0") if text]
+
+
+def _wait(pid: int, patience: float) -> str:
+    """Until a process ends, or its time does."""
     end = time.monotonic() + patience
     while True:
         done, status = os.waitpid(pid, os.WNOHANG)

@@ -27,7 +27,7 @@ def kernel(tmp_path: Path) -> Kernel:
     def run(body: str, x: torch.Tensor, dtype: str = "f32", patience: float = 0.0) -> Outcome:
         path = build.build(HEAD + body + "}\n", build.kernel_flags(optimise="-O0"), cache=tmp_path)
         plan = Plan((Buffer("x", "f32", (5,), x.stride()),), (Buffer("y", dtype, (5,), (1,)),), (0,), 64)
-        return guarded.run(path, plan, [x], [Buffer("t", "f32", (5,), (1,))], patience=patience)
+        return guarded.run(guarded.entry(path), plan, [x], [Buffer("t", "f32", (5,), (1,))], patience=patience)
 
     return run
 

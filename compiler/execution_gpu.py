@@ -1,0 +1,174 @@
+"""A program lowered for threads in; its launches, and the ways to run them, on a GPU or by the emulator, out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from compiler.errors import CompilerError
+from compiler.ir import kernel as k
+from compiler.ir.expr import static
+from compiler.pipeline import Lowering
+from compiler.render import cuda
+from compiler.runtime import cubin, device, gpu, guarded, launcher
+from compiler.runtime.emulator import emulator
+from compiler.runtime.guarded import Bytes
+from compiler.runtime.launcher import DTYPES, Launcher, Plan
+from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan
+from compiler.targets.target import Target
+
+HEADERS = Path(__file__).parent / "render" / "cuda"
+STAGES = ("kernel", "cuda")  # that run as launches
+WATCHED = 30.0  # seconds that one run may take on a GPU
+# Device functions in which a thread has nothing to do with others.
+_ALONE = frozenset({"mlc_load", "mlc_store"})
+
+
+# ---- launches
+
+
+def launches(program: k.Program, plan: Plan) -> LaunchPlan:
+    """What each function of `program` is launched as, on the buffers of `plan`; empty grids are left out."""
+    temps = tuple(Buffer(t.name, _bytes(tuple(map(static, t.shape)), tuple(map(static, t.strides)), t.dtype.bytes))
+                  for t in program.temps)  # fmt: skip
+    numbers = {t.name: n for n, t in enumerate((*program.inputs, *program.outputs, *program.temps))}
+    made = []
+    for f, name in zip(program.functions, cuda.names(program), strict=True):
+        grid = _extent(tuple(map(static, f.grid)))
+        if all(grid):
+            args = tuple(numbers[p.name] for p in f.params)
+            made.append(Launch(name, grid, _extent(f.block), args, synchronizes=_meets(f)))
+    return LaunchPlan(
+        tuple(map(_buffer, plan.inputs)), tuple(map(_buffer, plan.outputs)), tuple(made), temps, plan.temporaries,
+        plan.arena,
+    )  # fmt: skip
+
+
+def _extent(sizes: tuple[int, ...]) -> Extent:
+    x, y, z = (*sizes, 1, 1, 1)[:3]
+    return x, y, z
+
+
+def _buffer(b: launcher.Buffer) -> Buffer:
+    return Buffer(b.name, _bytes(b.shape, b.stride, DTYPES[b.dtype].itemsize))
+
+
+def _bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
+    return guarded.reach(shape, stride) * size
+
+
+def _meets(f: k.Function) -> bool:
+    """Whether threads wait for each other or exchange values."""
+    return any(
+        isinstance(n, k.Barrier | k.Together)
+        or (isinstance(n, k.Array) and n.space == "shared")
+        or (isinstance(n, k.Call) and n.function not in _ALONE)
+        for n in f.walk()
+    )
+
+
+# ---- where to run
+
+
+def on_gpu(target: Target) -> bool:
+    """Whether a GPU of this machine runs what is rendered for the target."""
+    return _architecture(target) is not None
+
+
+def _architecture(target: Target) -> str | None:
+    """What to compile the target's text for, so that this machine's GPU runs it; None where there is none that can."""
+    here = device.devices()
+    if not here:
+        return None
+    number, specific = target.name.removeprefix("sm_").removesuffix("a"), target.name.endswith("a")
+    major, minor = here[0].capability
+    if int(number) > 10 * major + minor or (specific and int(number) != 10 * major + minor):
+        return None
+    return f"sm_{major}{minor}{'a' if specific else ''}"
+
+
+def text(lowering: Lowering, stage: str) -> str:
+    """The text that the program of a stage is run as."""
+    if stage == "cuda":
+        return str(lowering.stages["cuda"])
+    return cuda.render(lowering.stages[stage], target=lowering.target.name)
+
+
+def caller(
+    lowering: Lowering, stage: str, plan: Plan, cache: Path | None = None, *, emulate: bool = False
+) -> guarded.Call:
+    """How to run a stage under guard: `kernel` by the emulator with its checks, `cuda` by the GPU if there is one.
+
+    The emulator runs threads and blocks in another order each time; what its checks find are complaints.
+    """
+    made, launched = text(lowering, stage), launches(lowering.stages["kernel"], plan)
+    if stage == "cuda" and not emulate and (arch := _architecture(lowering.target)) is not None:
+        return _gpu_call(cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache), launched)
+    check = stage == "kernel"
+    path = emulator.build(made, (HEADERS,), check, cache)
+    threads = torch.get_num_threads()
+
+    def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
+        pointers = [memory.ctypes.data + place for place in places]
+        found = emulator.run_pointers(path, launched, pointers, check, number, threads=threads)
+        return [_line(report) for report in found.reports]
+
+    return call
+
+
+def _line(report: object) -> str:
+    return f"kernel.cu: {report}"
+
+
+def _gpu_call(made: cubin.Cubin, launched: LaunchPlan) -> guarded.Call:
+    """The whole memory goes to the GPU before a run and comes back after it."""
+    kernels = gpu.Kernels(device.driver(torch.cuda.current_device()), made.image, launched)
+
+    def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
+        block = torch.from_numpy(memory).cuda()
+        kernels.run(tuple(block.data_ptr() + place for place in places), torch.cuda.current_stream().cuda_stream)
+        gpu.synchronize(WATCHED, "running " + ", ".join(x.kernel for x in launched.launches))
+        memory[:] = block.cpu().numpy()
+        return ()
+
+    return call
+
+
+def aligned(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Inputs as kernels may rely on them: what starts amid 16 bytes is copied to where it does not."""
+    return [gpu.aligned(x) if x.numel() else x for x in inputs]
+
+
+# ---- compiled functions
+
+
+def load(
+    lowering: Lowering, plan: Plan, constants: Mapping[int, torch.Tensor], threads: int, cache: Path | None
+) -> Launcher:
+    """A function from tensors to tensors: on the GPU where there is one, else of tensors on the CPU by the emulator."""
+    made, launched = text(lowering, "cuda"), launches(lowering.stages["kernel"], plan)
+    arch = _architecture(lowering.target)
+    if arch is not None:
+        image = cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache)
+        return gpu.load(image, plan, launched, constants=constants)
+    path = emulator.build(made, (HEADERS,), cache=cache)
+    bound = launcher.bind(plan, constants)
+    free = [i for i in range(len(plan.inputs)) if i not in bound]
+
+    def launch(*arguments: object) -> tuple[torch.Tensor, ...]:
+        if len(arguments) != len(free):
+            raise TypeError(f"expected {len(free)} arguments, got {len(arguments)}")
+        given = bound | {
+            i: launcher.admit(n, plan.inputs[i], x) for n, (i, x) in enumerate(zip(free, arguments, strict=True))
+        }
+        held = aligned([given[i] for i in range(len(plan.inputs))])
+        fresh = tuple(torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype]) for b in plan.outputs)
+        pointers = [x.data_ptr() for x in (*held, *fresh)]
+        found = emulator.run_pointers(path, launched, pointers, threads=threads or torch.get_num_threads())
+        if found.reports:
+            raise CompilerError("the emulator stopped: " + "; ".join(map(_line, found.reports)))
+        return fresh
+
+    return launch
