@@ -12,6 +12,7 @@ A step names loops by their variable and buffers by their name. A schedule print
 from __future__ import annotations
 
 import ast
+import re
 
 from compiler.ir.node import Node
 
@@ -74,12 +75,13 @@ class Stage(Step):
 class Distribute(Step):
     """The perfectly nested loops `loops` around `accumulator` run thrice: for its first value, its sum, what follows.
 
-    The scalar becomes a local tile over them. The loops around the sum keep their names, so that it can be reordered;
-    the others are called `i_first` and `i_last`.
+    The scalar becomes a tile over them in `space`. The loops around the sum keep their names, so that it can be
+    reordered; the others are called `i_first` and `i_last`.
     """
 
     accumulator: str
     loops: tuple[str, ...]
+    space: str = "local"
 
 
 class Pack(Step):
@@ -101,6 +103,70 @@ class Tensorize(Step):
 
     loops: tuple[str, ...]
     instruction: str
+
+
+class Pad(Step):
+    """The perfectly nested loops `loops`, which a split cut short, run in full: what lies outside counts as zero.
+
+    Factors of a sum of products are guarded, and so is what is stored outside the kernel's own tiles.
+    """
+
+    loops: tuple[str, ...]
+
+
+class Cache(Step):
+    """The factor of a sum of products that loads `buffer` is brought into the tile `tile` in `space` beforehand.
+
+    Of a factor that is only widened from 16 bits the tile holds the narrow elements. A block of a buffer is copied by
+    `how`, one of `tile.COPIES`, in the order of the buffer's axes; with no `how`, a loop `tile`_at computes the
+    elements of a tile that lies in the order of `loops`.
+    """
+
+    buffer: str
+    tile: str
+    loops: tuple[str, ...]
+    space: str
+    how: str = ""
+    swizzle: int = 0
+
+
+class Promote(Step):
+    """What each iteration of `loop` adds to the tile `accumulator` is summed in `tile` first, beginning with zero."""
+
+    accumulator: str
+    loop: str
+    tile: str
+
+
+class Compensate(Step):
+    """The factors of the sum of products within `loops`, tiles of f32, become sums of two tf32 numbers each.
+
+    The three larger of the four products remain, the smaller ones first, in loops called `i_0`, `i_1`, and `i`.
+    """
+
+    loops: tuple[str, ...]
+
+
+class SplitK(Step):
+    """The sum into the scalar `accumulator` over `loop` is made in `parts`, by a loop `loop`0 around the whole nest.
+
+    Partial sums go to the temporary `accumulator`_parts; a second nest, its loops called `i_sum`, adds them up.
+    """
+
+    accumulator: str
+    loop: str
+    parts: int
+
+
+class Raster(Step):
+    """Two perfectly nested loops become one that goes through `group` iterations of `outer` for each of `inner`.
+
+    Neighbours in time then share what they read of either factor in the last level of cache.
+    """
+
+    outer: str
+    inner: str
+    group: int
 
 
 class Interior(Step):
@@ -126,9 +192,18 @@ class ScheduleError(ValueError):
         self.step, self.reason = step, reason
 
 
-STEPS: dict[str, type[Step]] = {
-    s.__name__.lower(): s for s in (Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior)
-}
+_ALL = (
+    Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote, Compensate,
+    SplitK, Raster,
+)  # fmt: skip
+
+
+def word(step: type[Step]) -> str:
+    """What a step is called in the text: `SplitK` is `split_k`."""
+    return re.sub("(?<!^)(?=[A-Z])", "_", step.__name__).lower()
+
+
+STEPS: dict[str, type[Step]] = {word(s): s for s in _ALL}
 
 
 def show(schedule: Schedule) -> str:
@@ -141,11 +216,11 @@ def show_step(step: Step) -> str:
     match step:
         case Bind(loop, level, args):
             said = [repr(loop), level, *(f"{n}={v}" for n, v in args)]
-        case Fold(buffer, loop, "local"):
-            said = [repr(buffer), repr(loop)]
+        case Fold(first, second, "local") | Distribute(first, second, "local"):
+            said = [repr(first), repr(second)]
         case _:
             said = [repr(f) for f in fields]
-    return f"{type(step).__name__.lower()}({', '.join(said)})".replace("'", '"')
+    return f"{word(type(step))}({', '.join(said)})".replace("'", '"')
 
 
 def parse(text: str) -> Schedule:

@@ -23,9 +23,9 @@ def program(
     """The program whose one kernel has this body; every buffer that is no temporary has a value from the beginning."""
     text = textwrap.dedent(text).strip("\n")
     ranks, written = _buffers(ast.parse(text))
-    if shapes is None:
+    if shapes is None or set(ranks) - set(shapes):
         guess = _parse(text, {name: (1,) * rank for name, rank in ranks.items()}, written)
-        shapes = _shapes(guess.kernels[0].body, set(ranks))
+        shapes = _shapes(guess.kernels[0].body, set(ranks)) | (shapes or {})
     made = _parse(text, {name: shapes[name] for name in ranks}, written)
     tensors = made.kernels[0].params
     return made.replace(

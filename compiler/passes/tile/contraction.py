@@ -53,7 +53,7 @@ def distribute(kernel: Kernel, step: Distribute) -> Kernel:
     total = Store(held.name, own, parts.sum.value, parts.sum.op)
     after = substitute(parts.after, {scalar: Load(held.name, own, scalar.dtype)})
     out = (
-        tile.Alloc(held, "local"),
+        tile.Alloc(held, step.space),
         *again(nest, "_first", (Store(held.name, own, parts.first.value),)),
         *wrap(nest, wrap(parts.loops, (total,))),
         *again(nest, "_last", (*parts.before, *after)),

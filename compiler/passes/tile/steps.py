@@ -10,20 +10,30 @@ from compiler.ir.index import Range, extent_range, from_linear, linear, simplify
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
+from compiler.passes.tile.gpu.cache import cache
+from compiler.passes.tile.gpu.pad import pad
+from compiler.passes.tile.gpu.raster import raster
+from compiler.passes.tile.gpu.sums import compensate, promote, split_k
 from compiler.passes.tile.guards import interior
 from compiler.passes.tile.nests import ranges_around, ranges_of
 from compiler.passes.tile.pack import pack
 from compiler.schedule.steps import (
     Bind,
+    Cache,
     Collapse,
+    Compensate,
     Distribute,
     Fold,
     Interior,
     Pack,
+    Pad,
+    Promote,
+    Raster,
     Reorder,
     Schedule,
     ScheduleError,
     Split,
+    SplitK,
     Stage,
     Step,
     Tensorize,
@@ -40,7 +50,7 @@ def apply(program: Program, kernel: Kernel, schedule: Schedule) -> Program:
 
 
 def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, Kernel]:
-    """One step; the program changes too where a temporary shrinks into the kernel."""
+    """One step; the program changes too where a temporary shrinks into the kernel, or a new one is made."""
     match step:
         case Split():
             new = at_loop(kernel, step, step.loop, lambda f: split(step, f))
@@ -62,11 +72,25 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = at_loop(kernel, step, step.loop, lambda f: interior(step, f, ranges_around(kernel, f)))
         case Tensorize():
             new = contraction.tensorize(kernel, step)
+        case Pad():
+            new = pad(kernel, step)
+        case Cache():
+            new = cache(kernel, step)
+        case Promote():
+            new = promote(kernel, step)
+        case Compensate():
+            new = compensate(kernel, step)
+        case Raster():
+            new = raster(kernel, step)
+        case SplitK():
+            new = split_k(kernel, step)
         case _:
             raise ScheduleError(step, "no such step")
     gone = {p.name for p in kernel.params} - {p.name for p in new.params}
+    kept = tuple(t for t in program.temps if t.name not in gone)
+    made = tuple(p for p in new.params if p.name not in {q.name for q in kernel.params})
     kernels = tuple(new if k is kernel else k for k in program.kernels)
-    return program.replace(kernels=kernels, temps=tuple(t for t in program.temps if t.name not in gone)), new
+    return program.replace(kernels=kernels, temps=(*kept, *made)), new
 
 
 def at_loop(kernel: Kernel, step: Step, var: str, change: Change, any_of: tuple[str, ...] = ()) -> Kernel:

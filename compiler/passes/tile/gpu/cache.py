@@ -1,0 +1,164 @@
+"""The schedule step `cache` on Tile IR: a factor of a sum of products goes into a tile of faster memory before the sum.
+
+A factor that is a block of a buffer, or that is zero outside the buffer, becomes a copy; any other is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from compiler.ir import tile
+from compiler.ir.dtype import STORAGE_ONLY, compute
+from compiler.ir.expr import (
+    Cast,
+    Expr,
+    Load,
+    Op,
+    Select,
+    Var,
+    cast,
+    const,
+    dim,
+    loads,
+    names,
+    product,
+    static,
+    substitute,
+)
+from compiler.ir.index import linear, simplify
+from compiler.ir.statement import Kernel, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.nests import (
+    SERIAL,
+    Body,
+    Loops,
+    factors,
+    longest,
+    moving,
+    ranges_of,
+    replace,
+    replace_sum,
+    sums_in,
+)
+from compiler.passes.tile.pack import allocated
+from compiler.schedule.steps import Cache, ScheduleError
+
+
+def cache(kernel: Kernel, step: Cache) -> Kernel:
+    """`cache("a", "ta", ("i", "l"), "shared", "cp.async", 32)`
+
+    before:
+        for l0 in serial(2):
+            for i in serial(4):
+                for j in serial(6):
+                    for l in serial(16, reduce):
+                        c[i, j] += f32(a[i, l0 * 16 + l]) * b[l0 * 16 + l, j]
+    after:
+        for l0 in serial(2):
+            ta = shared(bf16[4, 16], swizzle=32)
+            copy(ta[0: +4, 0: +16], a[0: +4, l0 * 16: +16], "cp.async")
+            for i in serial(4):
+                for j in serial(6):
+                    for l in serial(16, reduce):
+                        c[i, j] += f32(ta[i, l]) * b[l0 * 16 + l, j]
+    """
+    for around, total in sums_in(kernel.body):
+        named = {f.var: f for f in around}
+        if not set(step.loops) <= set(named):
+            continue
+        for factor, other in factors(total.value):
+            if step.buffer not in {n.buffer for n in loads(factor)} or not set(step.loops) <= names(factor):
+                continue
+            left = {f.var for f in around} & names(factor) - set(step.loops)
+            depth = max((d + 1 for d, f in enumerate(around) if f.var in left), default=0)
+            if any(f.var in step.loops for f in around[:depth]):
+                continue
+            held, own, fill = _filled(kernel, step, _narrow(factor), tuple(named[v] for v in step.loops), around)
+            value = cast(Load(held.name, own, held.dtype), factor.dtype) * other
+            new = replace_sum(around[depth], total, total.replace(value=value))
+            alloc = tile.Alloc(held, step.space, step.swizzle)
+            return kernel.replace(body=replace(kernel.body, around[depth], (alloc, *fill, new)))
+    raise ScheduleError(
+        step, f"no sum of products within {', '.join(step.loops)} has a factor from {step.buffer} over these"
+    )
+
+
+def _narrow(factor: Expr) -> Expr:
+    """A factor before it is widened from a 16-bit type."""
+    return factor.arg if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY else factor
+
+
+def _filled(
+    kernel: Kernel, step: Cache, factor: Expr, loops: Loops, around: Loops
+) -> tuple[Tensor, tuple[Expr, ...], Body]:
+    """The tile, its index of one element of the factor, and what fills it."""
+    ranges = ranges_of(around)
+    long = {f.var: longest(step, f, ranges) for f in loops}
+    if any(names(f.extent) for f in loops):
+        raise ScheduleError(step, f"{', '.join(step.loops)} are cut short, pad them first")
+    if not step.how:
+        return _computed(step, factor, long)
+    shapes = {t.name: t.shape for t in (*kernel.params, *allocated(kernel.body))}
+    load = block(factor, shapes)
+    axes = moving(load.index, long) if load is not None else None
+    if load is None or axes is None or set(axes[0]) != set(long):
+        raise ScheduleError(step, f"the factor from {step.buffer} is no block of it, so it cannot be copied")
+    order, source = axes
+    shape = tuple(dim(long[v]) for v in order)
+    held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
+    whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
+    copy = tile.Copy(whole, source.replace(buffer=load.buffer), step.how)
+    return held, tuple(map(Var, order)), (copy,)
+
+
+def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, tuple[Expr, ...], Body]:
+    """One loop that goes through the tile in the order of memory."""
+    shape = tuple(map(dim, long.values()))
+    held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
+    size = product(shape)
+    at = Var(f"{step.tile}_at")
+    places: list[Expr] = []
+    rest = size
+    for n in shape:
+        around, rest = rest, rest // n
+        places.append(at % around // rest)
+    ranges = {at.name: (0, _last(size))}
+    index = tuple(simplify(p, ranges, index=True) for p in places)
+    value = simplify(substitute(factor, dict(zip(map(Var, long), index, strict=True))), ranges)
+    fill = tile.For(at.name, size, "parallel", SERIAL, (Store(held.name, index, value),))
+    return held, tuple(map(Var, long)), (fill,)
+
+
+def _last(size: Expr) -> int:
+    return static(size) - 1
+
+
+def block(factor: Expr, shapes: Mapping[str, tuple[Expr, ...]]) -> Load | None:
+    """The load that a factor is within the bounds of its buffer, if it is zero outside and guarded by nothing else."""
+    match factor:
+        case Load():
+            return factor
+        case Select(cond, Load(buffer, index) as load, other) if other is cast(
+            const(0, compute(factor.dtype)), factor.dtype
+        ):
+            ends = zip(index, shapes[buffer], strict=True)
+            bounds = [b for i, n in ends for b in (linear(i), linear(n - i - 1))]
+            return load if all(_at_least_zero(c) in bounds for c in _conjuncts(cond)) else None
+    return None
+
+
+def _at_least_zero(cond: Expr) -> object:
+    match cond:
+        case Op("ge" | "gt" | "le" | "lt" as how, (a, b)):
+            form = a - b if how[0] == "g" else b - a
+            return linear(form if how[1] == "e" else form - 1)
+    return None
+
+
+def _conjuncts(cond: Expr) -> Iterator[Expr]:
+    match cond:
+        case Op("and", (a, b)):
+            yield from _conjuncts(a)
+            yield from _conjuncts(b)
+        case _:
+            yield cond

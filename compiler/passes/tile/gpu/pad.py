@@ -1,0 +1,98 @@
+"""The schedule step `pad` on Tile IR: loops that a split cut short run in full, what lies outside is guarded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.ir import tile
+from compiler.ir.dtype import STORAGE_ONLY, compute
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, both, cast, const, dim, loads, names, op, select
+from compiler.ir.index import Range, from_linear, linear, simplify
+from compiler.ir.statement import If, Kernel, Store
+from compiler.ir.tensor import Tensor
+from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of, replace, wrap
+from compiler.schedule.steps import Pad, ScheduleError
+
+
+def pad(kernel: Kernel, step: Pad) -> Kernel:
+    """`pad(("l",))`
+
+    before:
+        for i in serial(4):
+            for l0 in serial(3):
+                for l in serial(min(4, 10 - l0 * 4), reduce):
+                    c[i] += a[i, l0 * 4 + l] * b[l0 * 4 + l]
+    after:
+        for i in serial(4):
+            for l0 in serial(3):
+                for l in serial(4, reduce):
+                    c[i] += (a[i, l0 * 4 + l] if l0 * 4 + l < 10 else 0.0) * (b[l0 * 4 + l] if l0 * 4 + l < 10 else 0.0)
+
+    A row or column of a tile that lies outside is computed from whatever is within the buffers, or from zero, and not
+    stored; only the loops that sum must not add anything.
+    """
+    around, nest = find_nest(kernel, step, step.loops)
+    ranges = ranges_of((*around, *nest))
+    full = tuple(f.replace(extent=dim(longest(step, f, ranges))) for f in nest)
+    ranges |= ranges_of(full)
+    guards = {
+        f.var: _below(Var(f.var), f.extent) for f, whole in zip(nest, full, strict=True) if f.extent is not whole.extent
+    }
+    tiles = {n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
+    tensors = {p.name: p for p in kernel.params}
+    summing = {f.var for f in nest if f.kind == "reduce"}
+    if any(f.kind == "scan" for f in nest):
+        raise ScheduleError(step, "a scan runs in order")
+    match nest[-1].body:
+        case (Store(buffer, index, Op("mul", factors), "sum") as s,):
+            value = op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))
+            body: Body = (s.replace(value=value),)
+            if buffer not in tiles:
+                body = _if(body, [g for v, g in guards.items() if v in {n for i in index for n in names(i)}])
+        case (Store(buffer, _, value, "set"),) as body if buffer in tiles and not loads(value):
+            pass
+        case body:
+            body = _if(body, list(guards.values()))
+    return kernel.replace(body=replace(kernel.body, nest[0], wrap(full, body)))
+
+
+def _if(body: Body, conditions: list[Expr]) -> Body:
+    return (If(both(*conditions), body),) if conditions else body
+
+
+def _below(value: Expr, end: Expr) -> Expr:
+    """`value < end`, with what is added on the left and constants on the right; of a minimum, the end that varies."""
+    if isinstance(end, Op) and end.name == "min":
+        varying = [e for e in end.args if not isinstance(e, Const)]
+        if len(varying) == 1:
+            end = varying[0]
+    terms, rest = linear(value - end)
+    added = {t: c for t, c in terms.items() if c > 0}
+    taken = {t: -c for t, c in terms.items() if c < 0}
+    return op("lt", from_linear((added, 0)), from_linear((taken, -rest)))
+
+
+def _guarded(
+    factor: Expr,
+    guards: Mapping[str, Expr],
+    summing: set[str],
+    tensors: Mapping[str, Tensor],
+    ranges: Mapping[str, Range],
+) -> Expr:
+    """A factor that is zero where a summing loop is outside, and reads nothing outside of its buffers."""
+    if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
+        return cast(_guarded(factor.arg, guards, summing, tensors, ranges), factor.dtype)
+    mine = {v: g for v, g in guards.items() if v in names(factor)}
+    wanted = [g for v, g in mine.items() if v in summing]
+    for v in (v for v in mine if v not in summing):
+        wanted += _bounds(factor, v, tensors, ranges) if isinstance(factor, Load) else [mine[v]]
+    return select(both(*dict.fromkeys(wanted)), factor, cast(const(0, compute(factor.dtype)), factor.dtype))
+
+
+def _bounds(load: Load, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> list[Expr]:
+    """What keeps a load within its buffer along the axes that move with a loop."""
+    if load.buffer not in tensors:
+        return []
+    extents = zip(load.index, tensors[load.buffer].shape, strict=True)
+    found = [simplify(_below(i, n), ranges) for i, n in extents if var in names(i)]
+    return [g for g in found if not isinstance(g, Const)]

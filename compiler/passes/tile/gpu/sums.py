@@ -1,0 +1,247 @@
+"""Schedule steps on Tile IR that sum in parts: for accuracy within a thread block, or in several of them at once."""
+
+from __future__ import annotations
+
+from compiler.ir import tile
+from compiler.ir.dtype import f32
+from compiler.ir.expr import Const, Expr, Load, Op, Var, dim, identity, op, substitute
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.nests import SERIAL, Body, Loops, again, find_nest, replace, wrap
+from compiler.passes.tile.pack import allocated
+from compiler.schedule.steps import Compensate, Promote, ScheduleError, SplitK
+
+
+def promote(kernel: Kernel, step: Promote) -> Kernel:
+    """`promote("c", "l0", "part")`
+
+    before:
+        c = registers(f32[4])
+        for i_first in serial(4):
+            c[i_first] = 0.0
+        for l0 in serial(2, reduce):
+            for i in serial(4):
+                for l1 in serial(8, reduce):
+                    c[i] += a[i, l0 * 8 + l1] * b[l0 * 8 + l1]
+        for i_last in serial(4):
+            y[i_last] = c[i_last]
+    after:
+        c = registers(f32[4])
+        for i_first in serial(4):
+            c[i_first] = 0.0
+        for l0 in serial(2, reduce):
+            part = registers(f32[4])
+            for part_first in serial(4):
+                part[part_first] = 0.0
+            for i in serial(4):
+                for l1 in serial(8, reduce):
+                    part[i] += a[i, l0 * 8 + l1] * b[l0 * 8 + l1]
+            for part_last in serial(4):
+                c[part_last] += part[part_last]
+        for i_last in serial(4):
+            y[i_last] = c[i_last]
+
+    Sums in tensor cores are rounded towards zero, so that long ones drift; in parts they do not.
+    """
+    _, (f,) = find_nest(kernel, step, (step.loop,))
+    alloc = next((n for s in kernel.body for n in s.walk() if _makes(n, step.accumulator)), None)
+    if alloc is None:
+        raise ScheduleError(step, f"{step.accumulator} is no tile of kernel {kernel.name}")
+    uses = [n for n in f.walk() if isinstance(n, Load | Store) and n.buffer == step.accumulator]
+    if not uses or not all(isinstance(n, Store) and n.op == "sum" for n in uses):
+        raise ScheduleError(step, f"{step.loop} does something other than add to {step.accumulator}")
+    part = alloc.tensor.replace(name=step.tile)
+    count = len(part.shape)
+
+    def nest(end: str) -> tuple[tuple[str, ...], Loops]:
+        loops = tuple(f"{step.tile}_{end}{n if count > 1 else ''}" for n in range(count))
+        return loops, tuple(tile.For(v, n, "parallel", SERIAL, ()) for v, n in zip(loops, part.shape, strict=True))
+
+    first, first_nest = nest("first")
+    last, last_nest = nest("last")
+    held = Load(part.name, tuple(map(Var, last)), part.dtype)
+    body = (
+        alloc.replace(tensor=part),
+        *wrap(first_nest, (Store(part.name, tuple(map(Var, first)), identity("sum", part.dtype)),)),
+        *(_renamed(s, step.accumulator, part.name) for s in f.body),
+        *wrap(last_nest, (Store(step.accumulator, held.index, held, "sum"),)),
+    )
+    return kernel.replace(body=replace(kernel.body, f, (f.replace(body=body),)))
+
+
+def _makes(n: object, name: str) -> bool:
+    return isinstance(n, tile.Alloc) and n.tensor.name == name
+
+
+def _renamed(s: Stmt, old: str, new: str) -> Stmt:
+    """The statement with its stores to one buffer going to another."""
+    match s:
+        case Store() if s.buffer == old:
+            return s.replace(buffer=new)
+        case tile.For(body=inner) | If(body=inner):
+            return s.replace(body=tuple(_renamed(x, old, new) for x in inner))
+    return s
+
+
+def compensate(kernel: Kernel, step: Compensate) -> Kernel:
+    """`compensate(("i", "j", "l"))`
+
+    before:
+        a = registers(f32[4, 8])
+        copy(a[0: +4, 0: +8], x[0: +4, 0: +8], "plain")
+        b = registers(f32[6, 8])
+        copy(b[0: +6, 0: +8], w[0: +6, 0: +8], "plain")
+        for i in serial(4):
+            for j in serial(6):
+                for l in serial(8, reduce):
+                    c[i, j] += a[i, l] * b[j, l]
+    after:
+        a = registers(f32[4, 8])
+        copy(a[0: +4, 0: +8], x[0: +4, 0: +8], "plain")
+        b = registers(f32[6, 8])
+        copy(b[0: +6, 0: +8], w[0: +6, 0: +8], "plain")
+        a_big = registers(f32[4, 8])
+        a_small = registers(f32[4, 8])
+        for a_at0 in serial(4):
+            for a_at1 in serial(8):
+                a_big[a_at0, a_at1] = tf32(a[a_at0, a_at1])
+                a_small[a_at0, a_at1] = tf32(a[a_at0, a_at1] - tf32(a[a_at0, a_at1]))
+        b_big = registers(f32[6, 8])
+        b_small = registers(f32[6, 8])
+        for b_at0 in serial(6):
+            for b_at1 in serial(8):
+                b_big[b_at0, b_at1] = tf32(b[b_at0, b_at1])
+                b_small[b_at0, b_at1] = tf32(b[b_at0, b_at1] - tf32(b[b_at0, b_at1]))
+        for i_0 in serial(4):
+            for j_0 in serial(6):
+                for l_0 in serial(8, reduce):
+                    c[i_0, j_0] += a_small[i_0, l_0] * b_big[j_0, l_0]
+        for i_1 in serial(4):
+            for j_1 in serial(6):
+                for l_1 in serial(8, reduce):
+                    c[i_1, j_1] += a_big[i_1, l_1] * b_small[j_1, l_1]
+        for i in serial(4):
+            for j in serial(6):
+                for l in serial(8, reduce):
+                    c[i, j] += a_big[i, l] * b_big[j, l]
+
+    What is left out is 2**-22 of a product, less than f32 rounds off (Ootomo and Yokota 2022, arXiv:2203.03341).
+    """
+    _, nest = find_nest(kernel, step, step.loops)
+    tiles = {a.name: a for a in allocated(kernel.body)}
+    spaces = {n.tensor.name: n.space for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
+    match nest[-1].body:
+        case (Store(_, _, Op("mul", (Load(a, _, kind) as left, Load(b) as right)), "sum") as total,) if kind is f32:
+            pass
+        case _:
+            raise ScheduleError(step, f"{step.loops[-1]} holds something other than one sum of products of f32")
+    if a not in tiles or b not in tiles or a == b:
+        raise ScheduleError(step, f"{a} and {b} are no two tiles of kernel {kernel.name}")
+    out: list[Stmt] = []
+    for name in (a, b):
+        out += _halves(tiles[name], spaces[name])
+    for suffix, (x, y) in (("_0", ("small", "big")), ("_1", ("big", "small")), ("", ("big", "big"))):
+        new = total.replace(value=left.replace(buffer=f"{a}_{x}") * right.replace(buffer=f"{b}_{y}"))
+        out += _copied(nest, suffix, new)
+    return kernel.replace(body=replace(kernel.body, nest[0], tuple(out)))
+
+
+def _halves(t: Tensor, space: str) -> Body:
+    """What is left of each element of a tile in tf32, and what of the rest."""
+    loops = tuple(f"{t.name}_at{n if len(t.shape) > 1 else ''}" for n in range(len(t.shape)))
+    index = tuple(map(Var, loops))
+    whole = Load(t.name, index, t.dtype)
+    big = op("tf32", whole)
+    stores = (
+        Store(f"{t.name}_big", index, big),
+        Store(f"{t.name}_small", index, op("tf32", whole - big)),
+    )
+    nest = tuple(tile.For(v, n, "parallel", SERIAL, ()) for v, n in zip(loops, t.shape, strict=True))
+    allocs = (tile.Alloc(t.replace(name=t.name + end), space) for end in ("_big", "_small"))
+    return (*allocs, *wrap(nest, stores))
+
+
+def _copied(nest: Loops, suffix: str, s: Stmt) -> Body:
+    """The nest around another statement, its loops renamed by `suffix`."""
+    renamed: dict[Expr, Expr] = {Var(f.var): Var(f.var + suffix) for f in nest}
+    body: Body = substitute((s,), renamed)
+    return wrap(tuple(f.replace(var=f.var + suffix, extent=substitute(f.extent, renamed)) for f in nest), body)
+
+
+def split_k(kernel: Kernel, step: SplitK) -> Kernel:
+    """`split_k("c", "l", 2)`
+
+    before:
+        for i in serial(4):
+            c: f32 = 0.0
+            for l in serial(8, reduce):
+                c += x[i, l] * w[l]
+            y[i] = max(c, 0.0)
+    after:
+        for l0 in serial(2):
+            for i in serial(4):
+                c: f32 = 0.0
+                for l in serial(4, reduce):
+                    c += x[i, l0 * 4 + l] * w[l0 * 4 + l]
+                c_parts[l0, i] = c
+        for i_sum in serial(4):
+            c_sum: f32 = 0.0
+            for l0_sum in serial(2, reduce):
+                c_sum += c_parts[l0_sum, i_sum]
+            y[i_sum] = max(c_sum, 0.0)
+
+    The first part begins with what the sum begins with, the others with zero.
+    """
+    rows, before, first, f, after = _nest(kernel, step)
+    if not isinstance(f.extent, Const) or int(f.extent.value) % step.parts:
+        raise ScheduleError(step, f"{step.parts} parts of {step.loop} would differ in length")
+    if first.value is not identity("sum", first.value.dtype):
+        raise ScheduleError(step, f"{step.accumulator} begins with something other than zero")
+    length, part = int(f.extent.value) // step.parts, Var(step.loop + "0")
+    dtype = first.value.dtype
+    shape = (dim(step.parts), *(r.extent for r in rows))
+    held = Tensor(f"{step.accumulator}_parts", dtype, shape, row_major(shape))
+    place = (part, *(Var(r.var) for r in rows))
+    moved = substitute(f.body, {Var(f.var): part * length + Var(f.var)})
+    inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, place, _var(first)))
+    outer = tile.For(part.name, dim(step.parts), "parallel", SERIAL, wrap(rows, inner))
+    total = Init(f"{step.accumulator}_sum", identity("sum", dtype))
+    at = tile.For(f"{part.name}_sum", dim(step.parts), "reduce", SERIAL, ())
+    load = Load(held.name, (Var(at.var), *place[1:]), dtype)
+    body = (total, at.replace(body=(Accum(total.name, "sum", load),)), *_after(before, first, total, after))
+    return kernel.replace(
+        body=(outer, *again(rows, "_sum", body)),
+        params=(*kernel.params, held),
+        writes=(*kernel.writes, held.name),
+    )
+
+
+def _var(s: Init) -> Var:
+    return Var(s.name, s.value.dtype)
+
+
+def _nest(kernel: Kernel, step: SplitK) -> tuple[Loops, Body, Init, tile.For, Body]:
+    """The loops around the sum, what stands before it, how it begins, its loop, and what follows."""
+    rows: list[tile.For] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], tile.For) and body[0].kind == "parallel":
+        rows.append(body[0])
+        body = body[0].body
+    place = next((n for n, s in enumerate(body) if isinstance(s, Init) and s.name == step.accumulator), None)
+    if place is None or place + 1 >= len(body):
+        raise ScheduleError(step, f"{step.accumulator} does not begin within perfectly nested parallel loops")
+    first, f = body[place], body[place + 1]
+    if not isinstance(f, tile.For) or f.var != step.loop or f.kind != "reduce" or not isinstance(first, Init):
+        raise ScheduleError(step, f"{step.accumulator} is not summed by {step.loop} alone")
+    if not all(isinstance(s, Let) for s in body[:place]):
+        raise ScheduleError(step, f"{step.accumulator} begins after something other than a value")
+    return tuple(rows), body[:place], first, f, body[place + 2 :]
+
+
+def _after(before: Body, first: Init, total: Init, after: Body) -> Body:
+    """What follows the sum, with the values that stood before it written out and the sum called by its new name."""
+    table: dict[Expr, Expr] = {_var(first): _var(total)}
+    for s in before:
+        if isinstance(s, Let):
+            table[Var(s.name, s.value.dtype)] = substitute(s.value, table)
+    return substitute(after, table)
