@@ -44,6 +44,7 @@ void mbarrier_init(void* address, unsigned count) {
     m->site = site;
     m->visible = false;
     m->maker = me();
+    m->made = hooks::clock_of(m->maker);
     hooks::forget(m->open);
     hooks::forget(m->complete);
     MBarrierWord word{MBARRIER_MARK, index};

@@ -25,11 +25,16 @@ from compiler.runtime.launches import Launch, LaunchPlan
 
 HERE = Path(__file__).resolve().parent
 
-_COMMON = ("-std=c++17", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-shared", "-fPIC")
+_COMMON = (
+    "-std=c++17", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-shared", "-fPIC",
+)  # fmt: skip
 _RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc", "-lpthread")
 _KERNEL = (*_COMMON, "-x", "c++", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc")
 # The runtime stands in for the sanitizer's library, so its callbacks see the kernel's accesses and nothing else.
-_CHECKED = ("-O1", "-g1", "-DMLC_CHECK", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0")
+_CHECKED = (
+    "-O1", "-g1", "-DMLC_CHECK", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0",
+    "--param", "tsan-distinguish-volatile=1",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

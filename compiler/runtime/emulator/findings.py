@@ -44,7 +44,8 @@ class Report:
         other = ""
         if self.other_thread >= 0:
             of = f" of another block ({self.other_block})" if self.other_block >= 0 else ""
-            other = f", against thread {self.other_thread}{of}" + (f" line {self.other_line}" if self.other_line else "")
+            at = f" line {self.other_line}" if self.other_line else ""
+            other = f", against thread {self.other_thread}{of}{at}"
         note = f": {self.note}" if self.note else ""
         return (
             f"{self.kind}{where}, {self.kernel} line {self.line}{inside}, block {self.block} thread {self.thread}"

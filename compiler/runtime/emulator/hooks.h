@@ -27,6 +27,7 @@ bool begin_collective(unsigned site, Fiber* first, unsigned lanes);
 void end_collective(bool armed);
 void end_of_barrier(MBarrier* barrier);
 void passed_cluster_barrier(Fiber* f);
+unsigned clock_of(Fiber* f);
 void touch_mbarrier(void* address, unsigned site, bool initialised);
 void load_issued(Landing& l, unsigned site);
 void landed(Landing& l);
@@ -59,6 +60,7 @@ inline bool begin_collective(unsigned, Fiber*, unsigned) { return false; }
 inline void end_collective(bool) {}
 inline void end_of_barrier(MBarrier*) {}
 inline void passed_cluster_barrier(Fiber*) {}
+inline unsigned clock_of(Fiber*) { return 0; }
 inline void touch_mbarrier(void*, unsigned, bool) {}
 inline char* windows(unsigned) { return nullptr; }
 inline void new_array(SharedArray*) {}

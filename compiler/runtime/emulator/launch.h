@@ -58,14 +58,14 @@ static bool make_room(Worker* w) {
         w->fiber_room = fibers;
         w->warp_array = new Warp[fibers + 32]();
     }
+    char* given = hooks::windows(w->blocks);
     if (w->blocks > w->block_room) {
         delete[] w->block_array;
-        if (w->windows) munmap(w->windows, w->block_room * WINDOW);
         w->block_array = new Block[w->blocks]();
-        w->windows = hooks::windows(w->blocks);
-        if (!w->windows) w->windows = reserve(w->blocks * WINDOW, WINDOW);
+        if (!given) w->windows = reserve(w->blocks * WINDOW, WINDOW);
         w->block_room = w->blocks;
     }
+    if (given) w->windows = given;
     return w->stacks && w->windows;
 }
 

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "mlc_emulator.h"
@@ -29,7 +31,8 @@ struct FiberList {
 
 #ifdef MLC_CHECK
 struct View;
-struct Foreign;
+// Clocks of the threads of other clusters.
+typedef std::shared_ptr<const std::map<unsigned, std::shared_ptr<const std::vector<unsigned>>>> Elsewhere;
 struct PendingCopy {  // a cp.async that has not landed
     void* to;
     char data[16];
@@ -44,22 +47,23 @@ struct Checked {
     unsigned id = 0;   // index in a view
     unsigned now = 1;  // own clock: rises with every release
     View* view = nullptr;
-    Foreign* foreign = nullptr;          // what is known of other clusters
+    Elsewhere foreign;                   // what is known of other clusters
     View* fenced = nullptr;              // what the last fence made releasable
-    Foreign* fenced_foreign = nullptr;
-    Foreign* acquired = nullptr;         // what relaxed atomics have read, known after the next fence
+    Elsewhere fenced_foreign;
+    Elsewhere acquired;                  // what relaxed atomics have read, known after the next fence
     std::vector<PendingCopy> copies;
     unsigned copy_group = 0;
     std::vector<Registers> registers;
     bool registers_fenced = false;
-    unsigned wgmma_batch = 0;            // committed batches
+    unsigned wgmma_batch = 0, wgmma_done = 0;  // committed batches; those waited for
     int bulk_slot = -1;
-    unsigned bulk_groups = 0, bulk_read_done = 0;
+    unsigned bulk_groups = 0, bulk_read_done = 0, bulk_site = 0;
     bool bulk_open = false;
-    unsigned cluster_barriers = 0;
+    unsigned cluster_barriers = 0;       // passed
 };
 struct Sync {  // what releases have put in for acquires to take out
     View* view = nullptr;
+    View* last = nullptr;  // the last one put in
 };
 #else
 struct Sync {};
@@ -109,6 +113,7 @@ struct MBarrier {
     unsigned slot, site;
     bool visible;  // its initialisation has been made visible to the copy engine
     Fiber* maker;
+    unsigned made;  // the maker's clock
 };
 
 struct Fiber : Thread {

@@ -127,9 +127,10 @@ unsigned cluster_size();
 #ifdef MLC_CHECK
 void read(const void* p, unsigned bytes);   // generic proxy, by the calling thread
 void write(const void* p, unsigned bytes);
-// An atomic operation on p: call it before performing the operation itself.
+// An atomic operation on p, which reads and, if it `writes`, writes: call it before performing the operation itself.
 enum Order { RELAXED = 0, ACQUIRE = 1, RELEASE = 2, ACQUIRE_RELEASE = 3 };
 void atomic(const void* p, unsigned bytes, bool writes, Order order = RELAXED);
+void atomic_store(const void* p, unsigned bytes, Order order = RELAXED);  // one that only writes
 void fence();        // __threadfence and weaker ones
 bool arm(bool on);   // whether accesses are looked at; returns what was
 #else
@@ -137,6 +138,7 @@ enum Order { RELAXED = 0, ACQUIRE = 1, RELEASE = 2, ACQUIRE_RELEASE = 3 };
 MLC_DEVICE void read(const void*, unsigned) {}
 MLC_DEVICE void write(const void*, unsigned) {}
 MLC_DEVICE void atomic(const void*, unsigned, bool, Order = RELAXED) {}
+MLC_DEVICE void atomic_store(const void*, unsigned, Order = RELAXED) {}
 MLC_DEVICE void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 MLC_DEVICE bool arm(bool) { return false; }
 #endif

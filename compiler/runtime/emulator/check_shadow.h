@@ -1,0 +1,398 @@
+// Check mode: every access against the shadow of its memory: bounds, alignment, initialisation, and order to all others.
+#pragma once
+#include <link.h>
+#include <sys/mman.h>
+
+#include <deque>
+
+#include "check_views.h"
+#include "reports.h"
+
+namespace mlc::emu {
+
+enum Kind { INPUT, OUTPUT, TEMPORARY, ARGUMENT, SHARED };
+enum State : unsigned char { UNWRITTEN, WRITTEN, IN_FLIGHT };  // in flight: the destination of a cp.async not waited for
+enum Access : unsigned { READ = 0, WRITE = 1, ATOMIC = 2 };
+
+struct Region {
+    char *low, *high;
+    char name[48];
+    Kind kind;
+    unsigned rank;  // of the block whose shared memory it is
+};
+
+struct Reader {  // lanes of one warp that read at one clock
+    unsigned cluster, clock, mask, site;
+    unsigned short warp;
+    bool atomic;
+};
+struct Cell {
+    unsigned epoch;  // the launch, or for shared memory the cluster, that the entries are of
+    unsigned cluster, clock, site;  // last writer; clock 0: none
+    unsigned short writer;
+    State state;
+    bool atomic, asynchronous;  // how it was written
+    Reader readers[2];
+    std::vector<Reader>* more;
+};
+constexpr unsigned PAGE_BITS = 9;
+struct Page {  // 512 bytes of one region, in cells as small as the smallest access so far
+    Region* region;
+    unsigned shift;
+    std::vector<Cell> cells;
+};
+
+// Who accesses: a thread, or an agent that knows what the thread that started it knows.
+struct Actor {
+    unsigned id, clock;
+    const View* view;
+    bool asynchronous;
+    int issuer;  // the id of the agent's thread; -1: of many
+};
+
+static char *arena, *arena_end, *next_place;
+static std::vector<Page*> pages;
+static std::deque<Region> regions;
+static size_t regions_of_buffers;
+static unsigned largest_cluster, launch_epoch, cluster_epoch, epochs;
+static bool armed;
+static uint64_t accesses;
+static uintptr_t image_end;
+
+
+static void describe(Report& r, const Region* region, const void* p, unsigned bytes) {
+    r.offset = region ? (const char*)p - region->low : -1;
+    r.bytes = bytes;
+}
+static void memory_report(const char* kind, const Region* region, const void* p, unsigned bytes, unsigned site,
+                          const char* note = "", int other = -1, unsigned other_site = 0, int other_block = -1) {
+    Report* r = find_report(kind, site, region ? region->name : "");
+    if (!r) return;
+    describe(*r, region, p, bytes);
+    copy_text(r->note, sizeof r->note, note);
+    r->other_thread = other;
+    r->other_site = other_site;
+    r->other_block = other_block;
+}
+
+// ---- Order -----------------------------------------------------------------------------------------------------------
+
+static inline bool known(const Actor& a, unsigned id, unsigned clock) {
+    if (a.asynchronous ? (int)id == a.issuer : id == a.id) return true;
+    return a.view->seen[id] >= clock;
+}
+static bool known_elsewhere(unsigned cluster, unsigned id, unsigned clock) {
+    const auto& foreign = me()->check.foreign;
+    if (!foreign) return false;
+    auto at = foreign->find(cluster);
+    return at != foreign->end() && (*at->second)[id] >= clock;
+}
+// The thread behind an id, in its block; -1 for an agent.
+static int thread_of(unsigned id) {
+    unsigned padded = (worker->threads + 31) / 32 * 32;
+    return id < padded * worker->blocks ? (int)(id % padded) : -1;
+}
+
+static void race(const char* what, const Actor& a, const Region* region, const void* p, unsigned bytes, unsigned site,
+                 unsigned id, unsigned other_site, unsigned cluster) {
+    (void)a;
+    char note[160];
+    int thread = thread_of(id);
+    const char* by = thread >= 0 ? "" : ", the other being an asynchronous copy or product";
+    if (cluster != worker->serial) {
+        snprintf(note, sizeof note, "%s, without an atomic and fences between the blocks%s", what, by);
+        memory_report("race between blocks", region, p, bytes, site, note, thread, other_site, (int)cluster - 1);
+        return;
+    }
+    snprintf(note, sizeof note, "%s%s", what, by);
+    memory_report("race", region, p, bytes, site, note, thread, other_site);
+}
+
+static void look_at_writer(Cell& c, const Actor& a, const Region* region, const void* p, unsigned bytes, unsigned access,
+                           unsigned site) {
+    if (!c.clock || (c.atomic && access & ATOMIC)) return;
+    bool ordered = c.cluster == worker->serial ? known(a, c.writer, c.clock) : known_elsewhere(c.cluster, c.writer, c.clock);
+    if (!ordered) {
+        race(access & WRITE ? "write after write" : "read after write", a, region, p, bytes, site, c.writer, c.site, c.cluster);
+    } else if (a.asynchronous && !c.asynchronous && c.cluster == worker->serial && a.view->proxy[c.writer] < c.clock) {
+        memory_report("missing proxy fence", region, p, bytes, site,
+                      "written by threads, then accessed by an asynchronous copy or product without fence.proxy.async",
+                      thread_of(c.writer), c.site);
+    }
+}
+
+static void look_at_reader(const Reader& r, const Actor& a, const Region* region, const void* p, unsigned bytes,
+                           unsigned access, unsigned site) {
+    if (!r.mask || (r.atomic && access & ATOMIC)) return;
+    for (unsigned lanes = r.mask; lanes; lanes &= lanes - 1) {
+        unsigned id = r.warp * 32u + (unsigned)__builtin_ctz(lanes);
+        if (r.cluster == worker->serial ? known(a, id, r.clock) : known_elsewhere(r.cluster, id, r.clock)) continue;
+        race("write after read", a, region, p, bytes, site, id, r.site, r.cluster);
+        return;
+    }
+}
+
+static bool obsolete(const Reader& r, const Actor& a) {
+    if (r.cluster != worker->serial) return false;
+    for (unsigned lanes = r.mask; lanes; lanes &= lanes - 1)
+        if (!known(a, r.warp * 32u + (unsigned)__builtin_ctz(lanes), r.clock)) return false;
+    return true;
+}
+
+static void note_read(Cell& c, const Actor& a, bool atomic, unsigned site) {
+    unsigned warp = a.id >> 5, bit = 1u << (a.id & 31), elsewhere = 0;
+    size_t others = c.more ? c.more->size() : 0;
+    auto at = [&](size_t i) -> Reader& { return i < 2 ? c.readers[i] : (*c.more)[i - 2]; };
+    size_t free = ~(size_t)0;
+    for (size_t i = 0; i < 2 + others; i++) {
+        Reader& r = at(i);
+        if (r.mask && r.warp == warp && r.clock == a.clock && r.cluster == worker->serial && r.atomic == atomic) {
+            r.mask |= bit;
+            return;
+        }
+        if (r.mask && r.cluster != worker->serial) elsewhere++;
+        if (free == ~(size_t)0 && (!r.mask || obsolete(r, a))) free = i;
+    }
+    Reader r{worker->serial, a.clock, bit, site, (unsigned short)warp, atomic};
+    if (free != ~(size_t)0) {
+        at(free) = r;
+        return;
+    }
+    if (elsewhere >= 8) return;  // any reader of another cluster will do
+    if (!c.more) c.more = new std::vector<Reader>();
+    c.more->push_back(r);
+}
+
+static void forget_reads(Cell& c) {
+    c.readers[0].mask = c.readers[1].mask = 0;
+    delete c.more;
+    c.more = nullptr;
+}
+
+// ---- Cells -----------------------------------------------------------------------------------------------------------
+
+static void drop_page(Page* page) {
+    if (!page) return;
+    for (Cell& c : page->cells) delete c.more;
+    delete page;
+}
+
+static void refine(Page* page, unsigned shift) {
+    if (page->cells.empty()) {
+        page->shift = shift;
+        page->cells.resize((1u << PAGE_BITS) >> shift);
+        for (Cell& c : page->cells) memset((void*)&c, 0, sizeof c);
+        return;
+    }
+    unsigned times = page->shift - shift;
+    std::vector<Cell> finer((1u << PAGE_BITS) >> shift);
+    for (size_t i = 0; i < finer.size(); i++) {
+        finer[i] = page->cells[i >> times];
+        if (finer[i].more && (i & ((1u << times) - 1))) finer[i].more = new std::vector<Reader>(*finer[i].more);
+    }
+    page->cells.swap(finer);
+    page->shift = shift;
+}
+
+static inline unsigned granule(uintptr_t p, unsigned bytes) {  // log2 of the largest cell that both ends fall on
+    unsigned shift = (unsigned)__builtin_ctzl(p | bytes | 16);
+    return shift;
+}
+
+static inline Cell& fresh(Cell& c, const Region* region) {
+    unsigned epoch = region->kind == SHARED ? cluster_epoch : launch_epoch;
+    if (c.epoch != epoch) {
+        c.epoch = epoch;
+        c.clock = 0;
+        forget_reads(c);
+        if (region->kind == SHARED) c.state = UNWRITTEN;  // what is in global memory stays there
+    }
+    return c;
+}
+
+static void touch(Cell& c, const Actor& a, const Region* region, const void* p, unsigned bytes, unsigned access, unsigned site) {
+    fresh(c, region);
+    if (c.state == IN_FLIGHT) {
+        memory_report("copy in flight", region, p, bytes, site,
+                      access & WRITE ? "written before cp.async.wait_group" : "read before cp.async.wait_group",
+                      thread_of(c.writer), c.site);
+    } else {
+        if (c.state == UNWRITTEN && access != WRITE) {
+            memory_report("uninitialised read", region, p, bytes, site);
+            c.state = WRITTEN;  // said once
+        }
+        look_at_writer(c, a, region, p, bytes, access, site);
+    }
+    if (!(access & WRITE)) {
+        note_read(c, a, access & ATOMIC, site);
+        return;
+    }
+    look_at_reader(c.readers[0], a, region, p, bytes, access, site);
+    look_at_reader(c.readers[1], a, region, p, bytes, access, site);
+    if (c.more)
+        for (const Reader& r : *c.more) look_at_reader(r, a, region, p, bytes, access, site);
+    forget_reads(c);
+    c.cluster = worker->serial;
+    c.clock = a.clock;
+    c.writer = (unsigned short)a.id;
+    c.site = site;
+    c.state = WRITTEN;
+    c.atomic = access & ATOMIC;
+    c.asynchronous = a.asynchronous;
+}
+
+// ---- Places ----------------------------------------------------------------------------------------------------------
+
+[[noreturn]] static void out_of_bounds(const void* p, unsigned bytes, unsigned access, unsigned site) {
+    const Region* near = nullptr;
+    long best = 1 << 16;
+    for (const Region& r : regions) {
+        long away = (const char*)p < r.low ? r.low - (const char*)p : (const char*)p - r.high;
+        if (away < best) best = away, near = &r;
+    }
+    char note[160];
+    if (near)
+        snprintf(note, sizeof note, "%s %ld bytes %s", access & WRITE ? "write" : "read",
+                 (const char*)p < near->low ? near->low - (const char*)p : (const char*)p + bytes - near->high,
+                 (const char*)p < near->low ? "before its beginning" : "beyond its end");
+    else
+        snprintf(note, sizeof note, "%s at %p, which is near no buffer", access & WRITE ? "write" : "read", p);
+    memory_report("out of bounds", near, p, bytes, site, note);
+    end_launch();
+}
+
+// Registers of this thread that a wgmma has, in its local memory.
+static void touch_registers(Fiber* f, const char* p, unsigned bytes, bool writes, unsigned site);
+
+static void touch_elsewhere(const void* address, unsigned bytes, unsigned access, unsigned site) {
+    Fiber* f = me();
+    const char* p = (const char*)address;
+    const char* stack = worker->stacks + (size_t)(f - worker->fibers) * STACK;
+    if (p >= stack && p < stack + STACK) {
+        if (!f->check.registers.empty()) touch_registers(f, p, bytes, access & WRITE, site);
+        return;
+    }
+    if (p >= worker->stacks && p < worker->stacks + worker->fiber_room * STACK) {
+        memory_report("foreign local memory", nullptr, p, bytes, site, "a variable of another thread is accessed");
+        return;
+    }
+    if ((uintptr_t)p >= image && (uintptr_t)p < image_end && !(access & WRITE)) return;  // constants of the text
+    out_of_bounds(p, bytes, access, site);
+}
+
+static void access_as(const Actor& a, const void* address, unsigned bytes, unsigned access, unsigned site) {
+    const char* p = (const char*)address;
+    if (p < arena || p >= arena_end) {
+        touch_elsewhere(address, bytes, access, site);
+        return;
+    }
+    Page* page = pages[(size_t)(p - arena) >> PAGE_BITS];
+    if (!page || p < page->region->low || p + bytes > page->region->high) out_of_bounds(p, bytes, access, site);
+    Region* region = page->region;
+    if ((uintptr_t)p & (bytes - 1) && !(bytes & (bytes - 1)) && bytes <= 16)
+        memory_report("misaligned", region, p, bytes, site, "an address must be a multiple of the access's size");
+    if (region->kind == INPUT || region->kind == ARGUMENT) {
+        if (access & WRITE) {
+            memory_report("write to an input", region, p, bytes, site);
+            end_launch();
+        }
+        return;
+    }
+    if (region->kind == SHARED && region->rank != me()->block_of->rank) {
+        if (me()->check.cluster_barriers == 0)
+            memory_report("distributed shared memory", region, p, bytes, site, "accessed before a cluster barrier has been passed");
+        else if (worker->block_array[region->rank].alive == 0)
+            memory_report("distributed shared memory", region, p, bytes, site, "accessed after its block has ended");
+    }
+    unsigned shift = granule((uintptr_t)p, bytes);
+    while (bytes) {
+        page = pages[(size_t)(p - arena) >> PAGE_BITS];
+        if (page->cells.empty() || page->shift > shift) refine(page, shift);
+        unsigned inside = (unsigned)((size_t)(p - arena) & ((1u << PAGE_BITS) - 1));
+        unsigned here = (1u << PAGE_BITS) - inside < bytes ? (1u << PAGE_BITS) - inside : bytes;
+        for (unsigned i = inside >> page->shift; i <= (inside + here - 1) >> page->shift; i++)
+            touch(page->cells[i], a, region, p, bytes, access, site);
+        p += here;
+        bytes -= here;
+    }
+}
+
+static inline Actor thread_actor(Fiber* f) { return {f->check.id, f->check.now, f->check.view, false, -1}; }
+
+static inline void access(const void* p, unsigned bytes, unsigned kind, unsigned site) {
+    if (!armed) return;
+    if ((++accesses & 0xfffff) == 0) look_at_clock(site);
+    access_as(thread_actor(me()), p, bytes, kind, site);
+}
+
+// ---- What bodies and the instrumented text call ------------------------------------------------------------------------
+
+bool arm(bool on) {
+    bool was = armed;
+    armed = on;
+    return was;
+}
+void read(const void* p, unsigned bytes) { access(p, bytes, READ, MLC_SITE); }
+void write(const void* p, unsigned bytes) { access(p, bytes, WRITE, MLC_SITE); }
+void atomic(const void* p, unsigned bytes, bool writes, Order order) {
+    if (!armed) return;
+    access(p, bytes, ATOMIC | (writes ? WRITE : READ), MLC_SITE);
+    order_atomic(p, writes, order);
+}
+static void written(const void* p, unsigned bytes) {  // a write alone does not read what was there
+    if ((const char*)p < arena || (const char*)p + bytes > arena_end) return;
+    size_t at = (size_t)((const char*)p - arena);
+    Page* page = pages[at >> PAGE_BITS];
+    if (!page || page->region->kind == INPUT) return;
+    unsigned shift = granule((uintptr_t)p, bytes);
+    if (page->cells.empty() || page->shift > shift) refine(page, shift);
+    for (unsigned i = 0; i < bytes; i += 1u << page->shift)
+        fresh(page->cells[((at & 511) + i) >> page->shift], page->region).state = WRITTEN;
+}
+// Volatile accesses count as relaxed atomics.
+static void atomic_at(const void* p, unsigned bytes, unsigned kind, unsigned site, Order order = RELAXED) {
+    if (!armed) return;
+    if (kind == WRITE) written(p, bytes);
+    access(p, bytes, ATOMIC | kind, site);
+    order_atomic(p, kind == WRITE, order);
+}
+void atomic_store(const void* p, unsigned bytes, Order order) { atomic_at(p, bytes, WRITE, MLC_SITE, order); }
+
+}  // namespace mlc::emu
+
+#define MLC_SANITIZER(bytes)                                                                          \
+    void __tsan_read##bytes(void* p) { mlc::emu::access(p, bytes, mlc::emu::READ, MLC_SITE); }        \
+    void __tsan_write##bytes(void* p) { mlc::emu::access(p, bytes, mlc::emu::WRITE, MLC_SITE); }      \
+    void __tsan_volatile_read##bytes(void* p) { mlc::emu::atomic_at(p, bytes, mlc::emu::READ, MLC_SITE); }   \
+    void __tsan_volatile_write##bytes(void* p) { mlc::emu::atomic_at(p, bytes, mlc::emu::WRITE, MLC_SITE); } \
+    void __tsan_unaligned_read##bytes(void* p) { mlc::emu::access(p, bytes, mlc::emu::READ, MLC_SITE); } \
+    void __tsan_unaligned_write##bytes(void* p) { mlc::emu::access(p, bytes, mlc::emu::WRITE, MLC_SITE); }
+#define MLC_SANITIZER_ATOMIC(bits, type)                                                                              \
+    type __tsan_atomic##bits##_load(const volatile type* p, int) { return *p; }                                       \
+    void __tsan_atomic##bits##_store(volatile type* p, type v, int) { *p = v; }                                       \
+    type __tsan_atomic##bits##_exchange(volatile type* p, type v, int) { return __atomic_exchange_n(p, v, 0); }       \
+    type __tsan_atomic##bits##_fetch_add(volatile type* p, type v, int) { return __atomic_fetch_add(p, v, 0); }       \
+    int __tsan_atomic##bits##_compare_exchange_strong(volatile type* p, type* e, type v, int, int) {                  \
+        return __atomic_compare_exchange_n(p, e, v, 0, 0, 0);                                                         \
+    }
+extern "C" {
+MLC_SANITIZER(1)
+MLC_SANITIZER(2)
+MLC_SANITIZER(4)
+MLC_SANITIZER(8)
+MLC_SANITIZER(16)
+void __tsan_read_range(void* p, size_t n) { mlc::emu::access(p, (unsigned)n, mlc::emu::READ, MLC_SITE); }
+void __tsan_write_range(void* p, size_t n) { mlc::emu::access(p, (unsigned)n, mlc::emu::WRITE, MLC_SITE); }
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit() {}
+void __tsan_vptr_update(void*, void*) {}
+void __tsan_vptr_read(void*) {}
+void __tsan_atomic_thread_fence(int) {}
+MLC_SANITIZER_ATOMIC(8, unsigned char)
+MLC_SANITIZER_ATOMIC(16, unsigned short)
+MLC_SANITIZER_ATOMIC(32, unsigned)
+MLC_SANITIZER_ATOMIC(64, unsigned long)
+}
+#undef MLC_SANITIZER
+#undef MLC_SANITIZER_ATOMIC
