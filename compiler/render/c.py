@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from compiler.ir import kernel as k
-from compiler.ir.dtype import DType, boolean, f32
+from compiler.ir.dtype import DType, boolean, f32, i64
 from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, op
+from compiler.ir.index import Range
 from compiler.ir.tensor import Tensor
 
 # How tightly C's operators bind.
@@ -52,6 +53,7 @@ class Language:
 
     `expression` and `statement` are asked first and return None for what the shared walk does; `declare` gives the type
     of a variable with this value; `bits` of an expression is the width that a vector of bools must have, 0 for any.
+    `integer`, if any, spells i64 expressions: at exactly that type, or as C converts them by itself.
     """
 
     types: Mapping[str, str]
@@ -62,6 +64,7 @@ class Language:
     declare: Callable[[Writer, k.Declare], str]
     array: Callable[[Writer, k.Array], list[str]]
     pragma: Callable[[Writer, k.For], list[str]]
+    integer: Callable[[Writer, Expr, bool], Code] | None = None
 
 
 @dataclass
@@ -80,6 +83,8 @@ class Writer:
     before: list[str] = field(default_factory=list)  # lines of functions that this one needs
     inside: bool = False  # of a loop that is spread over threads
     mark: str = ""  # of the loop around that has a say in how memory is used
+    ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables
+    narrow: frozenset[str] = frozenset()  # integer variables that 32 bits hold
 
     def call(self, function: str, *args: str, template: Iterable[int | str] = ()) -> Code:
         """A call, recorded."""
@@ -95,6 +100,8 @@ class Writer:
         """The text of `e` where C converts integer literals by itself."""
         if isinstance(e, Const) and e.dtype.is_integer and abs(e.value) < 2**63:
             return Code(str(e.value), UNARY if e.value < 0 else ATOM).at(rank)
+        if self.language.integer is not None and e.dtype is i64:
+            return self.language.integer(self, e, False).at(rank)
         return self.of(e, rank)
 
     def place(self, buffer: str, index: Expr) -> str:
@@ -136,6 +143,13 @@ def _float(value: float, suffix: str) -> Code:
 
 
 def expression(w: Writer, e: Expr, bits: int = 0) -> Code:
+    if w.language.integer is not None and e.dtype is i64:
+        return w.language.integer(w, e, True)
+    return ordinary(w, e, bits)
+
+
+def ordinary(w: Writer, e: Expr, bits: int = 0) -> Code:
+    """An expression as the language spells it, else as all do."""
     special = w.language.expression(w, e, bits)
     if special is not None:
         return special
@@ -224,9 +238,9 @@ def statement(w: Writer, s: k.Stmt) -> list[str]:
     match s:
         case k.Declare(name, value):
             constant = "" if name in w.assigned else "const "
-            return [f"{constant}{w.language.declare(w, s)} {w.names[name]} = {w.of(value, bits=w.masks.get(name, 0))};"]
+            return [f"{constant}{w.language.declare(w, s)} {w.names[name]} = {_given(w, name, value)};"]
         case k.Assign(name, value):
-            return [f"{w.names[name]} = {w.of(value, bits=w.masks.get(name, 0))};"]
+            return [f"{w.names[name]} = {_given(w, name, value)};"]
         case k.Store(buffer, index, value, "set"):
             return [f"{w.place(buffer, index)} = {w.plain(value)};"]
         case k.Store():
@@ -234,7 +248,8 @@ def statement(w: Writer, s: k.Stmt) -> list[str]:
         case k.For(var, start, stop, step, inner):
             name = w.names[var]
             by = f"{name}++" if step == 1 else f"{name} += {step}"
-            head = f"for (long {name} = {w.plain(start)}; {name} < {w.plain(stop, SHIFT)}; {by}) {{"
+            kind = "int" if var in w.narrow else "long"
+            head = f"for ({kind} {name} = {w.plain(start)}; {name} < {w.plain(stop, SHIFT)}; {by}) {{"
             return [*w.language.pragma(w, s), head, *body(w, inner), "}"]
         case k.If(cond, then, orelse):
             other = ["} else {", *body(w, orelse)] if orelse else []
@@ -248,6 +263,13 @@ def statement(w: Writer, s: k.Stmt) -> list[str]:
         case k.Comment(text):
             return comment(text)
     raise ValueError(f"{type(s).__name__} has no meaning on this target")
+
+
+def _given(w: Writer, name: str, value: Expr) -> str:
+    """The text of a value for a variable."""
+    if w.language.integer is not None and value.dtype is i64:
+        return w.plain(value)
+    return w.of(value, bits=w.masks.get(name, 0))
 
 
 def combined(s: k.Store) -> k.Store:

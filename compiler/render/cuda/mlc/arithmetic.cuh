@@ -99,6 +99,17 @@ MLC_DEVICE T mlc_floordiv(T x, T y) {
     const T q = mlc_truncdiv(x, y);
     return mlc_fmod(x, y) != T(0) && (x < T(0)) != (y < T(0)) ? (T)(q - T(1)) : q;
 }
+// Of numbers that are not negative, by one that is positive.
+template <typename T>
+MLC_DEVICE T mlc_quotient(T x, T y) {
+    typedef typename mlc_as_unsigned<T>::type U;
+    return (T)((U)x / (U)y);
+}
+template <typename T>
+MLC_DEVICE T mlc_rest(T x, T y) {
+    typedef typename mlc_as_unsigned<T>::type U;
+    return (T)((U)x % (U)y);
+}
 // x is close to y * floordiv + remainder even where x / y rounds up, as in PyTorch.
 template <typename F>
 MLC_DEVICE F mlc_floordiv_float(F x, F y) {

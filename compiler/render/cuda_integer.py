@@ -1,0 +1,99 @@
+"""Index arithmetic of Kernel IR as CUDA text: an i64 expression goes in; its text, `int` if that is enough, comes out.
+
+An operation is written in 32 bits if its operands are and its value certainly fits, else its first operand is widened.
+"""
+
+from __future__ import annotations
+
+from compiler.ir import kernel as k
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Cast, Const, Expr, Op, Select, Var
+from compiler.render import c
+from compiler.render.c import LOR, TERNARY, UNARY, Code, Writer
+from compiler.render.narrow import fits, range_in
+
+COUNTERS = {
+    f"{kind}.{axis}": f"{word}.{axis}"
+    for kind, word in (("thread", "threadIdx"), ("block", "blockIdx"), ("threads", "blockDim"), ("blocks", "gridDim"))
+    for axis in "xyz"
+}
+_ARITHMETIC = ("add", "sub", "mul")
+_CHOICES = ("min", "max")
+
+
+def integer(w: Writer, e: Expr, exact: bool) -> Code:
+    """The text of an i64 expression, at `exact`ly this type or as C converts it by itself."""
+    if exact and isinstance(e, Const):
+        return c.literal(e.value, i64)
+    made, narrow = spell(w, e)
+    return Code(f"(long){made.at(UNARY)}", UNARY) if exact and narrow else made
+
+
+def compared(w: Writer, name: str, a: Expr, b: Expr) -> Code:
+    """A comparison of i64 expressions."""
+    symbol, rank, left, right = c.INFIX[name]
+    return Code(f"{spell(w, a)[0].at(left)} {symbol} {spell(w, b)[0].at(right)}", rank)
+
+
+def spell(w: Writer, e: Expr) -> tuple[Code, bool]:
+    """The text of an i64 expression, and whether its type in C is int."""
+    made, narrow = _spell(w, e)
+    if not narrow and not isinstance(e, Var | Const) and fits(range_in(e, w.ranges)):
+        return Code(f"(int){made.at(UNARY)}", UNARY), True
+    return made, narrow
+
+
+def _spell(w: Writer, e: Expr) -> tuple[Code, bool]:
+    match e:
+        case Const(value):
+            narrow = fits((int(value), int(value))) and int(value) != -(2**31)
+            return (Code(str(value), UNARY if int(value) < 0 else c.ATOM) if narrow else c.literal(value, i64)), narrow
+        case Var(name):
+            return Code(w.names[name]), name in w.narrow
+        case k.Builtin(name):
+            return Code(f"({'int' if fits(range_in(e, w.ranges)) else 'long'}){COUNTERS[name]}", UNARY), fits(
+                range_in(e, w.ranges)
+            )
+        case Op(name, (a, b)) if name in _ARITHMETIC:
+            return _infix(w, e, c.INFIX[name], a, b)
+        case Op("floordiv" | "mod" as name, (a, Const(int() as by))) if by > 0:
+            return _divided(w, name, a, by)
+        case Op(name, (a, b)) if name in _CHOICES:
+            (one, first), (two, second) = spell(w, a), spell(w, b)
+            if first and second:
+                return w.call(f"mlc_{name}", one.text, two.text), True
+            return w.call(f"mlc_{name}", integer(w, a, True).text, integer(w, b, True).text), False
+        case Op("neg", (a,)) if fits(range_in(e, w.ranges)):
+            made, narrow = spell(w, a)
+            text = made.at(UNARY)
+            return Code(f"-({text})" if text.startswith("-") else f"-{text}", UNARY), narrow
+        case Select(cond, a, b) | Op("where", (cond, a, b)):
+            (one, first), (two, second) = spell(w, a), spell(w, b)
+            return Code(f"{w.of(cond, LOR)} ? {one.at(LOR)} : {two.at(TERNARY)}", TERNARY), first and second
+        case Cast(arg) if arg.dtype.is_integer and arg.dtype.bits <= 32:
+            return Code(f"(int){w.of(arg, UNARY)}", UNARY), True
+    return c.ordinary(w, e), False
+
+
+def _infix(w: Writer, e: Expr, row: tuple[str, int, int, int], a: Expr, b: Expr) -> tuple[Code, bool]:
+    symbol, rank, left, right = row
+    (one, first), (two, second) = spell(w, a), spell(w, b)
+    narrow = first and second and fits(range_in(e, w.ranges))
+    start = one.at(left)
+    if first and second and not narrow:
+        start = f"(long){one.at(UNARY)}"
+    other = two.at(right)
+    return Code(f"{start} {symbol} {f'({other})' if other.startswith('-') else other}", rank), narrow
+
+
+def _divided(w: Writer, name: str, a: Expr, by: int) -> tuple[Code, bool]:
+    """What is never negative is divided without regard to signs, which takes half the instructions."""
+    low, _ = range_in(a, w.ranges)
+    made, narrow = spell(w, a)
+    if low is not None and low >= 0:
+        function = "mlc_quotient" if name == "floordiv" else "mlc_rest"
+    else:
+        function = "mlc_floordiv" if name == "floordiv" else "mlc_remainder"
+    if narrow and fits((by, by)):
+        return w.call(function, made.text, str(by)), True
+    return w.call(function, integer(w, a, True).text, f"{by}l"), False
