@@ -16,6 +16,7 @@ import torch
 
 from compiler.errors import CompilerError
 from compiler.runtime import faults
+from compiler.runtime.gpu_native import Functions, functions
 from compiler.runtime.launches import Extent
 from compiler.runtime.tensor_map import Encoding
 
@@ -68,6 +69,9 @@ class Driver(Protocol):
 
     def drop(self, graph: int) -> None:
         """Give a graph back."""
+
+    def native(self) -> Functions | None:
+        """What the native launcher calls in place of these methods; None where it cannot."""
 
 
 def unavailable() -> str:
@@ -179,11 +183,8 @@ class CupyDriver:
             raise faults.fault(code, f"encoding a tensor map of {made}")
 
     def capture(self, enqueue: Callable[[int], None]) -> int:
-        # On a stream of our own: the default one cannot be captured, and the caller's may hold other work.
         with faults.told("capturing a graph"), self._current():
-            if self._capturing is None:
-                self._capturing = int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
-            stream = self._capturing
+            stream = self._side()
             self._runtime.streamBeginCapture(stream, self._runtime.streamCaptureModeRelaxed)
             try:
                 enqueue(stream)
@@ -201,6 +202,16 @@ class CupyDriver:
     def drop(self, graph: int) -> None:
         with faults.told("dropping a graph"):
             self._runtime.graphExecDestroy(graph)
+
+    def native(self) -> Functions | None:
+        return functions(self._context, self._side())
+
+    def _side(self) -> int:
+        """A stream to capture in: the default one cannot be captured, and the caller's may hold other work."""
+        if self._capturing is None:
+            with faults.told("making a stream"), self._current():
+                self._capturing = int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
+        return self._capturing
 
     def _current(self) -> contextlib.AbstractContextManager[Any]:
         return torch.cuda.device(self.index)

@@ -76,7 +76,8 @@ def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
     makers = [function_address(name) for name in MAKERS]
     if offset is None or not all((*readers, *makers)):
         offset, wrap = 0, 0
-    return offset, (*readers, *makers, wrap, function_address("omp_get_max_threads"))
+    others = function_address("omp_get_max_threads"), function_address("aoti_torch_get_device_index")
+    return offset, (*readers, *makers, wrap, *others)
 
 
 def tensor_offset() -> int | None:
@@ -120,6 +121,13 @@ def _reads_right(probe: torch.Tensor, offset: int) -> bool:
         and (data.value or 0) == probe.data_ptr()
         and dtype_code(probe.dtype) == _dtype_at(at)
     )
+
+
+@functools.cache
+def device_type(device: torch.device) -> int:
+    """The number of a device's kind in the ABI; -1 where there is none."""
+    function = function_address(f"aoti_torch_device_type_{device.type}")
+    return int(ctypes.CFUNCTYPE(ctypes.c_int32)(function)()) if function else -1
 
 
 @functools.cache

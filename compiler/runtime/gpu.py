@@ -14,17 +14,18 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from compiler.errors import CompilerError
 from compiler.runtime import device as devices
-from compiler.runtime import faults, launcher
+from compiler.runtime import faults, gpu_native, launcher
 from compiler.runtime.cubin import Cubin
 from compiler.runtime.device import ANY_CLUSTER, FREE_SHARED, MAX_DYNAMIC_SHARED, PORTABLE_CLUSTER, Driver
 from compiler.runtime.gpu_graph import Replays
+from compiler.runtime.gpu_native import Prepared
 from compiler.runtime.launcher import DTYPES, Buffer, Launcher, Plan
 from compiler.runtime.launches import Extent, Launch, LaunchPlan, Map, Size
 from compiler.runtime.tensor_map import Argument
@@ -38,35 +39,24 @@ MOST_THREADS: Extent = (1024, 1024, 64)
 MOST_SHARED = 227 << 10
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """A launch but for the stream; `arguments` is the address of its array of addresses."""
-
-    function: int
-    grid: Extent
-    block: Extent
-    shared: int
-    arguments: int
-
-
 class Kernels:
     """The launches of a program on one GPU, ready to be enqueued on any buffers."""
 
     def __init__(self, driver: Driver, image: bytes, plan: LaunchPlan) -> None:
         self._driver = driver
         self._words = struct.Struct(f"{len(plan.buffers)}Q")
-        self._table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
-        self._maps: list[tuple[int, Argument]] = []
+        self.table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
+        self.maps: list[tuple[int, Argument]] = []
         self._kept: list[Any] = []  # the memory that addresses below are of
         for launch in plan.launches:
             check(launch, len(plan.buffers))
         module = driver.load(image)
-        self._prepared = [self._prepare(module, x) for x in plan.launches if all(x.grid)]
+        self.prepared = [self._prepare(module, x) for x in plan.launches if all(x.grid)]
         self._replays = Replays(driver)
         self._lock = threading.Lock()
         weakref.finalize(self, _give_back, driver, module, self._replays).atexit = False
 
-    def _prepare(self, module: int, launch: Launch) -> _Prepared:
+    def _prepare(self, module: int, launch: Launch) -> Prepared:
         function = self._driver.function(module, launch.kernel)
         if launch.shared > FREE_SHARED:
             self._driver.allow(function, MAX_DYNAMIC_SHARED, launch.shared)
@@ -75,27 +65,27 @@ class Kernels:
         words = [self._word(argument) for argument in launch.args]
         array = (ctypes.c_uint64 * max(1, len(words)))(*words)
         self._kept.append(array)
-        return _Prepared(function, launch.grid, launch.block, launch.shared, ctypes.addressof(array))
+        return Prepared(function, launch.grid, launch.block, launch.shared, ctypes.addressof(array))
 
     def _word(self, argument: int | Size | Map) -> int:
         """Where the driver finds an argument's value at every launch."""
         match argument:
             case int(number):
-                return ctypes.addressof(self._table) + 8 * number
+                return ctypes.addressof(self.table) + 8 * number
             case Size(value):
                 size = ctypes.c_int64(value)
                 self._kept.append(size)
                 return ctypes.addressof(size)
             case Map():
                 made = Argument(argument, self._driver.encode)
-                self._maps.append((argument.buffer, made))
+                self.maps.append((argument.buffer, made))
                 return made.address
 
     def run(self, addresses: tuple[int, ...], stream: int, graphs: bool = False) -> None:
         """Enqueue all launches on buffers at these addresses, by number; with `graphs`, as a graph once that pays."""
         with self._lock:
-            self._words.pack_into(self._table, 0, *addresses)
-            for number, made in self._maps:
+            self._words.pack_into(self.table, 0, *addresses)
+            for number, made in self.maps:
                 made.point(addresses[number])
             if graphs:
                 self._replays.run(addresses, stream, self._enqueue)
@@ -104,11 +94,11 @@ class Kernels:
 
     def _enqueue(self, stream: int) -> None:
         launch = self._driver.launch
-        for p in self._prepared:
+        for p in self.prepared:
             launch(p.function, p.grid, p.block, p.shared, stream, p.arguments)
 
     def __len__(self) -> int:
-        return len(self._prepared)
+        return len(self.prepared)
 
 
 def _give_back(driver: Driver, module: int, replays: Replays) -> None:
@@ -152,12 +142,16 @@ def load(
     device: torch.device | None = None,
     driver: Driver | None = None,
     graphs_from: int = GRAPHS_FROM,
+    cache: Path | None = None,
+    native: bool = True,
 ) -> Launcher:
     """The function that checks its tensors against `plan`, enqueues the launches, and returns its fresh outputs.
 
     It does not wait for the GPU, so errors of kernels come with later calls or `synchronize`. `constants` gives inputs
     by position that are not arguments. `device` is the current GPU unless said. Programs of `graphs_from` launches and
-    more are replayed as graphs. Raises CompilerError where there is no GPU, DeviceError for what the GPU refuses.
+    more are replayed as graphs. The native launcher is built into `cache` once; where that cannot be done, or with
+    `native` false, calls go through Python. Raises CompilerError where there is no GPU, DeviceError for what the GPU
+    refuses.
     """
     place = device if device is not None else _current_gpu()
     chosen = driver if driver is not None else devices.driver(place.index)
@@ -165,7 +159,23 @@ def load(
         raise ValueError("the plan of buffers and the plan of launches have different inputs or outputs")
     bound = {i: aligned(value) for i, value in launcher.bind(plan, constants or {}, place).items()}
     kernels = Kernels(chosen, image.image if isinstance(image, Cubin) else image, launches)
-    call = _Call(plan, launches, kernels, place, bound, len(kernels) >= graphs_from)
+    graphs = len(kernels) >= graphs_from
+    if native and (functions := chosen.native()) is not None:
+        free = [b for i, b in enumerate(plan.inputs) if i not in bound]
+        call = gpu_native.load(
+            plan, launches, kernels.table, kernels.prepared, kernels.maps, functions, place, bound,
+            lambda n, value: aligned(launcher.admit(n, free[n], value, place)), graphs, kernels, cache,
+        )  # fmt: skip
+        if call is not None:
+            return call
+    return _load_python(plan, launches, kernels, place, bound, graphs)
+
+
+def _load_python(
+    plan: Plan, launches: LaunchPlan, kernels: Kernels, place: torch.device, bound: Mapping[int, torch.Tensor],
+    graphs: bool,
+) -> Launcher:  # fmt: skip
+    call = _Call(plan, launches, kernels, place, bound, graphs)
     if place.type != "cuda":
         return call
 

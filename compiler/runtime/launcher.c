@@ -30,6 +30,7 @@ static struct {
   int (*destroy)(AtTensor*);
   PyObject* (*wrap)(AtTensor*);  // null: outputs come from empty_strided
   int (*max_threads)(void);
+  int (*device_index)(AtTensor*, int32_t*);  // null: devices other than the CPU are not served
 } torch;
 
 static PyObject *name_dtype, *name_shape, *name_stride, *name_is_cpu, *name_is_neg, *name_data_ptr;
@@ -58,7 +59,15 @@ typedef struct {
   int busy;                   // the arena is in use by a call
   int threads, release;
   PyObject *admit, *keep;     // admit(position, value) -> a tensor that fits, or raises; keep: all we were made from
+  // For kernels on another device. Its buffers start at multiples of ALIGNMENT, its arena comes from torch, and the
+  // entry writes to `status` what went wrong, about which fail() raises.
+  int32_t device, device_index, byte_code;  // of the device's kind and of uint8, in the ABI
+  const int* status;
+  PyObject* fail;
 } Launcher;
+
+#define CPU 0
+#define ALIGNMENT 16
 
 #define HUGE_PAGE ((int64_t)2 << 20)
 
@@ -108,22 +117,24 @@ static int look_by_attributes(const Spec* s, PyObject* value, void** address) {
   return !PyErr_Occurred();
 }
 
-static int look_by_abi(const Spec* s, PyObject* value, void** address) {
+static int look_by_abi(const Launcher* l, const Spec* s, PyObject* value, void** address) {
   AtTensor* t = (AtTensor*)((char*)value + torch.offset);
-  int32_t device, layout, dtype;
+  int32_t device, index, layout, dtype;
   int64_t ndim, *sizes, *strides;
-  if (torch.device_type(t, &device) || device != 0 || torch.layout(t, &layout) || layout != 0) return 0;
+  if (torch.device_type(t, &device) || device != l->device || torch.layout(t, &layout) || layout != 0) return 0;
+  if (device != CPU && (torch.device_index(t, &index) || index != l->device_index)) return 0;
   if (torch.dtype(t, &dtype) || dtype != s->code || torch.dim(t, &ndim)) return 0;
   if (torch.sizes(t, &sizes) || torch.strides(t, &strides) || !fits(s, ndim, sizes, strides)) return 0;
   return !torch.data(t, address);
 }
 
 // Whether the kernel may read `value`; its address if so. May leave a Python error behind when not.
-static int look(const Spec* s, PyObject* value, void** address) {
+static int look(const Launcher* l, const Spec* s, PyObject* value, void** address) {
   PyObject* class = (PyObject*)Py_TYPE(value);
   if (class != torch.tensor && class != torch.parameter) return 0;
-  int seen = torch.offset ? look_by_abi(s, value, address) : look_by_attributes(s, value, address);
+  int seen = torch.offset ? look_by_abi(l, s, value, address) : look_by_attributes(s, value, address);
   if (!seen || (*address == NULL && s->numel != 0)) return 0;
+  if (l->status != NULL && (uintptr_t)*address % ALIGNMENT) return 0;
   return !s->may_be_negated || !is_true(value, name_is_neg, 1);
 }
 
@@ -140,7 +151,7 @@ static PyObject* new_output(const Launcher* l, const Spec* s, void** address) {
   PyObject* tensor;
   if (torch.wrap != NULL) {
     AtTensor* t;
-    if (torch.empty(s->ndim, s->extents, s->extents + s->ndim, s->code, 0, 0, &t))
+    if (torch.empty(s->ndim, s->extents, s->extents + s->ndim, s->code, l->device, l->device_index, &t))
       return PyErr_Format(PyExc_MemoryError, "cannot allocate %lld bytes for an output", (long long)s->bytes);
     torch.data(t, address);
     tensor = torch.wrap(t);
@@ -155,7 +166,7 @@ static PyObject* new_output(const Launcher* l, const Spec* s, void** address) {
     *address = PyLong_AsVoidPtr(pointer);
     Py_DECREF(pointer);
   }
-  if (l->huge && s->bytes >= l->huge) want_huge_pages(*address, s->bytes);
+  if (l->huge && l->device == CPU && s->bytes >= l->huge) want_huge_pages(*address, s->bytes);
   return tensor;
 }
 
@@ -195,17 +206,44 @@ static int admit(Launcher* l, Py_ssize_t i, PyObject* value, void** address, PyO
   int kept = *held != NULL && PyList_Append(*held, stand_in) == 0;
   Py_DECREF(stand_in);
   if (!kept) return 0;
-  if (look(&l->inputs[i], stand_in, address)) return 1;
+  if (look(l, &l->inputs[i], stand_in, address)) return 1;
   if (!PyErr_Occurred()) PyErr_Format(PyExc_TypeError, "argument %zd has no memory that a kernel can read", i);
   return 0;
 }
 
+static void place_temporaries(const Launcher* l, void** buffers, char* arena) {
+  for (Py_ssize_t i = 0; i < l->n_temporaries; i++)
+    buffers[l->n_buffers - l->n_temporaries + i] = arena + l->offsets[i];
+}
+
+// On another device the entry only enqueues. torch gives the arena's memory out again behind what is enqueued by then.
+static int enqueue(Launcher* l, void** buffers) {
+  AtTensor* arena = NULL;
+  if (l->arena_bytes) {
+    const int64_t size = l->arena_bytes, stride = 1;
+    void* start;
+    if (torch.empty(1, &size, &stride, l->byte_code, l->device, l->device_index, &arena)) {
+      PyErr_Format(PyExc_MemoryError, "cannot allocate %lld bytes for temporaries", (long long)size);
+      return 0;
+    }
+    torch.data(arena, &start);
+    place_temporaries(l, buffers, start);
+  }
+  l->entry(buffers, l->sizes, 0);
+  if (arena != NULL) torch.destroy(arena);
+  if (*l->status == 0) return 1;
+  PyObject* raised = PyObject_CallNoArgs(l->fail);
+  Py_XDECREF(raised);
+  if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "a launch failed");
+  return 0;
+}
+
 static int run(Launcher* l, void** buffers) {
+  if (l->status != NULL) return enqueue(l, buffers);
   char* arena = NULL;
   if (l->n_temporaries) {
     if ((arena = take_arena(l)) == NULL) return 0;
-    for (Py_ssize_t i = 0; i < l->n_temporaries; i++)
-      buffers[l->n_buffers - l->n_temporaries + i] = arena + l->offsets[i];
+    place_temporaries(l, buffers, arena);
   }
   int threads = l->threads ? l->threads : torch.max_threads();
   if (l->release) {
@@ -222,7 +260,7 @@ static int run(Launcher* l, void** buffers) {
 static PyObject* launch_into(Launcher* l, PyObject* const* arguments, void** buffers, PyObject** held) {
   for (Py_ssize_t i = 0; i < l->n_inputs; i++) {
     void** address = &buffers[l->inputs[i].position];
-    if (!look(&l->inputs[i], arguments[i], address) && !admit(l, i, arguments[i], address, held)) return NULL;
+    if (!look(l, &l->inputs[i], arguments[i], address) && !admit(l, i, arguments[i], address, held)) return NULL;
   }
   PyObject* outputs = PyTuple_New(l->n_outputs);
   if (outputs == NULL) return NULL;
@@ -282,18 +320,24 @@ static Spec* read_specs(PyObject* rows, Py_ssize_t* n) {
 }
 
 static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
-  unsigned long long entry;
-  PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned;
+  unsigned long long entry, status = 0;
+  PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned, *fail = Py_None;
   Py_ssize_t arena, huge;
-  int threads, release;
-  if (!PyArg_ParseTuple(args, "KO!O!O!O!nO!ipnOO", &entry, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+  int threads, release, device = CPU, device_index = 0, byte_code = 0;
+  if (!PyArg_ParseTuple(args, "KO!O!O!O!nO!ipnOO|iiiKO", &entry, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
                         &PyTuple_Type, &constants, &PyTuple_Type, &offsets, &arena, &PyTuple_Type, &sizes, &threads,
-                        &release, &huge, &admit, &owned))
+                        &release, &huge, &admit, &owned, &device, &device_index, &byte_code, &status, &fail))
     return NULL;
+  if ((device != CPU || status) && (torch.offset == 0 || torch.wrap == NULL || torch.device_index == NULL)) {
+    PyErr_SetString(PyExc_RuntimeError, "this torch has no ABI that gives tensors on other devices");
+    return NULL;
+  }
   Launcher* l = (Launcher*)type->tp_alloc(type, 0);
   if (l == NULL) return NULL;
   l->vectorcall = launch, l->entry = (Entry)(uintptr_t)entry;
-  l->admit = Py_NewRef(admit), l->keep = Py_NewRef(args);
+  l->admit = Py_NewRef(admit), l->keep = Py_NewRef(args), l->fail = Py_NewRef(fail);
+  l->device = device, l->device_index = device_index, l->byte_code = byte_code;
+  l->status = (const int*)(uintptr_t)status;
   l->threads = threads, l->release = release, l->huge = huge, l->arena_bytes = arena;
   l->inputs = read_specs(inputs, &l->n_inputs);
   l->outputs = read_specs(outputs, &l->n_outputs);
@@ -321,6 +365,7 @@ static int traverse(PyObject* self, visitproc visit, void* arg) {
   Launcher* l = (Launcher*)self;
   Py_VISIT(l->admit);
   Py_VISIT(l->keep);
+  Py_VISIT(l->fail);
   return 0;
 }
 
@@ -328,6 +373,7 @@ static int clear(PyObject* self) {
   Launcher* l = (Launcher*)self;
   Py_CLEAR(l->admit);
   Py_CLEAR(l->keep);
+  Py_CLEAR(l->fail);
   return 0;
 }
 
@@ -365,10 +411,10 @@ static PyTypeObject launcher_type = {
 // ---- the module
 
 static PyObject* use(PyObject* module, PyObject* args) {
-  unsigned long long a[11];
+  unsigned long long a[12];
   PyObject *tensor, *parameter, *empty_strided;
-  if (!PyArg_ParseTuple(args, "OOOn(KKKKKKKKKKK)", &tensor, &parameter, &empty_strided, &torch.offset, a, a + 1, a + 2,
-                        a + 3, a + 4, a + 5, a + 6, a + 7, a + 8, a + 9, a + 10))
+  if (!PyArg_ParseTuple(args, "OOOn(KKKKKKKKKKKK)", &tensor, &parameter, &empty_strided, &torch.offset, a, a + 1, a + 2,
+                        a + 3, a + 4, a + 5, a + 6, a + 7, a + 8, a + 9, a + 10, a + 11))
     return NULL;
   Py_XSETREF(torch.tensor, Py_NewRef(tensor));
   Py_XSETREF(torch.parameter, Py_NewRef(parameter));
@@ -380,7 +426,7 @@ static PyObject* use(PyObject* module, PyObject* args) {
 static PyMethodDef methods[] = {
     {"use", use, METH_VARARGS,
      "use(Tensor, Parameter, empty_strided, offset, (device_type, layout, dtype, dim, sizes, strides, data, empty, "
-     "destroy, wrap, max_threads)): what torch offers, functions by address; offset 0 and wrap 0 avoid the ABI."},
+     "destroy, wrap, max_threads, device_index)): what torch offers, functions by address; offset 0 and wrap 0 avoid the ABI."},
     {0}};
 
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "mlc_launcher", NULL, -1, methods};

@@ -196,8 +196,8 @@ def load(
     moved = sum(map(bytes_of, (*plan.inputs, *plan.outputs))) + plan.arena
     launcher: Launcher = module.Launcher(
         ctypes.cast(entry(path), ctypes.c_void_p).value,
-        tuple(_row(i, plan.inputs[i]) for i in free),
-        tuple(_row(first_output + i, buffer) for i, buffer in enumerate(plan.outputs)),
+        tuple(row(i, plan.inputs[i]) for i in free),
+        tuple(row(first_output + i, buffer) for i, buffer in enumerate(plan.outputs)),
         tuple((i, tensor.data_ptr()) for i, tensor in bound.items()),
         plan.temporaries,
         plan.arena,
@@ -220,7 +220,7 @@ def _native(cache: Path | None) -> Any:  # the extension module, or None
         return None
 
 
-def _row(position: int, buffer: Buffer) -> tuple[object, ...]:
+def row(position: int, buffer: Buffer) -> tuple[object, ...]:
     """A buffer as launcher.c reads it. Only views into complex numbers are negated lazily, and those are not dense."""
     dtype = DTYPES[buffer.dtype]
     dense = buffer.stride == _dense(buffer.shape) and math.prod(buffer.shape) > 1

@@ -73,7 +73,7 @@ class Argument:
     """A map's place among a kernel's arguments: the 128 bytes at `address`, written anew when the tensor moves."""
 
     def __init__(self, m: Map, encode: Callable[[int, int, Encoding], None]) -> None:
-        self._made, self._encode = encoding(m), encode
+        self.made, self._encode = encoding(m), encode
         self._memory = ctypes.create_string_buffer(BYTES + ALIGNMENT)
         start = ctypes.addressof(self._memory)
         self.address = start + -start % ALIGNMENT
@@ -89,7 +89,7 @@ class Argument:
         known = self._known.get(address)
         self._over = 0
         if known is None:
-            self._encode(self.address, address, self._made)
+            self._encode(self.address, address, self.made)
             if len(self._known) >= KEPT:
                 self._known.clear()
             self._known[address] = ctypes.string_at(self.address, BYTES)

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from compiler.runtime import faults
+from compiler.runtime.gpu_native import Functions
 from compiler.runtime.launches import Extent
 from compiler.runtime.tensor_map import Encoding
 
@@ -91,6 +92,9 @@ class FakeDriver:
     def drop(self, graph: int) -> None:
         self._note("drop", graph)
         del self.graphs[graph]
+
+    def native(self) -> Functions | None:
+        return None
 
     def asked(self, *names: str) -> Sequence[tuple[Any, ...]]:
         """The entries of the log of these kinds."""

@@ -1,0 +1,168 @@
+// The launches of one program put into torch's current stream: an entry for launcher.c that fills no memory but argument
+// words. All of CUDA and torch comes as addresses in `Plan`, which gpu_native.py lays out; callers hold the GIL.
+#include <stdint.h>
+#include <string.h>
+
+typedef void* Handle;  // of the driver: functions, streams, graphs, contexts
+
+typedef struct {
+  Handle function;
+  uint32_t grid[3], block[3], shared, unused;
+  void** arguments;
+} Launch;
+
+typedef struct {  // a tensor map over a buffer; `over` is the address that it is encoded for
+  int64_t buffer;
+  void *over, *storage;
+  int32_t dtype, rank, swizzle, promotion;
+  uint64_t dims[5], strides[5];
+  uint32_t box[5], ones[5];
+} Map;
+
+#define KEPT 8     // graphs
+#define SIGHTS 3   // of the same addresses, at the last of which a graph is captured
+#define RECENT 16  // sets of addresses whose sights are counted
+
+typedef struct {
+  uint64_t digest;
+  int64_t used;  // when, in calls; 0: empty
+  int64_t sights;
+  Handle graph;
+} Known;
+
+typedef struct {
+  int32_t status, device;  // of the last call, CUDA's number
+  Handle context, side;    // side: a stream to capture in
+  int64_t n_launches, n_maps, n_buffers, graphs, calls;
+  Launch* launches;
+  Map* maps;
+  uint64_t* table;      // of the buffers' addresses, into which the launches' arguments point
+  Known known[RECENT];  // those with graphs among them, KEPT at most
+  uint64_t* addresses;  // RECENT times n_buffers
+  int (*stream_of)(int32_t, Handle*);
+  int (*launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void**, void**);
+  int (*encode)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int,
+                int, int);
+  int (*get_context)(Handle*);
+  int (*set_context)(Handle);
+  int (*is_capturing)(Handle, int*);
+  int (*begin)(Handle, int);
+  int (*end)(Handle, Handle*);
+  int (*instantiate)(Handle*, Handle, unsigned long long);
+  int (*replay)(Handle, Handle);
+  int (*drop_exec)(Handle);
+  int (*drop_graph)(Handle);
+} Plan;
+
+static int enqueue(Plan* p, Handle stream) {
+  for (int64_t i = 0; i < p->n_launches; i++) {
+    const Launch* l = &p->launches[i];
+    int status = p->launch(l->function, l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2],
+                           l->shared, stream, l->arguments, 0);
+    if (status) return status;
+  }
+  return 0;
+}
+
+static int point_maps(Plan* p) {
+  for (int64_t i = 0; i < p->n_maps; i++) {
+    Map* m = &p->maps[i];
+    void* address = (void*)p->table[m->buffer];
+    if (address == m->over) continue;
+    m->over = 0;
+    int status = p->encode(m->storage, m->dtype, m->rank, address, m->dims, m->strides, m->box, m->ones, 0, m->swizzle,
+                           m->promotion, 0);
+    if (status) return status;
+    m->over = address;
+  }
+  return 0;
+}
+
+// ---- graphs, by the addresses that they hold
+
+static uint64_t digest_of(const Plan* p) {
+  uint64_t digest = 1469598103934665603u;
+  for (int64_t i = 0; i < p->n_buffers; i++) digest = (digest ^ p->table[i]) * 1099511628211u;
+  return digest;
+}
+
+static void forget(Plan* p, Known* k) {
+  if (k->graph) p->drop_exec(k->graph);
+  memset(k, 0, sizeof *k);
+}
+
+// The place of the present addresses among the known ones, or of the ones that were used least recently.
+static Known* find(Plan* p) {
+  uint64_t digest = digest_of(p);
+  int64_t bytes = p->n_buffers * 8;
+  Known* oldest = &p->known[0];
+  for (int i = 0; i < RECENT; i++) {
+    Known* k = &p->known[i];
+    if (k->used && k->digest == digest && !memcmp(p->addresses + i * p->n_buffers, p->table, bytes)) return k;
+    if (k->used < oldest->used) oldest = k;
+  }
+  forget(p, oldest);
+  memcpy(p->addresses + (oldest - p->known) * p->n_buffers, p->table, bytes);
+  oldest->digest = digest;
+  return oldest;
+}
+
+static void make_room(Plan* p) {
+  int graphs = 0;
+  Known* oldest = 0;
+  for (int i = 0; i < RECENT; i++) {
+    Known* k = &p->known[i];
+    if (!k->graph) continue;
+    graphs++;
+    if (!oldest || k->used < oldest->used) oldest = k;
+  }
+  if (graphs >= KEPT) forget(p, oldest);
+}
+
+static int capture(Plan* p, Known* k) {
+  Handle graph = 0;
+  int status = p->begin(p->side, 2);  // relaxed: what other threads do meanwhile is no part of it
+  if (status) return status;
+  status = enqueue(p, p->side);
+  int ended = p->end(p->side, &graph);
+  if (!status) status = ended;
+  if (!status) status = p->instantiate(&k->graph, graph, 0);
+  if (graph) p->drop_graph(graph);
+  return status;
+}
+
+static int run(Plan* p, Handle stream) {
+  int capturing = 0;
+  // A graph cannot be launched into a stream that is being captured.
+  if (!p->graphs || p->is_capturing(stream, &capturing) || capturing) return enqueue(p, stream);
+  Known* k = find(p);
+  k->used = ++p->calls;
+  if (!k->graph && ++k->sights < SIGHTS) return enqueue(p, stream);
+  if (!k->graph) {
+    make_room(p);
+    int status = capture(p, k);
+    if (status) return status;
+  }
+  return p->replay(k->graph, stream);
+}
+
+// ---- the entry
+
+__attribute__((visibility("default"))) void mlc_gpu_entry(void** buffers, const long long* sizes, int threads) {
+  Plan* p = (Plan*)(intptr_t)sizes[0];
+  (void)threads;
+  Handle before = 0, stream = 0;
+  p->status = p->get_context(&before);
+  if (p->status) return;
+  // Another GPU's context may be current, or none in a thread that is new to CUDA.
+  int changed = before != p->context;
+  if (changed && (p->status = p->set_context(p->context))) return;
+  memcpy(p->table, buffers, p->n_buffers * 8);
+  p->status = p->stream_of(p->device, &stream) ? 999 : point_maps(p);
+  if (!p->status) p->status = run(p, stream);
+  if (changed && before) p->set_context(before);
+}
+
+__attribute__((visibility("default"))) void mlc_gpu_close(Plan* p) {
+  for (int i = 0; i < RECENT; i++) forget(p, &p->known[i]);
+}

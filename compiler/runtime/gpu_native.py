@@ -1,0 +1,192 @@
+"""Calling a program on a GPU natively: prepared launches in; a callable that costs the host a few microseconds out.
+
+gpu_launch.c enqueues from a table that is laid out here, launcher.c checks tensors and makes outputs. Where torch's C
+ABI or a C compiler is missing, gpu.py's own call serves, several times slower.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compiler.errors import ToolchainError
+from compiler.runtime import build, extension, faults, launcher
+from compiler.runtime.launcher import DTYPES, Launcher, Plan
+from compiler.runtime.launches import Extent, LaunchPlan
+from compiler.runtime.tensor_map import Argument
+
+log = logging.getLogger("mlcomp")
+
+FLAGS = ("-x", "c", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib", "-lc", "-lgcc")
+KNOWN = 16  # RECENT of gpu_launch.c
+# In the order in which Plan has them.
+DRIVER = (
+    "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing",
+    "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
+    "cuGraphExecDestroy", "cuGraphDestroy",
+)  # fmt: skip
+STREAM = "aoti_torch_get_current_cuda_stream"
+
+
+class _Launch(ctypes.Structure):
+    _fields_ = (
+        ("function", ctypes.c_void_p), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3),
+        ("shared", ctypes.c_uint32), ("unused", ctypes.c_uint32), ("arguments", ctypes.c_void_p),
+    )  # fmt: skip
+
+
+class _Map(ctypes.Structure):
+    _fields_ = (
+        ("buffer", ctypes.c_int64), ("over", ctypes.c_void_p), ("storage", ctypes.c_void_p),
+        ("dtype", ctypes.c_int32), ("rank", ctypes.c_int32), ("swizzle", ctypes.c_int32),
+        ("promotion", ctypes.c_int32), ("dims", ctypes.c_uint64 * 5), ("strides", ctypes.c_uint64 * 5),
+        ("box", ctypes.c_uint32 * 5), ("ones", ctypes.c_uint32 * 5),
+    )  # fmt: skip
+
+
+class _Plan(ctypes.Structure):
+    _fields_ = (
+        ("status", ctypes.c_int32), ("device", ctypes.c_int32), ("context", ctypes.c_void_p),
+        ("side", ctypes.c_void_p), ("n_launches", ctypes.c_int64), ("n_maps", ctypes.c_int64),
+        ("n_buffers", ctypes.c_int64), ("graphs", ctypes.c_int64), ("calls", ctypes.c_int64),
+        ("launches", ctypes.c_void_p), ("maps", ctypes.c_void_p), ("table", ctypes.c_void_p),
+        ("known", ctypes.c_int64 * (4 * KNOWN)), ("addresses", ctypes.c_void_p),
+        ("functions", ctypes.c_void_p * (1 + len(DRIVER))),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A launch but for the stream; `arguments` is the address of its array of addresses."""
+
+    function: int
+    grid: Extent
+    block: Extent
+    shared: int
+    arguments: int
+
+
+@dataclass(frozen=True)
+class Functions:
+    """Addresses of what the entry calls: torch's current stream, then DRIVER; and the context that it works in."""
+
+    stream: int
+    driver: tuple[int, ...]
+    context: int
+    side: int = 0
+
+
+def load(
+    plan: Plan,
+    launches: LaunchPlan,
+    table: ctypes.Array[ctypes.c_uint64],
+    prepared: Sequence[Prepared],
+    maps: Sequence[tuple[int, Argument]],
+    functions: Functions,
+    place: torch.device,
+    bound: Mapping[int, torch.Tensor],
+    admit: Callable[[int, object], torch.Tensor],
+    graphs: bool,
+    kept: object,
+    cache: Path | None,
+) -> Launcher | None:
+    """The callable, or None where this machine cannot build it.
+
+    `table` holds the buffers' addresses, to which the arguments of `prepared` point; `kept` owns both and the memory of
+    `maps`. `admit` gives a tensor that fits for an argument that does not at first sight, or raises.
+    """
+    module, entry = built(cache)
+    if module is None or entry is None:
+        return None
+    state, memory = lay_out(len(launches.buffers), prepared, maps, table, functions, graphs)
+    state.device = place.index or 0
+    free = [i for i in range(len(plan.inputs)) if i not in bound]
+
+    def fail() -> None:
+        raise faults.fault(state.status, "launching a program")
+
+    made: Launcher = module.Launcher(
+        ctypes.cast(entry.mlc_gpu_entry, ctypes.c_void_p).value,
+        tuple(launcher.row(i, plan.inputs[i]) for i in free),
+        tuple(launcher.row(len(plan.inputs) + i, b) for i, b in enumerate(plan.outputs)),
+        tuple((i, tensor.data_ptr()) for i, tensor in bound.items()),
+        launches.offsets,
+        launches.arena,
+        (ctypes.addressof(state),),
+        1,
+        False,  # the table is written and read under the GIL
+        0,
+        admit,
+        (tuple(bound.values()), state, memory, kept),
+        extension.device_type(place),
+        place.index or 0,
+        extension.dtype_code(DTYPES["u8"]),
+        ctypes.addressof(state),  # its first word is the status
+        fail,
+    )
+    weakref.finalize(kept, entry.mlc_gpu_close, ctypes.byref(state)).atexit = False
+    return made
+
+
+def lay_out(
+    buffers: int,
+    launches: Sequence[Prepared],
+    maps: Sequence[tuple[int, Argument]],
+    table: ctypes.Array[ctypes.c_uint64],
+    functions: Functions,
+    graphs: bool,
+) -> tuple[_Plan, Any]:
+    """The plan as C has it, and the memory that it points to."""
+    rows = (_Launch * max(1, len(launches)))()
+    for row, p in zip(rows, launches, strict=False):
+        row.function, row.shared, row.arguments = p.function, p.shared, p.arguments
+        row.grid[:], row.block[:] = p.grid, p.block
+    places = (_Map * max(1, len(maps)))()
+    for place, (number, argument) in zip(places, maps, strict=False):
+        made = argument.made
+        place.buffer, place.storage, place.rank = number, argument.address, len(made.dims)
+        place.dtype, place.swizzle, place.promotion = made.dtype, made.swizzle, made.promotion
+        for field, values in ((place.dims, made.dims), (place.strides, made.strides), (place.box, made.box)):
+            field[: len(values)] = values
+        place.ones[:] = (1,) * 5
+    addresses = (ctypes.c_uint64 * max(1, KNOWN * buffers))()
+    state = _Plan(n_launches=len(launches), n_maps=len(maps), n_buffers=buffers, graphs=graphs)
+    state.context, state.side = functions.context, functions.side
+    state.functions[:] = [functions.stream, *functions.driver]
+    state.launches, state.maps = ctypes.addressof(rows), ctypes.addressof(places)
+    state.table, state.addresses = ctypes.addressof(table), ctypes.addressof(addresses)
+    return state, (rows, places, addresses, table)
+
+
+@functools.cache
+def built(cache: Path | None) -> tuple[Any, Any]:  # an extension module and a library
+    """launcher.c and gpu_launch.c, compiled; None and None where that cannot be done."""
+    try:
+        module = extension.load(cache)
+        source = Path(__file__).with_name("gpu_launch.c").read_text()
+        # PyDLL, so that closing it holds the GIL as calls do.
+        return module, ctypes.PyDLL(str(build.build(source, FLAGS, cache=cache)))
+    except ToolchainError as error:
+        log.warning("mlcomp: calls on the GPU go through Python, about 10 us slower each: %s", error)
+        return None, None
+
+
+@functools.cache
+def functions(context: int, side: int) -> Functions | None:
+    """Of this machine's driver and torch; None where torch has no C ABI for CUDA."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+        theirs = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
+        stream = ctypes.cast(getattr(theirs, STREAM), ctypes.c_void_p).value or 0
+        driver = tuple(ctypes.cast(getattr(cuda, name), ctypes.c_void_p).value or 0 for name in DRIVER)
+    except (OSError, AttributeError):
+        return None
+    return Functions(stream, driver, context, side) if extension.tensor_offset() is not None else None

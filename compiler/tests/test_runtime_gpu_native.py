@@ -1,0 +1,266 @@
+"""The native launcher of GPU programs, against a driver in C whose kernels are functions of the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compiler.runtime import build, extension, faults, gpu, gpu_native
+from compiler.runtime.gpu_native import Functions
+from compiler.runtime.launcher import Buffer, Launcher, Plan
+from compiler.runtime.launches import Buffer as Memory
+from compiler.runtime.launches import Launch, LaunchPlan, Map, Size
+from compiler.tests.fake_gpu import FakeDriver
+from compiler.tests.meaning import fresh_seed
+
+N, SIGHTS, KEPT = 100, 3, 8  # the latter two as in gpu_launch.c
+CPU = torch.device("cpu")
+
+if extension.tensor_offset() is None or not extension.torch_functions()[0]:
+    pytest.skip("this torch has no C ABI", allow_module_level=True)
+
+
+class NativeDriver(FakeDriver):
+    """Hands out the functions of fake_cuda.c."""
+
+    def __init__(self, cache: Path) -> None:
+        super().__init__({})
+        source = Path(__file__).with_name("fake_cuda.c").read_text()
+        self.library = ctypes.CDLL(str(build.build(source, gpu_native.FLAGS, cache=cache)))
+        for name in ("launched", "encoded", "captured", "replayed", "dropped", "refuse", "user_captures"):
+            self.variable(name).value = 0
+
+    def variable(self, name: str) -> ctypes.c_int64:
+        """A counter or switch of fake_cuda.c."""
+        return ctypes.c_int64.in_dll(self.library, name)
+
+    def count(self, name: str) -> int:
+        return self.variable(name).value
+
+    def function(self, module: int, name: str) -> int:
+        return ctypes.addressof(ctypes.c_char.in_dll(self.library, f"kernel_{name}"))
+
+    def native(self) -> Functions | None:
+        def address(name: str) -> int:
+            return ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0
+
+        return Functions(address("stream"), tuple(map(address, gpu_native.DRIVER)), context=6, side=9)
+
+
+@pytest.fixture
+def seed() -> int:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    return seed
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def driver(cache: Path, tmp_path: Path) -> NativeDriver:
+    return NativeDriver(cache)
+
+
+def vector(name: str) -> Buffer:
+    return Buffer(name, "f32", (N,), (1,))
+
+
+def memory(*names: str) -> tuple[Memory, ...]:
+    return tuple(Memory(name, 4 * N) for name in names)
+
+
+def add(x: int, y: int, z: int) -> Launch:
+    return Launch("add", (1, 1, 1), (128, 1, 1), (x, y, z, Size(N)))
+
+
+PLAN = Plan((vector("x"), vector("y")), (vector("z"),))
+ONE = LaunchPlan(memory("x", "y"), memory("z"), (add(0, 1, 2),))
+CHAIN = LaunchPlan(
+    memory("x", "y"),
+    memory("z"),
+    (add(0, 0, 3), Launch("twice", (1, 1, 1), (128, 1, 1), (3, 4)), add(4, 1, 2)),
+    memory("t0", "t1"),
+    (0, 512),
+    1024,
+)
+
+
+def load(driver: NativeDriver, cache: Path, launches: LaunchPlan = ONE, plan: Plan = PLAN, **options: Any) -> Launcher:
+    call = gpu.load(b"", plan, launches, device=CPU, driver=driver, cache=cache, **options)
+    assert type(call).__name__ == "Launcher", "the native launcher is used"
+    return call
+
+
+def test_values_constants_and_temporaries(driver: NativeDriver, cache: Path, seed: int) -> None:
+    x, y = torch.randn(2, 128)[:, :N]
+    for launches, expected in ((ONE, x + y), (CHAIN, 4 * x + y)):
+        assert torch.allclose(load(driver, cache, launches)(x, y)[0], expected), f"seed {seed}"
+        assert torch.allclose(load(driver, cache, launches, constants={0: x})(y)[0], expected), f"seed {seed}"
+        assert torch.allclose(load(driver, cache, launches, constants={1: y})(x)[0], expected), f"seed {seed}"
+    assert driver.count("launched") == 3 + 3 * 3
+
+
+@pytest.mark.parametrize("offset", [1, 2, 3])
+def test_what_starts_amid_sixteen_bytes_is_copied(driver: NativeDriver, cache: Path, offset: int, seed: int) -> None:
+    x, y = torch.randn(N + 8)[offset : offset + N], torch.randn(N)
+    assert torch.equal(load(driver, cache)(x, y)[0], x + y), f"seed {seed}"
+    with pytest.raises(ValueError, match=r"argument 1 \(y\): expected f32\[100\] .* on cpu, got f32\[101\]"):
+        load(driver, cache)(x, torch.randn(101))
+
+
+def test_a_context_is_made_current_and_given_back(driver: NativeDriver, cache: Path) -> None:
+    call, x = load(driver, cache), torch.ones(N)
+    before = driver.count("contexts_set")
+    call(x, x)
+    assert driver.count("contexts_set") == before + 2
+
+
+class Direct:
+    """CHAIN by the native entry on memory of the test's choice."""
+
+    def __init__(self, driver: NativeDriver, cache: Path) -> None:
+        self.kernels = gpu.Kernels(driver, b"", CHAIN)
+        functions = driver.native()
+        assert functions is not None
+        self.state, self.memory = gpu_native.lay_out(
+            5, self.kernels.prepared, self.kernels.maps, self.kernels.table, functions, True
+        )
+        self.entry = gpu_native.built(cache)[1]
+
+    def __call__(self, buffers: torch.Tensor) -> int:
+        pointers = (ctypes.c_void_p * 5)(*(row.data_ptr() for row in buffers))
+        self.entry.mlc_gpu_entry(pointers, (ctypes.c_longlong * 1)(ctypes.addressof(self.state)), 0)
+        x, y, z = buffers[:3]
+        assert self.state.status or torch.allclose(z, 4 * x + y)
+        return int(self.state.status)
+
+
+def sets(n: int) -> list[torch.Tensor]:
+    return [torch.randn(5, N) for _ in range(n)]
+
+
+def test_graphs_come_at_the_third_sight_of_the_same_addresses(driver: NativeDriver, cache: Path, seed: int) -> None:
+    call, kept = Direct(driver, cache), sets(3)
+    for number in range(1, 6):
+        for buffers in kept:
+            call(buffers.normal_())
+        counts = driver.count("captured"), driver.count("replayed")
+        assert counts == (3 * (number >= SIGHTS), 3 * max(0, number + 1 - SIGHTS)), f"seed {seed}, round {number}"
+
+
+def test_no_graph_is_launched_within_a_capture(driver: NativeDriver, cache: Path, seed: int) -> None:
+    call, (buffers,) = Direct(driver, cache), sets(1)
+    for _ in range(SIGHTS):
+        call(buffers)
+    assert driver.count("replayed") == 1
+    driver.variable("user_captures").value = 1
+    call(buffers.normal_())
+    assert driver.count("replayed") == 1, f"seed {seed}"
+
+
+def test_graphs_are_bounded_and_given_back(driver: NativeDriver, cache: Path, seed: int) -> None:
+    call, many = Direct(driver, cache), sets(KEPT + 3)
+    for buffers in many:
+        for _ in range(SIGHTS):
+            call(buffers.normal_())
+    assert (driver.count("captured"), driver.count("dropped")) == (KEPT + 3, 3)
+    call(many[-1].normal_())
+    assert driver.count("captured") == KEPT + 3, f"seed {seed}"
+    for buffers in sets(3 * gpu_native.KNOWN):
+        call(buffers)
+    assert driver.count("dropped") == KEPT + 3, "what has not been used for long is forgotten"
+    for _ in range(SIGHTS):
+        call(many[0])
+    call.entry.mlc_gpu_close(ctypes.byref(call.state))
+    assert driver.count("captured") == driver.count("dropped") == KEPT + 4
+
+
+def test_a_dropped_program_gives_all_back(driver: NativeDriver, cache: Path) -> None:
+    call, x = load(driver, cache, CHAIN, graphs_from=1), torch.ones(N)
+    for _ in range(20):
+        call(x, x)
+    del call
+    gc.collect()
+    assert driver.count("captured") == driver.count("dropped") and driver.asked("unload")
+
+
+def test_a_failed_capture_is_told_and_leaves_no_graph(driver: NativeDriver, cache: Path, seed: int) -> None:
+    call, (buffers,) = Direct(driver, cache), sets(1)
+    for _ in range(SIGHTS - 1):
+        call(buffers)
+    driver.variable("refuse").value = 701
+    assert call(buffers) == 701
+    driver.variable("refuse").value = 0
+    assert call(buffers) == 0, f"seed {seed}"
+
+
+def test_few_launches_make_no_graph(driver: NativeDriver, cache: Path) -> None:
+    call, x = load(driver, cache, CHAIN, graphs_from=4), torch.ones(N)
+    for _ in range(4 * SIGHTS):
+        call(x, x)
+    assert driver.count("captured") == 0
+
+
+def test_a_map_is_encoded_when_its_tensor_moves(driver: NativeDriver, cache: Path, seed: int) -> None:
+    tile = Map(0, "f32", (4, 25), (4, 16), (4, 5))
+    launch = Launch("copy", (1, 1, 1), (128, 1, 1), (tile, 1))
+    call = load(driver, cache, LaunchPlan(memory("x"), memory("z"), (launch,)), Plan((vector("x"),), (vector("z"),)))
+    a, b = torch.randn(2, 128)[:, :N]
+    for x in (a, a, b, b, a):
+        assert torch.equal(call(x)[0], x), f"seed {seed}"
+    assert driver.count("encoded") == 3
+
+
+@pytest.mark.parametrize(("code", "kind"), [(700, faults.IllegalAddress), (701, faults.OutOfResources)])
+def test_a_refused_launch_raises_its_kind_and_costs_nothing(
+    driver: NativeDriver, cache: Path, code: int, kind: type[faults.DeviceError]
+) -> None:
+    call, x = load(driver, cache, CHAIN, graphs_from=1), torch.ones(N)
+    driver.variable("refuse").value = code
+    for _ in range(2 * SIGHTS):
+        with pytest.raises(kind, match="launching a program"):
+            call(x, x)
+    driver.variable("refuse").value = 0
+    assert call(x, x)[0].eq(5).all()
+
+
+def test_threads_share_a_program(driver: NativeDriver, cache: Path) -> None:
+    call, wrong = load(driver, cache, CHAIN, graphs_from=1), []
+
+    def work(k: int) -> None:
+        x = torch.full((N,), float(k))
+        for _ in range(100):
+            if not call(x, x)[0].eq(5 * k).all():
+                wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_without_a_compiler_calls_go_through_python(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_native, "built", lambda _: (None, None))
+    driver = NativeDriver(cache)
+    called = []
+    monkeypatch.setattr(driver, "launch", lambda *arguments: called.append(arguments))
+    call = gpu.load(b"", PLAN, ONE, device=CPU, driver=driver, cache=cache)
+    call(torch.ones(N), torch.ones(N))
+    assert len(called) == 1
+
+
+def test_the_c_sources_agree_on_their_numbers() -> None:
+    text = Path(gpu_native.__file__).with_name("gpu_launch.c").read_text()
+    for name, value in (("KEPT", KEPT), ("SIGHTS", SIGHTS), ("RECENT", gpu_native.KNOWN)):
+        assert f"#define {name} {value} " in text
