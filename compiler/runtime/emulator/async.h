@@ -150,7 +150,7 @@ bool land_one() {
 }
 
 void async_load(const Piece* pieces, unsigned count, void* barrier, unsigned bytes) {
-    unsigned site = MLC_SITE;
+    unsigned site = MLC_KERNEL_SITE;
     MBarrier* m = find_mbarrier(barrier, site);
     Landing* l = new Landing{{pieces, pieces + count}, {}, m, bytes, 0, 0, 0, nullptr, me()};
     hooks::load_issued(*l, site);
@@ -158,7 +158,7 @@ void async_load(const Piece* pieces, unsigned count, void* barrier, unsigned byt
 }
 
 void store_async(void* to, const void* from, unsigned bytes, void* barrier) {
-    unsigned site = MLC_SITE;
+    unsigned site = MLC_KERNEL_SITE;
     MBarrier* m = find_mbarrier(barrier, site);
     Landing* l = new Landing{{}, {(const char*)from, (const char*)from + bytes}, m, bytes, 0, 0, 0, nullptr, me()};
     l->pieces.push_back({to, l->own.data(), bytes});
@@ -167,9 +167,9 @@ void store_async(void* to, const void* from, unsigned bytes, void* barrier) {
 }
 
 void async_store(const Piece* pieces, unsigned count, Apply* apply) {
-    not_flat(MLC_SITE);
+    not_flat(MLC_KERNEL_SITE);
     Landing* l = new Landing{{pieces, pieces + count}, {}, nullptr, 0, 0, 0, 0, apply, me()};
-    hooks::store_issued(*l, MLC_SITE);
+    hooks::store_issued(*l, MLC_KERNEL_SITE);
     worker->landings.push_back(l);
 }
 

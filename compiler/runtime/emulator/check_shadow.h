@@ -57,7 +57,7 @@ static size_t regions_of_buffers;
 static unsigned largest_cluster, launch_epoch, cluster_epoch, epochs;
 static bool armed;
 static uint64_t accesses;
-static uintptr_t image_end;
+uintptr_t image_end;
 
 
 static void describe(Report& r, const Region* region, const void* p, unsigned bytes) {

@@ -32,7 +32,7 @@ _RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc",
 _KERNEL = (*_COMMON, "-x", "c++", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc")
 # The runtime stands in for the sanitizer's library, so its callbacks see the kernel's accesses and nothing else.
 _CHECKED = (
-    "-O1", "-g1", "-DMLC_CHECK", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0",
+    "-O1", "-g1", "-fno-omit-frame-pointer", "-DMLC_CHECK", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0",
     "--param", "tsan-distinguish-volatile=1",
 )  # fmt: skip
 
@@ -50,7 +50,7 @@ class Outcome:
 def runtime(check: bool, cache: Path | None = None) -> Path:
     """The machine that kernels of one mode run on, built into `cache` unless it is there."""
     source = (HERE / "runtime.cpp").read_text()
-    flags = (*_RUNTIME, *(("-DMLC_CHECK",) if check else ()))
+    flags = (*_RUNTIME, *(("-DMLC_CHECK", "-fno-omit-frame-pointer") if check else ()))
     return builder.build(source, flags, cache=cache, include=(HERE,))
 
 

@@ -172,7 +172,7 @@ void yield_fiber(unsigned site) {
     f->waits = nullptr;
 }
 void pause() { yield_fiber(MLC_SITE); }
-void fail(const char* what) { fatal(what, hooks::site_of_collective(MLC_SITE)); }
+void fail(const char* what) { fatal(what, hooks::site_of_collective(MLC_KERNEL_SITE)); }
 
 unsigned thread_in_block() { return me()->linear; }
 #ifdef MLC_CHECK

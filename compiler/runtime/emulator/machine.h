@@ -202,6 +202,21 @@ inline Fiber* me() { return static_cast<Fiber*>(self); }
 extern uintptr_t image;
 #define MLC_SITE ((unsigned)((uintptr_t)__builtin_return_address(0) - ::mlc::emu::image))
 
+// The same of the kernel itself, for what bodies that are not inlined call. Frames are kept in check mode.
+#ifdef MLC_CHECK
+extern uintptr_t image_end;
+inline __attribute__((always_inline)) unsigned kernel_site() {
+    uintptr_t site = (uintptr_t)__builtin_return_address(0);
+    const uintptr_t* frame = (const uintptr_t*)__builtin_frame_address(0);
+    for (int depth = 0; frame && depth < 32; depth++, frame = (const uintptr_t*)frame[0])
+        if (frame[1] >= image && frame[1] < image_end) site = frame[1];
+    return (unsigned)(site - image);
+}
+#define MLC_KERNEL_SITE (::mlc::emu::kernel_site())
+#else
+#define MLC_KERNEL_SITE MLC_SITE
+#endif
+
 // ---- Provided by reports.h, fibers.h and, in check mode, by check_*.h ----------------------------------------------------
 
 void report(const char* kind, unsigned site, const char* note = "");
