@@ -16,11 +16,13 @@ from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupport
 
 if TYPE_CHECKING:
     from compiler.execution import Executable, compile, eager_equations, execute, execute_guarded, reference
+    from compiler.execution_gpu import on_gpu
     from compiler.frontend import Captured, capture
+    from compiler.instructions.checks import NotRun, instruction_checks
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
     from compiler.mutation import mutants
-    from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower
+    from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower, passes_for, stages
     from compiler.schedule.steps import Schedule
     from compiler.targets.named import target
     from compiler.targets.target import Target
@@ -29,11 +31,13 @@ _HOME = {
     "compiler.execution": (
         "Executable", "compile", "eager_equations", "execute", "execute_guarded", "reference",
     ),
+    "compiler.execution_gpu": ("on_gpu",),
     "compiler.frontend": ("Captured", "capture"),
+    "compiler.instructions.checks": ("NotRun", "instruction_checks"),
     "compiler.interpret.bounded": ("Accuracy",),
     "compiler.interpret.bounds": ("bounds",),
     "compiler.mutation": ("mutants",),
-    "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower"),
+    "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower", "passes_for", "stages"),
     "compiler.schedule.steps": ("Schedule",),
     "compiler.targets.named": ("target",),
     "compiler.targets.target": ("Target",),
@@ -60,6 +64,7 @@ __all__ = [
     "CompilerError",
     "Executable",
     "Lowering",
+    "NotRun",
     "Schedule",
     "Target",
     "ToolchainError",
@@ -70,8 +75,12 @@ __all__ = [
     "eager_equations",
     "execute",
     "execute_guarded",
+    "instruction_checks",
     "lower",
     "mutants",
+    "on_gpu",
+    "passes_for",
     "reference",
+    "stages",
     "target",
 ]

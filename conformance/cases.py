@@ -12,7 +12,9 @@ from typing import Any
 DTYPES = ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool")
 FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
 TIERS = ("smoke", "full", "nightly")
-STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp")
+IR_STAGES = ("torch", "tensor", "loop", "tile", "kernel")
+KINDS = {"cpu": "cpp", "cuda": "cuda"}  # of targets, and the last stage of each
+STAGES = (*IR_STAGES, *KINDS.values())
 
 Value = Any  # a number, boolean, string or None, or nested tuples of them
 
@@ -97,13 +99,31 @@ def seed(case: Case, arg: str, run_seed: int = 0) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def matches(selector: str, target: str) -> bool:
-    """Whether a target is meant: `cpu` and `*` mean `cpu:avx2` too, `cpu:avx2` means itself.
+def kind_of(target: str) -> str:
+    """The kind of a target.
 
-    >>> matches("cpu", "cpu:avx2"), matches("cpu:avx2", "cpu"), matches("*", "cuda")
-    (True, False, True)
+    >>> kind_of("cpu:avx2"), kind_of("cuda"), kind_of("sm_90a")
+    ('cpu', 'cuda', 'cuda')
     """
-    return selector in ("*", target, target.partition(":")[0])
+    return "cuda" if target.startswith("sm_") else target.partition(":")[0]
+
+
+def stages_of(target: str) -> tuple[str, ...]:
+    """The stages that a case has on a target.
+
+    >>> stages_of("cpu:avx2")[-2:], stages_of("sm_90a")[-2:]
+    (('kernel', 'cpp'), ('kernel', 'cuda'))
+    """
+    return (*IR_STAGES, KINDS[kind_of(target)])
+
+
+def matches(selector: str, target: str) -> bool:
+    """Whether a target is meant: `cpu` and `*` mean `cpu:avx2` too, `cuda` means `sm_90a`, `cpu:avx2` means itself.
+
+    >>> matches("cpu", "cpu:avx2"), matches("cpu:avx2", "cpu"), matches("*", "cuda"), matches("cuda", "sm_80")
+    (True, False, True, True)
+    """
+    return selector in ("*", target, kind_of(target))
 
 
 def runs_on(case: Case, target: str) -> bool:

@@ -1,5 +1,6 @@
 """This machine and its tools in, the `env` block of a report and the name of its folder out."""
 
+import functools
 import platform
 import re
 import shutil
@@ -7,6 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from conformance.cases import kind_of
 
 Environment = dict[str, str | None]
 MARKETING = re.compile(r"\((r|tm)\)|\bcpu\b|@.*|\bprocessor\b|\b\d+-core\b|\bwith .*|\bnvidia\b", re.IGNORECASE)
@@ -27,9 +30,15 @@ def collect(targets: Sequence[str], backend: str | None = None) -> Environment:
 
 def device(targets: Sequence[str], backend: str | None = None) -> str:
     """The name of the folder for this device's reports; another backend's results are kept apart from ours."""
-    on_gpu = any(target.startswith("cuda") for target in targets)
-    name = slug((gpu_model() if on_gpu else cpu_model()) or platform.machine())
+    on_gpu = any(kind_of(target) == "cuda" for target in targets)
+    gpu = gpu_model() if on_gpu else None
+    name = slug(gpu or cpu_model() or platform.machine()) + ("-emulated" if on_gpu and gpu is None else "")
     return f"{name}-{slug(backend)}" if backend else name
+
+
+def emulates(targets: Sequence[str]) -> bool:
+    """Whether a processor stands in for the GPU that some of these targets are for."""
+    return any(kind_of(target) == "cuda" for target in targets) and gpu_model() is None
 
 
 def slug(model: str) -> str:
@@ -51,6 +60,7 @@ def cpu_model() -> str | None:
     return next(named, None) or platform.processor() or platform.machine() or None
 
 
+@functools.cache
 def gpu_model() -> str | None:
     """The first NVIDIA device, asked of the driver's own tool so that nothing has to load CUDA."""
     return _first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from types import CodeType
 
-from conformance.cases import DTYPES, FLOATS, TIERS, Arg, BenchCase, Case, Value, Xfail, case_id, frozen, token
+from conformance.cases import DTYPES, FLOATS, TIERS, Arg, BenchCase, Case, Value, Xfail, case_id, frozen, kind_of, token
 from conformance.combine import cross, pairwise
 from conformance.distributions import for_dtype
 from conformance.expressions import ExpressionError, evaluate, formula, quoted
@@ -132,7 +132,7 @@ def _targets(spec: CaseSpec, choice: Choice) -> tuple[str, ...]:
     code, used = _formula(spec, "where", spec.where, {**scope, "target": ""})
     if "target" not in used:
         return spec.targets if _evaluate(spec, "where", code, scope) else ()
-    kinds = {target: target.partition(":")[0] for target in spec.targets}
+    kinds = {target: kind_of(target) for target in spec.targets}
     return tuple(t for t, kind in kinds.items() if _evaluate(spec, "where", code, {**scope, "target": kind}))
 
 

@@ -5,6 +5,8 @@ Runs in the child process, which a crash of generated code may take down; whatev
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -28,6 +30,11 @@ EXECUTORS = {
     "torch": "PyTorch", "tensor": "NumPy, f64 and f32", "loop": "plain C++ loops", "tile": "NumPy, by tiles",
     "kernel": "Python, checked", "cpp": f"native, {RUNS} runs, guarded",
 }  # fmt: skip
+EXECUTORS_OF_CUDA = EXECUTORS | {
+    "kernel": "emulated, every access checked", "cuda": f"emulated, {RUNS} orders, guarded",
+}  # fmt: skip
+ON_GPU = f"GPU, {RUNS} runs, guarded"
+LOST = 70  # exit status of a process that can use its GPU no more
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,11 @@ class Ladder:
     def equations(self) -> Any:
         """The Tensor IR program that came straight from Torch IR."""
         return next((a.after for a in self.applications if a.stage == "tensor"), None)
+
+    @property
+    def next_pass(self) -> Any:
+        """The first pass that was not applied."""
+        return compiler.passes_for(self.lowering.target)[len(self.applications)]
 
     def at(self, stage: str, program: Any) -> compiler.Lowering:
         """As if `program` stood in that stage."""
@@ -122,8 +134,8 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
     truth = _truth(made, ladder, report)
     if truth is None:
         return report.row()
-    reached = [s for s in compiler.STAGES if s in ladder.lowering.stages]
-    for stage in [s for s in options.get("stages", compiler.STAGES) if s in reached]:
+    every = compiler.stages(ladder.lowering.target)
+    for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
         tell(stage)
         report.stages.append(_stage_row(truth, ladder, stage))
     if ladder.error is not None:
@@ -151,7 +163,7 @@ def _truth(made: Subject, ladder: Ladder, report: Report) -> Truth | None:
     try:
         if ladder.equations is None:
             raise ladder.error or ValueError("torch-to-tensor gave nothing")
-        return Truth(made, ladder.equations)
+        return Truth(made, ladder.equations, ladder.lowering.target.kind)
     except Exception:  # the case's own function, a lowering or the reference: nothing can be said without them
         report.verdict, report.first_bad_stage, report.first_bad_pass = "fail", "torch", None
         report.remarks.append(traceback.format_exc(limit=-4))
@@ -161,16 +173,16 @@ def _truth(made: Subject, ladder: Ladder, report: Report) -> Truth | None:
 def _stage_row(truth: Truth, ladder: Ladder, stage: str) -> Row:
     start = time.perf_counter()
     verdict = assess(truth, ladder.lowering, stage)
+    taken = round(time.perf_counter() - start, 4)
     return {
         "stage": stage, "verdict": "pass" if verdict.ok else "fail", "err_over_tol": verdict.err_over_tol,
-        "executor": EXECUTORS[stage], "seconds": round(time.perf_counter() - start, 4), "message": verdict.message,
+        "executor": executor(ladder.lowering.target, stage), "seconds": taken, "message": verdict.message,
     }  # fmt: skip
 
 
 def _unreached(ladder: Ladder) -> Row:
     """The row of the stage that no pass could make."""
-    done = len(ladder.applications)
-    culprit = compiler.PIPELINE[done]
+    culprit = ladder.next_pass
     message = f"pass {culprit.name} raised {type(ladder.error).__name__}: {ladder.error}"
     return {"stage": culprit.result, "verdict": "fail", "err_over_tol": None, "executor": None, "seconds": 0.0,
             "message": message}  # fmt: skip
@@ -181,25 +193,49 @@ def assess(truth: Truth, lowering: compiler.Lowering, stage: str) -> Verdict:
     try:
         return verdict_on(truth, lowering, stage, run(truth, lowering, stage))
     except Exception as error:  # executors check their programs, and say what is wrong by raising
+        if getattr(error, "lost", False):
+            _leave(error)
         return Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
 
 
+def executor(target: compiler.Target, stage: str) -> str:
+    """What runs a stage."""
+    if target.kind == "cpu":
+        return EXECUTORS[stage]
+    return ON_GPU if stage == "cuda" and compiler.on_gpu(target) else EXECUTORS_OF_CUDA[stage]
+
+
+def _leave(error: Exception) -> None:
+    """End this process, whose GPU is lost, so that what comes next has a new one; it takes a hung kernel along."""
+    print(error, file=sys.stderr, flush=True)
+    os._exit(LOST)
+
+
 def run(truth: Truth, lowering: compiler.Lowering, stage: str, patience: float = 0.0) -> Made:
-    """What a stage computes; the text is run several times on guarded buffers."""
+    """What a stage computes; the text is run several times on guarded buffers.
+
+    With `patience`, native code runs in a process of its own, for so many seconds.
+    """
     tensors = truth.subject.tensors
-    if stage != "cpp":
+    if not is_native(lowering.target, stage):
         return Made(compiler.execute(lowering, stage, tensors))
-    outcome = compiler.execute_guarded(lowering, tensors, RUNS, patience)
+    runs = 1 if stage == "kernel" else RUNS  # one order shows the checks what another would
+    outcome = compiler.execute_guarded(lowering, tensors, runs, patience, stage=stage)
     complaints = list(outcome.complaints)
     if not outcome.same and truth.tolerance.deterministic:
         complaints.append(f"{RUNS} runs on the same inputs gave different results")
     return Made(outcome.outputs, tuple(complaints))
 
 
+def is_native(target: compiler.Target, stage: str) -> bool:
+    """Whether what runs a stage is compiled code, with the freedom to do anything."""
+    return stage in ("cpp", "cuda") or (stage == "kernel" and target.kind == "cuda")
+
+
 def verdict_on(truth: Truth, lowering: compiler.Lowering, stage: str, made: Made) -> Verdict:
     """Judge what a stage made."""
     if made.complaints:
-        return Verdict(False, float("inf"), (), "; ".join(made.complaints))
+        return Verdict(False, float("inf"), (), "\n".join(made.complaints))
     if stage == "torch":
         # The same kernels on the same numbers: only what capture decomposed may differ, however good eager is.
         same = all(oracle.exact(a, b).ok for a, b in zip(made.outputs, truth.subject.eager, strict=True))
@@ -219,14 +255,13 @@ def guilty(truth: Truth, ladder: Ladder, stage: str) -> str | None:
         if application.stage == stage and not assess(truth, ladder.at(stage, application.after), stage).ok:
             return f"{application.name}#{application.number}"
     if ladder.error is not None:
-        done = len(ladder.applications)
-        return f"{compiler.PIPELINE[done].name}#{done + 1}"
+        return f"{ladder.next_pass.name}#{len(ladder.applications) + 1}"
     return None
 
 
 def foreign(made: Subject, backend: str, target: str) -> Row:
     """The row of a case as another torch.compile backend computes it: held to eager's bound."""
-    start = time.perf_counter()
+    start, last = time.perf_counter(), cases.stages_of(target)[-1]
     truth = Truth(made, compiler.eager_equations(made.program))
     try:
         built = systems.build(backend, made.function, made.arguments, target)
@@ -234,9 +269,9 @@ def foreign(made: Subject, backend: str, target: str) -> Row:
     except Exception as error:  # any backend may fail in its own way
         found = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
     stage = {
-        "stage": compiler.STAGES[-1], "verdict": "pass" if found.ok else "fail", "err_over_tol": found.err_over_tol,
+        "stage": last, "verdict": "pass" if found.ok else "fail", "err_over_tol": found.err_over_tol,
         "executor": backend, "seconds": round(time.perf_counter() - start, 4), "message": found.message,
     }  # fmt: skip
     if found.ok:
         return Report(stages=[stage]).row()
-    return Report("fail", compiler.STAGES[-1], None, [stage], [found.message]).row()
+    return Report("fail", last, None, [stage], [found.message]).row()

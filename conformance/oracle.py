@@ -7,6 +7,7 @@ comparisons that rounding may turn. NaN and infinities are judged by class.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -59,13 +60,16 @@ class Verdict:
     message: str = ""
 
 
-def bounds(program: Any, inputs: Sequence[torch.Tensor | Array], **accuracy: Any) -> tuple[Bounded, ...]:
-    """A bounded value for each output of a Tensor IR program.
+def bounds(
+    program: Any, inputs: Sequence[torch.Tensor | Array], kind: str = "cpu", **accuracy: Any
+) -> tuple[Bounded, ...]:
+    """A bounded value for each output of a Tensor IR program, as executed for a kind of target.
 
     `accuracy` overrides what implementations may lose: `ulps(function, dtype)`, `series(n)` roundings of a sum of n
     terms, or `algebra=True` for an evaluation in f64 throughout.
     """
-    return compiler.bounds(program, [to_array(x) for x in inputs], compiler.Accuracy(**accuracy))
+    allowed = dataclasses.replace(compiler.Accuracy.of(kind), **accuracy)
+    return compiler.bounds(program, [to_array(x) for x in inputs], allowed)
 
 
 def agrees(

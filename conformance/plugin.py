@@ -62,6 +62,11 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": False,
         "help": "on a failure, also search for the first pass application after which the result is wrong",
     },
+    "instructions": {
+        "action": "store_true",
+        "default": False,
+        "help": "by itself: check every instruction's row against its meaning, on the CPU and on a GPU if there is one",
+    },
     # Internal: the module whose check, bench and selftest functions run in the child; the plugin's own tests use it.
     "runner": {"metavar": "MODULE", "default": None, "help": argparse.SUPPRESS},
 }
@@ -89,6 +94,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Bring in the rest of the plugin, or refuse options that would do nothing without it."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
+    if config.getoption("mlcomp_instructions"):
+        config.pluginmanager.import_plugin("conformance.instructions")
+        return
     if config.getoption("mlcomp"):
         # By name, not by an import statement: only a run with --mlcomp pays for it.
         config.pluginmanager.import_plugin("conformance.session")

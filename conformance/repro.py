@@ -37,11 +37,16 @@ named = dict(zip(captured.arguments, tensors)) | captured.constants
 given = [named[i.name] for i in captured.program.inputs]
 right = compiler.reference(captured.program, given)
 lowering = compiler.lower(captured.program, compiler.target("{target}"))
-for stage in compiler.STAGES:
-    made = compiler.execute(lowering, stage, given)
+for stage in compiler.stages(lowering.target):
+    try:
+        made = compiler.execute(lowering, stage, given)
+    except compiler.CompilerError as problem:
+        print(f"{{stage:8}} {{problem}}")
+        continue
     far = [(a.double() - b.double()).abs().nan_to_num(0.0) for a, b in zip(made, right)]
     print(f"{{stage:8}} largest difference from f64:", *(f"{{d.max():.3g}}" if d.numel() else "none" for d in far))
 '''
+TEXTS = {"cpp": "kernel.cpp", "cuda": "kernel.cu"}
 MODULE = """
 from {package} import {root}
 
@@ -57,7 +62,7 @@ def dump(folder: Path, made: Subject, lowering: compiler.Lowering, row: dict[str
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for stage in lowering.stages:
-            (folder / (f"{stage}.ir" if stage in compiler.IRS else "kernel.cpp")).write_text(lowering.show(stage))
+            (folder / TEXTS.get(stage, f"{stage}.ir")).write_text(lowering.show(stage))
         tensors = _arguments(made)
         torch.save(tensors, folder / "inputs.pt")
         (folder / "case.json").write_text(json.dumps(to_json(case), indent=1))
@@ -90,7 +95,7 @@ def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: dict[
         threads=torch.get_num_threads(),
         name=name,
         constants=[n for n, arg in enumerate(case.args) if arg.constant],
-        target=lowering.target.name if lowering.target.name in ("cpu:avx2", "cpu:avx512", "cpu:baseline") else "cpu",
+        target=lowering.target.name,
     )
 
 

@@ -64,7 +64,7 @@ class Runner:
 
     def selftest(self) -> rows.Row:
         """The counts of the self-test."""
-        options = {"target": self.settings.targets[0], "seed": self.settings.seed, "threads": self.threads}
+        options = {"targets": self.settings.targets, "seed": self.settings.seed, "threads": self.threads}
         return rows.selftest_row(self._call("selftest", options, timeout=self.settings.timeout or SELFTEST_SECONDS))
 
     def command(self, known: rows.Row) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conformance.cases import DTYPES, STAGES, TIERS, Tolerance, Value, Xfail, frozen, token
+from conformance.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, frozen, kind_of, token
 from conformance.distributions import OPTIONS
 from conformance.expressions import quoted
 from conformance.layouts import LAYOUTS, parse
@@ -26,7 +26,6 @@ from conformance.toml_values import (
     word,
 )  # fmt: skip
 
-KINDS = ("cpu", "cuda")
 _DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance")
 _KEYS = {
     "the file": ("format", "defaults", "distributions", "case"),
@@ -284,7 +283,7 @@ def _xfail(place: Place, data: Any) -> tuple[XfailSpec, ...]:
         table = _table(here, value, "an xfail")
         reason = text(here.at("reason"), table.get("reason"), "an expected failure needs a `reason`")
         strict = flag(here.at("strict"), table.get("strict", True))
-        expected = Xfail(target, word(here, table, "stage", (*STAGES, "cuda")), reason, strict)
+        expected = Xfail(target, word(here, table, "stage", STAGES), reason, strict)
         listed.append(XfailSpec(target, dtype, optional_text(here.at("where"), table.get("where")), expected))
     return tuple(listed)
 
@@ -356,7 +355,7 @@ def _targets(place: Place, value: Any) -> tuple[str, ...]:
 
 
 def _target(place: Place, value: str) -> str:
-    if value.partition(":")[0] not in (*KINDS, "*"):
+    if kind_of(value) not in (*KINDS, "*"):
         place.fail(f'{value!r} is no target;{nearest(value, KINDS)}, with a feature as in "cpu:avx2"')
     return value
 

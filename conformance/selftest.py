@@ -51,16 +51,18 @@ class Sound:
 
 
 def run(options: Mapping[str, Any]) -> Row:
-    """The self-test's counts and rows; `options` gives target and seed."""
+    """The self-test's counts and rows; `options` gives targets and seed."""
     rng = random.Random(options["seed"])
     rows: list[Row] = []
     alarms: list[Row] = []
     with ladder.threads(1), torch.no_grad():  # a forked process may not use threads
-        for fitting in sample(rng):
-            sound, wrong = _sharp(fitting, options)
-            alarms += wrong
-            if sound is not None:
-                rows += [row for stage in sound.made for row in plant(sound, stage, rng)]
+        for target in options["targets"]:
+            for fitting in sample(rng):
+                sound, wrong = _sharp(fitting, {**options, "target": target})
+                alarms += [{"target": target, **row} for row in wrong]
+                if sound is not None:
+                    planted = (row for stage in sound.made for row in plant(sound, stage, rng))
+                    rows += [{"target": target, **row} for row in planted]
     caught = sum(row["caught"] for row in rows)
     return {"planted": len(rows), "caught": caught, "false_alarms": len(alarms), "rows": rows, "alarms": alarms}
 
@@ -101,13 +103,13 @@ def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[R
         climbed = ladder.climb(whole.program, compiler.target(options["target"]))
         if climbed.error is not None:
             raise climbed.error
-        truth = Truth(whole, climbed.equations)
+        truth = Truth(whole, climbed.equations, climbed.lowering.target.kind)
     except Exception as error:  # a sound case that cannot even be compiled
         return None, [{"stage": None, "case": case.id, "message": f"{type(error).__name__}: {error}"}]
     alarms = []
-    for stage in compiler.STAGES:
+    for stage in compiler.stages(climbed.lowering.target):
         try:
-            made[stage] = ladder.run(truth, climbed.lowering, stage)
+            made[stage] = ladder.run(truth, climbed.lowering, stage, _patience(climbed.lowering, stage))
             verdict = ladder.verdict_on(truth, climbed.lowering, stage, made[stage])
         except Exception as error:
             verdict = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
@@ -115,6 +117,10 @@ def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[R
             made.pop(stage, None)
             alarms.append({"stage": stage, "case": case.id, "message": verdict.message})
     return Sound(truth, climbed, made), alarms
+
+
+def _patience(lowering: compiler.Lowering, stage: str) -> float:
+    return PATIENCE if ladder.is_native(lowering.target, stage) else 0.0
 
 
 def plant(sound: Sound, stage: str, rng: random.Random) -> Iterator[Row]:
@@ -139,8 +145,8 @@ def _verdict(sound: Sound, stage: str, mutant: Any) -> Verdict | None:
     """What the check says of a mutant; None if it is no miscompile: the same to the bit, or refused by others."""
     lowering = sound.ladder.at(stage, mutant)
     try:
-        made = ladder.run(sound.truth, lowering, stage, PATIENCE if stage == "cpp" else 0.0)
-    except compiler.ToolchainError:  # g++ refused it: no pass renders what does not compile
+        made = ladder.run(sound.truth, lowering, stage, _patience(lowering, stage))
+    except compiler.ToolchainError:  # the compiler refused it: no pass renders what does not compile
         return None
     except Exception as error:
         # PyTorch's own checks of arguments say nothing about ours.

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.shapes import STAGES
+from conformance import environment
+from conformance.cases import STAGES, kind_of, stages_of
 
-TARGETS = ("cpu",)
-CPU_STAGES = tuple(stage for stage in STAGES if stage != "cuda")
+TARGETS = ("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 RIVALS = ("eager", "compile", "max-autotune")
 # loadscope and its kin hang for ever after a worker dies, and put the cases of one file on one worker.
 DISTRIBUTIONS = ("no", "load", "worksteal")
@@ -72,9 +72,13 @@ def read(config: pytest.Config) -> Settings:
     backend, vs, stages = option("backend"), option("vs"), option("stages")
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
+    targets = _words("target", str(option("target")), TARGETS, featured=True)
+    if option("bench") != "off" and environment.emulates(targets):
+        raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; leave the option or the cuda targets out")
+    every = tuple(stage for stage in STAGES if any(stage in stages_of(target) for target in targets))
     return Settings(
-        targets=_words("target", str(option("target")), TARGETS, featured=True),
-        stages=CPU_STAGES if stages is None else _words("stages", str(stages), CPU_STAGES),
+        targets=targets,
+        stages=every if stages is None else _words("stages", str(stages), every),
         tier=str(option("tier")),
         seed=secrets.randbelow(2**31) if seed is None else int(seed),
         bench=str(option("bench")),
@@ -95,7 +99,7 @@ def _words(option: str, text: str, known: Collection[str] | None, featured: bool
     for word in words:
         name, _, feature = word.partition(":")
         good = known is None or name in known
-        if not good or (feature and not (featured and re.fullmatch(r"[\w.+\-]+", feature))):
+        if not good or (feature and not (featured and kind_of(name) == "cpu" and re.fullmatch(r"[\w.+\-]+", feature))):
             nearest = difflib.get_close_matches(name, known or RIVALS, n=1)
             hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
             raise pytest.UsageError(f"--mlcomp-{option}: unknown {word!r}; use {', '.join(known or RIVALS)}{hint}")

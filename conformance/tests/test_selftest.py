@@ -10,7 +10,7 @@ from conformance import ladder, selftest
 from conformance.oracle import Verdict
 
 SEED = random.SystemRandom().randrange(2**31)
-OPTIONS = {"target": "cpu", "seed": SEED}
+OPTIONS = {"targets": ["cpu"], "seed": SEED}
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def test_miscompiles_in_every_stage_are_caught() -> None:
     assert made["planted"] >= 10 and made["caught"] == made["planted"], (SEED, made)
     assert made["false_alarms"] == 0, (SEED, made["alarms"])
     assert {row["stage"] for row in made["rows"]} == set(compiler.STAGES)
-    assert set(made["rows"][0]) == {"stage", "case", "mutation", "caught", "how"}
+    assert set(made["rows"][0]) == {"target", "stage", "case", "mutation", "caught", "how"}
 
 
 def test_a_check_without_teeth_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
