@@ -266,7 +266,7 @@ class _Input:
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor itself, or where it starts amid 16 bytes, a copy with the same strides that does not."""
-    if not tensor.data_ptr() % ALIGNMENT:
+    if not tensor.data_ptr() % ALIGNMENT or not tensor.numel():
         return tensor
     reach = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     flat = tensor.detach().as_strided((reach,), (1,), tensor.storage_offset())
