@@ -57,6 +57,10 @@ MLC_DEVICE void mlc_mbarrier_wait_cluster(void* barrier, long parity) {
 MLC_DEVICE void mlc_fence_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
+// The same for global memory as well.
+MLC_DEVICE void mlc_fence_async_all() {
+    asm volatile("fence.proxy.async;" ::: "memory");
+}
 // Barrier `id` (1 to 15; 0 is the block's) of so many threads, whole warps.
 MLC_DEVICE void mlc_named_barrier(long id, long threads) {
     asm volatile("bar.sync %0, %1;" ::"r"((int)id), "r"((int)threads) : "memory");
@@ -90,6 +94,9 @@ MLC_DEVICE void mlc_mbarrier_wait_cluster(void* barrier, long parity) {
     mlc::emu::mbarrier_wait(barrier, (unsigned)parity & 1);
 }
 MLC_DEVICE void mlc_fence_async() {
+    mlc::emu::fence_proxy_async();
+}
+MLC_DEVICE void mlc_fence_async_all() {
     mlc::emu::fence_proxy_async();
 }
 MLC_DEVICE void mlc_named_barrier(long id, long threads) {

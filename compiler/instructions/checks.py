@@ -1,0 +1,197 @@
+"""All checks of all rows: nothing goes in, checks that a test runner may run in any order come out.
+
+What a row claims is held against three others: its meaning against NumPy, the CPU body of its device function against
+the meaning, and the GPU body against the meaning, so that a mistake made twice cannot cancel.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compiler.instructions import moves, tensor
+from compiler.instructions.functions import functions
+from compiler.instructions.trial import HEADERS, Trial, judge, plan, poisoned, source
+from compiler.interpret.scalar import storage
+from compiler.ir import dtype as dt
+from compiler.runtime import arrays, cubin, device, resources, sass
+from compiler.runtime.emulator import emulator
+from compiler.targets import instructions, nvidia
+from compiler.targets.layout import Layout, is_bijection, threads
+from compiler.targets.target import Fragments, Instruction, Target, Transfer
+
+Row = Instruction | Fragments | Transfer
+Together = Callable[[int], Mapping[str, Sequence[Trial]]]  # a seed in, trials by name out
+
+
+class NotRun(Exception):
+    """A check that this machine has no means for; the message says which."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """`run` takes the seed of random inputs; it raises AssertionError, or NotRun."""
+
+    name: str
+    kind: str
+    run: Callable[[int], None]
+
+
+def instruction_checks() -> tuple[Check, ...]:
+    """The checks of every row and device function, in a fixed order."""
+    return (*_of_rows(), *_of_functions())
+
+
+def _of_rows() -> Iterator[Check]:
+    for family in _families():
+        for row in family:
+            name = _name(row)
+            if not isinstance(row, Transfer):
+                yield Check(f"{name}::layout", "layout", functools.partial(_layout, row))
+            if isinstance(row, Instruction):
+                yield Check(f"{name}::meaning", "meaning", functools.partial(_meaning, row))
+            yield from _of_kernels(name, row.needs, row.opcode, functools.partial(_trials, family))
+
+
+def _of_functions() -> Iterator[Check]:
+    needs = {name: feature for name, feature, _ in functions(0)}
+    for name, feature in sorted(needs.items(), key=lambda item: item[1]):
+        yield from _of_kernels(name, feature, "", functools.partial(_functions, feature))
+
+
+def _of_kernels(name: str, needs: str, opcode: str, together: Together) -> Iterator[Check]:
+    """Checks of one name's trials, whose kernels are compiled `together` with those of related names."""
+    yield Check(f"{name}::emulated", "emulated", functools.partial(_emulated, name, together))
+    yield Check(f"{name}::gpu", "gpu", functools.partial(_on_gpu, name, needs, together))
+    for target in nvidia.TARGETS:
+        if not needs or needs in target.features:
+            run = functools.partial(_assembled, name, opcode, target, together)
+            yield Check(f"{name}::{target.name}", "assembled", run)
+
+
+# Rows of one text: compiling few texts of several kernels is quicker than many of one.
+_TOGETHER = 6
+# The full cross of swizzles for the narrowest, a middling and the widest n; one swizzle for each order of axes for the
+# others.
+_THOROUGH = (8, 64, 256)
+
+
+def _families() -> Iterator[tuple[Row, ...]]:
+    for _, alike in itertools.groupby(instructions.TENSOR, lambda r: (r.needs, r.function, r.a_type)):
+        rows = tuple(alike)
+        yield from (rows[i : i + _TOGETHER] for i in range(0, len(rows), _TOGETHER))
+    for _, moved in itertools.groupby(instructions.FRAGMENTS, lambda r: r.needs):
+        yield tuple(moved)
+    for row in instructions.TRANSFERS:
+        yield (row,)
+
+
+def _name(row: Row) -> str:
+    return f"{row.name}.store" if isinstance(row, Transfer) and row.source == "shared" else row.name
+
+
+@functools.lru_cache(maxsize=4)
+def _trials(family: tuple[Row, ...], seed: int) -> Mapping[str, Sequence[Trial]]:
+    return {_name(row): _trials_of(row, seed) for row in family}
+
+
+def _trials_of(row: Row, seed: int) -> Sequence[Trial]:
+    match row:
+        case Instruction():
+            return tensor.trials(row, seed, thorough=row.n in _THOROUGH and row.threads > instructions.WARP)
+        case Fragments():
+            return moves.fragments(row, seed)
+        case Transfer():
+            return moves.transfers(row, seed)
+
+
+@functools.lru_cache(maxsize=2)
+def _functions(needs: str, seed: int) -> Mapping[str, Sequence[Trial]]:
+    return {name: [trial] for name, feature, trial in functions(seed) if feature == needs}
+
+
+def _text(together: Mapping[str, Sequence[Trial]]) -> str:
+    return source([trial for trials in together.values() for trial in trials])
+
+
+def _layout(row: Instruction | Fragments, seed: int) -> None:
+    layouts: list[Layout | None] = (
+        [row.layout] if isinstance(row, Fragments) else [row.acc_layout, row.a_layout, row.b_layout]
+    )
+    width = instructions.WARP if isinstance(row, Fragments) else row.threads
+    for layout in layouts:
+        assert layout is None or is_bijection(layout), f"{layout} does not hold every element of its tile once"
+        assert layout is None or threads(layout) == width, f"{layout} is not of {width} threads"
+
+
+def _meaning(row: Instruction, seed: int) -> None:
+    """The text of the row is a product of matrices."""
+    rng = np.random.default_rng(seed)
+    a, b, acc = (
+        rng.integers(-64, 65, shape).astype(storage(dt.DTYPES[t]))
+        for shape, t in (((row.m, row.k), row.a_type), ((row.k, row.n), row.b_type), ((row.m, row.n), row.acc_type))
+    )
+    wanted = acc.astype(np.float64) + a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_array_equal(tensor.meaning(row, acc, a, b), wanted)
+
+
+def _emulated(name: str, together: Together, seed: int) -> None:
+    family = together(seed)
+    path = emulator.build(_text(family), (HEADERS,))
+    for trial in family[name]:
+        outputs = poisoned(trial)
+        outcome = emulator.run(path, plan(trial), [*(a for _, a in trial.inputs), *outputs])
+        assert outcome.complete and not outcome.reports, outcome.reports
+        judge(trial, outputs)
+
+
+def _on_gpu(name: str, needs: str, together: Together, seed: int) -> None:
+    if why := device.unavailable():
+        raise NotRun(why)
+    found = arrays.current()
+    architecture = device.architecture(found.capability, [t.name for t in nvidia.TARGETS])
+    target = next((t for t in nvidia.TARGETS if t.name == architecture), None)
+    if target is None or (needs and needs not in target.features):
+        raise NotRun(f"{found.name} has no {needs or 'target'}")
+    family = together(seed)
+    image = cubin.build_cubin(_text(family), target.name, include=(HEADERS,))
+    for trial in family[name]:
+        memory = arrays.run(image, plan(trial), [*(a for _, a in trial.inputs), *poisoned(trial)])
+        judge(trial, memory[len(trial.inputs) :])
+
+
+# Bytes of stack that ptxas 13.0 itself writes beside every load by a tensor map.
+_STACK = {"sm_120": 8}
+
+
+def _assembled(name: str, opcode: str, target: Target, together: Together,
+               seed: int) -> None:  # fmt: skip
+    """ptxas takes it without a complaint, and the instruction is in the machine code."""
+    if cubin.by_nvrtc() is None and cubin.by_nvcc() is None:
+        raise NotRun(f"no CUDA compiler: {cubin.INSTALL_COMPILER}")
+    family = together(seed)
+    image = cubin.build_cubin(_text(family), target.name, include=(HEADERS,))
+    mine = {trial.launch.kernel for trial in family[name]}
+    slowed = resources.slowed(image.log)
+    assert not slowed, "\n".join(slowed)
+    for used in resources.usage(image.log):
+        if used.kernel in mine:
+            assert not used.spill_stores and not used.spill_loads, f"{used.kernel} on {target.name} spills registers"
+            assert used.stack <= _STACK.get(target.name, 0), f"{used.kernel} on {target.name} uses local memory"
+    if opcode:
+        found = _machine_code(image.path)
+        if found is None:
+            raise NotRun("there is no disassembler to look for machine instructions: pip install nvidia-cuda-cuobjdump")
+        for kernel in mine:
+            assert sass.total(found[kernel], opcode), f"{kernel} on {target.name} has no {opcode}"
+
+
+@functools.lru_cache(maxsize=8)
+def _machine_code(path: Path) -> Mapping[str, sass.Counts] | None:
+    text = sass.disassemble(path)
+    return None if text is None else sass.opcodes(text)

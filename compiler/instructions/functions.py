@@ -1,0 +1,311 @@
+"""Trials of device functions that are no rows: atomics, votes, hinted accesses, barriers, clusters, bulk copies.
+
+Each is a kernel by hand with what it must give, by NumPy. `needs` is the feature of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from compiler.instructions.tensor import kernel
+from compiler.instructions.trial import TYPES, Trial, stored
+from compiler.interpret.scalar import Array, storage
+from compiler.ir.dtype import DType, bf16, f16, f32, f64, i8, i16, i32, i64, u8
+from compiler.runtime.launches import Extent, Launch, Map
+
+Memory = tuple[str, DType, Array]  # values as the interpreters hold them
+
+
+def functions(seed: int) -> Iterator[tuple[str, str, Trial]]:
+    """(name, feature, trial)."""
+    rng = np.random.default_rng(seed)
+    for made in (_atomics, _vectors_added, _warp, _hinted, _barriers, _clusters, _bulk, _launches):
+        yield from made(rng)
+
+
+def _trial(name: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory, ...], outputs: tuple[Memory, ...], *,
+           threads: int = 32, blocks: int = 1, cluster: Extent = (1, 1, 1), maps: tuple[Map, ...] = (),
+           shared: int = 0) -> Trial:  # fmt: skip
+    """Parameters are the inputs, the outputs, and then the maps, as m0, m1, .."""
+    params = [
+        *(f"const {TYPES[t.name]}* __restrict__ {x}" for x, t, _ in inputs),
+        *(f"{TYPES[t.name]}* __restrict__ {x}" for x, t, _ in outputs),
+        *(f"MLC_TENSOR_MAP(m{i})" for i in range(len(maps))),
+    ]
+    text = kernel(name, threads, params, [line for line in body.strip("\n").splitlines()])
+    arguments = (*range(len(inputs) + len(outputs)), *maps)
+    launch = Launch(name, (blocks, 1, 1), (threads, 1, 1), arguments, shared=shared, cluster=cluster)
+    return Trial(text, includes, launch, tuple((x, stored(v, t)) for x, t, v in inputs), outputs)
+
+
+def _small(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], low: int = -8, high: int = 9) -> Array:
+    """Small whole numbers, of which any sum here is exact in every type."""
+    return rng.integers(0 if dtype is u8 else low, high, shape).astype(storage(dtype))
+
+
+def _atomics(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    for dtype in (f32, f64, bf16, f16, i64, i32, i16, i8, u8):
+        for op, combine in (("add", np.add), ("max", np.maximum), ("min", np.minimum), ("mul", np.multiply)):
+            # Four threads combine into each of 8 places.
+            x, start = _small(rng, dtype, (4, 8), -2, 3), _small(rng, dtype, (8,), -4, 5)
+            if dtype.is_float and op in ("max", "min"):
+                x[1, 3] = np.nan
+            wanted = combine.reduce(np.concatenate((start[None], x)).astype(np.float64), axis=0)
+            name = f"atomic_{op}_{dtype}"
+            body = f"""
+if (t < 8) out[t] = start[t];
+mlc_block_barrier();
+mlc_atomic_{op}(out + t % 8, x[t]);
+"""
+            with np.errstate(invalid="ignore"):
+                memory = wanted.astype(storage(dtype))
+            yield name, "", _trial(name, body, ("atomics",), (("x", dtype, x), ("start", dtype, start)),
+                                   (("out", dtype, memory),))  # fmt: skip
+    x = _small(rng, i32, (4, 64), 0, 100)
+    body = """
+const int before = mlc_atomic_add(ticket, 1);
+mlc_fence_device();
+out[before] = before;
+"""
+    wanted = np.arange(64, dtype=np.int32)
+    setup = "if (blockIdx.x == 0 && t < 1) ticket[0] = 0;"  # one block: the counter is set before it is taken
+    yield "atomic_ticket", "", _trial(
+        "atomic_ticket", f"{setup}\nmlc_block_barrier();{body}", ("atomics",), (("x", i32, x),),
+        (("ticket", i32, np.array([64], np.int32)), ("out", i32, wanted)), threads=64,
+    )  # fmt: skip
+
+
+def _vectors_added(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    for dtype, width in ((f32, 4), (f16, 2), (bf16, 2)):
+        x = _small(rng, dtype, (32, width))
+        name = f"red_add{width}_{dtype}"
+        body = f"""
+if (t < {width}) out[t] = start[t];
+mlc_block_barrier();
+{TYPES[dtype.name]} mine[{width}];
+for (int i = 0; i < {width}; i++) mine[i] = x[t * {width} + i];
+mlc_red_add{width}(out, mine);
+"""
+        start = _small(rng, dtype, (width,))
+        wanted = start + x.sum(0)
+        yield name, "" if dtype is f16 else "red.vector", _trial(
+            name, body, ("atomics",), (("x", dtype, x), ("start", dtype, start)),
+            (("out", dtype, wanted.astype(storage(dtype))),),
+        )  # fmt: skip
+
+
+def _warp(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    x = _small(rng, i32, (32,))
+    lanes = np.arange(32)
+    every = (x > 0).astype(np.int64) @ (1 << lanes.astype(np.int64))
+    rows = [
+        x[lanes ^ 5], np.where(lanes >= 3, x[lanes - 3], x), np.where(lanes < 29, x[(lanes + 3) % 32], x),
+        np.full(32, x[7]), np.full(32, x[0]), np.full(32, (x > 7).any()), np.full(32, (x > -9).all()),
+        np.full(32, every), np.ones(32),
+    ]  # fmt: skip
+    body = """
+const int v = x[t];
+out[t] = mlc_shuffle_xor(v, 5);
+out[32 + t] = mlc_shuffle_up(v, 3);
+out[64 + t] = mlc_shuffle_down(v, 3);
+out[96 + t] = mlc_shuffle(v, 7);
+out[128 + t] = mlc_warp_uniform(v);
+out[160 + t] = mlc_vote_any(v > 7);
+out[192 + t] = mlc_vote_all(v > -9);
+out[224 + t] = mlc_ballot(v > 0);
+const bool chosen = mlc_elect();
+out[256 + t] = __popc(mlc_ballot(chosen));
+"""
+    wanted = np.stack(rows).astype(np.int64)
+    yield "warp", "", _trial("warp", body, ("vote",), (("x", i32, x),), (("out", i64, wanted),))
+
+
+def _hinted(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    for size in (1, 2, 4, 8, 16):
+        x = rng.integers(-128, 128, (64, size)).astype(np.int8)
+        for hint in ("once", "keep"):
+            name = f"load_{hint}_{size}"
+            body = f"""
+__align__({size}) signed char mine[{size}];
+mlc_load_{hint}<{size}>(mine, x + t * {size});
+mlc_store_once<{size}>(out + t * {size}, mine);
+"""
+            yield name, "", _trial(name, body, ("streaming",), (("x", i8, x),), (("out", i8, x),), threads=64)
+
+
+def _barriers(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    x = _small(rng, f32, (4, 64))
+    # Two warps fill, two others use, twice over one buffer: barrier 1 says that it is full, barrier 2 that it is empty.
+    body = """
+MLC_SHARED(float, s, 64, 16);
+for (long i = 0; i < 4; i++) {
+    if (t < 64) {
+        if (i > 0) mlc_named_barrier(2, 128);
+        s[t] = x[i * 64 + t];
+        mlc_named_barrier_arrive(1, 128);
+    } else {
+        mlc_named_barrier(1, 128);
+        out[i * 64 + t - 64] = s[127 - t];
+        if (i < 3) mlc_named_barrier_arrive(2, 128);
+    }
+}
+"""
+    wanted = x[:, ::-1].copy()
+    yield "named_barrier", "", _trial("named_barrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),),
+                                      threads=128)  # fmt: skip
+    body = """
+MLC_SHARED(float, s, 64, 16);
+MLC_SHARED(unsigned long, full, 1, 8);
+MLC_SHARED(unsigned long, empty, 1, 8);
+if (t == 0) {
+    mlc_mbarrier_init(full, 64);
+    mlc_mbarrier_init(empty, 64);
+    mlc_mbarrier_fence_init();
+}
+mlc_block_barrier();
+for (long i = 0; i < 4; i++) {
+    if (t < 64) {
+        mlc_mbarrier_wait(empty, i % 2 ^ 1);
+        s[t] = x[i * 64 + t];
+        mlc_mbarrier_arrive(full);
+    } else {
+        mlc_mbarrier_wait(full, i % 2);
+        out[i * 64 + t - 64] = s[127 - t];
+        mlc_mbarrier_arrive(empty);
+    }
+}
+"""
+    yield "mbarrier", "mbarrier", _trial("mbarrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),),
+                                         threads=128)  # fmt: skip
+
+
+def _clusters(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    x = _small(rng, f32, (4, 32))
+    body = """
+MLC_SHARED(float, s, 32, 16);
+MLC_SHARED(unsigned long, full, 1, 8);
+const long rank = mlc_cluster_rank(), next = (rank + 1) % mlc_cluster_size();
+if (t == 0) {
+    mlc_mbarrier_init(full, 1);
+    mlc_mbarrier_fence_init();
+}
+mlc_cluster_barrier();
+if (t == 0) mlc_mbarrier_expect(full, 128);
+mlc_cluster_store_async(s + t, x[blockIdx.x * 32 + t], full, next);
+mlc_mbarrier_wait_cluster(full, 0);
+out[blockIdx.x * 32 + t] = s[t];
+mlc_cluster_barrier();
+"""
+    wanted = np.roll(x, 1, 0)
+    yield "store_async", "cluster", _trial("store_async", body, ("cluster", "mbarrier"), (("x", f32, x),),
+                                           (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
+    body = """
+MLC_SHARED(float, s, 32, 16);
+MLC_SHARED(unsigned long, full, 1, 8);
+const long next = (mlc_cluster_rank() + 1) % mlc_cluster_size();
+if (t == 0) {
+    mlc_mbarrier_init(full, 32);
+    mlc_mbarrier_fence_init();
+}
+mlc_cluster_barrier();
+mlc_cluster_store(s + t, x[blockIdx.x * 32 + t], next);
+mlc_mbarrier_arrive_cluster(full, next);
+mlc_mbarrier_wait_cluster(full, 0);
+out[blockIdx.x * 32 + t] = s[t];
+mlc_cluster_barrier();
+"""
+    yield "arrive_cluster", "cluster", _trial("arrive_cluster", body, ("cluster", "mbarrier"), (("x", f32, x),),
+                                              (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
+
+
+def _bulk(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    x = rng.integers(-128, 128, (512,)).astype(np.int8)
+    arrived = """
+MLC_DYNAMIC_SHARED(s);
+MLC_SHARED(unsigned long, full, 1, 8);
+if (t == 0) {
+    mlc_mbarrier_init(full, 1);
+    mlc_mbarrier_fence_init();
+}
+"""
+    body = f"""{arrived}
+mlc_block_barrier();
+if (t == 0) {{
+    mlc_mbarrier_expect(full, 512);
+    mlc_bulk_load(s, x, 512, full);
+}}
+mlc_mbarrier_wait(full, 0);
+for (long e = t; e < 512; e += 32) s[e] += 1;
+mlc_fence_async();
+mlc_block_barrier();
+if (t == 0) {{
+    mlc_bulk_store(out, s, 512);
+    mlc_bulk_commit();
+    mlc_bulk_wait_read<0>();
+    mlc_bulk_wait<0>();
+}}
+"""
+    yield "bulk", "tma", _trial("bulk", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1024)
+    # Block 0 loads for both; each takes the sum of what it got and its rank.
+    y = _small(rng, f32, (8, 32))
+    body = f"""{arrived}
+mlc_cluster_barrier();
+if (t == 0) mlc_mbarrier_expect(full, 1024);
+if (t == 0 && mlc_cluster_rank() == 0) {{
+    mlc_tma_prefetch(m0);
+    mlc_tma_load_multicast(s, m0, full, 3, 0l, 0l);
+}}
+mlc_mbarrier_wait_cluster(full, 0);
+for (long e = t; e < 256; e += 32) out[blockIdx.x * 256 + e] = ((float*)s)[e] + mlc_cluster_rank();
+mlc_cluster_barrier();
+"""
+    wanted = np.stack((y, y + 1))
+    tensor = Map(0, "f32", (32, 8), (4, 128), (32, 8))
+    yield "tma_multicast", "tma", _trial(
+        "tma_multicast", body, ("tma", "cluster"), (("x", f32, y),), (("out", f32, wanted),), blocks=2,
+        cluster=(2, 1, 1), maps=(tensor,), shared=1024,
+    )  # fmt: skip
+    for dtype in (f32, i32, f16, bf16):
+        c = TYPES[dtype.name]
+        size = dtype.bytes
+        z, start = _small(rng, dtype, (4, 16)), _small(rng, dtype, (4, 16))
+        body = f"""
+MLC_DYNAMIC_SHARED(s);
+for (long e = t; e < 64; e += 32) out[e] = start[e];
+for (long e = t; e < 64; e += 32) (({c}*)s)[e] = x[e];
+mlc_fence_async_all();
+mlc_block_barrier();
+if (t == 0) {{
+    mlc_tma_add<{c}>(m0, s, 0l, 1l);
+    mlc_bulk_commit();
+    mlc_bulk_wait<0>();
+}}
+"""
+        wanted = start.copy()
+        wanted[1:] = start[1:] + z[:-1]
+        tensor = Map(2, dtype.name, (16, 4), (size, 16 * size), (16, 4))
+        yield f"tma_add_{dtype}", "tma", _trial(
+            f"tma_add_{dtype}", body, ("tma",), (("x", dtype, z), ("start", dtype, start)), (("out", dtype, wanted),),
+            maps=(tensor,), shared=1024,
+        )  # fmt: skip
+
+
+def _launches(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    x = _small(rng, f32, (256,))
+    body = "mlc_wait_dependencies();\nout[t] = x[t];\nmlc_launch_dependents();"
+    yield "dependent_launch", "pdl", _trial("dependent_launch", body, ("launch",), (("x", f32, x[:32]),),
+                                            (("out", f32, x[:32]),))  # fmt: skip
+    body = """
+if (mlc_warp_uniform(t / 128) == 0) {
+    mlc_registers_decrease<40>();
+    out[t] = x[t];
+} else {
+    mlc_registers_increase<232>();
+    out[t] = x[t] + 1.0f;
+}
+"""
+    wanted = x + np.repeat(np.array([0, 1], np.float32), 128)
+    yield "registers", "setmaxnreg", _trial("registers", body, ("registers", "vote"), (("x", f32, x),),
+                                            (("out", f32, wanted),), threads=256)  # fmt: skip

@@ -1,0 +1,199 @@
+"""Trials of what moves data: matrices between shared memory and registers, and asynchronous copies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from compiler.instructions.tensor import TILE_ALIGNMENT, each, identifier, kernel
+from compiler.instructions.trial import TYPES, Trial, poison, stored
+from compiler.interpret import tile as interpreter
+from compiler.interpret.scalar import Array, round_bf16, storage
+from compiler.ir import dtype as dt
+from compiler.ir import tile_text
+from compiler.ir.dtype import DType, bf16, i8, i16
+from compiler.runtime.launches import Launch, Map
+from compiler.targets.layout import registers, swizzle_mask
+from compiler.targets.target import Fragments, Transfer
+
+
+def fragments(row: Fragments, seed: int) -> list[Trial]:
+    """All elements of the matrices to their places in a tile, or from there."""
+    rng = np.random.default_rng(seed)
+    (rows, columns), count = row.layout.shape, registers(row.layout)
+    values = rng.integers(-(2**15), 2**15, (rows, columns)).astype(np.int16)
+    whole, mine = f"for (long e = t; e < {rows * columns}; e += 32) ", f"s + t % {rows} * {columns}"
+    call = f"{row.function}<{count // 2}>"
+    if row.target == "registers":
+        body = [f"{whole}s[e] = x[e];", "mlc_block_barrier();", f"short held[{count}];", f"{call}(held, {mine});",
+                *each(row.layout, "out[at] = held[r]")]  # fmt: skip
+    else:
+        body = [f"short held[{count}];", *each(row.layout, "held[r] = x[at]"), f"{call}({mine}, held);",
+                "mlc_block_barrier();", f"{whole}out[e] = s[e];"]  # fmt: skip
+    name = identifier(row.name)
+    text = kernel(name, 32, _params("short", "short"), [f"MLC_SHARED(short, s, {rows * columns}, 16);", *body])
+    launch = Launch(name, (1, 1, 1), (32, 1, 1), (0, 1))
+    return [Trial(text, ("matrix",), launch, (("x", values),), (("out", i16, values),))]
+
+
+def transfers(row: Transfer, seed: int) -> list[Trial]:
+    """Copies that hang over the edges of tensors of random sizes."""
+    rng = np.random.default_rng(seed)
+    match row.name, row.source:
+        case "cp.async", _:
+            return [_cp_async(row, piece, rng) for piece in row.pieces]
+        case "tma", _:
+            types = ("f32", "bf16", "i8", "f16", "i32")
+            by_rank = [_tma(row, rank, 0, types[rank - 1], rng) for rank in range(1, row.rank + 1)]
+            return by_rank + [_tma(row, 2, s, t, rng) for s in row.swizzles if s for t in ("bf16", "f32")]
+        case "dsmem", _:
+            return [_dsmem(row, rng)]
+    raise ValueError(f"no trial of {row.name}")
+
+
+def copied(
+    how: str, tensors: Sequence[tuple[str, DType, tuple[int, ...]]], copy: str, arrays: Sequence[Array]
+) -> Array:
+    """What one copy of Tile IR makes of its target, the second tensor, which holds something before."""
+    words = [f"{name}: {t}[{', '.join(map(str, shape))}]" for name, t, shape in tensors]
+    text = (
+        f'def f({words[0]}, *, {words[1]}):\n    with kernel("f", [x, y], writes=[y]):\n        copy({copy}, "{how}")\n'
+    )
+    program = tile_text.parse(text)
+    (made,) = interpreter.run(program.replace(inputs=(*program.inputs, *program.outputs)), arrays)
+    return made
+
+
+def slices(starts: Sequence[int], lengths: Sequence[int]) -> str:
+    """
+    >>> slices((0, -3), (8, 16))
+    '[0: +8, -3: +16]'
+    """
+    return "[" + ", ".join(f"{start}: +{n}" for start, n in zip(starts, lengths, strict=True)) + "]"
+
+
+def random_values(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...]) -> Array:
+    if dtype.is_integer:
+        return rng.integers(-100, 100, shape).astype(storage(dtype))
+    values = rng.standard_normal(shape).astype(storage(dtype))
+    return round_bf16(values) if dtype is bf16 else values
+
+
+def _params(source: str, target: str) -> tuple[str, str]:
+    return f"const {source}* __restrict__ x", f"{target}* __restrict__ out"
+
+
+def _cp_async(row: Transfer, piece: int, rng: np.random.Generator) -> Trial:
+    """32 threads copy a piece each; the source ends within one of them."""
+    room, length = 32 * piece, 32 * piece - int(rng.integers(1, 4 * piece))
+    values = random_values(rng, i8, (length,))
+    arrays = [values, np.zeros(room, np.int8)]
+    wanted = copied(row.name, (("x", i8, (length,)), ("y", i8, (room,))), f"y[0: +{room}], x[0: +{room}]", arrays)
+    hint = ", 128" if piece == 16 else ""
+    body = [
+        f"MLC_SHARED(signed char, s, {room}, 16);",
+        f"const long left = {length} - t * {piece};",
+        f"if (left >= {piece})",
+        f"    {row.function}<{piece}{hint}>(s + t * {piece}, x + t * {piece});",
+        "else",
+        f"    {row.function}_zero<{piece}{hint}>(",
+        f"        s + t * {piece}, x + (left > 0 ? t * {piece} : 0), left > 0 ? left : 0);",
+        f"{row.function}_commit();",
+        f"{row.function}_wait<0>();",
+        "mlc_block_barrier();",
+        f"for (long e = t; e < {room}; e += 32) out[e] = s[e];",
+    ]
+    name = f"cp_async_{piece}"
+    text = kernel(name, 32, _params("signed char", "signed char"), body)
+    launch = Launch(name, (1, 1, 1), (32, 1, 1), (0, 1))
+    return Trial(text, ("async",), launch, (("x", values),), (("out", i8, wanted),))
+
+
+def _tma(row: Transfer, rank: int, swizzle: int, element: str, rng: np.random.Generator) -> Trial:
+    """A box that hangs over the tensor on one side of every axis; shapes here are outermost first, as in Tile IR."""
+    load, dtype = row.target == "shared", dt.DTYPES[element]
+    inner = (swizzle or 16 * int(rng.integers(1, 5))) // dtype.bytes
+    box = (*(int(n) for n in rng.integers(2, 6, rank - 1)), inner)
+    whole = 16 // dtype.bytes
+    dims = (*(int(n) for n in rng.integers(3, 9, rank - 1)), whole * int(rng.integers(1, 5)))
+    # Before the beginning of an axis, or such that it may end beyond it.
+    starts = tuple(
+        int(rng.integers(1 - b, 0) if rng.random() < 0.5 else rng.integers(d)) for b, d in zip(box, dims, strict=True)
+    )
+    here, there = slices((0,) * rank, box), slices(starts, box)
+    name = f"tma_{'load' if load else 'store'}_{rank}d_{element}_{swizzle}"
+    coordinates = ", ".join(f"{c}l" for c in reversed(starts))
+    size, elements = math.prod(box) * dtype.bytes, math.prod(box)
+    mask = swizzle_mask(swizzle)
+    swizzled = [
+        f"for (long e = t; e < {elements}; e += 32) {{",
+        f"    const long at = e * {dtype.bytes};",
+        f"    {TYPES[element]}* const p = ({TYPES[element]}*)(s + (at ^ (at >> 3 & {mask})));",
+        "    out[e] = *p;" if load else "    *p = x[e];",
+        "}",
+    ]
+    steps = tuple(dtype.bytes * math.prod(dims[i + 1 :]) for i in range(rank))
+    tensor = Map(0 if load else 1, element, dims[::-1], steps[::-1], box[::-1], swizzle)
+    if load:
+        values = random_values(rng, dtype, dims)
+        target = np.zeros(box, storage(dtype))
+        wanted = copied(row.name, (("x", dtype, dims), ("y", dtype, box)), f"y{here}, x{there}", [values, target])
+        body = [
+            "MLC_SHARED(unsigned long, full, 1, 8);",
+            "if (t == 0) {",
+            "    mlc_mbarrier_init(full, 1);",
+            "    mlc_mbarrier_fence_init();",
+            "}",
+            "mlc_block_barrier();",
+            "if (t == 0) {",
+            f"    mlc_mbarrier_expect(full, {size});",
+            f"    {row.function}(s, map, full, {coordinates});",
+            "}",
+            "mlc_mbarrier_wait(full, 0);",
+            *swizzled,
+        ]
+        params: tuple[str, ...] = ("MLC_TENSOR_MAP(map)", f"{TYPES[element]}* __restrict__ out")
+        arguments: tuple[int | Map, ...] = (tensor, 1)
+    else:
+        values = random_values(rng, dtype, box)
+        target = poison(dims, dtype)
+        wanted = copied(row.name, (("x", dtype, box), ("y", dtype, dims)), f"y{there}, x{here}", [values, target])
+        body = [
+            *swizzled,
+            "mlc_fence_async();",
+            "mlc_block_barrier();",
+            "if (t == 0) {",
+            f"    {row.function}(map, s, {coordinates});",
+            "    mlc_bulk_commit();",
+            "    mlc_bulk_wait<0>();",
+            "}",
+        ]
+        params = (f"const {TYPES[element]}* __restrict__ x", "MLC_TENSOR_MAP(map)")
+        arguments = (0, tensor)
+    text = kernel(name, 32, params, ["MLC_DYNAMIC_SHARED(s);", *body])
+    shared = -(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT
+    launch = Launch(name, (1, 1, 1), (32, 1, 1), arguments, shared=shared)
+    return Trial(text, ("tma",), launch, (("x", stored(values, dtype)),), (("out", dtype, wanted),))
+
+
+def _dsmem(row: Transfer, rng: np.random.Generator) -> Trial:
+    """Each of two blocks reads the tile of the other."""
+    values = random_values(rng, dt.f32, (2, 64))
+    tensors = (("x", dt.f32, (2, 64)), ("y", dt.f32, (2, 64)))
+    wanted = values
+    for block in range(2):
+        target = np.zeros((2, 64), np.float32) if block == 0 else wanted
+        copy = f"y{slices((block, 0), (1, 64))}, x{slices((1 - block, 0), (1, 64))}"
+        wanted = copied("plain", tensors, copy, [values, target])
+    body = [
+        "MLC_SHARED(float, s, 64, 16);",
+        "s[t] = x[blockIdx.x * 64 + t];",
+        "mlc_cluster_barrier();",
+        f"out[blockIdx.x * 64 + t] = {row.function}(s + t, mlc_cluster_rank() ^ 1);",
+        "mlc_cluster_barrier();",
+    ]
+    text = kernel("dsmem", 64, _params("float", "float"), body)
+    launch = Launch("dsmem", (2, 1, 1), (64, 1, 1), (0, 1), cluster=(2, 1, 1))
+    return Trial(text, ("cluster",), launch, (("x", values),), (("out", dt.f32, wanted),))

@@ -1,0 +1,88 @@
+"""A kernel with its inputs and what it must give: run on the CPU or on a GPU, and compared element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from compiler.interpret.scalar import Array, storage
+from compiler.ir.dtype import DType, bf16
+from compiler.runtime.launches import Buffer, Launch, LaunchPlan
+
+HEADERS = Path(__file__).resolve().parents[1] / "render" / "cuda"
+TYPES = {
+    "bf16": "mlc_bf16", "f16": "mlc_f16", "f32": "float", "f64": "double", "i8": "signed char", "i32": "int",
+    "i64": "long", "u8": "unsigned char", "i16": "short",
+}  # fmt: skip
+
+
+class Different(AssertionError):
+    """A kernel computed something else than its row says."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`inputs` and `wanted` by name, as memory holds them (see `stored`); the outputs come last among the arguments.
+
+    The kernel is launched once, its arguments numbered in this order unless `launch` has others. Outputs start as
+    poison. Differences up to `tolerance`, an array like the one output or 0, are allowed.
+    """
+
+    text: str
+    includes: tuple[str, ...]
+    launch: Launch
+    inputs: tuple[tuple[str, Array], ...]
+    wanted: tuple[tuple[str, DType, Array], ...]
+    tolerance: Array = field(default_factory=lambda: np.zeros(()))
+
+
+def stored(values: Array, dtype: DType) -> Array:
+    """Values as the interpreters hold them, as bytes in memory; those of bf16 are exact in it."""
+    if dtype is bf16:
+        return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    return np.ascontiguousarray(values)
+
+
+def read(memory: Array, dtype: DType) -> Array:
+    """The reverse of `stored`."""
+    return (memory.astype(np.uint32) << 16).view(np.float32) if dtype is bf16 else memory
+
+
+def source(trials: Sequence[Trial]) -> str:
+    """One text with the kernels of all."""
+    includes = dict.fromkeys(f'#include "mlc/{name}.cuh"' for t in trials for name in ("prelude", *t.includes))
+    return "\n".join([*includes, "", *(t.text for t in trials)])
+
+
+def plan(trial: Trial) -> LaunchPlan:
+    inputs = tuple(Buffer(name, array.nbytes) for name, array in trial.inputs)
+    outputs = tuple(Buffer(name, stored(array, dtype).nbytes) for name, dtype, array in trial.wanted)
+    return LaunchPlan(inputs, outputs, (trial.launch,))
+
+
+def poisoned(trial: Trial) -> tuple[Array, ...]:
+    """Outputs before the kernel runs, as memory holds them."""
+    return tuple(stored(poison(array.shape, dtype), dtype) for _, dtype, array in trial.wanted)
+
+
+def poison(shape: tuple[int, ...], dtype: DType) -> Array:
+    """Values of which every byte is 0xa5, as the interpreters hold them."""
+    raw = np.full((*shape, dtype.bytes), 0xA5, np.uint8)
+    return read(raw.view(np.uint16 if dtype is bf16 else storage(dtype)).reshape(shape), dtype)
+
+
+def judge(trial: Trial, outputs: Sequence[Array]) -> None:
+    """Raise Different, naming the first element, unless the outputs are those wanted."""
+    for (name, dtype, wanted), memory in zip(trial.wanted, outputs, strict=True):
+        made = read(memory, dtype)
+        away = np.abs(made.astype(np.float64) - wanted.astype(np.float64))
+        wrong = ~((made == wanted) | (np.isnan(made) & np.isnan(wanted)) | (away <= trial.tolerance))
+        if wrong.any():
+            at = tuple(int(i) for i in np.argwhere(wrong)[0])
+            raise Different(
+                f"{trial.launch.kernel}: {int(wrong.sum())} of {wrong.size} elements of {name} are wrong; the first, "
+                f"{list(at)}, is {made[at]!r} and should be {wanted[at]!r}\n{trial.text}"
+            )
