@@ -6,7 +6,7 @@ where it reduces, and a scalar loop over what is left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -30,7 +30,7 @@ from compiler.ir.expr import (
     select,
     static,
 )
-from compiler.ir.index import Range, extent_range, linear, simplify, value_range
+from compiler.ir.index import Linear, Range, extent_range, from_linear, linear, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
@@ -417,12 +417,27 @@ class _Lowering:
 
 def _rest(size: Expr, by: int) -> int:
     """What `size` leaves when divided by `by`, where it leaves anything: -1 for what is not known."""
-    parts = size.args if isinstance(size, Op) and size.name == "min" else (size,)
-    forms = [linear(e) for e in parts]
+    forms = list(_forms(size))
     if any(c % by for terms, _ in forms for c in terms.values()):
         return -1
     rests = {n % by for _, n in forms} - {0}
     return rests.pop() if len(rests) == 1 else -1 if rests else 0
+
+
+def _forms(size: Expr) -> Iterator[Linear]:
+    """The sums that `size` may be, where it is one of several: `min(a, b)`, and sums that hold such."""
+    if isinstance(size, Op) and size.name == "min":
+        for part in size.args:
+            yield from _forms(part)
+        return
+    terms, rest = linear(size)
+    least = next((t for t, c in terms.items() if c == 1 and isinstance(t, Op) and t.name == "min"), None)
+    if least is None:
+        yield terms, rest
+        return
+    others = from_linear(({t: c for t, c in terms.items() if t is not least}, rest))
+    for part in least.args:
+        yield from _forms(part + others)
 
 
 def _accumulated(f: tile.For, scope: _Scope) -> dict[str, str]:

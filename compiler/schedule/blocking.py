@@ -13,12 +13,14 @@ from compiler.targets.target import Instruction, Target
 
 LATENCY = 4.0
 NEAR, FAR = 0.5, 2.0  # cycles to load one vector from the first level, and from the second at half its peak
+LOAD = 0.3  # what any load costs beside the multiply-adds, as measured with 4 to 14 rows and 2 to 4 vectors (AVX-512)
 ADD_LANES = 4.0  # cycles to add up the lanes of an accumulator and to store the sum
 COPY, TRANSPOSE, COMPUTE = 0.1, 0.35, 2.0  # cycles to pack an element: of a row, against the grain, by any other means
 STREAM_DEPTH = (
     8  # rows of a matrix read once that are read side by side: each is a stream of its own for the prefetcher
 )
 DEEPEST = 128  # rows of a block of B that is read where it lies: each may be on a page of its own
+BLOCK_COLUMNS = 256  # columns of a block of B that many rows come by: enough that A is read slowly
 NARROWEST = 512  # columns of a block, where there are so many: long rows of B are read faster
 PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
 SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
@@ -57,7 +59,11 @@ class Product:
 
 @dataclass(frozen=True)
 class Blocking:
-    """The instruction, the block of each part, what is packed, how many cores it is worth, and the cycles it takes."""
+    """The instruction, the block of each part, what is packed, how many cores it is worth, and the cycles it takes.
+
+    In `strips`, blocks of columns lie around blocks of rows, and within these as many rows as the instruction has go
+    along all columns before the next rows do.
+    """
 
     row: Instruction
     m: int
@@ -67,6 +73,7 @@ class Blocking:
     pack_b: bool
     cores: int
     cycles: float
+    strips: bool = False
 
     @property
     def flat(self) -> bool:
@@ -94,13 +101,45 @@ def _step(p: Product, target: Target, row: Instruction) -> float:
     def tile(m: int, n: int) -> float:
         vectors = n if flat else _over(n, target.lanes(p.bytes))
         loads = m * FAR + vectors * NEAR if flat else m * NEAR + vectors * FAR
-        return max(m * vectors / 2, loads, LATENCY) if m and n else 0.0
+        return max(m * vectors / 2, loads, LATENCY) + (m + vectors) * LOAD if m and n else 0.0
 
     (down, low), (across, narrow) = divmod(p.m, row.m), divmod(p.n, row.n)
     return across * (down * tile(row.m, row.n) + tile(low, row.n)) + down * tile(row.m, narrow) + tile(low, narrow)
 
 
 def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
+    plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
+    if row.function == PANEL and plain and _over(p.m, row.m) > OFTEN:
+        return _strips(p, target, row)
+    return _tiles(p, target, row)
+
+
+def _strips(p: Product, target: Target, row: Instruction) -> Blocking:
+    """Many rows: a block of B takes half the second level, and A comes by it in strips of the instruction's rows.
+
+    A strip stays in the first level while it meets all columns of the block, which stream from the second; so does what
+    it adds up to. Only where the block cannot be deep enough for all of k does the sum of many rows wait beside it.
+    Unless its block is the whole of it, B is packed in panels as wide as the instruction: where it lies, each of its
+    rows may be on a page of its own.
+    """
+    size, l1, l2 = p.bytes, target.l1, target.l2
+    k = _cut(p.k, max(l2 // 2 // (BLOCK_COLUMNS * size), target.lanes(size)), target.lanes(size))
+    n = _cut(p.n, min(l2 // 2 // (k * size), l1 // 2 // (row.m * size)), row.n)
+    cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
+    if p.batch * _over(p.n, n) < cores:
+        n = _cut(p.n, _over(p.n * p.batch, cores), row.n)
+    m = min(row.m, p.m)
+    if k < p.k:
+        m = _cut(p.m, l2 // 4 // (n * size), row.m)
+    if p.batch * _over(p.n, n) < cores:
+        m = _cut(p.m, min(l2 // 4 // (n * size), _over(p.m, cores)), row.m)
+    pack_b = p.b.along != "n" or k < p.k or p.b.step != n * size or p.b.step % PAGE == 0
+    times = _over(p.m, m) if k < p.k or m > row.m else 1
+    cycles = p.k * _step(p, target, row) + (p.k * p.n * times * _packing(p.b, "n") if pack_b else 0)
+    return Blocking(row, m, n, k, False, pack_b, cores, cycles, strips=True)
+
+
+def _tiles(p: Product, target: Target, row: Instruction) -> Blocking:
     """Block sizes: a panel of B (KC x NR) takes half the first level; what is packed of B, a block of the result
     (MC x NC), and of A where vectors lie along k (MC x KC), a quarter of the second each, or half where B is packed.
 

@@ -233,25 +233,45 @@ class _Plan:
         for loops in (self.m_loops, self.n_loops, self.k_loops):
             self.collapse([f.var for f in loops])
         for x, block in ((self.m, chosen.m), (self.n, chosen.n), (self.k, chosen.k)):
-            if block < x.size:
-                self.steps.append(Split(x.name, block))
-                x.outer, x.name = x.name + "0", x.name + "1"
-        outside = [f.var for f in self.around] + [x.outer for x in axes if x.outer]
-        if self.m.name and self.n.outer:
-            self.steps.append(Reorder((*(x.outer for x in axes if x.outer), *(x.name for x in axes))))
+            self.split(x, block)
+        outer = [x for x in ((self.n, self.m) if chosen.strips else axes) if x.outer]
+        outside = [f.var for f in self.around] + [x.outer for x in outer]
+        if self.m.name and (self.n.outer or len(outer) > 1):
+            self.steps.append(Reorder((*(x.outer for x in outer), *(x.name for x in axes))))
         self.spread(outside, chosen)
         self.steps.append(Distribute(c.accumulator, tuple(x.name for x in axes)))
+        ends = f"{self.n.name}_first", f"{self.n.name}_last"
         inner = [x.name for x in (*axes, self.k)]
-        if self.k.outer:
-            self.steps.append(Reorder((self.k.outer, *inner)))
-        self.pack(chosen)
+        if chosen.strips:
+            strips = self.cut(self.m, chosen.row.m, chosen.m), self.cut(self.n, chosen.row.n, chosen.n)
+            inner = [x for x in (self.k.outer, *strips, self.m.name, self.n.name, self.k.name) if x]
+            self.steps.append(Reorder(tuple(inner)))
+            self.pack(chosen, panels=strips[1])
+            inner = inner[-3:]
+        else:
+            if self.k.outer:
+                self.steps.append(Reorder((self.k.outer, *inner)))
+            self.pack(chosen)
         self.steps.append(Tensorize(tuple(inner), chosen.row.name))
         width = self.target.lanes(self.bytes)
         after = self.target.lanes(access.widest(c.after))
-        for name, lanes in ((f"{self.n.name}_first", width), (f"{self.n.name}_last", after)):
+        for name, lanes in zip(ends, (width, after), strict=True):
             if lanes > 1:
                 self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1))))
         return Schedule(tuple(self.steps))
+
+    def split(self, x: _Axis, block: int) -> None:
+        if block < x.size:
+            self.steps.append(Split(x.name, block))
+            x.outer, x.name = x.name + "0", x.name + "1"
+
+    def cut(self, x: _Axis, by: int, block: int) -> str:
+        """The loop over pieces of `by` of a block, or nothing where it is one piece."""
+        if block <= by:
+            return ""
+        self.steps.append(Split(x.name, by))
+        x.name += "1"
+        return x.name[:-1] + "0"
 
     def collapse(self, loops: list[str]) -> str:
         name = loops[0] if loops else ""
@@ -271,13 +291,14 @@ class _Plan:
         if count > 1:
             self.steps.append(Bind(self.collapse(outside[:taken]), "blocks"))
 
-    def pack(self, chosen: Blocking) -> None:
+    def pack(self, chosen: Blocking, panels: str = "") -> None:
+        """The operands that need it go into tiles, of which that of B may be panels, a loop over which is named."""
         parts = ((chosen.pack_a, self.a, self.m, "tile"), (chosen.pack_b, self.b, self.n, "panel"))
         for wanted, factor, part, word in parts:
             if wanted:
                 buffer = next(n.buffer for n in factor.walk() if isinstance(n, Load))
                 order = (part, self.k) if part is self.m or chosen.flat else (self.k, part)
-                loops = tuple(x.name for x in order if x.name)
+                loops = tuple(x for x in (panels if part is self.n else "", *(x.name for x in order)) if x)
                 self.steps.append(Pack(buffer, f"{buffer}_{word}", loops, self.target.lanes(self.bytes)))
 
 

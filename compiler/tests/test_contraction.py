@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import dataclass
 from typing import Any
@@ -118,6 +119,20 @@ SIZES = [(33, 17, 65), (1, 40, 24), (40, 1, 24), (1, 33, 300), (8, 48, 16), (7, 
 @pytest.mark.parametrize("left", ["mk", "km"])
 def test_sizes_and_layouts(size: tuple[int, int, int], left: str, right: str, target: str) -> None:
     assert instructions(check(Product(*size, left, right), target))
+
+
+@pytest.mark.parametrize("size", [(150, 70, 40), (130, 100, 9), (101, 200, 300)], ids=str)
+@pytest.mark.parametrize("right", ["kn", "nk"])
+@pytest.mark.parametrize("left", ["mk", "km"])
+def test_strips_of_many_rows(size: tuple[int, int, int], left: str, right: str) -> None:
+    p = Product(*size, left, right, batch=2 if size[2] == 9 else 0)
+    assert instructions(check(p, "tiny", native=shutil.which("g++") is not None and runs_here(WIDTH["tiny"])))
+
+
+def test_strips_leave_known_rests_to_the_instruction() -> None:
+    made = check(Product(101, 200, 40, epilogue="relu"), "tiny")
+    calls = re.findall(r'"mlc_fma_block", \[([^]]*)\], min.*min.*min', made.show("kernel"))
+    assert calls and not any("-1" in call for call in calls), made.show("kernel")
 
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
@@ -257,5 +272,6 @@ def test_blocks_follow_from_the_caches() -> None:
                 assert made.row.m <= m
                 near = 4 * (made.k * made.n if made.pack_b else 0), 4 * made.m * made.n
                 assert max(near) <= target.l2 or made.m == made.row.m or made.n == made.row.n, (made, target.name)
+                assert not made.strips or sum(near) <= target.l2 or made.n == made.row.n, (made, target.name)
     one = choose(Sizes(1, 2048, 2048, 1, rows, Operand(True, "n", 8192, False), "f32", 4), cpu.AVX512)
     assert one is not None and not one.pack_b and one.n == 2048

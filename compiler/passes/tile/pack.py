@@ -80,18 +80,36 @@ def _filled(
     long = {f.var: longest(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
     held = _padded(Tensor(step.tile, factor.dtype, shape, row_major(shape)))
-    if isinstance(factor, Load):
-        axes = moving(factor.index, long)
-        if axes is not None and set(axes[0]) == set(long):
-            order, source = axes
-            steps = dict(zip(long, held.strides, strict=True))
-            held = held.replace(shape=tuple(dim(long[v]) for v in order), strides=tuple(steps[v] for v in order))
-            whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
-            return held, tuple(map(Var, order)), (tile.Copy(whole, source.replace(buffer=factor.buffer), "plain"),)
+    copied = _copied(factor, held, loops, long, step.tile) if isinstance(factor, Load) else None
+    if copied is not None:
+        return copied
     own = tuple(Var(f.var) for f in loops)
     fill = again(loops, "_" + step.tile, (Store(held.name, own, factor),))
     renamed = {f.var + "_" + step.tile: ranges[f.var] for f in loops}
     return held, own, _shaped(fill, step.width, ranges | renamed, tensors)
+
+
+def _copied(
+    factor: Load, held: Tensor, loops: Loops, long: dict[str, int], name: str
+) -> tuple[Tensor, tuple[Expr, ...], Body] | None:
+    """Copies of blocks that fill the tile, in the order of the buffer's axes; None where the factor is not blocks.
+
+    Of three loops, the outermost counts panels: blocks of the buffer side by side, each copied on its own.
+    """
+    panels = loops[:-2] if len(loops) == 3 else ()
+    inside = {f.var: long[f.var] for f in loops[len(panels) :]}
+    axes = moving(factor.index, inside)
+    if axes is None or set(axes[0]) != set(inside):
+        return None
+    order, source = axes
+    outer = tuple(f.var for f in panels)
+    every = (*outer, *order)
+    steps = dict(zip(long, held.strides, strict=True))
+    held = held.replace(shape=tuple(dim(long[v]) for v in every), strides=tuple(steps[v] for v in every))
+    starts = (*map(Var, outer), *(dim(0) for _ in order))
+    whole = tile.Slice(held.name, starts, (*(0 for _ in outer), *(inside[v] for v in order)))
+    copy = tile.Copy(whole, source.replace(buffer=factor.buffer), "plain")
+    return held, tuple(map(Var, every)), again(panels, "_" + name, (copy,))
 
 
 def _shaped(body: Body, width: int, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
@@ -194,3 +212,4 @@ def _check_extents(step: Step, loops: Loops, outside: Sequence[tile.For]) -> Non
     for f in loops:
         if names(f.extent) - known:
             raise ScheduleError(step, f"the extent of {f.var} depends on a loop inside the place of the tile")
+        known.add(f.var)

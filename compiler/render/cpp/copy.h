@@ -40,9 +40,16 @@ static void mlc_copy_block(long m, long n, long m_there, long n_there, const T* 
   constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
   const long rows = m_there < m ? m_there : m, columns = n_there < n ? n_there : n;
   if (from_n == 1 && to_n == 1) {
+    constexpr long AHEAD = 16;
     for (long i = 0; i < rows; i++) {
-      __builtin_memcpy(to + i * to_m, from + i * from_m, columns * sizeof(T));
-      __builtin_memset(to + i * to_m + columns, 0, (n - columns) * sizeof(T));
+      const T* row = from + i * from_m;
+      long j = 0;
+      for (; j + W <= columns; j += W) {
+        __builtin_prefetch(row + AHEAD * from_m + j);
+        mlc_store(to + i * to_m + j, mlc_load<T, W>(row + j));
+      }
+      for (; j < columns; j++) to[i * to_m + j] = row[j];
+      for (; j < n; j++) to[i * to_m + j] = 0;
     }
     for (long i = rows; i < m; i++) __builtin_memset(to + i * to_m, 0, n * sizeof(T));
     return;
