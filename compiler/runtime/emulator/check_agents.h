@@ -5,19 +5,20 @@
 namespace mlc::emu {
 
 // Agents have the ids behind those of the threads. Copies into shared memory: one id for each mbarrier, shared if there
-// are many. wgmma: one for each warpgroup. Bulk stores: two for each thread that issues any, for their reads and writes.
-constexpr unsigned LOAD_AGENTS = 32, WARPGROUPS = 8, STORING_THREADS = 8;
+// are many. wgmma: one for each warp, which may run ahead of the others of its warpgroup. Bulk stores: two for each thread
+// that issues any, for their reads and writes.
+constexpr unsigned LOAD_AGENTS = 32, STORING_THREADS = 8;
 static unsigned agent_clock[LOAD_AGENTS], load_site[LOAD_AGENTS];
 static unsigned storing_threads;
 
 static unsigned padded_threads() { return (worker->threads + 31) / 32 * 32; }
 static unsigned first_agent() { return padded_threads() * worker->blocks; }
 static unsigned load_agent(unsigned slot) { return first_agent() + slot % LOAD_AGENTS; }
-static unsigned wgmma_agent(unsigned rank, unsigned warpgroup) {
-    return first_agent() + LOAD_AGENTS + rank * WARPGROUPS + warpgroup % WARPGROUPS;
+static unsigned wgmma_agent(const Fiber* f) {
+    return first_agent() + LOAD_AGENTS + f->block_of->rank * WARPS + f->linear / 32;
 }
 static unsigned store_agent(unsigned which) {
-    return first_agent() + LOAD_AGENTS + worker->blocks * WARPGROUPS + which % (STORING_THREADS * worker->blocks) * 2;
+    return first_agent() + LOAD_AGENTS + worker->blocks * WARPS + which % (STORING_THREADS * worker->blocks) * 2;
 }
 
 static void poison(const Piece& p) { memset(p.to, 0xff, p.bytes); }
@@ -81,7 +82,7 @@ void load_issued(Landing& l, unsigned site) {
     l.slot = load_agent(slot);
     l.clock = ++agent_clock[slot];
     load_site[slot] = site;
-    Actor a{l.slot, l.clock, f->check.view, true, (int)f->check.id};
+    Actor a{l.slot, l.clock, f->check.view, true, (int)f->check.id, 1};
     bool own = !l.own.empty();
     for (const Piece& p : l.pieces) {
         if (p.from && !own) access_as(a, p.from, p.bytes, READ, site);
@@ -104,8 +105,8 @@ void store_issued(Landing& l, unsigned site) {
     c.bulk_site = site;
     c.bulk_open = true;
     l.group = c.bulk_groups;
-    Actor reads{(unsigned)c.bulk_slot, c.bulk_groups + 1, c.view, true, (int)c.id};
-    Actor writes{(unsigned)c.bulk_slot + 1, c.bulk_groups + 1, c.view, true, (int)c.id};
+    Actor reads{(unsigned)c.bulk_slot, c.bulk_groups + 1, c.view, true, (int)c.id, 1};
+    Actor writes{(unsigned)c.bulk_slot + 1, c.bulk_groups + 1, c.view, true, (int)c.id, 1};
     for (const Piece& p : l.pieces) {
         if (p.from) access_as(reads, p.from, p.bytes, READ, site);
         access_as(writes, p.to, p.bytes, l.apply ? WRITE | ATOMIC : WRITE, site);
@@ -189,7 +190,7 @@ static void poison_shared(const Region& r) { memset(r.low, 0xff, (size_t)(r.high
 
 void begin_cluster() {
     cluster_epoch = ++epochs;
-    unsigned size = first_agent() + LOAD_AGENTS + worker->blocks * (WARPGROUPS + 2 * STORING_THREADS);
+    unsigned size = first_agent() + LOAD_AGENTS + worker->blocks * (WARPS + 2 * STORING_THREADS);
     forget_unions();
     reset_views((size + 7) / 8 * 8);
     memset(agent_clock, 0, sizeof agent_clock);
@@ -279,7 +280,7 @@ void wgmma_wait(unsigned pending) {
     unsigned done = c.wgmma_batch > pending ? c.wgmma_batch - pending : 0;
     if (done <= c.wgmma_done) return;
     c.wgmma_done = done;
-    set(c.view, with_clock(c.view, wgmma_agent(f->block_of->rank, f->linear / 128), done));
+    set(c.view, with_clock(c.view, wgmma_agent(f), done));
 }
 
 void wgmma_registers(const void* p, unsigned bytes) {
@@ -331,7 +332,7 @@ static View* known_to_all() {
 void wgmma_read(const void* p, unsigned bytes) {
     if (!collective.first) fail("wgmma_read outside of a collective");
     const Fiber* f = collective.first;
-    Actor a{wgmma_agent(f->block_of->rank, f->linear / 128), f->check.wgmma_batch + 1, known_to_all(), true, -1};
+    Actor a{wgmma_agent(f), f->check.wgmma_batch + 1, known_to_all(), true, -1, collective.count / 32};
     access_as(a, p, bytes, READ, collective.site);
 }
 

@@ -47,7 +47,8 @@ struct Actor {
     unsigned id, clock;
     const View* view;
     bool asynchronous;
-    int issuer;  // the id of the agent's thread; -1: of many
+    int issuer;          // the id of the agent's thread; -1: of many
+    unsigned count;      // of agents with ids from `id`, within one multiple of 32
 };
 
 static char *arena, *arena_end, *next_place;
@@ -140,20 +141,20 @@ static bool obsolete(const Reader& r, const Actor& a) {
 }
 
 static void note_read(Cell& c, const Actor& a, bool atomic, unsigned site) {
-    unsigned warp = a.id >> 5, bit = 1u << (a.id & 31), elsewhere = 0;
+    unsigned warp = a.id >> 5, bits = ((1u << a.count) - 1) << (a.id & 31), elsewhere = 0;
     size_t others = c.more ? c.more->size() : 0;
     auto at = [&](size_t i) -> Reader& { return i < 2 ? c.readers[i] : (*c.more)[i - 2]; };
     size_t free = ~(size_t)0;
     for (size_t i = 0; i < 2 + others; i++) {
         Reader& r = at(i);
         if (r.mask && r.warp == warp && r.clock == a.clock && r.cluster == worker->serial && r.atomic == atomic) {
-            r.mask |= bit;
+            r.mask |= bits;
             return;
         }
         if (r.mask && r.cluster != worker->serial) elsewhere++;
         if (free == ~(size_t)0 && (!r.mask || obsolete(r, a))) free = i;
     }
-    Reader r{worker->serial, a.clock, bit, site, (unsigned short)warp, atomic};
+    Reader r{worker->serial, a.clock, bits, site, (unsigned short)warp, atomic};
     if (free != ~(size_t)0) {
         at(free) = r;
         return;
@@ -317,7 +318,7 @@ static void access_as(const Actor& a, const void* address, unsigned bytes, unsig
     }
 }
 
-static inline Actor thread_actor(Fiber* f) { return {f->check.id, f->check.now, f->check.view, false, -1}; }
+static inline Actor thread_actor(Fiber* f) { return {f->check.id, f->check.now, f->check.view, false, -1, 1}; }
 
 static inline void access(const void* p, unsigned bytes, unsigned kind, unsigned site) {
     if (!armed) return;

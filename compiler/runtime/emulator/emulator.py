@@ -29,10 +29,15 @@ _COMMON = (
     "-std=c++17", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-shared", "-fPIC",
 )  # fmt: skip
 _RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc", "-lpthread")
-_KERNEL = (*_COMMON, "-x", "c++", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc")
-# The runtime stands in for the sanitizer's library, so its callbacks see the kernel's accesses and nothing else.
+# Texts read memory as vectors of another type, which nvcc takes as it is meant.
+_KERNEL = (
+    *_COMMON, "-fno-strict-aliasing", "-x", "c++", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc",
+)  # fmt: skip
+# The runtime stands in for the sanitizer's library, so its callbacks see the kernel's accesses and nothing else. A
+# vector's access stays one access, so that its alignment is looked at.
 _CHECKED = (
-    "-O1", "-g1", "-fno-omit-frame-pointer", "-DMLC_CHECK", "-fsanitize=thread", "--param", "tsan-instrument-func-entry-exit=0",
+    "-O1", "-g1", "-fno-tree-sra", "-fno-omit-frame-pointer", "-DMLC_CHECK", "-fsanitize=thread",
+    "--param", "tsan-instrument-func-entry-exit=0",
     "--param", "tsan-distinguish-volatile=1",
 )  # fmt: skip
 

@@ -127,6 +127,8 @@ static void run_cluster(Worker* w, uint64_t number) {
     w->serial = (unsigned)number + 1;
     w->random = (r->seed * 0x9e3779b97f4a7c15ull) ^ ((number + 1) * 0xbf58476d1ce4e5b9ull) ^ 1;
     w->ready = FiberList();
+    for (Landing* l : w->landings) delete l;  // of a launch that a finding has ended
+    w->landings.clear();
     w->barriers_used = 0;
     w->cluster_arrived = 0;
     w->cluster_phase = 0;
