@@ -106,12 +106,13 @@ class Tensorize(Step):
 
 
 class Pad(Step):
-    """The perfectly nested loops `loops`, which a split cut short, run in full: what lies outside counts as zero.
+    """The perfectly nested loops `loops` run to `lengths`: what lies beyond where they ended counts as zero.
 
-    Factors of a sum of products are guarded, and so is what is stored outside the kernel's own tiles.
+    Factors of a sum of products are guarded, and so is what is stored outside the kernel's own tiles, which grow.
     """
 
     loops: tuple[str, ...]
+    lengths: tuple[int, ...]
 
 
 class Cache(Step):
@@ -148,7 +149,7 @@ class Compensate(Step):
 
 
 class SplitK(Step):
-    """The sum into the scalar `accumulator` over `loop` is made in `parts`, by a loop `loop`0 around the whole nest.
+    """The sum into the scalar `accumulator` over `loop` is made in `parts`, by a loop `loop`_part around the nest.
 
     Partial sums go to the temporary `accumulator`_parts; a second nest, its loops called `i_sum`, adds them up.
     """

@@ -44,7 +44,8 @@ _WGMMA = {
     _Types("i8", "i8", "i32", 0, "wgmma", "IGMMA"): _INTEGER_N,
 }
 _BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "f64": 8}
-_PLAIN = (("mk", "kn"), ("mk", "nk"))
+# Fragments are loaded to match: ldmatrix transposes what is 16 bits wide.
+_PLAIN = (("mk", "kn"), ("mk", "nk"), ("km", "kn"), ("km", "nk"))
 
 _SWIZZLES = (0, 32, 64, 128)
 _CP_ASYNC = Transfer("cp.async", "cp.async", "global", "shared", (16, 8, 4), 0, 0, _SWIZZLES, True, "mlc_cp_async",

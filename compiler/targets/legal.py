@@ -85,8 +85,8 @@ def _copy_problems(s: tile.Copy, row: Transfer, source: Tensor, swizzle: int) ->
         yield f"{row.name} moves at most {row.longest} elements along an axis, not {max(lengths)}"
     if swizzle not in row.swizzles:
         yield f"{row.name} knows no swizzle of {swizzle} bytes, only {row.swizzles}"
-    elif swizzle and inner > swizzle:
-        yield f"rows of {inner} bytes do not fit a swizzle of {swizzle}"
+    elif swizzle and inner > swizzle and inner % swizzle:
+        yield f"rows of {inner} bytes are no whole panels of {swizzle}, by which they would be swizzled"
 
 
 def _even(t: Tensor, row: Transfer) -> Iterator[str]:

@@ -30,6 +30,17 @@ _LIMITS = {
     120: (99, 128, 1536, 24),
 }
 _REGISTERS = 65536
+# Multiply-adds that a multiprocessor does in a clock, for each capability and those after it: the first word says by
+# which unit ("fma" is the ordinary one), the second the type. From NVIDIA's white papers on GA100, GA102, AD102, GH100
+# and GB202; what mma.sync reaches of the tensor cores that wgmma fills is 60 to 65 % on an H100 (Luo et al. 2024,
+# arXiv:2402.13499).
+_RATES = {
+    80: {"mma.bf16": 1024, "mma.f16": 1024, "mma.tf32": 512, "mma.f64": 64, "fma.f32": 64, "fma.f64": 32},
+    86: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f64": 2, "fma.f32": 128, "fma.f64": 2},
+    90: {"wgmma.bf16": 2048, "wgmma.f16": 2048, "wgmma.tf32": 1024, "mma.bf16": 1280, "mma.f16": 1280, "mma.tf32": 640,
+         "mma.f64": 128, "fma.f32": 128, "fma.f64": 64},
+    120: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f64": 2, "fma.f32": 128, "fma.f64": 2},
+}  # fmt: skip
 
 
 def features(number: int, specific: bool) -> tuple[str, ...]:
@@ -43,11 +54,12 @@ def target(name: str, *, cores: int, l2: int) -> Target:
     number, specific = int(name.removeprefix("sm_").removesuffix("a")), name.endswith("a")
     has = features(number, specific)
     shared, l1, threads, blocks = next(v for since, v in reversed(_LIMITS.items()) if since <= number)
+    rates = tuple(next(v for since, v in reversed(_RATES.items()) if since <= number).items())
     rows = tuple(r for r in instructions.TENSOR if r.needs in has)
     transfers = tuple(t for t in instructions.TRANSFERS if t.needs in has)
     fragments = tuple(f for f in instructions.FRAGMENTS if f.needs in has)
     return Target(name, "cuda", has, 0, cores, l1 * KiB, l2, 0, rows, transfers, WARP, shared * KiB, fragments,
-                  threads, blocks, _REGISTERS)  # fmt: skip
+                  threads, blocks, _REGISTERS, rates)  # fmt: skip
 
 
 SM_80 = target("sm_80", cores=108, l2=40 * MiB)  # A100

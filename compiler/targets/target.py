@@ -96,7 +96,7 @@ class Target(Node):
 
     `vector` is the width of a vector register, 0 where `warp` threads in step take its place; `l1` is for each core,
     `shared` what a block of threads may have of it. A core of a GPU (a multiprocessor) holds at most so many `threads`,
-    `blocks` and 32-bit `registers` at once.
+    `blocks` and 32-bit `registers` at once, and does in a clock, of the multiply-adds of each kind in `rates`, so many.
     """
 
     name: str
@@ -115,6 +115,7 @@ class Target(Node):
     threads: int = 0
     blocks: int = 0
     registers: int = 0
+    rates: tuple[tuple[str, int], ...] = ()
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of that size in a vector register."""

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY, compute
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, both, cast, const, dim, loads, names, op, select
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, both, cast, const, dim, loads, names, op, select, static
 from compiler.ir.index import Range, from_linear, linear, simplify
-from compiler.ir.statement import If, Kernel, Store
-from compiler.ir.tensor import Tensor
+from compiler.ir.statement import If, Kernel, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of, replace, wrap
 from compiler.schedule.steps import Pad, ScheduleError
 
 
 def pad(kernel: Kernel, step: Pad) -> Kernel:
-    """`pad(("l",))`
+    """`pad(("l",), (4,))`
 
     before:
         for i in serial(4):
@@ -33,7 +33,10 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
     """
     around, nest = find_nest(kernel, step, step.loops)
     ranges = ranges_of((*around, *nest))
-    full = tuple(f.replace(extent=dim(longest(step, f, ranges))) for f in nest)
+    for f, n in zip(nest, step.lengths, strict=True):
+        if longest(step, f, ranges) > n:
+            raise ScheduleError(step, f"{f.var} may be longer than {n}")
+    full = tuple(f.replace(extent=dim(n)) for f, n in zip(nest, step.lengths, strict=True))
     ranges |= ranges_of(full)
     guards = {
         f.var: _below(Var(f.var), f.extent) for f, whole in zip(nest, full, strict=True) if f.extent is not whole.extent
@@ -53,7 +56,27 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
             pass
         case body:
             body = _if(body, list(guards.values()))
-    return kernel.replace(body=replace(kernel.body, nest[0], wrap(full, body)))
+    made = replace(kernel.body, nest[0], wrap(full, body))
+    for s in nest[-1].body:
+        if isinstance(s, Store) and s.buffer in tiles:
+            made = _grown(made, s, dict(zip(map(Var, step.loops), step.lengths, strict=True)))
+    return kernel.replace(body=made)
+
+
+def _grown(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:
+    """The kernel with the tile stored to at least as long along each axis as the loop that goes through it."""
+    out: list[Stmt] = []
+    for s in body:
+        match s:
+            case tile.Alloc(t) if t.name == stored.buffer:
+                wanted = [lengths.get(i, 0) if isinstance(i, Var) else 0 for i in stored.index]
+                shape = tuple(dim(max(n, static(old))) for n, old in zip(wanted, t.shape, strict=True))
+                out.append(s.replace(tensor=t.replace(shape=shape, strides=row_major(shape))))
+            case tile.For(body=inner) | If(body=inner):
+                out.append(s.replace(body=_grown(inner, stored, lengths)))
+            case _:
+                out.append(s)
+    return tuple(out)
 
 
 def _if(body: Body, conditions: list[Expr]) -> Body:

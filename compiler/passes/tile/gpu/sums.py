@@ -105,13 +105,13 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
         for a_at0 in serial(4):
             for a_at1 in serial(8):
                 a_big[a_at0, a_at1] = tf32(a[a_at0, a_at1])
-                a_small[a_at0, a_at1] = tf32(a[a_at0, a_at1] - tf32(a[a_at0, a_at1]))
+                a_small[a_at0, a_at1] = tf32(a[a_at0, a_at1] - a_big[a_at0, a_at1])
         b_big = registers(f32[6, 8])
         b_small = registers(f32[6, 8])
         for b_at0 in serial(6):
             for b_at1 in serial(8):
                 b_big[b_at0, b_at1] = tf32(b[b_at0, b_at1])
-                b_small[b_at0, b_at1] = tf32(b[b_at0, b_at1] - tf32(b[b_at0, b_at1]))
+                b_small[b_at0, b_at1] = tf32(b[b_at0, b_at1] - b_big[b_at0, b_at1])
         for i_0 in serial(4):
             for j_0 in serial(6):
                 for l_0 in serial(8, reduce):
@@ -151,9 +151,9 @@ def _halves(t: Tensor, space: str) -> Body:
     loops = tuple(f"{t.name}_at{n if len(t.shape) > 1 else ''}" for n in range(len(t.shape)))
     index = tuple(map(Var, loops))
     whole = Load(t.name, index, t.dtype)
-    big = op("tf32", whole)
+    big = whole.replace(buffer=f"{t.name}_big")
     stores = (
-        Store(f"{t.name}_big", index, big),
+        Store(big.buffer, index, op("tf32", whole)),
         Store(f"{t.name}_small", index, op("tf32", whole - big)),
     )
     nest = tuple(tile.For(v, n, "parallel", SERIAL, ()) for v, n in zip(loops, t.shape, strict=True))
@@ -178,26 +178,24 @@ def split_k(kernel: Kernel, step: SplitK) -> Kernel:
                 c += x[i, l] * w[l]
             y[i] = max(c, 0.0)
     after:
-        for l0 in serial(2):
+        for l_part in serial(2):
             for i in serial(4):
                 c: f32 = 0.0
                 for l in serial(4, reduce):
-                    c += x[i, l0 * 4 + l] * w[l0 * 4 + l]
-                c_parts[l0, i] = c
+                    c += x[i, l_part * 4 + l] * w[l_part * 4 + l]
+                c_parts[l_part, i] = c
         for i_sum in serial(4):
             c_sum: f32 = 0.0
-            for l0_sum in serial(2, reduce):
-                c_sum += c_parts[l0_sum, i_sum]
+            for l_part_sum in serial(2, reduce):
+                c_sum += c_parts[l_part_sum, i_sum]
             y[i_sum] = max(c_sum, 0.0)
-
-    The first part begins with what the sum begins with, the others with zero.
     """
     rows, before, first, f, after = _nest(kernel, step)
     if not isinstance(f.extent, Const) or int(f.extent.value) % step.parts:
         raise ScheduleError(step, f"{step.parts} parts of {step.loop} would differ in length")
     if first.value is not identity("sum", first.value.dtype):
         raise ScheduleError(step, f"{step.accumulator} begins with something other than zero")
-    length, part = int(f.extent.value) // step.parts, Var(step.loop + "0")
+    length, part = int(f.extent.value) // step.parts, Var(step.loop + "_part")
     dtype = first.value.dtype
     shape = (dim(step.parts), *(r.extent for r in rows))
     held = Tensor(f"{step.accumulator}_parts", dtype, shape, row_major(shape))

@@ -1,0 +1,173 @@
+"""The size of a matrix product, where its operands lie, and a target in; the instruction and the tiles to use out.
+
+Everything follows from an estimate of clocks. A multiprocessor is busy with the products of the tiles it holds, with
+reading their operands from shared memory or with bringing these there, whichever takes longest; one tile alone waits
+for memory the more the shallower its pipeline is; and the grid runs in waves, the last of which may be far from full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from compiler.targets.target import Instruction, Target
+
+Sizes = tuple[int, int, int]
+
+WARP = 32
+LATENCY = 800.0  # clocks from the request of a tile in global memory to its arrival (Luo et al. 2024, arXiv:2402.13499)
+FROM_L2 = 46.0  # bytes a clock for each multiprocessor: what DeepGEMM's model of an H100 has
+FROM_DRAM = 20.0  # bytes a clock for each multiprocessor: 4.8 TB/s over 132 of them at 1.75 GHz
+FROM_SHARED = 128.0  # bytes a clock for each multiprocessor: 32 banks of 4 bytes
+LANES = 128.0  # scalar operations a clock for each multiprocessor
+HALVES = 2.5  # scalar operations to make two tf32 numbers of an f32 one: five, half of them beside tensor instructions
+STEP = 60.0  # clocks of a step of the pipeline that no other work covers: its barrier and its addresses
+START = 1500.0  # clocks until the first block computes and after the last one has stored
+LAUNCH = 3000.0  # clocks that a second launch costs
+MOST_REGISTERS = 255  # of a thread
+OTHER_REGISTERS = 40  # addresses, counters, and what the compiler needs
+DEEPEST = 4  # stages of a pipeline: with three tiles under way the latency is covered
+MOST_PARTS = 32
+RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor: the bytes of an element, whether it is copied as a block of its buffer or computed element by element,
+    and the widest piece, in bytes, that begins at a multiple of itself wherever a row of the block begins."""
+
+    bytes: int
+    copied: bool
+    piece: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `terms` products by the instruction for each."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    a: Operand
+    b: Operand
+    acc_bytes: int
+    terms: int = 1
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """The instruction, the tile of each part, its threads, stages of its pipeline, parts of k, and clocks in all."""
+
+    row: Instruction
+    m: int
+    n: int
+    k: int
+    threads: int
+    depth: int
+    parts: int
+    clocks: float
+
+
+# Tiles of a thread block, and warps that make it; k is as long as 128 bytes, a row that all banks hold together.
+_TILES = (
+    (256, 128, 8), (128, 256, 8), (128, 128, 8), (128, 128, 4), (256, 64, 8), (64, 256, 8), (128, 64, 4), (64, 128, 4),
+    (64, 64, 4), (128, 32, 4), (32, 128, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 128, 4), (16, 64, 4),
+    (16, 32, 2), (32, 32, 2), (16, 256, 8), (32, 256, 8),
+)  # fmt: skip
+
+
+def choose(p: Product, rows: tuple[Instruction, ...], target: Target) -> Tiling | None:
+    """The tiling of fewest clocks by one of these instructions; None if no tile fits the target."""
+    return min(_all(p, rows, target), key=lambda t: (t.clocks, -t.m * t.n, -t.depth), default=None)
+
+
+def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[Tiling]:
+    for row in rows:
+        for m, n, warps in _TILES:
+            grid = warp_grid(m, n, warps, row)
+            if grid is None or (m >= 2 * _up(p.m, 16) and m > 16) or (n >= 2 * _up(p.n, 8) and n > 32):
+                continue
+            k = max(row.k, 128 // max(p.a.bytes, p.b.bytes))
+            stage = k * (m * p.a.bytes + n * p.b.bytes)
+            depth = min(DEEPEST, max(2, -(-p.k // k)), (target.shared - RESERVED) // stage)
+            if depth < 2 or registers(p, row, m // grid[0], n // grid[1], k) > MOST_REGISTERS:
+                continue
+            for parts in _parts(p, k):
+                clocks = _clocks(p, row, (m, n, k), grid, depth, parts, target)
+                yield Tiling(row, m, n, k, warps * WARP, depth, parts, clocks)
+
+
+def warp_grid(m: int, n: int, warps: int, row: Instruction) -> tuple[int, int] | None:
+    """How the warps of a block share its tile: so that each reads as little as can be; None if they cannot."""
+    found = [
+        (m // down + n // across, down, across)
+        for down in range(1, warps + 1)
+        for across in [warps // down]
+        if down * across == warps and m % (down * row.m) == 0 and n % (across * row.n) == 0
+    ]
+    return min(found)[1:] if found else None
+
+
+def registers(p: Product, row: Instruction, m: int, n: int, k: int) -> int:
+    """32-bit registers of a thread, of a warp whose tile is m x n: accumulators, and fragments loaded a step ahead."""
+    sums = m * n * p.acc_bytes * (2 if p.terms > 1 else 1)
+    fragments = row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
+    return (sums + fragments) // (4 * WARP) + OTHER_REGISTERS
+
+
+def _parts(p: Product, k: int) -> Iterator[int]:
+    """Into how many parts of equal length the sum may be split, each at least four steps of the pipeline long."""
+    parts = 1
+    while parts <= MOST_PARTS and (parts == 1 or (p.k % parts == 0 and p.k // parts >= 4 * k)):
+        yield parts
+        parts *= 2
+
+
+def _clocks(
+    p: Product, row: Instruction, tile: Sizes, grid: tuple[int, int], depth: int, parts: int, target: Target
+) -> float:
+    (m, n, k), (down, across) = tile, grid
+    warps = down * across
+    tiles = _over(p.m, m) * _over(p.n, n) * p.batch * parts
+    stage = k * (m * p.a.bytes + n * p.b.bytes)
+    threads = warps * WARP
+    fits = min(
+        target.shared // (stage * depth + RESERVED),
+        target.threads // threads,
+        target.registers // (_up(registers(p, row, m // down, n // across, k), 8) * threads),
+        target.blocks,
+    )
+    resident = max(1, min(fits, _over(tiles, target.cores)))
+    rate = dict(target.rates).get(f"{row.name.partition('.')[0]}.{row.name.rpartition('.')[2]}", 64)
+    # A warp of each of the four schedulers is needed to keep its tensor core busy, two are to hide what else it does.
+    busy = min(1.0, resident * warps / 4) * (1.0 if resident * warps >= 8 else 0.8)
+    products = m * n * k * p.terms / (rate * busy)
+    if p.terms > 1:
+        products += HALVES * warps * k * (m // down + n // across) / LANES
+    read = warps * k * (m // down * p.a.bytes + n // across * p.b.bytes) / FROM_SHARED
+    brought = (0.0 if p.a.copied else 1.5) * m * k / 4 + (0.0 if p.b.copied else 1.5) * n * k / 4
+    pieces = _moves(p.a, m * k) + _moves(p.b, n * k)
+    step = max(resident * max(products, read, stage / FROM_L2, brought + pieces), LATENCY / (depth - 1)) + STEP
+    steps = _over(_over(p.k, parts), k)
+    stored = m * n * p.acc_bytes / FROM_DRAM
+    waves = _over(tiles, target.cores * resident)
+    total = waves * (LATENCY + steps * step + resident * stored) + START
+    moved = p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes) / (FROM_DRAM * target.cores)
+    if parts > 1:
+        total += LAUNCH + 2 * parts * p.m * p.n * p.batch * p.acc_bytes / (FROM_L2 * target.cores)
+    return max(total, moved)
+
+
+def _moves(x: Operand, elements: int) -> float:
+    """Clocks in which copies of so many elements are issued: 32 lanes of 16 bytes every four clocks, or as many
+    pieces."""
+    return elements * x.bytes / x.piece / 8 if x.copied else 0.0
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b) * b
+
+
+def _over(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,0 +1,105 @@
+"""Sums of products scheduled for tensor cores: every size, type, layout and epilogue keeps its meaning as Tile IR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compiler import pipeline
+from compiler.interpret import tensor as tensor_interpreter
+from compiler.interpret import tile as tile_interpreter
+from compiler.ir import tensor_text, tile
+from compiler.passes.loop_to_tile import loop_to_tile
+from compiler.passes.tile import steps
+from compiler.schedule.gpu import contraction
+from compiler.schedule.steps import parse, show
+from compiler.targets import legal, nvidia
+from compiler.tests.meaning import fresh_seed
+from compiler.tests.test_contraction import (
+    CONV,
+    EPILOGUES,
+    GROUPS,
+    HEADS,
+    LINEAR,
+    PROMOTED,
+    ROUNDED,
+    SQUARE,
+    TRANSPOSED,
+    Product,
+    arrays,
+)
+
+TARGETS = {t.name: t for t in nvidia.TARGETS}
+# As few multiprocessors as make a grid of several waves of small tiles.
+SMALL = {t.name: t.replace(cores=2) for t in nvidia.TARGETS}
+
+
+def scheduled(text: str, target: Any) -> tuple[Any, Any]:
+    """The program in Tensor IR, and as Tile IR by the heuristic's schedules, which read back and are legal."""
+    made = pipeline.lower(tensor_text.parse(text), target, {}, source="tensor", until="loop")
+    program = loop_to_tile(made.stages["loop"])
+    for kernel in made.stages["loop"].kernels:
+        schedule = contraction.choose(kernel, target)
+        if schedule is not None:
+            assert parse(show(schedule)) is schedule
+            program = steps.apply(program, next(k for k in program.kernels if k.name == kernel.name), schedule)
+    pipeline.IRS["tile"].verify(program)
+    assert pipeline.IRS["tile"].parse(pipeline.IRS["tile"].show(program)) is program
+    legal.verify(program, target)
+    return made.stages["tensor"], program
+
+
+def check(p: Product | str, target: Any) -> Any:
+    """Interpreted as Tensor and as Tile IR it gives the same numbers."""
+    text = p if isinstance(p, str) else p.text
+    before, after = scheduled(text, target)
+    seed = fresh_seed()
+    given = arrays(before, seed)
+    want = tensor_interpreter.run(before, given)[0]
+    got = tile_interpreter.run(after, given)[0]
+    said = f"{p} on {target.name}, seed {seed}:\n{pipeline.IRS['tile'].show(after)}"
+    assert np.array_equal(np.asarray(got).reshape(want.shape), want), said
+    return after
+
+
+def instructions(program: Any) -> set[str]:
+    return {n.instruction for k in program.kernels for s in k.body for n in s.walk() if isinstance(n, tile.Mma)}
+
+
+SIZES = [(31, 33, 32), (32, 64, 33), (33, 31, 128), (65, 129, 64), (130, 20, 200), (16, 256, 100)]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "f64"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+@pytest.mark.parametrize("right", ["kn", "nk"])
+@pytest.mark.parametrize("left", ["mk", "km"])
+def test_sizes_and_layouts(size: tuple[int, int, int], left: str, right: str, dtype: str) -> None:
+    made = check(Product(*size, left, right, dtype), TARGETS["sm_80"])
+    kind = {"f32": "tf32", "f64": "f64", "bf16": "bf16"}[dtype]
+    assert {name.rpartition(".")[2] for name in instructions(made)} == {kind}
+
+
+@pytest.mark.parametrize("target", SMALL)
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_every_target_has_tiles(dtype: str, target: str) -> None:
+    for size in [(300, 260, 40), (40, 40, 1024)]:
+        assert instructions(check(Product(*size, dtype=dtype), SMALL[target]))
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("k", [40, 4096])
+def test_epilogues(epilogue: str, k: int) -> None:
+    made = check(Product(19, 37, k, right="nk", epilogue=epilogue), TARGETS["sm_80"])
+    assert len(made.kernels) == 1
+    assert instructions(made)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [LINEAR, HEADS, GROUPS, CONV, ROUNDED, PROMOTED, SQUARE, TRANSPOSED],
+    ids=["linear", "heads", "groups", "conv", "rounded", "promoted", "gram", "strides"],
+)
+def test_other_contractions(text: str) -> None:
+    check(text, TARGETS["sm_80"])
