@@ -29,9 +29,9 @@ _COMMON = (
     "-std=c++17", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-shared", "-fPIC",
 )  # fmt: skip
 _RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc", "-lpthread")
-# Texts read memory as vectors of another type, which nvcc takes as it is meant.
+# Texts read memory as vectors of another type and rely on integers that wrap, both of which nvcc takes as it is meant.
 _KERNEL = (
-    *_COMMON, "-fno-strict-aliasing", "-x", "c++", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc",
+    *_COMMON, "-fno-strict-aliasing", "-fwrapv", "-x", "c++", "-nostdlib", "-Wl,--no-undefined", "-lm", "-lc", "-lgcc",
 )  # fmt: skip
 # The runtime stands in for the sanitizer's library, so its callbacks see the kernel's accesses and nothing else. A
 # vector's access stays one access, so that its alignment is looked at.
