@@ -82,9 +82,9 @@ class _Plan:
     def alone(self) -> list[Step]:
         """A kernel whose statements share scalars: one block does it all."""
         paths = paths_of(self.kernel.body)
-        if any(g.kind == "scan" for path in paths for g in path):
+        if not paths or any(g.kind == "scan" for path in paths for g in path):
             return []
-        longest = max((_extent(path) for path in paths), default=1)
+        longest = max(_extent(path) for path in paths)
         return self.inside("", paths, min(MOST_THREADS, max(WARP_LANES, _power(longest // PER_THREAD))))
 
     # ---- rows
