@@ -90,6 +90,11 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
             return 0, d - 1
         case Op("min" | "max" as how, (a, b)):
             return _extreme(how, value_range(a, ranges), value_range(b, ranges))
+        case Op("and" | "or" | "xor" as how, (a, b)) if e.dtype is i64:
+            return _bits(how, value_range(a, ranges), value_range(b, ranges))
+        case Op("shr", (a, Const(int() as by))) if 0 <= by < 64:
+            low, high = value_range(a, ranges)
+            return None if low is None else low >> by, None if high is None else high >> by
         case Op("where", (_, a, b)) | Select(_, a, b):
             (la, ha), (lb, hb) = value_range(a, ranges), value_range(b, ranges)
             return (None if la is None or lb is None else min(la, lb)), (
@@ -116,6 +121,16 @@ def _linear_range(e: Expr, ranges: Ranges) -> Range:
         low = None if low is None or a is None else low + c * a
         high = None if high is None or b is None else high + c * b
     return low, high
+
+
+def _bits(how: str, a: Range, b: Range) -> Range:
+    """Of numbers that are not negative, the bits of both or of either."""
+    (la, ha), (lb, hb) = a, b
+    if la is None or lb is None or la < 0 or lb < 0:
+        return None, None
+    if how == "and":
+        return 0, min((h for h in (ha, hb) if h is not None), default=None)
+    return 0, None if ha is None or hb is None else 2 ** max(ha.bit_length(), hb.bit_length()) - 1
 
 
 def _extreme(how: str, a: Range, b: Range) -> Range:

@@ -200,6 +200,25 @@ class Program(Node):
     sizes: tuple[str, ...] = ()
 
 
+# Bytes of shared memory that a function may declare; what needs more comes with the launch.
+STATIC_SHARED = 48 * 1024
+
+
+def dynamic_shared(function: Function) -> tuple[dict[str, int], int]:
+    """Where each shared array is in the memory that comes with the launch, and how many bytes that must have.
+
+    Empty and 0 where all arrays together fit into what a function may declare by itself.
+    """
+    arrays = [n for s in function.body for n in s.walk() if isinstance(n, Array) and n.space == "shared"]
+    offsets: dict[str, int] = {}
+    total = 0
+    for a in sorted(arrays, key=lambda a: -a.align):
+        total = -(-total // a.align) * a.align
+        offsets[a.name] = total
+        total += a.size * a.dtype.bytes
+    return (offsets, total) if total > STATIC_SHARED else ({}, 0)
+
+
 def verify(program: Program) -> None:
     """Names are bound before use, types and lanes agree, stores go to what may be written; raises ValueError."""
     for f in program.functions:
@@ -294,5 +313,6 @@ __all__ = [
     "Stmt",
     "Store",
     "Together",
+    "dynamic_shared",
     "verify",
 ]  # fmt: skip

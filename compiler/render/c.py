@@ -83,6 +83,7 @@ class Writer:
     before: list[str] = field(default_factory=list)  # lines of functions that this one needs
     inside: bool = False  # of a loop that is spread over threads
     mark: str = ""  # of the loop around that has a say in how memory is used
+    offsets: Mapping[str, int] = field(default_factory=dict)  # of shared arrays in the memory that a launch brings
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables
     narrow: frozenset[str] = frozenset()  # integer variables that 32 bits hold
 

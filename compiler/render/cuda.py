@@ -30,7 +30,10 @@ HEADERS = {
     "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh "
     "atanh pow erf erfc sin cos tan asin acos atan atan2",
     "memory": "load store",
-    "reduce": "warp_reduce block_reduce sum prod maximum minimum all any",
+    "reduce": "lanes_reduce warp_reduce block_reduce sum prod maximum minimum all any",
+    "places": "lane_index warp_index",
+    "async": "cp_async cp_async_zero cp_async_commit cp_async_wait",
+    "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic",
 }
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
@@ -59,6 +62,7 @@ _KEYWORDS = frozenset(
     """.split()  # noqa: SIM905
 )
 RESERVED = _KEYWORDS
+_MEMORY = "mlc_memory"  # what comes with the launch; no name of a program begins so
 
 
 def render(program: k.Program, *, target: str, provenance: str = "") -> str:
@@ -93,7 +97,8 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.assigned(f))
     w.called, w.ranges = called, ranges_of(f)
     w.narrow = narrow(w.ranges)
-    lines = c.body(w, f.body)
+    w.offsets, dynamic = k.dynamic_shared(f)
+    lines = [*([f"  MLC_DYNAMIC_SHARED({_MEMORY});"] if dynamic else []), *c.body(w, f.body)]
     used = c.touched(f.body)
     params = []
     for p in f.params:
@@ -138,7 +143,9 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
         case k.Together(how, arg, threads, scratch):
             combine = f"mlc_{_COMBINERS[how]}"
             w.called.add(combine)
-            if threads <= 32:
+            if threads < 32:
+                return w.call("mlc_lanes_reduce", w.of(arg), template=(combine, threads))
+            if threads == 32:
                 return w.call("mlc_warp_reduce", w.of(arg), template=(combine,))
             return w.call("mlc_block_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
         case Op(name, (a, b)) if name in c.COMPARISONS and a.dtype is i64:
@@ -195,6 +202,8 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
 
 def _array(w: Writer, s: k.Array) -> list[str]:
     kind, name = memory(s.dtype), w.names[s.name]
+    if s.name in w.offsets:
+        return [f"{kind}* const {name} = ({kind}*)({_MEMORY} + {w.offsets[s.name]});"]
     if s.space == "shared":
         return [f"MLC_SHARED({kind}, {name}, {s.size}, {s.align});"]
     return [f"alignas({s.align}) {kind} {name}[{s.size}];"]

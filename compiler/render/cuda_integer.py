@@ -17,7 +17,8 @@ COUNTERS = {
     for kind, word in (("thread", "threadIdx"), ("block", "blockIdx"), ("threads", "blockDim"), ("blocks", "gridDim"))
     for axis in "xyz"
 }
-_ARITHMETIC = ("add", "sub", "mul")
+INDICES = {"thread.lane": "mlc_lane_index", "thread.warp": "mlc_warp_index"}
+_ARITHMETIC = ("add", "sub", "mul", "and", "or", "xor")
 _CHOICES = ("min", "max")
 
 
@@ -50,12 +51,16 @@ def _spell(w: Writer, e: Expr) -> tuple[Code, bool]:
             return (Code(str(value), UNARY if int(value) < 0 else c.ATOM) if narrow else c.literal(value, i64)), narrow
         case Var(name):
             return Code(w.names[name]), name in w.narrow
+        case k.Builtin(name) if name in INDICES:
+            return w.call(INDICES[name]), True
         case k.Builtin(name):
             return Code(f"({'int' if fits(range_in(e, w.ranges)) else 'long'}){COUNTERS[name]}", UNARY), fits(
                 range_in(e, w.ranges)
             )
         case Op(name, (a, b)) if name in _ARITHMETIC:
             return _infix(w, e, c.INFIX[name], a, b)
+        case Op("shr", (a, Const(int() as by))) if 0 <= by < 32 and fits(range_in(a, w.ranges)):
+            return Code(f"{spell(w, a)[0].at(UNARY)} >> {by}", c.SHIFT), True
         case Op("floordiv" | "mod" as name, (a, Const(int() as by))) if by > 0:
             return _divided(w, name, a, by)
         case Op(name, (a, b)) if name in _CHOICES:

@@ -20,7 +20,8 @@ class Uses:
 
 def touched(s: Stmt, scope: Scope) -> Uses:
     """What a statement does to memory that other threads see: tiles in registers are a thread's own."""
-    own = set(scope.registers or {}) | {n.tensor.name for n in s.walk() if isinstance(n, tile.Alloc)}
+    own = set(scope.registers or {}) | scope.ordered
+    own |= {n.tensor.name for n in s.walk() if isinstance(n, tile.Alloc) and n.space != "shared"}
     reads: set[str] = set()
     writes: set[str] = set()
     for n in s.walk():

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from compiler.ir import kernel as k
 from compiler.ir.expr import Expr, Var
-from compiler.ir.index import Range
+from compiler.ir.index import Range, value_range
 from compiler.ir.tensor import Tensor
+from compiler.passes.gpu.fragments import Fragment
 
 WARP = 32
 THREAD: Expr = k.Builtin("thread.x")
@@ -34,27 +37,50 @@ class Lanes:
     slot: Expr
 
 
+@dataclass(frozen=True)
+class Part:
+    """Where a statement is within a thread's part of a fragment: how far rows and columns are from where that begins.
+
+    `columns` is empty outside of the loop over columns.
+    """
+
+    fragment: Fragment
+    rows: str
+    row: Expr
+    columns: str = ""
+    column: Expr | None = None
+
+
 @dataclass
 class Scope:
     """`level` is "block" where all threads of a block do the same, "warp" where those of a warp do, else "thread"."""
 
     values: dict[str, Expr]
-    ranges: dict[str, Range]
+    ranges: ChainMap[str, Range]  # what outer scopes come to know, inner ones do
     buffers: dict[str, Tensor]
     level: str = "block"
     # Tiles in registers: how they are spread, once a loop has said so, and the name of each thread's share.
     registers: dict[str, str] | None = None
     lanes: Lanes | None = None
+    part: Part | None = None
     # Loads that were made beforehand: which buffer and flat index stand where.
     ready: dict[tuple[str, Expr], tuple[str, Expr]] | None = None
     # Buffers whose stores are gathered, and in which array.
     gathered: dict[str, tuple[str, Expr]] | None = None
+    # Tiles whose reads and writes a pipeline keeps apart.
+    ordered: frozenset[str] = frozenset()
 
     def inner(self, **changes: object) -> Scope:
-        return replace(self, values=dict(self.values), ranges=dict(self.ranges), buffers=dict(self.buffers),
+        return replace(self, values=dict(self.values), ranges=self.ranges.new_child(), buffers=dict(self.buffers),
                        registers=dict(self.registers or {}), **changes)  # type: ignore[arg-type]  # fmt: skip
 
-    def tile_ranges(self) -> dict[str, Range]:
+    def tile_ranges(self) -> Mapping[str, Range]:
         """Ranges by the names that Tile IR uses."""
         known = {n: self.ranges[v.name] for n, v in self.values.items() if isinstance(v, Var) and v.name in self.ranges}
-        return self.ranges | known
+        return ChainMap(known, self.ranges)
+
+
+def range_of(extent: Expr, ranges: Mapping[str, Range]) -> Range:
+    """The range of a loop variable below `extent`."""
+    high = value_range(extent, ranges)[1]
+    return 0, None if high is None else high - 1

@@ -6,33 +6,22 @@ statements of which one writes what the other touches.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import DType, boolean, i64
-from compiler.ir.expr import (
-    COMBINE,
-    Cast,
-    Const,
-    Expr,
-    Load,
-    Op,
-    Select,
-    Var,
-    cast,
-    const,
-    identity,
-    op,
-    select,
-    static,
-)
+from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select, static
 from compiler.ir.index import Range, extent_range, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.tensor import Tensor
+from compiler.passes.gpu import copies, fragment_loops, fragments, lanes, mma, pipelines, shared
+from compiler.passes.gpu.fragments import Fragment, Grid
 from compiler.passes.gpu.hazards import Hazards, touched
-from compiler.passes.gpu.scope import THREAD, WARP, Lanes, Scope, Spread
-from compiler.passes.gpu.vectors import Neighbours, divides, neighbours
+from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread, range_of
+from compiler.passes.gpu.shared import SharedTile
 from compiler.schedule import access
 from compiler.targets.target import Target
 
@@ -40,7 +29,6 @@ Body = list[k.Stmt]
 
 AXES = ("x", "y", "z")
 MOST_IN_YZ = 65535  # blocks along the second and third axis of a grid, on every capability
-ROUNDS_UNROLLED = 16  # of a loop over lanes that keeps nothing in registers
 
 
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
@@ -61,7 +49,9 @@ def _apart(kernel: Kernel) -> list[Kernel]:
     for n, s in enumerate(kernel.body):
         used = tile.buffers((s,))
         params = tuple(p for p in kernel.params if p.name in used)
-        writes = tuple(w for w in kernel.writes if any(isinstance(x, Store) and x.buffer == w for x in s.walk()))
+        changed = {x.buffer for x in s.walk() if isinstance(x, Store)}
+        changed |= {x.target.buffer for x in s.walk() if isinstance(x, tile.Copy)}
+        writes = tuple(w for w in kernel.writes if w in changed)
         out.append(kernel.replace(name=f"{kernel.name}_{n}", params=params, writes=writes, body=(s,)))
     return out
 
@@ -72,7 +62,11 @@ def _is(s: Stmt, level: str) -> bool:
 
 @dataclass
 class Lowering:
-    """One kernel; `threads` of a block, and arrays through which the warps of a block combine what they have."""
+    """One kernel: what is known of its tiles, and what its function begins with.
+
+    `threads` of a block do what loops over lanes say, `scratch` are arrays through which its warps combine what they
+    have. `start` computes what does not change: `known` has the ranges of its variables.
+    """
 
     source: Kernel
     target: Target
@@ -80,12 +74,24 @@ class Lowering:
     taken: set[str] = field(default_factory=set)
     scratch: dict[DType, str] = field(default_factory=dict)
     hazards: Hazards = field(default_factory=Hazards)
+    groups: Grid = field(default_factory=lambda: Grid(1, 1))
+    tiles: dict[str, Tensor] = field(default_factory=dict)
+    spreads: dict[str, Spread] = field(default_factory=dict)
+    fragments: dict[str, Fragment] = field(default_factory=dict)
+    shared: dict[str, SharedTile] = field(default_factory=dict)
+    arrays: Body = field(default_factory=list)
+    start: Body = field(default_factory=list)
+    known: dict[str, Range] = field(default_factory=dict)
+    origins: dict[Fragment, tuple[Expr, Expr]] = field(default_factory=dict)
 
     def function(self, schedule: str) -> k.Function:
         s = self.source
         self.taken = {p.name for p in s.params}
         self.threads = block_size(s)
-        scope = Scope({}, {}, {p.name: p for p in s.params})
+        self.tiles = {n.tensor.name: n.tensor for x in s.body for n in x.walk() if isinstance(n, tile.Alloc)}
+        self.groups = fragments.choose_grid(s, self.target, self.threads)
+        self.fragments = fragments.infer(s, self.target, self.groups)
+        scope = Scope({}, ChainMap({}, self.known), {p.name: p for p in s.params})
         body, axes = s.body, []
         while len(body) == 1 and _is(body[0], "blocks"):
             loop = body[0]
@@ -95,7 +101,7 @@ class Lowering:
         grid, start = self.grid(axes, scope)
         inside = self.sequence(body, scope)
         arrays = [k.Array(name, dtype, WARP, "shared", 16) for dtype, name in self.scratch.items()]
-        made = (*arrays, *start, *inside)
+        made = (*self.arrays, *arrays, *self.start, *start, *inside)
         return k.Function(s.name, s.params, s.writes, made, grid, (self.threads, 1, 1), s.origin, schedule)
 
     def grid(self, axes: list[tile.For], scope: Scope) -> tuple[tuple[Expr, ...], Body]:
@@ -128,6 +134,42 @@ class Lowering:
         self.taken.add(name)
         return name
 
+    def lane(self) -> Expr:
+        """The number of this thread in its warp."""
+        return self.once("lane", k.Builtin("thread.lane"), WARP)
+
+    def warp(self) -> Expr:
+        """The number of this thread's warp in the block, the same variable for all of a warp's threads."""
+        return self.once("warp", k.Builtin("thread.warp"), self.threads // WARP)
+
+    def once(self, stem: str, value: Expr, count: int) -> Expr:
+        """A variable from the function's beginning with that value, which is below `count`."""
+        if isinstance(value, Const | Var):
+            return value
+        for s in self.start:
+            if isinstance(s, k.Declare) and s.value is value:
+                return Var(s.name)
+        name = self.fresh(stem)
+        self.start.append(k.Declare(name, value))
+        self.known[name] = (0, count - 1)
+        return Var(name)
+
+    def origin(self, fragment: Fragment) -> tuple[Expr, Expr]:
+        """Row and column at which this thread's part of a fragment begins."""
+        if fragment not in self.origins:
+            row, column = fragments.place(fragment, self.lane(), self.warp(), self.known)
+            rows, columns = fragment.shape
+            self.origins[fragment] = self.once("row", row, rows), self.once("column", column, columns)
+        return self.origins[fragment]
+
+    def array(self, buffer: str) -> str:
+        """The array or parameter that holds a buffer other threads see."""
+        return self.shared[buffer].array if buffer in self.shared else buffer
+
+    def meet(self, scope: Scope) -> k.Stmt:
+        """All threads that do the same wait for each other."""
+        return k.Barrier(scope.level)
+
     # ---- statements
 
     def sequence(self, body: tuple[Stmt, ...], scope: Scope) -> Body:
@@ -136,7 +178,7 @@ class Lowering:
             if scope.level != "thread" and not _holds_together(s):
                 uses = touched(s, scope)
                 if self.hazards.between(uses):
-                    out.append(k.Barrier(scope.level))
+                    out.append(self.meet(scope))
                     self.hazards.clear()
                 out += self.stmt(s, scope, body[n + 1 :])
                 self.hazards.add(uses)
@@ -146,8 +188,21 @@ class Lowering:
 
     def stmt(self, s: Stmt, scope: Scope, after: tuple[Stmt, ...] = ()) -> Body:
         match s:
+            case tile.For(bind=tile.Bind(level="lanes")) if scope.part is not None and not scope.part.columns:
+                return fragment_loops.over_columns(self, s, scope)
             case tile.For(bind=tile.Bind(level="lanes")) if scope.level != "thread":
-                return self.over_lanes(s, scope)
+                fragment = fragment_loops.fragment_of(self, s) if scope.level == "block" else None
+                if fragment is not None:
+                    return fragment_loops.over_rows(self, s, fragment, scope)
+                return lanes.over_lanes(self, s, scope)
+            case tile.For(bind=tile.Bind(level="pipeline")) if scope.level == "block":
+                return pipelines.pipeline(self, s, scope)
+            case tile.For(bind=tile.Bind(level="unroll")) if scope.level == "block" and mma.loads_fragments(self, s):
+                return mma.unrolled(self, s, scope)
+            case tile.Copy() if scope.level == "block":
+                return copies.copy(self, s, scope)
+            case tile.Mma() if scope.level == "block":
+                return mma.multiply(self, s, scope)
             case tile.For(bind=tile.Bind(level="warps")) if scope.level == "block":
                 return self.over_warps(s, scope)
             case tile.For(bind=tile.Bind(level="blocks" | "warps" | "pipeline" as level)):
@@ -192,16 +247,21 @@ class Lowering:
         extent = self.value(f.extent, scope)
         inner = scope.inner()
         inner.values[f.var], inner.ranges[var] = Var(var), range_of(extent, scope.ranges)
+        body = self.loop_body(f, f.body, inner)
+        mark = "unroll" if f.bind.level == "unroll" else ""
+        return [k.For(var, const(0), extent, 1, tuple(body), mark)] if body else []
+
+    def loop_body(self, f: tile.For, statements: tuple[Stmt, ...], scope: Scope) -> Body:
+        """The statements of a loop, and a barrier where one iteration touches what the one before did."""
         before = self.hazards.copy()
-        body = self.sequence(f.body, inner)
+        body = self.sequence(statements, scope)
         if scope.level != "thread":
             uses = touched(f, scope)
             if self.hazards.between(uses):
-                body.append(k.Barrier(scope.level))
+                body.append(self.meet(scope))
                 self.hazards.clear()
             self.hazards.join(before)
-        mark = "unroll" if f.bind.level == "unroll" else ""
-        return [k.For(var, const(0), extent, 1, tuple(body), mark)] if body else []
+        return body
 
     def store(self, s: Store, scope: Scope) -> Body:
         value = self.value(s.value, scope)
@@ -210,6 +270,8 @@ class Lowering:
             array, lane = (scope.gathered or {})[s.buffer][0], scope.values["neighbour"]
             return [k.Store(array, lane, value)]
         made = k.Store(buffer, place, value, s.op)
+        if scope.part is not None and not scope.part.columns and s.buffer not in (scope.registers or {}):
+            return [k.If(fragment_loops.only_one(self, scope.part.fragment), (made,))]
         if scope.level == "thread" or s.buffer in (scope.registers or {}):
             return [made]
         first = op("eq", self.thread(scope), const(0))
@@ -223,26 +285,29 @@ class Lowering:
         tensor = s.tensor
         self.taken.add(tensor.name)
         scope.buffers[tensor.name] = tensor
-        size = _span(tensor.shape, tensor.strides, tensor.name)
+        if tensor.name in self.fragments and scope.level == "block":
+            array = tensor.name if tensor.name not in (scope.registers or {}) else self.fresh(tensor.name)
+            scope.registers = {**(scope.registers or {}), tensor.name: array}
+            return [k.Array(array, tensor.dtype, self.fragments[tensor.name].count, "local", 16)]
         if scope.level == "thread":
-            return [k.Array(tensor.name, tensor.dtype, size, "local", 16)]
+            return [k.Array(tensor.name, tensor.dtype, _span(tensor), "local", 16)]
         if s.space == "shared" and scope.level == "block":
-            return [k.Array(tensor.name, tensor.dtype, size, "shared", 16)]
+            self.allocate(s)
+            return []
         if s.space != "registers":
             raise ValueError(
                 f"kernel {self.source.name}: tile {tensor.name} of a {scope.level} is in {s.space} memory, which its "
                 "threads do not share"
             )
-        user = next((n for x in after for n in x.walk() if _is_user(n, tensor.name)), None)
-        if user is None:
-            return []
-        spread = self.spread(user, scope)
-        rounds = -(-static(spread.extent) // (spread.threads * spread.vector))
-        scope.registers = {**(scope.registers or {}), tensor.name: tensor.name}
-        self.spreads[tensor.name] = spread
-        return [k.Array(tensor.name, tensor.dtype, rounds * spread.vector, "local", 16)]
+        return lanes.register_share(self, s, scope, after)
 
-    spreads: dict[str, Spread] = field(default_factory=dict)
+    def allocate(self, s: tile.Alloc, slots: int = 1) -> None:
+        """Shared memory for a tile, as often as a pipeline holds it."""
+        size = shared.size_of(s.tensor, s.swizzle)
+        self.taken.add(s.tensor.name)
+        self.shared[s.tensor.name] = SharedTile(s.tensor, s.tensor.name, s.swizzle, size, const(0))
+        align = shared.alignment(s.swizzle)
+        self.arrays.append(k.Array(s.tensor.name, s.tensor.dtype, slots * size, "shared", align))
 
     # ---- levels
 
@@ -264,43 +329,6 @@ class Lowering:
             return [*start, *body]
         return [*start, k.If(op("lt", Var(var), extent), tuple(body))]
 
-    def spread(self, f: tile.For, scope: Scope) -> Spread:
-        given = dict(f.bind.args)
-        threads = given.get("threads", WARP if scope.level == "warp" else self.threads)
-        if threads != (WARP if scope.level == "warp" else self.threads):
-            raise ValueError(
-                f"kernel {self.source.name}: {f.var} is spread over {threads} threads, of which a "
-                f"{scope.level} has others"
-            )
-        vector = given.get("vector", 1)
-        return Spread(f.extent, threads, vector if divides(self.value(f.extent, scope), vector) else 1)
-
-    def over_lanes(self, f: tile.For, scope: Scope) -> Body:
-        """Each thread takes its share of the iterations; what they accumulate, all threads combine."""
-        if f.kind == "scan":
-            raise ValueError(f"kernel {self.source.name}: the scan {f.var} cannot be spread over threads")
-        if f.extent is const(0):
-            return []
-        spread = self.spread(f, scope)
-        outer = _accumulated(f, scope)
-        inner = scope.inner(level="thread")
-        before: Body = []
-        for name, how in outer.items():
-            total = scope.values[name]
-            part = self.fresh(f"{name}_part")
-            before.append(k.Declare(part, identity(how, total.dtype)))
-            inner.values[name] = Var(part, total.dtype)
-        body = self.rounds(f, spread, inner, scope)
-        after: Body = []
-        for name, how in outer.items():
-            total, part_var = scope.values[name], inner.values[name]
-            assert isinstance(total, Var)
-            if spread.threads > WARP:
-                self.hazards.clear()
-            together = k.Together(how, part_var, spread.threads, self.scratch_for(total.dtype, spread.threads))
-            after.append(k.Assign(total.name, op(COMBINE[how], total, together)))
-        return [*before, *body, *after]
-
     def scratch_for(self, dtype: DType, threads: int) -> str:
         if threads <= WARP:
             return ""
@@ -308,82 +336,51 @@ class Lowering:
             self.scratch[dtype] = self.fresh(f"scratch_{dtype.name}")
         return self.scratch[dtype]
 
-    def rounds(self, f: tile.For, spread: Spread, inner: Scope, scope: Scope) -> Body:
-        """The loop by which a thread goes through its share, `vector` neighbours at a time."""
-        count = simplify(self.value(f.extent, scope) // spread.vector, scope.ranges, index=True)
-        kept = tile.buffers((f,)) & set(scope.registers or {})
-        high = range_of(count, scope.ranges)[1]
-        me = self.thread(scope)
-        number = self.fresh(f.var if spread.vector == 1 else f"{f.var}_vector")
-        inner.ranges[number] = (0, high)
-        rounds = -(-(high + 1) // spread.threads) if high is not None else None
-        if rounds is not None and (kept or rounds <= ROUNDS_UNROLLED):
-            turn = Var(self.fresh("turn"))
-            inner.ranges[turn.name] = (0, rounds - 1)
-            slot: Expr = turn * spread.vector if rounds > 1 else const(0)
-            body = self.share(f, spread, inner, Var(number), slot)
-            exact = isinstance(count, Const) and int(count.value) == rounds * spread.threads
-            place = turn * spread.threads + me if rounds > 1 else me
-            declared = k.Declare(number, place)
-            guarded = body if exact else [k.If(op("lt", Var(number), count), tuple(body))]
-            if rounds == 1:
-                return [declared, *guarded]
-            return [k.For(turn.name, const(0), const(rounds), 1, (declared, *guarded), "unroll")]
-        if kept:
-            raise ValueError(f"kernel {self.source.name}: tiles in registers need known sizes: {sorted(kept)}")
-        body = self.share(f, spread, inner, Var(number), const(0))
-        return [k.For(number, me, count, spread.threads, tuple(body))]
-
-    def share(self, f: tile.For, spread: Spread, inner: Scope, number: Var, slot: Expr) -> Body:
-        """What a thread does in one round."""
-        if spread.vector == 1:
-            inner.values[f.var] = number
-            inner.lanes = Lanes(f.var, spread, slot)
-            return self.sequence(f.body, inner)
-        lane = Var(self.fresh("n"))
-        inner.ranges[lane.name] = (0, spread.vector - 1)
-        inner.values[f.var] = number * spread.vector + lane
-        inner.values["neighbour"] = lane
-        inner.lanes = Lanes(f.var, spread, slot + lane)
-        # Sizes known to be multiples of the vector make addresses so.
-        found = neighbours(f.body, inner, lane, spread.vector, lambda b, i: self.at(b, i, inner)[1])
-        before, after = self.transfers(found, spread.vector, inner)
-        body = self.sequence(f.body, inner)
-        return [*before, k.For(lane.name, const(0), const(spread.vector), 1, tuple(body), "unroll"), *after]
-
-    def transfers(self, found: Neighbours, vector: int, inner: Scope) -> tuple[Body, Body]:
-        """Loads and stores of whole vectors around the loop over neighbours."""
-        before: Body = []
-        after: Body = []
-        inner.ready, inner.gathered = {}, {}
-        for (buffer, flat), start in found.loads.items():
-            array, dtype = self.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
-            to, source = k.Address(array, const(0)), k.Address(buffer, start)
-            before.append(k.Array(array, dtype, vector, "local", 16))
-            before.append(k.Call("mlc_load", (vector,), (to, source), (array,)))
-            inner.ready[buffer, flat] = (array, inner.values["neighbour"])
-        for (buffer, flat), start in found.stores.items():
-            array, dtype = self.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
-            before.append(k.Array(array, dtype, vector, "local", 16))
-            to, source = k.Address(buffer, start), k.Address(array, const(0))
-            after.append(k.Call("mlc_store", (vector,), (to, source), (buffer,)))
-            inner.gathered[buffer] = (array, flat)
-        return before, after
-
     # ---- expressions
 
     def at(self, buffer: str, index: tuple[Expr, ...], scope: Scope) -> tuple[str, Expr]:
         """Where an element is: in a thread's own array, or at a flat index."""
+        if buffer in self.fragments and buffer in (scope.registers or {}):
+            return (scope.registers or {})[buffer], self.register(buffer, index, scope)
         if buffer in (scope.registers or {}):
-            lanes = scope.lanes
-            if lanes is None or index != (Var(lanes.var),) or lanes.spread != self.spreads[buffer]:
+            around = scope.lanes
+            if around is None or index != (Var(around.var),) or around.spread != self.spreads[buffer]:
                 raise ValueError(
                     f"kernel {self.source.name}: tile {buffer} is in registers, spread over {self.spreads[buffer]}; "
                     "it can be used in loops that are spread alike, at their own place, only"
                 )
-            return buffer, lanes.slot
+            return buffer, around.slot
+        if buffer in self.shared:
+            held = self.shared[buffer]
+            return held.array, shared.offset(held, tuple(self.value(i, scope) for i in index), scope.ranges)
         flat = access.address(index, scope.buffers[buffer], scope.tile_ranges())
         return buffer, simplify(self.value(flat, scope), scope.ranges, index=True)
+
+    def register(self, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
+        """The register of a fragment at the place of the loops over rows and columns."""
+        part, own = scope.part, self.fragments[buffer]
+        offsets: list[Expr | None] = []
+        for n in range(2):
+            i = index[n] if n < len(index) else None
+            if len(index) == 1:  # a value for each row, or for each column
+                i = index[0] if own.shape[n] != 1 else None
+            if i is None:
+                offsets.append(const(0))
+            else:
+                offsets.append(
+                    part.row
+                    if part and i is Var(part.rows)
+                    else part.column
+                    if part and i is Var(part.columns)
+                    else None
+                )
+        row, column = offsets
+        if part is None or row is None or column is None or not _alike(part.fragment, own):
+            raise ValueError(
+                f"kernel {self.source.name}: {buffer} is spread over threads as {own.shape} for a tensor instruction; "
+                "it can be used at the rows and columns of loops over lanes that go over it, only"
+            )
+        return fragments.register(own, row, column, scope.ranges)
 
     def value(self, e: Expr, scope: Scope) -> Expr:
         match e:
@@ -393,8 +390,8 @@ class Lowering:
                 return scope.values.get(name, e)
             case Load(buffer, index, dtype):
                 where, place = self.at(buffer, index, scope)
-                if (buffer, place) in (scope.ready or {}):
-                    where, place = (scope.ready or {})[buffer, place]
+                if (where, place) in (scope.ready or {}):
+                    where, place = (scope.ready or {})[where, place]
                 return Load(where, (place,), dtype)
             case Cast(arg, dtype):
                 return cast(self.value(arg, scope), dtype)
@@ -425,27 +422,18 @@ def block_size(kernel: Kernel) -> int:
     return most
 
 
-def range_of(extent: Expr, ranges: Mapping[str, Range]) -> Range:
-    """The range of a loop variable below `extent`."""
-    high = value_range(extent, ranges)[1]
-    return 0, None if high is None else high - 1
-
-
 def _holds_together(s: Stmt) -> bool:
     """A statement whose parts are looked at one by one when barriers are placed."""
     return isinstance(s, If) or (isinstance(s, tile.For) and s.bind.level not in ("lanes", "warps"))
 
 
-def _is_user(n: object, buffer: str) -> bool:
-    return isinstance(n, tile.For) and n.bind.level == "lanes" and buffer in tile.buffers((n,))
+def _alike(a: Fragment, b: Fragment) -> bool:
+    """Threads have parts of the same rows, and of the same columns, unless a tile has but one."""
+    rows = b.shape[0] == 1 or [(d.extent, d.row) for d in a.threads] == [(d.extent, d.row) for d in b.threads]
+    columns = b.shape[1] == 1 or [(d.extent, d.column) for d in a.threads] == [(d.extent, d.column) for d in b.threads]
+    return rows and columns
 
 
-def _accumulated(f: tile.For, scope: Scope) -> dict[str, str]:
-    """Scalars from outside that `f` accumulates into, with their reductions."""
-    inside = {n.name for n in f.walk() if isinstance(n, Init)}
-    return {n.name: n.op for n in f.walk() if isinstance(n, Accum) and n.name in scope.values and n.name not in inside}
-
-
-def _span(shape: tuple[Expr, ...], strides: tuple[Expr, ...], name: str) -> int:
-    far = [(static(n, f"the size of {name}") - 1) * static(by) for n, by in zip(shape, strides, strict=True)]
+def _span(t: Tensor) -> int:
+    far = [(static(n, f"the size of {t.name}") - 1) * static(by) for n, by in zip(t.shape, t.strides, strict=True)]
     return max(sum(far) + 1, 1)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, names
+from compiler.ir.dtype import boolean, i64
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, const, names, op, substitute
 from compiler.ir.index import from_linear, linear
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store
 from compiler.passes.gpu.scope import Scope
@@ -25,8 +26,10 @@ class Neighbours:
 def divides(e: Expr, by: int) -> bool:
     """`e` is certainly a multiple of `by`."""
     match e:
-        case Op("min" | "max", (a, b)):
+        case Op("min" | "max" | "xor" | "or", (a, b)):
             return divides(a, by) and divides(b, by)
+        case Op("and", (a, b)):
+            return divides(a, by) or divides(b, by)
     terms, rest = linear(e)
     if e in terms:
         return by == 1
@@ -37,6 +40,21 @@ def _common(c: int, by: int) -> int:
     while c % by:
         by //= 2
     return max(by, 1)
+
+
+def uniform(cond: Expr, lane: Var, vector: int) -> Expr | None:
+    """`cond` without `lane`, where it holds for all of 0 .. vector - 1 or for none; None where it may differ."""
+    match cond:
+        case Op("and" | "or" as how, (a, b)) if a.dtype is boolean:
+            left, right = uniform(a, lane, vector), uniform(b, lane, vector)
+            return None if left is None or right is None else op(how, left, right)
+        case Op("lt" | "ge", (a, b)) if a.dtype is i64 and lane.name in names(cond):
+            terms, _ = linear(a - b)
+            # Multiples of the vector, plus the lane, are below zero together.
+            if terms.get(lane) == 1 and divides(a - b - lane, vector):
+                return substitute(cond, {lane: const(0)})
+            return None
+    return cond if lane.name not in names(cond) else None
 
 
 def neighbours(body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int, place: Place) -> Neighbours:

@@ -61,12 +61,17 @@ struct mlc_carried<short> {
     typedef int type;
 };
 
-template <typename OP, typename T>
-MLC_DEVICE T mlc_warp_reduce(T x) {
+// Over LANES neighbouring lanes, a power of two; all lanes of the warp take part.
+template <typename OP, int LANES, typename T>
+MLC_DEVICE T mlc_lanes_reduce(T x) {
 #pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2)
+    for (int distance = LANES / 2; distance > 0; distance /= 2)
         x = OP::of(x, (T)__shfl_xor_sync(0xffffffffu, (typename mlc_carried<T>::type)x, distance));
     return x;
+}
+template <typename OP, typename T>
+MLC_DEVICE T mlc_warp_reduce(T x) {
+    return mlc_lanes_reduce<OP, 32>(x);
 }
 // `scratch` is shared, with an element for each warp; it may be used again right away.
 template <typename OP, int THREADS, typename T, typename S>

@@ -1,0 +1,178 @@
+"""Copies between global and shared memory by all threads of a block, in pieces as wide as both sides allow.
+
+What lies outside the source becomes zero, what lies outside the target is left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.dtype import STORAGE_ONLY
+from compiler.ir.expr import Const, Expr, Var, both, const, op, select
+from compiler.ir.index import simplify
+from compiler.passes.gpu import mma, shared
+from compiler.passes.gpu.scope import THREAD, Scope
+from compiler.passes.gpu.vectors import divides
+from compiler.schedule import access
+
+if TYPE_CHECKING:
+    from compiler.passes.gpu.threads import Lowering
+
+Body = list[k.Stmt]
+
+WIDEST = 16  # bytes of one access
+ROUNDS_UNROLLED = 32
+LINE = 128  # bytes that a copy asks the second-level cache for, where rows are as long
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One piece of a copy: where it begins on both sides, and whether that is within both buffers."""
+
+    target: Expr
+    source: Expr
+    inside_target: Expr
+    inside_source: Expr
+    left: Expr  # elements from its beginning to the end of the source's rows
+
+
+def copy(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
+    """A copy where it stands; an asynchronous one is waited for at once, by the threads that issued it."""
+    if s.target.buffer in low.fragments:
+        return mma.load_fragment(low, s, scope)
+    made = pieces(low, s, scope)
+    if s.how == "cp.async":
+        made += [k.Call("mlc_cp_async_commit", (), ()), k.Call("mlc_cp_async_wait", (0,), ())]
+    return made
+
+
+def pieces(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
+    """The loop over the pieces of a copy that each thread moves."""
+    if s.how not in ("plain", "cp.async"):
+        raise ValueError(f"kernel {low.source.name}: a {s.how} copy to {s.target.buffer} outside of its place")
+    lengths = [n for n in s.target.lengths if n] or [1]
+    size = scope.buffers[s.source.buffer].dtype.bytes
+    width = _width(low, s, scope, lengths[-1], size)
+    if s.how == "cp.async" and width * size < 4:
+        raise ValueError(
+            f"kernel {low.source.name}: copies to {s.target.buffer} cannot be asynchronous: {s.source.buffer} is known "
+            f"to be aligned to {width * size} bytes only, cp.async moves 4, 8 or 16"
+        )
+    count = math.prod(lengths) // width
+    rounds = -(-count // low.threads)
+    inner = scope.inner(level="thread")
+    turn = Var(low.fresh("turn"))
+    inner.ranges[turn.name] = (0, rounds - 1)
+    me = low.once("thread", THREAD, low.threads)
+    number = me + turn * low.threads if rounds > 1 else me
+    body = _move(low, s, _piece(low, s, number, lengths, width, inner), width, inner)
+    if count % low.threads:
+        inside = simplify(op("lt", number, const(count)), inner.ranges, index=True)
+        body = [k.If(inside, tuple(body))]
+    if rounds == 1:
+        return body
+    return [k.For(turn.name, const(0), const(rounds), 1, tuple(body), "unroll" if rounds <= ROUNDS_UNROLLED else "")]
+
+
+def _width(low: Lowering, s: tile.Copy, scope: Scope, row: int, size: int) -> int:
+    """Elements of a piece: a power of two that divides rows, and whose multiples both sides begin at."""
+    width = max(1, WIDEST // size)
+    while width > 1 and not (row % width == 0 and all(_aligned(low, x, scope, width) for x in (s.target, s.source))):
+        width //= 2
+    return width
+
+
+def _aligned(low: Lowering, s: tile.Slice, scope: Scope, width: int) -> bool:
+    """Rows of a slice lie together and begin at multiples of `width` elements."""
+    tensor = scope.buffers[s.buffer]
+    if not s.lengths or not s.lengths[-1] or tensor.strides[-1] is not const(1):
+        return False
+    if s.buffer in low.shared and low.shared[s.buffer].width % width:
+        return False
+    starts = [simplify(low.value(e, scope), scope.ranges, index=True) for e in s.starts]
+    return divides(starts[-1], width) and all(divides(step, width) for step in tensor.strides[:-1])
+
+
+def _piece(low: Lowering, s: tile.Copy, number: Expr, lengths: list[int], width: int, scope: Scope) -> _Piece:
+    """Piece `number`, row by row."""
+    local: list[Expr] = []
+    rest, parts = number, [*lengths[:-1], lengths[-1] // width]
+    for n in reversed(parts[1:]):
+        local.insert(0, rest % n)
+        rest = rest // n
+    local.insert(0, rest)
+    local[-1] = local[-1] * width
+    places, insides = [], []
+    for x in (s.target, s.source):
+        index = index_of(low, x, local, scope)
+        insides.append(_inside(x.buffer, index, scope, low))
+        places.append(_place(low, x.buffer, index, scope))
+    end = scope.buffers[s.source.buffer].shape[-1] if s.source.starts else const(1)
+    last = index_of(low, s.source, local, scope)[-1] if s.source.starts else const(0)
+    left = simplify(low.value(end, scope) - last, scope.ranges, index=True)
+    return _Piece(places[0], places[1], insides[0], insides[1], left)
+
+
+def index_of(low: Lowering, s: tile.Slice, local: list[Expr], scope: Scope) -> tuple[Expr, ...]:
+    """The index of an element of a slice, from its place along the axes that the slice has."""
+    given = iter(local)
+    starts = (low.value(e, scope) for e in s.starts)
+    made = (start + next(given) if n else start for start, n in zip(starts, s.lengths, strict=True))
+    return tuple(simplify(e, scope.ranges, index=True) for e in made)
+
+
+def _place(low: Lowering, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
+    if buffer in low.shared:
+        return shared.offset(low.shared[buffer], index, scope.ranges)
+    return access.address(index, scope.buffers[buffer], scope.ranges)
+
+
+def _inside(buffer: str, index: tuple[Expr, ...], scope: Scope, low: Lowering) -> Expr:
+    """Whether the first element of a piece is within its buffer."""
+    if buffer in low.shared:
+        return op("eq", const(0), const(0))
+    shape = scope.buffers[buffer].shape
+    checks = [op("ge", i, const(0)) for i in index]
+    checks += [op("lt", i, low.value(n, scope)) for i, n in zip(index, shape, strict=True)]
+    return both(*(simplify(c, scope.ranges, index=True) for c in checks))
+
+
+def _move(low: Lowering, s: tile.Copy, piece: _Piece, width: int, scope: Scope) -> Body:
+    tensor = scope.buffers[s.source.buffer]
+    whole = s.source.buffer in low.shared or divides(low.value(tensor.shape[-1], scope), width)
+    if s.how == "cp.async":
+        return _asynchronous(low, s, piece, width, whole, tensor.dtype.bytes)
+    target = scope.buffers[s.target.buffer]
+    if not whole or not (s.target.buffer in low.shared or divides(low.value(target.shape[-1], scope), width)):
+        raise ValueError(
+            f"kernel {low.source.name}: rows of {s.source.buffer} or {s.target.buffer} do not end where a piece of "
+            f"{width} elements of the copy does"
+        )
+    near = low.fresh(f"{s.source.buffer}_near")
+    zero = Const(0.0, tensor.dtype) if tensor.dtype in STORAGE_ONLY else const(0, tensor.dtype)
+    i = Var(low.fresh("n"))
+    blank = k.For(i.name, const(0), const(width), 1, (k.Store(near, i, zero),), "unroll")
+    held, source = k.Address(near, const(0)), k.Address(low.array(s.source.buffer), piece.source)
+    load = k.Call("mlc_load", (width,), (held, source), (near,))
+    to = k.Address(low.array(s.target.buffer), piece.target)
+    store = k.Call("mlc_store", (width,), (to, held), (to.buffer,))
+    made: Body = [k.Array(near, tensor.dtype, width, "local", 16)]
+    made.append(load if isinstance(piece.inside_source, Const) else k.If(piece.inside_source, (load,), (blank,)))
+    made.append(store)
+    return made if isinstance(piece.inside_target, Const) else [k.If(piece.inside_target, tuple(made))]
+
+
+def _asynchronous(low: Lowering, s: tile.Copy, piece: _Piece, width: int, whole: bool, size: int) -> Body:
+    target, source = low.array(s.target.buffer), low.array(s.source.buffer)
+    bytes_ = width * size
+    template = (bytes_, LINE) if bytes_ == WIDEST else (bytes_,)
+    addresses = (k.Address(target, piece.target), k.Address(source, piece.source))
+    if isinstance(piece.inside_source, Const) and whole:
+        return [k.Call("mlc_cp_async", template, addresses, (target,))]
+    there: Expr = const(bytes_) if whole else op("min", piece.left * size, const(bytes_))
+    there = select(piece.inside_source, there, const(0))
+    return [k.Call("mlc_cp_async_zero", template, (*addresses, there), (target,))]

@@ -1,0 +1,142 @@
+"""Loops over lanes whose tiles are fragments: each thread goes over its registers, rows first, then columns."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.expr import COMBINE, Const, Expr, Var, both, const, identity, op, static
+from compiler.ir.index import simplify
+from compiler.ir.statement import If, Stmt
+from compiler.passes.gpu import fragments
+from compiler.passes.gpu.fragments import WARP, Digit, Fragment
+from compiler.passes.gpu.lanes import accumulated, vector_loop
+from compiler.passes.gpu.scope import Part, Scope
+from compiler.passes.gpu.vectors import uniform
+
+if TYPE_CHECKING:
+    from compiler.passes.gpu.threads import Lowering
+
+Body = list[k.Stmt]
+
+
+def fragment_of(low: Lowering, f: tile.For) -> Fragment | None:
+    """How a loop over lanes goes over registers; None where none of its tiles is a fragment."""
+    below = tuple(n for b in f.body for n in b.walk() if isinstance(n, tile.For) and n.bind.level == "lanes")
+    tensors = {n: low.tiles[n] for n in low.fragments if n in low.tiles}
+    return fragments.of_nest(fragments.Nest(f, below), tensors, low.fragments)
+
+
+def over_rows(low: Lowering, f: tile.For, fragment: Fragment, scope: Scope) -> Body:
+    """The loop over rows of fragments: what stands in it outside of loops over columns, all threads of a row do."""
+    if static(f.extent, f"the extent of {f.var}") != fragment.shape[0] or f.kind != "parallel":
+        raise ValueError(
+            f"kernel {low.source.name}: {f.var} goes over {f.extent} rows of fragments of {fragment.shape}, or reduces"
+        )
+    start, _ = low.origin(fragment)
+    inner = scope.inner(level="thread")
+    digits = [d for d in fragment.registers if d.row]
+    variables, offset = _variables(low, digits, [d.row for d in digits], inner, "row")
+    inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
+    inner.part = Part(fragment, f.var, offset)
+    return _loops(variables, digits, low.sequence(f.body, inner))
+
+
+def over_columns(low: Lowering, f: tile.For, scope: Scope) -> Body:
+    """The loop over columns; what it accumulates is combined over the threads of a row."""
+    part = scope.part
+    assert part is not None
+    fragment = part.fragment
+    if static(f.extent, f"the extent of {f.var}") != fragment.shape[1]:
+        raise ValueError(f"kernel {low.source.name}: {f.var} goes over fragments of {fragment.shape[1]} columns")
+    inner = scope.inner()
+    outer = accumulated(f, scope)
+    before: Body = []
+    for name, how in outer.items():
+        total = scope.values[name]
+        made = low.fresh(f"{name}_part")
+        before.append(k.Declare(made, identity(how, total.dtype)))
+        inner.values[name] = Var(made, total.dtype)
+    body = _columns(low, f, fragment, part, inner)
+    after: Body = []
+    for name, how in outer.items():
+        total, mine = scope.values[name], inner.values[name]
+        assert isinstance(total, Var)
+        together = k.Together(how, mine, _sharers(low, fragment)) if _sharers(low, fragment) > 1 else mine
+        after.append(k.Assign(total.name, op(COMBINE[how], total, together)))
+    return [*before, *body, *after]
+
+
+def _columns(low: Lowering, f: tile.For, fragment: Fragment, part: Part, inner: Scope) -> Body:
+    _, start = low.origin(fragment)
+    digits = [d for d in fragment.registers if d.column]
+    variables, offset = _variables(low, digits, [d.column for d in digits], inner, "column")
+    inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
+    inner.part = Part(fragment, part.rows, part.row, f.var, offset)
+    if digits and digits[0].column == 1 and isinstance(variables[0], Var):
+        made = _wide(low, f.body, inner, variables[0], digits[0].extent)
+        return _loops(variables[1:], digits[1:], made)
+    return _loops(variables, digits, low.sequence(f.body, inner))
+
+
+def _wide(low: Lowering, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int) -> Body:
+    """A body for neighbours in a row, behind the guards that they have in common."""
+    match body:
+        case (If(cond, inner),):
+            alike = uniform(low.value(cond, scope), lane, vector)
+            if isinstance(alike, Const):
+                return _wide(low, inner, scope, lane, vector) if alike.value else []
+            if alike is not None:
+                return [k.If(alike, tuple(_wide(low, inner, scope, lane, vector)))]
+            return [k.For(lane.name, const(0), const(vector), 1, tuple(low.sequence(body, scope)), "unroll")]
+    return vector_loop(low, body, scope, lane, vector)
+
+
+def only_one(low: Lowering, fragment: Fragment) -> Expr:
+    """Holds in one of the threads that have the same rows."""
+    conditions: list[Expr] = []
+    weight = 1
+    for d in fragment.threads:
+        if not d.row:
+            number, by = (low.lane(), weight) if weight < WARP else (low.warp(), weight // WARP)
+            digit = simplify(number // by % d.extent, low.known, index=True)
+            conditions.append(op("eq", digit, const(0)))
+        weight *= d.extent
+    return both(*conditions)
+
+
+def _sharers(low: Lowering, fragment: Fragment) -> int:
+    """How many neighbouring threads hold one row together; raises ValueError where they are not neighbours."""
+    count = 1
+    for d in fragment.threads:
+        if not d.column:
+            break
+        count *= d.extent
+    if math.prod(d.extent for d in fragment.threads if d.column) != count or count > WARP:
+        raise ValueError(f"kernel {low.source.name}: a row of a fragment is spread over several warps and reduced")
+    return count
+
+
+def _variables(
+    low: Lowering, digits: list[Digit], steps: list[int], scope: Scope, stem: str
+) -> tuple[list[Expr], Expr]:
+    """A variable for each digit, and how far they go together."""
+    made: list[Expr] = []
+    offset: Expr = const(0)
+    for d, step in zip(digits, steps, strict=True):
+        var = Var(low.fresh(stem)) if d.extent > 1 else const(0)
+        if isinstance(var, Var):
+            scope.ranges[var.name] = (0, d.extent - 1)
+        made.append(var)
+        offset = offset + var * step
+    return made, offset
+
+
+def _loops(variables: list[Expr], digits: list[Digit], body: Body) -> Body:
+    """Unrolled loops around a body, the fastest digit innermost."""
+    for var, d in zip(variables, digits, strict=True):
+        if isinstance(var, Var):
+            body = [k.For(var.name, const(0), const(d.extent), 1, tuple(body), "unroll")]
+    return body

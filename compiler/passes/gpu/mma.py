@@ -1,0 +1,233 @@
+"""Tensor instructions of a warp: fragments from shared memory by ldmatrix, products in registers."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Const, Expr, Load, Var, const, static
+from compiler.ir.index import simplify
+from compiler.ir.statement import Stmt
+from compiler.passes.gpu import fragments, shared
+from compiler.passes.gpu.fragments import Digit, Fragment
+from compiler.passes.gpu.scope import Scope
+from compiler.targets.target import instruction
+
+if TYPE_CHECKING:
+    from compiler.passes.gpu.threads import Lowering
+
+Body = list[k.Stmt]
+
+MATRIX = 8  # rows of a matrix that ldmatrix moves, of 16 bytes each
+WORD = 4  # bytes that a thread gets of each
+MOST_MATRICES = 4
+
+
+def multiply(low: Lowering, s: tile.Mma, scope: Scope) -> Body:
+    """acc += a . b, an instruction for each part of the accumulator that a warp has, all of them along k."""
+    row = instruction(low.target, s.instruction)
+    if (row.a_space, row.b_space) != ("registers", "registers"):
+        raise ValueError(f"kernel {low.source.name}: {row.name} stands outside of a pipeline with producers")
+    acc, a, b = (low.fragments[x.buffer] for x in (s.acc, s.a, s.b))
+    long = tile.lengths(s)
+    repeats = {
+        "m": long["m"] // low.groups.m // row.m,
+        "n": long["n"] // low.groups.n // row.n,
+        "k": long["k"] // row.k,
+    }
+    inner = scope.inner()
+    at: dict[str, Expr] = {}
+    for axis in "kmn":
+        at[axis] = const(0)
+        if repeats[axis] > 1:
+            name = low.fresh(axis)
+            at[axis], inner.ranges[name] = Var(name), (0, repeats[axis] - 1)
+
+    def operand(x: tile.Slice, axes: str, fragment: Fragment) -> k.Address:
+        starts = [low.value(e, scope) for e in x.starts]
+        begin = fragments.register(fragment, starts[0], starts[1], inner.ranges)
+        for axis in axes:
+            begin = begin + at[axis] * fragment.stride(axis)
+        return k.Address((scope.registers or {})[x.buffer], simplify(begin, inner.ranges, index=True))
+
+    args = (operand(s.acc, "mn", acc), operand(s.a, "mk", a), operand(s.b, "kn", b))
+    body: Body = [k.Call(row.function, (row.m, row.n, row.k), args, (args[0].buffer,))]
+    for axis in "nmk":
+        var = at[axis]
+        if isinstance(var, Var):
+            body = [k.For(var.name, const(0), const(repeats[axis]), 1, tuple(body), "unroll")]
+    return body
+
+
+# ---- operands
+
+
+def load_fragment(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
+    """A slice of a tile in shared memory as a fragment: by ldmatrix where that deals the elements out alike."""
+    fragment = low.fragments[s.target.buffer]
+    array = (scope.registers or {})[s.target.buffer]
+    if s.source.buffer not in low.shared or any(not isinstance(e, Const) or e.value for e in s.target.starts):
+        raise ValueError(f"kernel {low.source.name}: fragment {s.target.buffer} is loaded whole, from shared memory")
+    shape = tuple(static(n) for n in low.tiles[s.target.buffer].shape)
+    if tuple(n for n in s.source.lengths if n) != shape:
+        raise ValueError(f"kernel {low.source.name}: fragment {s.target.buffer} of {shape} is loaded from a part of it")
+    dtype = low.tiles[s.target.buffer].dtype
+    how = _matrices(fragment, dtype)
+    if how is None:
+        return _one_by_one(low, s, fragment, array, scope)
+    transposed, digits = how
+    return _by_matrices(low, s, fragment, array, transposed, digits, scope)
+
+
+def _matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | None:
+    """Whether ldmatrix must transpose, and the digits of the registers of 32 bits; None where it deals otherwise."""
+    pack = WORD // dtype.bytes
+    digits = list(fragment.registers)
+    if dtype.bytes not in (2, WORD) or len(fragment.threads) < 2:
+        return None
+    if pack > 1:
+        if not digits or digits[0].extent != pack:
+            return None
+        step = (digits[0].row, digits[0].column)
+        digits = digits[1:]
+    else:
+        step = (fragment.threads[0].row, fragment.threads[0].column)
+    across, down = fragment.threads[:2]
+    if across.extent != 4 or down.extent != MATRIX or sorted(step) != [0, 1]:
+        return None
+    other = (step[1], step[0])
+    if (across.row, across.column) != (pack * step[0], pack * step[1]) or (down.row, down.column) != other:
+        return None
+    transposed = step == (1, 0)
+    return None if transposed and pack == 1 else (transposed, digits)
+
+
+def _by_matrices(
+    low: Lowering, s: tile.Copy, fragment: Fragment, array: str, transposed: bool, digits: list[Digit], scope: Scope
+) -> Body:
+    """ldmatrix for up to four registers at a time: lanes pass addresses of rows, eight for each matrix."""
+    count, matrix, rest = _first(digits)
+    pack = WORD // low.tiles[s.target.buffer].dtype.bytes
+    lane = low.lane()
+    # Rows of a matrix are rows of the tile in memory, which run along the last axis: row `lane` of all matrices.
+    row: Expr = lane % MATRIX
+    column: Expr = const(0)
+    number = lane // MATRIX % count
+    for d in matrix:
+        row, column = row + number % d.extent * d.row, column + number % d.extent * d.column
+        number = number // d.extent
+    before = 32
+    for t in fragment.threads[2:]:
+        digit = low.warp() // (before // 32) % t.extent
+        row, column = row + digit * t.row, column + digit * t.column
+        before *= t.extent
+    known = low.known
+    row = low.once("row", simplify(row, known, index=True), fragment.shape[0])
+    column = low.once("column", simplify(column, known, index=True), fragment.shape[1])
+    inner = scope.inner()
+    variables: list[tuple[Var, int]] = []
+    weight = count * pack
+    register: Expr = const(0)
+    at_row, at_column = row, column
+    for d in rest:
+        var = Var(low.fresh("part"))
+        inner.ranges[var.name] = (0, d.extent - 1)
+        at_row, at_column = at_row + var * d.row, at_column + var * d.column
+        register, weight = register + var * weight, weight * d.extent
+        variables.append((var, d.extent))
+    source = _address(low, s.source, at_row, at_column, inner)
+    function = "mlc_ldmatrix_transposed" if transposed else "mlc_ldmatrix"
+    body: Body = [k.Call(function, (count,), (k.Address(array, register), source), (array,))]
+    return _unrolled(variables, body)
+
+
+def _first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
+    """As many matrices as one instruction loads, their digits, and the digits that are left."""
+    count, taken, rest = 1, [], list(digits)
+    while rest and count < MOST_MATRICES:
+        part = math.gcd(rest[0].extent, MOST_MATRICES // count)
+        if part == 1:
+            break
+        d = rest.pop(0)
+        taken.append(Digit(part, d.row, d.column))
+        count *= part
+        if d.extent > part:
+            rest.insert(0, Digit(d.extent // part, d.row * part, d.column * part))
+            break
+    return count, taken, rest
+
+
+def _one_by_one(low: Lowering, s: tile.Copy, fragment: Fragment, array: str, scope: Scope) -> Body:
+    row, column = low.origin(fragment)
+    inner = scope.inner()
+    variables: list[tuple[Var, int]] = []
+    register: Expr = const(0)
+    weight = 1
+    for d in fragment.registers:
+        var = Var(low.fresh("part"))
+        inner.ranges[var.name] = (0, d.extent - 1)
+        row, column = row + var * d.row, column + var * d.column
+        register, weight = register + var * weight, weight * d.extent
+        variables.append((var, d.extent))
+    source = _address(low, s.source, row, column, inner)
+    value = Load(source.buffer, (source.index,), low.tiles[s.target.buffer].dtype)
+    return _unrolled(variables, [k.Store(array, register, value)])
+
+
+def _address(low: Lowering, s: tile.Slice, row: Expr, column: Expr, scope: Scope) -> k.Address:
+    """Where an element of a slice with two axes is."""
+    local = iter((row, column))
+    starts = (low.value(e, scope) for e in s.starts)
+    index = tuple(e + next(local) if n else e for e, n in zip(starts, s.lengths, strict=True))
+    held = low.shared[s.buffer]
+    return k.Address(held.array, shared.offset(held, index, scope.ranges))
+
+
+def _unrolled(variables: list[tuple[Var, int]], body: Body) -> Body:
+    for var, extent in variables:
+        body = [k.For(var.name, const(0), const(extent), 1, tuple(body), "unroll")]
+    return body
+
+
+# ---- the loop around
+
+
+def loads_fragments(low: Lowering, f: tile.For) -> bool:
+    """A loop of known extent that loads fragments and multiplies them."""
+    loads = any(isinstance(n, tile.Copy) and n.target.buffer in low.fragments for n in f.body)
+    return loads and isinstance(f.extent, Const)
+
+
+def unrolled(low: Lowering, f: tile.For, scope: Scope) -> Body:
+    """The loop written out, with the fragments of the next iteration loaded before this one's are multiplied."""
+    ahead = tuple(s for s in f.body if isinstance(s, tile.Copy) and s.target.buffer in low.fragments)
+    rest = tuple(s for s in f.body if s not in ahead)
+    loaded = {s.target.buffer for s in ahead}
+    before = f.body[: f.body.index(ahead[-1])]
+    if any(tile.buffers((s,)) & loaded for s in before if s not in ahead):
+        ahead, rest = (), f.body  # a fragment is used before another is loaded: in order, then
+    count = static(f.extent)
+    sets: list[Scope] = []
+    out: Body = []
+    for n in range(min(2, count)):
+        inner = scope.inner()
+        inner.registers = dict((sets[0] if n else scope).registers or {})
+        for s in f.body:
+            if isinstance(s, tile.Alloc):
+                out += low.alloc(s, inner, ())
+        sets.append(inner)
+
+    def part(n: int, body: tuple[Stmt, ...]) -> Body:
+        inner = sets[n % len(sets)].inner()
+        inner.values[f.var] = const(n)
+        return low.sequence(tuple(s for s in body if not isinstance(s, tile.Alloc)), inner)
+
+    out += part(0, ahead)
+    for n in range(count):
+        if n + 1 < count:
+            out += part(n + 1, ahead)
+        out += part(n, rest)
+    return out

@@ -1,0 +1,56 @@
+"""Running Kernel IR for threads in tests: a program and its inputs go in; what its text computes on the CPU comes out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from compiler.interpret import scalar
+from compiler.interpret.loop import poison
+from compiler.ir import kernel as k
+from compiler.ir.expr import static
+from compiler.ir.tensor import Tensor
+from compiler.render import cuda
+from compiler.runtime.emulator import emulator
+from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan
+from compiler.tests.run_kernel import shape
+
+Array = npt.NDArray[Any]
+HEADERS = Path(cuda.__file__).parent / "cuda"
+
+
+def plan(program: k.Program) -> LaunchPlan:
+    """The launches of a program whose sizes are all known."""
+    names = [t.name for t in (*program.inputs, *program.outputs, *program.temps)]
+    launches = [
+        Launch(name, _extent(f), (f.block[0], f.block[1], f.block[2]), tuple(names.index(p.name) for p in f.params),
+               k.dynamic_shared(f)[1])
+        for f, name in zip(program.functions, cuda.names(program), strict=True)
+    ]  # fmt: skip
+    temps = tuple(map(_buffer, program.temps))
+    offsets = [sum(-(-t.size // 256) * 256 for t in temps[:n]) for n in range(len(temps) + 1)]
+    return LaunchPlan(tuple(map(_buffer, program.inputs)), tuple(map(_buffer, program.outputs)), tuple(launches), temps,
+                      tuple(offsets[:-1]), offsets[-1])  # fmt: skip
+
+
+def run(program: k.Program, arrays: list[Array], check: bool = True, seed: int = 0) -> list[Array]:
+    """The outputs; raises AssertionError with what check mode finds. Arrays hold bf16 as the float32 that equals it."""
+    path = emulator.build(cuda.render(program, target="the CPU"), (HEADERS,), check=check)
+    inputs = [np.ascontiguousarray(scalar.to_memory(a, t.dtype)) for a, t in zip(arrays, program.inputs, strict=True)]
+    outputs = [poison(t, shape(t)) for t in program.outputs]
+    outcome = emulator.run(path, plan(program), [*inputs, *outputs], check=check, seed=seed)
+    assert not outcome.reports and outcome.complete, "\n".join(map(str, outcome.reports))
+    return [scalar.from_memory(a, t.dtype) for a, t in zip(outputs, program.outputs, strict=True)]
+
+
+def _buffer(t: Tensor) -> Buffer:
+    return Buffer(t.name, math.prod(shape(t)) * t.dtype.bytes)
+
+
+def _extent(f: k.Function) -> Extent:
+    x, y, z = (*(static(e) for e in f.grid), 1, 1)[:3]
+    return x, y, z

@@ -1,0 +1,46 @@
+"""Tile IR with tensor instructions and copies as threads: what check mode finds, and what the text computes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.interpret import tile as interpret
+from compiler.ir import kernel, kernel_text, tile, tile_text
+from compiler.passes.gpu.threads import tile_to_threads
+from compiler.targets import legal, nvidia
+from compiler.tests import run_threads
+from compiler.tests.meaning import fresh_seed, random_arrays
+
+CASES = Path(__file__).parent / "cases"
+PROGRAMS = sorted([*(CASES / "tile_to_threads").glob("*.tile"), CASES / "tile" / "matmul_cp_async_mma.tile"])
+TARGETS = {t.name: t for t in nvidia.TARGETS}
+
+
+def read(path: Path) -> tuple[tile.Program, str]:
+    """The program in a file and the name of its target, from the file's head."""
+    text = path.read_text(encoding="utf-8")
+    target = next(line for line in text.splitlines() if line.startswith("# target:"))
+    return tile_text.parse(text), target.removeprefix("# target:").strip()
+
+
+def lowered(path: Path) -> tuple[tile.Program, kernel.Program]:
+    program, target = read(path)
+    tile.verify(program)
+    legal.verify(program, TARGETS[target])
+    made = tile_to_threads(program, TARGETS[target])
+    kernel.verify(made)
+    return program, made
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda p: p.stem)
+def test_program(path: Path) -> None:
+    program, made = lowered(path)
+    assert kernel_text.parse(kernel_text.show(made)) is made
+    seed = fresh_seed()
+    arrays = random_arrays(program.inputs, seed)
+    wanted = interpret.run(program, arrays)
+    got = run_threads.run(made, list(arrays), seed=2)
+    for x, y, t in zip(got, wanted, program.outputs, strict=True):
+        unit = 2.0**-8 if t.dtype.bits == 16 else 2.0**-20
+        np.testing.assert_allclose(x, y, rtol=unit, atol=unit * np.abs(y).max(), err_msg=f"{path.stem}, seed {seed}")
