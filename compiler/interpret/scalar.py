@@ -92,9 +92,9 @@ def _fma(a: Array, b: Array, c: Array) -> Array:
 
 def _tf32(x: Array) -> Array:
     """`x` with 10 bits of fraction, to nearest, halves away from zero."""
-    bits, cut = (np.uint32, 13) if x.dtype == np.float32 else (np.uint64, 42)
-    raw = np.atleast_1d(np.ascontiguousarray(x)).view(bits)
-    kept = (raw + (bits(1) << bits(cut - 1))) >> bits(cut) << bits(cut)
+    bits = np.dtype(f"u{x.dtype.itemsize}")
+    unit, half = (bits.type(2**n) for n in ((13, 12) if bits.itemsize == 4 else (42, 41)))
+    kept: Array = (np.atleast_1d(np.ascontiguousarray(x)).view(bits) + half) // unit * unit
     return np.where(np.isnan(x), x, kept.view(x.dtype).reshape(np.shape(x)))
 
 

@@ -1,8 +1,7 @@
-"""Running Kernel IR for threads in tests: a program and its inputs go in; what its text computes on the CPU comes out."""
+"""Running Kernel IR for threads in tests: a program and its inputs in; what its text computes on the CPU out."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -40,15 +39,28 @@ def plan(program: k.Program) -> LaunchPlan:
 def run(program: k.Program, arrays: list[Array], check: bool = True, seed: int = 0) -> list[Array]:
     """The outputs; raises AssertionError with what check mode finds. Arrays hold bf16 as the float32 that equals it."""
     path = emulator.build(cuda.render(program, target="the CPU"), (HEADERS,), check=check)
-    inputs = [np.ascontiguousarray(scalar.to_memory(a, t.dtype)) for a, t in zip(arrays, program.inputs, strict=True)]
+    inputs = [_memory(scalar.to_memory(a, t.dtype), t) for a, t in zip(arrays, program.inputs, strict=True)]
     outputs = [poison(t, shape(t)) for t in program.outputs]
     outcome = emulator.run(path, plan(program), [*inputs, *outputs], check=check, seed=seed)
     assert not outcome.reports and outcome.complete, "\n".join(map(str, outcome.reports))
     return [scalar.from_memory(a, t.dtype) for a, t in zip(outputs, program.outputs, strict=True)]
 
 
+def _span(t: Tensor) -> int:
+    """Elements from the first to the last."""
+    return 1 + sum((n - 1) * static(by) for n, by in zip(shape(t), t.strides, strict=True))
+
+
+def _memory(a: Array, t: Tensor) -> Array:
+    """An array with the strides of its tensor, flat."""
+    flat = np.zeros(_span(t), a.dtype)
+    strides = [static(by) * a.itemsize for by in t.strides]
+    np.lib.stride_tricks.as_strided(flat, shape(t), strides)[...] = a
+    return flat
+
+
 def _buffer(t: Tensor) -> Buffer:
-    return Buffer(t.name, math.prod(shape(t)) * t.dtype.bytes)
+    return Buffer(t.name, _span(t) * t.dtype.bytes)
 
 
 def _extent(f: k.Function) -> Extent:

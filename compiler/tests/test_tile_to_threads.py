@@ -7,6 +7,7 @@ import pytest
 
 from compiler.interpret import tile as interpret
 from compiler.ir import kernel, kernel_text, tile, tile_text
+from compiler.ir.statement import Program
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.targets import legal, nvidia
 from compiler.tests import run_threads
@@ -17,14 +18,14 @@ PROGRAMS = sorted([*(CASES / "tile_to_threads").glob("*.tile"), CASES / "tile" /
 TARGETS = {t.name: t for t in nvidia.TARGETS}
 
 
-def read(path: Path) -> tuple[tile.Program, str]:
+def read(path: Path) -> tuple[Program, str]:
     """The program in a file and the name of its target, from the file's head."""
     text = path.read_text(encoding="utf-8")
     target = next(line for line in text.splitlines() if line.startswith("# target:"))
     return tile_text.parse(text), target.removeprefix("# target:").strip()
 
 
-def lowered(path: Path) -> tuple[tile.Program, kernel.Program]:
+def lowered(path: Path) -> tuple[Program, kernel.Program]:
     program, target = read(path)
     tile.verify(program)
     legal.verify(program, TARGETS[target])

@@ -14,7 +14,7 @@ from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Const, Expr, Var, both, const, op, select
 from compiler.ir.index import simplify
-from compiler.passes.gpu import mma, shared
+from compiler.passes.gpu import mma
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.vectors import divides
 from compiler.schedule import access
@@ -94,7 +94,8 @@ def _aligned(low: Lowering, s: tile.Slice, scope: Scope, width: int) -> bool:
     if s.buffer in low.shared and low.shared[s.buffer].width % width:
         return False
     starts = [simplify(low.value(e, scope), scope.ranges, index=True) for e in s.starts]
-    return divides(starts[-1], width) and all(divides(step, width) for step in tensor.strides[:-1])
+    rows = all(divides(step, width) for step in tensor.strides[:-1])
+    return rows and divides(starts[-1], width, low.multiples)
 
 
 def _piece(low: Lowering, s: tile.Copy, number: Expr, lengths: list[int], width: int, scope: Scope) -> _Piece:
@@ -127,7 +128,7 @@ def index_of(low: Lowering, s: tile.Slice, local: list[Expr], scope: Scope) -> t
 
 def _place(low: Lowering, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
     if buffer in low.shared:
-        return shared.offset(low.shared[buffer], index, scope.ranges)
+        return low.offset(low.shared[buffer], index, scope)
     return access.address(index, scope.buffers[buffer], scope.ranges)
 
 

@@ -85,7 +85,7 @@ def _wide(low: Lowering, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector
     """A body for neighbours in a row, behind the guards that they have in common."""
     match body:
         case (If(cond, inner),):
-            alike = uniform(low.value(cond, scope), lane, vector)
+            alike = uniform(low.value(cond, scope), lane, vector, scope.multiples)
             if isinstance(alike, Const):
                 return _wide(low, inner, scope, lane, vector) if alike.value else []
             if alike is not None:

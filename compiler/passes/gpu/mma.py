@@ -11,7 +11,7 @@ from compiler.ir.dtype import DType
 from compiler.ir.expr import Const, Expr, Load, Var, const, static
 from compiler.ir.index import simplify
 from compiler.ir.statement import Stmt
-from compiler.passes.gpu import fragments, shared
+from compiler.passes.gpu import fragments
 from compiler.passes.gpu.fragments import Digit, Fragment
 from compiler.passes.gpu.scope import Scope
 from compiler.targets.target import instruction
@@ -183,7 +183,7 @@ def _address(low: Lowering, s: tile.Slice, row: Expr, column: Expr, scope: Scope
     starts = (low.value(e, scope) for e in s.starts)
     index = tuple(e + next(local) if n else e for e, n in zip(starts, s.lengths, strict=True))
     held = low.shared[s.buffer]
-    return k.Address(held.array, shared.offset(held, index, scope.ranges))
+    return k.Address(held.array, low.offset(held, index, scope))
 
 
 def _unrolled(variables: list[tuple[Var, int]], body: Body) -> Body:

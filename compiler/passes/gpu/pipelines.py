@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, names, op, select
-from compiler.ir.index import simplify
+from compiler.ir.index import simplify, value_range
 from compiler.ir.statement import Let, Stmt
 from compiler.passes.gpu import copies
 from compiler.passes.gpu.hazards import Uses
@@ -95,7 +95,7 @@ def _main(
     inner.ranges[read.name] = inner.ranges[write.name] = (0, depth - 1)
     body: Body = [k.Call("mlc_cp_async_wait", (depth - 2,), ()), low.meet(scope)]
     low.hazards.clear()
-    body += _issue(low, f, copied, simplify(var + (depth - 1), inner.ranges, index=True), write, extent, used, inner)
+    body += _issue(low, f, copied, var + (depth - 1), write, extent, used, inner)
     at(low, used, read)
     body += low.loop_body(f, rest_of(rest, used), inner)
     body += [k.Assign(x.name, following(x, depth)) for x in (read, write)]
@@ -114,17 +114,19 @@ def _issue(
     scope: Scope,
 ) -> Body:
     """The copies of iteration `number`, if there is one, as a group."""
+    some = simplify(op("lt", number, extent), scope.ranges, index=True)
+    if isinstance(some, Const) and not some.value:
+        return [k.Call("mlc_cp_async_commit", (), ())]
     inner = scope.inner()
-    inner.values[f.var] = number
+    ahead = Var(low.fresh(f.var))
+    inner.values[f.var] = ahead
+    inner.ranges[ahead.name] = value_range(number, scope.ranges)[0], range_of(extent, scope.ranges)[1]
     at(low, used, slot)
-    body: Body = []
+    body: Body = [k.Declare(ahead.name, number)]
     for s in copied:
         body += copies.pieces(low, s, inner) if isinstance(s, tile.Copy) else low.stmt(s, inner)
-    some = simplify(op("lt", number, extent), inner.ranges, index=True)
     if not isinstance(some, Const):
         body = [k.If(some, tuple(body))]
-    elif not some.value:
-        body = []
     return [*body, k.Call("mlc_cp_async_commit", (), ())]
 
 

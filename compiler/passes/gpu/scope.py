@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from compiler.ir import kernel as k
 from compiler.ir.expr import Expr, Var
@@ -67,6 +67,8 @@ class Scope:
     ready: dict[tuple[str, Expr], tuple[str, Expr]] | None = None
     # Buffers whose stores are gathered, and in which array.
     gathered: dict[str, tuple[str, Expr]] | None = None
+    # What is known to divide variables.
+    multiples: dict[str, int] = field(default_factory=dict)
     # Tiles whose reads and writes a pipeline keeps apart.
     ordered: frozenset[str] = frozenset()
 

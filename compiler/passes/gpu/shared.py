@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from compiler.ir.expr import Const, Expr, const, op, static
@@ -73,10 +73,10 @@ def plain_offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges) -> E
     return simplify(out, ranges, index=True)
 
 
-def offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges) -> Expr:
-    """Where an element is in the tile's array."""
+def offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges, keep: Callable[[Expr], Expr]) -> Expr:
+    """Where an element is in the tile's array; `keep` may give a variable for a part of it that is not negative."""
     made = linear(plain_offset(tile, index, ranges))
-    made = made if not tile.swizzle else _swizzled(made, tile, ranges)
+    made = made if not tile.swizzle else _swizzled(made, tile, ranges, keep)
     return simplify(from_linear(made) + tile.slot * tile.size, ranges, index=True)
 
 
@@ -85,7 +85,7 @@ def slot_offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges) -> Ex
     return simplify(plain_offset(tile, index, ranges) + tile.slot * tile.size, ranges, index=True)
 
 
-def _swizzled(form: Linear, tile: SharedTile, ranges: Ranges) -> Linear:
+def _swizzled(form: Linear, tile: SharedTile, ranges: Ranges, keep: Callable[[Expr], Expr]) -> Linear:
     """Only bits of the middle change: whole groups of 8 rows, and places inside of a piece, are added behind."""
     size = tile.tensor.dtype.bytes
     group, mask = 8 * tile.swizzle // size, swizzle_mask(tile.swizzle) // size
@@ -102,7 +102,7 @@ def _swizzled(form: Linear, tile: SharedTile, ranges: Ranges) -> Linear:
             break
     moved = simplify(from_linear(middle), ranges, index=True)
     mixed = exclusive(moved, op("and", op("shr", moved, const(3)), const(mask)))
-    return linear(from_linear(high) + mixed + from_linear(low))
+    return linear(from_linear(high) + keep(mixed) + from_linear(low))
 
 
 def exclusive(a: Expr, b: Expr) -> Expr:

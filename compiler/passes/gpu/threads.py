@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import DType, boolean, i64
-from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select, static
+from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, names, op, select, static
 from compiler.ir.index import Range, extent_range, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -22,6 +22,7 @@ from compiler.passes.gpu.fragments import Fragment, Grid
 from compiler.passes.gpu.hazards import Hazards, touched
 from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread, range_of
 from compiler.passes.gpu.shared import SharedTile
+from compiler.passes.gpu.vectors import multiple
 from compiler.schedule import access
 from compiler.targets.target import Target
 
@@ -82,6 +83,7 @@ class Lowering:
     arrays: Body = field(default_factory=list)
     start: Body = field(default_factory=list)
     known: dict[str, Range] = field(default_factory=dict)
+    multiples: dict[str, int] = field(default_factory=dict)
     origins: dict[Fragment, tuple[Expr, Expr]] = field(default_factory=dict)
 
     def function(self, schedule: str) -> k.Function:
@@ -91,7 +93,7 @@ class Lowering:
         self.tiles = {n.tensor.name: n.tensor for x in s.body for n in x.walk() if isinstance(n, tile.Alloc)}
         self.groups = fragments.choose_grid(s, self.target, self.threads)
         self.fragments = fragments.infer(s, self.target, self.groups)
-        scope = Scope({}, ChainMap({}, self.known), {p.name: p for p in s.params})
+        scope = Scope({}, ChainMap({}, self.known), {p.name: p for p in s.params}, multiples=self.multiples)
         body, axes = s.body, []
         while len(body) == 1 and _is(body[0], "blocks"):
             loop = body[0]
@@ -143,8 +145,11 @@ class Lowering:
         return self.once("warp", k.Builtin("thread.warp"), self.threads // WARP)
 
     def once(self, stem: str, value: Expr, count: int) -> Expr:
-        """A variable from the function's beginning with that value, which is below `count`."""
-        if isinstance(value, Const | Var):
+        """A variable from the function's beginning with that value, which is not negative and below `count`.
+
+        Values that are no shorter by a name, and those of variables that are not known there, stay as they are.
+        """
+        if isinstance(value, Const | Var) or not names(value) <= set(self.known):
             return value
         for s in self.start:
             if isinstance(s, k.Declare) and s.value is value:
@@ -152,6 +157,7 @@ class Lowering:
         name = self.fresh(stem)
         self.start.append(k.Declare(name, value))
         self.known[name] = (0, count - 1)
+        self.multiples[name] = multiple(value, self.multiples)
         return Var(name)
 
     def origin(self, fragment: Fragment) -> tuple[Expr, Expr]:
@@ -165,6 +171,10 @@ class Lowering:
     def array(self, buffer: str) -> str:
         """The array or parameter that holds a buffer other threads see."""
         return self.shared[buffer].array if buffer in self.shared else buffer
+
+    def offset(self, held: SharedTile, index: tuple[Expr, ...], scope: Scope) -> Expr:
+        """Where an element of a tile in shared memory is; what a swizzle mixes is computed at the beginning."""
+        return shared.offset(held, index, scope.ranges, lambda e: self.once("place", e, held.size))
 
     def meet(self, scope: Scope) -> k.Stmt:
         """All threads that do the same wait for each other."""
@@ -352,7 +362,7 @@ class Lowering:
             return buffer, around.slot
         if buffer in self.shared:
             held = self.shared[buffer]
-            return held.array, shared.offset(held, tuple(self.value(i, scope) for i in index), scope.ranges)
+            return held.array, self.offset(held, tuple(self.value(i, scope) for i in index), scope)
         flat = access.address(index, scope.buffers[buffer], scope.tile_ranges())
         return buffer, simplify(self.value(flat, scope), scope.ranges, index=True)
 

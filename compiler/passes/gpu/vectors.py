@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, const, names, op, substitute
@@ -12,6 +13,9 @@ from compiler.ir.statement import Accum, Init, Let, Stmt, Store
 from compiler.passes.gpu.scope import Scope
 from compiler.schedule import access
 
+Multiples = Mapping[str, int]  # what divides a variable
+NO_MULTIPLES: Multiples = MappingProxyType({})
+WIDEST = 128
 Place = Callable[[str, tuple[Expr, ...]], Expr]
 
 
@@ -23,17 +27,19 @@ class Neighbours:
     stores: dict[tuple[str, Expr], Expr]
 
 
-def divides(e: Expr, by: int) -> bool:
-    """`e` is certainly a multiple of `by`."""
+def divides(e: Expr, by: int, multiples: Multiples = NO_MULTIPLES) -> bool:
+    """`e` is certainly a multiple of `by`, a power of two, as variables are of what is said."""
     match e:
+        case Var(name) if multiples.get(name, 1) % by == 0:
+            return True
         case Op("min" | "max" | "xor" | "or", (a, b)):
-            return divides(a, by) and divides(b, by)
+            return divides(a, by, multiples) and divides(b, by, multiples)
         case Op("and", (a, b)):
-            return divides(a, by) or divides(b, by)
+            return divides(a, by, multiples) or divides(b, by, multiples)
     terms, rest = linear(e)
     if e in terms:
         return by == 1
-    return rest % by == 0 and all(c % by == 0 or divides(t, by // _common(c, by)) for t, c in terms.items())
+    return rest % by == 0 and all(c % by == 0 or divides(t, by // _common(c, by), multiples) for t, c in terms.items())
 
 
 def _common(c: int, by: int) -> int:
@@ -42,16 +48,24 @@ def _common(c: int, by: int) -> int:
     return max(by, 1)
 
 
-def uniform(cond: Expr, lane: Var, vector: int) -> Expr | None:
+def multiple(e: Expr, multiples: Multiples = NO_MULTIPLES) -> int:
+    """The largest power of two, up to `WIDEST`, that certainly divides `e`."""
+    by = WIDEST
+    while by > 1 and not divides(e, by, multiples):
+        by //= 2
+    return by
+
+
+def uniform(cond: Expr, lane: Var, vector: int, multiples: Multiples) -> Expr | None:
     """`cond` without `lane`, where it holds for all of 0 .. vector - 1 or for none; None where it may differ."""
     match cond:
         case Op("and" | "or" as how, (a, b)) if a.dtype is boolean:
-            left, right = uniform(a, lane, vector), uniform(b, lane, vector)
+            left, right = uniform(a, lane, vector, multiples), uniform(b, lane, vector, multiples)
             return None if left is None or right is None else op(how, left, right)
         case Op("lt" | "ge", (a, b)) if a.dtype is i64 and lane.name in names(cond):
             terms, _ = linear(a - b)
             # Multiples of the vector, plus the lane, are below zero together.
-            if terms.get(lane) == 1 and divides(a - b - lane, vector):
+            if terms.get(lane) == 1 and divides(a - b - lane, vector, multiples):
                 return substitute(cond, {lane: const(0)})
             return None
     return cond if lane.name not in names(cond) else None
@@ -78,7 +92,7 @@ def neighbours(body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int, pla
             return None
         terms, rest = linear(flat)
         start = from_linear(({t: c for t, c in terms.items() if t is not lane}, rest))
-        return (flat, start) if divides(start, vector) else None
+        return (flat, start) if divides(start, vector, scope.multiples) else None
 
     loads: dict[tuple[str, Expr], Expr] = {}
     stores: dict[tuple[str, Expr], Expr] = {}
