@@ -3,6 +3,7 @@
 AOTAutograd makes the graph functional, splits off the backward pass and hands over ATen calls; each such graph becomes
 one program. A graph with an op that mlcomp does not have runs in eager, with a warning that names the op; with
 `options={"fallback": False}` it is an error. Graphs with symbolic sizes are compiled once for each set of sizes met.
+The target is that of the device that a graph's tensors are on, unless `options={"target": ...}` names one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from compiler import execution, frontend
+from compiler import execution, execution_gpu, frontend
 from compiler.errors import CompilerError, Unsupported
 from compiler.targets import named
 from compiler.targets.target import Target
@@ -27,7 +28,8 @@ from compiler.targets.target import Target
 # A function of the list of a graph's inputs, which it may empty.
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
-_OPTIONS = {"fallback": True, "target": "cpu"}
+_OPTIONS = {"fallback": True, "target": None}
+_TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by the type of the device
 
 
 class FallbackWarning(UserWarning):
@@ -37,7 +39,7 @@ class FallbackWarning(UserWarning):
 @dataclass(frozen=True)
 class Options:
     fallback: bool
-    target: Target
+    target: Target | None
 
 
 def mlcomp(
@@ -69,7 +71,8 @@ def _options(given: dict[str, Any], mode: str | None) -> Options:
         asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
         raise CompilerError(f"backend mlcomp has no {asked}: its options are {_OPTIONS}, and it has no modes")
     chosen = _OPTIONS | given
-    return Options(bool(chosen["fallback"]), named.target(str(chosen["target"])))
+    target = chosen["target"]
+    return Options(bool(chosen["fallback"]), None if target is None else named.target(str(target)))
 
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
@@ -119,10 +122,8 @@ def _static(graph: GraphModule, options: Options) -> Boxed:
     computed = list(dict.fromkeys(n for n in results if isinstance(n, Node) and n not in passed_on))
     if not computed:
         return _eager(graph)
-    devices = {str(n.meta["val"].device) for n in placeholders if isinstance(n.meta.get("val"), torch.Tensor)}
-    if devices - {"cpu"}:
-        raise Unsupported("device", sorted(devices), "kernels run on the cpu")
-    launch = execution.build_captured(frontend.from_graph(_with_results(graph, computed)), options.target).launch
+    target = options.target or _target_of([n.meta.get("val") for n in (*placeholders, *computed)])
+    launch = execution.build_captured(frontend.from_graph(_with_results(graph, computed)), target).launch
     tensors = [k for k, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
     every = len(tensors) == len(placeholders)
     if results == computed:
@@ -135,6 +136,20 @@ def _static(graph: GraphModule, options: Options) -> Boxed:
         return [make(inputs, made) for make in makers]
 
     return run
+
+
+def _target_of(values: Sequence[Any]) -> Target:
+    """The target of the one device that all tensors of a graph are on; raises Unsupported for several or others."""
+    devices = {str(x.device): x.device.type for x in values if isinstance(x, torch.Tensor)}
+    kinds = list(devices.values()) or ["cpu"]
+    if len(devices) > 1 or kinds[0] not in _TARGETS:
+        raise Unsupported("device", sorted(devices), "the tensors of a graph are all on the cpu or all on one GPU")
+    target = named.target(_TARGETS[kinds[0]])
+    if target.kind == "cuda" and not execution_gpu.on_gpu(target):
+        raise Unsupported(
+            "device", sorted(devices), "kernels cannot run on this GPU: CuPy is missing, or it is too old"
+        )
+    return target
 
 
 def _with_results(graph: GraphModule, results: list[Node]) -> GraphModule:

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
+    from compiler.execution import Executable
     from compiler.pipeline import Application, Lowering
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
@@ -125,7 +127,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.set_defaults(run=_show)
     run = commands.add_parser("run", help="compile, run, and compare with PyTorch")
-    run.add_argument("--bench", action="store_true", help="time it against PyTorch, one thread, in turns")
+    run.add_argument("--bench", action="store_true", help="time it against PyTorch in turns, on the CPU on one thread")
+    run.add_argument("--profile", action="store_true", help="what Nsight Compute says of its kernels, on a GPU")
     run.set_defaults(run=_run)
     for command in (show, run):
         command.add_argument(
@@ -276,7 +279,16 @@ def _coloured(line: str) -> str:
 def _run(options: argparse.Namespace) -> int:
     with _loading():
         from compiler import expression  # noqa: PLC0415
+        from compiler.targets import named  # noqa: PLC0415
 
+    machine = named.target(options.target)
+    emulated = machine.kind == "cuda" and expression.device(machine) == "cpu"
+    for option in ("bench", "profile"):
+        if getattr(options, option) and (emulated or (option == "profile" and machine.kind != "cuda")):
+            why = "no GPU here that runs it" if emulated else "the profiler is for GPUs"
+            raise CompilerError(f"--{option} with target {machine.name}: {why}; leave the option out")
+    if emulated:
+        print(f"no GPU: the CUDA code for {machine.name} runs on the CPU, emulated")
     made = expression.run(_code(options), options.seed, options.target)
     kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
     print(f"{kernels}, captured in {made.captured_in * 1e3:.0f} ms, compiled in {made.compiled_in * 1e3:.0f} ms")
@@ -286,7 +298,22 @@ def _run(options: argparse.Namespace) -> int:
         best = expression.race(made)
         speedup = best["eager"] / best["mlcomp"]
         print(f"eager {best['eager'] * 1e6:.2f} us, mlcomp {best['mlcomp'] * 1e6:.2f} us: {speedup:.2f}x")
+    if options.profile:
+        _profile(options, made.compiled)
     return 0 if made.right else 1
+
+
+def _profile(options: argparse.Namespace, compiled: Executable) -> None:
+    """Run the same command again under the profiler, which speaks for itself."""
+    from compiler.render import cuda  # noqa: PLC0415
+    from compiler.runtime import profile  # noqa: PLC0415
+
+    again = [sys.executable, "-m", "compiler.cli", "run", "-c", _code(options), "--seed", str(options.seed)]
+    kernels = cuda.names(compiled.lowering.stages["kernel"])
+    sys.stdout.flush()
+    done = subprocess.run(profile.command(kernels, [*again, "--target", options.target]), check=False)
+    if done.returncode != 0:
+        raise CompilerError(f"ncu ended with status {done.returncode}; what it said is above")
 
 
 def _passes(options: argparse.Namespace) -> int:
@@ -299,7 +326,7 @@ def _passes(options: argparse.Namespace) -> int:
 def _targets(options: argparse.Namespace) -> int:
     from compiler.targets import named  # noqa: PLC0415  (they look at the machine)
 
-    for t in map(named.target, named.NAMES):
+    for t in dict.fromkeys(map(named.target, named.NAMES)):  # `cuda` is one of the others or this machine's own
         caches = ", ".join(f"{size >> 10} KiB" for size in (t.l1, t.l2, t.l3) if size)
         cores = f"{t.cores} core{'s' if t.cores != 1 else ''}"
         width = f"warps of {t.warp}, {t.shared >> 10} KiB shared" if t.warp else f"{t.vector * 8}-bit vectors"

@@ -14,6 +14,7 @@ from compiler.pipeline import Lowering
 from compiler.render import cuda
 from compiler.runtime import cubin, device, gpu, guarded, launcher
 from compiler.runtime.emulator import emulator
+from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
 from compiler.runtime.launcher import DTYPES, Launcher, Plan
 from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan
@@ -118,8 +119,9 @@ def caller(
     return call
 
 
-def _line(report: object) -> str:
-    return f"kernel.cu: {report}"
+def _line(report: Report) -> str:
+    """A finding with its place in the text, as compilers write it."""
+    return f"kernel.cu:{report.line}: {report}"
 
 
 def _gpu_call(made: cubin.Cubin, launched: LaunchPlan) -> guarded.Call:

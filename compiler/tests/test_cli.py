@@ -111,6 +111,18 @@ def test_run_compares_and_races(capsys: pytest.CaptureFixture[str]) -> None:
     assert raced.startswith("eager ") and raced.endswith("x")
 
 
+def test_run_without_a_gpu_says_that_it_emulates_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "-c", SOFTMAX, "--target", "sm_80"]) == 0
+    out = capsys.readouterr().out
+    assert "no GPU: the CUDA code for sm_80 runs on the CPU, emulated" in out and out.rstrip().endswith(": ok")
+
+
+@pytest.mark.parametrize("words", [["--bench", "--target", "cuda"], ["--profile", "--target", "cuda"], ["--profile"]])
+def test_what_needs_a_gpu_is_refused_without_one(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "-c", SOFTMAX, *words]) == 1
+    assert f"{words[0]} with target" in capsys.readouterr().err
+
+
 def test_run_fails_when_the_result_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,31 @@
+"""Nsight Compute: the kernels to look at and a command that runs them in; the command that profiles them out."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from compiler.errors import ToolchainError
+
+# The page that says what limits a kernel, what it was launched with, and how full it keeps the GPU.
+_SECTIONS = ("SpeedOfLight", "LaunchStats", "Occupancy")
+_TOOLKIT = Path("/usr/local/cuda/bin")
+
+
+def command(kernels: Sequence[str], run: Sequence[str]) -> list[str]:
+    """`run` under ncu, which prints a summary of the first launch of each of `kernels`.
+
+    Raises ToolchainError where there is no ncu.
+    """
+    tool = shutil.which("ncu") or shutil.which("ncu", path=str(_TOOLKIT))
+    if tool is None:
+        raise ToolchainError(
+            "no profiler: `ncu` is not on PATH; it comes with NVIDIA's toolkit as Nsight Compute "
+            "(Debian, Ubuntu: `apt-get install nsight-compute`)."
+        )
+    names = "|".join(map(re.escape, dict.fromkeys(kernels)))
+    sections = [word for section in _SECTIONS for word in ("--section", section)]
+    chosen = ["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
+    return [tool, "--target-processes", "all", *chosen, "--launch-count", str(len(kernels)), *sections, *run]
