@@ -34,7 +34,7 @@ def _trial(name: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory
         *(f"{TYPES[t.name]}* __restrict__ {x}" for x, t, _ in outputs),
         *(f"MLC_TENSOR_MAP(m{i})" for i in range(len(maps))),
     ]
-    text = kernel(name, threads, params, [line for line in body.strip("\n").splitlines()])
+    text = kernel(name, threads, params, body.strip("\n").splitlines(), cluster[0])
     arguments = (*range(len(inputs) + len(outputs)), *maps)
     launch = Launch(name, (blocks, 1, 1), (threads, 1, 1), arguments, shared=shared, cluster=cluster)
     return Trial(text, includes, launch, tuple((x, stored(v, t)) for x, t, v in inputs), outputs)
@@ -224,7 +224,7 @@ def _bulk(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
     x = rng.integers(-128, 128, (512,)).astype(np.int8)
     arrived = """
 MLC_DYNAMIC_SHARED(s);
-MLC_SHARED(unsigned long, full, 1, 8);
+unsigned long* const full = (unsigned long*)(s + 1024);
 if (t == 0) {
     mlc_mbarrier_init(full, 1);
     mlc_mbarrier_fence_init();
@@ -247,7 +247,7 @@ if (t == 0) {{
     mlc_bulk_wait<0>();
 }}
 """
-    yield "bulk", "tma", _trial("bulk", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1024)
+    yield "bulk", "tma", _trial("bulk", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1032)
     # Block 0 loads for both; each takes the sum of what it got and its rank.
     y = _small(rng, f32, (8, 32))
     body = f"""{arrived}
@@ -265,7 +265,7 @@ mlc_cluster_barrier();
     tensor = Map(0, "f32", (32, 8), (4, 128), (32, 8))
     yield "tma_multicast", "tma", _trial(
         "tma_multicast", body, ("tma", "cluster"), (("x", f32, y),), (("out", f32, wanted),), blocks=2,
-        cluster=(2, 1, 1), maps=(tensor,), shared=1024,
+        cluster=(2, 1, 1), maps=(tensor,), shared=1032,
     )  # fmt: skip
     for dtype in (f32, i32, f16, bf16):
         c = TYPES[dtype.name]

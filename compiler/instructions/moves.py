@@ -118,15 +118,19 @@ def _tma(row: Transfer, rank: int, swizzle: int, element: str, rng: np.random.Ge
     box = (*(int(n) for n in rng.integers(2, 6, rank - 1)), inner)
     whole = 16 // dtype.bytes
     dims = (*(int(n) for n in rng.integers(3, 9, rank - 1)), whole * int(rng.integers(1, 5)))
-    # Before the beginning of an axis, or such that it may end beyond it.
+    # Before the beginning of an axis, or such that it may end beyond it; along the innermost in steps of 16 bytes.
+    units = (*(1,) * (rank - 1), whole)
     starts = tuple(
-        int(rng.integers(1 - b, 0) if rng.random() < 0.5 else rng.integers(d)) for b, d in zip(box, dims, strict=True)
+        u * int(rng.integers(1 - b // u, 0) if rng.random() < 0.5 and b > u else rng.integers(d // u))
+        for b, d, u in zip(box, dims, units, strict=True)
     )
     here, there = slices((0,) * rank, box), slices(starts, box)
     name = f"tma_{'load' if load else 'store'}_{rank}d_{element}_{swizzle}"
     coordinates = ", ".join(f"{c}l" for c in reversed(starts))
     size, elements = math.prod(box) * dtype.bytes, math.prod(box)
     mask = swizzle_mask(swizzle)
+    # The barrier comes last: after a static array, dynamic shared memory would not begin where copies must.
+    shared = -(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT
     swizzled = [
         f"for (long e = t; e < {elements}; e += 32) {{",
         f"    const long at = e * {dtype.bytes};",
@@ -141,7 +145,7 @@ def _tma(row: Transfer, rank: int, swizzle: int, element: str, rng: np.random.Ge
         target = np.zeros(box, storage(dtype))
         wanted = copied(row.name, (("x", dtype, dims), ("y", dtype, box)), f"y{here}, x{there}", [values, target])
         body = [
-            "MLC_SHARED(unsigned long, full, 1, 8);",
+            f"unsigned long* const full = (unsigned long*)(s + {shared});",
             "if (t == 0) {",
             "    mlc_mbarrier_init(full, 1);",
             "    mlc_mbarrier_fence_init();",
@@ -173,8 +177,7 @@ def _tma(row: Transfer, rank: int, swizzle: int, element: str, rng: np.random.Ge
         params = (f"const {TYPES[element]}* __restrict__ x", "MLC_TENSOR_MAP(map)")
         arguments = (0, tensor)
     text = kernel(name, 32, params, ["MLC_DYNAMIC_SHARED(s);", *body])
-    shared = -(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT
-    launch = Launch(name, (1, 1, 1), (32, 1, 1), arguments, shared=shared)
+    launch = Launch(name, (1, 1, 1), (32, 1, 1), arguments, shared=shared + 8)
     return Trial(text, ("tma",), launch, (("x", stored(values, dtype)),), (("out", dtype, wanted),))
 
 
@@ -194,6 +197,6 @@ def _dsmem(row: Transfer, rng: np.random.Generator) -> Trial:
         f"out[blockIdx.x * 64 + t] = {row.function}(s + t, mlc_cluster_rank() ^ 1);",
         "mlc_cluster_barrier();",
     ]
-    text = kernel("dsmem", 64, _params("float", "float"), body)
+    text = kernel("dsmem", 64, _params("float", "float"), body, cluster=2)
     launch = Launch("dsmem", (2, 1, 1), (64, 1, 1), (0, 1), cluster=(2, 1, 1))
     return Trial(text, ("cluster",), launch, (("x", values),), (("out", dt.f32, wanted),))

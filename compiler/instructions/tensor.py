@@ -156,9 +156,10 @@ def _text(row: Instruction, use: Use, name: str) -> tuple[str, tuple[str, ...], 
     return kernel(name, row.threads, params, body), includes, base
 
 
-def kernel(name: str, threads: int, params: Sequence[str], body: Sequence[str]) -> str:
+def kernel(name: str, threads: int, params: Sequence[str], body: Sequence[str], cluster: int = 1) -> str:
     """A kernel whose body knows its thread as t."""
-    head = f'extern "C" __global__ void __launch_bounds__({threads}, 1) {name}(\n    {", ".join(params)}) {{'
+    blocks = f"MLC_CLUSTER({cluster}, 1, 1) " if cluster > 1 else ""
+    head = f'extern "C" __global__ void {blocks}__launch_bounds__({threads}, 1) {name}(\n    {", ".join(params)}) {{'
     return "\n".join([head, "    const long t = threadIdx.x;", *(f"    {line}" for line in body), "}", ""])
 
 

@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, static
+from compiler.ir.index import linear
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor
+from compiler.ir.text import show
 from compiler.targets.target import Instruction, Target, Transfer, instruction
 
 
@@ -50,7 +52,9 @@ def _problems(kernel: Kernel, target: Target) -> Iterator[str]:
                     else:
                         held = tiles[to.buffer if to.buffer in tiles else source.buffer]
                         yield from _copy_problems(n, fits[0], tensors[source.buffer], held.swizzle)
-                        yield from _even(tensors[source.buffer if to.buffer in tiles else to.buffer], fits[0])
+                        there = source if to.buffer in tiles else to
+                        yield from _even(tensors[there.buffer], fits[0])
+                        yield from _begins(there, tensors[there.buffer], fits[0])
     shared = _shared(kernel.body, 1)
     if shared > target.shared:
         yield f"its tiles in shared memory take {shared} bytes, a block has {target.shared}"
@@ -95,6 +99,17 @@ def _even(t: Tensor, row: Transfer) -> Iterator[str]:
     odd = [n for n in steps[:-1] if all(n % piece for piece in row.pieces)]
     if odd or (steps and steps[-1] != t.dtype.bytes):
         yield f"{row.name} moves pieces of {row.pieces} bytes, but the axes of {t.name} are {steps} bytes apart"
+
+
+def _begins(s: tile.Slice, t: Tensor, row: Transfer) -> Iterator[str]:
+    """A slice in global memory begins where a piece may begin: for others the copy engine faults."""
+    factors, constant = linear(s.starts[-1])
+    steps = [n * t.dtype.bytes for n in (*factors.values(), constant)]
+    if not any(all(n % piece == 0 for n in steps) for piece in row.pieces):
+        yield (
+            f"{row.name} moves pieces of {row.pieces} bytes, but {show(s.starts[-1])} along the last axis of {t.name} "
+            f"need not begin one"
+        )
 
 
 def _shared(body: tuple[Stmt, ...], depth: int) -> int:

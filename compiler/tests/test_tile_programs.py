@@ -61,6 +61,10 @@ REFUSED = {
     "depth=4": ("depth=8", "take 294912 bytes, a block has 232448"),
     "bf16[128, 64], swizzle=128": ("bf16[128, 64], swizzle=48", "knows no swizzle of 48 bytes"),
     "acc = registers": ("acc = shared", "takes acc as f32 in registers, but acc is f32 in shared"),
+    "copy(ta[0: +128, 0: +64], a[bm * 128: +128, k * 64: +64]": (
+        "copy(ta[0: +128, 0: +64], a[bm * 128: +128, k * 60: +64]",
+        "k * 60 along the last axis of a need not begin one",
+    ),
     "a: bf16[200, 160]": ("a: bf16[200, 163]", "the axes of a are [326, 2] bytes apart"),
 }
 

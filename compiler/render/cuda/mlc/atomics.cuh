@@ -54,10 +54,10 @@ MLC_DEVICE T mlc_atomic(T* p, T value) {
         T held, next;
         do {
             seen = old;
-            __builtin_memcpy(&held, &seen, 8);
+            memcpy(&held, &seen, 8);
             next = mlc_combine<OP>(held, value);
             unsigned long long bits;
-            __builtin_memcpy(&bits, &next, 8);
+            memcpy(&bits, &next, 8);
             old = atomicCAS(word, seen, bits);
         } while (old != seen);
         return held;
@@ -69,10 +69,10 @@ MLC_DEVICE T mlc_atomic(T* p, T value) {
         do {
             seen = old;
             const unsigned mine = (seen & mask) >> shift;
-            __builtin_memcpy(&held, &mine, sizeof(T));
+            memcpy(&held, &mine, sizeof(T));
             next = mlc_combine<OP>(held, value);
             unsigned bits = 0;
-            __builtin_memcpy(&bits, &next, sizeof(T));
+            memcpy(&bits, &next, sizeof(T));
             old = atomicCAS(word, seen, (seen & ~mask) | bits << shift);
         } while (old != seen);
         return held;
@@ -146,13 +146,13 @@ MLC_DEVICE void mlc_red_add4(float* p, const float* values) {
 // Adds two neighbours of a 16-bit type, at a multiple of 4 bytes.
 MLC_DEVICE void mlc_red_add2(mlc_f16* p, const mlc_f16* values) {
     unsigned both;
-    __builtin_memcpy(&both, values, 4);
+    memcpy(&both, values, 4);
     asm volatile("red.global.add.noftz.f16x2 [%0], %1;" ::"l"(p), "r"(both) : "memory");
 }
 #if __CUDA_ARCH__ >= 900
 MLC_DEVICE void mlc_red_add2(mlc_bf16* p, const mlc_bf16* values) {
     unsigned both;
-    __builtin_memcpy(&both, values, 4);
+    memcpy(&both, values, 4);
     asm volatile("red.global.add.noftz.bf16x2 [%0], %1;" ::"l"(p), "r"(both) : "memory");
 }
 #endif

@@ -6,6 +6,9 @@
 
 #ifdef __CUDACC__
 
+// Stands before the name of a kernel whose blocks come in clusters of so many.
+#define MLC_CLUSTER(x, y, z) __cluster_dims__(x, y, z)
+
 // This block's place in its cluster, and how many there are.
 MLC_DEVICE long mlc_cluster_rank() {
     unsigned rank;
@@ -37,7 +40,7 @@ template <typename T>
 MLC_DEVICE void mlc_cluster_store_async(T* to, T value, void* barrier, long rank) {
     static_assert(sizeof(T) == 4, "st.async stores four bytes");
     unsigned bits;
-    __builtin_memcpy(&bits, &value, 4);
+    memcpy(&bits, &value, 4);
     asm volatile(
         "{\n.reg .b32 place, signal;\nmapa.shared::cluster.u32 place, %0, %3;\nmapa.shared::cluster.u32 signal, %1, "
         "%3;\n"
@@ -48,6 +51,8 @@ MLC_DEVICE void mlc_cluster_store_async(T* to, T value, void* barrier, long rank
 }
 
 #else
+
+#define MLC_CLUSTER(x, y, z)
 
 MLC_DEVICE long mlc_cluster_rank() {
     return mlc::emu::cluster_rank();

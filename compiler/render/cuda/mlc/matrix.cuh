@@ -29,7 +29,7 @@ MLC_DEVICE void mlc_ldmatrix(T* fragment, const void* row) {
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                      : "r"(at)
                      : "memory");
-    __builtin_memcpy(fragment, r, sizeof r);
+    memcpy(fragment, r, sizeof r);
 }
 
 // The same for 16-bit types with rows and columns exchanged: two neighbours of a column.
@@ -50,7 +50,7 @@ MLC_DEVICE void mlc_ldmatrix_transposed(T* fragment, const void* row) {
                      : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                      : "r"(at)
                      : "memory");
-    __builtin_memcpy(fragment, r, sizeof r);
+    memcpy(fragment, r, sizeof r);
 }
 
 // The reverse of mlc_ldmatrix.
@@ -59,7 +59,7 @@ MLC_DEVICE void mlc_stmatrix(void* row, const T* fragment) {
     static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4, "stmatrix stores 1, 2 or 4 matrices");
     const unsigned at = (unsigned)__cvta_generic_to_shared(row);
     unsigned r[COUNT];
-    __builtin_memcpy(r, fragment, sizeof r);
+    memcpy(r, fragment, sizeof r);
     if constexpr (COUNT == 1)
         asm volatile("stmatrix.sync.aligned.m8n8.x1.shared.b16 [%0], {%1};" ::"r"(at), "r"(r[0]) : "memory");
     else if constexpr (COUNT == 2)
@@ -77,7 +77,7 @@ MLC_DEVICE void mlc_stmatrix_transposed(void* row, const T* fragment) {
     static_assert(sizeof(T) == 2 && (COUNT == 1 || COUNT == 2 || COUNT == 4), "stmatrix transposes 1, 2 or 4 matrices");
     const unsigned at = (unsigned)__cvta_generic_to_shared(row);
     unsigned r[COUNT];
-    __builtin_memcpy(r, fragment, sizeof r);
+    memcpy(r, fragment, sizeof r);
     if constexpr (COUNT == 1)
         asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(at), "r"(r[0]) : "memory");
     else if constexpr (COUNT == 2)
@@ -106,8 +106,8 @@ template <int M, int N, int K, typename T>
 MLC_DEVICE void mlc_mma_sync(float* acc, const T* a, const T* b) {
     static_assert(M == 16 && N == 8 && (K == 32 / sizeof(T) || K == 16 / sizeof(T)), "no such mma.sync");
     unsigned left[4], right[2];
-    __builtin_memcpy(left, a, M * K * sizeof(T) / 32);
-    __builtin_memcpy(right, b, N * K * sizeof(T) / 32);
+    memcpy(left, a, M * K * sizeof(T) / 32);
+    memcpy(right, b, N * K * sizeof(T) / 32);
 #define MLC_MMA_ACC(d) "+f"((d)[0]), "+f"((d)[1]), "+f"((d)[2]), "+f"((d)[3])
     if constexpr (mlc_same<T, mlc_bf16> && K == 16)
         MLC_MMA_4_2("f32.bf16.bf16.f32", "m16n8k16", acc, left, right);
@@ -128,8 +128,8 @@ template <int M, int N, int K>
 MLC_DEVICE void mlc_mma_sync(int* acc, const signed char* a, const signed char* b) {
     static_assert(M == 16 && N == 8 && (K == 32 || K == 16), "no such mma.sync");
     unsigned left[4], right[2];
-    __builtin_memcpy(left, a, M * K / 32);
-    __builtin_memcpy(right, b, N * K / 32);
+    memcpy(left, a, M * K / 32);
+    memcpy(right, b, N * K / 32);
 #define MLC_MMA_ACC(d) "+r"((d)[0]), "+r"((d)[1]), "+r"((d)[2]), "+r"((d)[3])
     if constexpr (K == 32)
         MLC_MMA_4_2("s32.s8.s8.s32", "m16n8k32", acc, left, right);

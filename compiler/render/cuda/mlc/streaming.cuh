@@ -18,7 +18,7 @@
                 : "l"(from));                                                                                     \
         else                                                                                                      \
             asm volatile("ld.global.nc.L1::no_allocate." suffix " %0, [%1];" : "=" constraint(word) : "l"(from)); \
-        __builtin_memcpy(to, &word, BYTES);                                                                       \
+        memcpy(to, &word, BYTES);                                                                       \
     }
 template <int BYTES, bool KEEP>
 MLC_DEVICE void mlc_load_advised(void* to, const void* from) {
@@ -39,7 +39,7 @@ MLC_DEVICE void mlc_load_advised(void* to, const void* from) {
             asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                          : "l"(from));
-        __builtin_memcpy(to, w, BYTES);
+        memcpy(to, w, BYTES);
     }
 }
 #undef MLC_LOAD
@@ -55,7 +55,7 @@ MLC_DEVICE void mlc_load_keep(void* to, const void* from) {
 template <int BYTES>
 MLC_DEVICE void mlc_store_once(void* to, const void* from) {
     typename mlc_piece<BYTES>::type word;
-    __builtin_memcpy(&word, from, BYTES);
+    memcpy(&word, from, BYTES);
     __stcs((decltype(word)*)to, word);
 }
 

@@ -2,7 +2,8 @@
 //
 // One thread issues a copy. A load says on an mbarrier when it has landed: expect all bytes of the box there, also
 // where it hangs over the tensor's edge; what lies outside reads as zero and is not written. Coordinates are elements,
-// innermost first. Shared memory is at a multiple of 128 bytes, with a swizzle of 8 times its span.
+// innermost first, where the first is a multiple of 16 bytes: for others a GPU finds the instruction illegal. Shared
+// memory is at a multiple of 128 bytes, with a swizzle of 8 times its span.
 #pragma once
 #include "convert.cuh"
 #include "mbarrier.cuh"
@@ -245,16 +246,17 @@ MLC_UNCHECKED MLC_DEVICE void walk_box(const mlc_tensor_map& map, void* shared, 
     }
 }
 
-MLC_UNCHECKED MLC_DEVICE unsigned box_bytes(const mlc_tensor_map& map) {
-    unsigned bytes = map.element;
-    for (unsigned d = 0; d < map.rank; d++) bytes *= map.box[d];
-    return bytes;
+MLC_UNCHECKED MLC_DEVICE void check_box(const mlc_tensor_map& map, const void* shared, const long* at, int rank) {
+    const unsigned align = map.swizzle > 16 ? 8 * map.swizzle : 128;
+    if ((unsigned)rank != map.rank) fail("a tensor map was given another number of coordinates than it has axes");
+    if ((unsigned long)shared & 127) fail("the shared memory of a tensor copy is not at a multiple of 128 bytes");
+    if ((unsigned long)shared % align) fail("a swizzled tile is not at a multiple of 8 times the swizzle's span");
+    if (at[0] * map.element % 16) fail("a box does not begin at a multiple of 16 bytes along the innermost axis");
 }
 
 MLC_UNCHECKED __noinline__ static void load_box(void* to, const mlc_tensor_map& map, void* barrier, const long* at,
                                                 int rank) {
-    if ((unsigned)rank != map.rank) fail("a tensor map was given another number of coordinates than it has axes");
-    if ((unsigned long)to & 127) fail("the shared memory of a tensor copy is not at a multiple of 128 bytes");
+    check_box(map, to, at, rank);
     Piece pieces[SOME_PIECES];
     unsigned count = 0, bytes = 0;
     walk_box(map, to, at, [&](char* shared, char* global, unsigned size) MLC_UNCHECKED {
@@ -270,8 +272,7 @@ MLC_UNCHECKED __noinline__ static void load_box(void* to, const mlc_tensor_map& 
 
 MLC_UNCHECKED __noinline__ static void store_box(const mlc_tensor_map& map, const void* from, const long* at, int rank,
                                                  Apply* apply) {
-    if ((unsigned)rank != map.rank) fail("a tensor map was given another number of coordinates than it has axes");
-    if ((unsigned long)from & 127) fail("the shared memory of a tensor copy is not at a multiple of 128 bytes");
+    check_box(map, from, at, rank);
     Piece pieces[SOME_PIECES];
     unsigned count = 0;
     walk_box(map, (void*)from, at, [&](char* shared, char* global, unsigned size) MLC_UNCHECKED {

@@ -109,7 +109,7 @@ template <int N, mlc_axes B, int B_SPAN, typename T, typename Acc>
 MLC_DEVICE void mlc_wgmma_rs(Acc* acc, const T* a, const void* b, long b_panel, long accumulate) {
     static_assert(B == mlc_kn || B == mlc_nk, "b is kn or nk");
     unsigned left[4];
-    __builtin_memcpy(left, a, sizeof left);
+    memcpy(left, a, sizeof left);
     mlc_wgmma_instruction<N, T>::template registers<B == mlc_kn>(
         acc, left, mlc_matrix_descriptor<B_SPAN, B == mlc_nk>(b, b_panel), accumulate != 0);
 }
