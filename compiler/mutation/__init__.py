@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compiler.mutation import calls, equations, functions, statements, text
+from compiler.mutation import calls, cuda_text, equations, functions, statements, text
 from compiler.mutation.tree import Change
-from compiler.pipeline import IRS, STAGES
+from compiler.pipeline import IR_STAGES, IRS, TEXTS
 
 Mutant = tuple[str, Any]  # what was changed, and the program after it
 
@@ -23,8 +23,9 @@ _CHANGES: dict[str, Callable[[Any], list[Change]]] = {
     "tile": statements.changes,
     "kernel": functions.changes,
     "cpp": text.changes,
+    "cuda": cuda_text.changes,
 }
-assert tuple(_CHANGES) == STAGES
+assert tuple(_CHANGES) == (*IR_STAGES, *TEXTS.values())
 
 
 def mutants(stage: str, program: Any, rng: random.Random, count: int) -> list[Mutant]:

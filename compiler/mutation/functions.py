@@ -6,7 +6,22 @@ from collections.abc import Iterator
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Op
-from compiler.ir.kernel import Across, Address, Assign, Call, Declare, For, Gather, If, Program, Ramp, Store
+from compiler.ir.kernel import (
+    Across,
+    Address,
+    Assign,
+    Barrier,
+    Builtin,
+    Call,
+    Declare,
+    For,
+    Gather,
+    If,
+    Program,
+    Ramp,
+    Store,
+    Together,
+)
 from compiler.ir.kernel_text import show_expr
 from compiler.ir.node import Node
 from compiler.mutation import expressions
@@ -41,6 +56,13 @@ def edits(node: Node) -> Iterator[Edit]:
             yield from (("address " + how, node.replace(index=moved)) for how, (moved,) in _moved(index))
         case Across(op, _):
             yield from (("reduction changed", node.replace(op=other)) for other in expressions.other_reductions(op))
+        case Together(op, arg):
+            yield from (("reduction changed", node.replace(op=other)) for other in expressions.other_reductions(op))
+            yield "own value only", arg
+        case Barrier():
+            yield "barrier dropped", ()
+        case Builtin():
+            yield "thread or block shifted", Op("add", (node, _ONE))
         case Ramp(start, step, _):
             yield "ramp stretched", node.replace(step=step + 1)
             yield "ramp shifted", node.replace(start=Op("add", (start, Const(1, start.dtype))))
@@ -75,6 +97,8 @@ def _show(node: Node) -> str:
             return str(name)
         case Call(function):
             return str(function)
+        case Barrier(scope):
+            return f"barrier of a {scope}"
         case Expr():
             return expressions.short(show_expr(node))
     return type(node).__name__

@@ -49,23 +49,23 @@ def changes(text: str) -> list[Change]:
             break
         if not line.startswith("  ") or line.lstrip().startswith("//"):
             continue
-        for edits in (*_tokens(line), *_numbers(line), [*_statements(line)]):
-            builds = tuple((how, _builder(lines, k, new)) for how, new in edits)
+        for edits in (*tokens(line), *numbers(line), [*_statements(line)]):
+            builds = tuple((how, builder(lines, k, new)) for how, new in edits)
             found += [Change(line.strip()[:70], builds)] if builds else []
-        found += _hoisted(lines, k)
+        found += hoisted(lines, k)
     return found
 
 
-def _builder(lines: list[str], k: int, new: str) -> Callable[[], str]:
+def builder(lines: list[str], k: int, new: str) -> Callable[[], str]:
     return lambda: "\n".join([*lines[:k], new, *lines[k + 1 :]])
 
 
-def _tokens(line: str) -> Iterator[list[tuple[str, str]]]:
+def tokens(line: str) -> Iterator[list[tuple[str, str]]]:
     for pattern, new, how in _TOKENS:
         yield from ([(how, line[: m.start()] + new + line[m.end() :])] for m in re.finditer(pattern, line))
 
 
-def _numbers(line: str) -> Iterator[list[tuple[str, str]]]:
+def numbers(line: str) -> Iterator[list[tuple[str, str]]]:
     """Literals; a loop's step is one that goes to the double."""
     for m in re.finditer(r"(?<![\w.])(\d+)(?![\w.>])", line):
         n = int(m[1])
@@ -89,7 +89,7 @@ def _statements(line: str) -> Iterator[tuple[str, str]]:
         yield "rounded to bf16", f"{scalar[1]}mlc_round_bf16((float)({scalar[2]}));"
 
 
-def _hoisted(lines: list[str], k: int) -> list[Change]:
+def hoisted(lines: list[str], k: int) -> list[Change]:
     """A variable that is declared in a loop and changes there, declared before it instead."""
     line, at = lines[k], k - 1
     name = line.split(" = ")[0].split(" ")[-1]
