@@ -1,4 +1,4 @@
-// exp, exp2, expm1, sinh, cosh, tanh.
+// exp, exp2, expm1, sinh, cosh.
 //
 // exp(x) = 2^n (1 + p): n = round(x / ln 2), p = expm1(x - n ln 2) by a minimax polynomial on [-ln 2 / 2, ln 2 / 2].
 // ln 2 is split so that n times its head is exact with or without a fused multiply-add.
@@ -196,19 +196,6 @@ MLC_INLINE V mlc_expm1_lanes(V x) {
   return mlc_abs_bits(x) < T(0x1p-60) ? x : result;
 }
 MLC_UNARY(mlc_expm1)
-
-template <typename V>
-MLC_INLINE V mlc_tanh_lanes(V x) {
-  typedef mlc_lane<V> T;
-  V y = mlc_abs_bits(x);
-  y = mlc_limit(y + y, T(0), T(sizeof(T) == 4 ? 20 : 40));
-  // tanh(|x|) = t / (t + 2), t = expm1(2 |x|): accurate near zero as well
-  V n, head, tail = mlc_exp_reduce<false>(y, n, head);
-  V scale = mlc_power_of_two<V>(mlc_integer_of(n));
-  V t = tail * scale + (head * scale + (scale - 1));
-  return mlc_or_bits(t / (t + 2), mlc_sign_bit(x));
-}
-MLC_UNARY(mlc_tanh)
 
 // exp(|x|) / 2
 template <typename V>
