@@ -29,7 +29,8 @@ HEADERS = {
     "rounding": "tf32",
     "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh "
     "atanh pow erf erfc sin cos tan asin acos atan atan2",
-    "memory": "load store",
+    "memory": "load store store_global",
+    "streaming": "load_once load_keep store_once",
     "reduce": "lanes_reduce warp_reduce block_reduce sum prod maximum minimum all any",
     "places": "lane_index warp_index",
     "async": "cp_async cp_async_zero cp_async_commit cp_async_wait",

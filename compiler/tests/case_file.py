@@ -18,11 +18,11 @@ from typing import Any
 from compiler.ir import statement
 from compiler.pipeline import IRS, PIPELINE, Context, Pass
 from compiler.schedule import steps
-from compiler.targets import cpu
+from compiler.targets import cpu, nvidia
 from compiler.tests.meaning import Disagreement, same_meaning
 
 SEPARATOR = "# ---\n"
-TARGETS = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512)}
+TARGETS = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS)}
 PASSES = {p.name: p for p in PIPELINE}
 
 

@@ -16,6 +16,7 @@ from compiler.ir.dtype import bf16, boolean
 from compiler.ir.expr import static
 from compiler.ir.tensor import Tensor
 from compiler.passes.loop_to_tile import loop_to_tile
+from compiler.tests import run_threads
 
 Staged = tuple[str, Any]
 
@@ -46,7 +47,10 @@ def _random(t: Tensor, least: int, rng: np.random.Generator) -> Array:
 
 
 def run(staged: Staged, arrays: Sequence[Array], *, native: bool = False) -> tuple[Array, ...]:
-    """The outputs of a program by its stage's interpreter; Loop IR goes to Tile IR's unless `native` asks for C++."""
+    """The outputs of a program by its stage's interpreter; Loop IR goes to Tile IR's unless `native` asks for C++.
+
+    Kernels for threads run as text on the CPU, where every access is checked.
+    """
     stage, program = staged
     match stage:
         case "tensor":
@@ -57,6 +61,8 @@ def run(staged: Staged, arrays: Sequence[Array], *, native: bool = False) -> tup
             return tile_interpreter.run(loop_to_tile(program), arrays)
         case "tile":
             return tile_interpreter.run(program, arrays)
+        case "kernel" if any(f.block for f in program.functions):
+            return tuple(run_threads.run(program, list(arrays)))
         case "kernel":
             return kernel_interpreter.run(program, arrays)
     raise ValueError(f"{stage} has no interpreter")

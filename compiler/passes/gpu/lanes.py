@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import COMBINE, Const, Expr, Var, const, identity, op, static, substitute
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
 from compiler.ir.index import simplify
-from compiler.ir.statement import Accum, Init, Stmt
+from compiler.ir.statement import Accum, Init, Stmt, Store
 from compiler.passes.gpu.scope import WARP, Lanes, Scope, Spread, range_of
 from compiler.passes.gpu.vectors import Neighbours, divides, neighbours
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 Body = list[k.Stmt]
 
 ROUNDS_UNROLLED = 16  # of a loop over lanes that keeps nothing in registers
+ROUNDS_AHEAD = 4  # of a longer one at a time
+VALUES_AHEAD = 64  # that a thread has loaded before it uses the first, of 255 registers
+WIDEST = 16  # bytes that one instruction moves
 
 
 def spread_of(low: Lowering, f: tile.For, scope: Scope) -> Spread:
@@ -86,74 +90,144 @@ def _flattened(f: tile.For) -> tile.For | None:
 
 
 def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Scope) -> Body:
-    """The loop by which a thread goes through its share, `vector` neighbours at a time."""
+    """A thread goes through its share in rounds, `vector` neighbours in each; a few at a time are unrolled.
+
+    What those load by wide accesses is asked for before any of it is used, so that many loads are under way at once.
+    """
     count = simplify(low.value(f.extent, scope) // spread.vector, scope.ranges, index=True)
     kept = tile.buffers((f,)) & set(scope.registers or {})
     high = range_of(count, scope.ranges)[1]
+    every = -(-(high + 1) // spread.threads) if high is not None else None
+    if kept and every is None:
+        raise ValueError(f"kernel {low.source.name}: tiles in registers need known sizes: {sorted(kept)}")
+    whole = every is not None and (bool(kept) or every <= ROUNDS_UNROLLED)
+    rounds = every if whole and every is not None else ROUNDS_AHEAD
     me = low.thread(scope)
     stem = f.var.replace(" ", "_")
-    number = low.fresh(stem if spread.vector == 1 else f"{stem}_vector")
-    inner.ranges[number] = (0, high)
-    rounds = -(-(high + 1) // spread.threads) if high is not None else None
-    if rounds is not None and (kept or rounds <= ROUNDS_UNROLLED):
-        turn = Var(low.fresh("turn"))
-        inner.ranges[turn.name] = (0, rounds - 1)
-        slot: Expr = turn * spread.vector if rounds > 1 else const(0)
-        body = _share(low, f, spread, inner, Var(number), slot)
-        exact = isinstance(count, Const) and int(count.value) == rounds * spread.threads
-        place = turn * spread.threads + me if rounds > 1 else me
-        declared = k.Declare(number, place)
-        guarded = body if exact else [k.If(op("lt", Var(number), count), tuple(body))]
-        if rounds == 1:
-            return [declared, *guarded]
-        return [k.For(turn.name, const(0), const(rounds), 1, (declared, *guarded), "unroll")]
-    if kept:
-        raise ValueError(f"kernel {low.source.name}: tiles in registers need known sizes: {sorted(kept)}")
-    body = _share(low, f, spread, inner, Var(number), const(0))
-    return [k.For(number, me, count, spread.threads, tuple(body))]
+    number = Var(low.fresh(stem if spread.vector == 1 else f"{stem}_vector"))
+    inner.ranges[number.name] = (0, high)
+    turn = Var(low.fresh("turn"))
+    inner.ranges[turn.name] = (0, rounds - 1)
+    share = _share(low, f, spread, inner, number, turn if rounds > 1 else const(0), rounds)
+    if not whole and not share.loads:
+        return [k.For(number.name, me, count, spread.threads, tuple(share.rest))]
+    base: Expr = const(0) if whole else Var(low.fresh(f"{stem}_base"))
+    place = base + turn * spread.threads + me if rounds > 1 else base + me
+    step = rounds * spread.threads
+    exact = isinstance(count, Const) and int(count.value) % step == 0
+
+    def phase(body: Body) -> Body:
+        guarded = body if exact else [k.If(op("lt", number, count), tuple(body))]
+        made = (k.Declare(number.name, place), *guarded)
+        return [k.For(turn.name, const(0), const(rounds), 1, made, "unroll")] if rounds > 1 else list(made)
+
+    apart = rounds > 1 and share.loads and share.values * rounds <= VALUES_AHEAD
+    phases = [*phase(share.loads), *phase(share.rest)] if apart else phase([*share.loads, *share.rest])
+    body = [*share.arrays, *(phases if share.rest else phase(share.loads))]
+    return body if not isinstance(base, Var) else [k.For(base.name, const(0), count, step, tuple(body))]
 
 
-def _share(low: Lowering, f: tile.For, spread: Spread, inner: Scope, number: Var, slot: Expr) -> Body:
-    """What a thread does in one round."""
+@dataclass(frozen=True)
+class Share:
+    """What a thread does in one round: arrays that outlive it, wide loads into them, of `values` elements, the rest."""
+
+    arrays: Body
+    loads: Body
+    rest: Body
+    values: int = 0
+
+
+def _share(low: Lowering, f: tile.For, spread: Spread, inner: Scope, number: Var, turn: Expr, rounds: int) -> Share:
+    slot = turn * spread.vector
     if spread.vector == 1:
         inner.values[f.var] = number
         inner.lanes = Lanes(f.var, spread, slot)
-        return low.sequence(f.body, inner)
+        return Share([], [], low.sequence(f.body, inner))
     lane = Var(low.fresh("n"))
     inner.ranges[lane.name] = (0, spread.vector - 1)
     inner.values[f.var] = number * spread.vector + lane
     inner.lanes = Lanes(f.var, spread, slot + lane)
-    return vector_loop(low, f.body, inner, lane, spread.vector)
+    return _wide(low, f.body, inner, lane, spread.vector, slot, rounds)
 
 
 def vector_loop(low: Lowering, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int) -> Body:
     """A body for `lane` = 0 .. vector - 1, with what neighbours load and store moved at once."""
+    share = _wide(low, body, inner, lane, vector, const(0), 1)
+    return [*share.arrays, *share.loads, *share.rest]
+
+
+def _wide(
+    low: Lowering, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int, slot: Expr, rounds: int
+) -> Share:
+    """The same as one of several `rounds`: arrays have room for all, and this one's begins at `slot`."""
     inner.values["neighbour"] = lane
     # Sizes known to be multiples of the vector make addresses so.
     found = neighbours(body, inner, lane, vector, lambda b, i: low.at(b, i, inner)[1])
-    before, after = _transfers(low, found, vector, inner)
-    made = low.sequence(body, inner)
-    return [*before, k.For(lane.name, const(0), const(vector), 1, tuple(made), "unroll"), *after]
-
-
-def _transfers(low: Lowering, found: Neighbours, vector: int, inner: Scope) -> tuple[Body, Body]:
-    """Loads and stores of whole vectors around the loop over neighbours."""
+    row = _row(low, body, found, inner, lane, vector)
+    if row is not None:
+        return row
+    arrays: Body = []
+    loads: Body = []
     before: Body = []
     after: Body = []
     inner.ready, inner.gathered = {}, {}
     for (buffer, flat), start in found.loads.items():
         array, dtype = low.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
-        to, source = k.Address(array, const(0)), k.Address(low.array(buffer), start)
-        before.append(k.Array(array, dtype, vector, "local", 16))
-        before.append(k.Call("mlc_load", (vector,), (to, source), (array,)))
-        inner.ready[low.array(buffer), flat] = (array, inner.values["neighbour"])
+        arrays.append(k.Array(array, dtype, vector * rounds, "local", 16))
+        loads += _loads(low, array, slot, buffer, start, vector * dtype.bytes, vector)
+        inner.ready[low.array(buffer), flat] = (array, slot + lane)
     for (buffer, flat), start in found.stores.items():
         array, dtype = low.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
         before.append(k.Array(array, dtype, vector, "local", 16))
         to, source = k.Address(low.array(buffer), start), k.Address(array, const(0))
-        after.append(k.Call("mlc_store", (vector,), (to, source), (low.array(buffer),)))
+        after += _stores(low, to, source, buffer, vector * dtype.bytes, vector)
         inner.gathered[buffer] = (array, flat)
-    return before, after
+    made = low.sequence(body, inner)
+    rest = [*before, k.For(lane.name, const(0), const(vector), 1, tuple(made), "unroll"), *after]
+    return Share(arrays, loads, rest, vector * len(found.loads))
+
+
+def _row(
+    low: Lowering, body: tuple[Stmt, ...], found: Neighbours, inner: Scope, lane: Var, vector: int
+) -> Share | None:
+    """A copy into the thread's own part of a tile is a wide load of it."""
+    match body:
+        case (Store(to, index, Load(buffer, place, dtype), "set"),) if to in (inner.registers or {}):
+            array, at = low.at(to, index, inner)
+            flat = low.at(buffer, place, inner)[1]
+            if inner.buffers[to].dtype is dtype and (buffer, flat) in found.loads:
+                first = substitute(at, {lane: const(0)})
+                start = found.loads[buffer, flat]
+                return Share([], _loads(low, array, first, buffer, start, vector * dtype.bytes, vector), [])
+    return None
+
+
+def _loads(low: Lowering, array: str, slot: Expr, buffer: str, start: Expr, size: int, vector: int) -> Body:
+    """Neighbours of `size` bytes into a thread's array."""
+    to, source = k.Address(array, slot), k.Address(low.array(buffer), start)
+    if buffer not in low.streamed:
+        return [k.Call("mlc_load", (vector,), (to, source), (array,))]
+    return [
+        k.Call("mlc_load_once", (n,), (to_n, from_n), (array,)) for n, to_n, from_n in _pieces(to, source, size, vector)
+    ]
+
+
+def _stores(low: Lowering, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:
+    """Neighbours of `size` bytes out of a thread's array."""
+    if buffer in low.past:
+        pieces = _pieces(to, source, size, vector)
+        return [k.Call("mlc_store_once", (n,), (to_n, from_n), (to.buffer,)) for n, to_n, from_n in pieces]
+    how = "mlc_store_global" if low.is_parameter(buffer) else "mlc_store"
+    return [k.Call(how, (vector,), (to, source), (to.buffer,))]
+
+
+def _pieces(to: k.Address, source: k.Address, size: int, vector: int) -> list[tuple[int, k.Address, k.Address]]:
+    """A move as moves of what one instruction can: their bytes, targets and sources."""
+    each = min(size, WIDEST)
+    step = vector * each // size
+    return [
+        (each, to.replace(index=to.index + n), source.replace(index=source.index + n)) for n in range(0, vector, step)
+    ]
 
 
 def register_share(low: Lowering, s: tile.Alloc, scope: Scope, after: tuple[Stmt, ...]) -> Body:

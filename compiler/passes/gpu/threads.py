@@ -22,6 +22,7 @@ from compiler.passes.gpu.fragments import Fragment, Grid
 from compiler.passes.gpu.hazards import Hazards, touched
 from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread, range_of
 from compiler.passes.gpu.shared import SharedTile
+from compiler.passes.gpu.streams import left_behind, read_once
 from compiler.passes.gpu.vectors import multiple
 from compiler.schedule import access
 from compiler.targets.target import Target
@@ -38,7 +39,8 @@ def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, st
     for kernel in program.kernels:
         parts = _apart(kernel)
         for part in parts:
-            functions.append(Lowering(part, target).function(schedules.get(kernel.name, "")))
+            lowering = Lowering(part, target, read_once(part), left_behind(program, part, target))
+            functions.append(lowering.function(schedules.get(kernel.name, "")))
     return k.Program(program.name, program.inputs, program.outputs, program.temps, tuple(functions), program.sizes)
 
 
@@ -66,11 +68,14 @@ class Lowering:
     """One kernel: what is known of its tiles, and what its function begins with.
 
     `threads` of a block do what loops over lanes say, `scratch` are arrays through which its warps combine what they
-    have. `start` computes what does not change: `known` has the ranges of its variables.
+    have. `start` computes what does not change: `known` has the ranges of its variables. Of the buffers `streamed`, no
+    element is read twice; those `past` are results that nobody reads soon.
     """
 
     source: Kernel
     target: Target
+    streamed: frozenset[str] = frozenset()
+    past: frozenset[str] = frozenset()
     threads: int = WARP
     taken: set[str] = field(default_factory=set)
     scratch: dict[DType, str] = field(default_factory=dict)
@@ -286,6 +291,10 @@ class Lowering:
             return [made]
         first = op("eq", self.thread(scope), const(0))
         return [k.If(first, (made,))]
+
+    def is_parameter(self, buffer: str) -> bool:
+        """A buffer in global memory."""
+        return any(p.name == buffer for p in self.source.params)
 
     def thread(self, scope: Scope) -> Expr:
         """The number of this thread among those that do the same."""

@@ -1,0 +1,58 @@
+"""What passes through a kernel once: a kernel of Tile IR goes in; buffers that caches should not keep come out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from compiler.ir import tile
+from compiler.ir.expr import Const, Load, loads
+from compiler.ir.index import Range, value_range
+from compiler.ir.statement import If, Kernel, Program, Stmt
+from compiler.ir.tensor import Tensor
+from compiler.targets.target import Target
+
+
+def read_once(kernel: Kernel) -> frozenset[str]:
+    """Buffers that the kernel only reads, of which it loads no element twice, as far as the number of loads tells."""
+    counts: Counter[str] = Counter()
+    _count(kernel.body, 1, {}, counts)
+    moved = {n.buffer for s in kernel.body for n in s.walk() if isinstance(n, tile.Slice)}
+    known = {p.name: p for p in kernel.params}
+    return frozenset(
+        b for b, n in counts.items() if b in known and b not in kernel.writes and b not in moved
+        and n < 2 * _elements(known[b])  # iterations that are cut off at the end count as well
+    )  # fmt: skip
+
+
+def _count(body: Iterable[Stmt], times: int, ranges: Mapping[str, Range], counts: Counter[str]) -> None:
+    for s in body:
+        match s:
+            case tile.For(var, extent, _, _, inner):
+                most = value_range(extent, ranges)[1]
+                _note(loads(extent), times, counts)
+                _count(inner, times * (1 << 40 if most is None else most), {**ranges, var: (0, None)}, counts)
+            case If(cond, inner):
+                _note(loads(cond), times, counts)
+                _count(inner, times, ranges, counts)
+            case _:
+                _note(loads(s), times, counts)
+
+
+def _note(found: Iterable[Load], times: int, counts: Counter[str]) -> None:
+    for load in found:
+        counts[load.buffer] += times
+
+
+def _elements(t: Tensor) -> int:
+    return math.prod(int(n.value) if isinstance(n, Const) else 0 for n in t.shape)
+
+
+def left_behind(program: Program, kernel: Kernel, target: Target) -> frozenset[str]:
+    """Results that the second-level cache cannot hold until somebody reads them."""
+    results = {t.name for t in program.outputs}
+    return frozenset(
+        p.name for p in kernel.params
+        if p.name in results and p.name in kernel.writes and _elements(p) * p.dtype.bytes > target.l2
+    )  # fmt: skip
