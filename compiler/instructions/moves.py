@@ -118,10 +118,11 @@ def _tma(row: Transfer, rank: int, swizzle: int, element: str, rng: np.random.Ge
     box = (*(int(n) for n in rng.integers(2, 6, rank - 1)), inner)
     whole = 16 // dtype.bytes
     dims = (*(int(n) for n in rng.integers(3, 9, rank - 1)), whole * int(rng.integers(1, 5)))
-    # Before the beginning of an axis, or such that it may end beyond it; along the innermost in steps of 16 bytes.
+    # Before the beginning of an axis, which only loads may do, or such that the box may end or even begin beyond it;
+    # along the innermost axis in steps of 16 bytes.
     units = (*(1,) * (rank - 1), whole)
     starts = tuple(
-        u * int(rng.integers(1 - b // u, 0) if rng.random() < 0.5 and b > u else rng.integers(d // u))
+        u * int(rng.integers(1 - b // u, 0) if load and rng.random() < 0.5 and b > u else rng.integers(d // u + 1))
         for b, d, u in zip(box, dims, units, strict=True)
     )
     here, there = slices((0,) * rank, box), slices(starts, box)

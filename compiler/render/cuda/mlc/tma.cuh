@@ -2,8 +2,8 @@
 //
 // One thread issues a copy. A load says on an mbarrier when it has landed: expect all bytes of the box there, also
 // where it hangs over the tensor's edge; what lies outside reads as zero and is not written. Coordinates are elements,
-// innermost first, where the first is a multiple of 16 bytes: for others a GPU finds the instruction illegal. Shared
-// memory is at a multiple of 128 bytes, with a swizzle of 8 times its span.
+// innermost first, where the first is a multiple of 16 bytes, and of stores none is negative: else a GPU finds the
+// instruction illegal. Shared memory is at a multiple of 128 bytes, with a swizzle of 8 times its span.
 #pragma once
 #include "convert.cuh"
 #include "mbarrier.cuh"
@@ -273,6 +273,8 @@ MLC_UNCHECKED __noinline__ static void load_box(void* to, const mlc_tensor_map& 
 MLC_UNCHECKED __noinline__ static void store_box(const mlc_tensor_map& map, const void* from, const long* at, int rank,
                                                  Apply* apply) {
     check_box(map, from, at, rank);
+    for (int d = 0; d < rank; d++)
+        if (at[d] < 0) fail("a box is stored to before the beginning of an axis");
     Piece pieces[SOME_PIECES];
     unsigned count = 0;
     walk_box(map, (void*)from, at, [&](char* shared, char* global, unsigned size) MLC_UNCHECKED {
