@@ -17,7 +17,7 @@ from compiler.runtime.emulator import emulator
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
 from compiler.runtime.launcher import DTYPES, Launcher, Plan
-from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan
+from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parent / "render" / "cuda"
@@ -39,8 +39,11 @@ def launches(program: k.Program, plan: Plan) -> LaunchPlan:
     for f, name in zip(program.functions, cuda.names(program), strict=True):
         grid = _extent(tuple(map(static, f.grid)))
         if all(grid):
-            args = tuple(numbers[p.name] for p in f.params)
-            made.append(Launch(name, grid, _extent(f.block), args, synchronizes=_meets(f)))
+            args: list[int | Map] = [numbers[p.name] for p in f.params]
+            args += [_map(m, f, numbers[m.buffer]) for m in f.maps]
+            made.append(
+                Launch(name, grid, _extent(f.block), tuple(args), k.dynamic_shared(f)[1], synchronizes=_meets(f))
+            )
     return LaunchPlan(
         tuple(map(_buffer, plan.inputs)), tuple(map(_buffer, plan.outputs)), tuple(made), temps, plan.temporaries,
         plan.arena,
@@ -50,6 +53,14 @@ def launches(program: k.Program, plan: Plan) -> LaunchPlan:
 def _extent(sizes: tuple[int, ...]) -> Extent:
     x, y, z = (*sizes, 1, 1, 1)[:3]
     return x, y, z
+
+
+def _map(m: k.TensorMap, f: k.Function, number: int) -> Map:
+    """A tensor map of the whole of a parameter, innermost axis first."""
+    t = next(p for p in f.params if p.name == m.buffer)
+    dims = tuple(static(n) for n in reversed(t.shape))
+    strides = tuple(static(n) * t.dtype.bytes for n in reversed(t.strides))
+    return Map(number, t.dtype.name, dims, strides, m.box, m.swizzle)
 
 
 def _buffer(b: launcher.Buffer) -> Buffer:
