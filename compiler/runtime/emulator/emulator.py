@@ -66,7 +66,12 @@ def build(text: str, include: tuple[Path, ...] = (), check: bool = False, cache:
     """
     machine = runtime(check, cache)
     # Found beside the kernel's own folder of the cache, so that a cache may be moved.
-    found = (f"-L{machine.parent}", f"-Wl,-rpath,$ORIGIN/../{machine.parent.name}", f"-l:{machine.name}")
+    found = (
+        "-Wl,--no-as-needed",
+        f"-L{machine.parent}",
+        f"-Wl,-rpath,$ORIGIN/../{machine.parent.name}",
+        f"-l:{machine.name}",
+    )
     flags = (*_KERNEL, *(_CHECKED if check else ("-O2",)), *found)
     return builder.build(text, flags, cache=cache, include=(*include, HERE))
 

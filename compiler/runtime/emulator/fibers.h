@@ -8,8 +8,8 @@
 
 namespace mlc::emu {
 
-__thread Thread* self;
-__thread Worker* worker;
+__thread Thread* self __attribute__((tls_model("initial-exec")));
+__thread Worker* worker __attribute__((tls_model("initial-exec")));
 uint3 block_extent, grid_extent;
 uintptr_t image;
 static double deadline;
