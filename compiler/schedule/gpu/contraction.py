@@ -1,26 +1,22 @@
 """A loop nest that sums products and a target with tensor cores in, the schedule that uses them out.
 
-The loops of such a nest play four parts: m occurs in one factor only, n in the other only, k is what is summed over,
-and all others are a batch. n is the loop along which the result is contiguous. Blocks of the grid take a tile of m x n
-each; tiles of the factors come to shared memory while those before are multiplied.
+Blocks of the grid take a tile of m x n each; tiles of the factors come to shared memory while those before are
+multiplied. On targets with wgmma warps of their own copy, and products read shared memory; else all warps copy, and
+multiply what they hold in registers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from compiler.ir import loop
-from compiler.ir.dtype import STORAGE_ONLY, DType, f32
-from compiler.ir.expr import Cast, Const, Expr, Load, Var, loads, names
-from compiler.ir.index import Range, extent_range, linear
-from compiler.ir.statement import Init, Kernel, Let, Store
-from compiler.ir.tensor import Tensor
-from compiler.schedule import access
-from compiler.schedule.contraction import Contraction, by_groups, recognise
+from compiler.ir.dtype import f32
+from compiler.ir.statement import Init, Kernel, Let
+from compiler.schedule.contraction import by_groups, recognise
 from compiler.schedule.gpu import tiles
-from compiler.schedule.gpu.tiles import Operand, Product, Tiling
+from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, size, ways
+from compiler.schedule.gpu.tiles import Product, Tiling
 from compiler.schedule.steps import (
     Bind,
     Cache,
@@ -42,8 +38,8 @@ from compiler.targets.target import Instruction, Target
 LEAST_DEPTH = 16  # shorter sums are not worth the tiles
 LEAST_ROWS = 9  # fewer rows are read once, whoever multiplies them
 GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
-PIECES = (16, 8, 4)  # bytes that an asynchronous copy moves at a time
-THREADS = 256
+THREADS = 256  # of a block that adds up parts
+UNITS = ("mlc_mma_sync",)  # device functions of the instructions that may be chosen
 
 
 def choose(kernel: Kernel, target: Target) -> Schedule | None:
@@ -52,152 +48,58 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     if found is None:
         return None
     found, splits = by_groups(found)
-    made = _Plan(found, {p.name: p for p in kernel.params}, target, splits).schedule()
-    return made if made is not None and _fresh(kernel, made) else None
+    best: tuple[Parts, Tiling] | None = None
+    for parts in ways(found, {p.name: p for p in kernel.params}):
+        made = _tiling(parts, target)
+        if made is not None and (best is None or made.clocks < best[1].clocks):
+            best = parts, made
+    if best is None:
+        return None
+    schedule = _Plan(*best, splits).schedule()
+    return schedule if _fresh(kernel, schedule) else None
 
 
-@dataclass
-class _Axis:
-    """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles."""
+def _tiling(p: Parts, target: Target) -> Tiling | None:
+    """The best tiles for one way to look at a product; None where there is nothing to gain, or no instruction."""
+    if min(p.m.size, p.n.size) < LEAST_ROWS or p.k.size < LEAST_DEPTH:
+        return None
+    acc = p.found.first.value.dtype
+    terms = 3 if acc is f32 and p.a.value.dtype is f32 else 1
+    batch = math.prod(map(size, p.batch))
+    sizes = Product(p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across)
+    return tiles.choose(sizes, _rows(p, target), target)
 
-    name: str
-    size: int
-    loops: tuple[loop.For, ...]
-    outer: str = ""
 
-
-@dataclass(frozen=True)
-class _Factor:
-    """A factor before it is widened from 16 bits; its buffer, and whether it is contiguous along k, or its own part."""
-
-    value: Expr
-    buffer: str
-    operand: Operand
-    order: tuple[str, str]  # "k" and "own", the contiguous one last
+def _rows(p: Parts, target: Target) -> tuple[Instruction, ...]:
+    """The instructions for these types, and for where and how the operands lie."""
+    kinds = {x.value.dtype.name for x in (p.a, p.b)}
+    acc = p.found.first.value.dtype.name
+    fits = [r for r in target.instructions if {r.a_type, r.b_type} == kinds and r.acc_type == acc]
+    fit = [r for r in fits if r.function in UNITS]
+    rows = [r for r in fit if r.function == "mlc_mma_sync"] if p.across else []
+    deepest = max((r.m * r.k for r in rows), default=0)
+    layout = "mk" if p.a.order[1] == "k" else "km", "nk" if p.b.order[1] == "k" else "kn"
+    by_tma = p.a.even and p.b.even and "tma" in target.features
+    wide = [r for r in fit if r.function == "mlc_wgmma" and r.a_space == "shared" and layout in r.layouts and by_tma]
+    whole = [r for r in wide if layout[1] == "nk" or r.n * p.b.operand.bytes % ROW == 0]
+    return (*(r for r in rows if r.m * r.k == deepest), *(r for r in whole if r.a_type != "f32"))
 
 
 @dataclass
 class _Plan:
-    found: Contraction
-    tensors: dict[str, Tensor]
-    target: Target
+    """The steps for a product cut into tiles."""
+
+    p: Parts
+    t: Tiling
     steps: list[Step] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        c = self.found
-        self.acc: DType = c.first.value.dtype
-        long = [f for f in c.rows if _size(f) > 1]
-        self.ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
-        own = [
-            [f for f in long if f.var in names(x) and f.var not in names(y)]
-            for x, y in ((c.left, c.right), (c.right, c.left))
-        ]
-        contiguous = {
-            f.var for f in long for s in c.after if isinstance(s, Store) and self.stride(s.buffer, s.index, f.var) == 1
-        }
-        swap = not own[1] or any(f.var in contiguous for f in own[0])
-        left, right = (c.right, c.left) if swap else (c.left, c.right)
-        rows, columns = reversed(own) if swap else own
-        self.m, self.n, self.k = self.axis(rows), self.axis(columns), _axis(c.depth)
-        tiled = {f.var for x in (self.m, self.n) for f in x.loops}
-        self.around = [f for f in c.rows if f.var not in tiled]
-        self.a, self.b = self.factor(left, self.m), self.factor(right, self.n)
-
-    def axis(self, loops: Sequence[loop.For]) -> _Axis:
-        """The innermost of these loops; those around it are a batch, unless tiles would be left empty."""
-        if not loops:
-            return _Axis("", 1, ())
-        last = _size(loops[-1])
-        small = last < 128 and last % 64
-        return _axis(loops if small else loops[-1:])
-
-    # ---- where the operands lie
-
-    def stride(self, buffer: str, index: tuple[Expr, ...], var: str) -> int | None:
-        return access.stride(access.address(index, self.tensors[buffer], self.ranges), Var(var))
-
-    def factor(self, wide: Expr, own: _Axis) -> _Factor:
-        value = wide.arg if isinstance(wide, Cast) and wide.arg.dtype in STORAGE_ONLY else wide
-        found = loads(value)
-        along = {
-            part: any(self.stride(x.buffer, x.index, axis.loops[-1].var) == 1 for x in found)
-            for part, axis in (("own", own), ("k", self.k))
-            if axis.loops
-        }
-        order = ("k", "own") if along.get("own") and not along.get("k") else ("own", "k")
-        copied = isinstance(value, Load) and self.is_block(value, own)
-        piece = self.piece(value) if copied and isinstance(value, Load) else 0
-        return _Factor(value, found[0].buffer, Operand(value.dtype.bytes, copied, piece or value.dtype.bytes), order)
-
-    def is_block(self, load: Load, own: _Axis) -> bool:
-        """A copy can bring a tile: each part moves one axis by one, the last evenly, and k ends with its axis."""
-        last = False
-        for part in (own, self.k):
-            if len(part.loops) != 1:
-                return False
-            var = Var(part.name)
-            moved = [axis for axis, e in enumerate(load.index) if part.name in names(e)]
-            if len(moved) != 1:
-                return False
-            (axis,) = moved
-            terms, rest = linear(load.index[axis])
-            others = [t for t in terms if t is not var]
-            if terms.get(var) != 1 or any(part.name in names(t) for t in others):
-                return False
-            end = self.tensors[load.buffer].shape[axis]
-            ends = not others and isinstance(end, Const) and int(end.value) == part.size + rest
-            if part is self.k and not ends and part.size % self.depth_unit(load):
-                return False
-            last |= self.stride(load.buffer, load.index, part.name) == 1 and axis == len(load.index) - 1
-        first, second = (next(n for n, e in enumerate(load.index) if p.name in names(e)) for p in (own, self.k))
-        return last and first != second
-
-    def depth_unit(self, load: Load) -> int:
-        return 128 // load.dtype.bytes
-
-    def piece(self, load: Load) -> int:
-        """The widest piece that begins at a multiple of itself wherever a row of a tile begins; 0 for none."""
-        size = load.dtype.bytes
-        place = access.address(load.index, self.tensors[load.buffer], self.ranges)
-        terms, rest = linear(place)
-        steps = [c * size for c in terms.values() if c != 1] + [rest * size]
-        steps += [c.value * size for c in self.tensors[load.buffer].strides[:-1] if isinstance(c, Const)]
-        return next((p for p in PIECES if all(s % p == 0 for s in steps)), 0)
-
-    # ---- the choice
-
-    def rows(self) -> tuple[Instruction, ...]:
-        """The instructions for these types."""
-        kinds = {x.value.dtype for x in (self.a, self.b)}
-        if len(kinds) != 1 or (self.acc.bytes != 4 and STORAGE_ONLY[0] in kinds):
-            return ()
-        kind = kinds.pop().name
-        rows = [
-            r for r in self.target.instructions
-            if r.function == "mlc_mma_sync" and (r.a_type, r.b_type, r.acc_type) == (kind, kind, self.acc.name)
-        ]  # fmt: skip
-        deepest = max((r.m * r.k for r in rows), default=0)
-        return tuple(r for r in rows if r.m * r.k == deepest)
-
-    def schedule(self) -> Schedule | None:
-        """The steps; None where there is nothing to gain, or no instruction."""
-        if min(self.m.size, self.n.size) < LEAST_ROWS or self.k.size < LEAST_DEPTH:
-            return None
-        batch = math.prod(_size(f) for f in self.around)
-        terms = 3 if self.acc is f32 and self.a.value.dtype is f32 else 1
-        sizes = Product(
-            self.m.size, self.n.size, self.k.size, batch, self.a.operand, self.b.operand, self.acc.bytes, terms
-        )
-        made = tiles.choose(sizes, self.rows(), self.target)
-        return self.applied(made, terms) if made else None
 
     # ---- steps
 
-    def applied(self, t: Tiling, terms: int) -> Schedule:
-        add, m, n, k = self.steps.append, self.m, self.n, self.k
-        around = [f.var for f in self.around]
+    def schedule(self) -> Schedule:
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
+        around = [f.var for f in self.p.batch]
         order = [*around, *(f.var for x in (m, n) for f in x.loops)]
-        if order != [f.var for f in self.found.rows]:
+        if order != [f.var for f in self.p.found.rows]:
             add(Reorder(tuple(order)))
         for x in (m, n, k):
             self.collapse([f.var for f in x.loops])
@@ -205,17 +107,21 @@ class _Plan:
         grid = [batch] if batch else []
         rows = [*grid, m.name, n.name]
         if t.parts > 1:
-            add(SplitK(self.found.accumulator, k.name, t.parts))
+            add(SplitK(self.acc, k.name, t.parts))
             self.total(rows)
             grid.insert(0, f"{k.name}_part")
-        for x, size in ((m, t.m), (n, t.n)):
-            self.split(x, size)
+        for x, length in ((m, t.m), (n, t.n)):
+            self.split(x, length)
         add(Reorder((m.outer, n.outer, m.name, n.name)))
-        grid += self.raster(t)
+        grid += self.raster()
         self.steps += [Bind(var, "blocks") for var in grid]
-        add(Distribute(self.found.accumulator, (m.name, n.name), "registers"))
-        self.mainloop(t, terms)
+        add(Distribute(self.acc, (m.name, n.name), "registers"))
+        self.mainloop()
         return Schedule(tuple(self.steps))
+
+    @property
+    def acc(self) -> str:
+        return self.p.found.accumulator
 
     def collapse(self, loops: list[str]) -> str:
         name = loops[0] if loops else ""
@@ -224,44 +130,58 @@ class _Plan:
             name += inner
         return name
 
-    def split(self, x: _Axis, size: int) -> None:
-        self.steps.append(Split(x.name, size))
+    def split(self, x: Axis, factor: int) -> None:
+        self.steps.append(Split(x.name, factor))
         x.outer, x.name = x.name + "0", x.name + "1"
 
-    def raster(self, t: Tiling) -> list[str]:
+    def raster(self) -> list[str]:
         """The loops over tiles; where there are many either way, groups of rows go through the columns together."""
-        if -(-self.m.size // t.m) <= GROUP or -(-self.n.size // t.n) <= GROUP:
-            return [self.m.outer, self.n.outer]
-        self.steps.append(Raster(self.m.outer, self.n.outer, GROUP))
-        return [self.m.outer + self.n.outer]
+        m, n = self.p.m, self.p.n
+        if -(-m.size // self.t.m) <= GROUP or -(-n.size // self.t.n) <= GROUP:
+            return [m.outer, n.outer]
+        self.steps.append(Raster(m.outer, n.outer, GROUP))
+        return [m.outer + n.outer]
 
     def total(self, rows: list[str]) -> None:
         """The nest that adds up the parts: each thread has neighbours along the columns."""
+        if not self.p.across:
+            rows = [*rows[:-2], rows[-1], rows[-2]]
+            self.steps.append(Reorder(tuple(f"{var}_sum" for var in rows)))
         *outer, last = rows
+        long = self.p.n.size if self.p.across else self.p.m.size
         for var in outer:
             self.steps.append(Bind(f"{var}_sum", "blocks"))
-        vector = next(v for v in (4, 2, 1) if self.n.size % v == 0)
-        threads = min(THREADS, -(-self.n.size // (vector * tiles.WARP)) * tiles.WARP)
+        vector = next(v for v in (4, 2, 1) if long % v == 0)
+        threads = min(THREADS, -(-long // (vector * tiles.WARP)) * tiles.WARP)
         self.steps.append(Split(f"{last}_sum", threads * vector))
         lanes = (("threads", threads), *((("vector", vector),) if vector > 1 else ()))
         self.steps += [Bind(f"{last}_sum0", "blocks"), Bind(f"{last}_sum1", "lanes", lanes)]
 
-    def mainloop(self, t: Tiling, terms: int) -> None:
-        add, m, n, k = self.steps.append, self.m, self.n, self.k
+    def mainloop(self) -> None:
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         self.split(k, t.k)
         add(Reorder((k.outer, m.name, n.name, k.name)))
-        ends = [tuple(f"{x.name}_{end}" for x in (m, n)) for end in ("first", "last")]
+        ends = [(f"{m.name}_{end}", f"{n.name}_{end}") for end in ("first", "last")]
         add(Pad(ends[0], (t.m, t.n)))
         add(Pad((m.name, n.name, k.name), (t.m, t.n, t.k)))
         add(Pad(ends[1], (t.m, t.n)))
-        part = f"{self.found.accumulator}_chunk"
-        if terms > 1:
-            add(Promote(self.found.accumulator, k.outer, part))
+        if t.terms > 1:
+            part = f"{self.acc}_chunk"
+            add(Promote(self.acc, k.outer, part))
             ends += [(f"{part}_{end}0", f"{part}_{end}1") for end in ("first", "last")]
-        for nest in ends:
-            self.spread(nest, t.threads)
-        tile_a, tile_b = self.shared(self.a, m, "tile", t), self.shared(self.b, n, "panel", t)
-        add(Bind(k.outer, "pipeline", (("depth", t.depth),)))
+        for end in ends:
+            self.spread(end)
+        tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
+        if t.row.a_space == "shared":
+            add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1))))
+            add(Tensorize((m.name, n.name, k.name), t.row.name))
+        else:
+            add(Bind(k.outer, "pipeline", (("depth", t.depth),)))
+            self.fragments(*tiles_of)
+
+    def fragments(self, tile_a: str, tile_b: str) -> None:
+        """Products of what comes from shared memory to registers, one instruction deep at a time."""
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         step, inner = k.name + "0", k.name + "1"
         add(Split(k.name, t.row.k))
         add(Reorder((step, m.name, n.name, inner)))
@@ -270,38 +190,30 @@ class _Plan:
         pieces = [f"{x}_piece" for x in (tile_a, tile_b)]
         add(Cache(tile_a, pieces[0], (m.name, inner), "registers", "plain"))
         add(Cache(tile_b, pieces[1], (n.name, inner), "registers", "plain"))
-        if terms > 1:
+        if t.terms > 1:
             add(Compensate(nest))
             for x in pieces:
-                self.spread((f"{x}_at0", f"{x}_at1"), t.threads)
+                self.spread((f"{x}_at0", f"{x}_at1"))
             self.steps += [Tensorize(tuple(v + end for v in nest), t.row.name) for end in ("_0", "_1")]
         add(Tensorize(nest, t.row.name))
 
-    def spread(self, nest: tuple[str, str], threads: int) -> None:
-        self.steps += [Bind(nest[0], "lanes", (("threads", threads),)), Bind(nest[1], "lanes")]
+    def spread(self, nest: tuple[str, str]) -> None:
+        self.steps += [Bind(nest[0], "lanes", (("threads", self.t.threads),)), Bind(nest[1], "lanes")]
 
-    def shared(self, x: _Factor, own: _Axis, word: str, t: Tiling) -> str:
+    def shared(self, x: Factor, own: Axis, word: str, length: int) -> str:
         """A factor's tile in shared memory; one that is not copied is computed by all threads."""
         name = f"{x.buffer}_{word}"
-        parts = {"own": own.name, "k": self.k.name}
-        loops = (parts[x.order[0]], parts[x.order[1]])
-        sizes = {"own": t.m if own is self.m else t.n, "k": t.k}
-        row = sizes[x.order[1]] * x.operand.bytes
+        part = {"own": (own.name, length), "k": (self.p.k.name, self.t.k)}
+        loops = [part[word] for word in x.order]
+        row = loops[1][1] * x.operand.bytes
         swizzle = next(w for w in (128, 64, 32, 0) if not w or row % w == 0)
         how = "" if not x.operand.copied else "cp.async" if x.operand.piece in PIECES else "plain"
-        self.steps.append(Cache(x.buffer, name, loops, "shared", how, swizzle))
+        if self.t.row.a_space == "shared":
+            how = "tma"
+        self.steps.append(Cache(x.buffer, name, (loops[0][0], loops[1][0]), "shared", how, swizzle))
         if not how:
-            self.steps.append(Bind(f"{name}_at", "lanes", (("threads", t.threads),)))
+            self.steps.append(Bind(f"{name}_at", "lanes", (("threads", self.t.threads),)))
         return name
-
-
-def _axis(loops: Sequence[loop.For]) -> _Axis:
-    return _Axis("".join(f.var for f in loops), math.prod(map(_size, loops)), tuple(loops))
-
-
-def _size(f: loop.For) -> int:
-    assert isinstance(f.extent, Const)
-    return int(f.extent.value)
 
 
 def _fresh(kernel: Kernel, schedule: Schedule) -> bool:

@@ -7,6 +7,7 @@ for memory the more the shallower its pipeline is; and the grid runs in waves, t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,7 +27,9 @@ START = 1500.0  # clocks until the first block computes and after the last one h
 LAUNCH = 3000.0  # clocks that a second launch costs
 MOST_REGISTERS = 255  # of a thread
 OTHER_REGISTERS = 40  # addresses, counters, and what the compiler needs
+ROW = 128  # bytes
 DEEPEST = 4  # stages of a pipeline: with three tiles under way the latency is covered
+DEEPEST_APART = 8  # where copies have warps of their own: more bytes under way for tiles that are small
 MOST_PARTS = 32
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
 
@@ -43,7 +46,10 @@ class Operand:
 
 @dataclass(frozen=True)
 class Product:
-    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `terms` products by the instruction for each."""
+    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `terms` products by the instruction for each.
+
+    `across` says that the result is contiguous along n.
+    """
 
     m: int
     n: int
@@ -53,13 +59,16 @@ class Product:
     b: Operand
     acc_bytes: int
     terms: int = 1
+    across: bool = True
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """The instruction, the tile of each part, its threads, stages of its pipeline, parts of k, and clocks in all."""
+    """The instruction, and how often for each product; the tile of each part, the threads that multiply it, stages of
+    its pipeline, parts of k, and clocks in all."""
 
     row: Instruction
+    terms: int
     m: int
     n: int
     k: int
@@ -69,12 +78,14 @@ class Tiling:
     clocks: float
 
 
-# Tiles of a thread block, and warps that make it; k is as long as 128 bytes, a row that all banks hold together.
+# Tiles of a thread block, and the warps that multiply them.
 _TILES = (
     (256, 128, 8), (128, 256, 8), (128, 128, 8), (128, 128, 4), (256, 64, 8), (64, 256, 8), (128, 64, 4), (64, 128, 4),
     (64, 64, 4), (128, 32, 4), (32, 128, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 128, 4), (16, 64, 4),
     (16, 32, 2), (32, 32, 2), (16, 256, 8), (32, 256, 8),
 )  # fmt: skip
+# Rows of tiles by wgmma: each group of four warps takes 64.
+_GROUPS = (64, 128, 256)
 
 
 def choose(p: Product, rows: tuple[Instruction, ...], target: Target) -> Tiling | None:
@@ -83,19 +94,22 @@ def choose(p: Product, rows: tuple[Instruction, ...], target: Target) -> Tiling 
 
 
 def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[Tiling]:
+    k = ROW // max(p.a.bytes, p.b.bytes)  # a row of a tile is as long as all banks of shared memory are wide
     for row in rows:
-        for m, n, warps in _TILES:
-            grid = warp_grid(m, n, warps, row)
-            if grid is None or (m >= 2 * _up(p.m, 16) and m > 16) or (n >= 2 * _up(p.n, 8) and n > 32):
+        wide = row.threads > WARP
+        for m, n, warps in [(m, row.n, m // 16) for m in _GROUPS] if wide else _TILES:
+            grid = (warps // 4, 1) if wide else warp_grid(m, n, warps, row)
+            if grid is None or (m >= 2 * _up(p.m, row.m) and m > row.m) or (n >= 2 * _up(p.n, 8) and n > 32):
                 continue
-            k = max(row.k, 128 // max(p.a.bytes, p.b.bytes))
             stage = k * (m * p.a.bytes + n * p.b.bytes)
-            depth = min(DEEPEST, max(2, -(-p.k // k)), (target.shared - RESERVED) // stage)
-            if depth < 2 or registers(p, row, m // grid[0], n // grid[1], k) > MOST_REGISTERS:
+            deepest = DEEPEST_APART if wide else DEEPEST
+            depth = min(deepest, max(2, -(-p.k // k)), (target.shared - RESERVED) // stage)
+            if depth < 2 or registers(p, row, (m, n), grid) > MOST_REGISTERS:
                 continue
             for parts in _parts(p, k):
                 clocks = _clocks(p, row, (m, n, k), grid, depth, parts, target)
-                yield Tiling(row, m, n, k, warps * WARP, depth, parts, clocks)
+                if math.isfinite(clocks):
+                    yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, clocks)
 
 
 def warp_grid(m: int, n: int, warps: int, row: Instruction) -> tuple[int, int] | None:
@@ -109,17 +123,18 @@ def warp_grid(m: int, n: int, warps: int, row: Instruction) -> tuple[int, int] |
     return min(found)[1:] if found else None
 
 
-def registers(p: Product, row: Instruction, m: int, n: int, k: int) -> int:
-    """32-bit registers of a thread, of a warp whose tile is m x n: accumulators, and fragments loaded a step ahead."""
+def registers(p: Product, row: Instruction, tile: tuple[int, int], grid: tuple[int, int]) -> int:
+    """32-bit registers of a thread: accumulators, and fragments, which are loaded a step ahead."""
+    m, n = tile[0] // grid[0], tile[1] // grid[1]
     sums = m * n * p.acc_bytes * (2 if p.terms > 1 else 1)
-    fragments = row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
-    return (sums + fragments) // (4 * WARP) + OTHER_REGISTERS
+    held = 0 if row.a_space == "shared" else row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
+    return (sums + held) // (4 * row.threads) + OTHER_REGISTERS
 
 
 def _parts(p: Product, k: int) -> Iterator[int]:
-    """Into how many parts of equal length the sum may be split, each at least four steps of the pipeline long."""
+    """Into how many parts of whole tiles the sum may be split, each at least four of them long."""
     parts = 1
-    while parts <= MOST_PARTS and (parts == 1 or (p.k % parts == 0 and p.k // parts >= 4 * k)):
+    while parts <= MOST_PARTS and (parts == 1 or (p.k % (parts * k) == 0 and p.k >= 4 * parts * k)):
         yield parts
         parts *= 2
 
@@ -128,29 +143,35 @@ def _clocks(
     p: Product, row: Instruction, tile: Sizes, grid: tuple[int, int], depth: int, parts: int, target: Target
 ) -> float:
     (m, n, k), (down, across) = tile, grid
-    warps = down * across
+    apart = row.a_space == "shared"  # warps of their own copy, and the products read shared memory
+    groups = down * across
+    threads = groups * row.threads + (WARP if apart else 0)
     tiles = _over(p.m, m) * _over(p.n, n) * p.batch * parts
     stage = k * (m * p.a.bytes + n * p.b.bytes)
-    threads = warps * WARP
     fits = min(
         target.shared // (stage * depth + RESERVED),
         target.threads // threads,
-        target.registers // (_up(registers(p, row, m // down, n // across, k), 8) * threads),
+        target.registers // (_up(registers(p, row, (m, n), grid), 8) * threads),
         target.blocks,
     )
-    resident = max(1, min(fits, _over(tiles, target.cores)))
-    rate = dict(target.rates).get(f"{row.name.partition('.')[0]}.{row.name.rpartition('.')[2]}", 64)
-    # A warp of each of the four schedulers is needed to keep its tensor core busy, two are to hide what else it does.
-    busy = min(1.0, resident * warps / 4) * (1.0 if resident * warps >= 8 else 0.8)
+    if not fits:
+        return math.inf
+    resident = min(fits, _over(tiles, target.cores))
+    unit = "wgmma" if apart else "mma"
+    rate = dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)
+    # Each of the four schedulers needs a warp to keep its tensor core busy, and a second to hide what else that does.
+    warps = resident * groups * row.threads // WARP
+    busy = min(1.0, warps / 4) * (1.0 if apart or warps >= 8 else 0.8)
     products = m * n * k * p.terms / (rate * busy)
     if p.terms > 1:
-        products += HALVES * warps * k * (m // down + n // across) / LANES
-    read = warps * k * (m // down * p.a.bytes + n // across * p.b.bytes) / FROM_SHARED
+        products += HALVES * groups * k * (m // down + n // across) / LANES
+    read = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / FROM_SHARED
     brought = (0.0 if p.a.copied else 1.5) * m * k / 4 + (0.0 if p.b.copied else 1.5) * n * k / 4
-    pieces = _moves(p.a, m * k) + _moves(p.b, n * k)
-    step = max(resident * max(products, read, stage / FROM_L2, brought + pieces), LATENCY / (depth - 1)) + STEP
+    pieces = 0.0 if apart else _moves(p.a, m * k) + _moves(p.b, n * k)
+    wait = LATENCY / (depth - 1)
+    step = max(resident * max(products, read, stage / FROM_L2, brought + pieces), wait) + (0.0 if apart else STEP)
     steps = _over(_over(p.k, parts), k)
-    stored = m * n * p.acc_bytes / FROM_DRAM
+    stored = m * n * p.acc_bytes / FROM_DRAM * (1 if p.across else 2)
     waves = _over(tiles, target.cores * resident)
     total = waves * (LATENCY + steps * step + resident * stored) + START
     moved = p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes) / (FROM_DRAM * target.cores)

@@ -57,9 +57,9 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
         case body:
             body = _if(body, list(guards.values()))
     made = replace(kernel.body, nest[0], wrap(full, body))
-    for s in nest[-1].body:
-        if isinstance(s, Store) and s.buffer in tiles:
-            made = _grown(made, s, dict(zip(map(Var, step.loops), step.lengths, strict=True)))
+    for stored in nest[-1].body:
+        if isinstance(stored, Store) and stored.buffer in tiles:
+            made = _grown(made, stored, dict(zip(map(Var, step.loops), step.lengths, strict=True)))
     return kernel.replace(body=made)
 
 

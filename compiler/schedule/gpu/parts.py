@@ -1,0 +1,159 @@
+"""A loop nest that sums products in; which loops are the rows, the columns, the depth and the batch of a product out.
+
+m occurs in one factor only, n in the other only, k is what is summed over, and all others are a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.ir import loop
+from compiler.ir.dtype import STORAGE_ONLY
+from compiler.ir.expr import Cast, Const, Expr, Load, Var, loads, names
+from compiler.ir.index import Range, extent_range, linear
+from compiler.ir.statement import Store
+from compiler.ir.tensor import Tensor
+from compiler.schedule import access
+from compiler.schedule.contraction import Contraction
+from compiler.schedule.gpu.tiles import Operand
+
+PIECES = (16, 8, 4)  # bytes that an asynchronous copy moves at a time
+ROW = 128  # bytes of a row of a tile in shared memory: as many as all banks hold together
+
+
+@dataclass
+class Axis:
+    """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles."""
+
+    name: str
+    size: int
+    loops: tuple[loop.For, ...]
+    outer: str = ""
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor before it is widened from 16 bits, and the buffer that it loads first.
+
+    `order` has "k" and "own", the part along which it is contiguous last; `even` says that rows of its buffer begin at
+    multiples of 16 bytes, as copies by tensor maps need.
+    """
+
+    value: Expr
+    buffer: str
+    operand: Operand
+    order: tuple[str, str]
+    even: bool
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a product: acc[m, n] += a[m, k] * b[k, n] for every iteration of the loops of the batch.
+
+    `across` says that the result is contiguous along n rather than along m.
+    """
+
+    found: Contraction
+    m: Axis
+    n: Axis
+    k: Axis
+    batch: tuple[loop.For, ...]
+    a: Factor
+    b: Factor
+    across: bool
+
+
+def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
+    """All ways to look at a contraction as a product: of several loops that play a part, all or the innermost may be
+    one; and each factor may be the left one."""
+    long = [f for f in c.rows if size(f) > 1]
+    own = [
+        [f for f in long if f.var in names(x) and f.var not in names(y)]
+        for x, y in ((c.left, c.right), (c.right, c.left))
+    ]
+    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    even = {
+        f.var
+        for f in long
+        for s in c.after
+        if isinstance(s, Store) and _stride(s.buffer, s.index, f.var, tensors, ranges) == 1
+    }
+    k = axis(c.depth)
+    for swap in (False, True):
+        left, right = (c.right, c.left) if swap else (c.left, c.right)
+        rows, columns = reversed(own) if swap else own
+        if not columns:
+            continue
+        for m_loops in _choices(rows):
+            for n_loops in _choices(columns):
+                m, n = axis(m_loops), axis(n_loops)
+                tiled = {f.var for f in (*m_loops, *n_loops)}
+                batch = tuple(f for f in c.rows if f.var not in tiled)
+                a, b = (factor(x, part, k, tensors, ranges) for x, part in ((left, m), (right, n)))
+                across = not any(f.var in even for f in rows)
+                yield Parts(c, m, n, k, batch, a, b, across)
+
+
+def _choices(loops: Sequence[loop.For]) -> list[Sequence[loop.For]]:
+    return [loops[-1:], loops] if len(loops) > 1 else [loops]
+
+
+def axis(loops: Sequence[loop.For]) -> Axis:
+    return Axis("".join(f.var for f in loops), math.prod(map(size, loops)), tuple(loops))
+
+
+def size(f: loop.For) -> int:
+    assert isinstance(f.extent, Const)
+    return int(f.extent.value)
+
+
+def _stride(
+    buffer: str, index: tuple[Expr, ...], var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> int | None:
+    return access.stride(access.address(index, tensors[buffer], ranges), Var(var))
+
+
+def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> Factor:
+    value = wide.arg if isinstance(wide, Cast) and wide.arg.dtype in STORAGE_ONLY else wide
+    found = loads(value)
+
+    def along(part: Axis) -> bool:
+        last = part.loops[-1].var if part.loops else ""
+        return any(_stride(x.buffer, x.index, last, tensors, ranges) == 1 for x in found) if last else False
+
+    order = ("k", "own") if along(own) and not along(k) else ("own", "k")
+    width = value.dtype.bytes
+    if not isinstance(value, Load) or not _is_block(value, own, k, tensors, ranges):
+        return Factor(value, found[0].buffer, Operand(width, False, width), order, False)
+    t = tensors[value.buffer]
+    terms, rest = linear(access.address(value.index, t, ranges))
+    rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
+    steps = [*rows, *(c * width for c in terms.values() if c != 1), rest * width]
+    piece = next((p for p in PIECES if all(n % p == 0 for n in steps)), 0)
+    whole = len(rows) == len(t.shape) - 1 and all(n % 16 == 0 for n in rows)
+    return Factor(value, value.buffer, Operand(width, True, piece or width), order, whole)
+
+
+def _is_block(load: Load, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> bool:
+    """A copy can bring a tile: each part moves an axis of its own by one, the last axis evenly, and k ends where its
+    axis does, or is made of whole tiles."""
+    found = []
+    for part in (own, k):
+        moved = [d for d, e in enumerate(load.index) if part.name in names(e)]
+        if len(part.loops) != 1 or len(moved) != 1:
+            return False
+        terms, rest = linear(load.index[moved[0]])
+        others = [t for t in terms if t is not Var(part.name)]
+        if terms.get(Var(part.name)) != 1 or any(part.name in names(t) for t in others):
+            return False
+        end = tensors[load.buffer].shape[moved[0]]
+        ends = not others and isinstance(end, Const) and int(end.value) == part.size + rest
+        if part is k and not ends and part.size % (ROW // load.dtype.bytes):
+            return False
+        found += moved
+    last = own if found[0] == len(load.index) - 1 else k
+    if found[0] == found[1] or len(load.index) - 1 not in found:
+        return False
+    return _stride(load.buffer, load.index, last.name, tensors, ranges) == 1
