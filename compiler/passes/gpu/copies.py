@@ -14,7 +14,7 @@ from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Const, Expr, Var, both, const, op, select
 from compiler.ir.index import simplify
-from compiler.passes.gpu import mma
+from compiler.passes.gpu import mma, tma
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.vectors import divides
 from compiler.schedule import access
@@ -44,6 +44,10 @@ def copy(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
     """A copy where it stands; an asynchronous one is waited for at once, by the threads that issued it."""
     if s.target.buffer in low.fragments:
         return mma.load_fragment(low, s, scope)
+    if s.how == "tma":
+        if not low.specialised:
+            raise ValueError(f"kernel {low.source.name}: a tensor copy stands in no kernel with producers")
+        return tma.waited(low, s, scope) if s.target.buffer in low.shared else tma.store(low, s, scope)
     made = pieces(low, s, scope)
     if s.how == "cp.async":
         made += [k.Call("mlc_cp_async_commit", (), ()), k.Call("mlc_cp_async_wait", (0,), ())]

@@ -11,7 +11,7 @@ from compiler.ir.dtype import DType
 from compiler.ir.expr import Const, Expr, Load, Var, const, static
 from compiler.ir.index import simplify
 from compiler.ir.statement import Stmt
-from compiler.passes.gpu import fragments
+from compiler.passes.gpu import fragments, wgmma
 from compiler.passes.gpu.fragments import Digit, Fragment
 from compiler.passes.gpu.scope import Scope
 from compiler.targets.target import instruction
@@ -29,8 +29,8 @@ MOST_MATRICES = 4
 def multiply(low: Lowering, s: tile.Mma, scope: Scope) -> Body:
     """acc += a . b, an instruction for each part of the accumulator that a warp has, all of them along k."""
     row = instruction(low.target, s.instruction)
-    if (row.a_space, row.b_space) != ("registers", "registers"):
-        raise ValueError(f"kernel {low.source.name}: {row.name} stands outside of a pipeline with producers")
+    if row.b_space == "shared":
+        return wgmma.multiply(low, s, row, scope)
     acc, a, b = (low.fragments[x.buffer] for x in (s.acc, s.a, s.b))
     long = tile.lengths(s)
     repeats = {

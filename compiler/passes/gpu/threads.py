@@ -17,7 +17,7 @@ from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, 
 from compiler.ir.index import Range, extent_range, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.gpu import copies, fragment_loops, fragments, lanes, mma, pipelines, shared
+from compiler.passes.gpu import copies, fragment_loops, fragments, lanes, mma, pipelines, shared, specialised, wgmma
 from compiler.passes.gpu.fragments import Fragment, Grid
 from compiler.passes.gpu.hazards import Hazards, touched
 from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread, range_of
@@ -28,6 +28,20 @@ from compiler.schedule import access
 from compiler.targets.target import Target
 
 Body = list[k.Stmt]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The slots of a pipeline with producers: their barriers, and where both sides are in it."""
+
+    depth: int
+    full: str
+    empty: str
+    slot: Var
+    phase: Var
+    slot_asked: Var
+    phase_asked: Var
+
 
 AXES = ("x", "y", "z")
 MOST_IN_YZ = 65535  # blocks along the second and third axis of a grid, on every capability
@@ -89,6 +103,18 @@ class Lowering:
     start: Body = field(default_factory=list)
     known: dict[str, Range] = field(default_factory=dict)
     multiples: dict[str, int] = field(default_factory=dict)
+    # With producers: their number of threads, rings by loop variable, barriers with their slots and arrivals, maps.
+    specialised: bool = False
+    producers: int = 0
+    rings: dict[str, Ring] = field(default_factory=dict)
+    signals: list[tuple[str, int, int]] = field(default_factory=list)
+    parities: dict[str, Var] = field(default_factory=dict)
+    maps: dict[tuple[str, tuple[int, ...], int], str] = field(default_factory=dict)
+    # Fragments of products under way; accumulators to begin at zero, in the first of these iterations if any; tiles
+    # that ordinary stores changed since the last fence.
+    flight: set[str] = field(default_factory=set)
+    blank: dict[str, Expr | None] = field(default_factory=dict)
+    unfenced: set[str] = field(default_factory=set)
     origins: dict[Fragment, tuple[Expr, Expr]] = field(default_factory=dict)
 
     def function(self, schedule: str) -> k.Function:
@@ -106,10 +132,16 @@ class Lowering:
             axes.append(loop)
             body = loop.body
         grid, start = self.grid(axes, scope)
-        inside = self.sequence(body, scope)
+        self.specialised = specialised.has_producers(body)
+        if self.specialised:
+            inside = specialised.roles(self, body, scope)
+        else:
+            inside = [*self.sequence(body, scope), *wgmma.finish(self, scope)]
         arrays = [k.Array(name, dtype, WARP, "shared", 16) for dtype, name in self.scratch.items()]
         made = (*self.arrays, *arrays, *self.start, *start, *inside)
-        return k.Function(s.name, s.params, s.writes, made, grid, (self.threads, 1, 1), s.origin, schedule)
+        maps = tuple(k.TensorMap(name, *described) for described, name in self.maps.items())
+        block = (self.threads + self.producers, 1, 1)
+        return k.Function(s.name, s.params, s.writes, made, grid, block, s.origin, schedule, maps)
 
     def grid(self, axes: list[tile.For], scope: Scope) -> tuple[tuple[Expr, ...], Body]:
         """The extents of the grid, innermost first, and where a block is in it."""
@@ -161,7 +193,8 @@ class Lowering:
                 return Var(s.name)
         name = self.fresh(stem)
         self.start.append(k.Declare(name, value))
-        self.known[name] = (0, count - 1)
+        low, high = value_range(value, self.known)
+        self.known[name] = (low or 0, count - 1 if high is None else min(high, count - 1))
         self.multiples[name] = multiple(value, self.multiples)
         return Var(name)
 
@@ -183,13 +216,48 @@ class Lowering:
 
     def meet(self, scope: Scope) -> k.Stmt:
         """All threads that do the same wait for each other."""
+        if self.specialised and scope.level == "block":
+            return k.Call("mlc_named_barrier", (), (const(1), const(self.threads)))
         return k.Barrier(scope.level)
+
+    def barriers(self, stem: str, slots: int, arrivals: int) -> str:
+        """An array of mbarriers, each of which expects so many arrivals."""
+        name = self.fresh(stem)
+        self.arrays.append(k.Array(name, i64, slots, "shared", 8))
+        self.signals.append((name, slots, arrivals))
+        return name
+
+    def ring(self, f: tile.For, depth: int) -> None:
+        """The barriers of a pipeline: one arrival, with the bytes, fills a slot; all warps that compute empty it."""
+        full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, self.threads // WARP)
+        counters = (Var(self.fresh(n)) for n in ("slot", "phase", "slot_asked", "phase_asked"))
+        self.rings[f.var] = Ring(depth, full, empty, *counters)
+
+    def parity(self, barrier: str) -> Var:
+        """The parity of the phase of a barrier that is waited for next."""
+        if barrier not in self.parities:
+            self.parities[barrier] = Var(self.fresh("parity"))
+        return self.parities[barrier]
+
+    def map(self, buffer: str, box: tuple[int, ...], swizzle: int) -> str:
+        """The tensor map of boxes of a parameter."""
+        key = (buffer, box, swizzle)
+        if key not in self.maps:
+            self.maps[key] = self.fresh(f"{buffer}_map")
+        return self.maps[key]
 
     # ---- statements
 
     def sequence(self, body: tuple[Stmt, ...], scope: Scope) -> Body:
         out: Body = []
         for n, s in enumerate(body):
+            if scope.level == "block":
+                zero = wgmma.blank(self, s, body[n + 1 :])
+                if zero:
+                    self.blank[zero] = None
+                    continue
+                out += wgmma.settle(self, s, scope)
+                out += self.fenced(s, scope)
             if scope.level != "thread" and not _holds_together(s):
                 uses = touched(s, scope)
                 if self.hazards.between(uses):
@@ -201,6 +269,24 @@ class Lowering:
                 out += self.stmt(s, scope, body[n + 1 :])
         return out
 
+    def fenced(self, s: Stmt, scope: Scope) -> Body:
+        """Before the copy engine or wgmma reads what threads have stored: a fence of each, and a barrier."""
+        reads: set[str] = set()
+        if wgmma.is_asynchronous(self, s):
+            assert isinstance(s, tile.Mma)
+            reads = {s.a.buffer, s.b.buffer}
+        elif isinstance(s, tile.Copy) and s.how == "tma":
+            reads = {s.source.buffer}
+        stored = {x.buffer for x in s.walk() if isinstance(x, Store)}
+        stored |= {x.target.buffer for x in s.walk() if isinstance(x, tile.Copy) and x.how != "tma"}
+        out: Body = []
+        if reads & self.unfenced:
+            out = [k.Call("mlc_fence_async", (), ()), self.meet(scope)]
+            self.hazards.clear()
+            self.unfenced.clear()
+        self.unfenced |= {n for n in stored if n in self.tiles and n not in (scope.registers or {})}
+        return out
+
     def stmt(self, s: Stmt, scope: Scope, after: tuple[Stmt, ...] = ()) -> Body:
         match s:
             case tile.For(bind=tile.Bind(level="lanes")) if scope.part is not None and not scope.part.columns:
@@ -210,6 +296,8 @@ class Lowering:
                 if fragment is not None:
                     return fragment_loops.over_rows(self, s, fragment, scope)
                 return lanes.over_lanes(self, s, scope)
+            case tile.For() if specialised.is_specialised(s) and scope.level == "block":
+                return specialised.computed(self, s, scope)
             case tile.For(bind=tile.Bind(level="pipeline")) if scope.level == "block":
                 return pipelines.pipeline(self, s, scope)
             case tile.For(bind=tile.Bind(level="unroll")) if scope.level == "block" and mma.loads_fragments(self, s):
@@ -276,6 +364,8 @@ class Lowering:
                 body.append(self.meet(scope))
                 self.hazards.clear()
             self.hazards.join(before)
+            if not specialised.is_specialised(f):
+                body += wgmma.finish(self, scope)
         return body
 
     def store(self, s: Store, scope: Scope) -> Body:
@@ -351,6 +441,8 @@ class Lowering:
     def scratch_for(self, dtype: DType, threads: int) -> str:
         if threads <= WARP:
             return ""
+        if self.specialised:
+            raise ValueError(f"kernel {self.source.name}: warps combine what they have beside producers")
         if dtype not in self.scratch:
             self.scratch[dtype] = self.fresh(f"scratch_{dtype.name}")
         return self.scratch[dtype]

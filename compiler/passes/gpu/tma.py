@@ -1,0 +1,85 @@
+"""Copies by the engine that knows tensor maps: one thread asks for boxes, a barrier tells when they are there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.expr import Expr, const, op
+from compiler.ir.index import simplify
+from compiler.passes.gpu import shared
+from compiler.passes.gpu.scope import THREAD, Scope
+from compiler.passes.gpu.shared import SharedTile
+
+if TYPE_CHECKING:
+    from compiler.passes.gpu.threads import Lowering
+
+Body = list[k.Stmt]
+
+
+def load(low: Lowering, s: tile.Copy, barrier: k.Address, scope: Scope) -> Body:
+    """What one thread does for a copy to shared memory; `barrier` expects `size` bytes of it."""
+    held = low.shared[s.target.buffer]
+    out: Body = []
+    for box, place, coordinates in _boxes(low, s.target, s.source, held, scope):
+        to = k.Address(held.array, place)
+        name = low.map(s.source.buffer, box, held.swizzle)
+        out.append(k.Call("mlc_tma_load", (), (to, k.Map(name), barrier, *coordinates), (held.array,)))
+    return out
+
+
+def size(low: Lowering, s: tile.Copy) -> int:
+    """Bytes that a copy to shared memory brings: whole boxes, also where they hang over the tensor's edge."""
+    return math.prod(n for n in s.target.lengths if n) * low.shared[s.target.buffer].tensor.dtype.bytes
+
+
+def waited(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
+    """A copy to shared memory where it stands: one thread asks for it, all wait until it is there."""
+    number = low.barriers(f"{s.target.buffer}_here", 1, 1)
+    parity = low.parity(number)
+    barrier = k.Address(number, const(0))
+    expect = k.Call("mlc_mbarrier_expect", (), (barrier, const(size(low, s))), (number,))
+    asked = k.If(op("eq", THREAD, const(0)), (expect, *load(low, s, barrier, scope)))
+    return [
+        asked,
+        k.Call("mlc_mbarrier_wait", (), (barrier, parity), (number,)),
+        k.Assign(parity.name, op("xor", parity, const(1))),
+    ]
+
+
+def store(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
+    """A copy out of shared memory, by one thread, which waits until the tile may be overwritten."""
+    held = low.shared[s.source.buffer]
+    calls: Body = []
+    for box, place, coordinates in _boxes(low, s.source, s.target, held, scope):
+        name = low.map(s.target.buffer, box, held.swizzle)
+        source = k.Address(held.array, place)
+        calls.append(k.Call("mlc_tma_store", (), (k.Map(name), source, *coordinates), (s.target.buffer,)))
+    calls += [k.Call("mlc_bulk_commit", (), ()), k.Call("mlc_bulk_wait_read", (0,), ())]
+    return [k.If(op("eq", THREAD, const(0)), tuple(calls))]
+
+
+def _boxes(
+    low: Lowering, inside: tile.Slice, outside: tile.Slice, held: SharedTile, scope: Scope
+) -> Iterator[tuple[tuple[int, ...], Expr, tuple[Expr, ...]]]:
+    """A box for each panel of a tile: its extents, where it is in shared memory, and in the tensor, innermost first."""
+    lengths = [n for n in inside.lengths if n]
+    width = min(held.width, lengths[-1])
+    starts = [simplify(low.value(e, scope), scope.ranges, index=True) for e in inside.starts]
+    far = [simplify(low.value(e, scope), scope.ranges, index=True) for e in outside.starts]
+    extents = [n or 1 for n in outside.lengths]
+    if not outside.lengths[-1] or not inside.lengths[-1]:
+        raise ValueError(
+            f"kernel {low.source.name}: a tensor copy of {inside.buffer} has no elements beside each other"
+        )
+    extents[-1] = width
+    for column in range(0, lengths[-1], width):
+        place = shared.slot_offset(held, (*starts[:-1], starts[-1] + column), scope.ranges)
+        coordinates = (*far[:-1], simplify(far[-1] + column, scope.ranges, index=True))
+        yield tuple(reversed(extents)), place, tuple(reversed(coordinates))
+
+
+__all__ = ["load", "size", "store", "waited"]

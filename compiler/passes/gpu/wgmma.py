@@ -1,0 +1,147 @@
+"""Tensor instructions of four warps: operands in shared memory, products that run while the threads go on.
+
+A product is started, and waited for before anything else touches its accumulator or its operand in registers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.expr import Const, Expr, Var, const, op, select
+from compiler.ir.index import simplify
+from compiler.ir.statement import Stmt, Store
+from compiler.passes.gpu import shared
+from compiler.passes.gpu.fragments import WARP
+from compiler.passes.gpu.scope import Scope
+from compiler.targets.target import Instruction, instruction
+
+if TYPE_CHECKING:
+    from compiler.passes.gpu.threads import Lowering
+
+Body = list[k.Stmt]
+
+ROW = 16  # bytes of a row of an operand that is not swizzled
+_TYPES = {"bf16": "mlc_bf16", "f16": "mlc_f16", "f32": "float", "i8": "signed char"}
+
+
+def is_asynchronous(low: Lowering, s: Stmt) -> bool:
+    return isinstance(s, tile.Mma) and instruction(low.target, s.instruction).b_space == "shared"
+
+
+def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
+    """Starts acc += a . b as one group; from here on the accumulator is in flight."""
+    acc = low.fragments[s.acc.buffer]
+    array = (scope.registers or {})[s.acc.buffer]
+    long = tile.lengths(s)
+    repeats = {
+        "m": long["m"] // low.groups.m // row.m,
+        "n": long["n"] // low.groups.n // row.n,
+        "k": long["k"] // row.k,
+    }
+    inner = scope.inner()
+    at: dict[str, Expr] = {}
+    for axis in "mnk":
+        at[axis] = const(0)
+        if repeats[axis] > 1:
+            name = low.fresh(axis)
+            at[axis], inner.ranges[name] = Var(name), (0, repeats[axis] - 1)
+    group = low.warp() // (row.threads // WARP)
+    place = {
+        "m": group % low.groups.m * (long["m"] // low.groups.m) + at["m"] * row.m,
+        "n": group // low.groups.m % low.groups.n * (long["n"] // low.groups.n) + at["n"] * row.n,
+        "k": at["k"] * row.k,
+    }
+
+    def there(x: tile.Slice, axes: str) -> tuple[k.Address, Expr]:
+        held = low.shared[x.buffer]
+        bytes_ = held.tensor.dtype.bytes
+        if not held.swizzle and held.width * bytes_ != ROW:
+            raise ValueError(
+                f"kernel {low.source.name}: {x.buffer} is not swizzled: its rows must have {ROW} bytes for {row.name}"
+            )
+        local = iter(place[axis] for axis in axes)
+        starts = (low.value(e, scope) for e in x.starts)
+        index = tuple(e + next(local) if n else e for e, n in zip(starts, x.lengths, strict=True))
+        offset = shared.slot_offset(held, index, inner.ranges)
+        return k.Address(held.array, offset), const(held.panel * bytes_)
+
+    first = low.blank.pop(s.acc.buffer, None)
+    accumulate: Expr = const(1)
+    if first is not None:
+        begins = op("eq", at["k"], const(0)) if isinstance(at["k"], Var) else op("eq", const(0), const(0))
+        start = simplify(op("and", begins, first), inner.ranges, index=True)
+        accumulate = const(0) if isinstance(start, Const) and start.value else select(start, const(0), const(1))
+    unit = at["m"] * acc.stride("m") + at["n"] * acc.stride("n")
+    target = k.Address(array, simplify(unit, inner.ranges, index=True))
+    b, b_panel = there(s.b, s.layout[1])
+    b_words = (f"mlc_{s.layout[1]}", low.shared[s.b.buffer].swizzle)
+    if row.a_space == "shared":
+        a, a_panel = there(s.a, s.layout[0])
+        words = (row.n, _TYPES[row.a_type], f"mlc_{s.layout[0]}", low.shared[s.a.buffer].swizzle, *b_words)
+        call = k.Call(row.function, words, (target, a, a_panel, b, b_panel, accumulate), (array,))
+    else:
+        left = low.fragments[s.a.buffer]
+        begin = at["m"] * left.stride("m") + at["k"] * left.stride("k")
+        a = k.Address((scope.registers or {})[s.a.buffer], simplify(begin, inner.ranges, index=True))
+        call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate), (array,))
+        low.flight.add(s.a.buffer)
+    body: Body = [call]
+    for axis in "nmk":
+        var = at[axis]
+        if isinstance(var, Var):
+            body = [k.For(var.name, const(0), const(repeats[axis]), 1, tuple(body), "unroll")]
+    low.flight.add(s.acc.buffer)
+    fence = k.Call("mlc_wgmma_fence", (acc.count,), (k.Address(array, const(0)),), (array,))
+    return [fence, *body, k.Call("mlc_wgmma_commit", (), ())]
+
+
+def settle(low: Lowering, s: Stmt, scope: Scope) -> Body:
+    """A wait for the products in flight, where a statement touches what they do."""
+    if not low.flight or is_asynchronous(low, s):
+        held = isinstance(s, tile.Mma) and s.a.buffer in low.flight
+        return finish(low, scope) if held else []
+    return finish(low, scope) if tile.buffers((s,)) & low.flight else []
+
+
+def finish(low: Lowering, scope: Scope) -> Body:
+    """All products in flight are done."""
+    if not low.flight:
+        return []
+    out: Body = [k.Call("mlc_wgmma_wait", (0,), ())]
+    for name in sorted(low.flight):
+        array, fragment = (scope.registers or {}).get(name), low.fragments[name]
+        if array is not None and low.tiles[name].dtype.bytes == 4:
+            out.append(k.Call("mlc_wgmma_hold", (fragment.count,), (k.Address(array, const(0)),), (array,)))
+    low.flight.clear()
+    return out
+
+
+# ---- accumulators that begin at zero
+
+
+def blank(low: Lowering, s: Stmt, after: tuple[Stmt, ...]) -> str:
+    """The accumulator that a loop sets to zero for the product behind it, which may as well begin with zero."""
+    if not isinstance(s, tile.For) or s.bind.level != "lanes":
+        return ""
+    stores = [n for n in s.walk() if isinstance(n, Store)]
+    if len(stores) != 1 or stores[0].op != "set" or not _is_zero(stores[0].value):
+        return ""
+    name = stores[0].buffer
+    only = len(s.body) == 1 and isinstance(s.body[0], tile.For) and s.body[0].body == (stores[0],)
+    if name not in low.fragments or not only:
+        return ""
+    user = next((x for x in after if name in tile.buffers((x,))), None)
+    if isinstance(user, tile.For) and user.bind.level == "pipeline":
+        runs = isinstance(user.extent, Const) and int(user.extent.value) > 0
+        inside = [x for x in user.body if name in tile.buffers((x,))]
+        user = inside[0] if runs and len(inside) == 1 else None
+    if isinstance(user, tile.Mma) and is_asynchronous(low, user) and user.acc.buffer == name:
+        whole = tuple(n or 1 for n in user.acc.lengths) == low.fragments[name].shape
+        return name if whole and name not in (user.a.buffer, user.b.buffer) else ""
+    return ""
+
+
+def _is_zero(e: Expr) -> bool:
+    return isinstance(e, Const) and e.value == 0
