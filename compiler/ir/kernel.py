@@ -105,6 +105,24 @@ class Address(Node):
     index: Expr
 
 
+class Map(Node):
+    """A tensor map of the function, as an argument of a call."""
+
+    name: str
+
+
+class TensorMap(Node):
+    """A parameter that describes boxes of a tensor in `buffer` to the copy engine.
+
+    `box` is in elements, innermost axis first; `swizzle` is in bytes, and how a box lies in shared memory.
+    """
+
+    name: str
+    buffer: str
+    box: tuple[int, ...]
+    swizzle: int
+
+
 class Stmt(Node):
     """Something that is done."""
 
@@ -162,7 +180,7 @@ class Call(Stmt):
 
     function: str
     template: tuple[int | str, ...]
-    args: tuple[Expr | Address, ...]
+    args: tuple[Expr | Address | Map, ...]
     writes: tuple[str, ...] = ()
 
 
@@ -177,7 +195,10 @@ class Comment(Stmt):
 
 
 class Function(Node):
-    """One launch. `grid` and `block` are empty on a CPU, where loops marked parallel take their place."""
+    """One launch. `grid` and `block` are empty on a CPU, where loops marked parallel take their place.
+
+    Its arguments are the tensors of `params`, the program's sizes, and the `maps`, in this order.
+    """
 
     name: str
     params: tuple[Tensor, ...]
@@ -187,6 +208,7 @@ class Function(Node):
     block: tuple[int, ...] = ()
     origin: tuple[str, ...] = ()
     schedule: str = ""
+    maps: tuple[TensorMap, ...] = ()
 
 
 class Program(Node):
@@ -226,6 +248,10 @@ def verify(program: Program) -> None:
         unknown = set(f.writes) - set(buffers)
         if unknown:
             raise ValueError(f"function {f.name}: writes {sorted(unknown)}, which are not parameters")
+        unknown = {m.buffer for m in f.maps} - set(buffers)
+        unknown |= {n.name for s in f.body for n in s.walk() if isinstance(n, Map)} - {m.name for m in f.maps}
+        if unknown:
+            raise ValueError(f"function {f.name}: tensor maps of {sorted(unknown)}, which are not there")
         readonly = set(buffers) - set(f.writes)
         _verify_body(f.name, f.body, {Var(s, i64) for s in program.sizes}, buffers, readonly)
 
@@ -267,7 +293,8 @@ def _verify_body(
                 buffers[name] = dtype
             case Call(_, _, args, writes):
                 for a in args:
-                    _verify_expression(where, a.index if isinstance(a, Address) else a, scope, buffers)
+                    if not isinstance(a, Map):
+                        _verify_expression(where, a.index if isinstance(a, Address) else a, scope, buffers)
                 if set(writes) & readonly or set(writes) - set(buffers):
                     raise ValueError(f"function {where}: a call writes {writes}")
 
@@ -308,10 +335,12 @@ __all__ = [
     "Function",
     "Gather",
     "If",
+    "Map",
     "Program",
     "Ramp",
     "Stmt",
     "Store",
+    "TensorMap",
     "Together",
     "dynamic_shared",
     "verify",

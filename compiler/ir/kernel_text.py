@@ -48,6 +48,7 @@ def show_function(f: k.Function) -> list[str]:
     words += [f"grid=[{', '.join(map(show_expr, f.grid))}]"] if f.grid else []
     words += [f"{name}={list(value)!r}" for name, value in (("block", f.block), ("origin", f.origin)) if value]
     words += [f"schedule={f.schedule!r}"] if f.schedule else []
+    words += [f"maps=[{', '.join(map(_show_map, f.maps))}]"] if f.maps else []
     return [f"with function({', '.join(words)}):", *indent(show_body(f.body))]
 
 
@@ -84,7 +85,13 @@ def show_stmt(s: k.Stmt) -> list[str]:
     raise TypeError(f"{type(s).__name__} is not a Kernel IR statement")
 
 
-def _show_argument(a: Expr | k.Address) -> str:
+def _show_map(m: k.TensorMap) -> str:
+    return f'tensor_map("{m.name}", {m.buffer}, {list(m.box)!r}, {m.swizzle})'
+
+
+def _show_argument(a: Expr | k.Address | k.Map) -> str:
+    if isinstance(a, k.Map):
+        return f"tensor_map({a.name})"
     return f"{a.buffer} @ ({show_expr(a.index)})" if isinstance(a, k.Address) else show_expr(a)
 
 
@@ -169,6 +176,7 @@ def _function(head: ast.Call, body: list[ast.stmt], known: dict[str, Tensor], ou
         _values(words.get("block")),
         _values(words.get("origin")),
         str(ast.literal_eval(words["schedule"])) if "schedule" in words else "",
+        tuple(map(_map, getattr(words.get("maps"), "elts", []))),
     )
 
 
@@ -238,8 +246,17 @@ def _combine(at: ast.AST, word: str) -> str:
     return op
 
 
-def _argument(e: ast.expr, scope: Scope) -> Expr | k.Address:
+def _map(e: ast.expr) -> k.TensorMap:
     match e:
+        case ast.Call(ast.Name("tensor_map"), [ast.Constant(str() as name), ast.Name(buffer), box, ast.Constant(span)]):
+            return k.TensorMap(name, buffer, _values(box), int(span))  # type: ignore[arg-type]
+    raise fail(e, 'expected tensor_map("name", buffer, [box], swizzle)')
+
+
+def _argument(e: ast.expr, scope: Scope) -> Expr | k.Address | k.Map:
+    match e:
+        case ast.Call(ast.Name("tensor_map"), [ast.Name(name)]):
+            return k.Map(name)
         case ast.BinOp(ast.Name(buffer), ast.MatMult(), index) if buffer in scope.buffers:
             return k.Address(buffer, expression(index, scope))
     return expression(e, scope)

@@ -259,7 +259,10 @@ def statement(w: Writer, s: k.Stmt) -> list[str]:
             w.buffers[name] = dtype
             return w.language.array(w, s)
         case k.Call(function, template, args):
-            shown = [w.pointer(a.buffer, a.index) if isinstance(a, k.Address) else w.of(a) for a in args]
+            if any(isinstance(a, k.Map) for a in args):
+                raise ValueError(f"{function} takes a tensor map, which there is none of on this target")
+            shown = [w.pointer(a.buffer, a.index) if isinstance(a, k.Address) else w.of(a)
+                     for a in args if not isinstance(a, k.Map)]  # fmt: skip
             return [w.call(function, *shown, template=template).text + ";"]
         case k.Comment(text):
             return comment(text)

@@ -33,7 +33,12 @@ HEADERS = {
     "streaming": "load_once load_keep store_once",
     "reduce": "lanes_reduce warp_reduce block_reduce sum prod maximum minimum all any",
     "places": "lane_index warp_index",
+    "registers": "registers_decrease registers_increase",
     "async": "cp_async cp_async_zero cp_async_commit cp_async_wait",
+    "mbarrier": "mbarrier_init mbarrier_fence_init mbarrier_arrive mbarrier_expect mbarrier_wait fence_async "
+    "named_barrier",
+    "tma": "tma_prefetch tma_load tma_store bulk_commit bulk_wait_read bulk_wait",
+    "wgmma": "wgmma wgmma_rs wgmma_hold wgmma_fence wgmma_commit wgmma_wait",
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic",
 }
@@ -63,6 +68,7 @@ _KEYWORDS = frozenset(
     """.split()  # noqa: SIM905
 )
 RESERVED = _KEYWORDS
+_HANDING = ("mlc_registers_decrease", "mlc_registers_increase")
 _MEMORY = "mlc_memory"  # what comes with the launch; no name of a program begins so
 
 
@@ -94,7 +100,7 @@ def _header(function: str) -> str:
 def _function(f: k.Function, name: str, program: k.Program, called: set[str]) -> list[str]:
     if not f.block:
         raise ValueError(f"function {f.name} has no threads")
-    spelled = c.spelled([*c.bound(f), *program.sizes], RESERVED)
+    spelled = c.spelled([*c.bound(f), *program.sizes, *(m.name for m in f.maps)], RESERVED)
     w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.assigned(f))
     w.called, w.ranges = called, ranges_of(f)
     w.narrow = narrow(w.ranges)
@@ -106,10 +112,14 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
         shown = spelled[p.name] if p.name in used else f"/* {spelled[p.name]} */"
         params.append(f"{'' if p.name in f.writes else 'const '}{memory(p.dtype)}* __restrict__ {shown}")
     params += [f"const long {spelled[s]}" for s in program.sizes]
+    params += [f"MLC_TENSOR_MAP({spelled[m.name]})" for m in f.maps]
     about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
     head = c.comment(f"{f.name} {', '.join(about)}\n{f.schedule}") if about else []
     threads = f.block[0] * f.block[1] * f.block[2]
-    start = f'extern "C" __global__ void __launch_bounds__({threads}) {name}('
+    # Where registers are handed over, their number at entry must be fixed: by one block for each multiprocessor.
+    hands = any(isinstance(n, k.Call) and n.function in _HANDING for s in f.body for n in s.walk())
+    bounds = f"{threads}, 1" if hands else f"{threads}"
+    start = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}('
     return [*head, *_filled(start, params, ") {"), *lines, "}"]
 
 
@@ -196,9 +206,18 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
             at = w.place(buffer, index) + (".bits" if is_half(value.dtype) else "")
             return [f"{at} = {w.plain(value)};"]
         case k.Call(function, template, args):
-            shown = [w.pointer(a.buffer, a.index) if isinstance(a, k.Address) else w.of(a) for a in args]
+            shown = [_argument(w, a) for a in args]
             return [w.call(function, *shown, template=template).text + ";"]
     return None
+
+
+def _argument(w: Writer, a: Expr | k.Address | k.Map) -> str:
+    match a:
+        case k.Address(buffer, index):
+            return w.pointer(buffer, index)
+        case k.Map(name):
+            return w.names[name]
+    return w.plain(a)
 
 
 def _array(w: Writer, s: k.Array) -> list[str]:

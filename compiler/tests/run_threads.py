@@ -15,7 +15,7 @@ from compiler.ir.expr import static
 from compiler.ir.tensor import Tensor
 from compiler.render import cuda
 from compiler.runtime.emulator import emulator
-from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan
+from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map
 from compiler.tests.run_kernel import shape
 
 Array = npt.NDArray[Any]
@@ -26,7 +26,8 @@ def plan(program: k.Program) -> LaunchPlan:
     """The launches of a program whose sizes are all known."""
     names = [t.name for t in (*program.inputs, *program.outputs, *program.temps)]
     launches = [
-        Launch(name, _extent(f), (f.block[0], f.block[1], f.block[2]), tuple(names.index(p.name) for p in f.params),
+        Launch(name, _extent(f), (f.block[0], f.block[1], f.block[2]),
+               (*(names.index(p.name) for p in f.params), *(_map(m, f, names.index(m.buffer)) for m in f.maps)),
                k.dynamic_shared(f)[1])
         for f, name in zip(program.functions, cuda.names(program), strict=True)
     ]  # fmt: skip
@@ -61,6 +62,12 @@ def _memory(a: Array, t: Tensor) -> Array:
 
 def _buffer(t: Tensor) -> Buffer:
     return Buffer(t.name, _span(t) * t.dtype.bytes)
+
+
+def _map(m: k.TensorMap, f: k.Function, number: int) -> Map:
+    t = next(p for p in f.params if p.name == m.buffer)
+    strides = tuple(static(by) * t.dtype.bytes for by in reversed(t.strides))
+    return Map(number, t.dtype.name, tuple(reversed(shape(t))), strides, m.box, m.swizzle)
 
 
 def _extent(f: k.Function) -> Extent:

@@ -14,7 +14,7 @@ from compiler.tests import run_threads
 from compiler.tests.meaning import fresh_seed, random_arrays
 
 CASES = Path(__file__).parent / "cases"
-PROGRAMS = sorted([*(CASES / "tile_to_threads").glob("*.tile"), CASES / "tile" / "matmul_cp_async_mma.tile"])
+PROGRAMS = sorted([*(CASES / "tile_to_threads").glob("*.tile"), *(CASES / "tile").glob("*.tile")])
 TARGETS = {t.name: t for t in nvidia.TARGETS}
 
 

@@ -213,8 +213,7 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
     before = set(low.flight)
     if before & {x.buffer for s in rest if isinstance(s, tile.Mma) for x in (s.acc, s.a)} or not groups:
         out += wgmma.finish(low, scope)
-    for name in [n for n, first in low.blank.items() if first is None]:
-        low.blank[name] = op("eq", var, const(0))
+    low.blank |= dict.fromkeys(low.blank, op("eq", var, const(0)))
     body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, ring.slot), ring.phase), (ring.full,))]
     body += low.loop_body(f, rest, inner)
     warp_first = op("eq", low.lane(), const(0))

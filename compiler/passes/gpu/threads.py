@@ -19,7 +19,7 @@ from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, S
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import copies, fragment_loops, fragments, lanes, mma, pipelines, shared, specialised, wgmma
 from compiler.passes.gpu.fragments import Fragment, Grid
-from compiler.passes.gpu.hazards import Hazards, touched
+from compiler.passes.gpu.hazards import Hazards, Uses, touched
 from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread, range_of
 from compiler.passes.gpu.shared import SharedTile
 from compiler.passes.gpu.streams import left_behind, read_once
@@ -98,6 +98,7 @@ class Lowering:
     tiles: dict[str, Tensor] = field(default_factory=dict)
     spreads: dict[str, Spread] = field(default_factory=dict)
     fragments: dict[str, Fragment] = field(default_factory=dict)
+    in_shared: frozenset[str] = frozenset()
     shared: dict[str, SharedTile] = field(default_factory=dict)
     arrays: Body = field(default_factory=list)
     start: Body = field(default_factory=list)
@@ -110,10 +111,10 @@ class Lowering:
     signals: list[tuple[str, int, int]] = field(default_factory=list)
     parities: dict[str, Var] = field(default_factory=dict)
     maps: dict[tuple[str, tuple[int, ...], int], str] = field(default_factory=dict)
-    # Fragments of products under way; accumulators to begin at zero, in the first of these iterations if any; tiles
-    # that ordinary stores changed since the last fence.
+    # Fragments of products under way; accumulators to begin at zero, and where; shared tiles that ordinary stores
+    # changed since the last fence.
     flight: set[str] = field(default_factory=set)
-    blank: dict[str, Expr | None] = field(default_factory=dict)
+    blank: dict[str, Expr] = field(default_factory=dict)
     unfenced: set[str] = field(default_factory=set)
     origins: dict[Fragment, tuple[Expr, Expr]] = field(default_factory=dict)
 
@@ -121,7 +122,9 @@ class Lowering:
         s = self.source
         self.taken = {p.name for p in s.params}
         self.threads = block_size(s)
-        self.tiles = {n.tensor.name: n.tensor for x in s.body for n in x.walk() if isinstance(n, tile.Alloc)}
+        allocs = [n for x in s.body for n in x.walk() if isinstance(n, tile.Alloc)]
+        self.tiles = {n.tensor.name: n.tensor for n in allocs}
+        self.in_shared = frozenset(n.tensor.name for n in allocs if n.space == "shared")
         self.groups = fragments.choose_grid(s, self.target, self.threads)
         self.fragments = fragments.infer(s, self.target, self.groups)
         scope = Scope({}, ChainMap({}, self.known), {p.name: p for p in s.params}, multiples=self.multiples)
@@ -254,7 +257,7 @@ class Lowering:
             if scope.level == "block":
                 zero = wgmma.blank(self, s, body[n + 1 :])
                 if zero:
-                    self.blank[zero] = None
+                    self.blank[zero] = Const(True, boolean)
                     continue
                 out += wgmma.settle(self, s, scope)
                 out += self.fenced(s, scope)
@@ -264,7 +267,9 @@ class Lowering:
                     out.append(self.meet(scope))
                     self.hazards.clear()
                 out += self.stmt(s, scope, body[n + 1 :])
-                self.hazards.add(uses)
+                # All threads have waited for what the copy engine brings.
+                brought = isinstance(s, tile.Copy) and s.how == "tma" and s.target.buffer in self.shared
+                self.hazards.add(Uses(uses.reads, frozenset()) if brought else uses)
             else:
                 out += self.stmt(s, scope, body[n + 1 :])
         return out
@@ -284,7 +289,7 @@ class Lowering:
             out = [k.Call("mlc_fence_async", (), ()), self.meet(scope)]
             self.hazards.clear()
             self.unfenced.clear()
-        self.unfenced |= {n for n in stored if n in self.tiles and n not in (scope.registers or {})}
+        self.unfenced |= stored & self.in_shared
         return out
 
     def stmt(self, s: Stmt, scope: Scope, after: tuple[Stmt, ...] = ()) -> Body:

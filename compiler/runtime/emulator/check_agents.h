@@ -272,7 +272,11 @@ void end_launch() {
 
 // ---- wgmma -----------------------------------------------------------------------------------------------------------
 
-void wgmma_fence() { me()->check.registers_fenced = true; }
+void wgmma_fence() {
+    Checked& c = me()->check;
+    c.registers_fenced = true;
+    for (Registers& r : c.registers) r.written = false;
+}
 void wgmma_commit() { me()->check.wgmma_batch++; }
 void wgmma_wait(unsigned pending) {
     Fiber* f = me();
@@ -285,25 +289,26 @@ void wgmma_wait(unsigned pending) {
 
 void wgmma_registers(const void* p, unsigned bytes) {
     Checked& c = me()->check;
-    if (!c.registers_fenced)
+    const char* low = (const char*)p;
+    Registers* known = nullptr;
+    for (Registers& r : c.registers)
+        if (r.low == low && r.high == low + bytes) known = &r;
+    if (!c.registers_fenced || (known && known->written))
         report("wgmma", MLC_SITE, "its registers were written, or never fenced, since the last wgmma.fence");
     c.registers_fenced = true;  // said once
-    const char* low = (const char*)p;
-    for (Registers& r : c.registers)
-        if (r.low == low && r.high == low + bytes) {
-            r.batch = c.wgmma_batch;
-            return;
-        }
-    c.registers.push_back({low, low + bytes, c.wgmma_batch});
+    if (known)
+        *known = {low, low + bytes, c.wgmma_batch, false};
+    else
+        c.registers.push_back({low, low + bytes, c.wgmma_batch, false});
 }
 
 static void touch_registers(Fiber* f, const char* p, unsigned bytes, bool writes, unsigned site) {
-    for (const Registers& r : f->check.registers) {
+    for (Registers& r : f->check.registers) {
         if (p >= r.high || p + bytes <= r.low) continue;
         if (r.batch >= f->check.wgmma_done)
             report("wgmma", site, "registers of a wgmma are accessed before wgmma.wait_group");
         else if (writes)
-            f->check.registers_fenced = false;
+            r.written = true;  // what else lies there later, once these are out of scope, is no concern of others
     }
 }
 

@@ -41,6 +41,7 @@ struct PendingCopy {  // a cp.async that has not landed
 struct Registers {  // registers that a wgmma batch may still read or write
     const char *low, *high;
     unsigned batch;
+    bool written;  // by ordinary code since the last fence
 };
 // What check mode keeps for a thread.
 struct Checked {
