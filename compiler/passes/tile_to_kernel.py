@@ -1,12 +1,13 @@
 """Tile IR in, Kernel IR for a CPU out: buffers are flat, loops are C loops, loops bound to `vector` are vector code.
 
 The outermost `blocks` loop becomes the parallel one. A vector loop becomes a loop over whole vectors, several at a time
-where it reduces, and a scalar loop over what is left.
+where it reduces, then a last vector that ends with the loop and computes some elements again, where that is no matter,
+else a scalar loop over what is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -30,13 +31,15 @@ from compiler.ir.expr import (
     select,
     static,
 )
-from compiler.ir.index import Linear, Range, extent_range, from_linear, linear, simplify, value_range
+from compiler.ir.index import Range, extent_range, linear, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
+from compiler.passes.tile.rests import MASKS, first_time, narrowed, rest
 from compiler.schedule import access
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
+TWICE = ("max", "min", "and", "or")  # reductions that may meet an element twice
 
 
 def tile_to_kernel(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
@@ -64,6 +67,8 @@ class _Scope:
     lanes: _Lanes | None = None
     parallel: bool = False
     suffix: str = ""
+    sums: frozenset[str] = frozenset()  # accumulators for which the first `again` lanes have been counted
+    again: int = 0
 
     def inner(self, **changes: object) -> _Scope:
         return replace(self, values=dict(self.values), ranges=dict(self.ranges), buffers=dict(self.buffers), **changes)  # type: ignore[arg-type]
@@ -113,7 +118,10 @@ class _Lowering:
             case Accum(name, how, value):
                 old = scope.values[name]
                 assert isinstance(old, Var)
-                return [k.Assign(old.name, op(COMBINE[how], *self.same(old, self.value(value, scope))))]
+                value = self.value(value, scope)
+                if name in scope.sums and how not in TWICE:
+                    value = first_time(self.spread(value, scope), scope.again, how)
+                return [k.Assign(old.name, op(COMBINE[how], *self.same(old, value)))]
             case Store(buffer, index, value, how):
                 place, stored = self.place(buffer, index, scope), self.spread(self.value(value, scope), scope)
                 return [k.Store(buffer, place, stored, how)]
@@ -162,52 +170,63 @@ class _Lowering:
 
     def vector_loop(self, f: tile.For, scope: _Scope) -> Body:
         given = dict(f.bind.args)
-        width, unroll = given.get("width", 1), given.get("unroll", 1)
-        mark = next((m for m in ("ahead", "past") if given.get(m)), "")
-        ranges = dict(scope.ranges) | {f.var: _range_of(self.value(f.extent, scope), scope.ranges)}
+        extent = self.value(f.extent, scope)
+        width = narrowed(given.get("width", 1), extent)
+        ranges = dict(scope.ranges) | {f.var: _range_of(extent, scope.ranges)}
         if width == 1 or access.not_vectorizable(f.body, Var(f.var), scope.buffers, ranges):
             return self.loop(f, scope)
-        extent = self.value(f.extent, scope)
+        mark = next((m for m in ("ahead", "past") if given.get(m)), "")
+        done = self.whole(extent, width * given.get("unroll", 1))
+        copies = 1 if done is const(0) else given.get("unroll", 1)
+        done, end = (const(0) if copies == 1 else done), self.whole(extent, width)
+        outer = _accumulated(f, scope)
+        sums = [{name: self.lanes_of(name, width, scope) for name in outer} for _ in range(copies)]
         out: Body = []
-        done: Expr = const(0)
-        if unroll > 1:
-            done = self.whole(extent, width * unroll)
-            out += self.stretch(f, scope, const(0), done, width, unroll, mark)
-        end = self.whole(extent, width)
-        out += self.stretch(f, scope, done, end, width, 1, mark)
-        return out + self.tail(f, scope, end, extent)
+        for copy in sums:
+            for n, v in copy.items():
+                out.append(k.Declare(v.name, k.Broadcast(identity(outer[n], scope.values[n].dtype), width)))
+        out += self.stretch(f, scope, const(0), done, width, sums, mark)
+        out += self.stretch(f, scope, done, end, width, sums[:1], mark)
+        combined = self.combine(outer, sums, scope)
+        if isinstance(end, Const) and isinstance(extent, Const) and end is not extent and _repeatable(f, scope):
+            last = self.last(f, scope, int(end.value), int(extent.value), width, sums[-1])
+            return [*out, *last, *combined]
+        return [*out, *combined, *self.tail(f, scope, end, extent)]
 
     def whole(self, extent: Expr, step: int) -> Expr:
         """The largest multiple of `step` that is at most `extent`."""
         return simplify(extent // const(step) * step, {}, index=True)
 
-    def stretch(self, f: tile.For, scope: _Scope, start: Expr, stop: Expr, width: int, copies: int, mark: str) -> Body:
-        """The vector loop from `start` to `stop`, `copies` vectors at a time, with accumulators of its own."""
+    def lanes_of(self, name: str, width: int, scope: _Scope) -> Var:
+        """A vector that accumulates for the scalar `name`."""
+        return Var(self.fresh(f"{name}_lanes"), dt.vector(scope.values[name].dtype, width))
+
+    def stretch(
+        self, f: tile.For, scope: _Scope, start: Expr, stop: Expr, width: int, sums: list[dict[str, Var]], mark: str
+    ) -> Body:
+        """The vector loop from `start` to `stop`, as many vectors at a time as there are accumulators in `sums`."""
         if start is stop:
             return []
         var = self.fresh(f.var + scope.suffix)
-        outer = _accumulated(f, scope)
-        partial = {(name, c): self.fresh(f"{name}_lanes") for name in outer for c in range(copies)}
-        before: Body = []
-        for (name, _), made in partial.items():
-            dtype = scope.values[name].dtype
-            before.append(k.Declare(made, k.Broadcast(identity(outer[name], dtype), width)))
+        step = width * len(sums)
+        high = value_range(stop, scope.ranges)[1]
         scopes: list[_Scope] = []
-        for c in range(copies):
-            base = Var(var) + c * width
-            inner = scope.inner(lanes=_Lanes(f.var, base, width), suffix=scope.suffix + (f"_{c}" if copies > 1 else ""))
-            inner.ranges[var] = (
-                0,
-                None if (high := value_range(stop, scope.ranges)[1]) is None else high - width * copies,
-            )
+        for c, copy in enumerate(sums):
+            suffix = scope.suffix + (f"_{c}" if len(sums) > 1 else "")
+            inner = scope.inner(lanes=_Lanes(f.var, Var(var) + c * width, width), suffix=suffix)
+            inner.ranges[var] = (0, None if high is None else high - step)
             inner.ranges[f.var] = (0, None if high is None else high - 1)
-            for name in outer:
-                made = partial[name, c]
-                inner.values[name] = Var(made, dt.vector(scope.values[name].dtype, width))
+            inner.values |= copy
             scopes.append(inner)
-        after = self.combine(outer, partial, scope, width, copies)
-        body = tuple(self.jammed(f.body, scopes))
-        return [*before, k.For(var, start, stop, width * copies, body, mark), *after]
+        return [k.For(var, start, stop, step, tuple(self.jammed(f.body, scopes)), mark)]
+
+    def last(self, f: tile.For, scope: _Scope, end: int, extent: int, width: int, sums: dict[str, Var]) -> Body:
+        """What whole vectors leave over, in one that begins before `end`: it computes some elements again."""
+        inner = scope.inner(lanes=_Lanes(f.var, const(extent - width), width), again=end - extent + width)
+        inner.ranges[f.var] = (0, extent - 1)
+        inner.values |= sums
+        inner.sums = frozenset(sums)
+        return self.body(f.body, inner)
 
     def jammed(self, body: tuple[Stmt, ...], scopes: list[_Scope]) -> Body:
         """The body in each of the scopes, which share its loops: they run once, around what all scopes have in them."""
@@ -225,15 +244,13 @@ class _Lowering:
                     out += self.body(statements, scope)
         return out
 
-    def combine(
-        self, outer: Mapping[str, str], partial: Mapping[tuple[str, int], str], scope: _Scope, width: int, copies: int
-    ) -> Body:
+    def combine(self, outer: Mapping[str, str], sums: list[dict[str, Var]], scope: _Scope) -> Body:
         """The lanes of all copies go into the scalar, as a tree."""
         out: Body = []
         for name, how in outer.items():
             total = scope.values[name]
             assert isinstance(total, Var)
-            parts: list[Expr] = [Var(partial[name, c], dt.vector(total.dtype, width)) for c in range(copies)]
+            parts: list[Expr] = [copy[name] for copy in sums]
             while len(parts) > 1:
                 parts = [
                     op(COMBINE[how], *parts[i : i + 2]) if i + 1 < len(parts) else parts[i]
@@ -400,7 +417,7 @@ class _Lowering:
             or not {*types[1:]} <= {row.acc_type, *narrow}
         ):
             raise ValueError(f"{row.name} takes no operands of {types} as {s.layout}, not contiguous along {uneven}")
-        left = tuple(_rest(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
+        left = tuple(rest(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
         (c, _), (a, _), (b, _) = corners
         distance = [steps.get(x, const(0)) for x in ("a.m", "a.k", "b.k", "b.n", "acc.m")]
         args: tuple[Expr | k.Address, ...] = (*sizes, a, *distance[:2], b, *distance[2:4], c, distance[4])
@@ -415,29 +432,13 @@ class _Lowering:
         }
 
 
-def _rest(size: Expr, by: int) -> int:
-    """What `size` leaves when divided by `by`, where it leaves anything: -1 for what is not known."""
-    forms = list(_forms(size))
-    if any(c % by for terms, _ in forms for c in terms.values()):
-        return -1
-    rests = {n % by for _, n in forms} - {0}
-    return rests.pop() if len(rests) == 1 else -1 if rests else 0
-
-
-def _forms(size: Expr) -> Iterator[Linear]:
-    """The sums that `size` may be, where it is one of several: `min(a, b)`, and sums that hold such."""
-    if isinstance(size, Op) and size.name == "min":
-        for part in size.args:
-            yield from _forms(part)
-        return
-    terms, rest = linear(size)
-    least = next((t for t, c in terms.items() if c == 1 and isinstance(t, Op) and t.name == "min"), None)
-    if least is None:
-        yield terms, rest
-        return
-    others = from_linear(({t: c for t, c in terms.items() if t is not least}, rest))
-    for part in least.args:
-        yield from _forms(part + others)
+def _repeatable(f: tile.For, scope: _Scope) -> bool:
+    """Whether some iterations may be done twice: what they store does not depend on what was there."""
+    nodes = [n for s in f.body for n in s.walk()]
+    loaded = {n.buffer for n in nodes if isinstance(n, Load)}
+    if any(isinstance(n, Store) and (n.op != "set" or n.buffer in loaded) for n in nodes):
+        return False
+    return all(how in TWICE or scope.values[n].dtype.bits in MASKS for n, how in _accumulated(f, scope).items())
 
 
 def _accumulated(f: tile.For, scope: _Scope) -> dict[str, str]:

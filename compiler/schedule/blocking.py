@@ -19,7 +19,7 @@ COPY, TRANSPOSE, COMPUTE = 0.1, 0.35, 2.0  # cycles to pack an element: of a row
 STREAM_DEPTH = (
     8  # rows of a matrix read once that are read side by side: each is a stream of its own for the prefetcher
 )
-DEEPEST = 32  # rows of a block of B that is read where it lies: each is a page and a stream, and prefetching follows so many
+DEEPEST = 32  # rows of a block of B that is read where it lies: each is a page and a stream to be prefetched
 BLOCK_COLUMNS = 256  # columns of a block of B that many rows come by: enough that A is read slowly
 NARROWEST = 512  # columns of a block, where there are so many: long rows of B are read faster
 PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache

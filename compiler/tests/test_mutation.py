@@ -15,7 +15,7 @@ from compiler.pipeline import IRS, Lowering
 @functools.cache
 def lowering(target: str) -> Lowering:
     def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return F.softmax(x.bfloat16().float() @ w, dim=-1) + torch.where(w > 0, w, 0.0).sum()
+        return F.softmax(x.bfloat16().float() @ w, dim=-1) + torch.where(w > 0, w, 0.0).sum(-1)
 
     captured = compiler.capture(f, [torch.randn(6, 19), torch.randn(19, 19)])
     return compiler.lower(captured.program, compiler.target(target))

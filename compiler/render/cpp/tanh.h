@@ -1,7 +1,7 @@
 // tanh.
 //
-// In general (e - 1) / (e + 1) with e = exp(2 |x|). Where an instruction can look up sixteen floats in a table of 32, they
-// are coefficients of a polynomial instead, which saves the division: it is what takes longest.
+// In general (e - 1) / (e + 1) with e = exp(2 |x|). Where an instruction looks up sixteen floats in a table of 32, they are
+// coefficients of a polynomial instead, which saves the division: it is what takes longest.
 #pragma once
 #include "exponential.h"
 
