@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from compiler.instructions.tensor import TILE_ALIGNMENT, each, identifier, kernel
-from compiler.instructions.trial import TYPES, Trial, poison, stored
+from compiler.instructions.trial import TYPES, Trial, stored
 from compiler.interpret import tile as interpreter
 from compiler.interpret.scalar import Array, round_bf16, storage
 from compiler.ir import dtype as dt
@@ -111,75 +112,114 @@ def _cp_async(row: Transfer, piece: int, rng: np.random.Generator) -> Trial:
     return Trial(text, ("async",), launch, (("x", values),), (("out", i8, wanted),))
 
 
+@dataclass(frozen=True)
+class _Box:
+    """A box of `lengths` at `starts` in a tensor of `dims`, outermost first, as in Tile IR."""
+
+    name: str
+    dtype: DType
+    dims: tuple[int, ...]
+    lengths: tuple[int, ...]
+    starts: tuple[int, ...]
+    swizzle: int
+
+    @property
+    def coordinates(self) -> str:
+        return ", ".join(f"{start}l" for start in reversed(self.starts))
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.lengths) * self.dtype.bytes
+
+    @property
+    def room(self) -> int:
+        """Bytes of shared memory for it, up to where something else may begin."""
+        return -(-self.bytes // TILE_ALIGNMENT) * TILE_ALIGNMENT
+
+    def map(self, buffer: int) -> Map:
+        steps = tuple(self.dtype.bytes * math.prod(self.dims[i + 1 :]) for i in range(len(self.dims)))
+        return Map(buffer, self.dtype.name, self.dims[::-1], steps[::-1], self.lengths[::-1], self.swizzle)
+
+    def each(self, statement: str) -> list[str]:
+        """A statement about the element p in shared memory, number e of the box."""
+        kind, size = TYPES[self.dtype.name], self.dtype.bytes
+        return [
+            f"for (long e = t; e < {math.prod(self.lengths)}; e += 32) {{",
+            f"    const long at = e * {size};",
+            f"    {kind}* const p = ({kind}*)(s + (at ^ (at >> 3 & {swizzle_mask(self.swizzle)})));",
+            f"    {statement}",
+            "}",
+        ]
+
+
 def _tma(row: Transfer, rank: int, swizzle: int, element: str, rng: np.random.Generator) -> Trial:
-    """A box that hangs over the tensor on one side of every axis; shapes here are outermost first, as in Tile IR."""
+    """A box that may hang over the tensor's edges, and begin before an axis only in a load."""
     load, dtype = row.target == "shared", dt.DTYPES[element]
-    inner = (swizzle or 16 * int(rng.integers(1, 5))) // dtype.bytes
-    box = (*(int(n) for n in rng.integers(2, 6, rank - 1)), inner)
-    whole = 16 // dtype.bytes
+    inner, whole = (swizzle or 16 * int(rng.integers(1, 5))) // dtype.bytes, 16 // dtype.bytes
+    lengths = (*(int(n) for n in rng.integers(2, 6, rank - 1)), inner)
     dims = (*(int(n) for n in rng.integers(3, 9, rank - 1)), whole * int(rng.integers(1, 5)))
-    # Before the beginning of an axis, which only loads may do, or such that the box may end or even begin beyond it;
-    # along the innermost axis in steps of 16 bytes.
+    # Along the innermost axis in steps of 16 bytes.
     units = (*(1,) * (rank - 1), whole)
     starts = tuple(
         u * int(rng.integers(1 - b // u, 0) if load and rng.random() < 0.5 and b > u else rng.integers(d // u + 1))
-        for b, d, u in zip(box, dims, units, strict=True)
+        for b, d, u in zip(lengths, dims, units, strict=True)
     )
-    here, there = slices((0,) * rank, box), slices(starts, box)
     name = f"tma_{'load' if load else 'store'}_{rank}d_{element}_{swizzle}"
-    coordinates = ", ".join(f"{c}l" for c in reversed(starts))
-    size, elements = math.prod(box) * dtype.bytes, math.prod(box)
-    mask = swizzle_mask(swizzle)
-    # The barrier comes last: after a static array, dynamic shared memory would not begin where copies must.
-    shared = -(-size // TILE_ALIGNMENT) * TILE_ALIGNMENT
-    swizzled = [
-        f"for (long e = t; e < {elements}; e += 32) {{",
-        f"    const long at = e * {dtype.bytes};",
-        f"    {TYPES[element]}* const p = ({TYPES[element]}*)(s + (at ^ (at >> 3 & {mask})));",
-        "    out[e] = *p;" if load else "    *p = x[e];",
+    box = _Box(name, dtype, dims, lengths, starts, swizzle)
+    return _tma_load(row, box, rng) if load else _tma_store(row, box, rng)
+
+
+def _tma_load(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
+    values = random_values(rng, box.dtype, box.dims)
+    before = np.zeros(box.lengths, storage(box.dtype))
+    tensors = (("x", box.dtype, box.dims), ("y", box.dtype, box.lengths))
+    copy = f"y{slices((0,) * len(box.dims), box.lengths)}, x{slices(box.starts, box.lengths)}"
+    wanted = copied(row.name, tensors, copy, [values, before])
+    # The barrier comes last: after a static array, dynamic shared memory might not begin where copies must.
+    body = [
+        "MLC_DYNAMIC_SHARED(s);",
+        f"unsigned long* const full = (unsigned long*)(s + {box.room});",
+        "if (t == 0) {",
+        "    mlc_mbarrier_init(full, 1);",
+        "    mlc_mbarrier_fence_init();",
+        "}",
+        "mlc_block_barrier();",
+        "if (t == 0) {",
+        f"    mlc_mbarrier_expect(full, {box.bytes});",
+        f"    {row.function}(s, map, full, {box.coordinates});",
+        "}",
+        "mlc_mbarrier_wait(full, 0);",
+        *box.each("out[e] = *p;"),
+    ]
+    text = kernel(box.name, 32, ("MLC_TENSOR_MAP(map)", f"{TYPES[box.dtype.name]}* __restrict__ out"), body)
+    launch = Launch(box.name, (1, 1, 1), (32, 1, 1), (box.map(0), 1), shared=box.room + 8)
+    return Trial(text, ("tma",), launch, (("x", stored(values, box.dtype)),), (("out", box.dtype, wanted),))
+
+
+def _tma_store(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
+    """The tensor holds something before, so that what must not be written shows."""
+    values, before = random_values(rng, box.dtype, box.lengths), random_values(rng, box.dtype, box.dims)
+    tensors = (("x", box.dtype, box.lengths), ("y", box.dtype, box.dims))
+    copy = f"y{slices(box.starts, box.lengths)}, x{slices((0,) * len(box.dims), box.lengths)}"
+    wanted = copied(row.name, tensors, copy, [values, before])
+    body = [
+        "MLC_DYNAMIC_SHARED(s);",
+        f"for (long e = t; e < {math.prod(box.dims)}; e += 32) out[e] = before[e];",
+        *box.each("*p = x[e];"),
+        "mlc_fence_async_all();",
+        "mlc_block_barrier();",
+        "if (t == 0) {",
+        f"    {row.function}(map, s, {box.coordinates});",
+        "    mlc_bulk_commit();",
+        "    mlc_bulk_wait<0>();",
         "}",
     ]
-    steps = tuple(dtype.bytes * math.prod(dims[i + 1 :]) for i in range(rank))
-    tensor = Map(0 if load else 1, element, dims[::-1], steps[::-1], box[::-1], swizzle)
-    if load:
-        values = random_values(rng, dtype, dims)
-        target = np.zeros(box, storage(dtype))
-        wanted = copied(row.name, (("x", dtype, dims), ("y", dtype, box)), f"y{here}, x{there}", [values, target])
-        body = [
-            f"unsigned long* const full = (unsigned long*)(s + {shared});",
-            "if (t == 0) {",
-            "    mlc_mbarrier_init(full, 1);",
-            "    mlc_mbarrier_fence_init();",
-            "}",
-            "mlc_block_barrier();",
-            "if (t == 0) {",
-            f"    mlc_mbarrier_expect(full, {size});",
-            f"    {row.function}(s, map, full, {coordinates});",
-            "}",
-            "mlc_mbarrier_wait(full, 0);",
-            *swizzled,
-        ]
-        params: tuple[str, ...] = ("MLC_TENSOR_MAP(map)", f"{TYPES[element]}* __restrict__ out")
-        arguments: tuple[int | Map, ...] = (tensor, 1)
-    else:
-        values = random_values(rng, dtype, box)
-        target = poison(dims, dtype)
-        wanted = copied(row.name, (("x", dtype, box), ("y", dtype, dims)), f"y{there}, x{here}", [values, target])
-        body = [
-            *swizzled,
-            "mlc_fence_async();",
-            "mlc_block_barrier();",
-            "if (t == 0) {",
-            f"    {row.function}(map, s, {coordinates});",
-            "    mlc_bulk_commit();",
-            "    mlc_bulk_wait<0>();",
-            "}",
-        ]
-        params = (f"const {TYPES[element]}* __restrict__ x", "MLC_TENSOR_MAP(map)")
-        arguments = (0, tensor)
-    text = kernel(name, 32, params, ["MLC_DYNAMIC_SHARED(s);", *body])
-    launch = Launch(name, (1, 1, 1), (32, 1, 1), arguments, shared=shared + 8)
-    return Trial(text, ("tma",), launch, (("x", stored(values, dtype)),), (("out", dtype, wanted),))
+    c = TYPES[box.dtype.name]
+    params = (f"const {c}* __restrict__ x", f"const {c}* __restrict__ before", f"{c}* out", "MLC_TENSOR_MAP(map)")
+    text = kernel(box.name, 32, params, body)
+    launch = Launch(box.name, (1, 1, 1), (32, 1, 1), (0, 1, 2, box.map(2)), shared=box.room)
+    inputs = (("x", stored(values, box.dtype)), ("before", stored(before, box.dtype)))
+    return Trial(text, ("tma",), launch, inputs, (("out", box.dtype, wanted),))
 
 
 def _dsmem(row: Transfer, rng: np.random.Generator) -> Trial:

@@ -248,14 +248,13 @@ MLC_UNCHECKED MLC_DEVICE void walk_box(const mlc_tensor_map& map, void* shared, 
 
 MLC_UNCHECKED MLC_DEVICE void check_box(const mlc_tensor_map& map, const void* shared, const long* at, int rank) {
     const unsigned align = map.swizzle > 16 ? 8 * map.swizzle : 128;
-    if ((unsigned)rank != map.rank) fail("a tensor map was given another number of coordinates than it has axes");
-    if ((unsigned long)shared & 127) fail("the shared memory of a tensor copy is not at a multiple of 128 bytes");
-    if ((unsigned long)shared % align) fail("a swizzled tile is not at a multiple of 8 times the swizzle's span");
-    if (at[0] * map.element % 16) fail("a box does not begin at a multiple of 16 bytes along the innermost axis");
+    if ((unsigned)rank != map.rank) fail("a tensor map takes as many coordinates as it has axes");
+    if ((unsigned long)shared & 127) fail("a tile of a tensor copy is not at a multiple of 128 bytes");
+    if ((unsigned long)shared % align) fail("a swizzled tile is not at a multiple of 8 times its span");
+    if (at[0] * map.element % 16) fail("a box begins amid 16 bytes along the innermost axis");
 }
 
-MLC_UNCHECKED __noinline__ static void load_box(void* to, const mlc_tensor_map& map, void* barrier, const long* at,
-                                                int rank) {
+MLC_DEVICE void load_box(void* to, const mlc_tensor_map& map, void* barrier, const long* at, int rank) {
     check_box(map, to, at, rank);
     Piece pieces[SOME_PIECES];
     unsigned count = 0, bytes = 0;
@@ -270,8 +269,7 @@ MLC_UNCHECKED __noinline__ static void load_box(void* to, const mlc_tensor_map& 
     async_load(pieces, count, barrier, bytes);
 }
 
-MLC_UNCHECKED __noinline__ static void store_box(const mlc_tensor_map& map, const void* from, const long* at, int rank,
-                                                 Apply* apply) {
+MLC_DEVICE void store_box(const mlc_tensor_map& map, const void* from, const long* at, int rank, Apply* apply) {
     check_box(map, from, at, rank);
     for (int d = 0; d < rank; d++)
         if (at[d] < 0) fail("a box is stored to before the beginning of an axis");
