@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from compiler.execution import Executable, compile, eager_equations, execute, execute_guarded, reference
     from compiler.execution_gpu import on_gpu
     from compiler.frontend import Captured, capture
+    from compiler.inspection import inspect
     from compiler.instructions.checks import NotRun, instruction_checks
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
@@ -34,6 +35,7 @@ _HOME = {
     "compiler.execution_gpu": ("on_gpu",),
     "compiler.frontend": ("Captured", "capture"),
     "compiler.instructions.checks": ("NotRun", "instruction_checks"),
+    "compiler.inspection": ("inspect",),
     "compiler.interpret.bounded": ("Accuracy",),
     "compiler.interpret.bounds": ("bounds",),
     "compiler.mutation": ("mutants",),
@@ -75,6 +77,7 @@ __all__ = [
     "eager_equations",
     "execute",
     "execute_guarded",
+    "inspect",
     "instruction_checks",
     "lower",
     "mutants",

@@ -40,6 +40,10 @@ class ShapeFile(pytest.File):
         for case in found:
             kind = Bench if isinstance(case, BenchCase) else Check
             yield from (kind.of(self, case, target) for target in settings.targets if runs_on(case, target))
+        compiled = tuple(case for case in found if not isinstance(case, BenchCase) and runs_on(case, "cuda"))
+        if settings.gate and compiled:
+            gate: Gate = Gate.from_parent(self, name=rows.GATE, cases=compiled)
+            yield gate
 
     def _named_by_id(self) -> bool:
         """Whether the command line names an item of this file: then it may be of any tier."""
@@ -106,6 +110,27 @@ class Bench(Check):
         super().__init__(**known)
         if not hasattr(self.config, "workerinput"):
             self.fixturenames = ["benchmark"]  # by which pytest-benchmark's -only and -skip know a benchmark
+
+
+class Gate(_Item):
+    """The cases of one file, compiled for GPUs and not run."""
+
+    kind = "gate"
+
+    def __init__(self, *, cases: tuple[Case, ...], **known: Any) -> None:
+        super().__init__(**known)
+        self.cases = cases
+
+    def runtest(self) -> None:
+        """Compile in the child, record the row, fail on any complaint."""
+        row = self.config.stash[RUNNER].gate(self.cases, self.path)
+        self.record(row)
+        if row["verdict"] != "pass":
+            raise Failed(row["detail"])
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The file as a whole."""
+        return self.path, None, self.name
 
 
 class _Alone(_Item):

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from conformance.cases import DTYPES
+from conformance.cases import DTYPES, STAGES
 from conformance.report import Run
 from conformance.rows import BAD, CHECK_VERDICTS, Row, item_name
 from conformance.tables import (
@@ -16,6 +16,7 @@ from conformance.tables import (
     group_table,
     grouped,
     lost,
+    resource_table,
     selftest,
     table,
     worst_error,
@@ -43,6 +44,8 @@ def summary(run: Run) -> str:
         lines += ["## Speedup over the best of PyTorch", group_table(run.benches, "family"), "Every row: `speedup.md`."]
     else:
         lines += ["## Speedup", "No benchmark ran; `--mlcomp-bench quick` runs them."]
+    if run.gates:
+        lines += _resources(run.gates)
     if run.selftest is not None:
         lines += ["## Self-test", selftest(run.selftest, "github")]
     return _page(lines)
@@ -90,13 +93,31 @@ def _cases(cases: Sequence[Row]) -> list[str]:
     return [*lines, "### Stages", _stages(cases), "### Closest to the bound", _closest(cases)]
 
 
+def _resources(gates: Sequence[Row]) -> list[str]:
+    """What kernels take of a GPU, the hungriest by name, and what is wrong with any."""
+    kernels = [kernel for row in gates for kernel in row["kernels"]]
+    hungriest = sorted(kernels, key=lambda kernel: -kernel["registers"])[:CLOSEST]
+    listed = [[kernel[key] for key in ("case", "name", "arch", "registers", "shared")] for kernel in hungriest]
+    lines = [
+        "## Resources",
+        resource_table(gates),
+        table(listed, ["case", "kernel", "compiled for", "registers", "shared"]),
+    ]
+    wrong = [line for row in gates if row["verdict"] != "pass" for line in row["detail"].splitlines()]
+    return [*lines, *(["### Complaints", "```\n" + "\n".join(wrong) + "\n```"] if wrong else [])]
+
+
 def _stages(cases: Sequence[Row]) -> str:
-    found: dict[tuple[str, str], list[Row]] = defaultdict(list)
+    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
     for row in cases:
         for stage in row["stages"]:
-            found[stage["stage"], stage["executor"] or ""].append(stage)
-    body = [[*key, *_stage_figures(rows)] for key, rows in found.items()]
-    return table(body, ["stage", "executor", "run", "pass", "worst err/tol", "seconds"])
+            found[row["target"], stage["stage"], stage["executor"] or ""].append(stage)
+    body = [[*key, *_stage_figures(rows)] for key, rows in sorted(found.items(), key=lambda item: _order(item[0]))]
+    return table(body, ["target", "stage", "executor", "run", "pass", "worst err/tol", "seconds"])
+
+
+def _order(key: tuple[str, str, str]) -> tuple[str, int]:
+    return key[0], STAGES.index(key[1])
 
 
 def _stage_figures(stages: Sequence[Row]) -> list[Any]:

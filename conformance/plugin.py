@@ -11,7 +11,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "target": {
         "metavar": "LIST",
         "default": "cpu",
-        "help": "where to run, comma-separated: cpu is this machine, cpu:FEATURE restricts it (default: cpu)",
+        "help": "where to run, comma-separated: cpu is this machine, cpu:FEATURE restricts it; cuda is its GPU, or "
+        "sm_90a emulated where there is none; sm_80, sm_86, sm_89, sm_90a and sm_120 are GPUs by name (default: cpu)",
     },
     "stages": {"metavar": "LIST", "default": None, "help": "stages to check, comma-separated (default: all)"},
     "tier": {
@@ -57,6 +58,12 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": False,
         "help": "also plant known miscompiles in every stage and report how many the checks catch",
     },
+    "gate": {
+        "action": "store_true",
+        "default": False,
+        "help": "also compile every case for sm_80, sm_90a and sm_120, without running it, and look at what its "
+        "kernels take: no spills, no local memory, no serialised instruction, the instructions that the code calls",
+    },
     "first-diff": {
         "action": "store_true",
         "default": False,
@@ -74,6 +81,7 @@ MARKERS = (
     "mlcomp_check: one case on one target",
     "mlcomp_bench: one benchmark on one target",
     "mlcomp_fitness: whether this machine can judge speed",
+    "mlcomp_gate: the cases of one file compiled for GPUs, without running",
     "mlcomp_selftest: planted miscompiles against the checks",
 )
 

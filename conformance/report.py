@@ -21,6 +21,8 @@ STAGE_KEYS = ("stage", "verdict", "err_over_tol", "executor", "seconds")
 BENCH_KEYS = (
     "id", "suite", "op", "target", "dtype", "ours_us", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
 )  # fmt: skip
+GATE_KEYS = ("file", "verdict", "cases", "seconds")
+KERNEL_KEYS = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "complaints")
 SELFTEST_KEYS = ("planted", "caught", "false_alarms")
 
 
@@ -40,6 +42,7 @@ class Run:
     tier: str
     seed: int
     unfit: str = ""  # why the machine cannot judge speed now
+    gates: tuple[Row, ...] = ()  # what was compiled for GPUs, by file
     when: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
 
 
@@ -67,6 +70,10 @@ def run_json(run: Run) -> dict[str, Any]:
         "env": run.env,
         "cases": cases,
         "benches": [_only(row, BENCH_KEYS) for row in run.benches],
+        "gate": [
+            _only(row, GATE_KEYS) | {"kernels": [_only(kernel, KERNEL_KEYS) for kernel in row["kernels"]]}
+            for row in run.gates
+        ],
         "selftest": None if run.selftest is None else _only(run.selftest, SELFTEST_KEYS),
         "seconds": run.seconds,
     }

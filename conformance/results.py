@@ -15,7 +15,7 @@ from conformance import environment, pages, report, rows, tables
 from conformance.items import PROPERTY
 from conformance.settings import Settings
 
-KINDS = ("check", "bench", "selftest", "fitness")
+KINDS = ("check", "bench", "gate", "selftest", "fitness")
 FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
@@ -93,6 +93,7 @@ class Results:
             env=environment.collect(self.settings.targets, self.settings.backend),
             cases=by_kind["check"],
             benches=by_kind["bench"],
+            gates=by_kind["gate"],
             selftest=next(iter(by_kind["selftest"]), None),
             seconds=round(time.monotonic() - self.started, 2),
             tier=self.settings.tier,

@@ -18,6 +18,7 @@ CHECK_VERDICTS = ("pass", "fail", "crash", "timeout", "unsupported", "xfail")
 BENCH_VERDICTS = ("FASTER", "SLOWER", "SAME", "AMBIGUOUS")
 BAD = frozenset({"fail", "crash", "timeout", "unsupported"})
 # A crash or hang is never what an expected failure means.
+GATE = "mlcomp-gate"  # the item of a file
 MIN_CAUGHT = 0.95  # share of planted miscompiles that the checks must catch
 EXPECTABLE = frozenset({"fail", "unsupported"})
 _STAGE = {"verdict": "fail", "err_over_tol": None, "executor": None, "seconds": None, "message": ""}
@@ -66,6 +67,12 @@ def fitness_row(reply: Reply) -> Row:
     return finite(row | reply.value) if reply.status is Status.DONE and isinstance(reply.value, dict) else row
 
 
+def gate_row(file: str, reply: Reply) -> Row:
+    """The row of a file's cases as they are compiled for GPUs."""
+    row: Row = {"kind": "gate", "file": file, "cases": 0, "kernels": []}
+    return finite(row | _value(reply, ("pass", "fail")) | {"seconds": round(reply.seconds, 4)})
+
+
 def selftest_row(reply: Reply) -> Row:
     """The row of the self-test: how many miscompiles were planted and caught, and how many sound cases were refused."""
     row: Row = {"kind": "selftest", "planted": 0, "caught": 0, "false_alarms": 0, "rows": [], "verdict": "pass"}
@@ -86,6 +93,8 @@ def selftest_row(reply: Reply) -> Row:
 def lost_row(nodeid: str, message: str) -> Row:
     """The row of an item that took its whole pytest worker with it."""
     file, _, name = nodeid.partition("::")
+    if name == GATE:
+        return gate_row(file, Reply(Status.CRASH, None, f"the pytest worker was lost: {message}"))
     kind = "bench" if name.removesuffix("]").endswith("-bench") else "check"
     case_id, _, target = name.removesuffix("]").removesuffix("-bench").rpartition("-")
     case_id += "]" if "[" in case_id else ""

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from conformance.settings import Settings
 
 EXPLAIN_SECONDS = 60.0
 MEMORY, MEMORY_SHARE = 6 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
-CHECK_SECONDS, BENCH_SECONDS, SELFTEST_SECONDS = 120.0, 300.0, 3600.0
+CHECK_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 300.0, 1200.0, 3600.0
 
 
 class Runner:
@@ -61,6 +62,13 @@ class Runner:
             if reply.value or reply.message:
                 return str(reply.value or f"{reply.message}\n{reply.output}")
         return None
+
+    def gate(self, found: Sequence[Case], path: Path) -> rows.Row:
+        """The row of a file's cases, compiled for GPUs."""
+        options = {"seed": self.settings.seed, "threads": self.threads}
+        limit = self.settings.timeout or GATE_SECONDS
+        reply = self._call("gate", [to_json(case) for case in found], options, timeout=limit)
+        return rows.gate_row(rows.shown_path(path, self.folder), reply)
 
     def selftest(self) -> rows.Row:
         """The counts of the self-test."""

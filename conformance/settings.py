@@ -21,6 +21,7 @@ FUNCTIONS = {
     "bench": "conformance.bench:run",
     "fitness": "conformance.bench:fitness",
     "selftest": "conformance.selftest:run",
+    "gate": "conformance.gate:run",
     "explain_unknown": "conformance.systems:explain_unknown",
 }
 KEY: pytest.StashKey["Settings"] = pytest.StashKey()
@@ -41,6 +42,7 @@ class Settings:
     backend: str | None
     selftest: bool
     first_diff: bool
+    gate: bool
     runner: str | None
 
     @property
@@ -88,6 +90,7 @@ def read(config: pytest.Config) -> Settings:
         backend=None if backend is None else str(backend),
         selftest=bool(option("selftest")),
         first_diff=bool(option("first_diff")),
+        gate=bool(option("gate")),
         runner=None if option("runner") is None else str(option("runner")),
     )
 

@@ -21,6 +21,10 @@ BENCH_HEADERS = (
 GROUP_HEADERS = (
     "kernels", "measured", "faster", "slower", "geomean", "worst", f"below {LOST}", "over eager", "worst over eager",
 )  # fmt: skip
+RESOURCE_HEADERS = (
+    "compiled for", "kernels", "disassembled", "most registers", "most shared bytes", "most local bytes",
+    "most spilled bytes", "with complaints",
+)  # fmt: skip
 STAGE_HEADERS = ("stage", "verdict", "err/tol", "executor", "seconds")
 
 
@@ -53,6 +57,8 @@ def terminal(run: Run) -> str:
         parts.append(f"speedup, min(eager, torch.compile) / ours:\n{group_table(run.benches, 'family', 'simple')}")
         parts.append(f"slowest first:\n{bench_table(run.benches, 'simple', SHOWN)}")
         parts += [f"UNFIT TO JUDGE SPEED: {run.unfit}"] if run.unfit else []
+    if run.gates:
+        parts.append(resource_table(run.gates, "simple"))
     if run.selftest is not None:
         parts.append(selftest(run.selftest))
     return "\n\n".join(part for part in parts if part)
@@ -67,6 +73,16 @@ def selftest(row: Row, style: str = "simple") -> str:
     if not missed:
         return text
     return f"{text}\n\nnot caught:\n\n{table([list(planted.values()) for planted in missed], list(missed[0]), style)}"
+
+
+def resource_table(gates: Iterable[Row], style: str = "github") -> str:
+    """What the kernels of each architecture take at most, and how many of them complaints are about."""
+    body = []
+    for arch, found in grouped([kernel for row in gates for kernel in row["kernels"]], "arch").items():
+        most = [max(kernel[key] for kernel in found) for key in ("registers", "shared", "stack", "spilled")]
+        seen = sum(kernel["opcodes"] for kernel in found)
+        body.append([arch, len(found), seen, *most, sum(bool(kernel["complaints"]) for kernel in found)])
+    return table(body, RESOURCE_HEADERS, style)
 
 
 def case_table(cases: Iterable[Row], style: str = "github", limit: int | None = None) -> str:

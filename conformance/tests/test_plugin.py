@@ -69,6 +69,14 @@ def fitness(options):
 def explain_unknown(name):
     return None if name == "eagerly" else f"there is no system {name!r}"
 
+def gate(cases, options, tell):
+    tell(cases[0]["id"])
+    kernel = {"name": "add", "arch": "sm_90a", "registers": 30, "stack": 0, "spilled": 0, "shared": 256,
+              "opcodes": True, "complaints": []}
+    wrong = [case["id"] + " for sm_90a: spills" for case in cases if case["op"] == "spills"]
+    return {"verdict": "fail" if wrong else "pass", "detail": "\\n".join(wrong), "cases": len(cases),
+            "kernels": [{"case": case["id"], **kernel, "complaints": wrong} for case in cases]}
+
 def selftest(options):
     rows = [{"stage": stage, "name": "flip", "caught": stage != "loop"} for stage in STAGES]
     return {"planted": 6, "caught": 5, "false_alarms": 0, "rows": rows}
@@ -119,6 +127,45 @@ def report(box: pytest.Pytester, name: str = "run.json") -> Any:
 
 def verdicts(box: pytest.Pytester) -> dict[str, str]:
     return {row["id"]: row["verdict"] for row in report(box)["cases"]}
+
+
+def test_the_gate_compiles_each_file_for_gpus(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"))
+    shape_file(box, case("spills"), name="other.toml")
+    shape_file(box, case("cpus", 'targets = ["cpu"]'), name="third.toml")
+    run = mlcomp(box, "--mlcomp-gate", "-m", "mlcomp_gate", ".")
+    run.assert_outcomes(passed=1, failed=1, deselected=3)
+    assert "spills[N4.f32.contig.normal] for sm_90a: spills" in run.stdout.str()
+    rows = {row["file"]: row for row in report(box)["gate"]}
+    assert rows["mine.toml"]["verdict"] == "pass" and rows["other.toml"]["verdict"] == "fail"
+    assert rows["mine.toml"]["kernels"][0]["registers"] == 30
+    page = report(box, "summary.md")
+    assert "## Resources" in page and "### Complaints" in page and "| sm_90a" in page
+
+
+def test_each_target_has_its_items_and_stages(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine", dims="dims.N = 4"), case("here", 'targets = ["cpu"]', dims="dims.N = 4"))
+    mlcomp(box, "--mlcomp-target", "cpu,sm_80", ".").assert_outcomes(passed=3)
+    rows = {(row["id"].partition("[")[0], row["target"]) for row in report(box)["cases"]}
+    assert rows == {("fine", "cpu"), ("fine", "sm_80"), ("here", "cpu")}
+    assert {path.name.rpartition("-")[2] for path in box.path.glob("reports/*")} <= {"emulated", "h200"}
+    table = report(box, "summary.md")
+    assert "| sm_80" in table and table.index("| cpu ") < table.index("| sm_80 ")
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("--mlcomp-target", "cuda", "--mlcomp-stages", "cpp"), "unknown 'cpp'"),
+        (("--mlcomp-target", "cpu", "--mlcomp-stages", "cuda"), "unknown 'cuda'"),
+        (("--mlcomp-target", "cuda:tma"), "unknown 'cuda:tma'"),
+        (("--mlcomp-target", "sm_99"), "did you mean 'sm_89'?"),
+    ],
+)
+def test_targets_and_their_stages_are_known_words(box: pytest.Pytester, words: tuple[str, ...], hint: str) -> None:
+    shape_file(box, case("fine"))
+    run = mlcomp(box, *words)
+    assert run.ret == pytest.ExitCode.USAGE_ERROR and hint in run.stderr.str()
 
 
 def test_silent_without_the_option(box: pytest.Pytester) -> None:
@@ -229,9 +276,9 @@ def test_the_run_as_json(box: pytest.Pytester) -> None:
     shape_file(box, case("fine", PERF))
     mlcomp(box, "mine.toml", "--mlcomp-bench", "quick")
     run = report(box)
-    assert list(run) == ["schema", "env", "cases", "benches", "selftest", "seconds"]
+    assert list(run) == ["schema", "env", "cases", "benches", "gate", "selftest", "seconds"]
     assert run["schema"] == 1
-    assert run["selftest"] is None
+    assert run["selftest"] is None and run["gate"] == []
     assert set(run["env"]) == {"python", "torch", "device", "cpu", "gpu", "toolchain", "commit"}
     (row,), (bench,) = run["cases"], run["benches"]
     keys = {"id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass", "stages"}

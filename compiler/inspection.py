@@ -1,0 +1,158 @@
+"""Programs lowered for GPUs in; what each kernel takes of the machine, and what is wrong with that, out. Nothing runs.
+
+Many texts go into one compilation, since starting the compiler costs more than most kernels do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from compiler.errors import ToolchainError
+from compiler.execution_gpu import HEADERS
+from compiler.ir import kernel as k
+from compiler.ir.expr import Load
+from compiler.pipeline import Lowering
+from compiler.render import cuda
+from compiler.runtime import cubin, detect, resources
+from compiler.runtime.resources import Contract, Usage
+from compiler.targets.target import Target
+
+BATCH = 24  # texts of one compilation: what is wrong with one costs the others one more
+WIDE = 16  # bytes of the widest access
+_VECTORS = re.compile(r"mlc_(load|store)(_\w+)?$")
+# Where the warpgroup has an instruction, that of a warp is half as fast.
+_INSTEAD = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel for one architecture: registers of a thread; bytes of local memory of a thread and of those that are
+    spilled; bytes of shared memory of a block. No `opcodes` were looked at where there is no disassembler."""
+
+    name: str
+    arch: str
+    registers: int
+    stack: int
+    spilled: int
+    shared: int
+    opcodes: bool
+    complaints: tuple[str, ...]
+
+
+def inspect(lowerings: Sequence[Lowering], cache: Path | None = None) -> list[tuple[Kernel, ...]]:
+    """The kernels of each program, compiled for its target's architecture.
+
+    Machine code is kept in `cache`, by default as the environment says. Raises ToolchainError where there is no CUDA
+    compiler; a text that it refuses is a complaint.
+    """
+    cubin.installed()
+    folder = cache if cache is not None else detect.default_cache(os.environ)
+    made: dict[tuple[str, str], tuple[Kernel, ...]] = {}  # by architecture and text, of which there are equal ones
+    waiting: dict[str, dict[str, Lowering]] = {}
+    for x in lowerings:
+        waiting.setdefault(x.target.name, {}).setdefault(x.stages["cuda"], x)
+    for arch, texts in waiting.items():
+        pairs = list(texts.items())
+        for start in range(0, len(pairs), BATCH):
+            for text, found in _compiled(arch, dict(pairs[start : start + BATCH]), folder):
+                made[arch, text] = found
+    return [made[x.target.name, x.stages["cuda"]] for x in lowerings]
+
+
+def _compiled(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
+    """All of them at once; each on its own, where one is refused or nobody can say whom a complaint is about."""
+    try:
+        found = _together(arch, texts, cache)
+    except ToolchainError as refusal:
+        found = None
+        if len(texts) == 1:
+            found = [(Kernel("", arch, 0, 0, 0, 0, False, (str(refusal),)),)]
+    if found is None:
+        for text, lowering in texts.items():
+            yield from _compiled(arch, {text: lowering}, cache)
+    else:
+        yield from zip(texts, found, strict=True)
+
+
+def _together(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> list[tuple[Kernel, ...]] | None:
+    """One compilation; None if a complaint names no kernel and there are several texts."""
+    programs: list[k.Program] = [x.stages["kernel"] for x in texts.values()]
+    names = [cuda.names(program) for program in programs]
+    contracts = {
+        f"k{n}_{name}": contract(f, lowering.target)
+        for n, (program, lowering) in enumerate(zip(programs, texts.values(), strict=True))
+        for f, name in zip(program.functions, names[n], strict=True)
+    }
+    whole = "\n".join(_renamed(text, n, names[n]) for n, text in enumerate(texts))
+    report = resources.inspect(cubin.build_cubin(whole, arch, include=(HEADERS,), cache=cache), contracts)
+    about = {own: tuple(c for c in report.complaints if re.search(rf"\b{own}\b", c)) for own in contracts}
+    if lost := set(report.complaints) - {c for some in about.values() for c in some}:
+        if len(texts) > 1:
+            return None
+        about = {own: (*some, *sorted(lost)) for own, some in about.items()}
+    usage = {u.kernel: u for u in report.usage}
+    return [
+        tuple(
+            _kernel(f, name, usage[own], arch, own in report.opcodes, tuple(c.replace(own, name) for c in about[own]))
+            for f, name in zip(program.functions, names[n], strict=True)
+            for own in (f"k{n}_{name}",)
+        )
+        for n, program in enumerate(programs)
+    ]
+
+
+def _kernel(f: k.Function, name: str, u: Usage, arch: str, seen: bool, wrong: tuple[str, ...]) -> Kernel:
+    shared = u.shared + k.dynamic_shared(f)[1]
+    return Kernel(name, arch, u.registers, u.stack, u.spill_stores + u.spill_loads, shared, seen, wrong)
+
+
+def _renamed(text: str, n: int, names: Sequence[str]) -> str:
+    """The text with its kernels called k<n>_<name>."""
+    for name in names:
+        text = re.sub(
+            rf'^(extern "C" __global__ .*? ){re.escape(name)}\(', rf"\1k{n}_{name}(", text, flags=re.MULTILINE
+        )
+    return text
+
+
+def contract(f: k.Function, target: Target) -> Contract:
+    """What the machine code of a function must show: the instructions that it calls, and wide accesses if all are."""
+    needs: dict[str, None] = {}
+    for call in (n for n in f.walk() if isinstance(n, k.Call)):
+        needs |= dict.fromkeys(_opcodes(call, f, target))
+    forbids = tuple(narrow for name in needs for narrow in _INSTEAD.get(name, ()))
+    return Contract(tuple(needs), forbids, 1.0 if _all_wide(f) else 0.0)
+
+
+def _opcodes(call: k.Call, f: k.Function, target: Target) -> tuple[str, ...]:
+    """Of the rows that the device function performs, the opcode of those that have the call's types."""
+    rows = [r for r in target.instructions if r.function == call.function]
+    if rows:
+        arrays = {a.name: a.dtype.name for a in f.walk() if isinstance(a, k.Array)}
+        types = {arrays.get(a.buffer) for a in call.args if isinstance(a, k.Address)}
+        found = {r.opcode for r in rows if r.acc_type in types}
+    else:
+        found = {r.opcode for r in target.transfers if r.function == call.function}
+        found |= {r.opcode for r in target.fragments if r.function == call.function}
+    return tuple(found) if len(found) == 1 else ()
+
+
+def _all_wide(f: k.Function) -> bool:
+    """Whether every access to global memory is written as one of 16 bytes or a multiple."""
+    bytes_of = {p.name: p.dtype.bytes for p in f.params}
+    some = False
+    for n in f.walk():
+        match n:
+            case Load(buffer) | k.Store(buffer) if buffer in bytes_of:
+                return False
+            case k.Call(function, template, args):
+                sizes = [bytes_of[a.buffer] for a in args if isinstance(a, k.Address) and a.buffer in bytes_of]
+                vectors = _VECTORS.match(function) and isinstance(template[0], int)
+                if sizes and not (vectors and all(int(template[0]) * size % WIDE == 0 for size in sizes)):
+                    return False
+                some = some or bool(sizes)
+    return some
