@@ -88,6 +88,21 @@ def test_every_target_has_tiles(dtype: str, target: str) -> None:
         assert instructions(check(Product(*size, dtype=dtype), SMALL[target]))
 
 
+@pytest.mark.parametrize("size", [(320, 328, 136), (40, 512, 1024), (576, 136, 72)], ids=str)
+@pytest.mark.parametrize("right", ["kn", "nk"])
+@pytest.mark.parametrize("left", ["mk", "km"])
+def test_hopper_multiplies_from_shared_memory(size: tuple[int, int, int], left: str, right: str) -> None:
+    made = check(Product(*size, left, right, "bf16"), SMALL["sm_90a"])
+    assert all(name.startswith("wgmma") for name in instructions(made))
+    copies = [n for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, tile.Copy)]
+    assert copies and all(c.how == "tma" for c in copies)
+
+
+def test_rows_that_begin_anywhere_are_not_copied_by_maps() -> None:
+    made = check(Product(320, 320, 131, dtype="bf16"), SMALL["sm_90a"])
+    assert {name.partition(".")[0] for name in instructions(made)} == {"mma"}
+
+
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("k", [40, 4096])
 def test_epilogues(epilogue: str, k: int) -> None:

@@ -39,7 +39,7 @@ LEAST_DEPTH = 16  # shorter sums are not worth the tiles
 LEAST_ROWS = 9  # fewer rows are read once, whoever multiplies them
 GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
 THREADS = 256  # of a block that adds up parts
-UNITS = ("mlc_mma_sync",)  # device functions of the instructions that may be chosen
+UNITS = ("mlc_mma_sync", "mlc_wgmma")  # device functions of the instructions that may be chosen
 
 
 def choose(kernel: Kernel, target: Target) -> Schedule | None:
