@@ -24,7 +24,7 @@ void block_barrier(int line) {
     if (b->arrived && b->line != line) {
         char note[160];
         snprintf(note, sizeof note, "threads of one block wait at __syncthreads of lines %d and %d", b->line, line);
-        fatal("barrier divergence", site, note);
+        fatal("barrier divergence", site, note, b->site);
     }
     if (hooks::strict() && b->exited) report("barrier divergence", site, "threads have exited without reaching it");
     b->line = line;
@@ -71,7 +71,7 @@ static void meet(unsigned mask, const char* name, int line, unsigned site, const
         char note[160];
         snprintf(note, sizeof note, "lanes of one warp wait at %s (line %d, mask %08x) and %s (line %d, mask %08x)",
                  other.name, other.line, other.mask, name, line, mask);
-        fatal("divergent collective", site, note);
+        fatal("divergent collective", site, note, other.site);
     }
     m.mask = mask, m.name = name, m.line = line, m.site = site, m.run = run, m.closure = closure;
     w->in[f->lane] = in;
@@ -104,7 +104,7 @@ void group_rendezvous(unsigned first, unsigned warps, const char* name, int line
     if (g.arrived && (g.count != warps * 32 || g.line != line || (g.name != name && strcmp(g.name, name)))) {
         char note[160];
         snprintf(note, sizeof note, "threads of one group wait at %s (line %d) and %s (line %d)", g.name, g.line, name, line);
-        fatal("divergent collective", site, note);
+        fatal("divergent collective", site, note, g.site);
     }
     g.count = warps * 32, g.name = name, g.line = line, g.site = site;
     g.in[at] = in;
@@ -165,6 +165,8 @@ static void open_cluster_barrier() {
 }
 void cluster_arrive() {
     not_flat(MLC_SITE);
+    if (me()->cluster_arrived) fatal("cluster", MLC_SITE, "the thread arrives twice without waiting");
+    me()->cluster_arrived = true;
     me()->cluster_token = worker->cluster_phase;
     hooks::release(me(), worker->cluster_open);
     if (++worker->cluster_arrived == worker->alive) open_cluster_barrier();
@@ -172,6 +174,8 @@ void cluster_arrive() {
 void cluster_wait() {
     unsigned site = MLC_SITE;
     Fiber* f = me();
+    if (!f->cluster_arrived) fatal("cluster", site, "the thread waits without having arrived");
+    f->cluster_arrived = false;
     if (f->cluster_token == worker->cluster_phase) {
         worker->cluster_waiters.push(f);
         block_fiber("barrier.cluster.wait", site, worker);

@@ -172,7 +172,7 @@ void yield_fiber(unsigned site) {
     f->waits = nullptr;
 }
 void pause() { yield_fiber(MLC_SITE); }
-void fail(const char* what) { fatal(what, hooks::site_of_collective(MLC_KERNEL_SITE)); }
+void fail(const char* why, const char* kind) { fatal(kind, hooks::site_of_collective(MLC_KERNEL_SITE), why); }
 
 unsigned thread_in_block() { return me()->linear; }
 #ifdef MLC_CHECK

@@ -81,6 +81,7 @@ static void begin_thread(Worker* w, Block* b, unsigned i) {
     f->spins = 0;
     f->waits = nullptr;
     f->waits_site = 0;
+    f->cluster_arrived = false;
     const uint32_t* c = w->request->cluster;
     f->block = {w->first[0] + b->rank % c[0], w->first[1] + b->rank / c[0] % c[1], w->first[2] + b->rank / (c[0] * c[1])};
     prepare_stack(f, (unsigned)(f - w->fibers), w->flat ? flat_main : fiber_main);

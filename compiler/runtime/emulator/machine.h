@@ -131,6 +131,7 @@ struct Fiber : Thread {
     int waits_line;
     const void* waits_on;
     uint64_t cluster_token;  // the phase in which it last arrived at the cluster's barrier
+    bool cluster_arrived;    // and has not waited since
 #ifdef MLC_CHECK
     Checked check;
 #endif
@@ -220,10 +221,10 @@ inline __attribute__((always_inline)) unsigned kernel_site() {
 
 // ---- Provided by reports.h, fibers.h and, in check mode, by check_*.h ----------------------------------------------------
 
-void report(const char* kind, unsigned site, const char* note = "");
+void report(const char* kind, unsigned site, const char* note = "", unsigned other_site = 0);
 [[noreturn]] void end_launch();  // from a fiber: nothing of this launch runs any more
-[[noreturn]] inline void fatal(const char* kind, unsigned site, const char* note = "") {
-    report(kind, site, note);
+[[noreturn]] inline void fatal(const char* kind, unsigned site, const char* note = "", unsigned other_site = 0) {
+    report(kind, site, note, other_site);
     end_launch();
 }
 void block_fiber(const char* what, unsigned site, const void* on);  // the caller is on a list of waiters

@@ -143,7 +143,8 @@ MLC_DEVICE void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 MLC_DEVICE bool arm(bool) { return false; }
 #endif
 void pause();  // in a loop that waits for another thread by reading memory: lets others run
-[[noreturn]] void fail(const char* what);  // ends the launch with a report at the caller's line
+// Ends the launch with a report at the kernel's line.
+[[noreturn]] void fail(const char* why, const char* kind = "refused by a device function");
 
 // ---- Collectives: every lane leaves pointers to its operands, the last to arrive computes for all ---------------------
 

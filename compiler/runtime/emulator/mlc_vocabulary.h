@@ -23,7 +23,7 @@ __forceinline__ T shuffle(unsigned mask, T value, const char* name, Source sourc
             for (unsigned i = 0; i < 32; i++) {
                 if (!(lanes.mask >> i & 1)) continue;
                 unsigned from = s.source(i);
-                if (!(lanes.mask >> from & 1)) fail("shuffle from a lane that does not take part");
+                if (!(lanes.mask >> from & 1)) fail("it reads a lane that does not take part", "divergent collective");
                 *(T*)lanes.out[i] = *(const T*)lanes.in[from];
             }
         },

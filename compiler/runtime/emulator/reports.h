@@ -53,9 +53,12 @@ static Report* find_report(const char* kind, unsigned site, const char* buffer) 
     return &r;
 }
 
-void report(const char* kind, unsigned site, const char* note) {
+void report(const char* kind, unsigned site, const char* note, unsigned other_site) {
     pthread_mutex_lock(&result_lock);
-    if (Report* r = find_report(kind, site, "")) copy_text(r->note, sizeof r->note, note);
+    if (Report* r = find_report(kind, site, "")) {
+        copy_text(r->note, sizeof r->note, note);
+        r->other_site = other_site;
+    }
     pthread_mutex_unlock(&result_lock);
 }
 
