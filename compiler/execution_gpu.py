@@ -165,7 +165,7 @@ def load(
     arch = _architecture(lowering.target)
     if arch is not None:
         image = cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache)
-        return gpu.load(image, plan, launched, constants=constants)
+        return gpu.load(image, plan, launched, constants=constants, cache=cache)
     path = emulator.build(made, (HEADERS,), cache=cache)
     bound = launcher.bind(plan, constants)
     free = [i for i in range(len(plan.inputs)) if i not in bound]

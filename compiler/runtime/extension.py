@@ -80,6 +80,13 @@ def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
     return offset, (*readers, *makers, wrap, *others)
 
 
+def gives_tensors_anywhere() -> bool:
+    """Whether this torch has what a native launcher needs to read and to make tensors on devices other than the CPU."""
+    offset, addresses = torch_functions()
+    *_, wrap, _, device_index = addresses
+    return bool(offset and wrap and device_index)
+
+
 def tensor_offset() -> int | None:
     """Where the object of a tensor holds its at::Tensor, or None where that cannot be told with certainty.
 

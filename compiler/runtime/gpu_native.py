@@ -106,6 +106,9 @@ def load(
     module, entry = built(cache)
     if module is None or entry is None:
         return None
+    if not extension.gives_tensors_anywhere():
+        log.info("torch %s has no C ABI that makes tensors on other devices: calls go through Python", torch.__version__)
+        return None
     state, memory = lay_out(len(launches.buffers), prepared, maps, table, functions, graphs)
     state.device = place.index or 0
     free = [i for i in range(len(plan.inputs)) if i not in bound]
