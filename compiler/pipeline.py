@@ -25,6 +25,7 @@ from compiler.ir import (
     tile_text,
 )
 from compiler.passes.gpu.threads import tile_to_threads
+from compiler.passes.loop.share_rows import share_rows
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
@@ -116,6 +117,10 @@ def _apply_schedules(program: statement.Program, context: Context) -> statement.
     return program
 
 
+def _share_rows(program: statement.Program, context: Context) -> statement.Program:
+    return share_rows(program, context.target)
+
+
 def _render(program: kernel.Program, context: Context) -> str:
     return cpp.render(program, target=context.target.name)
 
@@ -142,6 +147,7 @@ PIPELINE = (
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", lambda p, _: fuse(p), optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
+    Pass("share-rows", "loop", "loop", "products around a softmax share its rows", _share_rows, True, "cuda"),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
@@ -218,7 +224,7 @@ def _lower(
     for p in passes_for(target):
         if order.index(p.source) < order.index(source) or order.index(p.result) > order.index(until):
             continue
-        if p.source == "loop" and schedules is None:
+        if p.result == "tile" and schedules is None:
             schedules = schedules_for(program, target)
         number += 1
         if p.optional and gate is not None and not gate(p.name, number):

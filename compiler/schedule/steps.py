@@ -170,6 +170,21 @@ class Raster(Step):
     group: int
 
 
+class Online(Step):
+    """The sum weighted by a softmax into the scalar `accumulator` is made in one pass over blocks of keys.
+
+    Blocks are of `rows` x `keys`; what they are multiplied with is padded to multiples of `unit`. Accumulators are
+    tiles in registers, weights one in `space`. Of the loops over queries, keys and features, `q`, `j` and `d`, are made
+    q0 and j0 over blocks and, with ends, those over scores (`q_score`), the softmax (`q_row`) and values (`q_value`).
+    """
+
+    accumulator: str
+    rows: int
+    keys: int
+    unit: int = 1
+    space: str = "registers"
+
+
 class Interior(Step):
     """The iterations of `loop` where all its guards hold become a loop without them, amid `loop_low`, `loop_high`."""
 
@@ -195,7 +210,7 @@ class ScheduleError(ValueError):
 
 _ALL = (
     Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote, Compensate,
-    SplitK, Raster,
+    SplitK, Raster, Online,
 )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
 from compiler.passes.tile.gpu.cache import cache
+from compiler.passes.tile.gpu.online import online
 from compiler.passes.tile.gpu.pad import pad
 from compiler.passes.tile.gpu.raster import raster
 from compiler.passes.tile.gpu.sums import compensate, promote, split_k
@@ -25,6 +26,7 @@ from compiler.schedule.steps import (
     Distribute,
     Fold,
     Interior,
+    Online,
     Pack,
     Pad,
     Promote,
@@ -82,6 +84,8 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = compensate(kernel, step)
         case Raster():
             new = raster(kernel, step)
+        case Online():
+            new = online(program, kernel, step)
         case SplitK():
             new = split_k(kernel, step)
         case _:

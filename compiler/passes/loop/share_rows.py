@@ -1,0 +1,150 @@
+"""Loop IR in, Loop IR out: products around a softmax share its rows, where the target has a schedule for that.
+
+Kernels of which one reads what the other has made of the same rows can run row by row. That computes nothing twice and
+gains nothing by itself; where all of it then is an online reduction, what is in between need not reach memory.
+"""
+
+from __future__ import annotations
+
+from compiler.ir import loop
+from compiler.ir.expr import Load, Var, substitute
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.schedule.gpu import attention
+from compiler.targets.target import Target
+
+MOST = 4  # kernels in one nest: a product, what is between, a softmax, a product
+
+Body = tuple[Stmt, ...]
+
+
+def share_rows(program: Program, target: Target) -> Program:
+    """Kernels joined wherever `attention.choose` has a schedule for what they become."""
+    for last in reversed(program.kernels):
+        if last in program.kernels:
+            found = _joined(program, last, target)
+            if found is not None:
+                gone, made = found
+                kernels = tuple(made if k is last else k for k in program.kernels if k is last or k not in gone)
+                program = program.replace(kernels=kernels)
+    return program
+
+
+def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel], Kernel] | None:
+    """The kernels before `last` to be joined with it, and what they become."""
+    gone: list[Kernel] = []
+    made = last
+    while len(gone) < MOST - 1:
+        producer = _producer(program, made, [*gone, last])
+        both = joined(producer, made) if producer is not None else None
+        if producer is None or both is None:
+            return None
+        gone.append(producer)
+        made = both
+        if attention.choose(made, _private(program, made, [*gone, last]), target) is not None:
+            return gone, made
+    return None
+
+
+def _producer(program: Program, kernel: Kernel, own: list[Kernel]) -> Kernel | None:
+    """The last kernel that makes a temporary for this one alone."""
+    temps = _private(program, kernel, own, 1)
+    makers = [k for k in program.kernels if k not in own and temps & set(k.writes)]
+    return makers[-1] if makers else None
+
+
+def _private(program: Program, kernel: Kernel, own: list[Kernel], others: int = 0) -> set[str]:
+    """Temporaries of `kernel`, made of `own`, that at most so many other kernels use."""
+    rest = [k for k in program.kernels if k not in own]
+    users = {t.name: sum(t in k.params for k in rest) for t in program.temps if t in kernel.params}
+    return {name for name, n in users.items() if n <= others}
+
+
+def joined(first: Kernel, second: Kernel) -> Kernel | None:
+    """One nest over the rows that both kernels go through, of which each does the one, then the other; None for none.
+
+    Rows are loops that go along the same axis of all that the first kernel hands to the second: what an iteration
+    reads, the same iteration has made.
+    """
+    read = {p.name for p in second.params} & set(first.writes)
+    rows, body = _rows(first)
+    others, rest = _rows(_renamed(second, first))
+    pairs: dict[str, str] | None = None
+    for name in sorted(read):
+        found = _same_rows(name, (rows, body), (others, rest))
+        pairs = found if pairs is None else {v: w for v, w in pairs.items() if found.get(v) == w}
+    if not pairs:
+        return None
+    shared = [f for f in rows if f.var in pairs]
+    table = {Var(pairs[f.var]): Var(f.var) for f in shared}
+    inside = [f for f in others if f.var not in pairs.values()]
+    both = (*_wrap([f for f in rows if f not in shared], body), *substitute(_wrap(inside, rest), table))
+    writes = (*first.writes, *second.writes)
+    params = {p: None for p in (*first.params, *second.params)}
+    ordered = [p for p in params if p.name not in writes] + [p for p in params if p.name in writes]
+    origin = tuple(dict.fromkeys((*first.origin, *second.origin)))
+    return Kernel(second.name, tuple(ordered), writes, _wrap(shared, both), origin)
+
+
+def _rows(kernel: Kernel) -> tuple[list[loop.For], Body]:
+    """The parallel loops around everything, and what they hold."""
+    rows: list[loop.For] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], loop.For) and body[0].kind == "parallel":
+        rows.append(body[0])
+        body = body[0].body
+    return rows, body
+
+
+def _same_rows(buffer: str, first: tuple[list[loop.For], Body], second: tuple[list[loop.For], Body]) -> dict[str, str]:
+    """The rows of two nests that go along the same axis of a buffer, wherever either touches it."""
+    out: dict[str, str] = {}
+    before, after = (_indices(buffer, body) for _, body in (first, second))
+    extents = [{f.var: f.extent for f in rows} for rows, _ in (first, second)]
+    for places in zip(*before, *after, strict=True):
+        sides = set(places[: len(before)]), set(places[len(before) :])
+        if all(len(s) == 1 for s in sides):
+            v, w = (s.pop() for s in sides)
+            of = [e.get(x.name) if isinstance(x, Var) else None for e, x in zip(extents, (v, w), strict=True)]
+            if isinstance(v, Var) and isinstance(w, Var) and of[0] is not None and of[0] is of[1]:
+                out[v.name] = w.name
+    return out
+
+
+def _indices(buffer: str, body: Body) -> list[tuple[object, ...]]:
+    return [n.index for s in body for n in s.walk() if isinstance(n, Load | Store) and n.buffer == buffer]
+
+
+def _wrap(nest: list[loop.For], body: Body) -> Body:
+    for f in reversed(nest):
+        body = (f.replace(body=body),)
+    return body
+
+
+def _renamed(kernel: Kernel, other: Kernel) -> Kernel:
+    """The kernel with no name in it that the other one binds."""
+    taken = {n for s in (*other.body, *kernel.body) for n in _bound(s)} | {p.name for p in other.params}
+    table: dict[str, str] = {}
+    for old in sorted({n for s in other.body for n in _bound(s)} & {n for s in kernel.body for n in _bound(s)}):
+        number = 1
+        while f"{old}{number}" in taken:
+            number += 1
+        table[old] = f"{old}{number}"
+        taken.add(table[old])
+    used = {n for s in kernel.body for n in s.walk() if isinstance(n, Var) and n.name in table}
+    body = substitute(kernel.body, {v: Var(table[v.name], v.type) for v in used})
+    return kernel.replace(body=tuple(_rebound(s, table) for s in body))
+
+
+def _bound(s: Stmt) -> set[str]:
+    return {n.var if isinstance(n, loop.For) else n.name for n in s.walk() if isinstance(n, loop.For | Let | Init)}
+
+
+def _rebound(s: Stmt, table: dict[str, str]) -> Stmt:
+    match s:
+        case loop.For(var, _, _, body):
+            return s.replace(var=table.get(var, var), body=tuple(_rebound(x, table) for x in body))
+        case If(body=body):
+            return s.replace(body=tuple(_rebound(x, table) for x in body))
+        case Let(name) | Init(name) | Accum(name):
+            return s.replace(name=table.get(name, name))
+    return s

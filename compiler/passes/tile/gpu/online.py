@@ -1,0 +1,346 @@
+"""The schedule step `online` on Tile IR: a sum weighted by a softmax over keys becomes one pass over blocks of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from compiler.ir import tile
+from compiler.ir.dtype import STORAGE_ONLY, DType, compute
+from compiler.ir.expr import (
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Var,
+    both,
+    cast,
+    const,
+    dim,
+    identity,
+    loads,
+    names,
+    op,
+    select,
+    static,
+    substitute,
+)
+from compiler.ir.index import Range, extent_range, simplify
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.nests import SERIAL, Body
+from compiler.schedule import online as recognised
+from compiler.schedule.online import KEY, guarded, reach
+from compiler.schedule.steps import Online, ScheduleError
+
+
+def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
+    """`online("o", 4, 4)`
+
+    before:
+        for q in serial(8):
+            for j4 in serial(8):
+                c: f32 = 0.0
+                for r in serial(2, reduce):
+                    c += x[q, r] * k[j4, r]
+                s[q, j4] = where(j4 <= q, c, -inf)
+            m: f32 = -inf
+            for j1 in serial(8, reduce):
+                m = update(max, s[q, j1])
+            l: f32 = 0.0
+            for j2 in serial(8, reduce):
+                e[q, j2] = exp(s[q, j2] - m)
+                l += exp(s[q, j2] - m)
+            for d in serial(3):
+                o: f32 = 0.0
+                for j in serial(8, reduce):
+                    o += e[q, j] / l * v[j, d]
+                y[q, d] = o
+    after:
+        for q0 in serial(2):
+            o = registers(f32[4, 3])
+            m = registers(f32[4])
+            l = registers(f32[4])
+            o_scale = registers(f32[4])
+            for q_first in serial(4):
+                m[q_first] = -inf
+                l[q_first] = 0.0
+            for q_begin in serial(4):
+                for d_begin in serial(3):
+                    o[q_begin, d_begin] = 0.0
+            for j0 in serial(q0 + 1, scan):
+                c = registers(f32[4, 4])
+                for q_zero in serial(4):
+                    for j_zero in serial(4):
+                        c[q_zero, j_zero] = 0.0
+                for q_score in serial(4):
+                    for j_score in serial(4):
+                        for r in serial(2, reduce):
+                            c[q_score, j_score] += x[q0 * 4 + q_score, r] * k[j0 * 4 + j_score, r]
+                o_weights = registers(f32[4, 4])
+                for q_row in serial(4):
+                    for j_row in serial(4):
+                        c[q_row, j_row] = where(j0 * 4 + j_row <= q0 * 4 + q_row, c[q_row, j_row], -inf)
+                    m_new: f32 = m[q_row]
+                    for j_max in serial(4, reduce):
+                        m_new = update(max, c[q_row, j_max])
+                    m_safe = where(m_new == -inf, 0.0, m_new)
+                    l_new: f32 = 0.0
+                    for j_exp in serial(4, reduce):
+                        o_weight = exp(c[q_row, j_exp] - m_safe)
+                        o_weights[q_row, j_exp] = o_weight
+                        l_new += o_weight
+                    m_scale = exp(m[q_row] - m_safe)
+                    l[q_row] = l[q_row] * m_scale + l_new
+                    m[q_row] = m_new
+                    o_scale[q_row] = m_scale
+                for q_scale in serial(4):
+                    for d_scale in serial(3):
+                        o[q_scale, d_scale] = o[q_scale, d_scale] * o_scale[q_scale]
+                for q_value in serial(4):
+                    for d_value in serial(3):
+                        for j_value in serial(4, reduce):
+                            o[q_value, d_value] += o_weights[q_value, j_value] * v[j0 * 4 + j_value, d_value]
+            for q_last in serial(4):
+                for d_last in serial(3):
+                    y[q0 * 4 + q_last, d_last] = o[q_last, d_last] / l[q_last]
+
+    Blocks of keys of which none counts are left out, where the score says how far a query reaches. A row of which
+    nothing counts has a maximum of -inf: it is not subtracted, so that the sums of such a row are zero.
+    """
+    found = recognised.recognise(kernel)
+    if found is None or found.accumulator.name != step.accumulator:
+        raise ScheduleError(step, f"{step.accumulator} is no sum weighted by a softmax, within perfectly nested rows")
+    others = {p.name for k in program.kernels if k is not kernel for p in k.params}
+    temps = {t.name for t in program.temps}
+    for name in found.inner:
+        if name not in temps or name in others:
+            raise ScheduleError(step, f"{name} is used outside of kernel {kernel.name}")
+    if not all(isinstance(f.extent, Const) for f in (*found.rows, found.feature)) or not isinstance(found.keys, Const):
+        raise ScheduleError(step, "how many queries, keys and features there are must be known when compiling")
+    body = _Maker(found, step, {p.name: p for p in kernel.params}).body()
+    return kernel.replace(
+        params=tuple(p for p in kernel.params if p.name not in found.inner),
+        writes=tuple(w for w in kernel.writes if w not in found.inner),
+        body=body,
+    )
+
+
+@dataclass
+class _Maker:
+    found: recognised.Online
+    step: Online
+    tensors: dict[str, Tensor]
+
+    def __post_init__(self) -> None:
+        f = self.found
+        self.query, self.feature = f.query.var, f.feature.var
+        self.rows, self.queries = self.step.rows, static(f.query.extent)
+        self.cols, self.keys = self.step.keys, static(f.keys)
+        self.features = static(f.feature.extent)
+        self.width = self.padded(self.features)
+        self.depth = static(f.scores.depth.extent) if f.scores else 0
+        self.block, self.turn = Var(f"{self.query}0"), Var(f"{f.key}0")
+        self.dtype: DType = f.accumulator.dtype
+        self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
+        self.ranges[self.block.name] = (0, -(-self.queries // self.rows) - 1)
+        self.ranges[self.turn.name] = (0, -(-self.keys // self.cols) - 1)
+
+    def padded(self, size: int) -> int:
+        return -(-size // self.step.unit) * self.step.unit
+
+    # ---- places
+
+    def at(self, e: Expr, row: str = "", column: str = "", feature: str = "", depth: str = "") -> Expr:
+        """`e` at places in the tiles, of which loops with these names go through the rows, columns and so on."""
+        table: dict[Expr, Expr] = {Var(self.feature): Var(feature), KEY: self.turn * self.cols + Var(column)}
+        table[Var(self.query)] = self.block * self.rows + Var(row)
+        if depth and self.found.scores:
+            table[Var(self.found.scores.depth.var)] = Var(depth)
+        return substitute(e, table)
+
+    def inside(self, what: str, var: str) -> Expr:
+        """Whether a row, column, feature or step of depth counts, or is one that a tile has too many."""
+        table = {
+            "row": (self.block * self.rows + Var(var), self.queries, self.rows),
+            "column": (self.turn * self.cols + Var(var), self.keys, self.cols),
+            "feature": (Var(var), self.features, self.width),
+            "depth": (Var(var), self.depth, self.padded(self.depth)),
+        }
+        place, size, by = table[what]
+        return op("lt", place, dim(size)) if size % by else const(True, op("lt", place, dim(size)).dtype)
+
+    def guarded(self, factor: Expr, *inside: Expr) -> Expr:
+        """A factor that is zero where it is outside."""
+        if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
+            return cast(self.guarded(factor.arg, *inside), factor.dtype)
+        return select(both(*inside), factor, cast(const(0, compute(factor.dtype)), factor.dtype))
+
+    def bounds(self, factor: Expr, what: str, var: str) -> list[Expr]:
+        """What keeps a factor of a score that will not count within its buffers: those of a plain load are its own."""
+        load = factor.arg if isinstance(factor, Cast) else factor
+        if not isinstance(load, Load):
+            return [self.inside(what, var)]
+        extents = zip(load.index, self.tensors[load.buffer].shape, strict=True)
+        return [simplify(op("lt", i, n), self.ranges) for i, n in extents if var in names(i)]
+
+    # ---- statements
+
+    def nest(self, loops: Sequence[tuple[str, int, str]], body: Iterable[Stmt]) -> tile.For:
+        made = tuple(body)
+        for name, extent, kind in reversed(loops):
+            made = (tile.For(name, dim(extent), kind, SERIAL, made),)
+        (out,) = made
+        assert isinstance(out, tile.For)
+        return out
+
+    def rows_and(self, end: str, name: str, extent: int, body: Callable[[Expr, Expr], Stmt]) -> tile.For:
+        row, column = f"{self.query}_{end}", f"{name}_{end}"
+        return self.nest([(row, self.rows, "parallel"), (column, extent, "parallel")], [body(Var(row), Var(column))])
+
+    def alloc(self, name: str, *shape: int, dtype: DType | None = None, space: str = "registers") -> Stmt:
+        dims = tuple(map(dim, shape))
+        return tile.Alloc(Tensor(name, dtype or self.dtype, dims, row_major(dims)), space)
+
+    def body(self) -> Body:
+        f = self.found
+        o, m, total = f.accumulator.name, f.maximum.name, f.total.name
+        zero, low = identity("sum", self.dtype), identity("max", self.dtype)
+        first = Var(f"{self.query}_first")
+        inside: list[Stmt] = [
+            self.alloc(o, self.rows, self.width),
+            self.alloc(m, self.rows),
+            self.alloc(total, self.rows),
+            self.alloc(f"{o}_scale", self.rows),
+            self.nest([(first.name, self.rows, "parallel")], [Store(m, (first,), low), Store(total, (first,), zero)]),
+            self.rows_and("begin", self.feature, self.width, lambda i, d: Store(o, (i, d), zero)),
+            tile.For(self.turn.name, self.turns(), "scan", SERIAL, tuple(self.turned())),
+            self.last(),
+        ]
+        outer = tile.For(self.block.name, dim(-(-self.queries // self.rows)), "parallel", SERIAL, tuple(inside))
+        body: Body = (outer,)
+        for r in reversed(f.batch):
+            body = (tile.For(r.var, r.extent, r.kind, SERIAL, body),)
+        return simplify(body, self.ranges)
+
+    def turns(self) -> Expr:
+        """How many blocks of keys count for a block of queries."""
+        count: Expr = dim(-(-self.keys // self.cols))
+        for slope, most in reach(self.found.score, self.query):
+            last = (self.block * self.rows + (self.rows - 1)) * slope + most
+            count = op("min", count, op("max", last // self.cols + 1, dim(0)))
+        return simplify(count, self.ranges, index=True)
+
+    def turned(self) -> list[Stmt]:
+        """A block of keys: its scores, the weights by the new maximum, and what they add to the rescaled sums."""
+        f = self.found
+        o, key = f.accumulator.name, f.key
+        scores = f.scores.name.name if f.scores else f"{o}_scores"
+        weights = f"{o}_weights"
+        out = [self.alloc(scores, self.rows, self.cols)]
+        if f.scores:
+            zero = identity("sum", self.dtype)
+            out.append(self.rows_and("zero", key, self.cols, lambda i, j: Store(scores, (i, j), zero)))
+            out.append(self.product(scores))
+        out.append(self.alloc(weights, self.rows, self.cols, dtype=f.weight, space=self.step.space))
+        out.append(self.softmax(scores, weights))
+
+        def rescaled(i: Expr, d: Expr) -> Stmt:
+            return Store(o, (i, d), Load(o, (i, d), self.dtype) * Load(f"{o}_scale", (i,), self.dtype))
+
+        out.append(self.rows_and("scale", self.feature, self.width, rescaled))
+        row, column, feature = f"{self.query}_value", f"{key}_value", f"{self.feature}_value"
+        weight = cast(Load(weights, (Var(row), Var(column)), f.weight), self.dtype)
+        value = self.at(f.value, row, column, feature)
+        value = self.guarded(value, self.inside("column", column), self.inside("feature", feature))
+        out.append(
+            self.nest(
+                [(row, self.rows, "parallel"), (feature, self.width, "parallel"), (column, self.cols, "reduce")],
+                [Store(o, (Var(row), Var(feature)), weight * value, "sum")],
+            )
+        )
+        return out
+
+    def product(self, scores: str) -> Stmt:
+        found = self.found.scores
+        assert found is not None
+        row, column, depth = f"{self.query}_score", f"{self.found.key}_score", found.depth.var
+        self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1)}
+        ends = self.inside("depth", depth)
+        left, right = (self.at(x, row, column, depth=depth) for x in (found.left, found.right))
+        left = self.guarded(left, *self.bounds(left, "row", row), ends)
+        right = self.guarded(right, *self.bounds(right, "column", column), ends)
+        return self.nest(
+            [(row, self.rows, "parallel"), (column, self.cols, "parallel"), (depth, self.padded(self.depth), "reduce")],
+            [Store(scores, (Var(row), Var(column)), left * right, "sum")],
+        )
+
+    def softmax(self, scores: str, weights: str) -> Stmt:
+        f, dtype = self.found, self.dtype
+        o, m, total = f.accumulator.name, f.maximum.name, f.total.name
+        row = Var(f"{self.query}_row")
+        columns = {end: Var(f"{f.key}_{end}") for end in ("row", "max", "exp")}
+        new, safe, scale = Var(f"{m}_new", dtype), Var(f"{m}_safe", dtype), Var(f"{m}_scale", dtype)
+        more, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
+
+        def score(end: str) -> Load:
+            return Load(scores, (row, columns[end]), dtype)
+
+        def over(end: str, kind: str, *body: Stmt) -> Stmt:
+            return self.nest([(columns[end].name, self.cols, kind)], body)
+
+        old, sums = Load(m, (row,), dtype), Load(total, (row,), dtype)
+        return self.nest(
+            [(row.name, self.rows, "parallel")],
+            [
+                over("row", "parallel", Store(scores, (row, columns["row"]), self.score(row, columns["row"], scores))),
+                Init(new.name, old),
+                over("max", "reduce", Accum(new.name, "max", score("max"))),
+                Let(safe.name, guarded(new)),
+                Init(more.name, identity("sum", dtype)),
+                over(
+                    "exp",
+                    "reduce",
+                    Let(weight.name, op("exp", score("exp") - safe)),
+                    Store(weights, (row, columns["exp"]), cast(weight, f.weight)),
+                    Accum(more.name, "sum", weight),
+                ),
+                Let(scale.name, op("exp", old - safe)),
+                Store(total, (row,), sums * scale + more),
+                Store(m, (row,), new),
+                Store(f"{o}_scale", (row,), scale),
+            ],
+        )
+
+    def score(self, row: Var, column: Var, scores: str) -> Expr:
+        """What the softmax is taken of, -inf for a column too many; buffers are not read outside of their bounds."""
+        f = self.found
+        value = self.at(f.score, row.name, column.name)
+        if f.scores:
+            value = substitute(value, {f.scores.name: Load(scores, (row, column), self.dtype)})
+        inside = [self.inside("column", column.name)]
+        low = const(-math.inf, self.dtype)
+        reads = [x for x in loads(value) if x.buffer != scores]
+        if any(names(x) & {row.name, column.name} for x in reads):
+            return select(both(self.inside("row", row.name), *inside), value, low)
+        cond = both(*inside)
+        return value if isinstance(cond, Const) else op("where", cond, value, low)
+
+    def last(self) -> Stmt:
+        f = self.found
+        row, feature = Var(f"{self.query}_last"), Var(f"{self.feature}_last")
+        own: dict[Expr, Expr] = {x: Load(x.name, (row,), x.dtype) for x in (f.maximum, f.total)}
+        done = substitute(f.last, own | {f.accumulator: Load(f.accumulator.name, (row, feature), self.dtype)})
+        table = own | {f.accumulator: done}
+        stores = tuple(
+            s.replace(
+                index=tuple(self.at(i, row.name, "", feature.name) for i in s.index),
+                value=self.at(substitute(s.value, table), row.name, "", feature.name),
+            )
+            for s in f.after
+            if isinstance(s, Store)
+        )
+        cond = both(self.inside("row", row.name), self.inside("feature", feature.name))
+        body: Body = stores if isinstance(cond, Const) else (If(cond, stores),)
+        return self.nest([(row.name, self.rows, "parallel"), (feature.name, self.width, "parallel")], body)

@@ -1,0 +1,319 @@
+"""A loop nest in, the weighted sum in it out whose weights are a softmax: what one pass over the keys can compute.
+
+```
+for q in rows:
+    s_j = ...                                  # any expression; a sum of products where there is one
+    m = max over j of s_j
+    l = sum over j of exp(s_j - m)
+    o_d = sum over j of exp(s_j - m) / l * v_jd
+```
+A pass that has seen some j knows m, l and o for these; a larger maximum scales l and o by exp(m_old - m_new).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from compiler.ir import loop, tile
+from compiler.ir.dtype import STORAGE_ONLY, DType
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, const, identity, names, op, substitute
+from compiler.ir.index import linear
+from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
+
+For = loop.For | tile.For
+# Stands for the loops over keys, of which every statement has its own.
+KEY = Var("every key")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """`name` sums left * right over `depth`; left moves with the query, right with the key."""
+
+    name: Var
+    depth: For
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True)
+class Online:
+    """A softmax-weighted sum; expressions are in terms of the rows' variables, `KEY`, and the scores' name.
+
+    `score` is what the softmax is taken of, `weight` the type that weights are rounded to before they are multiplied.
+    `accumulator` sums weight times `value` over keys, `last` is what that becomes once all were seen, in terms of it,
+    `maximum` and `total`; `after` is what is done with it. `inner` are the buffers that live within a row.
+    """
+
+    rows: tuple[For, ...]
+    query: For
+    keys: Expr
+    key: str
+    scores: Scores | None
+    score: Expr
+    maximum: Var
+    total: Var
+    weight: DType
+    value: Expr
+    feature: For
+    accumulator: Var
+    last: Expr
+    after: tuple[Stmt, ...]
+    inner: tuple[str, ...]
+
+    @property
+    def batch(self) -> tuple[For, ...]:
+        return tuple(f for f in self.rows if f is not self.query)
+
+
+def recognise(kernel: Kernel) -> Online | None:
+    """The softmax-weighted sum that a kernel of one nest computes; None where it computes anything else."""
+    rows: list[For] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
+        rows.append(body[0])
+        body = body[0].body
+    if len(body) < 2 or not rows:
+        return None
+    try:
+        return _Reader(tuple(rows), kernel).read(body)
+    except _Other:
+        return None
+
+
+class _Other(Exception):
+    """The nest is of another kind."""
+
+
+def _want(holds: bool) -> None:
+    if not holds:
+        raise _Other
+
+
+@dataclass
+class _Reader:
+    """Goes through the statements of a row; `values` of names and `stored` elements have everything before inlined."""
+
+    rows: tuple[For, ...]
+    kernel: Kernel
+    values: dict[Expr, Expr] = field(default_factory=dict)
+    stored: dict[str, tuple[tuple[Expr, ...], Expr]] = field(default_factory=dict)
+    totals: dict[Var, tuple[str, Expr]] = field(default_factory=dict)
+    sums: dict[Var, tuple[For, Expr]] = field(default_factory=dict)
+    keys: Expr | None = None
+
+    def read(self, body: tuple[Stmt, ...]) -> Online:
+        *before, last = body
+        begun: dict[str, Init] = {}
+        for s in before:
+            match s:
+                case Let(name, value):
+                    self.values[Var(name, value.dtype)] = self.inlined(value)
+                case Init(name, value):
+                    begun[name] = s
+                case loop.For(kind="reduce") | tile.For(kind="reduce"):
+                    self.reduction(s, begun)
+                case loop.For(kind="parallel") | tile.For(kind="parallel"):
+                    self.elements(s)
+                case _:
+                    raise _Other
+        _want(isinstance(last, For) and last.kind == "parallel")
+        assert isinstance(last, For)
+        return self.weighted(last)
+
+    # ---- loops over keys
+
+    def over_keys(self, f: For) -> None:
+        _want(self.keys is None or f.extent is self.keys)
+        self.keys = f.extent
+
+    def reduction(self, f: For, begun: dict[str, Init]) -> None:
+        """Sums and maxima over all keys."""
+        self.over_keys(f)
+        for name, (how, value) in self.key_body(f, f.body).items():
+            _want(name in begun and begun[name].value is identity(how, value.dtype))
+            self.totals[Var(name, value.dtype)] = how, value
+
+    def elements(self, f: For) -> None:
+        """Something for each key."""
+        self.over_keys(f)
+        _want(not self.key_body(f, f.body))
+
+    def key_body(self, f: For, body: tuple[Stmt, ...]) -> dict[str, tuple[str, Expr]]:
+        found: dict[str, tuple[str, Expr]] = {}
+        own: list[Expr] = []
+        begun: Init | None = None
+        for s in body:
+            match s:
+                case Let(name, value):
+                    own.append(Var(name, value.dtype))
+                    self.values[own[-1]] = self.inlined(value, f.var)
+                case Init(value=Const(0.0)) if begun is None:
+                    begun = s
+                case loop.For(kind="reduce") | tile.For(kind="reduce") if begun is not None:
+                    self.product(s, begun, f.var)
+                    begun = None
+                case Accum(name, how, value) if name not in found:
+                    found[name] = how, self.inlined(value, f.var)
+                case Store(buffer, index, value, "set") if buffer not in self.stored:
+                    places = tuple(KEY if i is Var(f.var) else i for i in index)
+                    _want(all(i is KEY or i in {Var(r.var) for r in self.rows} for i in places) and KEY in places)
+                    self.stored[buffer] = places, self.inlined(value, f.var)
+                case _:
+                    raise _Other
+        return found
+
+    def product(self, f: For, begun: Init, key: str) -> None:
+        """A sum for each key, over a loop of its own."""
+        value = self.summed(f, begun, key)
+        self.sums[Var(begun.name, begun.value.dtype)] = f, value
+
+    def summed(self, f: For, begun: Init, key: str) -> Expr:
+        """What a loop adds to a scalar that began as zero, and nothing else."""
+        *lets, last = f.body
+        for s in lets:
+            _want(isinstance(s, Let))
+            assert isinstance(s, Let)
+            self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value, key)
+        match last:
+            case Accum(begun.name, "sum", value):
+                return self.inlined(value, key)
+        raise _Other
+
+    def inlined(self, e: Expr, key: str = "") -> Expr:
+        """In terms of what comes from outside the row."""
+        table = dict(self.values)
+        if key:
+            table[Var(key)] = KEY
+        for n in e.walk():
+            if isinstance(n, Load) and n.buffer in self.stored:
+                places, value = self.stored[n.buffer]
+                index = tuple(KEY if key and i is Var(key) else i for i in n.index)
+                _want(index == places)
+                table[n] = value
+        return substitute(e, table)
+
+    # ---- the weighted sum
+
+    def weighted(self, f: For) -> Online:
+        """The loop over features, which reads all weights of the row."""
+        place = next((n for n, s in enumerate(f.body) if isinstance(s, Init)), None)
+        _want(place is not None and place + 2 <= len(f.body) and not any(isinstance(s, For) for s in f.body[:place]))
+        assert place is not None
+        first, nest, after = f.body[place], f.body[place + 1], f.body[place + 2 :]
+        _want(isinstance(nest, For) and nest.kind == "reduce" and all(isinstance(s, Let | Store) for s in after))
+        assert isinstance(first, Init) and isinstance(nest, For)
+        _want(isinstance(first.value, Const) and first.value.value == 0.0)
+        self.over_keys(nest)
+        for s in f.body[:place]:
+            _want(isinstance(s, Let))
+            assert isinstance(s, Let)
+            self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value)
+        value = self.summed(nest, first, nest.var)
+        _want(isinstance(value, Op) and value.name == "mul")
+        assert isinstance(value, Op)
+        feature = Var(f.var)
+        weights = [x for x in value.args if feature not in set(x.walk()) and set(self.totals) & set(x.walk())]
+        _want(len(weights) == 1)
+        other = next(x for x in value.args if x is not weights[0])
+        accumulator = Var(first.name, first.value.dtype)
+        score, maximum, total, last, kind = self.softmax(weights[0], accumulator)
+        found = [v for v in self.sums if v in set(score.walk())]
+        _want(len(found) <= 1 and not any(v in set(other.walk()) for v in self.sums))
+        done = tuple(s for s in after if isinstance(s, Store))
+        _want(bool(done) and not any(v in set(s.walk()) for s in done for v in self.sums))
+        for s in after:
+            if isinstance(s, Let):
+                self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value)
+        done = tuple(s.replace(value=self.inlined(s.value), index=tuple(map(self.inlined, s.index))) for s in done)
+        _want(not any(KEY in set(s.walk()) for s in done))
+        query = self.query(other, self.scores(found[0], set()) if found else None)
+        scores = self.scores(found[0], {query.var}) if found else None
+        assert self.keys is not None
+        inner = tuple(self.stored)
+        _want(not any(isinstance(n, Load) and n.buffer in inner for s in done for n in s.walk()))
+        return Online(
+            self.rows, query, self.keys, nest.var, scores, score, maximum, total, kind, other, f, accumulator, last,
+            done, inner,
+        )  # fmt: skip
+
+    def softmax(self, weight: Expr, accumulator: Var) -> tuple[Expr, Var, Var, Expr, DType]:
+        """The score, its maximum and the sum of exponentials, what the sum of weights becomes, and their type."""
+        kind = weight.dtype
+        while isinstance(weight, Cast):
+            kind = weight.arg.dtype if weight.arg.dtype in STORAGE_ONLY else kind
+            weight = weight.arg
+        _want(weight.dtype is accumulator.dtype)
+        power, last = _without_factor(weight, accumulator)
+        total = next((v for v, (how, value) in self.totals.items() if how == "sum" and value is power), None)
+        _want(total is not None)
+        assert total is not None
+        match power:
+            case Op("exp", (Op("sub", (score, shift)),)):
+                for v, (how, value) in self.totals.items():
+                    if how == "max" and value is score and shift in (v, guarded(v)):
+                        _want(not set(self.totals) & set(score.walk()) and len(self.totals) == 2)
+                        return score, v, total, last, kind
+        raise _Other
+
+    def scores(self, name: Var, queries: set[str]) -> Scores:
+        f, value = self.sums[name]
+        match value:
+            case Op("mul", (left, right)):
+                if KEY in set(left.walk()):
+                    left, right = right, left
+                _want(KEY not in set(left.walk()) and KEY in set(right.walk()) and not queries & names(right))
+                return Scores(name, f, left, right)
+        raise _Other
+
+    def query(self, value: Expr, scores: Scores | None) -> For:
+        """The longest row that neither keys nor values depend on."""
+        shared = names(value) | (names(scores.right) if scores else set())
+        free = [f for f in self.rows if f.var not in shared and isinstance(f.extent, Const)]
+        _want(bool(free))
+        return max(reversed(free), key=lambda f: int(f.extent.value) if isinstance(f.extent, Const) else 0)
+
+
+def guarded(maximum: Expr) -> Expr:
+    """A maximum that may be subtracted where nothing was attended to: zero for -inf."""
+    return op("where", op("eq", maximum, -math.inf), const(0.0, maximum.dtype), maximum)
+
+
+def _without_factor(weight: Expr, accumulator: Var) -> tuple[Expr, Expr]:
+    """A weight without what it has in common with all of its row, and the sum with that put back."""
+    match weight:
+        case Op("div", (power, divisor)) if KEY not in set(divisor.walk()):
+            return power, accumulator / divisor
+        case Op("mul", (power, factor)) if KEY not in set(factor.walk()):
+            return power, accumulator * factor
+        case Op("mul", (factor, power)) if KEY not in set(factor.walk()):
+            return power, accumulator * factor
+    return weight, accumulator
+
+
+def reach(score: Expr, query: str) -> list[tuple[int, int]]:
+    """Keys beyond which a score is -inf: pairs (a, b) where none above a * query + b counts."""
+    match score:
+        case Op("where", (cond, _, Const(value))) | Select(cond, _, Const(value)) if value == -math.inf:
+            return [found for c in _conjuncts(cond) if (found := _bound(c, query)) is not None]
+    return []
+
+
+def _conjuncts(cond: Expr) -> Sequence[Expr]:
+    match cond:
+        case Op("and", (a, b)):
+            return [*_conjuncts(a), *_conjuncts(b)]
+    return [cond]
+
+
+def _bound(cond: Expr, query: str) -> tuple[int, int] | None:
+    match cond:
+        case Op("le" | "lt" | "ge" | "gt" as how, (a, b)) if a.dtype is KEY.dtype:
+            terms, rest = linear(a - b if how[0] == "l" else b - a)
+            others = {t: c for t, c in terms.items() if t is not KEY}
+            if terms.get(KEY) != 1 or any(t is not Var(query) for t in others):
+                return None
+            slope = -others.get(Var(query), 0)
+            return (slope, -rest - (how[1] == "t")) if slope >= 0 else None
+    return None
