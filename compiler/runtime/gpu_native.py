@@ -107,7 +107,7 @@ def load(
     if module is None or entry is None:
         return None
     if not extension.gives_tensors_anywhere():
-        log.info("torch %s has no C ABI that makes tensors on other devices: calls go through Python", torch.__version__)
+        log.info("torch %s has no C ABI for tensors on other devices: calls go through Python", torch.__version__)
         return None
     state, memory = lay_out(len(launches.buffers), prepared, maps, table, functions, graphs)
     state.device = place.index or 0
