@@ -18,7 +18,8 @@ from compiler.tests.meaning import fresh_seed
 
 KINDS = ("layout", "meaning", "emulated")
 WIDTHS = ("m64n8k", "m64n24k", "m64n136k")
-ROWS = {row.name for row in (*instructions.TENSOR, *instructions.FRAGMENTS, *instructions.TRANSFERS)}
+ROWS = {r.name for r in instructions.TENSOR}
+ROWS |= {r.name for r in instructions.FRAGMENTS} | {r.name for r in instructions.TRANSFERS}
 
 
 def _sampled(check: Check) -> bool:

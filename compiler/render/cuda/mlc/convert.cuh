@@ -27,7 +27,7 @@ MLC_DEVICE float mlc_from_bf16(unsigned short raw) {
 }
 // To nearest even; NaN stays NaN.
 MLC_DEVICE unsigned short mlc_to_bf16(float x) {
-#if defined(__CUDACC__) && __CUDA_ARCH__ >= 900
+#ifdef __CUDACC__
     unsigned short raw;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(raw) : "f"(x));
     return raw;
@@ -61,6 +61,26 @@ MLC_DEVICE unsigned short mlc_to_f16(float x) {
     if (a < 0x38800000u) return (unsigned short)((mlc_to_bits(mlc_from_bits(a) + 0.5f) - 0x3f000000u) | sign);
     const unsigned normal = (a + 0xfffu + (a >> 13 & 1u) - (112u << 23)) >> 13;
     return (unsigned short)((a < 0x47800000u ? normal : 0x7c00u) | sign);
+#endif
+}
+
+// Two neighbours in one word, the first in its low half.
+MLC_DEVICE unsigned mlc_pack_bf16(float first, float second) {
+#ifdef __CUDACC__
+    unsigned both;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    return both;
+#else
+    return mlc_to_bf16(first) | (unsigned)mlc_to_bf16(second) << 16;
+#endif
+}
+MLC_DEVICE unsigned mlc_pack_f16(float first, float second) {
+#ifdef __CUDACC__
+    unsigned both;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    return both;
+#else
+    return mlc_to_f16(first) | (unsigned)mlc_to_f16(second) << 16;
 #endif
 }
 
