@@ -97,7 +97,7 @@ def _main(
     low.hazards.clear()
     body += _issue(low, f, copied, var + (depth - 1), write, extent, used, inner)
     at(low, used, read)
-    body += low.loop_body(f, rest_of(rest, used), inner)
+    body += low.loop_body(f, rest_of(rest, used), inner, meets=True)
     body += [k.Assign(x.name, following(x, depth)) for x in (read, write)]
     start: Body = [k.Declare(read.name, const(0)), k.Declare(write.name, const(depth - 1))]
     return [*start, k.For(var.name, const(0), extent, 1, tuple(body))]

@@ -359,13 +359,16 @@ class Lowering:
         mark = "unroll" if f.bind.level == "unroll" else ""
         return [k.For(var, const(0), extent, 1, tuple(body), mark)] if body else []
 
-    def loop_body(self, f: tile.For, statements: tuple[Stmt, ...], scope: Scope) -> Body:
-        """The statements of a loop, and a barrier where one iteration touches what the one before did."""
+    def loop_body(self, f: tile.For, statements: tuple[Stmt, ...], scope: Scope, meets: bool = False) -> Body:
+        """The statements of a loop, and a barrier where one iteration touches what the one before did.
+
+        Where each iteration begins with one, it `meets` anyway.
+        """
         before = self.hazards.copy()
         body = self.sequence(statements, scope)
         if scope.level != "thread":
             uses = touched(f, scope)
-            if self.hazards.between(uses):
+            if self.hazards.between(uses) and not meets:
                 body.append(self.meet(scope))
                 self.hazards.clear()
             self.hazards.join(before)
