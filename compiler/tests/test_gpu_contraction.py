@@ -118,3 +118,28 @@ def test_epilogues(epilogue: str, k: int) -> None:
 )
 def test_other_contractions(text: str) -> None:
     check(text, TARGETS["sm_80"])
+
+
+VECTOR = """def f(x: f32[{k}], w: f32[{k}, {n}], e: f32[{n}]):
+    with kernel("product"):
+        c[j: {n}]: f32 = sum(x[l] * w[l, j] for l in range({k}))
+        y[j: {n}]: f32 = max(c[j] + e[j], 0.0)
+    result(y, f32[{n}])
+"""
+VECTORS = """def f(x: f32[3, 256], w: bf16[3, 256, 70]):
+    with kernel("product"):
+        c[h: 3, j: 70]: f32 = sum(x[h, l] * f32(w[h, l, j]) for l in range(256))
+    result(c, f32[3, 70])
+"""
+
+
+@pytest.mark.parametrize("text", [VECTOR.format(k=512, n=300), VECTOR.format(k=100, n=31), VECTORS])
+def test_a_matrix_times_a_vector_is_read_by_threads_side_by_side(text: str) -> None:
+    program = tensor_text.parse(text)
+    made = pipeline.lower(program, TARGETS["sm_80"], source="tensor", until="tile").stages["tile"]
+    given = arrays(program, seed := fresh_seed())
+    want = tensor_interpreter.run(program, given)[0]
+    assert np.array_equal(tile_interpreter.run(made, given)[0], want), seed
+    lanes = [n for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, tile.For)]
+    inner = [n for n in lanes if n.kind == "reduce" and n.bind.level == "lanes"]
+    assert not inner and any(n.bind.level == "lanes" for n in lanes)

@@ -36,7 +36,7 @@ from compiler.schedule.steps import (
 from compiler.targets.target import Instruction, Target
 
 LEAST_DEPTH = 16  # shorter sums are not worth the tiles
-LEAST_ROWS = 9  # fewer rows are read once, whoever multiplies them
+LEAST_ROWS = 2  # few are enough: an instruction that is mostly empty still reads the other factor once
 GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
 THREADS = 256  # of a block that adds up parts
 UNITS = ("mlc_mma_sync", "mlc_wgmma")  # device functions of the instructions that may be chosen
