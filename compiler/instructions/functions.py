@@ -21,7 +21,7 @@ Memory = tuple[str, DType, Array]  # values as the interpreters hold them
 def functions(seed: int) -> Iterator[tuple[str, str, Trial]]:
     """(name, feature, trial)."""
     rng = np.random.default_rng(seed)
-    for made in (_atomics, _vectors_added, _warp, _hinted, _barriers, _clusters, _bulk, _launches):
+    for made in (_atomics, _vectors_added, _warp, _hinted, _barriers, _arriving_copies, _clusters, _bulk, _launches):
         yield from made(rng)
 
 
@@ -179,6 +179,29 @@ for (long i = 0; i < 4; i++) {
 """
     yield "mbarrier", "mbarrier", _trial("mbarrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),),
                                          threads=128)  # fmt: skip
+
+
+def _arriving_copies(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    x = _small(rng, f32, (3, 32, 4))
+    body = """
+MLC_SHARED(float, s, 384, 16);
+MLC_SHARED(unsigned long, full, 3, 8);
+if (t == 0) {
+    for (int i = 0; i < 3; i++) mlc_mbarrier_init(full + i, 32);
+    mlc_mbarrier_fence_init();
+}
+mlc_block_barrier();
+for (long i = 0; i < 3; i++) {
+    mlc_cp_async<16>(s + i * 128 + t * 4, x + i * 128 + t * 4);
+    mlc_cp_async_arrive(full + i);
+}
+for (long i = 0; i < 3; i++) {
+    mlc_mbarrier_wait(full + i, 0);
+    for (long j = 0; j < 4; j++) out[i * 128 + t * 4 + j] = s[i * 128 + (31 - t) * 4 + j];
+}
+"""
+    yield "cp_async_arrive", "mbarrier", _trial("cp_async_arrive", body, ("async", "mbarrier"), (("x", f32, x),),
+                                                (("out", f32, x[:, ::-1].copy()),))  # fmt: skip
 
 
 def _clusters(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:

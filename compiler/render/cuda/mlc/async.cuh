@@ -51,6 +51,11 @@ template <int PENDING>
 MLC_DEVICE void mlc_cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
+// Arrives at an mbarrier, of whose arrivals this is one, once all copies of this thread so far have landed.
+MLC_DEVICE void mlc_cp_async_arrive(void* barrier) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+}
 
 #else
 
@@ -68,6 +73,9 @@ MLC_DEVICE void mlc_cp_async_commit() {
 template <int PENDING>
 MLC_DEVICE void mlc_cp_async_wait() {
     mlc::emu::cp_async_wait(PENDING);
+}
+MLC_DEVICE void mlc_cp_async_arrive(void* barrier) {
+    mlc::emu::cp_async_mbarrier_arrive(barrier, true);
 }
 
 #endif
