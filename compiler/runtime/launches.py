@@ -41,7 +41,8 @@ class Launch:
     """One kernel over a grid of blocks of threads, extents as (x, y, z); an int in `args` is a buffer's number.
 
     `shared` is the dynamic shared memory in bytes. `cluster` divides `grid`. A kernel that neither waits nor exchanges
-    values between threads says so by `synchronizes=False`, and runs as a plain loop on the CPU.
+    values between threads says so by `synchronizes=False`, and runs as a plain loop on the CPU. One that `overlaps` may
+    begin before the launches before it have ended, and waits for them itself before it touches what they touched.
     """
 
     kernel: str
@@ -51,6 +52,7 @@ class Launch:
     shared: int = 0
     cluster: Extent = (1, 1, 1)
     synchronizes: bool = True
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)

@@ -126,9 +126,34 @@ def wgmma_written(random: Random) -> Program:
     return Program((one(1, 128, 0, 1, 2),), (a, b), (c,))
 
 
+def mma(random: Random) -> Program:
+    """Two blocks of rows, and three tiles along k."""
+    a, b = (floats(random, *shape).astype(np.float16) for shape in ((128, 96), (96, 64)))
+    c = a.astype(np.float32) @ b.astype(np.float32)
+    return Program((one(2, 128, 0, 1, 2, Size(96)),), (a, b), (c,))
+
+
+def multicast(random: Random) -> Program:
+    """Two clusters, and each stage used again."""
+    x = floats(random, 5 * 64)
+    y = x + np.arange(4, dtype=np.float32)[:, None]
+    return Program((one(4, 64, Map(0, "f32", (320,), (4,), (64,)), 1, Size(5), cluster=2),), (x,), (y,))
+
+
+def scatter(random: Random) -> Program:
+    """Two clusters of four blocks."""
+    x = floats(random, 2, 4, 32)
+    y = np.broadcast_to(x.sum((1, 2))[:, None], (2, 4))
+    return Program((one(8, 32, 0, 1, cluster=4),), (x,), (np.ascontiguousarray(y),))
+
+
 PROGRAMS: dict[str, Callable[[Random], Program]] = {
-    f.__name__: f for f in (reduce, tree, matmul, pipeline, ring, store, ticket, cluster, named, wgmma, wgmma_written)
-}
+    f.__name__: f
+    for f in (
+        reduce, tree, matmul, pipeline, mma, ring, store, ticket, cluster, scatter, multicast, named, wgmma,
+        wgmma_written,
+    )
+}  # fmt: skip
 
 
 def text(name: str) -> str:

@@ -174,6 +174,43 @@ def test_a_launch_that_says_it_does_not_synchronize_must_not() -> None:
         assert [r.kind for r in outcome.reports] == ["misdeclared kernel"]
 
 
+@pytest.mark.parametrize(
+    ("wait", "found"),
+    [
+        ("mlc_wait_dependencies();", False),
+        ("if (threadIdx.x == 0) mlc_wait_dependencies();\nmlc_block_barrier();", False),
+        ("if (threadIdx.x == 0) mlc_wait_dependencies();", True),
+        ("", True),
+    ],
+)
+def test_launches_that_overlap(wait: str, found: bool) -> None:
+    source = f"""#include "mlc/launch.cuh"
+extern "C" __global__ void first(long* t) {{
+    t[threadIdx.x] = 2 * threadIdx.x;
+}}
+extern "C" __global__ void second(const long* t, long* y) {{
+    {wait}
+    y[threadIdx.x] = t[31 - threadIdx.x];  // here
+}}
+"""
+    path = emulator.build(source, INCLUDE, check=True)
+    y = np.zeros(32, np.int64)
+    first = Launch("first", (1, 1, 1), (32, 1, 1), (1,))
+    second = Launch("second", (1, 1, 1), (32, 1, 1), (1, 0), overlaps=True)
+    plan = LaunchPlan((), (Buffer("y", y.nbytes),), (first, second), (Buffer("t", y.nbytes),), (0,), y.nbytes)
+    outcome = emulator.run(path, plan, [y], check=True)
+    assert {r.kind for r in outcome.reports} == ({"launch dependency"} if found else set())
+    here = next(i for i, line in enumerate(source.splitlines(), 1) if "// here" in line)
+    assert all(r.line == here for r in outcome.reports)
+    assert np.array_equal(y, 62 - 2 * np.arange(32))
+
+
+def test_no_other_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(CompilerError, match="riscv64"):
+        emulator.build(PRELUDE, INCLUDE)
+
+
 def test_an_empty_grid_runs_nothing() -> None:
     assert list(clean(run("y[0] = 1;", 1, (0, 1, 1), (1, 1, 1)))) == [-7]
 

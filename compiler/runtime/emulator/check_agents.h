@@ -46,6 +46,11 @@ void fence_proxy_async() {
     set(c.view, v);
 }
 
+void wait_dependencies() {
+    Checked& c = me()->check;
+    set(c.view, with_clock(c.view, launches_before(), 1));
+}
+
 namespace hooks {
 
 bool strict() { return true; }
@@ -175,12 +180,24 @@ void begin_fiber(Fiber* f) {
 }
 void flat_thread(Fiber* f) {
     f->check.id = f->linear;
+    set(f->check.view, keep(nothing));
     f->check.foreign = nullptr;
     f->check.acquired = nullptr;
     f->check.fenced = nullptr;
 }
+// The last thread of a block ends: whoever has accessed its memory must have told one of its threads.
+static void look_at_visits(const Block* b) {
+    const Visits& v = visits[b->rank];
+    for (unsigned id = 0; id < view_size; id++) {
+        if (!v.clock[id]) continue;
+        bool told = false;
+        for (unsigned i = 0; i < worker->threads && !told; i++) told = b->fibers[i].check.view->seen[id] >= v.clock[id];
+        if (!told) report("distributed shared memory", v.site[id], "its block may end before this access: no barrier follows");
+    }
+}
 void end_fiber(Fiber* f) {
     Checked& c = f->check;
+    if (worker->blocks > 1 && f->block_of->alive == 1) look_at_visits(f->block_of);
     if (c.bulk_open || c.bulk_read_done < c.bulk_groups)
         report("bulk copy", c.bulk_site, "the thread ends without waiting for its copy to have read shared memory");
     if (!c.copies.empty()) report("copy in flight", c.copies[0].site, "the thread ends without waiting for its cp.async");
@@ -192,10 +209,12 @@ void begin_cluster() {
     cluster_epoch = ++epochs;
     unsigned size = first_agent() + LOAD_AGENTS + worker->blocks * (WARPS + 2 * STORING_THREADS);
     forget_unions();
-    reset_views((size + 7) / 8 * 8);
+    reset_views((size + 8) / 8 * 8);
     memset(agent_clock, 0, sizeof agent_clock);
     storing_threads = 0;
     collective = {};
+    if (worker->blocks > 1)
+        visits.assign(worker->blocks, {std::vector<unsigned>(view_size), std::vector<unsigned>(view_size)});
     for (size_t i = regions_of_buffers; i < regions.size(); i++) poison_shared(regions[i]);
 }
 

@@ -51,6 +51,9 @@ struct Actor {
     unsigned count;      // of agents with ids from `id`, within one multiple of 32
 };
 
+// Among the agents: the launches before this one, known to have ended by who has waited for them.
+static unsigned launches_before() { return view_size - 1; }
+
 static char *arena, *arena_end, *next_place;
 static std::vector<Page*> pages;
 static std::deque<Region> regions;
@@ -60,6 +63,12 @@ static bool armed;
 static uint64_t accesses;
 uintptr_t image_end;
 
+
+// The last accesses by others to a block's shared memory, by id: it must not end before it knows of them.
+struct Visits {
+    std::vector<unsigned> clock, site;
+};
+static std::vector<Visits> visits;  // by rank
 
 static void describe(Report& r, const Region* region, const void* p, unsigned bytes) {
     r.offset = region ? (const char*)p - region->low : -1;
@@ -299,11 +308,15 @@ static void access_as(const Actor& a, const void* address, unsigned bytes, unsig
         }
         return;
     }
+    if (region->kind != SHARED && worker->request->overlaps && !a.view->seen[launches_before()])
+        memory_report("launch dependency", region, p, bytes, site, "accessed before the launches before this one have been waited for");
     if (region->kind == SHARED && region->rank != me()->block_of->rank) {
         if (me()->check.cluster_barriers == 0)
             memory_report("distributed shared memory", region, p, bytes, site, "accessed before a cluster barrier has been passed");
         else if (worker->block_array[region->rank].alive == 0)
             memory_report("distributed shared memory", region, p, bytes, site, "accessed after its block has ended");
+        visits[region->rank].clock[a.id] = a.clock;
+        visits[region->rank].site[a.id] = site;
     }
     unsigned shift = granule((uintptr_t)p, bytes);
     while (bytes) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,10 @@ class Outcome:
 
 def runtime(check: bool, cache: Path | None = None) -> Path:
     """The machine that kernels of one mode run on, built into `cache` unless it is there."""
+    if platform.machine() != "x86_64":
+        raise CompilerError(
+            f"CUDA texts run on the CPU of x86-64 machines, and this one is {platform.machine()}; use a GPU"
+        )
     source = (HERE / "runtime.cpp").read_text()
     flags = (*_RUNTIME, *(("-DMLC_CHECK", "-fno-omit-frame-pointer") if check else ()))
     return builder.build(source, flags, cache=cache, include=(HERE,))
@@ -164,7 +169,7 @@ def _launch(
     packed = (ctypes.c_long * room)(*(word - (1 << 64) if word >= 1 << 63 else word for word in words))
     request = native.Request(
         kernel, ctypes.cast(packed, ctypes.c_void_p), room, launch.grid, launch.block, launch.cluster, launch.shared,
-        int(launch.synchronizes), manner.workers, manner.seed, manner.timeout,
+        int(launch.synchronizes), manner.workers, int(launch.overlaps), manner.seed, manner.timeout,
     )  # fmt: skip
     result = native.Result()
     if all(launch.grid):

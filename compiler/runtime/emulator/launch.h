@@ -186,7 +186,7 @@ static void* work(void*) {
     w->request = r;
     w->threads = r->block[0] * r->block[1] * r->block[2];
     w->blocks = r->cluster[0] * r->cluster[1] * r->cluster[2];
-    w->flat = !r->synchronizes;
+    w->flat = !r->synchronizes && w->blocks == 1;
     w->switches = 0;
     if (make_room(w)) {
         while (!stopping) {

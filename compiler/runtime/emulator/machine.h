@@ -167,6 +167,7 @@ struct Request {  // of one launch; read from Python, so the layout is part of t
     uint32_t shared;
     uint32_t synchronizes;
     uint32_t threads;   // workers of the machine
+    uint32_t overlaps;  // with the launch before, until it waits for its dependencies
     uint64_t seed;      // order of fibers: 0 forward, 1 backward, else random
     double seconds;     // patience
 };

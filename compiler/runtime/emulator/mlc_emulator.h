@@ -125,6 +125,7 @@ unsigned cluster_size();
 // ---- What a body touches ---------------------------------------------------------------------------------------------
 
 #ifdef MLC_CHECK
+void wait_dependencies();                   // what launches before this one wrote is there (griddepcontrol.wait)
 void read(const void* p, unsigned bytes);   // generic proxy, by the calling thread
 void write(const void* p, unsigned bytes);
 // An atomic operation on p, which reads and, if it `writes`, writes: call it before performing the operation itself.
@@ -135,6 +136,7 @@ void fence();        // __threadfence and weaker ones
 bool arm(bool on);   // whether accesses are looked at; returns what was
 #else
 enum Order { RELAXED = 0, ACQUIRE = 1, RELEASE = 2, ACQUIRE_RELEASE = 3 };
+MLC_DEVICE void wait_dependencies() {}
 MLC_DEVICE void read(const void*, unsigned) {}
 MLC_DEVICE void write(const void*, unsigned) {}
 MLC_DEVICE void atomic(const void*, unsigned, bool, Order = RELAXED) {}

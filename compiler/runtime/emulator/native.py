@@ -16,6 +16,7 @@ class Request(ctypes.Structure):
         ("kernel", ctypes.c_void_p), ("words", ctypes.c_void_p), ("word_count", ctypes.c_int64),
         ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("cluster", ctypes.c_uint32 * 3),
         ("shared", ctypes.c_uint32), ("synchronizes", ctypes.c_uint32), ("threads", ctypes.c_uint32),
+        ("overlaps", ctypes.c_uint32),
         ("seed", ctypes.c_uint64), ("seconds", ctypes.c_double),
     )  # fmt: skip
 

@@ -12,5 +12,7 @@ MLC_DEVICE void mlc_launch_dependents() {
 MLC_DEVICE void mlc_wait_dependencies() {
 #ifdef __CUDACC__
     asm volatile("griddepcontrol.wait;" ::: "memory");
+#else
+    mlc::emu::wait_dependencies();
 #endif
 }
