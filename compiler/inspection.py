@@ -14,7 +14,7 @@ from pathlib import Path
 from compiler.errors import ToolchainError
 from compiler.execution_gpu import HEADERS
 from compiler.ir import kernel as k
-from compiler.ir.expr import Load
+from compiler.ir.expr import Load, Op
 from compiler.pipeline import Lowering
 from compiler.render import cuda
 from compiler.runtime import cubin, detect, resources
@@ -22,6 +22,9 @@ from compiler.runtime.resources import Contract, Usage
 from compiler.targets.target import Target
 
 BATCH = 24  # texts of one compilation: what is wrong with one costs the others one more
+# CUDA's trigonometric functions multiply large arguments with many digits of 2/pi, and index the product.
+_REDUCING = frozenset({"sin", "cos", "tan"})
+PRODUCT = 48  # bytes
 WIDE = 16  # bytes of the widest access
 _VECTORS = re.compile(r"mlc_(load|store)(_\w+)?$")
 # Where the warpgroup has an instruction, that of a warp is half as fast.
@@ -125,7 +128,8 @@ def contract(f: k.Function, target: Target) -> Contract:
     for call in (n for n in f.walk() if isinstance(n, k.Call)):
         needs |= dict.fromkeys(_opcodes(call, f, target))
     forbids = tuple(narrow for name in needs for narrow in _INSTEAD.get(name, ()))
-    return Contract(tuple(needs), forbids, 1.0 if _all_wide(f) else 0.0)
+    reduces = any(isinstance(n, Op) and n.name in _REDUCING for n in f.walk())
+    return Contract(tuple(needs), forbids, 1.0 if _all_wide(f) else 0.0, PRODUCT if reduces else 0)
 
 
 def _opcodes(call: k.Call, f: k.Function, target: Target) -> tuple[str, ...]:

@@ -35,6 +35,20 @@ template <typename T>
 MLC_DEVICE T mlc_min(T a, T b) {
     return b < a || b != b ? b : a;
 }
+// Bytes are compared as int: with chains of byte instructions ptxas spills.
+#define MLC_NARROW(T)                                  \
+    MLC_DEVICE T mlc_max(T a, T b) {                   \
+        const int x = a, y = b;                        \
+        return (T)(y > x ? y : x);                     \
+    }                                                  \
+    MLC_DEVICE T mlc_min(T a, T b) {                   \
+        const int x = a, y = b;                        \
+        return (T)(y < x ? y : x);                     \
+    }
+MLC_NARROW(signed char)
+MLC_NARROW(unsigned char)
+MLC_NARROW(short)
+#undef MLC_NARROW
 template <typename T>
 MLC_DEVICE T mlc_abs(T x) {
     return x < T(0) ? (T)(T(0) - x) : x;

@@ -1,0 +1,72 @@
+"""What kernels take of a GPU: figures by kernel of programs compiled together, contracts from what the code calls."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import compiler
+from compiler import inspection
+from compiler.ir.kernel import Function
+from compiler.runtime import cubin, sass
+
+pytestmark = pytest.mark.skipif(
+    cubin.by_nvrtc() is None and cubin.by_nvcc() is None, reason="no CUDA compiler on this machine"
+)
+
+
+def lowered(function: Any, *inputs: torch.Tensor, target: str = "sm_90a") -> compiler.Lowering:
+    return compiler.lower(compiler.capture(function, list(inputs)).program, compiler.target(target))
+
+
+def test_kernels_of_many_programs_come_back_in_order(tmp_path: Path) -> None:
+    programs = [
+        lowered(lambda x: F.softmax(x, -1), torch.randn(8, 4096)),
+        lowered(lambda x: x + 1, torch.randn(64)),
+        lowered(lambda x: x + 1, torch.randn(64), target="sm_80"),
+        lowered(lambda x: F.softmax(x, -1).cumsum(0), torch.randn(5, 33)),
+        lowered(lambda x: x + 1, torch.randn(64)),
+    ]
+    found = inspection.inspect(programs, tmp_path)
+    assert [[x.name for x in some] for some in found] == [["softmax"], ["add"], ["add"], ["softmax", "cumsum"], ["add"]]
+    assert [some[0].arch for some in found] == ["sm_90a", "sm_90a", "sm_80", "sm_90a", "sm_90a"]
+    assert all(x.registers > 4 and not (x.stack or x.spilled or x.complaints) for some in found for x in some)
+    assert found[0][0].shared > 0 and found[1][0].shared == 0 and found[1] == found[4]
+    assert all(x.opcodes == (sass.tool() is not None) for some in found for x in some)
+
+
+def test_a_text_that_is_refused_does_not_spoil_its_neighbours(tmp_path: Path) -> None:
+    good, bad = lowered(lambda x: x * 2, torch.randn(8)), lowered(lambda x: x * 3, torch.randn(8))
+    spoiled = compiler.Lowering({**bad.stages, "cuda": bad.stages["cuda"].replace("* 3.0f", "* three")}, bad.target, {})
+    (fine,), (broken,) = inspection.inspect([good, spoiled], tmp_path)
+    assert fine.complaints == () and any("three" in text for text in broken.complaints)
+
+
+@pytest.mark.skipif(sass.tool() is None, reason="no disassembler on this machine")
+def test_accesses_that_are_written_wide_must_be_so(tmp_path: Path) -> None:
+    wide = lowered(lambda x: x * 2, torch.randn(1 << 20))
+    narrow = re.sub(r"(mlc_load\w*)<\d+>", r"\1<1>", wide.stages["cuda"])
+    assert narrow != wide.stages["cuda"]
+    (spoiled,) = inspection.inspect([compiler.Lowering({**wide.stages, "cuda": narrow}, wide.target, {})], tmp_path)[0]
+    assert any("16 bytes wide" in text for text in spoiled.complaints)
+    assert inspection.inspect([wide], tmp_path)[0][0].complaints == ()
+
+
+def only(lowering: compiler.Lowering) -> Function:
+    (function,) = lowering.stages["kernel"].functions
+    return function
+
+
+def test_contracts_follow_from_what_is_called() -> None:
+    wide = lowered(lambda x: x * 2, torch.randn(1 << 20))
+    odd = lowered(lambda x: x * 2, torch.randn(1 << 20 | 1))
+    sine = lowered(torch.sin, torch.randn(33))
+    assert inspection.contract(only(wide), wide.target).wide == 1.0
+    assert inspection.contract(only(odd), odd.target).wide == 0.0
+    assert inspection.contract(only(sine), sine.target).stack and not inspection.contract(only(odd), odd.target).stack
+    a, b = torch.randn(2, 512, 512, dtype=torch.bfloat16)
+    product = lowered(torch.matmul, a, b, target="sm_80")
+    assert "HMMA" in inspection.contract(only(product), product.target).needs
