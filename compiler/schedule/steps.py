@@ -159,6 +159,20 @@ class SplitK(Step):
     parts: int
 
 
+class Share(Step):
+    """The reduction into the scalar `accumulator` over `loop` is made in `parts`, by a loop `loop`_share around `rows`.
+
+    `rows` are the perfectly nested loops around it. What the parts find is the tile `accumulator`_shares in `space`; a
+    second nest, its loops called `i_all`, combines them.
+    """
+
+    accumulator: str
+    loop: str
+    parts: int
+    rows: tuple[str, ...]
+    space: str
+
+
 class Raster(Step):
     """Two perfectly nested loops become one that goes through `group` iterations of `outer` for each of `inner`.
 
@@ -210,7 +224,7 @@ class ScheduleError(ValueError):
 
 _ALL = (
     Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote, Compensate,
-    SplitK, Raster, Online,
+    SplitK, Share, Raster, Online,
 )  # fmt: skip
 
 

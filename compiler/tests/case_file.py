@@ -6,6 +6,7 @@ The comments that begin the file name the passes of the pipeline, in order, and 
 # pass: compose, fuse
 # schedule: split("i", 16)
 ```
+or `# schedule: chosen` for what the heuristic of `# target: NAME` gives for a program of Loop IR.
 After `# ---` may stand `# error: message` instead: the program is refused so.
 """
 
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from compiler.ir import statement
-from compiler.pipeline import IRS, PIPELINE, Context, Pass
+from compiler.pipeline import IRS, PIPELINE, Context, Pass, schedules_for
 from compiler.schedule import steps
 from compiler.targets import cpu, nvidia
 from compiler.tests.meaning import Disagreement, same_meaning
@@ -38,9 +39,13 @@ class Case:
     def passes(self) -> list[Pass]:
         return [PASSES[name.strip()] for line in self.words["pass"] for name in line.split(",")]
 
-    @property
-    def schedule(self) -> steps.Schedule:
-        return steps.parse("\n".join(self.words.get("schedule", [])))
+    def schedules(self, program: Any) -> dict[str, steps.Schedule]:
+        """The schedule of every kernel."""
+        if not isinstance(program, statement.Program):
+            return {}
+        if self.words.get("schedule") == ["chosen"]:
+            return schedules_for(program, self.target)
+        return dict.fromkeys((k.name for k in program.kernels), steps.parse("\n".join(self.words.get("schedule", []))))
 
     @property
     def target(self) -> Any:
@@ -85,7 +90,7 @@ def check(case: Case, seed: int) -> str:
 
 def apply(program: Any, case: Case) -> Any:
     """The passes, one after the other; the schedule is every kernel's."""
+    schedules = case.schedules(program)
     for p in case.passes:
-        kernels = program.kernels if isinstance(program, statement.Program) else ()
-        program = p.run(program, Context(case.target, {k.name: case.schedule for k in kernels}))
+        program = p.run(program, Context(case.target, schedules))
     return program

@@ -150,6 +150,16 @@ def _share(low: Lowering, f: tile.For, spread: Spread, inner: Scope, number: Var
     return _wide(low, f.body, inner, lane, spread.vector, slot, rounds)
 
 
+def by_vector(low: Lowering, f: tile.For, scope: Scope, vector: int) -> Body:
+    """A loop of one thread over neighbours, all at once."""
+    if f.extent is const(0):
+        return []
+    lane = Var(low.fresh(f.var))
+    inner = scope.inner()
+    inner.values[f.var], inner.ranges[lane.name] = lane, (0, vector - 1)
+    return vector_loop(low, f.body, inner, lane, vector)
+
+
 def vector_loop(low: Lowering, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int) -> Body:
     """A body for `lane` = 0 .. vector - 1, with what neighbours load and store moved at once."""
     share = _wide(low, body, inner, lane, vector, const(0), 1)

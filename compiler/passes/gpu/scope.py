@@ -69,6 +69,8 @@ class Scope:
     gathered: dict[str, tuple[str, Expr]] | None = None
     # What is known to divide variables.
     multiples: dict[str, int] = field(default_factory=dict)
+    # Tiles that each thread has for itself, whole.
+    local: frozenset[str] = frozenset()
     # Tiles whose reads and writes a pipeline keeps apart.
     ordered: frozenset[str] = frozenset()
 

@@ -7,7 +7,7 @@ statements of which one writes what the other touches.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from compiler.ir import kernel as k
@@ -15,6 +15,7 @@ from compiler.ir import tile
 from compiler.ir.dtype import DType, boolean, i64
 from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, names, op, select, static
 from compiler.ir.index import Range, extent_range, simplify, value_range
+from compiler.ir.node import Node
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import copies, fragment_loops, fragments, lanes, mma, pipelines, shared, specialised, wgmma
@@ -59,18 +60,34 @@ def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, st
 
 
 def _apart(kernel: Kernel) -> list[Kernel]:
-    """A kernel for each nest, where several nests over blocks follow each other."""
-    if len(kernel.body) < 2 or not all(_is(s, "blocks") for s in kernel.body):
+    """A kernel for each nest over blocks where several statements follow each other, and for what is between them."""
+    groups: list[list[Stmt]] = []
+    for s in kernel.body:
+        if _is(s, "blocks") or not groups or _is(groups[-1][0], "blocks"):
+            groups.append([])
+        groups[-1].append(s)
+    if len(groups) < 2 or any(_scalars(a) & _used(b) for n, a in enumerate(groups) for b in groups[n + 1 :]):
         return [kernel]
     out = []
-    for n, s in enumerate(kernel.body):
-        used = tile.buffers((s,))
+    for n, group in enumerate(groups):
+        body = tuple(group)
+        used = tile.buffers(body)
         params = tuple(p for p in kernel.params if p.name in used)
-        changed = {x.buffer for x in s.walk() if isinstance(x, Store)}
-        changed |= {x.target.buffer for x in s.walk() if isinstance(x, tile.Copy)}
-        writes = tuple(w for w in kernel.writes if w in changed)
-        out.append(kernel.replace(name=f"{kernel.name}_{n}", params=params, writes=writes, body=(s,)))
+        writes = tuple(w for w in kernel.writes if any(isinstance(x, Store) and x.buffer == w for x in _nodes(body)))
+        out.append(kernel.replace(name=f"{kernel.name}_{n}", params=params, writes=writes, body=body))
     return out
+
+
+def _nodes(body: Iterable[Stmt]) -> Iterator[Node]:
+    return (n for s in body for n in s.walk())
+
+
+def _scalars(body: Iterable[Stmt]) -> set[str]:
+    return {s.name for s in body if isinstance(s, Let | Init)}
+
+
+def _used(body: Iterable[Stmt]) -> set[str]:
+    return {n.name for n in _nodes(body) if isinstance(n, Var | Accum)}
 
 
 def _is(s: Stmt, level: str) -> bool:
@@ -315,6 +332,8 @@ class Lowering:
                 return self.over_warps(s, scope)
             case tile.For(bind=tile.Bind(level="blocks" | "warps" | "pipeline" as level)):
                 raise ValueError(f"kernel {self.source.name}: the loop {s.var} over {level} is inside {scope.level}s")
+            case tile.For(bind=tile.Bind(level="vector"), extent=Const(int() as vector)) if scope.level == "thread":
+                return lanes.by_vector(self, s, scope, vector)
             case tile.For():
                 return self.loop(s, scope)
             case Let(name, value):
@@ -407,6 +426,7 @@ class Lowering:
             scope.registers = {**(scope.registers or {}), tensor.name: array}
             return [k.Array(array, tensor.dtype, self.fragments[tensor.name].count, "local", 16)]
         if scope.level == "thread":
+            scope.local |= {tensor.name}
             return [k.Array(tensor.name, tensor.dtype, _span(tensor), "local", 16)]
         if s.space == "shared" and scope.level == "block":
             self.allocate(s)

@@ -80,7 +80,7 @@ def neighbours(body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int, pla
     inner_loops = {s.var for s in body for s in s.walk() if isinstance(s, access.LOOPS)}
     written = [n.buffer for s in body for n in s.walk() if isinstance(n, Store)]
     read = {n.buffer for s in body for n in s.walk() if isinstance(n, Load)}
-    own = set(scope.registers or {})
+    own = set(scope.registers or {}) | scope.local
 
     def wide(buffer: str, index: tuple[Expr, ...]) -> tuple[Expr, Expr] | None:
         if buffer in own or buffer not in scope.buffers:

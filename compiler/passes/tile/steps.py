@@ -14,6 +14,7 @@ from compiler.passes.tile.gpu.cache import cache
 from compiler.passes.tile.gpu.online import online
 from compiler.passes.tile.gpu.pad import pad
 from compiler.passes.tile.gpu.raster import raster
+from compiler.passes.tile.gpu.share import share
 from compiler.passes.tile.gpu.sums import compensate, promote, split_k
 from compiler.passes.tile.guards import interior
 from compiler.passes.tile.nests import ranges_around, ranges_of
@@ -34,6 +35,7 @@ from compiler.schedule.steps import (
     Reorder,
     Schedule,
     ScheduleError,
+    Share,
     Split,
     SplitK,
     Stage,
@@ -88,6 +90,8 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = online(program, kernel, step)
         case SplitK():
             new = split_k(kernel, step)
+        case Share():
+            new = share(kernel, step)
         case _:
             raise ScheduleError(step, "no such step")
     gone = {p.name for p in kernel.params} - {p.name for p in new.params}

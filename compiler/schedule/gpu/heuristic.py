@@ -16,7 +16,7 @@ from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
-from compiler.schedule.gpu import attention, contraction, matvec
+from compiler.schedule.gpu import attention, contraction, matvec, reductions
 from compiler.schedule.nests import Row, contiguous, paths_of, rows_of, used_as_value
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Stage, Step
 from compiler.targets.target import Target
@@ -72,6 +72,14 @@ class _Plan:
         count = math.prod(int(r.extent.value) for r in rows if isinstance(r.extent, Const))
         longest = max(_extent(path) for path in paths)
         scans = any(g.kind == "scan" for path in paths for g in path)
+        reduction = None if scans else reductions.only(rows, inside)
+        if reduction is not None and rows and longest > SHORT_ROW and self.across(rows, inside, paths):
+            return reductions.columns(reduction, self.neighbours(rows[-1], inside), self.target.cores)
+        if reduction is not None:
+            leaf = paths[0][-1]
+            split = reductions.split_rows(reduction, self.neighbours(leaf, leaf.body), self.target.cores)
+            if split is not None:
+                return split
         if rows and (scans or longest <= SHORT_ROW or (count >= WARP_LANES and self.across(rows, inside, paths))):
             return self.flat(rows, inside)
         name, steps = self.merged_rows(rows)
@@ -90,6 +98,12 @@ class _Plan:
         paths = paths_of(self.kernel.body)
         if not paths or any(g.kind == "scan" for path in paths for g in path):
             return []
+        reduction = reductions.only([], self.kernel.body)
+        if reduction is not None:
+            leaf = paths[0][-1]
+            split = reductions.split_rows(reduction, self.neighbours(leaf, leaf.body), self.target.cores)
+            if split is not None:
+                return split
         longest = max(_extent(path) for path in paths)
         return self.inside("", paths, min(MOST_THREADS, max(WARP_LANES, _power(longest // PER_THREAD))))
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from compiler.ir import tile
 from compiler.ir.dtype import f32
-from compiler.ir.expr import Const, Expr, Load, Op, Var, dim, identity, op, substitute
+from compiler.ir.expr import Const, Expr, Load, Op, Var, dim, identity, op, static, substitute
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL, Body, Loops, again, find_nest, replace, wrap
 from compiler.passes.tile.pack import allocated
-from compiler.schedule.steps import Compensate, Promote, ScheduleError, SplitK
+from compiler.schedule.steps import Compensate, Promote, ScheduleError, Share, SplitK
 
 
 def promote(kernel: Kernel, step: Promote) -> Kernel:
@@ -191,22 +191,19 @@ def split_k(kernel: Kernel, step: SplitK) -> Kernel:
             y[i_sum] = max(c_sum, 0.0)
     """
     rows, before, first, f, after = _nest(kernel, step)
-    if not isinstance(f.extent, Const) or int(f.extent.value) % step.parts:
-        raise ScheduleError(step, f"{step.parts} parts of {step.loop} would differ in length")
-    if first.value is not identity("sum", first.value.dtype):
-        raise ScheduleError(step, f"{step.accumulator} begins with something other than zero")
-    length, part = int(f.extent.value) // step.parts, Var(step.loop + "_part")
+    how = how_combined(f, first, step)
+    length, part = static(f.extent) // step.parts, Var(step.loop + "_part")
     dtype = first.value.dtype
     shape = (dim(step.parts), *(r.extent for r in rows))
     held = Tensor(f"{step.accumulator}_parts", dtype, shape, row_major(shape))
     place = (part, *(Var(r.var) for r in rows))
     moved = substitute(f.body, {Var(f.var): part * length + Var(f.var)})
-    inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, place, _var(first)))
+    inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, place, scalar_of(first)))
     outer = tile.For(part.name, dim(step.parts), "parallel", SERIAL, wrap(rows, inner))
-    total = Init(f"{step.accumulator}_sum", identity("sum", dtype))
+    total = Init(f"{step.accumulator}_sum", identity(how, dtype))
     at = tile.For(f"{part.name}_sum", dim(step.parts), "reduce", SERIAL, ())
     load = Load(held.name, (Var(at.var), *place[1:]), dtype)
-    body = (total, at.replace(body=(Accum(total.name, "sum", load),)), *_after(before, first, total, after))
+    body = (total, at.replace(body=(Accum(total.name, how, load),)), *followed(before, first, total, after))
     return kernel.replace(
         body=(outer, *again(rows, "_sum", body)),
         params=(*kernel.params, held),
@@ -214,7 +211,18 @@ def split_k(kernel: Kernel, step: SplitK) -> Kernel:
     )
 
 
-def _var(s: Init) -> Var:
+def how_combined(f: tile.For, first: Init, step: SplitK | Share) -> str:
+    """The reduction that a loop makes, which begins with nothing and goes into equal parts."""
+    if not isinstance(f.extent, Const) or int(f.extent.value) % step.parts:
+        raise ScheduleError(step, f"{step.parts} parts of {step.loop} would differ in length")
+    ways = {n.op for n in f.walk() if isinstance(n, Accum) and n.name == step.accumulator}
+    how = ways.pop() if len(ways) == 1 else ""
+    if not how or first.value is not identity(how, first.value.dtype):
+        raise ScheduleError(step, f"{step.accumulator} begins with more than nothing, or is combined in two ways")
+    return how
+
+
+def scalar_of(s: Init) -> Var:
     return Var(s.name, s.value.dtype)
 
 
@@ -225,6 +233,11 @@ def _nest(kernel: Kernel, step: SplitK) -> tuple[Loops, Body, Init, tile.For, Bo
     while len(body) == 1 and isinstance(body[0], tile.For) and body[0].kind == "parallel":
         rows.append(body[0])
         body = body[0].body
+    return tuple(rows), *reduction_in(body, step)
+
+
+def reduction_in(body: Body, step: SplitK | Share) -> tuple[Body, Init, tile.For, Body]:
+    """What stands before a reduction, how it begins, its loop, and what follows."""
     place = next((n for n, s in enumerate(body) if isinstance(s, Init) and s.name == step.accumulator), None)
     if place is None or place + 1 >= len(body):
         raise ScheduleError(step, f"{step.accumulator} does not begin within perfectly nested parallel loops")
@@ -233,12 +246,12 @@ def _nest(kernel: Kernel, step: SplitK) -> tuple[Loops, Body, Init, tile.For, Bo
         raise ScheduleError(step, f"{step.accumulator} is not summed by {step.loop} alone")
     if not all(isinstance(s, Let) for s in body[:place]):
         raise ScheduleError(step, f"{step.accumulator} begins after something other than a value")
-    return tuple(rows), body[:place], first, f, body[place + 2 :]
+    return body[:place], first, f, body[place + 2 :]
 
 
-def _after(before: Body, first: Init, total: Init, after: Body) -> Body:
+def followed(before: Body, first: Init, total: Init, after: Body) -> Body:
     """What follows the sum, with the values that stood before it written out and the sum called by its new name."""
-    table: dict[Expr, Expr] = {_var(first): _var(total)}
+    table: dict[Expr, Expr] = {scalar_of(first): scalar_of(total)}
     for s in before:
         if isinstance(s, Let):
             table[Var(s.name, s.value.dtype)] = substitute(s.value, table)

@@ -1,0 +1,61 @@
+"""A schedule step on Tile IR: several threads of a block reduce what one row needs, and meet in shared memory."""
+
+from __future__ import annotations
+
+from compiler.ir import tile
+from compiler.ir.expr import Expr, Load, Var, dim, identity, static, substitute
+from compiler.ir.index import value_range
+from compiler.ir.statement import Accum, Init, Kernel, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.gpu.sums import followed, how_combined, reduction_in, scalar_of
+from compiler.passes.tile.nests import SERIAL, again, find_nest, ranges_of, replace, wrap
+from compiler.schedule.steps import ScheduleError, Share
+
+
+def share(kernel: Kernel, step: Share) -> Kernel:
+    """`share("s", "r", 4, ("j",), "shared")`
+
+    before:
+        for i in serial(3):
+            for j in serial(8):
+                s: f32 = 0.0
+                for r in serial(12, reduce):
+                    s += x[r, i * 8 + j]
+                y[i * 8 + j] = s
+    after:
+        for i in serial(3):
+            s_shares = shared(f32[4, 8])
+            for r_share in serial(4):
+                for j in serial(8):
+                    s: f32 = 0.0
+                    for r in serial(3, reduce):
+                        s += x[r_share * 3 + r, i * 8 + j]
+                    s_shares[r_share, j] = s
+            for j_all in serial(8):
+                s_all: f32 = 0.0
+                for r_share_all in serial(4, reduce):
+                    s_all += s_shares[r_share_all, j_all]
+                y[i * 8 + j_all] = s_all
+    """
+    _, rows = find_nest(kernel, step, step.rows)
+    before, first, f, after = reduction_in(rows[-1].body, step)
+    how, length, part = how_combined(f, first, step), static(f.extent) // step.parts, Var(step.loop + "_share")
+    ranges = ranges_of(rows)
+    extents = [value_range(r.extent, ranges)[1] for r in rows]
+    if any(e is None for e in extents) or any(r.kind != "parallel" for r in rows):
+        raise ScheduleError(step, f"{', '.join(step.rows)} must be parallel, and their extents known")
+    shape = (dim(step.parts), *(dim(e or 0) for e in extents))
+    held = Tensor(f"{step.accumulator}_shares", first.value.dtype, shape, row_major(shape))
+    place: tuple[Expr, ...] = (part, *(Var(r.var) for r in rows))
+    moved = substitute(f.body, {Var(f.var): part * length + Var(f.var)})
+    inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, place, scalar_of(first)))
+    total = Init(f"{step.accumulator}_all", identity(how, held.dtype))
+    at = tile.For(f"{part.name}_all", dim(step.parts), "reduce", SERIAL, ())
+    load = Load(held.name, (Var(at.var), *place[1:]), held.dtype)
+    body = (total, at.replace(body=(Accum(total.name, how, load),)), *followed(before, first, total, after))
+    made = (
+        tile.Alloc(held, step.space),
+        tile.For(part.name, dim(step.parts), "parallel", SERIAL, wrap(rows, inner)),
+        *again(rows, "_all", body),
+    )
+    return kernel.replace(body=replace(kernel.body, rows[0], made))

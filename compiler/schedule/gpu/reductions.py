@@ -1,0 +1,170 @@
+"""Schedules of kernels with one reduction: across the direction of memory, or along rows that are few and long.
+
+A kernel that would leave most of the machine idle is split: blocks combine parts, and a second launch what they found,
+always in the same order.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from compiler.ir import loop
+from compiler.ir.expr import Const
+from compiler.ir.statement import Accum, Init, Let, Stmt, Store
+from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Share, Split, SplitK, Step
+
+THREADS = 256
+WARP = 32
+ROWS_AHEAD = 8  # of a column that a thread loads before it adds them up
+LEAST_COLUMN = 64  # elements of a column in a part
+LEAST_ROW = 4096  # elements of a row in a part: four wide loads for each thread
+COMBINING = 64  # threads of a block that adds up the parts of columns
+PARTS_AHEAD = 64  # parts that a thread loads before it adds them up
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`accumulator` combines over the perfectly nested `loops`, of `extent` iterations, for each of `count` rows."""
+
+    accumulator: str
+    rows: tuple[str, ...]
+    count: int
+    loops: tuple[str, ...]
+    extent: int
+
+
+def only(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Reduction | None:
+    """The one reduction of a body that has no other loop."""
+    loops = [s for s in inside if isinstance(s, loop.For)]
+    starts = [s for s in inside if isinstance(s, Init)]
+    if len(loops) != 1 or len(starts) != 1 or not all(isinstance(s, loop.For | Init | Let | Store) for s in inside):
+        return None
+    nest: list[loop.For] = []
+    body: tuple[Stmt, ...] = (loops[0],)
+    while len(body) == 1 and isinstance(body[0], loop.For):
+        nest.append(body[0])
+        body = body[0].body
+    sizes = [int(f.extent.value) if isinstance(f.extent, Const) else 0 for f in (*rows, *nest)]
+    plain = all(isinstance(s, Let | Accum) for s in body) and all(f.kind == "reduce" for f in nest)
+    if not plain or not all(sizes) or inside.index(starts[0]) + 1 != inside.index(loops[0]):
+        return None
+    at = len(rows)
+    return Reduction(starts[0].name, tuple(r.var for r in rows), math.prod(sizes[:at]), tuple(f.var for f in nest),
+                     math.prod(sizes[at:]))  # fmt: skip
+
+
+def merge(names: tuple[str, ...], steps: list[Step]) -> str:
+    """All of some perfectly nested loops as one, whose name is returned."""
+    name = names[0] if names else ""
+    for inner in names[1:]:
+        steps.append(Collapse(name, inner))
+        name += inner
+    return name
+
+
+def columns(found: Reduction, vector: int, cores: int) -> list[Step]:
+    """Each thread has `vector` neighbouring columns.
+
+    Where columns are few, threads of a block share their rows, and blocks take parts of them.
+    """
+    steps: list[Step] = []
+    row, along = merge(found.rows, steps), merge(found.loops, steps)
+    while found.count // vector < WARP and vector > 1:
+        vector //= 2
+    outer, inner = (row, "") if vector == 1 else (f"{row}0", f"{row}1")
+    if inner:
+        steps.append(Split(row, vector))
+    places = found.count // vector
+    parts, sharers = 1, 1
+    together = next((w for w in (32, 16, 8) if places % w == 0), 0)
+    if places < 2 * cores * THREADS:
+        wanted = 2 * cores * (together or THREADS)
+        parts = _parts_of_columns(found.extent, places, wanted)
+        sharers = _sharers(found.extent // parts, THREADS // together) if together else 1
+    length = found.extent // (parts * sharers)
+    ahead = next(n for n in (ROWS_AHEAD, 4, 2, 1) if length % n == 0)
+    order = [f"{along}0", f"{along}1"] if ahead > 1 else [along]
+    if parts > 1:
+        steps.append(SplitK(found.accumulator, along, parts))
+    if sharers > 1:
+        steps.append(Split(outer, together))
+        lane, block = f"{outer}1", f"{outer}0"
+        rows = (lane, inner) if inner else (lane,)
+        steps.append(Share(found.accumulator, along, sharers, rows, "shared"))
+    if inner:
+        steps.append(Distribute(found.accumulator, (inner,)))
+    if ahead > 1:
+        steps.append(Split(along, ahead))
+    if inner:
+        steps.append(Reorder((*order, inner)))
+    if ahead > 1:
+        steps.append(Bind(order[-1], "unroll"))
+    if inner:
+        steps += [Bind(f"{inner}_first", "unroll"), Bind(inner, "vector"), Bind(f"{inner}_last", "vector")]
+    if sharers > 1:
+        lanes = (("threads", together * sharers),)
+        steps += [Bind(f"{along}_part", "blocks")] if parts > 1 else []
+        steps += [Bind(block, "blocks"), Collapse(f"{along}_share", lane), Bind(f"{along}_share{lane}", "lanes", lanes)]
+        total = merge(tuple(f"{n}_all" for n in rows), steps)
+        steps += [Bind(total, "lanes", lanes), Bind(f"{along}_share_all", "unroll")]
+    else:
+        if parts > 1:
+            steps.append(Collapse(f"{along}_part", outer))
+            outer = f"{along}_part{outer}"
+        steps += _spread(outer, places * parts, THREADS)
+    return steps + (_combined(row, inner, along, parts, found.count) if parts > 1 else [])
+
+
+def _sharers(extent: int, most: int) -> int:
+    """Threads that share a column: as many as divide it and leave each enough to have loads in flight."""
+    return next(n for n in (most, most // 2, most // 4, 1) if n == 1 or (extent % n == 0 and extent // n >= 4))
+
+
+def _combined(row: str, inner: str, along: str, parts: int, count: int) -> list[Step]:
+    """The second launch: a thread for each column."""
+    steps: list[Step] = []
+    name = merge((f"{row}0_sum", f"{row}1_sum") if inner else (f"{row}_sum",), steps)
+    steps += _spread(name, count, COMBINING)
+    if parts <= PARTS_AHEAD:
+        steps.append(Bind(f"{along}_part_sum", "unroll"))
+    return steps
+
+
+def _spread(name: str, extent: int, threads: int) -> list[Step]:
+    threads = min(threads, max(32, 1 << (extent - 1).bit_length()))
+    return [Split(name, threads), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "lanes", (("threads", threads),))]
+
+
+def _parts_of_columns(extent: int, places: int, wanted: int) -> int:
+    """The least divisor of the extent that keeps enough threads busy, or the largest that leaves some to add up."""
+    most = max(1, extent // LEAST_COLUMN)
+    found = [d for d in range(1, most + 1) if extent % d == 0 and (d == 1 or extent // d % 2 == 0 or extent % 2)]
+    return next((d for d in found if places * d >= wanted), found[-1])
+
+
+def split_rows(found: Reduction, vector: int, cores: int) -> list[Step] | None:
+    """Each row goes to several blocks; None where there are enough rows, or they are too short for that."""
+    parts = min(-(-2 * cores // max(1, found.count)), found.extent // LEAST_ROW)
+    if parts < 2 or 2 * found.count > cores:
+        return None
+    steps: list[Step] = []
+    row, along = merge(found.rows, steps), merge(found.loops, steps)
+    even = next((p for p in range(parts, parts // 2, -1) if found.extent % (p * vector) == 0), 0)
+    inner = along
+    if even:
+        parts = even
+        steps.append(SplitK(found.accumulator, along, parts))
+        part = f"{along}_part"
+    else:
+        unit = THREADS * vector
+        chunk = -(-found.extent // (parts * unit)) * unit
+        parts = -(-found.extent // chunk)
+        steps += [Split(along, chunk), SplitK(found.accumulator, f"{along}0", parts)]
+        inner, part = f"{along}1", f"{along}0_part"
+    steps += [Bind(name, "blocks") for name in (part, row) if name]
+    lanes = (("threads", THREADS), *((("vector", vector),) if vector > 1 else ()))
+    steps.append(Bind(inner, "lanes", lanes))
+    steps += [Bind(f"{row}_sum", "blocks")] if row else []
+    threads = min(THREADS, max(32, 1 << (parts - 1).bit_length()))
+    return [*steps, Bind(f"{part}_sum", "lanes", (("threads", threads),))]
