@@ -175,7 +175,7 @@ def _tma_load(row: Transfer, box: _Box, rng: np.random.Generator) -> Trial:
     tensors = (("x", box.dtype, box.dims), ("y", box.dtype, box.lengths))
     copy = f"y{slices((0,) * len(box.dims), box.lengths)}, x{slices(box.starts, box.lengths)}"
     wanted = copied(row.name, tensors, copy, [values, before])
-    # The barrier comes last: after a static array, dynamic shared memory might not begin where copies must.
+    # The barrier comes last: as a static array it would take 1 KB, for what follows to begin where copies must.
     body = [
         "MLC_DYNAMIC_SHARED(s);",
         f"unsigned long* const full = (unsigned long*)(s + {box.room});",

@@ -8,8 +8,8 @@
 // A static shared array; all of a kernel's together may take 48 KB.
 #define MLC_SHARED(type, name, count, align) __shared__ __align__(align) type name[count]
 
-// The launch's dynamic shared memory. Its base is promised 16 bytes of alignment and has 1024, which tensor copies and
-// wgmma need, when no static array precedes it.
+// The launch's dynamic shared memory. ptxas begins it at a multiple of the 1024 bytes that tensor copies and wgmma need;
+// static arrays before it therefore take whole kilobytes.
 #define MLC_DYNAMIC_SHARED(name)                              \
     extern __shared__ __align__(1024) char mlc_dynamic_shared[]; \
     char* const name = mlc_dynamic_shared
