@@ -20,7 +20,7 @@ STREAM_DEPTH = (
     8  # rows of a matrix read once that are read side by side: each is a stream of its own for the prefetcher
 )
 DEEPEST = 32  # rows of a block of B that is read where it lies: each is a page and a stream to be prefetched
-BLOCK_COLUMNS = 256  # columns of a block of B that many rows come by: enough that A is read slowly
+BLOCK_COLUMNS = 128  # columns that a block of B which many rows come by has at least: A is read once for each block
 NARROWEST = 512  # columns of a block, where there are so many: long rows of B are read faster
 PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
 SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
