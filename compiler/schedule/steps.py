@@ -148,6 +148,19 @@ class Compensate(Step):
     loops: tuple[str, ...]
 
 
+class Writeback(Step):
+    """What the perfectly nested loops `loops` store to `buffer` is put into the tile `tile` in shared memory first.
+
+    The tile lies as the buffer does, and is copied to it by `how`, one of `tile.COPIES`.
+    """
+
+    buffer: str
+    tile: str
+    loops: tuple[str, ...]
+    how: str
+    swizzle: int = 0
+
+
 class SplitK(Step):
     """The sum into the scalar `accumulator` over `loop` is made in `parts`, by a loop `loop`_part around the nest.
 
@@ -197,6 +210,7 @@ class Online(Step):
     keys: int
     unit: int = 1
     space: str = "registers"
+    swizzle: int = 0
 
 
 class Interior(Step):
@@ -224,7 +238,7 @@ class ScheduleError(ValueError):
 
 _ALL = (
     Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote, Compensate,
-    SplitK, Share, Raster, Online,
+    SplitK, Share, Raster, Online, Writeback,
 )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from compiler.passes.tile.gpu.pad import pad
 from compiler.passes.tile.gpu.raster import raster
 from compiler.passes.tile.gpu.share import share
 from compiler.passes.tile.gpu.sums import compensate, promote, split_k
+from compiler.passes.tile.gpu.writeback import writeback
 from compiler.passes.tile.guards import interior
 from compiler.passes.tile.nests import ranges_around, ranges_of
 from compiler.passes.tile.pack import pack
@@ -41,6 +42,7 @@ from compiler.schedule.steps import (
     Stage,
     Step,
     Tensorize,
+    Writeback,
 )
 
 Change = Callable[[tile.For], tuple[Stmt, ...]]
@@ -84,6 +86,8 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = promote(kernel, step)
         case Compensate():
             new = compensate(kernel, step)
+        case Writeback():
+            new = writeback(kernel, step)
         case Raster():
             new = raster(kernel, step)
         case Online():

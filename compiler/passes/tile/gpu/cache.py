@@ -143,11 +143,11 @@ def block(factor: Expr, shapes: Mapping[str, tuple[Expr, ...]]) -> Load | None:
         ):
             ends = zip(index, shapes[buffer], strict=True)
             bounds = [b for i, n in ends for b in (linear(i), linear(n - i - 1))]
-            return load if all(_at_least_zero(c) in bounds for c in _conjuncts(cond)) else None
+            return load if all(at_least_zero(c) in bounds for c in conjuncts(cond)) else None
     return None
 
 
-def _at_least_zero(cond: Expr) -> object:
+def at_least_zero(cond: Expr) -> object:
     match cond:
         case Op("ge" | "gt" | "le" | "lt" as how, (a, b)):
             form = a - b if how[0] == "g" else b - a
@@ -155,10 +155,10 @@ def _at_least_zero(cond: Expr) -> object:
     return None
 
 
-def _conjuncts(cond: Expr) -> Iterator[Expr]:
+def conjuncts(cond: Expr) -> Iterator[Expr]:
     match cond:
         case Op("and", (a, b)):
-            yield from _conjuncts(a)
-            yield from _conjuncts(b)
+            yield from conjuncts(a)
+            yield from conjuncts(b)
         case _:
             yield cond

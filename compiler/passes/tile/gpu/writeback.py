@@ -1,0 +1,77 @@
+"""The schedule step `writeback` on Tile IR: results go to a tile in shared memory, and from there in one copy."""
+
+from __future__ import annotations
+
+from compiler.ir import tile
+from compiler.ir.dtype import compute
+from compiler.ir.expr import Expr, Var, both, cast, const, dim, loads, names, select, substitute
+from compiler.ir.index import linear
+from compiler.ir.statement import If, Kernel, Let, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.gpu.cache import at_least_zero, conjuncts
+from compiler.passes.tile.nests import Body, find_nest, longest, moving, ranges_of, replace, wrap
+from compiler.schedule.steps import ScheduleError, Writeback
+
+
+def writeback(kernel: Kernel, step: Writeback) -> Kernel:
+    """`writeback("y", "out", ("i", "j"), "tma", 32)`
+
+    before:
+        for i0 in serial(3):
+            for i in serial(4):
+                for j in serial(8):
+                    y[i0 * 4 + i, j] = c[j] + b[i0 * 4 + i]
+    after:
+        for i0 in serial(3):
+            out = shared(f32[4, 8], swizzle=32)
+            for i in serial(4):
+                for j in serial(8):
+                    out[i, j] = c[j] + b[i0 * 4 + i]
+            copy(y[i0 * 4: +4, 0: +8], out[0: +4, 0: +8], "tma")
+
+    What lies outside of the buffer is not copied, so that guards remain for what is loaded only.
+    """
+    around, nest = find_nest(kernel, step, step.loops)
+    ranges = ranges_of((*around, *nest))
+    long = {f.var: longest(step, f, ranges) for f in nest}
+    if any(names(f.extent) for f in nest):
+        raise ScheduleError(step, f"{', '.join(step.loops)} are cut short, pad them first")
+    guards: list[Expr] = []
+    body = nest[-1].body
+    if len(body) == 1 and isinstance(body[0], If):
+        guards, body = list(conjuncts(body[0].cond)), body[0].body
+    stores = [s for s in body if isinstance(s, Store)]
+    if len(stores) != 1 or stores[0].buffer != step.buffer or not all(isinstance(s, Let | Store) for s in body):
+        raise ScheduleError(step, f"{step.loops[-1]} does more than store to {step.buffer}")
+    (store,) = stores
+    target = next(p for p in kernel.params if p.name == step.buffer)
+    ends = zip(store.index, target.shape, strict=True)
+    bounds = [b for i, n in ends for b in (linear(i), linear(n - i - 1))]
+    if not all(at_least_zero(g) in bounds for g in guards):
+        raise ScheduleError(step, f"the guards of {step.loops[-1]} are not the bounds of {step.buffer}")
+    axes = moving(store.index, long)
+    if axes is None or set(axes[0]) != set(long) or store.op != "set":
+        raise ScheduleError(step, f"what is stored to {step.buffer} is no block of it")
+    order, place = axes
+    shape = tuple(dim(long[v]) for v in order)
+    held = Tensor(step.tile, target.dtype, shape, row_major(shape))
+    index = tuple(map(Var, order))
+    own = {n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
+    inner: Body = tuple(_unguarded(s, guards, own) for s in body)
+    inner = tuple(s.replace(buffer=held.name, index=index) if isinstance(s, Store) else s for s in inner)
+    whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
+    copy = tile.Copy(place.replace(buffer=target.name), whole, step.how)
+    made = (tile.Alloc(held, "shared", step.swizzle), *wrap(nest, inner), copy)
+    return kernel.replace(body=replace(kernel.body, nest[0], made))
+
+
+def _unguarded(s: Stmt, guards: list[Expr], own: set[str]) -> Stmt:
+    """A statement of which only the loads are guarded, each by what concerns it; the kernel's own tiles need not be."""
+    table: dict[Expr, Expr] = {}
+    for n in loads(s):
+        mine = [g for g in guards if names(g) & names(n)]
+        zero = cast(const(0, compute(n.dtype)), n.dtype)
+        if mine and n.buffer not in own:
+            table[n] = select(both(*mine), n, zero)
+    (out,) = substitute((s,), table)
+    return out
