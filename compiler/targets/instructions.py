@@ -87,7 +87,7 @@ def _lean(layout: Layout) -> Layout:
 
 
 def _mma_sync(types: _Types, shape: tuple[int, int, int]) -> Instruction:
-    """One instruction of a warp; its fragments are loaded to match either layout of b."""
+    """One instruction of a warp; its fragments are loaded to match any layout of a and b."""
     m, n, k = shape
     size = _BYTES[types.operand]
     return Instruction(
@@ -104,7 +104,7 @@ def _wgmma(types: _Types, n: int, a_space: str) -> Instruction:
     # Only the 16-bit types have the bits of the instruction that transpose an operand in shared memory.
     transposes = types.operand in ("bf16", "f16")
     b = ("kn", "nk") if transposes else ("nk",)
-    a = ("mk", "km") if transposes and not registers else ("mk",)
+    a = ("mk", "km") if transposes or registers else ("mk",)
     warp = _a_layout(16, k, _BYTES[types.operand])
     a_layout = Layout((64, k), (*warp.threads, (4, 16 * k)), warp.registers) if registers else None
     return Instruction(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import COMBINE, Const, Expr, Var, both, const, identity, op, static
+from compiler.ir.expr import COMBINE, Const, Expr, Var, both, const, identity, names, op, static
 from compiler.ir.index import simplify
-from compiler.ir.statement import If, Stmt
+from compiler.ir.statement import If, Stmt, Store
 from compiler.passes.gpu import fragments
 from compiler.passes.gpu.fragments import WARP, Digit, Fragment
 from compiler.passes.gpu.lanes import accumulated, vector_loop
@@ -38,10 +38,51 @@ def over_rows(low: Lowering, f: tile.For, fragment: Fragment, scope: Scope) -> B
     start, _ = low.origin(fragment)
     inner = scope.inner(level="thread")
     digits = [d for d in fragment.registers if d.row]
+    if _stores_down(f) and digits:
+        return _down(low, f, fragment, inner)
     variables, offset = _variables(low, digits, [d.row for d in digits], inner, "row")
     inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
     inner.part = Part(fragment, f.var, offset)
     return _loops(variables, digits, low.sequence(f.body, inner))
+
+
+def _stores_down(f: tile.For) -> bool:
+    """A loop over rows and columns and nothing else, that stores with the rows innermost."""
+    match f.body:
+        case (tile.For(bind=tile.Bind(level="lanes"), kind="parallel") as columns,):
+            stores = [n for n in columns.walk() if isinstance(n, Store)]
+            last = [names(n.index[-1]) for n in stores if n.index]
+            return any(f.var in used and columns.var not in used for used in last)
+    return False
+
+
+def _down(low: Lowering, f: tile.For, fragment: Fragment, inner: Scope) -> Body:
+    """Such a loop with columns outside, so that neighbours below each other are stored at once."""
+    columns = f.body[0]
+    assert isinstance(columns, tile.For)
+    if static(columns.extent, f"the extent of {columns.var}") != fragment.shape[1]:
+        raise ValueError(f"kernel {low.source.name}: {columns.var} goes over fragments of {fragment.shape[1]} columns")
+    row, column = low.origin(fragment)
+    across = [d for d in fragment.registers if d.column]
+    variables, aside = _variables(low, across, [d.column for d in across], inner, "column")
+    count, rest = _neighbours([d for d in fragment.registers if d.row], [d.row for d in fragment.registers if d.row])
+    others, down = _variables(low, rest, [d.row for d in rest], inner, "row")
+    lane = Var(low.fresh("row"))
+    inner.ranges[lane.name] = (0, count - 1)
+    inner.values[f.var] = simplify(row + down + lane, inner.ranges, index=True)
+    inner.values[columns.var] = simplify(column + aside, inner.ranges, index=True)
+    inner.part = Part(fragment, f.var, down + lane, columns.var, aside)
+    made = _wide(low, columns.body, inner, lane, count)
+    return _loops(variables, across, _loops(others, rest, made))
+
+
+def _neighbours(digits: list[Digit], steps: list[int]) -> tuple[int, list[Digit]]:
+    """How many places next to each other the digits reach together, and the digits that are left."""
+    count, rest = 1, list(zip(digits, steps, strict=True))
+    while found := next((x for x in rest if x[1] == count), None):
+        rest.remove(found)
+        count *= found[0].extent
+    return count, [d for d, _ in rest]
 
 
 def over_columns(low: Lowering, f: tile.For, scope: Scope) -> Body:
@@ -72,13 +113,15 @@ def over_columns(low: Lowering, f: tile.For, scope: Scope) -> Body:
 def _columns(low: Lowering, f: tile.For, fragment: Fragment, part: Part, inner: Scope) -> Body:
     _, start = low.origin(fragment)
     digits = [d for d in fragment.registers if d.column]
-    variables, offset = _variables(low, digits, [d.column for d in digits], inner, "column")
-    inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
-    inner.part = Part(fragment, part.rows, part.row, f.var, offset)
-    if digits and digits[0].column == 1 and isinstance(variables[0], Var):
-        made = _wide(low, f.body, inner, variables[0], digits[0].extent)
-        return _loops(variables[1:], digits[1:], made)
-    return _loops(variables, digits, low.sequence(f.body, inner))
+    count, rest = _neighbours(digits, [d.column for d in digits])
+    variables, offset = _variables(low, rest, [d.column for d in rest], inner, "column")
+    lane = Var(low.fresh("column"))
+    inner.ranges[lane.name] = (0, count - 1)
+    at = offset + lane if count > 1 else offset
+    inner.values[f.var] = simplify(start + at, inner.ranges, index=True)
+    inner.part = Part(fragment, part.rows, part.row, f.var, at)
+    made = _wide(low, f.body, inner, lane, count) if count > 1 else low.sequence(f.body, inner)
+    return _loops(variables, rest, made)
 
 
 def _wide(low: Lowering, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int) -> Body:

@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compiler.ir import tile
-from compiler.ir.expr import Expr, Load, Var, const, static
+from compiler.ir.expr import Expr, Load, Var, const, loads, static
 from compiler.ir.index import Ranges, simplify
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
+from compiler.passes.gpu.labels import Labels, neighbouring, relabelled
 from compiler.targets.layout import Digits, Layout
 from compiler.targets.target import Instruction, Target, instruction
 
@@ -106,32 +107,42 @@ class Grid:
     n: int
 
 
-def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], grid: Grid, order: str) -> Fragment:
+@dataclass(frozen=True)
+class Division:
+    """How an accumulator is divided: the grid of groups, and the labels of rows and columns."""
+
+    grid: Grid
+    m: Labels
+    n: Labels
+
+
+def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], division: Division, order: str) -> Fragment:
     """The fragment of a tile with these axes; `layout` is that of one instruction, with rows and columns `order`.
 
     Instructions follow each other along the columns of an accumulator and of a left operand, then down the rows; along
     n of a right operand, then along k.
     """
+    labels = {"m": division.m, "n": division.n, "k": Labels()}
 
-    def turned(row: int, column: int) -> Digit:
-        return Digit(1, row, column) if order == "".join(axes) else Digit(1, column, row)
+    def along(axis: str, extent: int, step: int) -> list[Digit]:
+        steps = relabelled(extent, step, labels[axis])
+        return [Digit(e, by, 0) if axes[0] == axis else Digit(e, 0, by) for e, by in steps]
 
     def digits(given: Digits) -> list[Digit]:
-        made = []
+        made: list[Digit] = []
         for extent, stride in given:
-            step = turned(*divmod(stride, layout.shape[1]))
-            made.append(Digit(extent, step.row, step.column))
+            row, column = divmod(stride, layout.shape[1])
+            made += along(order[0], extent, row) if row else along(order[1], extent, column)
         return made
 
-    def along(axis: str, extent: int, step: int) -> Digit:
-        if axis not in axes:
-            return Digit(extent, 0, 0)
-        return Digit(extent, step, 0) if axes[0] == axis else Digit(extent, 0, step)
-
     unit = dict(zip(order, layout.shape, strict=True))
-    parts = {"m": grid.m, "n": grid.n, "k": 1}
-    threads = [*digits(layout.threads)]
-    threads += [along(x, parts[x], lengths.get(x, 0) // parts[x]) for x in "mn" if parts[x] > 1]
+    parts = {"m": division.grid.m, "n": division.grid.n, "k": 1}
+    threads = digits(layout.threads)
+    for x in "mn":
+        if parts[x] > 1:
+            step = lengths.get(x, 0) // parts[x]
+            held = Digit(parts[x], step, 0) if axes[0] == x else Digit(parts[x], 0, step)
+            threads.append(held if x in axes else Digit(parts[x], 0, 0))
     registers = digits(layout.registers)
     size = weight = math.prod(d.extent for d in registers)
     strides = []
@@ -139,7 +150,7 @@ def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], grid
         count = lengths[x] // parts[x] // unit[x]
         strides.append((x, weight))
         if count > 1:
-            registers.append(along(x, count, unit[x]))
+            registers += along(x, count, unit[x])
             weight *= count
     shape = (lengths[axes[0]], lengths[axes[1]])
     return Fragment(shape, tuple(threads), tuple(registers), size, tuple(strides))
@@ -170,7 +181,40 @@ def choose_grid(kernel: Kernel, target: Target, threads: int) -> Grid:
     return best[1]
 
 
-def infer(kernel: Kernel, target: Target, grid: Grid) -> dict[str, Fragment]:
+def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:
+    """The grid with labels: new ones where an operand of 32 bits comes from memory in which m or n is innermost."""
+    products = list(_products(kernel))
+    if len({s.acc.buffer for s in products}) != 1:
+        return Division(grid, Labels(), Labels())
+    loaded = {n.target.buffer: n for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy)}
+    sources = _sources(kernel, loaded)
+    labels = {}
+    for s in products:
+        row = instruction(target, s.instruction)
+        long = tile.lengths(s)
+        for x, held, operand_slice in (("m", s.layout[0], s.a), ("n", s.layout[1], s.b)):
+            space = row.a_space if x == "m" else row.b_space
+            parts, unit = (grid.m, row.m) if x == "m" else (grid.n, row.n)
+            if space == "registers" and held[-1] == x and row.a_type == "f32" and operand_slice.buffer in sources:
+                labels[x] = neighbouring(long[x] // parts, unit, unit * WARP // row.threads)
+    return Division(grid, labels.get("m", Labels()), labels.get("n", Labels()))
+
+
+def _sources(kernel: Kernel, loaded: dict[str, tile.Copy]) -> set[str]:
+    """Tiles that copies fill, and those that loops compute from them."""
+    out = set(loaded)
+    more = True
+    while more:
+        before = len(out)
+        for s in kernel.body:
+            for n in s.walk():
+                if isinstance(n, Store) and any(x.buffer in out for x in loads(n.value)):
+                    out.add(n.buffer)
+        more = len(out) > before
+    return out
+
+
+def infer(kernel: Kernel, target: Target, division: Division) -> dict[str, Fragment]:
     """The fragments of all tiles in registers that tensor instructions use, and of those used beside them."""
     products = list(_products(kernel))
     tiles = {n.tensor.name: n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
@@ -182,7 +226,7 @@ def infer(kernel: Kernel, target: Target, grid: Grid) -> dict[str, Fragment]:
             if layout is None or alloc is None or alloc.space != "registers":
                 continue
             extents = dict(zip(axes, (static(n) for n in alloc.tensor.shape), strict=True))
-            made = operand(layout, (axes[0], axes[1]), extents, grid, order)
+            made = operand(layout, (axes[0], axes[1]), extents, division, order)
             if found.setdefault(alloc.tensor.name, made) != made:
                 raise ValueError(
                     f"kernel {kernel.name}: {alloc.tensor.name} is an operand of two kinds of tensor instruction"

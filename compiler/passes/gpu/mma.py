@@ -24,6 +24,7 @@ Body = list[k.Stmt]
 MATRIX = 8  # rows of a matrix that ldmatrix moves, of 16 bytes each
 WORD = 4  # bytes that a thread gets of each
 MOST_MATRICES = 4
+WIDEST = 16  # bytes that a thread loads at once
 
 
 def multiply(low: Lowering, s: tile.Mma, scope: Scope) -> Body:
@@ -77,7 +78,7 @@ def load_fragment(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
     dtype = low.tiles[s.target.buffer].dtype
     how = _matrices(fragment, dtype)
     if how is None:
-        return _one_by_one(low, s, fragment, array, scope)
+        return _by_lanes(low, s, fragment, array, scope)
     transposed, digits = how
     return _by_matrices(low, s, fragment, array, transposed, digits, scope)
 
@@ -160,21 +161,38 @@ def _first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
     return count, taken, rest
 
 
-def _one_by_one(low: Lowering, s: tile.Copy, fragment: Fragment, array: str, scope: Scope) -> Body:
+def _by_lanes(low: Lowering, s: tile.Copy, fragment: Fragment, array: str, scope: Scope) -> Body:
+    """Each thread loads its own elements, neighbours in memory at once."""
     row, column = low.origin(fragment)
     inner = scope.inner()
     variables: list[tuple[Var, int]] = []
     register: Expr = const(0)
-    weight = 1
+    weight = count = 1
+    lane = Var(low.fresh("near"))
     for d in fragment.registers:
-        var = Var(low.fresh("part"))
-        inner.ranges[var.name] = (0, d.extent - 1)
-        row, column = row + var * d.row, column + var * d.column
-        register, weight = register + var * weight, weight * d.extent
-        variables.append((var, d.extent))
+        if d.column == count and not d.row and count * d.extent * low.tiles[s.target.buffer].dtype.bytes <= WIDEST:
+            # A digit of the place among neighbours, at this weight among the registers.
+            register = register + lane // count % d.extent * weight
+            count *= d.extent
+        else:
+            var = Var(low.fresh("part"))
+            inner.ranges[var.name] = (0, d.extent - 1)
+            row, column = row + var * d.row, column + var * d.column
+            register = register + var * weight
+            variables.append((var, d.extent))
+        weight *= d.extent
+    inner.ranges[lane.name] = (0, count - 1)
     source = _address(low, s.source, row, column, inner)
-    value = Load(source.buffer, (source.index,), low.tiles[s.target.buffer].dtype)
-    return _unrolled(variables, [k.Store(array, register, value)])
+    dtype = low.tiles[s.target.buffer].dtype
+    place = simplify(register, inner.ranges, index=True)
+    if count == 1:
+        value = Load(source.buffer, (source.index,), dtype)
+        return _unrolled(variables, [k.Store(array, place, value)])
+    near = low.fresh(f"{s.source.buffer}_near")
+    load = k.Call("mlc_load", (count,), (k.Address(near, const(0)), source), (near,))
+    put = k.Store(array, place, Load(near, (lane,), dtype))
+    dealt = k.For(lane.name, const(0), const(count), 1, (put,), "unroll")
+    return _unrolled(variables, [k.Array(near, dtype, count, "local", 16), load, dealt])
 
 
 def _address(low: Lowering, s: tile.Slice, row: Expr, column: Expr, scope: Scope) -> k.Address:

@@ -62,7 +62,10 @@ def roles(low: Lowering, body: tuple[Stmt, ...], scope: Scope) -> Body:
     start: Body = [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.Barrier("block")]
     many = low.producers == GROUP
     if many:
-        left = (REGISTERS // WARP // 4 - FEW) // (low.threads // GROUP) // 8 * 8
+        # The threads of a block share out what they were launched with, which is the same for all and a multiple of 8.
+        groups = low.threads // GROUP
+        launched = REGISTERS // (low.threads + GROUP) // 8 * 8
+        left = (launched * (groups + 1) - FEW) // groups // 8 * 8
         start_producer: Body = [k.Call("mlc_registers_decrease", (FEW,), ())]
         computing = [k.Call("mlc_registers_increase", (min(left, 240),), ()), *computing]
     else:
@@ -215,6 +218,7 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
         out += wgmma.finish(low, scope)
     low.blank |= dict.fromkeys(low.blank, op("eq", var, const(0)))
     body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, ring.slot), ring.phase), (ring.full,))]
+    low.adding = ""
     body += low.loop_body(f, rest, inner)
     warp_first = op("eq", low.lane(), const(0))
     if groups:

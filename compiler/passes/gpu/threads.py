@@ -128,9 +128,11 @@ class Lowering:
     signals: list[tuple[str, int, int]] = field(default_factory=list)
     parities: dict[str, Var] = field(default_factory=dict)
     maps: dict[tuple[str, tuple[int, ...], int], str] = field(default_factory=dict)
-    # Fragments of products under way; accumulators to begin at zero, and where; shared tiles that ordinary stores
-    # changed since the last fence.
+    # Fragments that products under way add to, those that they read, and the one that the last statement added to;
+    # accumulators to begin at zero, and where; shared tiles that ordinary stores changed since the last fence.
     flight: set[str] = field(default_factory=set)
+    lent: set[str] = field(default_factory=set)
+    adding: str = ""
     blank: dict[str, Expr] = field(default_factory=dict)
     unfenced: set[str] = field(default_factory=set)
     origins: dict[Fragment, tuple[Expr, Expr]] = field(default_factory=dict)
@@ -143,7 +145,7 @@ class Lowering:
         self.tiles = {n.tensor.name: n.tensor for n in allocs}
         self.in_shared = frozenset(n.tensor.name for n in allocs if n.space == "shared")
         self.groups = fragments.choose_grid(s, self.target, self.threads)
-        self.fragments = fragments.infer(s, self.target, self.groups)
+        self.fragments = fragments.infer(s, self.target, fragments.divide(s, self.target, self.groups))
         scope = Scope({}, ChainMap({}, self.known), {p.name: p for p in s.params}, multiples=self.multiples)
         body, axes = s.body, []
         while len(body) == 1 and _is(body[0], "blocks"):

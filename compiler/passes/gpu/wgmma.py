@@ -86,23 +86,27 @@ def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body
         begin = at["m"] * left.stride("m") + at["k"] * left.stride("k")
         a = k.Address((scope.registers or {})[s.a.buffer], simplify(begin, inner.ranges, index=True))
         call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate), (array,))
-        low.flight.add(s.a.buffer)
+        low.lent.add(s.a.buffer)
     body: Body = [call]
     for axis in "nmk":
         var = at[axis]
         if isinstance(var, Var):
             body = [k.For(var.name, const(0), const(repeats[axis]), 1, tuple(body), "unroll")]
     low.flight.add(s.acc.buffer)
+    # One fence is enough for products that follow each other.
     fence = k.Call("mlc_wgmma_fence", (acc.count,), (k.Address(array, const(0)),), (array,))
-    return [fence, *body, k.Call("mlc_wgmma_commit", (), ())]
+    first_one = [] if low.adding == s.acc.buffer else [fence]
+    low.adding = s.acc.buffer
+    return [*first_one, *body, k.Call("mlc_wgmma_commit", (), ())]
 
 
 def settle(low: Lowering, s: Stmt, scope: Scope) -> Body:
     """A wait for the products in flight, where a statement touches what they do."""
-    if not low.flight or is_asynchronous(low, s):
-        held = isinstance(s, tile.Mma) and s.a.buffer in low.flight
-        return finish(low, scope) if held else []
-    return finish(low, scope) if tile.buffers((s,)) & low.flight else []
+    if is_asynchronous(low, s):
+        assert isinstance(s, tile.Mma)
+        return finish(low, scope) if s.a.buffer in low.flight else []
+    low.adding = ""
+    return finish(low, scope) if tile.buffers((s,)) & (low.flight | low.lent) else []
 
 
 def finish(low: Lowering, scope: Scope) -> Body:
@@ -110,6 +114,8 @@ def finish(low: Lowering, scope: Scope) -> Body:
     if not low.flight:
         return []
     out: Body = [k.Call("mlc_wgmma_wait", (0,), ())]
+    low.adding = ""
+    low.lent.clear()
     for name in sorted(low.flight):
         array, fragment = (scope.registers or {}).get(name), low.fragments[name]
         if array is not None and low.tiles[name].dtype.bytes == 4:
