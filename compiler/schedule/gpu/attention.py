@@ -1,7 +1,8 @@
 """A loop nest that sums values weighted by a softmax and a target in; one pass over blocks of keys by tensor cores out.
 
-Each warp has 16 queries of a block. Keys and values come to shared memory while those before are multiplied; scores,
-weights and sums stay in registers: what a thread holds of the scores is what it needs of the weights as a left operand.
+Each warp has 16 queries of a block. Keys and values come to shared memory while those before are multiplied. Scores and
+sums stay in registers, and so do weights of 16 bits: what a thread holds of the scores is what it needs of these as a
+left operand. That is not so for weights of 32 bits, which take the way through shared memory.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from compiler.ir import loop
-from compiler.ir.dtype import STORAGE_ONLY
+from compiler.ir.dtype import f32
 from compiler.ir.expr import Const
 from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Init, Kernel, Let
@@ -19,11 +20,13 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule import online
 from compiler.schedule.gpu import parts
 from compiler.schedule.gpu.tiles import RESERVED, WARP
-from compiler.schedule.steps import Bind, Cache, Online, Reorder, Schedule, Split, Step, Tensorize
+from compiler.schedule.steps import Bind, Cache, Compensate, Online, Promote, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
 LEAST_QUERIES = 9  # fewer are products of a matrix and few rows, which wait for memory whatever multiplies them
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
+CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
+PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
 WARPS = (8, 4, 2)  # of a block, most first: the more, the fewer times keys and values are read
 DEPTH = 2  # blocks of keys in shared memory
 MOST_FEATURES = 128  # the sums of wider values do not fit in registers beside the rest
@@ -51,6 +54,10 @@ class _Plan:
     tensors: dict[str, Tensor]
     target: Target
     steps: list[Step] = field(default_factory=list)
+    threefold: bool = False  # products of f32 are three of tf32
+    unit: int = 0
+    block: int = 0  # of keys
+    threads: int = 0
 
     def __post_init__(self) -> None:
         f, s = self.found, self.scores
@@ -67,63 +74,62 @@ class _Plan:
         """The instruction for both products: all operands are of one type that weights are rounded to."""
         kinds = {x.value.dtype for x in (self.q, self.k, self.v)} | {self.found.weight}
         acc = self.found.accumulator.dtype
-        if len(kinds) != 1 or self.scores.name.dtype is not acc:
+        if len(kinds) != 1 or self.scores.name.dtype is not f32 or acc is not f32:
             return None
         kind = kinds.pop()
         rows = [
             r for r in self.target.instructions
             if r.function == "mlc_mma_sync" and (r.a_type, r.b_type, r.acc_type) == (kind.name, kind.name, acc.name)
         ]  # fmt: skip
-        if kind not in STORAGE_ONLY:
-            return None
         return max(rows, key=lambda r: r.m * r.k, default=None)
 
     def schedule(self) -> Schedule | None:
         row = self.row()
         if row is None or self.queries < LEAST_QUERIES or max(self.depth, self.features) > MOST_FEATURES:
             return None
-        keys = min(KEYS, _up(self.keys, row.k))
-        warps = self.warps(row)
-        size = self.found.weight.bytes
-        shared = size * (warps * row.m * _up(self.depth, row.k))
-        shared += size * DEPTH * keys * (_up(self.depth, row.k) + _up(self.features, row.k))
-        if shared + RESERVED > self.target.shared:
-            return None
-        return self.applied(row, warps, keys)
-
-    def warps(self, row: Instruction) -> int:
-        """As many warps as leave a block for every multiprocessor."""
+        self.threefold = self.found.weight is f32
+        self.unit = CHUNK if self.threefold else row.k
+        self.block = CHUNK if self.threefold else min(KEYS, _up(self.keys, row.k))
+        fits = [w for w in WARPS if self.memory(w * row.m) + RESERVED <= self.target.shared]
         batch = math.prod(parts.size(_loop(f)) for f in self.found.batch)
-        fits = [w for w in WARPS if batch * -(-self.queries // (w * row.m)) >= self.target.cores]
-        return fits[0] if fits else WARPS[-1]
+        full = [w for w in fits if batch * -(-self.queries // (w * row.m)) >= self.target.cores]
+        return self.applied(row, (full or fits[-1:])[0]) if fits else None
 
-    def applied(self, row: Instruction, warps: int, keys: int) -> Schedule:
+    def memory(self, rows: int) -> int:
+        """Bytes of a block's tiles in shared memory."""
+        depth, features = _up(self.depth, self.unit), _up(self.features, self.unit)
+        weights = rows * self.block if self.threefold else 0
+        return self.found.weight.bytes * (rows * depth + DEPTH * (weights + self.block * (depth + features)))
+
+    def applied(self, row: Instruction, warps: int) -> Schedule:
         add, f = self.steps.append, self.found
         query, key, feature, depth = f.query.var, f.key, f.feature.var, self.scores.depth.var
-        threads = warps * WARP
-        add(Online(f.accumulator.name, warps * row.m, keys, row.k))
+        self.threads = warps * WARP
+        where = ("shared", f.weight.bytes * self.block) if self.threefold else ("registers", 0)
+        add(Online(f.accumulator.name, warps * row.m, self.block, self.unit, *where))
         self.steps += [Bind(x.var, "blocks") for x in f.batch]
         add(Bind(f"{query}0", "blocks"))
-        self.spread(f"{query}_first", threads)
+        self.spread(f"{query}_first")
         for end, column in (("begin", feature), ("zero", key), ("scale", feature), ("last", feature)):
-            self.spread(f"{query}_{end}", threads, f"{column}_{end}")
-        self.spread(f"{query}_row", threads, f"{key}_row", f"{key}_max", f"{key}_exp")
-        names = f"{query}_score", f"{key}_score", depth
-        widths = warps * row.m, keys, _up(self.depth, row.k)
-        q = self.shared(self.q, "query", {"own": names[0], "k": depth}, widths[2], threads)
-        k = self.shared(self.k, "key", {"own": names[1], "k": depth}, widths[2], threads)
-        self.product(names, (q, k), row)
-        names = f"{query}_value", f"{feature}_value", f"{key}_value"
-        v = self.shared(self.v, "value", {"own": names[1], "k": names[2]}, _up(self.features, row.k), threads)
-        self.product(names, ("", v), row)
+            self.spread(f"{query}_{end}", f"{column}_{end}")
+        self.spread(f"{query}_row", f"{key}_row", f"{key}_max", f"{key}_exp")
+        widths = _up(self.depth, self.unit), _up(self.features, self.unit)
+        nest = f"{query}_score", f"{key}_score", depth
+        q = self.shared(self.q, "query", {"own": nest[0], "k": depth}, widths[0])
+        k = self.shared(self.k, "key", {"own": nest[1], "k": depth}, widths[0])
+        self.product(self.scores.name.name, nest, (q, k), row)
+        nest = f"{query}_value", f"{feature}_value", f"{key}_value"
+        v = self.shared(self.v, "value", {"own": nest[1], "k": nest[2]}, widths[1])
+        weights = f"{f.accumulator.name}_weights" if self.threefold else ""
+        self.product(f.accumulator.name, nest, (weights, v), row, widths[1])
         add(Bind(f"{key}0", "pipeline", (("depth", DEPTH),)))
         return Schedule(tuple(self.steps))
 
-    def spread(self, rows: str, threads: int, *columns: str) -> None:
-        self.steps.append(Bind(rows, "lanes", (("threads", threads),)))
+    def spread(self, rows: str, *columns: str) -> None:
+        self.steps.append(Bind(rows, "lanes", (("threads", self.threads),)))
         self.steps += [Bind(x, "lanes") for x in columns]
 
-    def shared(self, x: parts.Factor, word: str, own: dict[str, str], width: int, threads: int) -> str:
+    def shared(self, x: parts.Factor, word: str, own: dict[str, str], width: int) -> str:
         """A factor's tile in shared memory, in rows of `width` where it is copied."""
         name = f"{x.buffer}_{word}"
         loops = (own[x.order[0]], own[x.order[1]])
@@ -132,17 +138,40 @@ class _Plan:
         how = "" if not x.operand.copied else "cp.async" if x.operand.piece in parts.PIECES else "plain"
         self.steps.append(Cache(x.buffer, name, loops, "shared", how, swizzle))
         if not how:
-            self.spread(f"{name}_at", threads)
+            self.spread(f"{name}_at")
         return name
 
-    def product(self, nest: tuple[str, str, str], operands: tuple[str, str], row: Instruction) -> None:
-        """The product of what is in shared memory, a piece of the depth at a time; a left operand may be there."""
-        m, n, k = nest
+    def product(
+        self, acc: str, nest: tuple[str, str, str], operands: tuple[str, str], row: Instruction, width: int = 0
+    ) -> None:
+        """The product of what is in shared memory, a piece of the depth at a time; an operand without a name is not.
+
+        `width` is how many columns there are, where they may be more than go together.
+        """
+        add, (m, n, k) = self.steps.append, nest
+        if self.threefold:
+            panel = next(p for p in range(PANEL, 0, -row.n) if width % p == 0)
+            around = [f"{k}0"]
+            if width > panel:
+                add(Split(n, panel))
+                around, n = [f"{n}0", f"{k}0"], f"{n}1"
+            add(Split(k, CHUNK))
+            add(Reorder((*around, m, n, f"{k}1")))
+            self.steps += [Bind(x, "unroll") for x in around]
+            add(Promote(acc, f"{k}0", f"{acc}_chunk"))
+            for end in ("first", "last"):
+                self.spread(f"{acc}_chunk_{end}0", f"{acc}_chunk_{end}1")
+            k = f"{k}1"
         self.steps += [Split(k, row.k), Reorder((f"{k}0", m, n, f"{k}1")), Bind(f"{k}0", "unroll")]
-        for name, own in zip(operands, (m, n), strict=True):
-            if name:
-                self.steps.append(Cache(name, f"{name}_piece", (own, f"{k}1"), "registers", "plain"))
-        self.steps.append(Tensorize((m, n, f"{k}1"), row.name))
+        inner = m, n, f"{k}1"
+        pieces = [(f"{x}_piece", x, own) for x, own in zip(operands, (m, n), strict=True) if x]
+        self.steps += [Cache(x, piece, (own, inner[2]), "registers", "plain") for piece, x, own in pieces]
+        if self.threefold:
+            add(Compensate(inner))
+            for piece, _, _ in pieces:
+                self.spread(f"{piece}_at0", f"{piece}_at1")
+            self.steps += [Tensorize(tuple(x + end for x in inner), row.name) for end in ("_0", "_1")]
+        add(Tensorize(inner, row.name))
 
 
 def _loop(f: online.For) -> loop.For:

@@ -199,9 +199,12 @@ class _Maker:
         row, column = f"{self.query}_{end}", f"{name}_{end}"
         return self.nest([(row, self.rows, "parallel"), (column, extent, "parallel")], [body(Var(row), Var(column))])
 
-    def alloc(self, name: str, *shape: int, dtype: DType | None = None, space: str = "registers") -> Stmt:
+    def tensor(self, name: str, dtype: DType, *shape: int) -> Tensor:
         dims = tuple(map(dim, shape))
-        return tile.Alloc(Tensor(name, dtype or self.dtype, dims, row_major(dims)), space)
+        return Tensor(name, dtype, dims, row_major(dims))
+
+    def alloc(self, name: str, *shape: int) -> Stmt:
+        return tile.Alloc(self.tensor(name, self.dtype, *shape), "registers")
 
     def body(self) -> Body:
         f = self.found
@@ -243,7 +246,8 @@ class _Maker:
             zero = identity("sum", self.dtype)
             out.append(self.rows_and("zero", key, self.cols, lambda i, j: Store(scores, (i, j), zero)))
             out.append(self.product(scores))
-        out.append(self.alloc(weights, self.rows, self.cols, dtype=f.weight, space=self.step.space))
+        held = self.tensor(weights, f.weight, self.rows, self.cols)
+        out.append(tile.Alloc(held, self.step.space, self.step.swizzle))
         out.append(self.softmax(scores, weights))
 
         def rescaled(i: Expr, d: Expr) -> Stmt:
