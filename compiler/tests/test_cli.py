@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import compiler
 from compiler import cli, execution, expression, pipeline
@@ -111,12 +112,17 @@ def test_run_compares_and_races(capsys: pytest.CaptureFixture[str]) -> None:
     assert raced.startswith("eager ") and raced.endswith("x")
 
 
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@without_gpu
 def test_run_without_a_gpu_says_that_it_emulates_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "-c", SOFTMAX, "--target", "sm_80"]) == 0
     out = capsys.readouterr().out
     assert "no GPU: the CUDA code for sm_80 runs on the CPU, emulated" in out and out.rstrip().endswith(": ok")
 
 
+@without_gpu
 @pytest.mark.parametrize("words", [["--bench", "--target", "cuda"], ["--profile", "--target", "cuda"], ["--profile"]])
 def test_what_needs_a_gpu_is_refused_without_one(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "-c", SOFTMAX, *words]) == 1

@@ -11,6 +11,7 @@ from compiler.runtime import profile
 from compiler.runtime.launches import Launch
 
 TARGET = compiler.target("sm_90a")
+emulated = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU, on which compiled functions run")
 
 
 def lowered(function: object, *inputs: torch.Tensor) -> compiler.Lowering:
@@ -60,6 +61,7 @@ def test_what_the_checks_find_is_told_with_its_line(monkeypatch: pytest.MonkeyPa
         compiler.execute(lowering, "kernel", [x])
 
 
+@emulated
 def test_inputs_amid_sixteen_bytes_are_copied() -> None:
     base = torch.randn(41)
     x = base[1:]
@@ -71,6 +73,7 @@ def test_inputs_amid_sixteen_bytes_are_copied() -> None:
     assert outcome.complaints == () and outcome.same
 
 
+@emulated
 def test_a_compiled_function_refuses_other_tensors() -> None:
     compiled = compiler.compile(lambda x: x + 1, [torch.randn(8)], "cuda")
     with pytest.raises(ValueError, match="expected f32"):
@@ -79,6 +82,7 @@ def test_a_compiled_function_refuses_other_tensors() -> None:
         compiled()
 
 
+@emulated
 def test_weights_are_bound() -> None:
     linear = torch.nn.Linear(6, 3)
     x = torch.randn(4, 6)
