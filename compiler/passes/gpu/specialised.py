@@ -6,14 +6,16 @@ an mbarrier for each slot, whose phases alternate each time that the ring is gon
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import Var, both, const, names, op, select
-from compiler.ir.statement import If, Let, Stmt
+from compiler.ir.expr import Expr, Var, both, const, names, op, select
+from compiler.ir.statement import If, Let, Stmt, Store
 from compiler.passes.gpu import pipelines, tma, wgmma
 from compiler.passes.gpu.fragments import WARP
+from compiler.passes.gpu.hazards import Hazards
 from compiler.passes.gpu.scope import THREAD, Scope, range_of
 
 if TYPE_CHECKING:
@@ -25,7 +27,7 @@ REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 255  # of a thread
 BESIDES = 64  # registers of a thread that computes, beyond its fragments
 GROUP = 4 * WARP
-FEW = 24  # registers that a thread keeps that only asks for copies
+FEW, SOME = 24, 40  # registers that a thread keeps that only asks for copies, and one that prepares what comes
 
 
 def is_specialised(s: Stmt) -> bool:
@@ -36,51 +38,67 @@ def has_producers(body: tuple[Stmt, ...]) -> bool:
     return any(is_specialised(n) for s in body for n in s.walk())
 
 
+def prepared(f: tile.For) -> tuple[tile.For, ...]:
+    """The loops in a pipeline over the lanes of all its producers' warps but one: what these do before the products."""
+    others = (dict(f.bind.args)["producers"] - 1) * WARP
+    return tuple(
+        s for s in f.body
+        if isinstance(s, tile.For) and s.bind.level == "lanes" and others and dict(s.bind.args).get("threads") == others
+    )  # fmt: skip
+
+
 def roles(low: Lowering, body: tuple[Stmt, ...], scope: Scope) -> Body:
-    """The body twice: its copies ahead for one thread of the warps behind, all else for the threads before."""
-    for s in body:
-        for n in s.walk():
-            if is_specialised(n):
-                assert isinstance(n, tile.For)
-                _prepare(low, n, scope)
+    """The body for each role: copies ahead for one thread of the warps behind, all else for the threads before.
+
+    A producer of several warps may prepare what was copied, in the others of them.
+    """
+    pipes = [n for s in body for n in s.walk() if is_specialised(n)]
+    for n in pipes:
+        _allocate(low, n, scope)
+        low.in_shared -= {x.buffer for s in prepared(n) for x in s.walk() if isinstance(x, Store)}
     consumers = scope.inner()
     computing = low.sequence(body, consumers)
     computing += wgmma.finish(low, consumers)
-    producer: Body = []
-    asking = scope.inner(level="thread")
-    for n in low.rings.values():
-        producer += [k.Declare(n.slot_asked.name, const(0)), k.Declare(n.phase_asked.name, const(1))]
-    producer += _asked(low, body, asking)
     computing = [*_counters(low), *computing]
-    low.producers = _producer_threads(low)
+    asking: Body = []
+    for ring in low.rings.values():
+        asking += [k.Declare(ring.asked[0].name, const(0)), k.Declare(ring.asked[1].name, const(1))]
+    asking += _role(low, body, scope.inner(level="thread"), _asking)
+    warps = max(dict(n.bind.args)["producers"] if prepared(n) else 1 for n in pipes)
+    low.producers = _producer_threads(low, warps)
+    first = low.threads // WARP
+    one: Body = [k.If(op("eq", THREAD, const(low.threads)), tuple(asking))]
+    if warps > 1:
+        preparing = tuple(_prepare_warps(low, body, scope, warps - 1))
+        one = [k.If(op("eq", low.warp(), const(first)), tuple(one), preparing)]
+    if low.producers == GROUP and "setmaxnreg" in low.target.features and low.threads % GROUP == 0:
+        # The threads of a block share out what they were launched with, which is the same for all and a multiple of 8.
+        kept, groups = FEW if warps == 1 else SOME, low.threads // GROUP
+        launched = REGISTERS // (low.threads + GROUP) // 8 * 8
+        left = (launched * (groups + 1) - kept) // groups // 8 * 8
+        one = [k.Call("mlc_registers_decrease", (kept,), ()), *one]
+        computing = [k.Call("mlc_registers_increase", (min(left, 240),), ()), *computing]
+    own = op("ge", low.warp(), const(first))
+    return [*_start(low), k.If(own, tuple(one), tuple(computing))]
+
+
+def _start(low: Lowering) -> Body:
+    """One thread makes the barriers ready."""
     ready: Body = []
     for name, slots, count in low.signals:
         ready += [
             k.Call("mlc_mbarrier_init", (), (k.Address(name, const(n)), const(count)), (name,)) for n in range(slots)
         ]
     ready.append(k.Call("mlc_mbarrier_fence_init", (), ()))
-    start: Body = [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.Barrier("block")]
-    many = low.producers == GROUP
-    if many:
-        # The threads of a block share out what they were launched with, which is the same for all and a multiple of 8.
-        groups = low.threads // GROUP
-        launched = REGISTERS // (low.threads + GROUP) // 8 * 8
-        left = (launched * (groups + 1) - FEW) // groups // 8 * 8
-        start_producer: Body = [k.Call("mlc_registers_decrease", (FEW,), ())]
-        computing = [k.Call("mlc_registers_increase", (min(left, 240),), ()), *computing]
-    else:
-        start_producer = []
-    one = k.If(op("eq", THREAD, const(low.threads)), tuple(producer))
-    own = op("ge", low.warp(), const(low.threads // WARP))
-    return [*start, k.If(own, (*start_producer, one), tuple(computing))]
+    return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.Barrier("block")]
 
 
-def _producer_threads(low: Lowering) -> int:
-    """A warp, or where the threads that compute need more registers than there are for all alike, four that give."""
+def _producer_threads(low: Lowering, warps: int) -> int:
+    """As many warps, or where the threads that compute need more registers than all alike get, four that give."""
     need = BESIDES + sum(f.count * low.tiles[n].dtype.bytes // 4 for n, f in low.fragments.items() if n in low.tiles)
-    have = REGISTERS // (low.threads + WARP) // 8 * 8
+    have = REGISTERS // (low.threads + warps * WARP) // 8 * 8
     hands = "setmaxnreg" in low.target.features and low.threads % GROUP == 0
-    return GROUP if hands and need > min(have, MOST_REGISTERS) else WARP
+    return GROUP if hands and need > min(have, MOST_REGISTERS) else warps * WARP
 
 
 def _counters(low: Lowering) -> Body:
@@ -90,19 +108,19 @@ def _counters(low: Lowering) -> Body:
     return [*out, *(k.Declare(p.name, const(0)) for p in low.parities.values())]
 
 
-def _prepare(low: Lowering, f: tile.For, scope: Scope) -> None:
+def _allocate(low: Lowering, f: tile.For, scope: Scope) -> None:
     """Shared memory of a pipeline's tiles, and its barriers."""
     depth = dict(f.bind.args).get("depth", 1)
-    used = copied_tiles(low, f)
+    used = slotted(low, f)
     for s in f.body:
         if isinstance(s, tile.Alloc) and s.tensor.name in used:
             low.allocate(s, depth)
             scope.buffers[s.tensor.name] = s.tensor
-    low.ring(f, depth)
+    low.ring(f, depth, dict(f.bind.args)["producers"] - 1 if prepared(f) else 0)
 
 
-def copied_tiles(low: Lowering, f: tile.For) -> frozenset[str]:
-    """Tiles that the pipeline copies ahead."""
+def slotted(low: Lowering, f: tile.For) -> frozenset[str]:
+    """Tiles of which a pipeline has as many as it is deep: those that it copies ahead, and those prepared from them."""
     copied, _ = pipelines.split(f, low)
     used = frozenset(c.target.buffer for c in copied if isinstance(c, tile.Copy))
     own = {s.tensor.name for s in f.body if isinstance(s, tile.Alloc)}
@@ -110,18 +128,18 @@ def copied_tiles(low: Lowering, f: tile.For) -> frozenset[str]:
         raise ValueError(
             f"kernel {low.source.name}: the producers of {f.var} copy nothing by tma, or to tiles from outside of it"
         )
-    return used
+    return used | {n.buffer for s in prepared(f) for n in s.walk() if isinstance(n, Store) and n.buffer in own}
 
 
-# ---- the thread that asks
+# ---- the warps of the producer
+
+Act = Callable[["Lowering", tile.For, Scope], Body]
 
 
-def _asked(low: Lowering, body: tuple[Stmt, ...], scope: Scope) -> Body:
-    """The loops around copies ahead, and the values that they are computed from."""
+def _role(low: Lowering, body: tuple[Stmt, ...], scope: Scope, act: Act) -> Body:
+    """The loops around pipelines, and the values that they are computed from; `act` is what is done in a pipeline."""
     kept = [s for s in body if has_producers((s,))]
-    needed: set[str] = set()
-    for s in kept:
-        needed |= _needed(low, s)
+    needed: set[str] = set().union(*(_needed(low, s) for s in kept))
     out: list[Stmt] = []
     for s in reversed(body):
         if s in kept:
@@ -133,26 +151,26 @@ def _asked(low: Lowering, body: tuple[Stmt, ...], scope: Scope) -> Body:
     for s in out:
         match s:
             case tile.For() if is_specialised(s):
-                made += _asking(low, s, scope)
+                made += act(low, s, scope)
             case tile.For(var, extent, _, _, inner_body):
                 inner = scope.inner()
                 name = low.fresh(var)
                 made_extent = low.value(extent, scope)
                 inner.values[var], inner.ranges[name] = Var(name), range_of(made_extent, scope.ranges)
-                made.append(k.For(name, const(0), made_extent, 1, tuple(_asked(low, inner_body, inner))))
+                made.append(k.For(name, const(0), made_extent, 1, tuple(_role(low, inner_body, inner, act))))
             case If(cond, inner_body):
-                made.append(k.If(low.value(cond, scope), tuple(_asked(low, inner_body, scope.inner()))))
+                made.append(k.If(low.value(cond, scope), tuple(_role(low, inner_body, scope.inner(), act))))
             case _:
                 made += low.stmt(s, scope)
     return made
 
 
 def _needed(low: Lowering, s: Stmt) -> set[str]:
-    """Names that the copies ahead in a statement are computed from."""
+    """Names that what producers do in a statement is computed from."""
     if is_specialised(s):
         assert isinstance(s, tile.For)
         copied, _ = pipelines.split(s, low)
-        return names(s.extent).union(*(names(c) for c in copied))
+        return names(s.extent).union(*(names(c) for c in (*copied, *prepared(s))))
     match s:
         case tile.For(_, extent, _, _, body):
             return names(extent).union(*(_needed(low, c) for c in body))
@@ -163,24 +181,49 @@ def _needed(low: Lowering, s: Stmt) -> set[str]:
     return set()
 
 
-def _asking(low: Lowering, f: tile.For, scope: Scope) -> Body:
-    ring = low.rings[f.var]
-    copied, _ = pipelines.split(f, low)
+def _loop(low: Lowering, f: tile.For, slot: Var, scope: Scope) -> tuple[Var, Expr, Scope]:
+    """The variable, the extent and the inside of a pipeline as one role runs it, with its tiles in that role's slot."""
     extent = low.value(f.extent, scope)
     inner = scope.inner()
     var = Var(low.fresh(f.var))
     inner.values[f.var], inner.ranges[var.name] = var, range_of(extent, scope.ranges)
-    inner.ranges[ring.slot_asked.name] = (0, ring.depth - 1)
-    full, empty = (k.Address(name, ring.slot_asked) for name in (ring.full, ring.empty))
-    pipelines.at(low, copied_tiles(low, f), ring.slot_asked)
+    inner.ranges[slot.name] = (0, low.rings[f.var].depth - 1)
+    pipelines.at(low, slotted(low, f), slot)
+    return var, extent, inner
+
+
+def _asking(low: Lowering, f: tile.For, scope: Scope) -> Body:
+    """What the thread that asks for copies does in a pipeline."""
+    ring = low.rings[f.var]
+    slot, phase = ring.asked
+    copied, _ = pipelines.split(f, low)
+    var, extent, inner = _loop(low, f, slot, scope)
+    full, empty = k.Address(ring.full, slot), k.Address(ring.empty, slot)
     total = sum(tma.size(low, s) for s in copied if isinstance(s, tile.Copy))
     body: Body = [
-        k.Call("mlc_mbarrier_wait", (), (empty, ring.phase_asked), (ring.empty,)),
+        k.Call("mlc_mbarrier_wait", (), (empty, phase), (ring.empty,)),
         k.Call("mlc_mbarrier_expect", (), (full, const(total)), (ring.full,)),
     ]
     for s in copied:
         body += tma.load(low, s, full, inner) if isinstance(s, tile.Copy) else low.stmt(s, inner)
-    body += _next(ring.slot_asked, ring.phase_asked, ring.depth)
+    body += _next(slot, phase, ring.depth)
+    return [k.For(var.name, const(0), extent, 1, tuple(body))]
+
+
+def _preparing(low: Lowering, f: tile.For, scope: Scope) -> Body:
+    """What the other warps of the producer do in a pipeline: loops of their own before the products."""
+    ring = low.rings[f.var]
+    slot, phase = ring.prepared
+    own = prepared(f)
+    if not own:
+        return []
+    var, extent, inner = _loop(low, f, slot, scope)
+    lets = [s for s in f.body if isinstance(s, Let) and s.name in set().union(*(names(x) for x in own))]
+    body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, slot), phase), (ring.full,))]
+    body += low.sequence((*lets, *own), inner)
+    arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(ring.ready, slot),), (ring.ready,))
+    body += [k.Call("mlc_fence_async", (), ()), k.Barrier("warp"), k.If(op("eq", low.lane(), const(0)), (arrive,))]
+    body += _next(slot, phase, ring.depth)
     return [k.For(var.name, const(0), extent, 1, tuple(body))]
 
 
@@ -193,6 +236,19 @@ def _next(slot: Var, phase: Var, depth: int) -> Body:
     return [turned, k.Assign(slot.name, pipelines.following(slot, depth))]
 
 
+def _prepare_warps(low: Lowering, body: tuple[Stmt, ...], scope: Scope, count: int) -> Body:
+    """The role of the producer's warps but the first."""
+    around = low.threads, low.first, low.hazards
+    low.threads, low.first, low.hazards = count * WARP, low.threads + WARP, Hazards()
+    out: Body = []
+    for ring in low.rings.values():
+        slot, phase = ring.prepared
+        out += [k.Declare(slot.name, const(0)), k.Declare(phase.name, const(0))]
+    out += _role(low, body, scope.inner(), _preparing)
+    low.threads, low.first, low.hazards = around
+    return out
+
+
 # ---- the threads that compute
 
 
@@ -202,9 +258,10 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
     Where products alone use the slots, a slot is given back an iteration later, when the next ones are on their way.
     """
     ring = low.rings[f.var]
-    used = copied_tiles(low, f)
+    used = slotted(low, f)
     _, rest = pipelines.split(f, low)
-    rest = pipelines.rest_of(rest, used)
+    done = prepared(f)
+    rest = tuple(s for s in pipelines.rest_of(rest, used) if s not in done)
     extent = low.value(f.extent, scope)
     inner = scope.inner(ordered=scope.ordered | used)
     var = Var(low.fresh(f.var))
@@ -218,6 +275,10 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
         out += wgmma.finish(low, scope)
     low.blank |= dict.fromkeys(low.blank, op("eq", var, const(0)))
     body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, ring.slot), ring.phase), (ring.full,))]
+    if done:
+        ready = k.Address(ring.ready, ring.slot)
+        made = frozenset(n.buffer for s in done for n in s.walk() if isinstance(n, Store))
+        low.awaited = made, k.Call("mlc_mbarrier_wait", (), (ready, ring.phase), (ring.ready,))
     low.adding = ""
     body += low.loop_body(f, rest, inner)
     warp_first = op("eq", low.lane(), const(0))

@@ -33,15 +33,16 @@ Body = list[k.Stmt]
 
 @dataclass(frozen=True)
 class Ring:
-    """The slots of a pipeline with producers: their barriers, and where both sides are in it."""
+    """The slots of a pipeline with producers: their barriers, and where all sides are in it: slot and phase."""
 
     depth: int
     full: str
     empty: str
+    ready: str
     slot: Var
     phase: Var
-    slot_asked: Var
-    phase_asked: Var
+    asked: tuple[Var, Var]
+    prepared: tuple[Var, Var]
 
 
 AXES = ("x", "y", "z")
@@ -115,7 +116,8 @@ class Lowering:
     tiles: dict[str, Tensor] = field(default_factory=dict)
     spreads: dict[str, Spread] = field(default_factory=dict)
     fragments: dict[str, Fragment] = field(default_factory=dict)
-    in_shared: frozenset[str] = frozenset()
+    in_shared: frozenset[str] = frozenset()  # tiles that all threads that compute may store to
+    awaited: tuple[frozenset[str], k.Stmt] | None = None  # tiles that others prepare, and the wait for them
     shared: dict[str, SharedTile] = field(default_factory=dict)
     arrays: Body = field(default_factory=list)
     start: Body = field(default_factory=list)
@@ -123,6 +125,7 @@ class Lowering:
     multiples: dict[str, int] = field(default_factory=dict)
     # With producers: their number of threads, rings by loop variable, barriers with their slots and arrivals, maps.
     specialised: bool = False
+    first: int = 0  # number of the first thread of those that are being told what to do
     producers: int = 0
     rings: dict[str, Ring] = field(default_factory=dict)
     signals: list[tuple[str, int, int]] = field(default_factory=list)
@@ -239,7 +242,7 @@ class Lowering:
     def meet(self, scope: Scope) -> k.Stmt:
         """All threads that do the same wait for each other."""
         if self.specialised and scope.level == "block":
-            return k.Call("mlc_named_barrier", (), (const(1), const(self.threads)))
+            return k.Call("mlc_named_barrier", (), (const(2 if self.first else 1), const(self.threads)))
         return k.Barrier(scope.level)
 
     def barriers(self, stem: str, slots: int, arrivals: int) -> str:
@@ -249,11 +252,16 @@ class Lowering:
         self.signals.append((name, slots, arrivals))
         return name
 
-    def ring(self, f: tile.For, depth: int) -> None:
-        """The barriers of a pipeline: one arrival, with the bytes, fills a slot; all warps that compute empty it."""
+    def ring(self, f: tile.For, depth: int, preparing: int) -> None:
+        """The barriers of a pipeline: one arrival, with the bytes, fills a slot; all warps that compute empty it.
+
+        Where warps prepare what comes, these arrive in between.
+        """
         full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, self.threads // WARP)
-        counters = (Var(self.fresh(n)) for n in ("slot", "phase", "slot_asked", "phase_asked"))
-        self.rings[f.var] = Ring(depth, full, empty, *counters)
+        ready = self.barriers("ready", depth, preparing) if preparing else ""
+        stems = ("slot", "phase", "slot_asked", "phase_asked", "slot_prepared", "phase_prepared")
+        a, b, c, d, e, g = (Var(self.fresh(n)) for n in stems)
+        self.rings[f.var] = Ring(depth, full, empty, ready, a, b, (c, d), (e, g))
 
     def parity(self, barrier: str) -> Var:
         """The parity of the phase of a barrier that is waited for next."""
@@ -304,8 +312,10 @@ class Lowering:
         stored = {x.buffer for x in s.walk() if isinstance(x, Store)}
         stored |= {x.target.buffer for x in s.walk() if isinstance(x, tile.Copy) and x.how != "tma"}
         out: Body = []
+        if self.awaited is not None and tile.buffers((s,)) & self.awaited[0]:
+            out, self.awaited = [self.awaited[1]], None
         if reads & self.unfenced:
-            out = [k.Call("mlc_fence_async", (), ()), self.meet(scope)]
+            out += [k.Call("mlc_fence_async", (), ()), self.meet(scope)]
             self.hazards.clear()
             self.unfenced.clear()
         self.unfenced |= stored & self.in_shared
@@ -417,7 +427,9 @@ class Lowering:
 
     def thread(self, scope: Scope) -> Expr:
         """The number of this thread among those that do the same."""
-        return scope.values["lane"] if scope.level == "warp" else THREAD
+        if scope.level == "warp":
+            return scope.values["lane"]
+        return THREAD - self.first if self.first else THREAD
 
     def alloc(self, s: tile.Alloc, scope: Scope, after: tuple[Stmt, ...]) -> Body:
         tensor = s.tensor
