@@ -63,13 +63,15 @@ class Fold(Step):
 class Stage(Step):
     """What an iteration of `loop` loads of `buffer` is first copied into the tile `tile` in `space`, each element once.
 
-    The copy is made by loops called `tile`_at, or `tile`_at0, `tile`_at1, .. along the axes that are left.
+    The copy is made by loops called `tile`_at, or `tile`_at0, `tile`_at1, .. along the axes that are left. Rows of the
+    tile lie `pad` elements further apart than they are long.
     """
 
     buffer: str
     tile: str
     loop: str
     space: str
+    pad: int = 0
 
 
 class Distribute(Step):
@@ -262,6 +264,8 @@ def show_step(step: Step) -> str:
             said = [repr(loop), level, *(f"{n}={v}" for n, v in args)]
         case Fold(first, second, "local") | Distribute(first, second, "local"):
             said = [repr(first), repr(second)]
+        case Stage(pad=0):
+            said = [repr(f) for f in fields[:-1]]
         case _:
             said = [repr(f) for f in fields]
     return f"{word(type(step))}({', '.join(said)})".replace("'", '"')

@@ -53,7 +53,9 @@ def alignment(swizzle: int) -> int:
 
 def size_of(tensor: Tensor, swizzle: int) -> int:
     """Elements from one slot to the next; raises ValueError for a shape that is not known."""
-    count = math.prod(static(n, f"the size of {tensor.name}") for n in tensor.shape)
+    sizes = [static(n, f"the size of {tensor.name}") for n in tensor.shape]
+    far = [(n - 1) * static(by) for n, by in zip(sizes, tensor.strides, strict=True)]
+    count = math.prod(sizes) if swizzle else 1 + sum(far)
     step = alignment(swizzle) // tensor.dtype.bytes
     return -(-count // step) * step
 
@@ -62,6 +64,10 @@ def plain_offset(tile: SharedTile, index: tuple[Expr, ...], ranges: Ranges) -> E
     """Where an element would be without the swizzle, which the copy engine and wgmma apply by themselves."""
     shape, width = tile.shape, tile.width
     out: Expr = const(0)
+    if not tile.swizzle:
+        for i, by in zip(index, tile.tensor.strides, strict=True):
+            out = out + i * by
+        return simplify(out, ranges, index=True)
     step = math.prod(shape[-2:])
     for i, n in zip(reversed(index[:-2]), reversed(shape[:-2]), strict=True):
         out, step = out + i * step, step * n

@@ -16,7 +16,7 @@ from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
-from compiler.schedule.gpu import attention, contraction, matvec, reductions
+from compiler.schedule.gpu import attention, contraction, matvec, reductions, transposes
 from compiler.schedule.nests import Row, contiguous, paths_of, rows_of, used_as_value
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Stage, Step
 from compiler.targets.target import Target
@@ -68,7 +68,7 @@ class _Plan:
             raise ValueError(f"kernel {self.kernel.name}: its sizes are not known, which the heuristic needs")
         paths = paths_of(inside)
         if not paths:
-            return self.flat(rows, inside)
+            return transposes.choose(rows, inside, self.tensors) or self.flat(rows, inside)
         count = math.prod(int(r.extent.value) for r in rows if isinstance(r.extent, Const))
         longest = max(_extent(path) for path in paths)
         scans = any(g.kind == "scan" for path in paths for g in path)

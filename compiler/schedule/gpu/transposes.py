@@ -1,0 +1,106 @@
+"""Schedules of kernels that read along one axis and write along another: through tiles in shared memory.
+
+Both sides then move whole vectors of neighbours. Rows of a tile are an odd number of elements apart, so that threads
+that go down a column use different banks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.ir import loop
+from compiler.ir.expr import Const, Load, Var
+from compiler.ir.index import extent_range
+from compiler.ir.statement import Stmt, Store
+from compiler.ir.tensor import Tensor
+from compiler.schedule import access
+from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step
+
+THREADS = 256
+WIDEST = 16  # bytes that one instruction moves
+LEAST = 16  # a shorter side of a tile is less than a line of memory
+MOST = 64
+BANK = 4  # bytes of a bank of shared memory
+SHARED = 48 * 1024  # bytes that every block may have
+
+
+def choose(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, Tensor]) -> list[Step] | None:
+    """The steps for perfectly nested `rows` around statements without loops; None where no tile would help."""
+    if len(rows) < 2 or any(isinstance(n, loop.For) for s in inside for n in s.walk()):
+        return None
+    across = _across(rows, inside, tensors)
+    if across is None:
+        return None
+    read, buffers = across
+    written = rows[-1]
+    sizes = [tensors[b].dtype.bytes for b in buffers]
+    stored = max(tensors[s.buffer].dtype.bytes for s in inside if isinstance(s, Store))
+    first, second = (_side(f, max(1, WIDEST // min(*sizes, stored))) for f in (read, written))
+    if not first or not second or sum((first + 1) * (second + 1) * size for size in sizes) > SHARED:
+        return None
+    i, j = read.var, written.var
+    others = [f.var for f in rows if f not in (read, written)]
+    steps: list[Step] = [Split(i, first), Split(j, second)]
+    outer, last = [*others, f"{i}0", f"{j}0"], [f"{i}1", f"{j}1"]
+    steps.append(Reorder((*outer, *last)))
+    for b, size in zip(buffers, sizes, strict=True):
+        steps.append(Stage(b, f"{b}_tile", outer[-1], "shared", max(1, BANK // size)))
+    while len(outer) > 3:
+        steps.append(Collapse(outer[0], outer[1]))
+        outer[:2] = [outer[0] + outer[1]]
+    steps += [Bind(name, "blocks") for name in outer]
+    for b, size in zip(buffers, sizes, strict=True):
+        at = f"{b}_tile_at"
+        steps += [Collapse(f"{at}0", f"{at}1"), Bind(f"{at}0{at}1", "lanes", _lanes(first, WIDEST // size))]
+    steps += [Collapse(*last), Bind("".join(last), "lanes", _lanes(second, WIDEST // stored))]
+    return steps
+
+
+def _lanes(side: int, vector: int) -> tuple[tuple[str, int], ...]:
+    while side % vector:
+        vector //= 2
+    return (("threads", THREADS), *((("vector", vector),) if vector > 1 else ()))
+
+
+def _side(f: loop.For, vector: int) -> int:
+    """The longest side of a tile that the loop can be cut into, in whole vectors; 0 where that is too short."""
+    extent = int(f.extent.value) if isinstance(f.extent, Const) else 0
+    fitting = [n for n in range(LEAST, MOST + 1) if extent % n == 0]
+    whole = [n for n in fitting if n % vector == 0]
+    return max(whole or fitting, default=0)
+
+
+def _across(
+    rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, Tensor]
+) -> tuple[loop.For, list[str]] | None:
+    """The loop along which some buffers are contiguous that are not so along the last, as the results are."""
+    ranges = {f.var: extent_range(f.extent) for f in rows}
+    last = Var(rows[-1].var)
+    stores = [s for s in inside if isinstance(s, Store)]
+    if not stores or any(s.op != "set" for s in stores):
+        return None
+    if any(access.stride(access.address(s.index, tensors[s.buffer], ranges), last) != 1 for s in stores):
+        return None
+    uses: dict[str, set[tuple[object, ...]]] = {}
+    for s in inside:
+        for n in s.walk():
+            if isinstance(n, Load):
+                uses.setdefault(n.buffer, set()).add(n.index)
+    found: dict[str, list[str]] = {}
+    for b, indices in uses.items():
+        index = next(iter(indices))
+        place = access.address(index, tensors[b], ranges)  # type: ignore[arg-type]
+        if access.stride(place, last) in (0, 1):
+            continue
+        along = [f for f in rows[:-1] if access.stride(place, Var(f.var)) == 1]
+        if len(indices) == 1 and along and _in_order(index, Var(along[0].var), last):
+            found.setdefault(along[0].var, []).append(b)
+    if not found:
+        return None
+    name, buffers = max(found.items(), key=lambda x: len(x[1]))
+    return next(f for f in rows if f.var == name), buffers
+
+
+def _in_order(index: tuple[object, ...], inner: Var, outer: Var) -> bool:
+    """Both are axes of the buffer by themselves, the contiguous one behind."""
+    return inner in index and outer in index and index.index(outer) < index.index(inner)
