@@ -44,11 +44,14 @@ MLC_UNCHECKED __noinline__ static void product(T* c, const T* a, const T* b, int
 // the next columns. `M` is 16, or 8 where there is no second row.
 template <int M, int K, typename T, typename Acc>
 MLC_DEVICE void gather_left(Acc* to, const T* fragment, unsigned lane) {
-    constexpr int PACK = sizeof(T) < 4 ? 4 / sizeof(T) : 1;
-    const int row = lane / 4, column = lane % 4 * PACK;
+    constexpr int PACK = sizeof(T) < 4 ? 4 / sizeof(T) : 1, COUNT = M * K / 32;
+    Acc values[COUNT];
+    for (int i = 0; i < COUNT; i++) values[i] = element(fragment[i]);
+    const Acc* next = values;
+    to += lane / 4 * K + lane % 4 * PACK;
     for (int j = 0; j < K / (4 * PACK); j++)
-        for (int h = 0; h < M / 8; h++)
-            for (int p = 0; p < PACK; p++) to[(row + 8 * h) * K + j * 4 * PACK + column + p] = element(*fragment++);
+        for (int h = 0; h < M / 8; h++, next += PACK)
+            __builtin_memcpy(to + 8 * h * K + j * 4 * PACK, next, PACK * sizeof(Acc));
 }
 
 }  // namespace mlc::emu

@@ -236,12 +236,14 @@ MLC_DEVICE void mlc_mma_sync(Acc* acc, const T* a, const T* b, int line = __buil
                 mlc::emu::gather_left<M, K>(left, held.a, lane);
                 for (int i = 0; i < K / 4; i++)
                     right[(i / PACK * 4 * PACK + column * PACK + i % PACK) * N + row] = mlc::emu::element(held.b[i]);
-                for (int i = 0; i < M / 4; i++) sum[(row + i / 2 * 8) * N + 2 * column + i % 2] = held.acc[i];
+                for (int h = 0; h < M / 8; h++)
+                    __builtin_memcpy(sum + (row + 8 * h) * N + 2 * column, held.acc + 2 * h, 2 * sizeof(Acc));
             }
             mlc::emu::product(sum, left, right, M, N, K);
             for (int lane = 0; lane < 32; lane++) {
                 const Operands& held = *(const Operands*)lanes.in[lane];
-                for (int i = 0; i < M / 4; i++) held.acc[i] = sum[(lane / 4 + i / 2 * 8) * N + 2 * (lane % 4) + i % 2];
+                for (int h = 0; h < M / 8; h++)
+                    __builtin_memcpy(held.acc + 2 * h, sum + (lane / 4 + 8 * h) * N + 2 * (lane % 4), 2 * sizeof(Acc));
             }
         },
         line);
