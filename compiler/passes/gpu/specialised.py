@@ -27,7 +27,7 @@ REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 255  # of a thread
 BESIDES = 64  # registers of a thread that computes, beyond its fragments
 GROUP = 4 * WARP
-FEW, SOME = 24, 40  # registers that a thread keeps that only asks for copies, and one that prepares what comes
+FEW, SOME = 24, 56  # registers that a thread keeps that only asks for copies, and one that prepares what comes
 
 
 def is_specialised(s: Stmt) -> bool:
