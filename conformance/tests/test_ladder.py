@@ -2,6 +2,7 @@
 
 import dataclasses
 import random
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from conformance import ladder
 from conformance.cases import Arg, Case, Tolerance, to_json
 
 SEED = random.SystemRandom().randrange(2**31)
+THREADS = compiler.stages(compiler.target("sm_90a"))
 Row = dict[str, Any]
 
 
@@ -55,6 +57,49 @@ def test_sound_cases_pass_in_every_stage(expr: str, dtype: str, changes: dict[st
     assert row["verdict"] == "pass", (SEED, row)
     assert verdicts(row) == dict.fromkeys(compiler.STAGES, "pass") and told == list(compiler.STAGES)
     assert all(stage["err_over_tol"] <= 1 and stage["executor"] for stage in row["stages"])
+
+
+@pytest.mark.parametrize(
+    ("expr", "dtype", "changes"),
+    [
+        ("F.softmax(x, dim=-1)", "bf16", {"layout": "transposed(0,1)"}),
+        ("x.sum(0), x.argmax(1), x.cumsum(0)", "f32", {"layout": "strided(-1,2)"}),
+        ("torch.tanh(x)", "f32", {"shape": (0, 3)}),
+    ],
+)
+def test_sound_cases_pass_in_every_stage_for_threads(expr: str, dtype: str, changes: dict[str, Any]) -> None:
+    row = check(case(expr, dtype, **changes), target="sm_90a", stages=THREADS)
+    assert row["verdict"] == "pass", (SEED, row)
+    executors = {stage["stage"]: stage["executor"] for stage in row["stages"]}
+    assert tuple(executors) == THREADS and executors["kernel"] == "emulated, every access checked"
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "kind"),
+    [
+        ("schedule", "tile", "accumulation dropped"),
+        ("tile-to-threads", "kernel", "own value only"),
+        ("render-cuda", "cuda", "reduction changed"),
+    ],
+)
+def test_a_miscompile_for_threads_is_named_by_stage_and_pass(
+    monkeypatch: pytest.MonkeyPatch, name: str, stage: str, kind: str
+) -> None:
+    broken(monkeypatch, name, spoiled(stage, kind))
+    row = check(case("(x + 1).sum(-1)"), target="sm_90a", stages=THREADS)
+    number = [p.name for p in compiler.passes_for(compiler.target("sm_90a"))].index(name) + 1
+    assert (row["first_bad_stage"], row["first_bad_pass"]) == (stage, f"{name}#{number}"), (SEED, row)
+    assert "elements are wrong" in row["detail"]
+
+
+def test_what_the_checks_find_is_a_failure_with_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken(monkeypatch, "tile-to-threads", spoiled("kernel", "guard dropped"))
+    row = check(case("x + 1"), target="sm_90a", stages=THREADS, dump=str(tmp_path / "repro"))
+    assert (row["verdict"], row["first_bad_stage"]) == ("fail", "kernel"), (SEED, row)
+    found = re.search(r"kernel: kernel\.cu:(\d+): out of bounds", row["detail"])
+    assert found, row["detail"]
+    text = (tmp_path / "repro" / "kernel.cu").read_text().splitlines()
+    assert "x[" in text[int(found[1]) - 1]
 
 
 def test_only_the_stages_asked_for_run() -> None:
