@@ -40,7 +40,7 @@ static void mlc_copy_block(long m, long n, long m_there, long n_there, const T* 
   constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
   const long rows = m_there < m ? m_there : m, columns = n_there < n ? n_there : n;
   if (from_n == 1 && to_n == 1) {
-    constexpr long AHEAD = 16;
+    constexpr long AHEAD = 16;  // rows that are asked for before they are read: each may be on a page of its own
     for (long i = 0; i < rows; i++) {
       const T* row = from + i * from_m;
       long j = 0;
