@@ -1,4 +1,4 @@
-"""Tile IR with tensor instructions and copies as threads: what check mode finds, and what the text computes."""
+"""Tile IR with tensor instructions and copies as threads: what check mode finds, what the text computes, its code."""
 
 from pathlib import Path
 
@@ -9,12 +9,18 @@ from compiler.interpret import tile as interpret
 from compiler.ir import kernel, kernel_text, tile, tile_text
 from compiler.ir.statement import Program
 from compiler.passes.gpu.threads import tile_to_threads
+from compiler.render import cuda
+from compiler.runtime import cubin, resources, sass
 from compiler.targets import legal, nvidia
+from compiler.targets.target import Target, instruction
 from compiler.tests import run_threads
 from compiler.tests.meaning import fresh_seed, random_arrays
 
 CASES = Path(__file__).parent / "cases"
 PROGRAMS = sorted([*(CASES / "tile_to_threads").glob("*.tile"), *(CASES / "tile").glob("*.tile")])
+COMPILED = sorted((CASES / "tile_compiled").glob("*.tile"))  # sizes of real work, to be read by ptxas only
+_TENSOR = {"HMMA", "HGMMA", "DMMA", "IMMA", "IGMMA"}
+_COPIES = {"LDGSTS", "UTMALDG", "UTMASTG"}
 TARGETS = {t.name: t for t in nvidia.TARGETS}
 
 
@@ -45,3 +51,29 @@ def test_program(path: Path) -> None:
     for x, y, t in zip(got, wanted, program.outputs, strict=True):
         unit = 2.0**-8 if t.dtype.bits == 16 else 2.0**-20
         np.testing.assert_allclose(x, y, rtol=unit, atol=unit * np.abs(y).max(), err_msg=f"{path.stem}, seed {seed}")
+
+
+def opcodes(program: Program, target: Target) -> set[str]:
+    """The machine instructions that a program's products and copies ask for, by the target's rows."""
+    made = set()
+    for s in (n for part in program.kernels for top in part.body for n in top.walk()):
+        if isinstance(s, tile.Mma):
+            made.add(instruction(target, s.instruction).opcode)
+        elif isinstance(s, tile.Copy):
+            inwards = s.source.buffer in {p.name for p in program.inputs}
+            made |= {t.opcode for t in target.transfers if t.name == s.how and inwards == (t.source == "global")}
+    return made
+
+
+@pytest.mark.parametrize("path", [*COMPILED, *PROGRAMS], ids=lambda p: p.stem)
+def test_code_has_the_instructions_asked_for_and_nothing_spills(path: Path) -> None:
+    if cubin.by_nvrtc() is None and cubin.by_nvcc() is None:
+        pytest.skip("no CUDA compiler")
+    program, made = lowered(path)
+    _, name = read(path)
+    text = cuda.render(made, target=name)
+    report = resources.inspect(cubin.build_cubin(text, name, include=(run_threads.HEADERS,)))
+    assert not report.complaints
+    for counts in report.opcodes.values():
+        found = {opcode for opcode in _TENSOR | _COPIES if sass.total(counts, opcode)}
+        assert found == opcodes(program, TARGETS[name]) & (_TENSOR | _COPIES)
