@@ -32,6 +32,7 @@ from compiler.schedule.steps import (
     SplitK,
     Step,
     Tensorize,
+    Writeback,
 )
 from compiler.targets.target import Instruction, Target
 
@@ -39,7 +40,8 @@ LEAST_DEPTH = 16  # shorter sums are not worth the tiles
 LEAST_ROWS = 2  # few are enough: an instruction that is mostly empty still reads the other factor once
 GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
 THREADS = 256  # of a block that adds up parts
-UNITS = ("mlc_mma_sync", "mlc_wgmma")  # device functions of the instructions that may be chosen
+WARPS, FROM_SHARED, FROM_REGISTERS = "mlc_mma_sync", "mlc_wgmma", "mlc_wgmma_rs"  # functions of instructions
+PREPARING = 3  # warps that make two numbers of each of a tile's, beside the one that copies
 
 
 def choose(kernel: Kernel, target: Target) -> Schedule | None:
@@ -66,7 +68,8 @@ def _tiling(p: Parts, target: Target) -> Tiling | None:
     acc = p.found.first.value.dtype
     terms = 3 if acc is f32 and p.a.value.dtype is f32 else 1
     batch = math.prod(map(size, p.batch))
-    sizes = Product(p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across)
+    out = p.result.bytes if p.result else 0
+    sizes = Product(p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out)
     return tiles.choose(sizes, _rows(p, target), target)
 
 
@@ -74,15 +77,17 @@ def _rows(p: Parts, target: Target) -> tuple[Instruction, ...]:
     """The instructions for these types, and for where and how the operands lie."""
     kinds = {x.value.dtype.name for x in (p.a, p.b)}
     acc = p.found.first.value.dtype.name
-    fits = [r for r in target.instructions if {r.a_type, r.b_type} == kinds and r.acc_type == acc]
-    fit = [r for r in fits if r.function in UNITS]
-    rows = [r for r in fit if r.function == "mlc_mma_sync"] if p.across else []
+    fit = [r for r in target.instructions if {r.a_type, r.b_type} == kinds and r.acc_type == acc]
+    rows = [r for r in fit if r.function == WARPS] if p.across else []
     deepest = max((r.m * r.k for r in rows), default=0)
     layout = "mk" if p.a.order[1] == "k" else "km", "nk" if p.b.order[1] == "k" else "kn"
     by_tma = p.a.even and p.b.even and "tma" in target.features
-    wide = [r for r in fit if r.function == "mlc_wgmma" and r.a_space == "shared" and layout in r.layouts and by_tma]
+    wide = [r for r in fit if r.function in (FROM_SHARED, FROM_REGISTERS) and layout in r.layouts and by_tma]
     whole = [r for r in wide if layout[1] == "nk" or r.n * p.b.operand.bytes % ROW == 0]
-    return (*(r for r in rows if r.m * r.k == deepest), *(r for r in whole if r.a_type != "f32"))
+    # Numbers of f32 are made two of in registers; more columns than 64 spill.
+    split = [r for r in whole if r.function == FROM_REGISTERS and r.a_type == "f32" and r.n <= 64]
+    plain = [r for r in whole if r.function == FROM_SHARED and r.a_type != "f32"]
+    return (*(r for r in rows if r.m * r.k == deepest), *plain, *split)
 
 
 @dataclass
@@ -169,12 +174,16 @@ class _Plan:
             part = f"{self.acc}_chunk"
             add(Promote(self.acc, k.outer, part))
             ends += [(f"{part}_{end}0", f"{part}_{end}1") for end in ("first", "last")]
+        self.writeback(ends[1])
         for end in ends:
             self.spread(end)
         tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
-        if t.row.a_space == "shared":
+        if t.row.function == FROM_SHARED:
             add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1))))
             add(Tensorize((m.name, n.name, k.name), t.row.name))
+        elif t.row.function == FROM_REGISTERS:
+            add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1 + PREPARING))))
+            self.halves(*tiles_of)
         else:
             add(Bind(k.outer, "pipeline", (("depth", t.depth),)))
             self.fragments(*tiles_of)
@@ -194,8 +203,31 @@ class _Plan:
             add(Compensate(nest))
             for x in pieces:
                 self.spread((f"{x}_at0", f"{x}_at1"))
-            self.steps += [Tensorize(tuple(v + end for v in nest), t.row.name) for end in ("_0", "_1")]
-        add(Tensorize(nest, t.row.name))
+        self.tensorize(nest)
+
+    def writeback(self, nest: tuple[str, str]) -> None:
+        """Results leave through shared memory in one copy, which knows where the tensor ends."""
+        p, t, r = self.p, self.t, self.p.result
+        if r is None or t.row.function != FROM_SHARED or t.parts > 1:
+            return
+        if (r.m_ends or p.m.size % t.m == 0) and (r.n_ends or p.n.size % t.n == 0):
+            swizzle = _swizzle((t.n if p.across else t.m) * r.bytes)
+            self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, "tma", swizzle))
+
+    def halves(self, tile_a: str, tile_b: str) -> None:
+        """Products of two numbers for each: of the left factor in registers, of the right one in shared memory."""
+        m, n, k = (x.name for x in (self.p.m, self.p.n, self.p.k))
+        piece = f"{tile_a}_piece"
+        self.steps.append(Cache(tile_a, piece, (m, k), "registers", "plain"))
+        self.steps.append(Compensate((m, n, k)))
+        self.spread((f"{piece}_at0", f"{piece}_at1"))
+        lanes = (("threads", PREPARING * tiles.WARP),)
+        self.steps += [Bind(f"{tile_b}_at0", "lanes", lanes), Bind(f"{tile_b}_at1", "lanes", (("vector", 4),))]
+        self.tensorize((m, n, k))
+
+    def tensorize(self, nest: tuple[str, str, str]) -> None:
+        ends = ("_0", "_1", "") if self.t.terms > 1 else ("",)
+        self.steps += [Tensorize(tuple(v + end for v in nest), self.t.row.name) for end in ends]
 
     def spread(self, nest: tuple[str, str]) -> None:
         self.steps += [Bind(nest[0], "lanes", (("threads", self.t.threads),)), Bind(nest[1], "lanes")]
@@ -205,15 +237,19 @@ class _Plan:
         name = f"{x.buffer}_{word}"
         part = {"own": (own.name, length), "k": (self.p.k.name, self.t.k)}
         loops = [part[word] for word in x.order]
-        row = loops[1][1] * x.operand.bytes
-        swizzle = next(w for w in (128, 64, 32, 0) if not w or row % w == 0)
+        swizzle = _swizzle(loops[1][1] * x.operand.bytes)
         how = "" if not x.operand.copied else "cp.async" if x.operand.piece in PIECES else "plain"
-        if self.t.row.a_space == "shared":
+        if self.t.row.function != WARPS:
             how = "tma"
         self.steps.append(Cache(x.buffer, name, (loops[0][0], loops[1][0]), "shared", how, swizzle))
         if not how:
             self.steps.append(Bind(f"{name}_at", "lanes", (("threads", self.t.threads),)))
         return name
+
+
+def _swizzle(row: int) -> int:
+    """The widest pattern of which rows of so many bytes are whole panels."""
+    return next(w for w in (128, 64, 32, 0) if not w or row % w == 0)
 
 
 def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
@@ -225,7 +261,7 @@ def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
                 made |= {name + "0", name + "1"}
             case Collapse(outer, inner) | Raster(outer, inner):
                 made.add(outer + inner)
-            case Cache(_, name) | Promote(_, _, name):
+            case Cache(_, name) | Promote(_, _, name) | Writeback(_, name):
                 made |= {name, f"{name}_at"}
     taken = {p.name for p in kernel.params}
     for top in kernel.body:

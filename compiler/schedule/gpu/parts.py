@@ -49,10 +49,20 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class Result:
+    """The buffer that a product is stored to and the bytes of its elements; whether m and n end where its axes do."""
+
+    buffer: str
+    bytes: int
+    m_ends: bool
+    n_ends: bool
+
+
+@dataclass(frozen=True)
 class Parts:
     """The parts of a product: acc[m, n] += a[m, k] * b[k, n] for every iteration of the loops of the batch.
 
-    `across` says that the result is contiguous along n rather than along m.
+    `across` says that the result is contiguous along n rather than along m; `result` is where a tensor map can store.
     """
 
     found: Contraction
@@ -63,6 +73,7 @@ class Parts:
     a: Factor
     b: Factor
     across: bool
+    result: Result | None
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
@@ -93,7 +104,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
                 batch = tuple(f for f in c.rows if f.var not in tiled)
                 a, b = (factor(x, part, k, tensors, ranges) for x, part in ((left, m), (right, n)))
                 across = not any(f.var in even for f in rows)
-                yield Parts(c, m, n, k, batch, a, b, across)
+                yield Parts(c, m, n, k, batch, a, b, across, _result(c, m, n, tensors, ranges))
 
 
 def _choices(loops: Sequence[loop.For]) -> list[Sequence[loop.For]]:
@@ -132,28 +143,55 @@ def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges
     rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
     steps = [*rows, *(c * width for c in terms.values() if c != 1), rest * width]
     piece = next((p for p in PIECES if all(n % p == 0 for n in steps)), 0)
-    whole = len(rows) == len(t.shape) - 1 and all(n % 16 == 0 for n in rows)
-    return Factor(value, value.buffer, Operand(width, True, piece or width), order, whole)
+    return Factor(value, value.buffer, Operand(width, True, piece or width), order, _even(t))
 
 
 def _is_block(load: Load, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> bool:
-    """A copy can bring a tile: each part moves an axis of its own by one, the last axis evenly, and k ends where its
-    axis does, or is made of whole tiles."""
-    found = []
-    for part in (own, k):
-        moved = [d for d, e in enumerate(load.index) if part.name in names(e)]
-        if len(part.loops) != 1 or len(moved) != 1:
-            return False
-        terms, rest = linear(load.index[moved[0]])
+    """A copy can bring a tile: each part moves an axis of its own, and k ends where its axis does, or is made of whole
+    tiles."""
+    ends = _axes(load.buffer, load.index, (own, k), tensors, ranges)
+    return bool(ends) and (ends[1] or k.size % (ROW // load.dtype.bytes) == 0)
+
+
+def _axes(
+    buffer: str,
+    index: tuple[Expr, ...],
+    parts: Sequence[Axis],
+    tensors: Mapping[str, Tensor],
+    ranges: Mapping[str, Range],
+) -> list[bool]:
+    """For each part whether it ends where its axis does; nothing unless each moves an axis of its own by one, and the
+    last axis, through neighbours, is one of these."""
+    found: list[int] = []
+    ends: list[bool] = []
+    for part in parts:
+        moved = [d for d, e in enumerate(index) if part.name in names(e)]
+        if len(part.loops) != 1 or len(moved) != 1 or moved[0] in found:
+            return []
+        terms, rest = linear(index[moved[0]])
         others = [t for t in terms if t is not Var(part.name)]
         if terms.get(Var(part.name)) != 1 or any(part.name in names(t) for t in others):
-            return False
-        end = tensors[load.buffer].shape[moved[0]]
-        ends = not others and isinstance(end, Const) and int(end.value) == part.size + rest
-        if part is k and not ends and part.size % (ROW // load.dtype.bytes):
-            return False
+            return []
+        end = tensors[buffer].shape[moved[0]]
+        ends.append(not others and isinstance(end, Const) and int(end.value) == part.size + rest)
         found += moved
-    last = own if found[0] == len(load.index) - 1 else k
-    if found[0] == found[1] or len(load.index) - 1 not in found:
-        return False
-    return _stride(load.buffer, load.index, last.name, tensors, ranges) == 1
+    last = [part for part, d in zip(parts, found, strict=True) if d == len(index) - 1]
+    return ends if last and _stride(buffer, index, last[0].name, tensors, ranges) == 1 else []
+
+
+def _even(t: Tensor) -> bool:
+    """A tensor map can describe it: at most five axes, whose steps are multiples of 16 bytes, but for the last."""
+    steps = [int(n.value) * t.dtype.bytes for n in t.strides[:-1] if isinstance(n, Const)]
+    return len(steps) == len(t.shape) - 1 <= 4 and all(n % 16 == 0 for n in steps)
+
+
+def _result(
+    c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> Result | None:
+    """The one buffer stored to, if a tile of the result is a block of it that a tensor map can describe."""
+    stores = [s for s in c.after if isinstance(s, Store)]
+    if len(stores) != 1 or stores[0].op != "set" or not _even(tensors[stores[0].buffer]):
+        return None
+    (s,) = stores
+    ends = _axes(s.buffer, s.index, (m, n), tensors, ranges)
+    return Result(s.buffer, s.value.dtype.bytes, ends[0], ends[1]) if ends else None

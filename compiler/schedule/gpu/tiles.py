@@ -17,11 +17,14 @@ Sizes = tuple[int, int, int]
 
 WARP = 32
 LATENCY = 800.0  # clocks from the request of a tile in global memory to its arrival (Luo et al. 2024, arXiv:2402.13499)
-FROM_L2 = 46.0  # bytes a clock for each multiprocessor: what DeepGEMM's model of an H100 has
+FROM_L2 = (
+    56.0  # bytes a clock for each multiprocessor: what tiles of 128 x 128 need that reach 0.9 of cuBLAS on an H200
+)
 FROM_DRAM = 20.0  # bytes a clock for each multiprocessor: 4.8 TB/s over 132 of them at 1.75 GHz
 FROM_SHARED = 128.0  # bytes a clock for each multiprocessor: 32 banks of 4 bytes
 LANES = 128.0  # scalar operations a clock for each multiprocessor
-HALVES = 2.5  # scalar operations to make two tf32 numbers of an f32 one: five, half of them beside tensor instructions
+REACHED = 0.85  # of the multiply-adds that a multiprocessor could do: the best kernels there are, at the clock they run
+HALVES = 6.0  # scalar operations to load an f32 number, make two of tf32 out of it, and add up what they gave
 STEP = 60.0  # clocks of a step of the pipeline that no other work covers: its barrier and its addresses
 START = 1500.0  # clocks until the first block computes and after the last one has stored
 LAUNCH = 3000.0  # clocks that a second launch costs
@@ -31,6 +34,8 @@ ROW = 128  # bytes
 DEEPEST = 4  # stages of a pipeline: with three tiles under way the latency is covered
 DEEPEST_APART = 8  # where copies have warps of their own: more bytes under way for tiles that are small
 MOST_PARTS = 32
+GROUP = 128  # threads of a group of warps that may give registers away
+KEPT = 24  # registers that each of them keeps
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
 
 
@@ -48,7 +53,8 @@ class Operand:
 class Product:
     """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `terms` products by the instruction for each.
 
-    `across` says that the result is contiguous along n.
+    `across` says that the result is contiguous along n, `out_bytes` how large the elements of a tile of it are that
+    leaves through shared memory, 0 where it does not.
     """
 
     m: int
@@ -60,6 +66,7 @@ class Product:
     acc_bytes: int
     terms: int = 1
     across: bool = True
+    out_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,8 +91,10 @@ _TILES = (
     (64, 64, 4), (128, 32, 4), (32, 128, 4), (32, 64, 4), (64, 32, 4), (32, 32, 4), (16, 128, 4), (16, 64, 4),
     (16, 32, 2), (32, 32, 2), (16, 256, 8), (32, 256, 8),
 )  # fmt: skip
-# Rows of tiles by wgmma: each group of four warps takes 64.
-_GROUPS = (64, 128, 256)
+# Rows of tiles by wgmma and the groups of four warps that multiply them, 64 rows each, or 128 where they come from
+# registers, half of them while the other half is multiplied.
+_GROUPS = ((64, 1), (128, 2), (192, 3), (256, 4))
+_FROM_REGISTERS = ((64, 1), (128, 1), (128, 2), (256, 2))
 
 
 def choose(p: Product, rows: tuple[Instruction, ...], target: Target) -> Tiling | None:
@@ -97,19 +106,23 @@ def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[
     k = ROW // max(p.a.bytes, p.b.bytes)  # a row of a tile is as long as all banks of shared memory are wide
     for row in rows:
         wide = row.threads > WARP
-        for m, n, warps in [(m, row.n, m // 16) for m in _GROUPS] if wide else _TILES:
+        groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
+        for m, n, warps in [(m, row.n, 4 * g) for m, g in groups] if wide else _TILES:
             grid = (warps // 4, 1) if wide else warp_grid(m, n, warps, row)
             if grid is None or (m >= 2 * _up(p.m, row.m) and m > row.m) or (n >= 2 * _up(p.n, 8) and n > 32):
                 continue
-            stage = k * (m * p.a.bytes + n * p.b.bytes)
-            deepest = DEEPEST_APART if wide else DEEPEST
-            depth = min(deepest, max(2, -(-p.k // k)), (target.shared - RESERVED) // stage)
-            if depth < 2 or registers(p, row, (m, n), grid) > MOST_REGISTERS:
+            stage = stage_bytes(p, row, m, n, k)
+            out = m * n * p.out_bytes if row.a_space == "shared" else 0
+            deepest = min(DEEPEST_APART if wide else DEEPEST, max(2, -(-p.k // k)))
+            deepest = min(deepest, (target.shared - RESERVED - out) // stage)
+            if registers(p, row, (m, n), grid) > _available(warps * WARP, wide, target):
                 continue
-            for parts in _parts(p, k):
-                clocks = _clocks(p, row, (m, n, k), grid, depth, parts, target)
-                if math.isfinite(clocks):
-                    yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, clocks)
+            # A shallow pipeline may leave room for a second block.
+            for depth in {d for d in (2, 3, 4, deepest) if 2 <= d <= deepest}:
+                for parts in _parts(p, k):
+                    clocks = _clocks(p, row, (m, n, k), grid, depth, parts, target)
+                    if math.isfinite(clocks):
+                        yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, clocks)
 
 
 def warp_grid(m: int, n: int, warps: int, row: Instruction) -> tuple[int, int] | None:
@@ -123,11 +136,29 @@ def warp_grid(m: int, n: int, warps: int, row: Instruction) -> tuple[int, int] |
     return min(found)[1:] if found else None
 
 
+def stage_bytes(p: Product, row: Instruction, m: int, n: int, k: int) -> int:
+    """Shared memory of a stage: both tiles, and b twice more where wgmma reads two tf32 numbers for each of it."""
+    halves = 2 * n * k * p.b.bytes if p.terms > 1 and row.threads > WARP else 0
+    return k * (m * p.a.bytes + n * p.b.bytes) + halves
+
+
+def _available(threads: int, wide: bool, target: Target) -> int:
+    """Registers that a thread may have; warps that only copy give theirs to those that multiply."""
+    if not wide:
+        return MOST_REGISTERS
+    alike = target.registers // (threads + WARP) // 8 * 8
+    launched = target.registers // (threads + GROUP) // 8 * 8
+    given = (launched * (threads + GROUP) - KEPT * GROUP) // threads // 8 * 8
+    return min(MOST_REGISTERS, max(alike, given))
+
+
 def registers(p: Product, row: Instruction, tile: tuple[int, int], grid: tuple[int, int]) -> int:
     """32-bit registers of a thread: accumulators, and fragments, which are loaded a step ahead."""
     m, n = tile[0] // grid[0], tile[1] // grid[1]
     sums = m * n * p.acc_bytes * (2 if p.terms > 1 else 1)
-    held = 0 if row.a_space == "shared" else row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
+    held = row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
+    if row.threads > WARP:
+        held = 0 if row.a_space == "shared" else 4 * row.k * m * p.a.bytes
     return (sums + held) // (4 * row.threads) + OTHER_REGISTERS
 
 
@@ -143,13 +174,14 @@ def _clocks(
     p: Product, row: Instruction, tile: Sizes, grid: tuple[int, int], depth: int, parts: int, target: Target
 ) -> float:
     (m, n, k), (down, across) = tile, grid
-    apart = row.a_space == "shared"  # warps of their own copy, and the products read shared memory
+    apart = row.threads > WARP  # warps of their own copy, and the products read shared memory
     groups = down * across
     threads = groups * row.threads + (WARP if apart else 0)
     tiles = _over(p.m, m) * _over(p.n, n) * p.batch * parts
-    stage = k * (m * p.a.bytes + n * p.b.bytes)
+    stage = stage_bytes(p, row, m, n, k)
+    out = m * n * p.out_bytes if row.a_space == "shared" else 0
     fits = min(
-        target.shared // (stage * depth + RESERVED),
+        target.shared // (stage * depth + out + RESERVED),
         target.threads // threads,
         target.registers // (_up(registers(p, row, (m, n), grid), 8) * threads),
         target.blocks,
@@ -158,26 +190,29 @@ def _clocks(
         return math.inf
     resident = min(fits, _over(tiles, target.cores))
     unit = "wgmma" if apart else "mma"
-    rate = dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)
+    rate = REACHED * dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)
     # Each of the four schedulers needs a warp to keep its tensor core busy, and a second to hide what else that does.
     warps = resident * groups * row.threads // WARP
     busy = min(1.0, warps / 4) * (1.0 if apart or warps >= 8 else 0.8)
     products = m * n * k * p.terms / (rate * busy)
     if p.terms > 1:
-        products += HALVES * groups * k * (m // down + n // across) / LANES
+        products += HALVES * groups * k * (m // down + (0 if apart else n // across)) / LANES
     read = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / FROM_SHARED
+    products += 0.0 if apart else read / 2  # what one warp loads, no other covers, as there are few
     brought = (0.0 if p.a.copied else 1.5) * m * k / 4 + (0.0 if p.b.copied else 1.5) * n * k / 4
     pieces = 0.0 if apart else _moves(p.a, m * k) + _moves(p.b, n * k)
+    moved = k * (m * p.a.bytes + n * p.b.bytes)
     wait = LATENCY / (depth - 1)
-    step = max(resident * max(products, read, stage / FROM_L2, brought + pieces), wait) + (0.0 if apart else STEP)
+    step = max(resident * max(products, read, moved / FROM_L2, brought + pieces), wait) + (0.0 if apart else STEP)
     steps = _over(_over(p.k, parts), k)
-    stored = m * n * p.acc_bytes / FROM_DRAM * (1 if p.across else 2)
+    # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
+    stored = m * n * p.acc_bytes / FROM_DRAM * (0.5 if out else 1 if p.across else 2)
     waves = _over(tiles, target.cores * resident)
     total = waves * (LATENCY + steps * step + resident * stored) + START
-    moved = p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes) / (FROM_DRAM * target.cores)
+    least = p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes) / (FROM_DRAM * target.cores)
     if parts > 1:
         total += LAUNCH + 2 * parts * p.m * p.n * p.batch * p.acc_bytes / (FROM_L2 * target.cores)
-    return max(total, moved)
+    return max(total, least)
 
 
 def _moves(x: Operand, elements: int) -> float:

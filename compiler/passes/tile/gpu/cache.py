@@ -69,8 +69,9 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
         for factor, other in factors(total.value):
             if step.buffer not in {n.buffer for n in loads(factor)} or not set(step.loops) <= names(factor):
                 continue
+            loaded = {n.buffer for n in loads(factor)}
             left = {f.var for f in around} & names(factor) - set(step.loops)
-            depth = max((d + 1 for d, f in enumerate(around) if f.var in left), default=0)
+            depth = max((d + 1 for d, f in enumerate(around) if f.var in left or _makes(f, loaded)), default=0)
             if any(f.var in step.loops for f in around[:depth]):
                 continue
             held, own, fill = _filled(kernel, step, _narrow(factor), tuple(named[v] for v in step.loops), around)
@@ -81,6 +82,11 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
     raise ScheduleError(
         step, f"no sum of products within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )
+
+
+def _makes(f: tile.For, names: set[str]) -> bool:
+    """A tile that is loaded begins in the body of a loop."""
+    return any(isinstance(s, tile.Alloc) and s.tensor.name in names for s in f.body)
 
 
 def _narrow(factor: Expr) -> Expr:

@@ -8,7 +8,6 @@ from compiler.ir.expr import Const, Expr, Load, Op, Var, dim, identity, op, stat
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL, Body, Loops, again, find_nest, replace, wrap
-from compiler.passes.tile.pack import allocated
 from compiler.schedule.steps import Compensate, Promote, ScheduleError, Share, SplitK
 
 
@@ -128,8 +127,7 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
     What is left out is 2**-22 of a product, less than f32 rounds off (Ootomo and Yokota 2022, arXiv:2203.03341).
     """
     _, nest = find_nest(kernel, step, step.loops)
-    tiles = {a.name: a for a in allocated(kernel.body)}
-    spaces = {n.tensor.name: n.space for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
+    tiles = {n.tensor.name: n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
     match nest[-1].body:
         case (Store(_, _, Op("mul", (Load(a, _, kind) as left, Load(b) as right)), "sum") as total,) if kind is f32:
             pass
@@ -139,15 +137,16 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
         raise ScheduleError(step, f"{a} and {b} are no two tiles of kernel {kernel.name}")
     out: list[Stmt] = []
     for name in (a, b):
-        out += _halves(tiles[name], spaces[name])
+        out += _halves(tiles[name])
     for suffix, (x, y) in (("_0", ("small", "big")), ("_1", ("big", "small")), ("", ("big", "big"))):
         new = total.replace(value=left.replace(buffer=f"{a}_{x}") * right.replace(buffer=f"{b}_{y}"))
         out += _copied(nest, suffix, new)
     return kernel.replace(body=replace(kernel.body, nest[0], tuple(out)))
 
 
-def _halves(t: Tensor, space: str) -> Body:
+def _halves(alloc: tile.Alloc) -> Body:
     """What is left of each element of a tile in tf32, and what of the rest."""
+    t = alloc.tensor
     loops = tuple(f"{t.name}_at{n if len(t.shape) > 1 else ''}" for n in range(len(t.shape)))
     index = tuple(map(Var, loops))
     whole = Load(t.name, index, t.dtype)
@@ -157,7 +156,7 @@ def _halves(t: Tensor, space: str) -> Body:
         Store(f"{t.name}_small", index, op("tf32", whole - big)),
     )
     nest = tuple(tile.For(v, n, "parallel", SERIAL, ()) for v, n in zip(loops, t.shape, strict=True))
-    allocs = (tile.Alloc(t.replace(name=t.name + end), space) for end in ("_big", "_small"))
+    allocs = (alloc.replace(tensor=t.replace(name=t.name + end)) for end in ("_big", "_small"))
     return (*allocs, *wrap(nest, stores))
 
 
