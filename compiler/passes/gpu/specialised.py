@@ -27,6 +27,7 @@ REGISTERS = 65536  # of a multiprocessor
 MOST_REGISTERS = 255  # of a thread
 BESIDES = 64  # registers of a thread that computes, beyond its fragments
 GROUP = 4 * WARP
+MOST_HANDED = 240
 FEW, SOME = 24, 56  # registers that a thread keeps that only asks for copies, and one that prepares what comes
 
 
@@ -72,14 +73,24 @@ def roles(low: Lowering, body: tuple[Stmt, ...], scope: Scope) -> Body:
         preparing = tuple(_prepare_warps(low, body, scope, warps - 1))
         one = [k.If(op("eq", low.warp(), const(first)), tuple(one), preparing)]
     if low.producers == GROUP and "setmaxnreg" in low.target.features and low.threads % GROUP == 0:
-        # The threads of a block share out what they were launched with, which is the same for all and a multiple of 8.
-        kept, groups = FEW if warps == 1 else SOME, low.threads // GROUP
-        launched = REGISTERS // (low.threads + GROUP) // 8 * 8
-        left = (launched * (groups + 1) - kept) // groups // 8 * 8
+        kept = FEW if warps == 1 else SOME
         one = [k.Call("mlc_registers_decrease", (kept,), ()), *one]
-        computing = [k.Call("mlc_registers_increase", (min(left, 240),), ()), *computing]
+        computing = [k.Call("mlc_registers_increase", (handed(low.threads, kept),), ()), *computing]
     own = op("ge", low.warp(), const(first))
     return [*_start(low), k.If(own, tuple(one), tuple(computing))]
+
+
+def handed(threads: int, kept: int) -> int:
+    """Registers for each of the threads that compute, where four more warps keep only so many.
+
+    A block shares out what it was launched with, the same for all its threads and a multiple of 8: who asks for more
+    than that waits for ever.
+
+    >>> handed(256, 24), handed(512, 24), handed(256, 56)
+    (240, 112, 224)
+    """
+    launched = REGISTERS // (threads + GROUP) // 8 * 8
+    return min((launched * (threads + GROUP) - kept * GROUP) // threads // 8 * 8, MOST_HANDED)
 
 
 def _start(low: Lowering) -> Body:

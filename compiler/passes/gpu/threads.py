@@ -7,109 +7,50 @@ statements of which one writes what the other touches.
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import DType, boolean, i64
-from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, names, op, select, static
-from compiler.ir.index import Range, extent_range, simplify, value_range
-from compiler.ir.node import Node
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select, static
+from compiler.ir.index import simplify, value_range
+from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import copies, fragment_loops, fragments, lanes, mma, pipelines, shared, specialised, wgmma
+from compiler.passes.gpu.blocks import apart, block_size, grid, is_bound
 from compiler.passes.gpu.fragments import Fragment, Grid
 from compiler.passes.gpu.hazards import Hazards, Uses, touched
 from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread, range_of
 from compiler.passes.gpu.shared import SharedTile
+from compiler.passes.gpu.signals import Signals
 from compiler.passes.gpu.streams import left_behind, read_once
-from compiler.passes.gpu.vectors import multiple
 from compiler.schedule import access
 from compiler.targets.target import Target
 
 Body = list[k.Stmt]
 
 
-@dataclass(frozen=True)
-class Ring:
-    """The slots of a pipeline with producers: their barriers, and where all sides are in it: slot and phase."""
-
-    depth: int
-    full: str
-    empty: str
-    ready: str
-    slot: Var
-    phase: Var
-    asked: tuple[Var, Var]
-    prepared: tuple[Var, Var]
-
-
-AXES = ("x", "y", "z")
-MOST_IN_YZ = 65535  # blocks along the second and third axis of a grid, on every capability
-
-
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
     """Every kernel becomes one function, or one for each of the nests that follow each other in it."""
     functions: list[k.Function] = []
     for kernel in program.kernels:
-        parts = _apart(kernel)
-        for part in parts:
-            lowering = Lowering(part, target, read_once(part), left_behind(program, part, target))
+        for part in apart(kernel):
+            lowering = Lowering(part, target, streamed=read_once(part), past=left_behind(program, part, target))
             functions.append(lowering.function(schedules.get(kernel.name, "")))
     return k.Program(program.name, program.inputs, program.outputs, program.temps, tuple(functions), program.sizes)
 
 
-def _apart(kernel: Kernel) -> list[Kernel]:
-    """A kernel for each nest over blocks where several statements follow each other, and for what is between them."""
-    groups: list[list[Stmt]] = []
-    for s in kernel.body:
-        if _is(s, "blocks") or not groups or _is(groups[-1][0], "blocks"):
-            groups.append([])
-        groups[-1].append(s)
-    if len(groups) < 2 or any(_scalars(a) & _used(b) for n, a in enumerate(groups) for b in groups[n + 1 :]):
-        return [kernel]
-    out = []
-    for n, group in enumerate(groups):
-        body = tuple(group)
-        used = tile.buffers(body)
-        params = tuple(p for p in kernel.params if p.name in used)
-        writes = tuple(w for w in kernel.writes if any(isinstance(x, Store) and x.buffer == w for x in _nodes(body)))
-        out.append(kernel.replace(name=f"{kernel.name}_{n}", params=params, writes=writes, body=body))
-    return out
-
-
-def _nodes(body: Iterable[Stmt]) -> Iterator[Node]:
-    return (n for s in body for n in s.walk())
-
-
-def _scalars(body: Iterable[Stmt]) -> set[str]:
-    return {s.name for s in body if isinstance(s, Let | Init)}
-
-
-def _used(body: Iterable[Stmt]) -> set[str]:
-    return {n.name for n in _nodes(body) if isinstance(n, Var | Accum)}
-
-
-def _is(s: Stmt, level: str) -> bool:
-    return isinstance(s, tile.For) and s.bind.level == level
-
-
 @dataclass
-class Lowering:
-    """One kernel: what is known of its tiles, and what its function begins with.
+class Lowering(Signals):
+    """One kernel, and what is known of its tiles while it is lowered.
 
-    `threads` of a block do what loops over lanes say, `scratch` are arrays through which its warps combine what they
-    have. `start` computes what does not change: `known` has the ranges of its variables. Of the buffers `streamed`, no
+    `scratch` are arrays through which the warps of a block combine what they have. Of the buffers `streamed`, no
     element is read twice; those `past` are results that nobody reads soon.
     """
 
-    source: Kernel
-    target: Target
     streamed: frozenset[str] = frozenset()
     past: frozenset[str] = frozenset()
-    threads: int = WARP
-    taken: set[str] = field(default_factory=set)
     scratch: dict[DType, str] = field(default_factory=dict)
     hazards: Hazards = field(default_factory=Hazards)
     groups: Grid = field(default_factory=lambda: Grid(1, 1))
@@ -119,18 +60,9 @@ class Lowering:
     in_shared: frozenset[str] = frozenset()  # tiles that all threads that compute may store to
     awaited: tuple[frozenset[str], k.Stmt] | None = None  # tiles that others prepare, and the wait for them
     shared: dict[str, SharedTile] = field(default_factory=dict)
-    arrays: Body = field(default_factory=list)
-    start: Body = field(default_factory=list)
-    known: dict[str, Range] = field(default_factory=dict)
-    multiples: dict[str, int] = field(default_factory=dict)
-    # With producers: their number of threads, rings by loop variable, barriers with their slots and arrivals, maps.
     specialised: bool = False
     first: int = 0  # number of the first thread of those that are being told what to do
     producers: int = 0
-    rings: dict[str, Ring] = field(default_factory=dict)
-    signals: list[tuple[str, int, int]] = field(default_factory=list)
-    parities: dict[str, Var] = field(default_factory=dict)
-    maps: dict[tuple[str, tuple[int, ...], int], str] = field(default_factory=dict)
     # Fragments that products under way add to, those that they read, and the one that the last statement added to;
     # accumulators to begin at zero, and where; shared tiles that ordinary stores changed since the last fence.
     flight: set[str] = field(default_factory=set)
@@ -138,7 +70,6 @@ class Lowering:
     adding: str = ""
     blank: dict[str, Expr] = field(default_factory=dict)
     unfenced: set[str] = field(default_factory=set)
-    origins: dict[Fragment, tuple[Expr, Expr]] = field(default_factory=dict)
 
     def function(self, schedule: str) -> k.Function:
         s = self.source
@@ -151,12 +82,10 @@ class Lowering:
         self.fragments = fragments.infer(s, self.target, fragments.divide(s, self.target, self.groups))
         scope = Scope({}, ChainMap({}, self.known), {p.name: p for p in s.params}, multiples=self.multiples)
         body, axes = s.body, []
-        while len(body) == 1 and _is(body[0], "blocks"):
-            loop = body[0]
-            assert isinstance(loop, tile.For)
-            axes.append(loop)
-            body = loop.body
-        grid, start = self.grid(axes, scope)
+        while len(body) == 1 and isinstance(body[0], tile.For) and is_bound(body[0], "blocks"):
+            axes.append(body[0])
+            body = body[0].body
+        shape, start = grid(self, axes, scope)
         self.specialised = specialised.has_producers(body)
         if self.specialised:
             inside = specialised.roles(self, body, scope)
@@ -166,70 +95,7 @@ class Lowering:
         made = (*self.arrays, *arrays, *self.start, *start, *inside)
         maps = tuple(k.TensorMap(name, *described) for described, name in self.maps.items())
         block = (self.threads + self.producers, 1, 1)
-        return k.Function(s.name, s.params, s.writes, made, grid, block, s.origin, schedule, maps)
-
-    def grid(self, axes: list[tile.For], scope: Scope) -> tuple[tuple[Expr, ...], Body]:
-        """The extents of the grid, innermost first, and where a block is in it."""
-        extents = [self.value(f.extent, scope) for f in axes]
-        wide = [e for e in extents[:-1] if not isinstance(e, Const) or int(e.value) > MOST_IN_YZ]
-        start: Body = []
-        places: list[Expr] = [k.Builtin(f"block.{a}") for a in AXES[: len(axes)]]
-        shape = tuple(reversed(extents))
-        if wide or len(axes) > len(AXES):
-            flat = Var(self.fresh("block"))
-            start.append(k.Declare(flat.name, places[0] if places else k.Builtin("block.x")))
-            total: Expr = const(1)
-            places, shape = [], ()
-            for e in reversed(extents):
-                places.append(flat // total % e if e is not extents[0] else flat // total)
-                total = total * e
-            shape = (total,)
-        for f, e, place in zip(reversed(axes), reversed(extents), places, strict=True):
-            var = self.fresh(f.var)
-            scope.values[f.var], scope.ranges[var] = Var(var), extent_range(e)
-            start.append(k.Declare(var, place))
-        return shape or (const(1),), start
-
-    def fresh(self, name: str) -> str:
-        stem, n = name, 0
-        while name in self.taken:
-            n += 1
-            name = f"{stem}_{n}"
-        self.taken.add(name)
-        return name
-
-    def lane(self) -> Expr:
-        """The number of this thread in its warp."""
-        return self.once("lane", k.Builtin("thread.lane"), WARP)
-
-    def warp(self) -> Expr:
-        """The number of this thread's warp in the block, the same variable for all of a warp's threads."""
-        return self.once("warp", k.Builtin("thread.warp"), self.threads // WARP)
-
-    def once(self, stem: str, value: Expr, count: int) -> Expr:
-        """A variable from the function's beginning with that value, which is not negative and below `count`.
-
-        Values that are no shorter by a name, and those of variables that are not known there, stay as they are.
-        """
-        if isinstance(value, Const | Var) or not names(value) <= set(self.known):
-            return value
-        for s in self.start:
-            if isinstance(s, k.Declare) and s.value is value:
-                return Var(s.name)
-        name = self.fresh(stem)
-        self.start.append(k.Declare(name, value))
-        low, high = value_range(value, self.known)
-        self.known[name] = (low or 0, count - 1 if high is None else min(high, count - 1))
-        self.multiples[name] = multiple(value, self.multiples)
-        return Var(name)
-
-    def origin(self, fragment: Fragment) -> tuple[Expr, Expr]:
-        """Row and column at which this thread's part of a fragment begins."""
-        if fragment not in self.origins:
-            row, column = fragments.place(fragment, self.lane(), self.warp(), self.known)
-            rows, columns = fragment.shape
-            self.origins[fragment] = self.once("row", row, rows), self.once("column", column, columns)
-        return self.origins[fragment]
+        return k.Function(s.name, s.params, s.writes, made, shape, block, s.origin, schedule, maps)
 
     def array(self, buffer: str) -> str:
         """The array or parameter that holds a buffer other threads see."""
@@ -244,37 +110,6 @@ class Lowering:
         if self.specialised and scope.level == "block":
             return k.Call("mlc_named_barrier", (), (const(2 if self.first else 1), const(self.threads)))
         return k.Barrier(scope.level)
-
-    def barriers(self, stem: str, slots: int, arrivals: int) -> str:
-        """An array of mbarriers, each of which expects so many arrivals."""
-        name = self.fresh(stem)
-        self.arrays.append(k.Array(name, i64, slots, "shared", 8))
-        self.signals.append((name, slots, arrivals))
-        return name
-
-    def ring(self, f: tile.For, depth: int, preparing: int) -> None:
-        """The barriers of a pipeline: one arrival, with the bytes, fills a slot; all warps that compute empty it.
-
-        Where warps prepare what comes, these arrive in between.
-        """
-        full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, self.threads // WARP)
-        ready = self.barriers("ready", depth, preparing) if preparing else ""
-        stems = ("slot", "phase", "slot_asked", "phase_asked", "slot_prepared", "phase_prepared")
-        a, b, c, d, e, g = (Var(self.fresh(n)) for n in stems)
-        self.rings[f.var] = Ring(depth, full, empty, ready, a, b, (c, d), (e, g))
-
-    def parity(self, barrier: str) -> Var:
-        """The parity of the phase of a barrier that is waited for next."""
-        if barrier not in self.parities:
-            self.parities[barrier] = Var(self.fresh("parity"))
-        return self.parities[barrier]
-
-    def map(self, buffer: str, box: tuple[int, ...], swizzle: int) -> str:
-        """The tensor map of boxes of a parameter."""
-        key = (buffer, box, swizzle)
-        if key not in self.maps:
-            self.maps[key] = self.fresh(f"{buffer}_map")
-        return self.maps[key]
 
     # ---- statements
 
@@ -559,20 +394,6 @@ class Lowering:
         if isinstance(cond, Const):
             return self.value(then if cond.value else other, scope)
         return select(cond, self.value(then, scope), self.value(other, scope))
-
-
-def block_size(kernel: Kernel) -> int:
-    """Threads of a block: what the loops over lanes and over warps ask for."""
-    most = WARP
-    for s in kernel.body:
-        for n in s.walk():
-            match n:
-                case tile.For(bind=tile.Bind("lanes", args)):
-                    most = max(most, dict(args).get("threads", WARP))
-                case tile.For(extent=extent, bind=tile.Bind("warps")):
-                    high = value_range(extent, {})[1]
-                    most = max(most, WARP * (high or 1))
-    return most
 
 
 def _holds_together(s: Stmt) -> bool:

@@ -1,0 +1,134 @@
+"""What a function begins with: variables that do not change, arrays in shared memory, barriers, tensor maps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Const, Expr, Var, names
+from compiler.ir.index import Range, value_range
+from compiler.ir.statement import Kernel
+from compiler.passes.gpu import fragments
+from compiler.passes.gpu.fragments import Fragment
+from compiler.passes.gpu.scope import WARP
+from compiler.passes.gpu.vectors import multiple
+from compiler.targets.target import Target
+
+Body = list[k.Stmt]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The slots of a pipeline with producers: their barriers, and where all sides are in it: slot and phase."""
+
+    depth: int
+    full: str
+    empty: str
+    ready: str
+    slot: Var
+    phase: Var
+    asked: tuple[Var, Var]
+    prepared: tuple[Var, Var]
+
+
+@dataclass
+class Start:
+    """Names that are taken, and variables that a kernel's function begins with.
+
+    `threads` of a block do what loops over lanes say. `start` computes what does not change: `known` has the ranges of
+    its variables, `multiples` what divides them.
+    """
+
+    source: Kernel
+    target: Target
+    threads: int = WARP
+    taken: set[str] = field(default_factory=set)
+    start: Body = field(default_factory=list)
+    known: dict[str, Range] = field(default_factory=dict)
+    multiples: dict[str, int] = field(default_factory=dict)
+    origins: dict[Fragment, tuple[Expr, Expr]] = field(default_factory=dict)
+
+    def fresh(self, name: str) -> str:
+        stem, n = name, 0
+        while name in self.taken:
+            n += 1
+            name = f"{stem}_{n}"
+        self.taken.add(name)
+        return name
+
+    def lane(self) -> Expr:
+        """The number of this thread in its warp."""
+        return self.once("lane", k.Builtin("thread.lane"), WARP)
+
+    def warp(self) -> Expr:
+        """The number of this thread's warp in the block, the same variable for all of a warp's threads."""
+        return self.once("warp", k.Builtin("thread.warp"), self.threads // WARP)
+
+    def once(self, stem: str, value: Expr, count: int) -> Expr:
+        """A variable from the function's beginning with that value, which is not negative and below `count`.
+
+        Values that are no shorter by a name, and those of variables that are not known there, stay as they are.
+        """
+        if isinstance(value, Const | Var) or not names(value) <= set(self.known):
+            return value
+        for s in self.start:
+            if isinstance(s, k.Declare) and s.value is value:
+                return Var(s.name)
+        name = self.fresh(stem)
+        self.start.append(k.Declare(name, value))
+        low, high = value_range(value, self.known)
+        self.known[name] = (low or 0, count - 1 if high is None else min(high, count - 1))
+        self.multiples[name] = multiple(value, self.multiples)
+        return Var(name)
+
+    def origin(self, fragment: Fragment) -> tuple[Expr, Expr]:
+        """Row and column at which this thread's part of a fragment begins."""
+        if fragment not in self.origins:
+            row, column = fragments.place(fragment, self.lane(), self.warp(), self.known)
+            rows, columns = fragment.shape
+            self.origins[fragment] = self.once("row", row, rows), self.once("column", column, columns)
+        return self.origins[fragment]
+
+
+@dataclass
+class Signals(Start):
+    """Shared arrays; rings by loop variable, barriers with their slots and arrivals, parities; tensor maps."""
+
+    arrays: Body = field(default_factory=list)
+    rings: dict[str, Ring] = field(default_factory=dict)
+    signals: list[tuple[str, int, int]] = field(default_factory=list)
+    parities: dict[str, Var] = field(default_factory=dict)
+    maps: dict[tuple[str, tuple[int, ...], int], str] = field(default_factory=dict)
+
+    def barriers(self, stem: str, slots: int, arrivals: int) -> str:
+        """An array of mbarriers, each of which expects so many arrivals."""
+        name = self.fresh(stem)
+        self.arrays.append(k.Array(name, i64, slots, "shared", 8))
+        self.signals.append((name, slots, arrivals))
+        return name
+
+    def ring(self, f: tile.For, depth: int, preparing: int) -> None:
+        """The barriers of a pipeline: one arrival, with the bytes, fills a slot; all warps that compute empty it.
+
+        Where warps prepare what comes, these arrive in between.
+        """
+        full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, self.threads // WARP)
+        ready = self.barriers("ready", depth, preparing) if preparing else ""
+        stems = ("slot", "phase", "slot_asked", "phase_asked", "slot_prepared", "phase_prepared")
+        a, b, c, d, e, g = (Var(self.fresh(n)) for n in stems)
+        self.rings[f.var] = Ring(depth, full, empty, ready, a, b, (c, d), (e, g))
+
+    def parity(self, barrier: str) -> Var:
+        """The parity of the phase of a barrier that is waited for next."""
+        if barrier not in self.parities:
+            self.parities[barrier] = Var(self.fresh("parity"))
+        return self.parities[barrier]
+
+    def map(self, buffer: str, box: tuple[int, ...], swizzle: int) -> str:
+        """The tensor map of boxes of a parameter."""
+        key = (buffer, box, swizzle)
+        if key not in self.maps:
+            self.maps[key] = self.fresh(f"{buffer}_map")
+        return self.maps[key]
