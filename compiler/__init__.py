@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING
 from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
 
 if TYPE_CHECKING:
-    from compiler.execution import Executable, compile, eager_equations, execute, execute_guarded, reference
+    from compiler.execution import (
+        Executable,
+        accuracy,
+        compile,
+        eager_equations,
+        execute,
+        execute_guarded,
+        reference,
+    )
     from compiler.execution_gpu import on_gpu
     from compiler.frontend import Captured, capture
     from compiler.inspection import inspect
@@ -30,7 +38,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "compiler.execution": (
-        "Executable", "compile", "eager_equations", "execute", "execute_guarded", "reference",
+        "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "reference",
     ),
     "compiler.execution_gpu": ("on_gpu",),
     "compiler.frontend": ("Captured", "capture"),
@@ -71,6 +79,7 @@ __all__ = [
     "Target",
     "ToolchainError",
     "Unsupported",
+    "accuracy",
     "bounds",
     "capture",
     "compile",

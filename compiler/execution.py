@@ -18,9 +18,10 @@ from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
 from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
+from compiler.interpret.bounded import Accuracy
 from compiler.ir import aten, kernel
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr, dim, static
+from compiler.ir.expr import Expr, Op, dim, static
 from compiler.ir.node import digest
 from compiler.ir.tensor import Program as TensorProgram
 from compiler.ir.tensor import Tensor, row_major
@@ -30,6 +31,7 @@ from compiler.render import cpp
 from compiler.runtime import build, detect, guarded, launcher, memory
 from compiler.schedule.steps import Schedule
 from compiler.targets import named
+from compiler.targets.accuracy import THREEFOLD
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parent / "render" / "cpp"
@@ -157,6 +159,15 @@ def execute_guarded(
 def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """What Torch IR means, its floating types held in f64."""
     return frontend.execute(program, inputs, torch.float64)
+
+
+def accuracy(lowering: Lowering) -> Accuracy:
+    """What the executors of a lowered program may lose: those of its kind of target, by the instructions it uses."""
+    program = lowering.stages.get("tile")
+    threefold = program is not None and any(
+        isinstance(n, Op) and n.name == "tf32" for f in program.kernels for s in f.body for n in s.walk()
+    )
+    return Accuracy.of(lowering.target.kind, THREEFOLD if threefold else 0.0)
 
 
 def eager_equations(program: aten.Program) -> TensorProgram:

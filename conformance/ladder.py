@@ -163,7 +163,7 @@ def _truth(made: Subject, ladder: Ladder, report: Report) -> Truth | None:
     try:
         if ladder.equations is None:
             raise ladder.error or ValueError("torch-to-tensor gave nothing")
-        return Truth(made, ladder.equations, ladder.lowering.target.kind)
+        return Truth(made, ladder.equations, compiler.accuracy(ladder.lowering))
     except Exception:  # the case's own function, a lowering or the reference: nothing can be said without them
         report.verdict, report.first_bad_stage, report.first_bad_pass = "fail", "torch", None
         report.remarks.append(traceback.format_exc(limit=-4))

@@ -61,14 +61,14 @@ class Verdict:
 
 
 def bounds(
-    program: Any, inputs: Sequence[torch.Tensor | Array], kind: str = "cpu", **accuracy: Any
+    program: Any, inputs: Sequence[torch.Tensor | Array], accuracy: compiler.Accuracy | None = None, **other: Any
 ) -> tuple[Bounded, ...]:
-    """A bounded value for each output of a Tensor IR program, as executed for a kind of target.
+    """A bounded value for each output of a Tensor IR program.
 
-    `accuracy` overrides what implementations may lose: `ulps(function, dtype)`, `series(n)` roundings of a sum of n
-    terms, or `algebra=True` for an evaluation in f64 throughout.
+    `accuracy` is what implementations may lose, by default those of the CPU; `other` than it may be
+    `ulps(function, dtype)`, `series(n)` roundings of a sum of n terms, or `algebra=True` for an evaluation in f64.
     """
-    allowed = dataclasses.replace(compiler.Accuracy.of(kind), **accuracy)
+    allowed = dataclasses.replace(accuracy or compiler.Accuracy(), **other)
     return compiler.bounds(program, [to_array(x) for x in inputs], allowed)
 
 

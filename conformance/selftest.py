@@ -103,7 +103,7 @@ def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[R
         climbed = ladder.climb(whole.program, compiler.target(options["target"]))
         if climbed.error is not None:
             raise climbed.error
-        truth = Truth(whole, climbed.equations, climbed.lowering.target.kind)
+        truth = Truth(whole, climbed.equations, compiler.accuracy(climbed.lowering))
     except Exception as error:  # a sound case that cannot even be compiled
         return None, [{"stage": None, "case": case.id, "message": f"{type(error).__name__}: {error}"}]
     alarms = []

@@ -74,9 +74,9 @@ class Allowed:
 class Truth:
     """What the results of a subject should be, and how good they must be."""
 
-    def __init__(self, subject: Subject, equations: Any, kind: str = "cpu") -> None:
-        """`equations` is the Tensor IR program that torch-to-tensor made; `kind` of target it is executed for."""
-        self.subject, self.equations, self.kind = subject, equations, kind
+    def __init__(self, subject: Subject, equations: Any, accuracy: compiler.Accuracy | None = None) -> None:
+        """`equations` is the Tensor IR program that torch-to-tensor made; `accuracy` what its executors may lose."""
+        self.subject, self.equations, self.accuracy = subject, equations, accuracy
         self.tolerance: Tolerance = subject.case.tolerance
         self.dtypes = [oracle.NAMES[leaf.dtype] for leaf in subject.eager]
         self.reference = compiler.reference(subject.program, subject.tensors)
@@ -84,7 +84,7 @@ class Truth:
     @functools.cached_property
     def derived(self) -> Sequence[Bounded]:
         """The bounds of our own results, around what Tensor IR says in exact arithmetic."""
-        return oracle.bounds(self.equations, self.subject.tensors, self.kind)
+        return oracle.bounds(self.equations, self.subject.tensors, self.accuracy)
 
     @functools.cached_property
     def ours(self) -> list[Bounded]:

@@ -29,7 +29,7 @@ from compiler.interpret.bounded import (
     worst,
 )
 from compiler.interpret.scalar import Array
-from compiler.ir.dtype import DType, f64
+from compiler.ir.dtype import DType, f32, f64
 
 BLOCKS = 32  # partial sums looked at
 LANES = 16  # accumulators of a vectorised sum, whose partial sums may be much larger than the plain ones
@@ -171,7 +171,16 @@ def contract(a: Bounded, b: Bounded, dtype: DType, accuracy: Accuracy) -> Bounde
             mean_square = mean_square + running**2 / blocks
         own = accuracy.computes(dtype)
         rounds = accuracy.rounds(k) + 1
+        if accuracy.product and dtype is f32 and not accuracy.algebra and _long(x, y):
+            lost = accuracy.product * UNIT[dtype.name]
+            e1, e2, common = brought
+            brought = e1 + lost * absolute, e2 + lost**2 / 3 * np.matmul(x * x, y * y), common
         return _rounded_sum(v, brought, absolute, mean_square, rounds, _whole(accuracy, a.v, b.v), own)
+
+
+def _long(*factors: Array) -> bool:
+    """Whether any element has more bits than one tf32 number, so that its product is made of several."""
+    return any(bool((scalar.apply("tf32", (x.astype(np.float32),)) != x).any()) for x in factors)
 
 
 def _brought(a: Bounded, b: Bounded, x: Array, y: Array) -> Errors:

@@ -47,16 +47,19 @@ class Accuracy:
     """What the judged implementation may lose: ulps by operation and type, and the roundings in series of a sum.
 
     `algebra` describes another evaluation in f64 throughout, by whatever formula: its roundings differ, and so do its
-    literals, which the program has as f32. `of` describes what runs programs for a kind of target.
+    literals, which the program has as f32. `product` is what a product of two f32 matrices may lose in each term, in
+    halves of an ulp. `of` describes what runs programs for a kind of target.
     """
 
     ulps: Callable[[str, str], float] = max_ulp
     series: Callable[[int], int] = in_series
     algebra: bool = False
+    product: float = 0.0
 
     @staticmethod
-    def of(kind: str, algebra: bool = False) -> Accuracy:
-        return Accuracy(functools.partial(max_ulp, kind=kind), functools.partial(in_series, kind=kind), algebra)
+    def of(kind: str, product: float = 0.0) -> Accuracy:
+        ulps, series = functools.partial(max_ulp, kind=kind), functools.partial(in_series, kind=kind)
+        return Accuracy(ulps, series, product=product)
 
     def computes(self, dtype: DType) -> DType:
         return f64 if self.algebra else dtype

@@ -1,5 +1,7 @@
 """Error bounds: f32 evaluations of Tensor IR lie within them, and they open where rounding decides."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from compiler.ir import dtype as dt
 from compiler.ir import tensor, tensor_text
 from compiler.ir.expr import OPS, Expr, Load, Op, Var, cast, const, dim, op
 from compiler.ir.tensor import Axis, Group, Map, Program, Tensor
+from compiler.targets.accuracy import THREEFOLD
 
 SEED = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]
 RNG = np.random.default_rng(SEED)
@@ -142,6 +145,33 @@ def f(r: f32[1], x: f32[4096]):
     r, x = np.array([1.0039], np.float32), np.ones(4096, np.float32)
     (y,), (b,) = run(text, r, x)
     assert abs(float(y) - float(b.v)) > 5 and margin(y, b) <= 1
+
+
+def test_products_by_tf32_lose_what_is_claimed_and_whole_numbers_nothing() -> None:
+    """A product of matrices in three of tf32, whose worst term is beyond what f32 itself may lose."""
+    program = tensor_text.parse(
+        """
+def f(x: f32[64, 2], y: f32[2, 64]):
+    with kernel("k", ''):
+        z[i: 64, j: 64]: f32 = sum(x[i, r] * y[r, j] for r in range(2))
+    result(z, f32[64, 64])
+"""
+    )
+    x, y = (RNG.uniform(1, 2, shape).astype(np.float32) for shape in ((64, 2), (2, 64)))
+    (big_x, small_x), (big_y, small_y) = map(_halves, (x, y))
+    made = (big_x @ small_y + small_x @ big_y + big_x @ big_y).astype(np.float32)
+    (strict,), (allowed,) = bounds(program, [x, y]), bounds(program, [x, y], Accuracy(product=THREEFOLD))
+    assert strict.e1 is not None and allowed.e1 is not None
+    off = np.abs(made - strict.v)
+    assert (off > strict.e1).any() and (off <= allowed.e1).all(), SEED
+    (exact,) = bounds(program, [np.rint(x * 100), np.rint(y * 100)], Accuracy(product=THREEFOLD))
+    assert exact.e1 is None or not exact.e1.any()
+
+
+def _halves(x: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Two tf32 numbers in f64, that come close to `x` together."""
+    big = scalar.apply("tf32", (x,))
+    return big.astype(np.float64), scalar.apply("tf32", (x - big,)).astype(np.float64)
 
 
 def test_special_values() -> None:
