@@ -175,8 +175,7 @@ static void note_read(Cell& c, const Actor& a, bool atomic, unsigned site) {
 
 static void forget_reads(Cell& c) {
     c.readers[0].mask = c.readers[1].mask = 0;
-    delete c.more;
-    c.more = nullptr;
+    if (c.more) c.more->clear();
 }
 
 // ---- Cells -----------------------------------------------------------------------------------------------------------

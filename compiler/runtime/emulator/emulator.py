@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from compiler.errors import CompilerError
 from compiler.runtime import build as builder
-from compiler.runtime import launcher
+from compiler.runtime import detect, launcher
 from compiler.runtime.emulator import buffers, findings, native
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.launches import Launch, LaunchPlan
@@ -38,9 +38,9 @@ _KERNEL = (
 # vector's access stays one access, so that its alignment is looked at.
 _CHECKED = (
     "-O1", "-g1", "-fno-tree-sra", "-fno-omit-frame-pointer", "-DMLC_CHECK", "-fsanitize=thread",
-    "--param", "tsan-instrument-func-entry-exit=0",
-    "--param", "tsan-distinguish-volatile=1",
+    "--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1",
 )  # fmt: skip
+_FILLED = "-ftrivial-auto-var-init=pattern"  # registers that nobody has written hold numbers that show; since GCC 12
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,13 @@ def build(text: str, include: tuple[Path, ...] = (), check: bool = False, cache:
         f"-Wl,-rpath,$ORIGIN/../{machine.parent.name}",
         f"-l:{machine.name}",
     )
-    flags = (*_KERNEL, *(_CHECKED if check else ("-O2",)), *found)
+    flags = (*_KERNEL, *(_checked() if check else ("-O2",)), *found)
     return builder.build(text, flags, cache=cache, include=(*include, HERE))
+
+
+def _checked() -> tuple[str, ...]:
+    major = detect.toolchain("g++").version.split(".")[0]
+    return (*_CHECKED, _FILLED) if major.isdigit() and int(major) >= 12 else _CHECKED
 
 
 def run(
