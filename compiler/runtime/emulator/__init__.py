@@ -7,8 +7,8 @@ that wait for nothing are plain loops. In check mode, `check_*.h` stand in for t
 
 - Order is happens-before by vector clocks, exact to the thread. Barriers, arrivals that are waited for, and atomics
   between fences order; shuffles and votes order nothing, as CUDA documents. Copies into shared memory, products of a
-  warp and bulk stores are agents of their own, known to whoever has waited for them; they know what threads have written
-  across a proxy fence only (PTX ISA, memory consistency model).
+  warp and bulk stores are agents of their own, known to whoever has waited for them; they know what threads have
+  written across a proxy fence only (PTX ISA, memory consistency model).
 - What is looked at: bounds, alignment, writes to inputs, reads of what nobody wrote (shared memory, outputs,
   temporaries), races within and between blocks, and at the end of a block what it left behind.
 - Order of threads, warps and landing copies is forward, backward or random by the seed; unwritten memory reads as NaN.
@@ -18,7 +18,7 @@ flight, missing proxy fence, bulk copy, mbarrier, wgmma, named barrier, cluster,
 dependency, barrier divergence, divergent collective, deadlock, foreign local memory, shared memory, misdeclared kernel,
 refused by a device function, time limit, out of memory.
 
-Limits: one path of the data is seen, that of the inputs given; memory is sequentially consistent, so weak ordering shows
-as a race or not at all; arithmetic is the CPU's. After an access out of bounds, a write to an input or a deadlock
+Limits: one path of the data is seen, that of the inputs given; memory is sequentially consistent, so weak ordering
+shows as a race or not at all; arithmetic is the CPU's. After an access out of bounds, a write to an input or a deadlock
 nothing sensible can follow, and the launch ends with its report.
 """
