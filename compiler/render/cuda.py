@@ -32,6 +32,7 @@ HEADERS = {
     "memory": "load store store_global",
     "streaming": "load_once load_keep store_once",
     "reduce": "lanes_reduce warp_reduce block_reduce sum prod maximum minimum all any",
+    "scan": "scan_before",
     "places": "lane_index warp_index",
     "registers": "registers_decrease registers_increase",
     "async": "cp_async cp_async_zero cp_async_commit cp_async_wait",

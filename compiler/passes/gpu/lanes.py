@@ -39,8 +39,6 @@ def spread_of(low: Lowering, f: tile.For, scope: Scope) -> Spread:
 
 def over_lanes(low: Lowering, f: tile.For, scope: Scope) -> Body:
     """Each thread takes its share of the iterations; what they accumulate, all threads combine."""
-    if f.kind == "scan":
-        raise ValueError(f"kernel {low.source.name}: the scan {f.var} cannot be spread over threads")
     if f.extent is const(0):
         return []
     flat = _flattened(f)
@@ -147,7 +145,7 @@ def _share(low: Lowering, f: tile.For, spread: Spread, inner: Scope, number: Var
     inner.ranges[lane.name] = (0, spread.vector - 1)
     inner.values[f.var] = number * spread.vector + lane
     inner.lanes = Lanes(f.var, spread, slot + lane)
-    return _wide(low, f.body, inner, lane, spread.vector, slot, rounds)
+    return share_of(low, f.body, inner, lane, spread.vector, slot, rounds)
 
 
 def by_vector(low: Lowering, f: tile.For, scope: Scope, vector: int) -> Body:
@@ -162,14 +160,14 @@ def by_vector(low: Lowering, f: tile.For, scope: Scope, vector: int) -> Body:
 
 def vector_loop(low: Lowering, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int) -> Body:
     """A body for `lane` = 0 .. vector - 1, with what neighbours load and store moved at once."""
-    share = _wide(low, body, inner, lane, vector, const(0), 1)
+    share = share_of(low, body, inner, lane, vector, const(0), 1)
     return [*share.arrays, *share.loads, *share.rest]
 
 
-def _wide(
+def share_of(
     low: Lowering, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int, slot: Expr, rounds: int
 ) -> Share:
-    """The same as one of several `rounds`: arrays have room for all, and this one's begins at `slot`."""
+    """`vector_loop` as one of several `rounds`: arrays have room for all, and this one's begins at `slot`."""
     inner.values["neighbour"] = lane
     # Sizes known to be multiples of the vector make addresses so.
     found = neighbours(body, inner, lane, vector, lambda b, i: low.at(b, i, inner)[1])

@@ -21,6 +21,7 @@ from compiler.passes.gpu import copies, fragment_loops, fragments, lanes, mma, p
 from compiler.passes.gpu.blocks import apart, block_size, grid, is_bound
 from compiler.passes.gpu.fragments import Fragment, Grid
 from compiler.passes.gpu.hazards import Hazards, Uses, touched
+from compiler.passes.gpu.scans import over_scan
 from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread, range_of
 from compiler.passes.gpu.shared import SharedTile
 from compiler.passes.gpu.signals import Signals
@@ -160,6 +161,8 @@ class Lowering(Signals):
         match s:
             case tile.For(bind=tile.Bind(level="lanes")) if scope.part is not None and not scope.part.columns:
                 return fragment_loops.over_columns(self, s, scope)
+            case tile.For(kind="scan", bind=tile.Bind(level="lanes")) if scope.level != "thread":
+                return over_scan(self, s, scope)
             case tile.For(bind=tile.Bind(level="lanes")) if scope.level != "thread":
                 fragment = fragment_loops.fragment_of(self, s) if scope.level == "block" else None
                 if fragment is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Var, product
 from compiler.ir.index import Range, extent_range
-from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
 from compiler.schedule.gpu import attention, contraction, matvec, reductions, transposes
@@ -28,6 +28,8 @@ MOST_ROUNDS = 4  # of wide loads in flight for each thread: 4 x 16 bytes hide th
 SHORT_ROW = 8  # a row that a thread goes through alone
 WARP_ROW = 1024  # the longest row that one warp takes: 32 elements a thread
 PER_THREAD = 16  # elements of a longer row for each thread
+LEAST_SCAN = 64  # a shorter scan takes one thread
+WARP_SCAN = 512  # the longest scan that one warp takes: four rounds of wide loads
 MOST_THREADS = 1024
 KEPT = 64  # elements of a row that a thread keeps in registers, of 255 that it has
 OWN = 64  # elements of a temporary that a thread keeps to itself
@@ -80,6 +82,8 @@ class _Plan:
             split = reductions.split_rows(reduction, self.neighbours(leaf, leaf.body), self.target.cores)
             if split is not None:
                 return split
+        if scans and rows and self.running_total(rows, inside) and not self.across(rows, inside, paths):
+            return self.scanned(rows, paths[0][0], count)
         if rows and (scans or longest <= SHORT_ROW or (count >= WARP_LANES and self.across(rows, inside, paths))):
             return self.flat(rows, inside)
         name, steps = self.merged_rows(rows)
@@ -92,6 +96,29 @@ class _Plan:
         threads = min(MOST_THREADS, max(128, _power(longest // PER_THREAD)))
         steps += [Bind(name, "blocks")] if name else []
         return steps + self.inside(name, paths, threads)
+
+    def running_total(self, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
+        """Rows hold one scan each, of an extent worth several threads, which keeps a total."""
+        match inside:
+            case (Init(_, value), loop.For(extent=Const(int() as extent), kind="scan", body=body)):
+                at = next((n for n, s in enumerate(body) if isinstance(s, Accum)), len(body))
+                plain = all(isinstance(s, Let) for s in body[:at]) and all(
+                    isinstance(s, Let | Store) for s in body[at + 1 :]
+                )
+                return plain and at < len(body) and extent >= LEAST_SCAN and value.dtype.bits >= 32
+        return False
+
+    def scanned(self, rows: list[loop.For], f: loop.For, count: int) -> list[Step]:
+        """Threads have neighbours of a row, and exchange their totals."""
+        assert isinstance(f.extent, Const)
+        name, steps = self.merged_rows(rows)
+        extent, vector = int(f.extent.value), self.neighbours(f, f.body)
+        if extent <= WARP_SCAN and count > 1:
+            warps = THREADS // WARP_LANES if count >= 4 * self.target.cores else 1
+            steps += [Split(name, warps), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "warps")]
+            return [*steps, Bind(f.var, "lanes", _lanes(WARP_LANES, vector))]
+        threads = min(MOST_THREADS, max(128, _power(-(-extent // PER_THREAD))))
+        return [*steps, Bind(name, "blocks"), Bind(f.var, "lanes", _lanes(threads, vector))]
 
     def alone(self) -> list[Step]:
         """A kernel whose statements share scalars: one block does it all."""
