@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import COMBINE, Const, Expr, Var, both, const, identity, names, op, static
+from compiler.ir.expr import COMBINE, Const, Expr, Var, both, const, identity, loads, names, op, static
 from compiler.ir.index import simplify
 from compiler.ir.statement import If, Stmt, Store
-from compiler.passes.gpu import fragments
+from compiler.passes.gpu import fragments, mma
 from compiler.passes.gpu.fragments import WARP, Digit, Fragment
 from compiler.passes.gpu.lanes import accumulated, vector_loop
 from compiler.passes.gpu.scope import Part, Scope
@@ -44,6 +44,57 @@ def over_rows(low: Lowering, f: tile.For, fragment: Fragment, scope: Scope) -> B
     inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
     inner.part = Part(fragment, f.var, offset)
     return _loops(variables, digits, low.sequence(f.body, inner))
+
+
+def through_matrices(low: Lowering, f: tile.For, fragment: Fragment, scope: Scope) -> Body | None:
+    """A loop that only computes a tile of 16-bit elements in shared memory, by stmatrix; None for another."""
+    match f.body:
+        case (tile.For(bind=tile.Bind(level="lanes"), kind="parallel", body=(Store(op="set") as s,)) as columns,):
+            pass
+        case _:
+            return None
+    held = low.shared.get(s.buffer)
+    if held is None or held.tensor.dtype.bytes != 2 or s.index != (Var(f.var), Var(columns.var)):
+        return None
+    how = mma.matrices(fragment, held.tensor.dtype)
+    wide = any(len(x.index) > 1 and x.buffer not in low.fragments for x in loads(s.value))
+    if "stmatrix" not in low.target.features or how is None or how[0] or wide or held.shape != fragment.shape:
+        return None
+    return _matrices_stored(low, (f.var, columns.var), s, fragment, how[1], scope)
+
+
+def _matrices_stored(
+    low: Lowering, axes: tuple[str, str], s: Store, fragment: Fragment, digits: list[Digit], scope: Scope
+) -> Body:
+    """As many registers as an instruction takes are computed, then stored."""
+    dtype = low.tiles[s.buffer].dtype
+    count, matrix, rest = mma.first(digits)
+    pack = fragment.registers[0]
+    inner = scope.inner(level="thread")
+    parts = [Digit(pack.extent, pack.row, pack.column), *matrix]
+    own, others = ([Var(low.fresh("part")) for _ in some] for some in (parts, rest))
+    for d, var in zip((*parts, *rest), (*own, *others), strict=True):
+        inner.ranges[var.name] = (0, d.extent - 1)
+    row, column = mma.rows_by_lanes(low, fragment, matrix, count)
+    down: Expr = const(0)
+    across: Expr = const(0)
+    for d, var in zip(rest, others, strict=True):
+        down, across = down + var * d.row, across + var * d.column
+    whole = tile.Slice(s.buffer, (const(0), const(0)), fragment.shape)
+    to = mma.address(low, whole, row + down, column + across, inner)
+    register: Expr = const(0)
+    weight = 1
+    for d, var in zip(parts, own, strict=True):
+        down, across = down + var * d.row, across + var * d.column
+        register, weight = register + var * weight, weight * d.extent
+    start = low.origin(fragment)
+    inner.part = Part(fragment, axes[0], down, axes[1], across)
+    inner.values[axes[0]] = simplify(start[0] + down, inner.ranges, index=True)
+    inner.values[axes[1]] = simplify(start[1] + across, inner.ranges, index=True)
+    near = low.fresh(f"{s.buffer}_near")
+    made = _loops(list(own), parts, [k.Store(near, register, low.value(s.value, inner))])
+    call = k.Call("mlc_stmatrix", (count,), (to, k.Address(near, const(0))), (to.buffer,))
+    return _loops(list(others), rest, [k.Array(near, dtype, weight, "local", 16), *made, call])
 
 
 def _stores_down(f: tile.For) -> bool:

@@ -12,7 +12,7 @@ from compiler.ir.expr import Const, Expr, Load, Var, const, static
 from compiler.ir.index import simplify
 from compiler.ir.statement import Stmt
 from compiler.passes.gpu import fragments, wgmma
-from compiler.passes.gpu.fragments import Digit, Fragment
+from compiler.passes.gpu.fragments import WARP, Digit, Fragment
 from compiler.passes.gpu.scope import Scope
 from compiler.targets.target import instruction
 
@@ -76,14 +76,14 @@ def load_fragment(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
     if tuple(n for n in s.source.lengths if n) != shape:
         raise ValueError(f"kernel {low.source.name}: fragment {s.target.buffer} of {shape} is loaded from a part of it")
     dtype = low.tiles[s.target.buffer].dtype
-    how = _matrices(fragment, dtype)
+    how = matrices(fragment, dtype)
     if how is None:
         return _by_lanes(low, s, fragment, array, scope)
     transposed, digits = how
     return _by_matrices(low, s, fragment, array, transposed, digits, scope)
 
 
-def _matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | None:
+def matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | None:
     """Whether ldmatrix must transpose, and the digits of the registers of 32 bits; None where it deals otherwise."""
     pack = WORD // dtype.bytes
     digits = list(fragment.registers)
@@ -109,43 +109,47 @@ def _matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | No
 def _by_matrices(
     low: Lowering, s: tile.Copy, fragment: Fragment, array: str, transposed: bool, digits: list[Digit], scope: Scope
 ) -> Body:
-    """ldmatrix for up to four registers at a time: lanes pass addresses of rows, eight for each matrix."""
-    count, matrix, rest = _first(digits)
-    pack = WORD // low.tiles[s.target.buffer].dtype.bytes
+    """ldmatrix for up to four registers at a time."""
+    count, matrix, rest = first(digits)
+    row, column = rows_by_lanes(low, fragment, matrix, count)
+    inner = scope.inner()
+    variables: list[tuple[Var, int]] = []
+    weight = count * WORD // low.tiles[s.target.buffer].dtype.bytes
+    register: Expr = const(0)
+    for d in rest:
+        var = Var(low.fresh("part"))
+        inner.ranges[var.name] = (0, d.extent - 1)
+        row, column = row + var * d.row, column + var * d.column
+        register, weight = register + var * weight, weight * d.extent
+        variables.append((var, d.extent))
+    source = address(low, s.source, row, column, inner)
+    function = "mlc_ldmatrix_transposed" if transposed else "mlc_ldmatrix"
+    body: Body = [k.Call(function, (count,), (k.Address(array, register), source), (array,))]
+    return _unrolled(variables, body)
+
+
+def rows_by_lanes(low: Lowering, fragment: Fragment, matrix: list[Digit], count: int) -> tuple[Expr, Expr]:
+    """Where the row of a matrix begins whose address a lane passes: eight lanes for each of `count` matrices.
+
+    Rows of a matrix are rows of the tile in memory, which run along the last axis.
+    """
     lane = low.lane()
-    # Rows of a matrix are rows of the tile in memory, which run along the last axis: row `lane` of all matrices.
     row: Expr = lane % MATRIX
     column: Expr = const(0)
     number = lane // MATRIX % count
     for d in matrix:
         row, column = row + number % d.extent * d.row, column + number % d.extent * d.column
         number = number // d.extent
-    before = 32
+    before = WARP
     for t in fragment.threads[2:]:
-        digit = low.warp() // (before // 32) % t.extent
+        digit = low.warp() // (before // WARP) % t.extent
         row, column = row + digit * t.row, column + digit * t.column
         before *= t.extent
-    known = low.known
-    row = low.once("row", simplify(row, known, index=True), fragment.shape[0])
-    column = low.once("column", simplify(column, known, index=True), fragment.shape[1])
-    inner = scope.inner()
-    variables: list[tuple[Var, int]] = []
-    weight = count * pack
-    register: Expr = const(0)
-    at_row, at_column = row, column
-    for d in rest:
-        var = Var(low.fresh("part"))
-        inner.ranges[var.name] = (0, d.extent - 1)
-        at_row, at_column = at_row + var * d.row, at_column + var * d.column
-        register, weight = register + var * weight, weight * d.extent
-        variables.append((var, d.extent))
-    source = _address(low, s.source, at_row, at_column, inner)
-    function = "mlc_ldmatrix_transposed" if transposed else "mlc_ldmatrix"
-    body: Body = [k.Call(function, (count,), (k.Address(array, register), source), (array,))]
-    return _unrolled(variables, body)
+    row = low.once("row", simplify(row, low.known, index=True), fragment.shape[0])
+    return row, low.once("column", simplify(column, low.known, index=True), fragment.shape[1])
 
 
-def _first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
+def first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
     """As many matrices as one instruction loads, their digits, and the digits that are left."""
     count, taken, rest = 1, [], list(digits)
     while rest and count < MOST_MATRICES:
@@ -182,7 +186,7 @@ def _by_lanes(low: Lowering, s: tile.Copy, fragment: Fragment, array: str, scope
             variables.append((var, d.extent))
         weight *= d.extent
     inner.ranges[lane.name] = (0, count - 1)
-    source = _address(low, s.source, row, column, inner)
+    source = address(low, s.source, row, column, inner)
     dtype = low.tiles[s.target.buffer].dtype
     place = simplify(register, inner.ranges, index=True)
     if count == 1:
@@ -195,7 +199,7 @@ def _by_lanes(low: Lowering, s: tile.Copy, fragment: Fragment, array: str, scope
     return _unrolled(variables, [k.Array(near, dtype, count, "local", 16), load, dealt])
 
 
-def _address(low: Lowering, s: tile.Slice, row: Expr, column: Expr, scope: Scope) -> k.Address:
+def address(low: Lowering, s: tile.Slice, row: Expr, column: Expr, scope: Scope) -> k.Address:
     """Where an element of a slice with two axes is."""
     local = iter((row, column))
     starts = (low.value(e, scope) for e in s.starts)

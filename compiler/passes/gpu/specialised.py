@@ -94,14 +94,16 @@ def handed(threads: int, kept: int) -> int:
 
 
 def _start(low: Lowering) -> Body:
-    """One thread makes the barriers ready."""
+    """One thread makes the barriers ready, while another has the tensor maps fetched."""
     ready: Body = []
     for name, slots, count in low.signals:
         ready += [
             k.Call("mlc_mbarrier_init", (), (k.Address(name, const(n)), const(count)), (name,)) for n in range(slots)
         ]
     ready.append(k.Call("mlc_mbarrier_fence_init", (), ()))
-    return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.Barrier("block")]
+    known = tuple(k.Call("mlc_tma_prefetch", (), (k.Map(name),)) for name in low.maps.values())
+    asks = op("eq", THREAD, const(low.threads))
+    return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(asks, known), k.Barrier("block")]
 
 
 def _producer_threads(low: Lowering, warps: int) -> int:

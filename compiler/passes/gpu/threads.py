@@ -166,7 +166,8 @@ class Lowering(Signals):
             case tile.For(bind=tile.Bind(level="lanes")) if scope.level != "thread":
                 fragment = fragment_loops.fragment_of(self, s) if scope.level == "block" else None
                 if fragment is not None:
-                    return fragment_loops.over_rows(self, s, fragment, scope)
+                    stored = fragment_loops.through_matrices(self, s, fragment, scope)
+                    return fragment_loops.over_rows(self, s, fragment, scope) if stored is None else stored
                 return lanes.over_lanes(self, s, scope)
             case tile.For() if specialised.is_specialised(s) and scope.level == "block":
                 return specialised.computed(self, s, scope)
