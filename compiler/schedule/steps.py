@@ -203,8 +203,9 @@ class Online(Step):
     """The sum weighted by a softmax into the scalar `accumulator` is made in one pass over blocks of keys.
 
     Blocks are of `rows` x `keys`; what they are multiplied with is padded to multiples of `unit`. Accumulators are
-    tiles in registers, weights one in `space`, there laid out by `swizzle`. Of the loops over queries, keys and features, `q`, `j` and `d`, are made
-    q0 and j0 over blocks and, with ends, those over scores (`q_score`), the softmax (`q_row`) and values (`q_value`).
+    tiles in registers, weights one in `space`, laid out there by `swizzle`. Of the loops over queries, keys and
+    features, `q`, `j` and `d`, are made q0 and j0 over blocks and, with ends, those over scores (`q_score`), the
+    softmax (`q_row`) and values (`q_value`).
     """
 
     accumulator: str

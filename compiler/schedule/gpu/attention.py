@@ -26,7 +26,9 @@ from compiler.targets.target import Instruction, Target
 LEAST_QUERIES = 9  # fewer are products of a matrix and few rows, which wait for memory whatever multiplies them
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
 CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
-PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
+# Features that are multiplied together where a product takes three: sums and pieces of 48 registers. Keys that do not
+# lie along the depth are loaded one by one, and what they then take of addresses leaves half as many.
+PANEL, SLIM_PANEL = 32, 16
 WARPS = (8, 4, 2)  # of a block, most first: the more, the fewer times keys and values are read
 DEPTH = 2  # blocks of keys in shared memory
 MOST_FEATURES = 128  # the sums of wider values do not fit in registers beside the rest
@@ -150,7 +152,8 @@ class _Plan:
         """
         add, (m, n, k) = self.steps.append, nest
         if self.threefold:
-            panel = next(p for p in range(PANEL, 0, -row.n) if width % p == 0)
+            widest = SLIM_PANEL if self.k.order[1] == "own" else PANEL
+            panel = next(p for p in range(widest, 0, -row.n) if width % p == 0)
             around = [f"{k}0"]
             if width > panel:
                 add(Split(n, panel))
