@@ -59,7 +59,7 @@ def roles(low: Lowering, body: tuple[Stmt, ...], scope: Scope) -> Body:
         low.in_shared -= {x.buffer for s in prepared(n) for x in s.walk() if isinstance(x, Store)}
     consumers = scope.inner()
     computing = low.sequence(body, consumers)
-    computing += wgmma.finish(low, consumers)
+    computing += wgmma.finish(low)
     computing = [*_counters(low), *computing]
     asking: Body = []
     for ring in low.rings.values():
@@ -283,9 +283,7 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
     pipelines.at(low, used, ring.slot)
     groups = _running(low, rest, used)
     out: Body = []
-    before = set(low.flight)
-    if before & {x.buffer for s in rest if isinstance(s, tile.Mma) for x in (s.acc, s.a)} or not groups:
-        out += wgmma.finish(low, scope)
+    out += wgmma.finish(low)
     low.blank |= dict.fromkeys(low.blank, op("eq", var, const(0)))
     body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, ring.slot), ring.phase), (ring.full,))]
     if done:
@@ -303,10 +301,10 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
         body.append(k.Call("mlc_wgmma_wait", (groups,), ()))
         body.append(k.If(both(warp_first, op("lt", const(0), var)), (arrive,)))
         body.append(k.Assign(last.name, ring.slot))
-        after = [*wgmma.finish(low, inner), k.If(both(warp_first, op("lt", const(0), extent)), (arrive,))]
+        after = [*wgmma.finish(low), k.If(both(warp_first, op("lt", const(0), extent)), (arrive,))]
     else:
         arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(ring.empty, ring.slot),), (ring.empty,))
-        body += wgmma.finish(low, inner)
+        body += wgmma.finish(low)
         if not all(wgmma.is_asynchronous(low, s) for s in rest if tile.buffers((s,)) & used):
             body.append(k.Barrier("warp"))
         body.append(k.If(warp_first, (arrive,)))

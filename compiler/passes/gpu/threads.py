@@ -64,9 +64,9 @@ class Lowering(Signals):
     specialised: bool = False
     first: int = 0  # number of the first thread of those that are being told what to do
     producers: int = 0
-    # Fragments that products under way add to, those that they read, and the one that the last statement added to;
+    # Arrays that products under way add to, with their sizes, those that they read, and the one last added to;
     # accumulators to begin at zero, and where; shared tiles that ordinary stores changed since the last fence.
-    flight: set[str] = field(default_factory=set)
+    flight: dict[str, int] = field(default_factory=dict)
     lent: set[str] = field(default_factory=set)
     adding: str = ""
     blank: dict[str, Expr] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Lowering(Signals):
         if self.specialised:
             inside = specialised.roles(self, body, scope)
         else:
-            inside = [*self.sequence(body, scope), *wgmma.finish(self, scope)]
+            inside = [*self.sequence(body, scope), *wgmma.finish(self)]
         arrays = [k.Array(name, dtype, WARP, "shared", 16) for dtype, name in self.scratch.items()]
         made = (*self.arrays, *arrays, *self.start, *start, *inside)
         maps = tuple(k.TensorMap(name, *described) for described, name in self.maps.items())
@@ -243,7 +243,7 @@ class Lowering(Signals):
                 self.hazards.clear()
             self.hazards.join(before)
             if not specialised.is_specialised(f):
-                body += wgmma.finish(self, scope)
+                body += wgmma.finish(self)
         return body
 
     def store(self, s: Store, scope: Scope) -> Body:

@@ -86,41 +86,41 @@ def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body
         begin = at["m"] * left.stride("m") + at["k"] * left.stride("k")
         a = k.Address((scope.registers or {})[s.a.buffer], simplify(begin, inner.ranges, index=True))
         call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate), (array,))
-        low.lent.add(s.a.buffer)
+        low.lent.add(a.buffer)
     body: Body = [call]
     for axis in "nmk":
         var = at[axis]
         if isinstance(var, Var):
             body = [k.For(var.name, const(0), const(repeats[axis]), 1, tuple(body), "unroll")]
-    low.flight.add(s.acc.buffer)
-    # One fence is enough for products that follow each other.
-    fence = k.Call("mlc_wgmma_fence", (acc.count,), (k.Address(array, const(0)),), (array,))
-    first_one = [] if low.adding == s.acc.buffer else [fence]
-    low.adding = s.acc.buffer
+    # One fence is enough for products that follow each other; what is in flight already need not be held.
+    held = 0 if array in low.flight else acc.count
+    fence = k.Call("mlc_wgmma_fence", (held,), (k.Address(array, const(0)),), (array,))
+    first_one = [] if low.adding == array else [fence]
+    low.adding = array
+    low.flight[array] = acc.count
     return [*first_one, *body, k.Call("mlc_wgmma_commit", (), ())]
 
 
 def settle(low: Lowering, s: Stmt, scope: Scope) -> Body:
     """A wait for the products in flight, where a statement touches what they do."""
+    touched = {(scope.registers or {}).get(b, b) for b in tile.buffers((s,))}
     if is_asynchronous(low, s):
         assert isinstance(s, tile.Mma)
-        return finish(low, scope) if s.a.buffer in low.flight else []
+        return finish(low) if (scope.registers or {}).get(s.a.buffer) in low.flight else []
     low.adding = ""
-    return finish(low, scope) if tile.buffers((s,)) & (low.flight | low.lent) else []
+    return finish(low) if touched & (low.flight.keys() | low.lent) else []
 
 
-def finish(low: Lowering, scope: Scope) -> Body:
+def finish(low: Lowering) -> Body:
     """All products in flight are done."""
     if not low.flight:
         return []
     out: Body = [k.Call("mlc_wgmma_wait", (0,), ())]
-    low.adding = ""
-    low.lent.clear()
-    for name in sorted(low.flight):
-        array, fragment = (scope.registers or {}).get(name), low.fragments[name]
-        if array is not None and low.tiles[name].dtype.bytes == 4:
-            out.append(k.Call("mlc_wgmma_hold", (fragment.count,), (k.Address(array, const(0)),), (array,)))
+    for array, count in sorted(low.flight.items()):
+        out.append(k.Call("mlc_wgmma_hold", (count,), (k.Address(array, const(0)),), (array,)))
     low.flight.clear()
+    low.lent.clear()
+    low.adding = ""
     return out
 
 
@@ -139,10 +139,12 @@ def blank(low: Lowering, s: Stmt, after: tuple[Stmt, ...]) -> str:
     if name not in low.fragments or not only:
         return ""
     user = next((x for x in after if name in tile.buffers((x,))), None)
-    if isinstance(user, tile.For) and user.bind.level == "pipeline":
+    if isinstance(user, tile.For) and user.bind.level in ("pipeline", "unroll"):
         runs = isinstance(user.extent, Const) and int(user.extent.value) > 0
         inside = [x for x in user.body if name in tile.buffers((x,))]
-        user = inside[0] if runs and len(inside) == 1 else None
+        # A loop that is written out comes to its first product once, a pipeline in each iteration.
+        once = user.bind.level == "unroll" and any(isinstance(x, tile.Copy) for x in user.body)
+        user = inside[0] if runs and (len(inside) == 1 or once) and (once or user.bind.level == "pipeline") else None
     if isinstance(user, tile.Mma) and is_asynchronous(low, user) and user.acc.buffer == name:
         whole = tuple(n or 1 for n in user.acc.lengths) == low.fragments[name].shape
         return name if whole and name not in (user.a.buffer, user.b.buffer) else ""
