@@ -243,7 +243,10 @@ class _Plan:
             how = "tma"
         self.steps.append(Cache(x.buffer, name, (loops[0][0], loops[1][0]), "shared", how, swizzle))
         if not how:
-            self.steps.append(Bind(f"{name}_at", "lanes", (("threads", self.t.threads),)))
+            whole = own.size % length == 0 and self.p.k.size % self.t.k == 0
+            vector = x.side if whole and loops[1][1] % x.side == 0 else 1
+            lanes = (("threads", self.t.threads), *((("vector", vector),) if vector > 1 else ()))
+            self.steps.append(Bind(f"{name}_at", "lanes", lanes))
         return name
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from compiler.ir import loop
 from compiler.ir.dtype import STORAGE_ONLY
-from compiler.ir.expr import Cast, Const, Expr, Load, Var, loads, names
+from compiler.ir.expr import Cast, Const, Expr, Load, Select, Var, loads, names
 from compiler.ir.index import Range, extent_range, linear
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor
@@ -38,7 +38,8 @@ class Factor:
     """A factor before it is widened from 16 bits, and the buffer that it loads first.
 
     `order` has "k" and "own", the part along which it is contiguous last; `even` says that rows of its buffer begin at
-    multiples of 16 bytes, as copies by tensor maps need.
+    multiples of 16 bytes, as copies by tensor maps need; `side` is how many neighbours along the last part a thread may
+    compute side by side, 1 where a guard may differ between them.
     """
 
     value: Expr
@@ -46,6 +47,7 @@ class Factor:
     operand: Operand
     order: tuple[str, str]
     even: bool
+    side: int = 1
 
 
 @dataclass(frozen=True)
@@ -130,14 +132,18 @@ def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges
     value = wide.arg if isinstance(wide, Cast) and wide.arg.dtype in STORAGE_ONLY else wide
     found = loads(value)
 
-    def along(part: Axis) -> bool:
-        last = part.loops[-1].var if part.loops else ""
-        return any(_stride(x.buffer, x.index, last, tensors, ranges) == 1 for x in found) if last else False
+    def run(part: Axis) -> int:
+        """Neighbours in memory that the innermost loop of a part goes through."""
+        last = part.loops[-1] if part.loops else None
+        even = last and any(_stride(x.buffer, x.index, last.var, tensors, ranges) == 1 for x in found)
+        return size(last) if last and even else 0
 
-    order = ("k", "own") if along(own) and not along(k) else ("own", "k")
+    order = ("k", "own") if run(own) > run(k) else ("own", "k")
     width = value.dtype.bytes
     if not isinstance(value, Load) or not _is_block(value, own, k, tensors, ranges):
-        return Factor(value, found[0].buffer, Operand(width, False, width), order, False)
+        guarded = any(isinstance(n, Select) for n in value.walk())
+        side = 1 if guarded or not max(run(own), run(k)) else 16 // max(x.dtype.bytes for x in found)
+        return Factor(value, found[0].buffer, Operand(width, False, width), order, False, side)
     t = tensors[value.buffer]
     terms, rest = linear(access.address(value.index, t, ranges))
     rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
