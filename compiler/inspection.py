@@ -5,10 +5,11 @@ Many texts go into one compilation, since starting the compiler costs more than 
 
 from __future__ import annotations
 
+import collections
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compiler.errors import ToolchainError
@@ -18,7 +19,7 @@ from compiler.ir.expr import Load, Op
 from compiler.pipeline import Lowering
 from compiler.render import cuda
 from compiler.runtime import cubin, detect, resources
-from compiler.runtime.resources import Contract, Usage
+from compiler.runtime.resources import Contract
 from compiler.targets.target import Target
 
 BATCH = 24  # texts of one compilation: what is wrong with one costs the others one more
@@ -34,7 +35,7 @@ _INSTEAD = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
 @dataclass(frozen=True)
 class Kernel:
     """One kernel for one architecture: registers of a thread; bytes of local memory of a thread and of those that are
-    spilled; bytes of shared memory of a block. No `opcodes` were looked at where there is no disassembler."""
+    spilled; bytes of shared memory of a block. There are no `opcodes` where there is no disassembler."""
 
     name: str
     arch: str
@@ -42,13 +43,16 @@ class Kernel:
     stack: int
     spilled: int
     shared: int
-    opcodes: bool
+    opcodes: Mapping[str, int]
     complaints: tuple[str, ...]
 
 
-def inspect(lowerings: Sequence[Lowering], cache: Path | None = None) -> list[tuple[Kernel, ...]]:
+def inspect(
+    lowerings: Sequence[Lowering], cache: Path | None = None, families: Sequence[tuple[str, str] | None] = ()
+) -> list[tuple[Kernel, ...]]:
     """The kernels of each program, compiled for its target's architecture.
 
+    `families` may say for each what it is known as, a row of `resources.FAMILIES`, and the type that it multiplies.
     Machine code is kept in `cache`, by default as the environment says. Raises ToolchainError where there is no CUDA
     compiler; a text that it refuses is a complaint.
     """
@@ -63,7 +67,21 @@ def inspect(lowerings: Sequence[Lowering], cache: Path | None = None) -> list[tu
         for start in range(0, len(pairs), BATCH):
             for text, found in _compiled(arch, dict(pairs[start : start + BATCH]), folder):
                 made[arch, text] = found
-    return [made[x.target.name, x.stages["cuda"]] for x in lowerings]
+    every = [made[x.target.name, x.stages["cuda"]] for x in lowerings]
+    known = [*families, *[None] * (len(every) - len(families))]
+    return [_held_to(kernels, family) for kernels, family in zip(every, known, strict=True)]
+
+
+def _held_to(kernels: tuple[Kernel, ...], family: tuple[str, str] | None) -> tuple[Kernel, ...]:
+    """The program's kernels, all of them together as its family must be; the first one has the complaints."""
+    if family is None or not all(x.opcodes for x in kernels):
+        return kernels
+    together = sum((collections.Counter(x.opcodes) for x in kernels), collections.Counter())
+    name, dtype = family
+    wrong = resources.breaches(resources.contract(name, kernels[0].arch, dtype), together)
+    told = tuple(f"{name} of {dtype}: {problem}" for problem in wrong)
+    first, *rest = kernels
+    return (replace(first, complaints=(*first.complaints, *told)), *rest)
 
 
 def _compiled(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> Iterator[tuple[str, tuple[Kernel, ...]]]:
@@ -73,7 +91,7 @@ def _compiled(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> I
     except ToolchainError as refusal:
         found = None
         if len(texts) == 1:
-            found = [(Kernel("", arch, 0, 0, 0, 0, False, (str(refusal),)),)]
+            found = [(Kernel("", arch, 0, 0, 0, 0, {}, (str(refusal),)),)]
     if found is None:
         for text, lowering in texts.items():
             yield from _compiled(arch, {text: lowering}, cache)
@@ -98,19 +116,18 @@ def _together(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> l
             return None
         about = {own: (*some, *sorted(lost)) for own, some in about.items()}
     usage = {u.kernel: u for u in report.usage}
+
+    def kernel(f: k.Function, n: int, name: str) -> Kernel:
+        own = f"k{n}_{name}"
+        u, shared = usage[own], k.dynamic_shared(f)[1]
+        wrong = tuple(c.replace(own, name) for c in about[own])
+        spilled = u.spill_stores + u.spill_loads
+        return Kernel(name, arch, u.registers, u.stack, spilled, u.shared + shared, report.opcodes.get(own, {}), wrong)
+
     return [
-        tuple(
-            _kernel(f, name, usage[own], arch, own in report.opcodes, tuple(c.replace(own, name) for c in about[own]))
-            for f, name in zip(program.functions, names[n], strict=True)
-            for own in (f"k{n}_{name}",)
-        )
+        tuple(kernel(f, n, name) for f, name in zip(program.functions, names[n], strict=True))
         for n, program in enumerate(programs)
     ]
-
-
-def _kernel(f: k.Function, name: str, u: Usage, arch: str, seen: bool, wrong: tuple[str, ...]) -> Kernel:
-    shared = u.shared + k.dynamic_shared(f)[1]
-    return Kernel(name, arch, u.registers, u.stack, u.spill_stores + u.spill_loads, shared, seen, wrong)
 
 
 def _renamed(text: str, n: int, names: Sequence[str]) -> str:

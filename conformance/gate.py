@@ -6,42 +6,66 @@ Runs in the child process, and nothing of what is compiled runs at all: no GPU i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 import compiler
 from conformance import cases, ladder, subject
-from conformance.cases import Case
+from conformance.cases import BenchCase, Case
 
 Row = dict[str, Any]
 
 # The oldest, the newest and the data centre's own: each has instructions and limits that the others lack.
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
+MEASURED = ("f32", "bf16")  # types in which the rows that are to be timed are compiled
+# What families of benchmarks are to the compiler, whose machine code must then look a certain way.
+# Products of f32 may take either of two instructions, and so may those inside attention: schedules have the choice.
+FAMILIES = {"matmul": "contraction", "bmm": "contraction", "pointwise": "pointwise"}
 
 
 def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tell: Callable[[str], None]) -> Row:
     """The row of some cases; `options` gives seed and threads."""
     lowered: list[tuple[Case, compiler.Lowering]] = []
+    families: list[tuple[str, str] | None] = []
     wrong: list[str] = []
     with ladder.threads(options.get("threads", 1)), torch.no_grad():
-        for case in map(cases.from_json, cases_json):
+        for case in (row for data in cases_json for row in _rows(cases.from_json(data))):
             tell(case.id)
             try:
-                made = subject.prepare(case, options["seed"])
-                for arch in ARCHITECTURES:
-                    lowered.append((case, compiler.lower(made.program, compiler.target(arch))))
+                made = subject.prepare(case, options["seed"], blank=True)
+                some = [(case, compiler.lower(made.program, compiler.target(arch))) for arch in ARCHITECTURES]
+                lowered += some
+                families += [_family(case)] * len(some)
             except compiler.Unsupported:  # the check of the case says so
                 continue
             except Exception as error:  # whatever a pass raises is one case's failure
                 wrong.append(f"{case.id}: {type(error).__name__}: {error}")
     tell("the compiler")
     kernels = [
-        {"case": case.id, **asdict(kernel)}
-        for (case, _), found in zip(lowered, compiler.inspect([x for _, x in lowered]), strict=True)
+        {"case": case.id, **vars(kernel), "opcodes": bool(kernel.opcodes)}
+        for (case, _), found in zip(lowered, compiler.inspect([x for _, x in lowered], families=families), strict=True)
         for kernel in found
     ]
     wrong += [f"{k['case']} for {k['arch']}: {c}" for k in kernels for c in k["complaints"]]
     verdict = "fail" if wrong else "pass"
     return {"verdict": verdict, "detail": "\n".join(wrong), "cases": len(cases_json), "kernels": kernels}
+
+
+def _rows(case: Case) -> list[Case]:
+    """A case as it is; a row that is to be timed in each of the types that GPUs multiply."""
+    if not isinstance(case, BenchCase):
+        return [case]
+    return [_of_type(case, dtype) for dtype in dict.fromkeys((case.dtype, *MEASURED))]
+
+
+def _of_type(case: Case, dtype: str) -> Case:
+    """The same row in another type; what it had of that type besides, such as a mask, has it still."""
+    args = tuple(replace(arg, dtype=dtype if arg.dtype == case.dtype else arg.dtype) for arg in case.args)
+    return replace(case, id=case.id.replace(f".{case.dtype}.", f".{dtype}.", 1), args=args, dtype=dtype)
+
+
+def _family(case: Case) -> tuple[str, str] | None:
+    name = FAMILIES.get(case.family.partition(".")[0]) if isinstance(case, BenchCase) else None
+    return (name, case.dtype) if name else None

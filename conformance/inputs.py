@@ -27,9 +27,9 @@ Function = Callable[..., Any]  # of tensors, to a tensor or a nest of them
 _MAKER = 2**62  # beside the arguments' seeds, for the weights of a module
 
 
-def make(case: Case, run_seed: int = 0) -> dict[str, Tensor]:
-    """The case's tensors by argument name, in the order of the arguments."""
-    return {arg.name: _tensor(arg, seed(case, arg.name, run_seed)) for arg in case.args}
+def make(case: Case, run_seed: int = 0, *, blank: bool = False) -> dict[str, Tensor]:
+    """The case's tensors by argument name, in the order of the arguments; `blank` ones hold anything."""
+    return {arg.name: _tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
 
 
 def function(case: Case) -> Function:
@@ -92,12 +92,14 @@ def _module(case: Case) -> nn.Module:
     return module.to(DTYPES[case.dtype]).eval().requires_grad_(False)
 
 
-def _tensor(arg: Arg, arg_seed: int) -> Tensor:
+def _tensor(arg: Arg, arg_seed: int, blank: bool) -> Tensor:
     generator = torch.Generator().manual_seed(arg_seed)
     shape = list(arg.shape)
     name, numbers = parse(arg.layout) or ("contig", ())
     if name == "expanded" and shape[numbers[0]]:
         shape[numbers[0]] = 1
+    if blank:
+        return laid_out(torch.empty(shape, dtype=DTYPES[arg.dtype]), arg.layout, arg.shape)
     dense = draw.tensor(arg.inputs, draw.Draw(tuple(shape), DTYPES[arg.dtype], generator))
     return laid_out(dense, arg.layout, arg.shape)
 

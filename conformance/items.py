@@ -40,8 +40,9 @@ class ShapeFile(pytest.File):
         for case in found:
             kind = Bench if isinstance(case, BenchCase) else Check
             yield from (kind.of(self, case, target) for target in settings.targets if runs_on(case, target))
-        compiled = tuple(case for case in found if not isinstance(case, BenchCase) and runs_on(case, "cuda"))
-        if settings.gate and compiled:
+        timed = () if settings.bench != "off" else benches(file, tier)
+        compiled = tuple(case for case in (*found, *timed) if runs_on(case, "cuda")) if settings.gate else ()
+        if compiled:
             gate: Gate = Gate.from_parent(self, name=rows.GATE, cases=compiled)
             yield gate
 

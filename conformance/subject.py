@@ -53,9 +53,9 @@ class Subject:
             return self.leaves(self.function(*self.arguments))
 
 
-def prepare(case: Case, seed: int) -> Subject:
-    """Make the data and capture the function; raises Unsupported."""
-    function, arguments = inputs.bind(case, inputs.make(case, seed))
+def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
+    """Make the data, or `blank` only tensors, and capture the function; raises Unsupported."""
+    function, arguments = inputs.bind(case, inputs.make(case, seed, blank=blank))
     captured = compiler.capture(function, arguments)
     given = dict(zip(captured.arguments, pytree.tree_leaves(arguments), strict=True)) | captured.constants
     return Subject(case, function, arguments, captured, tuple(given[i.name] for i in captured.program.inputs))

@@ -80,7 +80,7 @@ def resource_table(gates: Iterable[Row], style: str = "github") -> str:
     body = []
     for arch, found in grouped([kernel for row in gates for kernel in row["kernels"]], "arch").items():
         most = [max(kernel[key] for kernel in found) for key in ("registers", "shared", "stack", "spilled")]
-        seen = sum(kernel["opcodes"] for kernel in found)
+        seen = sum(bool(kernel["opcodes"]) for kernel in found)
         body.append([arch, len(found), seen, *most, sum(bool(kernel["complaints"]) for kernel in found)])
     return table(body, RESOURCE_HEADERS, style)
 

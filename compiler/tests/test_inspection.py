@@ -35,7 +35,7 @@ def test_kernels_of_many_programs_come_back_in_order(tmp_path: Path) -> None:
     assert [some[0].arch for some in found] == ["sm_90a", "sm_90a", "sm_80", "sm_90a", "sm_90a"]
     assert all(x.registers > 4 and not (x.stack or x.spilled or x.complaints) for some in found for x in some)
     assert found[0][0].shared > 0 and found[1][0].shared == 0 and found[1] == found[4]
-    assert all(x.opcodes == (sass.tool() is not None) for some in found for x in some)
+    assert all(bool(x.opcodes) == (sass.tool() is not None) for some in found for x in some)
 
 
 def test_a_text_that_is_refused_does_not_spoil_its_neighbours(tmp_path: Path) -> None:
@@ -55,7 +55,17 @@ def test_accesses_that_are_written_wide_must_be_so(tmp_path: Path) -> None:
     assert inspection.inspect([wide], tmp_path)[0][0].complaints == ()
 
 
+@pytest.mark.skipif(sass.tool() is None, reason="no disassembler on this machine")
+def test_a_family_is_held_to_what_it_must_show(tmp_path: Path) -> None:
+    program = lowered(lambda x: x * 2, torch.randn(1 << 20))
+    (fine,), (wrong,) = inspection.inspect(
+        [program, program], tmp_path, [("pointwise", "f32"), ("contraction", "bf16")]
+    )
+    assert fine.complaints == () and wrong.complaints == ("contraction of bf16: has no HGMMA",)
+
+
 def only(lowering: compiler.Lowering) -> Function:
+    function: Function
     (function,) = lowering.stages["kernel"].functions
     return function
 
