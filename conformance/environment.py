@@ -23,7 +23,7 @@ def collect(targets: Sequence[str], backend: str | None = None) -> Environment:
         "device": device(targets, backend),
         "cpu": cpu_model(),
         "gpu": gpu_model(),
-        "toolchain": _first_line("g++", "--version"),
+        "toolchain": toolchain(targets),
         "commit": _commit(Path(__file__).resolve().parent.parent),
     }
 
@@ -34,6 +34,12 @@ def device(targets: Sequence[str], backend: str | None = None) -> str:
     gpu = gpu_model() if on_gpu else None
     name = slug(gpu or cpu_model() or platform.machine()) + ("-emulated" if on_gpu and gpu is None else "")
     return f"{name}-{slug(backend)}" if backend else name
+
+
+def toolchain(targets: Sequence[str]) -> str | None:
+    """The compilers that results depend on: the C++ compiler, and CUDA's where targets need it."""
+    cuda = _first_line("nvcc", "--version", having="release") if any(kind_of(t) == "cuda" for t in targets) else None
+    return "; ".join(filter(None, (_first_line("g++", "--version"), cuda))) or None
 
 
 def emulates(targets: Sequence[str]) -> bool:
@@ -81,11 +87,13 @@ def _commit(folder: Path) -> str | None:
     return f"{commit}+changes" if commit and changed else commit
 
 
-def _first_line(*command: str) -> str | None:
+def _first_line(*command: str, having: str = "") -> str | None:
+    """The first line that a command prints, of those that have a word."""
     if shutil.which(command[0]) is None:
         return None
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return next(iter(done.stdout.strip().splitlines()), None) if done.returncode == 0 else None
+    lines = [line for line in done.stdout.strip().splitlines() if having in line]
+    return next(iter(lines), None) if done.returncode == 0 else None
