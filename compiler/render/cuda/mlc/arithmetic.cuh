@@ -49,6 +49,19 @@ MLC_NARROW(signed char)
 MLC_NARROW(unsigned char)
 MLC_NARROW(short)
 #undef MLC_NARROW
+#ifdef __CUDACC__
+// One instruction in place of three.
+MLC_DEVICE float mlc_max(float a, float b) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(a), "f"(b));
+    return most;
+}
+MLC_DEVICE float mlc_min(float a, float b) {
+    float least;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+    return least;
+}
+#endif
 template <typename T>
 MLC_DEVICE T mlc_abs(T x) {
     return x < T(0) ? (T)(T(0) - x) : x;
