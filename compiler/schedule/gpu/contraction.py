@@ -170,14 +170,14 @@ class _Plan:
         add(Pad(ends[0], (t.m, t.n)))
         add(Pad((m.name, n.name, k.name), (t.m, t.n, t.k)))
         add(Pad(ends[1], (t.m, t.n)))
+        self.writeback(ends[1])
+        tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
         if t.terms > 1:
             part = f"{self.acc}_chunk"
             add(Promote(self.acc, k.outer, part))
             ends += [(f"{part}_{end}0", f"{part}_{end}1") for end in ("first", "last")]
-        self.writeback(ends[1])
         for end in ends:
             self.spread(end)
-        tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
         if t.row.function == FROM_SHARED:
             add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1))))
             add(Tensorize((m.name, n.name, k.name), t.row.name))
@@ -215,15 +215,19 @@ class _Plan:
             self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, "tma", swizzle))
 
     def halves(self, tile_a: str, tile_b: str) -> None:
-        """Products of two numbers for each: of the left factor in registers, of the right one in shared memory."""
-        m, n, k = (x.name for x in (self.p.m, self.p.n, self.p.k))
-        piece = f"{tile_a}_piece"
-        self.steps.append(Cache(tile_a, piece, (m, k), "registers", "plain"))
-        self.steps.append(Compensate((m, n, k)))
+        """Products of two numbers for each: of the right factor in shared memory, of the left one in registers, where
+        half a tile is made two of while the other half is multiplied."""
+        add, (m, n, k) = self.steps.append, (x.name for x in (self.p.m, self.p.n, self.p.k))
+        half, inner, piece = k + "0", k + "1", f"{tile_a}_piece"
+        add(Split(k, self.t.k // 2))
+        add(Reorder((half, m, n, inner)))
+        add(Bind(half, "unroll"))
+        add(Cache(tile_a, piece, (m, inner), "registers", "plain"))
+        add(Compensate((m, n, inner)))
         self.spread((f"{piece}_at0", f"{piece}_at1"))
         lanes = (("threads", PREPARING * tiles.WARP),)
         self.steps += [Bind(f"{tile_b}_at0", "lanes", lanes), Bind(f"{tile_b}_at1", "lanes", (("vector", 4),))]
-        self.tensorize((m, n, k))
+        self.tensorize((m, n, inner))
 
     def tensorize(self, nest: tuple[str, str, str]) -> None:
         ends = ("_0", "_1", "") if self.t.terms > 1 else ("",)

@@ -59,10 +59,12 @@ def promote(kernel: Kernel, step: Promote) -> Kernel:
     first, first_nest = nest("first")
     last, last_nest = nest("last")
     held = Load(part.name, tuple(map(Var, last)), part.dtype)
+    adds = next(n for n, s in enumerate(f.body) if step.accumulator in tile.buffers((s,)))
     body = (
+        *f.body[:adds],
         alloc.replace(tensor=part),
         *wrap(first_nest, (Store(part.name, tuple(map(Var, first)), identity("sum", part.dtype)),)),
-        *(_renamed(s, step.accumulator, part.name) for s in f.body),
+        *(_renamed(s, step.accumulator, part.name) for s in f.body[adds:]),
         *wrap(last_nest, (Store(step.accumulator, held.index, held, "sum"),)),
     )
     return kernel.replace(body=replace(kernel.body, f, (f.replace(body=body),)))
@@ -97,14 +99,14 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
     after:
         a = registers(f32[4, 8])
         copy(a[0: +4, 0: +8], x[0: +4, 0: +8], "plain")
-        b = registers(f32[6, 8])
-        copy(b[0: +6, 0: +8], w[0: +6, 0: +8], "plain")
         a_big = registers(f32[4, 8])
         a_small = registers(f32[4, 8])
         for a_at0 in serial(4):
             for a_at1 in serial(8):
                 a_big[a_at0, a_at1] = tf32(a[a_at0, a_at1])
                 a_small[a_at0, a_at1] = tf32(a[a_at0, a_at1] - a_big[a_at0, a_at1])
+        b = registers(f32[6, 8])
+        copy(b[0: +6, 0: +8], w[0: +6, 0: +8], "plain")
         b_big = registers(f32[6, 8])
         b_small = registers(f32[6, 8])
         for b_at0 in serial(6):
@@ -136,12 +138,29 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
     if a not in tiles or b not in tiles or a == b:
         raise ScheduleError(step, f"{a} and {b} are no two tiles of kernel {kernel.name}")
     out: list[Stmt] = []
-    for name in (a, b):
-        out += _halves(tiles[name])
     for suffix, (x, y) in (("_0", ("small", "big")), ("_1", ("big", "small")), ("", ("big", "big"))):
         new = total.replace(value=left.replace(buffer=f"{a}_{x}") * right.replace(buffer=f"{b}_{y}"))
         out += _copied(nest, suffix, new)
-    return kernel.replace(body=replace(kernel.body, nest[0], tuple(out)))
+    body = replace(kernel.body, nest[0], tuple(out))
+    for name in (a, b):
+        body = _after_fill(body, name, _halves(tiles[name]))
+    return kernel.replace(body=body)
+
+
+def _after_fill(body: Body, name: str, new: Body) -> Body:
+    """The body with statements behind the last that writes a tile, where the tile begins."""
+    if not any(_makes(s, name) for s in body):
+        inner = (s.replace(body=_after_fill(s.body, name, new)) if isinstance(s, tile.For | If) else s for s in body)
+        return tuple(inner)
+    last = max(n for n, s in enumerate(body) if any(_writes(x, name) for x in s.walk()))
+    return (*body[: last + 1], *new, *body[last + 1 :])
+
+
+def _writes(n: object, name: str) -> bool:
+    match n:
+        case Store(buffer) | tile.Copy(tile.Slice(buffer)):
+            return buffer == name
+    return False
 
 
 def _halves(alloc: tile.Alloc) -> Body:
