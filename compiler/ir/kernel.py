@@ -20,9 +20,9 @@ from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, type_error
 from compiler.ir.node import Node
 from compiler.ir.tensor import Tensor
 
-# How to run a loop, which changes nothing of what it computes: `ahead` asks memory early for what it loads, `past`
-# keeps what it stores out of the caches.
-MARKS = ("", "parallel", "unroll", "ahead", "past")
+# How to run a loop, which changes nothing of what it computes: `rolled` asks not to unroll it, `ahead` asks memory early
+# for what it loads, `past` keeps what it stores out of the caches.
+MARKS = ("", "parallel", "unroll", "rolled", "ahead", "past")
 SPACES = ("local", "shared")
 
 

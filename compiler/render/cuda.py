@@ -231,7 +231,7 @@ def _array(w: Writer, s: k.Array) -> list[str]:
 
 
 def _pragma(w: Writer, s: k.For) -> list[str]:
-    return ["#pragma unroll"] if s.mark == "unroll" else []
+    return {"unroll": ["#pragma unroll"], "rolled": ["#pragma unroll 1"]}.get(s.mark, [])
 
 
 _NAMES = {name: _FUNCTIONS.get(name, f"mlc_{name}") for name in _OPERATIONS.split()}

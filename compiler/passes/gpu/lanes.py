@@ -20,7 +20,7 @@ Body = list[k.Stmt]
 
 ROUNDS_UNROLLED = 16  # of a loop over lanes that keeps nothing in registers
 ROUNDS_AHEAD = 4  # of a longer one at a time
-VALUES_AHEAD = 64  # that a thread has loaded before it uses the first, of 255 registers
+WORDS_AHEAD = 64  # of 4 bytes that a thread has loaded before it uses the first, of 255 registers
 WIDEST = 16  # bytes that one instruction moves
 
 
@@ -98,7 +98,10 @@ def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Sco
     every = -(-(high + 1) // spread.threads) if high is not None else None
     if kept and every is None:
         raise ValueError(f"kernel {low.source.name}: tiles in registers need known sizes: {sorted(kept)}")
-    whole = every is not None and (bool(kept) or every <= ROUNDS_UNROLLED)
+    room = min(WORDS_AHEAD, low.target.registers // low.threads // 2)
+    size = max((scope.buffers[b].dtype.bytes for b in tile.buffers((f,)) if b in scope.buffers), default=4)
+    few = every is not None and every <= ROUNDS_UNROLLED and every * spread.vector * size <= 4 * room
+    whole = every is not None and (bool(kept) or few)
     rounds = every if whole and every is not None else ROUNDS_AHEAD
     me = low.thread(scope)
     stem = f.var.replace(" ", "_")
@@ -119,20 +122,21 @@ def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Sco
         made = (k.Declare(number.name, place), *guarded)
         return [k.For(turn.name, const(0), const(rounds), 1, made, "unroll")] if rounds > 1 else list(made)
 
-    apart = rounds > 1 and share.loads and share.values * rounds <= VALUES_AHEAD
+    room -= rounds * spread.vector if kept else 0
+    apart = rounds > 1 and share.loads and share.words * rounds <= room
     phases = [*phase(share.loads), *phase(share.rest)] if apart else phase([*share.loads, *share.rest])
     body = [*share.arrays, *(phases if share.rest else phase(share.loads))]
-    return body if not isinstance(base, Var) else [k.For(base.name, const(0), count, step, tuple(body))]
+    return body if not isinstance(base, Var) else [k.For(base.name, const(0), count, step, tuple(body), "rolled")]
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a thread does in one round: arrays that outlive it, wide loads into them, of `values` elements, the rest."""
+    """A thread's part of a round: arrays that outlive it, wide loads into them, of `words` of 4 bytes, and the rest."""
 
     arrays: Body
     loads: Body
     rest: Body
-    values: int = 0
+    words: int = 0
 
 
 def _share(low: Lowering, f: tile.For, spread: Spread, inner: Scope, number: Var, turn: Expr, rounds: int) -> Share:
@@ -192,7 +196,8 @@ def share_of(
         inner.gathered[buffer] = (array, flat)
     made = low.sequence(body, inner)
     rest = [*before, k.For(lane.name, const(0), const(vector), 1, tuple(made), "unroll"), *after]
-    return Share(arrays, loads, rest, vector * len(found.loads))
+    words = sum(-(-vector * inner.buffers[b].dtype.bytes // 4) for b, _ in found.loads)
+    return Share(arrays, loads, rest, words)
 
 
 def _row(

@@ -14,7 +14,7 @@ from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, dim, identi
 from compiler.ir.index import simplify
 from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.gpu.lanes import VALUES_AHEAD, Body, Share, share_of, spread_of
+from compiler.passes.gpu.lanes import WORDS_AHEAD, Body, Share, share_of, spread_of
 from compiler.passes.gpu.scope import Scope, Spread, range_of
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _scan(
     inner.buffers[kept] = Tensor(kept, dtype, (dim(spread.vector),), row_major((dim(spread.vector),)))
     inner.local |= {kept}
     inner.values[total.name] = Var(part, dtype)
-    ahead = rounds if spread.vector * rounds <= VALUES_AHEAD else 1
+    ahead = rounds if spread.vector * rounds <= min(WORDS_AHEAD, low.target.registers // low.threads // 2) else 1
     first = _each(low, (*head, total, Store(kept, (lane,), Var(total.name, dtype))), f.var, spread, inner, number, lane,
                   turn if ahead > 1 else const(0), ahead)  # fmt: skip
 
@@ -79,7 +79,7 @@ def _scan(
 
     def phase(made: Body) -> Body:
         made = [k.Declare(number.name, place), *made]
-        mark = "unroll" if ahead > 1 else ""
+        mark = "unroll" if ahead > 1 else "rolled"
         return [k.For(turn.name, const(0), const(rounds), 1, tuple(made), mark)] if rounds > 1 else made
 
     scratch = low.scratch_for(dtype, spread.threads)

@@ -52,7 +52,7 @@ class Lowering(Signals):
 
     streamed: frozenset[str] = frozenset()
     past: frozenset[str] = frozenset()
-    scratch: dict[DType, str] = field(default_factory=dict)
+    scratch: dict[str, DType] = field(default_factory=dict)
     hazards: Hazards = field(default_factory=Hazards)
     groups: Grid = field(default_factory=lambda: Grid(1, 1))
     tiles: dict[str, Tensor] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Lowering(Signals):
             inside = specialised.roles(self, body, scope)
         else:
             inside = [*self.sequence(body, scope), *wgmma.finish(self)]
-        arrays = [k.Array(name, dtype, WARP, "shared", 16) for dtype, name in self.scratch.items()]
+        arrays = [k.Array(name, dtype, WARP, "shared", 16) for name, dtype in self.scratch.items()]
         made = (*self.arrays, *arrays, *self.start, *start, *inside)
         maps = tuple(k.TensorMap(name, *described) for described, name in self.maps.items())
         block = (self.threads + self.producers, 1, 1)
@@ -238,7 +238,7 @@ class Lowering(Signals):
         body = self.sequence(statements, scope)
         if scope.level != "thread":
             uses = touched(f, scope)
-            if self.hazards.between(uses) and not meets:
+            if (self.hazards.between(uses) or _exchanges(body)) and not meets:
                 body.append(self.meet(scope))
                 self.hazards.clear()
             self.hazards.join(before)
@@ -320,13 +320,12 @@ class Lowering(Signals):
         return [*start, k.If(op("lt", Var(var), extent), tuple(body))]
 
     def scratch_for(self, dtype: DType, threads: int) -> str:
+        """Shared memory for one exchange between warps, which none before it uses; nothing within a warp."""
         if threads <= WARP:
             return ""
-        if self.specialised:
-            raise ValueError(f"kernel {self.source.name}: warps combine what they have beside producers")
-        if dtype not in self.scratch:
-            self.scratch[dtype] = self.fresh(f"scratch_{dtype.name}")
-        return self.scratch[dtype]
+        name = self.fresh(f"scratch_{dtype.name}")
+        self.scratch[name] = dtype
+        return name
 
     # ---- expressions
 
@@ -398,6 +397,11 @@ class Lowering(Signals):
         if isinstance(cond, Const):
             return self.value(then if cond.value else other, scope)
         return select(cond, self.value(then, scope), self.value(other, scope))
+
+
+def _exchanges(body: Body) -> bool:
+    """Warps pass each other values through memory that the next iteration uses again."""
+    return any(isinstance(n, k.Together) and n.scratch for s in body for n in s.walk())
 
 
 def _holds_together(s: Stmt) -> bool:

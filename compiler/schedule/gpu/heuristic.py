@@ -26,8 +26,12 @@ WIDEST = 16  # bytes that one instruction loads or stores
 MOST_NEIGHBOURS = 8  # elements of a thread side by side: more make code longer and nothing faster
 MOST_ROUNDS = 4  # of wide loads in flight for each thread: 4 x 16 bytes hide the latency of memory at half occupancy
 SHORT_ROW = 8  # a row that a thread goes through alone
-WARP_ROW = 1024  # the longest row that one warp takes: 32 elements a thread
-PER_THREAD = 16  # elements of a longer row for each thread
+# Rows for each multiprocessor, and elements of a row for each thread: many rows need few threads each, few rows many.
+PER_THREAD = ((8, 32), (2, 16), (0, 8))
+SCANNED = 16  # elements of a scan for each thread: four rounds of wide loads
+EXCHANGED = 2048  # bytes of shared memory through which warps exchange what they have, and what the machine keeps
+LONGEST_WINDOW = 64  # elements that one thread goes through where neighbours read the same lines of memory
+CLOSE = 4  # elements between where neighbouring windows begin
 LEAST_SCAN = 64  # a shorter scan takes one thread
 WARP_SCAN = 512  # the longest scan that one warp takes: four rounds of wide loads
 MOST_THREADS = 1024
@@ -86,16 +90,25 @@ class _Plan:
             return self.scanned(rows, paths[0][0], count)
         if rows and (scans or longest <= SHORT_ROW or (count >= WARP_LANES and self.across(rows, inside, paths))):
             return self.flat(rows, inside)
+        if rows and longest <= LONGEST_WINDOW and count >= THREADS * self.target.cores and self.windows(rows, inside):
+            return self.flat(rows, inside)
         name, steps = self.merged_rows(rows)
         if scans:
             return steps + ([Bind(name, "blocks")] if name else [])
-        if longest <= WARP_ROW and name and count > 1:
+        each = next(n for least, n in PER_THREAD if count >= least * self.target.cores)
+        if longest <= WARP_LANES * each and name and count > 1:
             warps = THREADS // WARP_LANES if count >= 4 * self.target.cores else 1
             steps += [Split(name, warps), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "warps")]
             return steps + self.inside(f"{name}1", paths, WARP_LANES)
-        threads = min(MOST_THREADS, max(128, _power(longest // PER_THREAD)))
+        threads = min(MOST_THREADS, max(128, _power(-(-longest // each))))
         steps += [Bind(name, "blocks")] if name else []
         return steps + self.inside(name, paths, threads)
+
+    def windows(self, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
+        """What neighbouring rows read overlaps or is close together, as the windows of a pool are."""
+        ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+        moves = access.strides(inside, Var(rows[-1].var), self.tensors, ranges)
+        return all(m is not None and 0 <= m <= CLOSE for m in moves)
 
     def running_total(self, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
         """Rows hold one scan each, of an extent worth several threads, which keeps a total."""
@@ -117,7 +130,7 @@ class _Plan:
             warps = THREADS // WARP_LANES if count >= 4 * self.target.cores else 1
             steps += [Split(name, warps), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "warps")]
             return [*steps, Bind(f.var, "lanes", _lanes(WARP_LANES, vector))]
-        threads = min(MOST_THREADS, max(128, _power(-(-extent // PER_THREAD))))
+        threads = min(MOST_THREADS, max(128, _power(-(-extent // SCANNED))))
         return [*steps, Bind(name, "blocks"), Bind(f.var, "lanes", _lanes(threads, vector))]
 
     def alone(self) -> list[Step]:
@@ -132,7 +145,7 @@ class _Plan:
             if split is not None:
                 return split
         longest = max(_extent(path) for path in paths)
-        return self.inside("", paths, min(MOST_THREADS, max(WARP_LANES, _power(longest // PER_THREAD))))
+        return self.inside("", paths, min(MOST_THREADS, max(WARP_LANES, _power(longest // SCANNED))))
 
     # ---- rows
 
@@ -230,14 +243,26 @@ class _Plan:
             vector //= 2
         lanes = _lanes(threads, vector)
         extent = leaves[0].extent
-        alike = all(leaf.extent == extent for leaf in leaves) and extent <= KEPT * threads
-        if row and alike:
-            for b in sorted(self.private):
-                if self.at_own_place(b, leaves):
-                    steps.append(Fold(b, row, "registers"))
-            for b in self.read_again(leaves):
-                steps += [Stage(b, f"{b}_row", row, "registers"), Bind(f"{b}_row_at", "lanes", lanes)]
+        if row and all(leaf.extent == extent for leaf in leaves):
+            own = [b for b in sorted(self.private) if self.at_own_place(b, leaves)]
+            again = self.read_again(leaves)
+            space = self.space([*own, *again], extent, threads)
+            steps += [Fold(b, row, space) for b in own if space]
+            for b in again if space else self.shared_rows(again, extent, threads):
+                steps += [Stage(b, f"{b}_row", row, space or "shared"), Bind(f"{b}_row_at", "lanes", lanes)]
         return steps + [Bind(leaf.name, "lanes", lanes) for leaf in leaves]
+
+    def space(self, buffers: list[str], extent: int, threads: int) -> str:
+        """Where rows of these buffers stay: in registers if half of a thread's hold each, else in shared memory."""
+        most = 4 * min(KEPT, self.target.registers // threads // 2)
+        if all(-(-extent // threads) * self.tensors[b].dtype.bytes <= most for b in buffers):
+            return "registers"
+        return "shared" if buffers == self.shared_rows(buffers, extent, threads) else ""
+
+    def shared_rows(self, buffers: list[str], extent: int, threads: int) -> list[str]:
+        """Those buffers of which a block can hold a row in shared memory, together."""
+        size = sum(extent * self.tensors[b].dtype.bytes for b in buffers)
+        return buffers if threads > WARP_LANES and size <= self.target.shared - EXCHANGED else []
 
     def merged(self, path: list[loop.For]) -> tuple[_Leaf, list[Step]]:
         """The innermost loop made one with those perfectly around it of its kind."""

@@ -73,7 +73,7 @@ template <typename OP, typename T>
 MLC_DEVICE T mlc_warp_reduce(T x) {
     return mlc_lanes_reduce<OP, 32>(x);
 }
-// `scratch` is shared, with an element for each warp; it may be used again right away.
+// `scratch` is shared, with an element for each warp; after the next barrier it may be used again.
 template <typename OP, int THREADS, typename T, typename S>
 MLC_DEVICE T mlc_block_reduce(T x, S* scratch) {
     constexpr int WARPS = THREADS / 32;
@@ -85,6 +85,5 @@ MLC_DEVICE T mlc_block_reduce(T x, S* scratch) {
 #pragma unroll
     for (int distance = WARPS / 2; distance > 0; distance /= 2)
         total = OP::of(total, (T)__shfl_xor_sync(0xffffffffu, (typename mlc_carried<T>::type)total, distance));
-    mlc_block_barrier();
     return total;
 }
