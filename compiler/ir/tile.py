@@ -29,7 +29,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches.
     "vector": ("width", "unroll", "ahead", "past"),
     "unroll": (),
-    "pipeline": ("depth", "producers"),  # copies run `depth` iterations ahead, issued by `producers` warps of their own
+    # Copies run up to `depth` iterations ahead, issued by the first of `producers` warps of their own; loops over the
+    # lanes of all the others prepare what was copied.
+    "pipeline": ("depth", "producers"),
 }
 SPACES = ("local", "registers", "shared", "cluster")
 COPIES = ("plain", "cp.async", "tma", "dsmem")
@@ -53,7 +55,10 @@ class For(Stmt):
 
 
 class Alloc(Stmt):
-    """A tile in `space`, undefined until written, visible to statements after it; `swizzle` is in bytes, 0 for none."""
+    """A tile in `space`, undefined until written, visible to statements after it.
+
+    `swizzle` is in bytes, 0 for none; rows that are longer lie in panels of that width, one panel after the other.
+    """
 
     tensor: Tensor
     space: str
