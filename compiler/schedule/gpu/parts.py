@@ -153,10 +153,10 @@ def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges
 
 
 def _is_block(load: Load, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> bool:
-    """A copy can bring a tile: each part moves an axis of its own, and k ends where its axis does, or is made of whole
-    tiles."""
-    ends = _axes(load.buffer, load.index, (own, k), tensors, ranges)
-    return bool(ends) and (ends[1] or k.size % (ROW // load.dtype.bytes) == 0)
+    """A copy can bring a tile: each part moves an axis of its own, and ends where its axis does, or is made of whole
+    tiles. Else what pads it would be guarded by more than the buffer's own bounds."""
+    ends, whole = _axes(load.buffer, load.index, (own, k), tensors, ranges), ROW // load.dtype.bytes
+    return bool(ends) and all(e or part.size % whole == 0 for e, part in zip(ends, (own, k), strict=True))
 
 
 def _axes(
