@@ -21,8 +21,12 @@ _FEATURES = (
 def target(name: str = "cpu") -> Target:
     """The target of that name; raises CompilerError for one that is not among NAMES.
 
-    `cuda` is the GPU of this machine, and sm_90a where there is none.
+    `cuda` is the GPU of this machine, and sm_90a where there is none. A name that ends in `:strict` is the same target
+    without tensor instructions that round numbers of f32.
     """
+    plain, _, how = name.partition(":")
+    if how == "strict" and plain != "cpu":
+        return nvidia.strict(target(plain))
     if name == "cpu":
         return _this_cpu()
     if name == "cuda":

@@ -62,6 +62,12 @@ def target(name: str, *, cores: int, l2: int) -> Target:
                   threads, blocks, _REGISTERS, rates)  # fmt: skip
 
 
+def strict(full: Target) -> Target:
+    """The same target without instructions that round numbers of f32: products of f32 are sums of its own products."""
+    rows = tuple(r for r in full.instructions if not r.fraction)
+    return full.replace(features=tuple(f for f in full.features if f != "tf32"), instructions=rows)
+
+
 SM_80 = target("sm_80", cores=108, l2=40 * MiB)  # A100
 SM_86 = target("sm_86", cores=84, l2=6 * MiB)  # A40, RTX A6000
 SM_89 = target("sm_89", cores=142, l2=96 * MiB)  # L40S

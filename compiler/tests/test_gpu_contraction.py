@@ -11,6 +11,7 @@ from compiler import pipeline
 from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
 from compiler.ir import tensor_text, tile
+from compiler.ir.expr import static
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile import steps
 from compiler.schedule.gpu import contraction
@@ -143,3 +144,18 @@ def test_a_matrix_times_a_vector_is_read_by_threads_side_by_side(text: str) -> N
     lanes = [n for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, tile.For)]
     inner = [n for n in lanes if n.kind == "reduce" and n.bind.level == "lanes"]
     assert not inner and any(n.bind.level == "lanes" for n in lanes)
+
+
+@pytest.mark.parametrize("size", [(512, 256, 40), (64, 96, 37), (32, 32, 1024)], ids=str)
+@pytest.mark.parametrize("right", ["kn", "nk"])
+def test_without_tensor_instructions_threads_hold_squares(size: tuple[int, int, int], right: str) -> None:
+    target = nvidia.strict(TARGETS["sm_90a"])
+    p = Product(*size, right=right, epilogue="relu")
+    program = tensor_text.parse(p.text)
+    made = pipeline.lower(program, target.replace(cores=4), source="tensor", until="tile").stages["tile"]
+    given = arrays(program, seed := fresh_seed())
+    assert np.array_equal(tile_interpreter.run(made, given)[0], tensor_interpreter.run(program, given)[0]), seed
+    sums = [n for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, tile.Alloc)]
+    assert not instructions(made) and [t.space for t in sums] == ["registers"]
+    assert min(static(n) for n in sums[0].tensor.shape) >= 2
+    legal.verify(made, target)

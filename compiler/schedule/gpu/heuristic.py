@@ -16,7 +16,7 @@ from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
-from compiler.schedule.gpu import attention, contraction, matvec, reductions, transposes
+from compiler.schedule.gpu import attention, contraction, ffma, matvec, reductions, transposes
 from compiler.schedule.nests import Row, contiguous, paths_of, rows_of, used_as_value
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Stage, Step
 from compiler.targets.target import Target
@@ -43,7 +43,7 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
     """A schedule for `kernel`; `private` names the temporaries that no other kernel uses."""
     private = frozenset(private)
     products = contraction.choose(kernel, target) or matvec.choose(kernel, target)
-    products = products or attention.choose(kernel, private, target)
+    products = products or attention.choose(kernel, private, target) or ffma.choose(kernel, target)
     if products is not None:
         return products
     plan = _Plan(kernel, private, target, {p.name: p for p in kernel.params})

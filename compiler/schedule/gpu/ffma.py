@@ -1,0 +1,94 @@
+"""A loop nest that sums products and a target with threads in, a schedule without tensor instructions out.
+
+Threads of a block lie in a square over a tile of the result, each with every 16th of its rows and columns. For a step
+of the sum a thread loads so many of either factor, neighbours next to neighbours, and multiplies all with all.
+"""
+
+from __future__ import annotations
+
+import math
+
+from compiler.ir import loop
+from compiler.ir.expr import Var, names
+from compiler.ir.index import Range, extent_range
+from compiler.ir.statement import Kernel, Store
+from compiler.schedule import access
+from compiler.schedule.contraction import Contraction, recognise
+from compiler.schedule.gpu.parts import size
+from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Schedule, Split, SplitK, Step
+from compiler.targets.target import Target
+
+# A thread has at most 8 rows and columns: 64 sums and what they need fit in its registers.
+SIDE = 16  # threads along either side of a block: half a warp loads 64 bytes of f32 side by side
+LEAST_DEPTH = 16  # of a sum
+PARTS = (1, 2, 4, 8, 16)  # of a sum
+LEAST_PART = 128  # steps of a part
+AT_ONCE = (8, 4, 2, 1)  # steps of the sum unrolled: two sectors of what is contiguous along it
+
+
+def choose(kernel: Kernel, target: Target) -> Schedule | None:
+    """A schedule for `kernel`, or None if it is no product of two matrices, or threads do not fill its last tiles."""
+    c = recognise(kernel)
+    found = _rows_and_columns(c, kernel) if c is not None else None
+    if c is None or found is None or len(c.depth) != 1 or size(c.depth[0]) < LEAST_DEPTH:
+        return None
+    m, n = found
+    if size(m) % SIDE or size(n) % SIDE:
+        return None
+    batch_size = math.prod(size(f) for f in c.rows if f not in (m, n))
+    down, across, parts = _shares(size(m) // SIDE, size(n) // SIDE, size(c.depth[0]), batch_size, target.cores)
+    around = [f.var for f in c.rows if f not in (m, n)]
+    i, j, k = m.var, n.var, c.depth[0].var
+    steps: list[Step] = []
+    if [*around, i, j] != [f.var for f in c.rows]:
+        steps.append(Reorder((*around, i, j)))
+    batch = around[0] if around else ""
+    for f in around[1:]:
+        steps.append(Collapse(batch, f))
+        batch += f
+    outside = [batch] if batch else []
+    if parts > 1:
+        steps += [SplitK(c.accumulator, k, parts), *(Bind(f"{v}_sum", "blocks") for v in (*outside, i))]
+        steps += [Split(f"{j}_sum", SIDE * SIDE), Bind(f"{j}_sum0", "blocks")]
+        steps.append(Bind(f"{j}_sum1", "lanes", (("threads", SIDE * SIDE),)))
+        outside.insert(0, f"{k}_part")
+    steps += [Split(i, SIDE * down), Split(j, SIDE * across), Reorder((f"{i}0", f"{j}0", f"{i}1", f"{j}1"))]
+    steps += [Split(f"{i}1", SIDE), Split(f"{j}1", SIDE), Reorder((f"{i}11", f"{j}11", f"{i}10", f"{j}10"))]
+    steps.append(Collapse(f"{i}11", f"{j}11"))
+    steps += [Bind(v, "blocks") for v in (*outside, f"{i}0", f"{j}0")]
+    steps.append(Bind(f"{i}11{j}11", "lanes", (("threads", SIDE * SIDE),)))
+    own = f"{i}10", f"{j}10"
+    steps.append(Distribute(c.accumulator, own, "registers"))
+    once = next(u for u in AT_ONCE if size(c.depth[0]) // parts % u == 0)
+    steps += [Split(k, once), Reorder((f"{k}0", f"{k}1", *own)), Bind(f"{k}1", "unroll")]
+    steps += [Bind(v + end, "unroll") for end in ("", "_first", "_last") for v in own]
+    return Schedule(tuple(steps))
+
+
+def _shares(rows: int, columns: int, depth: int, batch: int, cores: int) -> tuple[int, int, int]:
+    """Rows and columns of a thread, and parts of the sum: as many as divide and leave every multiprocessor a block."""
+    deepest = max(p for p in PARTS if p == 1 or (depth % p == 0 and depth // p >= LEAST_PART))
+    ways = [(d, a) for d in (8, 4, 2, 1) for a in (8, 4, 2, 1) if rows % d == 0 and columns % a == 0]
+    enough = [(d, a) for d, a in ways if rows // d * (columns // a) * batch * deepest >= cores]
+    down, across = max(enough or [(1, 1)], key=lambda w: (w[0] * w[1] / (w[0] + w[1]), w))
+    blocks = rows // down * (columns // across) * batch
+    return down, across, next((p for p in PARTS if p <= deepest and blocks * p >= cores), deepest)
+
+
+def _rows_and_columns(c: Contraction, kernel: Kernel) -> tuple[loop.For, loop.For] | None:
+    """The innermost loop that only one factor has, and that only the other has, along which the result is stored."""
+    tensors = {p.name: p for p in kernel.params}
+    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    left, right = names(c.left), names(c.right)
+    one = [f for f in c.rows if f.var in left and f.var not in right and size(f) > 1]
+    other = [f for f in c.rows if f.var in right and f.var not in left and size(f) > 1]
+    if not one or not other:
+        return None
+    stores = [s for s in c.after if isinstance(s, Store)]
+    along = {
+        f.var
+        for f in (one[-1], other[-1])
+        for s in stores
+        if access.stride(access.address(s.index, tensors[s.buffer], ranges), Var(f.var)) == 1
+    }
+    return (other[-1], one[-1]) if one[-1].var in along else (one[-1], other[-1])
