@@ -23,14 +23,17 @@ def neighbouring(length: int, instruction: int, rows: int) -> Labels:
     """The labels of an axis of which a group of threads has `length`, for registers with neighbours.
 
     `instruction` is the length of one instruction along the axis, `rows` the rows (or columns) that one warp has of it:
-    8 by lanes, beyond that in registers; what the instruction has besides is other warps'.
+    8 by lanes, beyond that in registers; what the instruction has besides is other warps'. Lengths that are no powers of
+    two keep their labels.
 
     >>> neighbouring(64, 8, 8)
     Labels((4, 2, 3, 0, 1, 5))
     >>> neighbouring(128, 64, 16)
     Labels((4, 2, 3, 0, 5, 6, 1))
     """
-    total = (length & -length).bit_length() - 1
+    if length & (length - 1):
+        return Labels()
+    total = length.bit_length() - 1
     held = (rows - 1).bit_length()
     whole = (instruction - 1).bit_length()
     registers = [b for b in range(total) if LANES <= b < held or b >= whole][:NEIGHBOURS]
