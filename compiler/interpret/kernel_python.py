@@ -95,7 +95,9 @@ def _statement(s: Source, statement: k.Stmt) -> None:
             s.tracked.add(name)
             s.line(f"b_{name}, m_{name}, n_{name}, w_{name} = array({size}, {str(dtype)!r})")
         case k.Call(function, template, args, _):
-            shown = ", ".join(_argument(s, a) for a in args)
+            if any(isinstance(a, k.Map) for a in args):
+                raise InterpretError(f"{function} takes a tensor map, which programs for a CPU have none of")
+            shown = ", ".join(_argument(s, a) for a in args if not isinstance(a, k.Map))
             s.line(f"call({function!r}, {template!r}, ({shown}{',' if args else ''}))")
         case k.Comment() | k.Barrier():  # one thread at a time: it never waits
             pass

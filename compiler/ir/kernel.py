@@ -20,8 +20,8 @@ from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, type_error
 from compiler.ir.node import Node
 from compiler.ir.tensor import Tensor
 
-# How to run a loop, which changes nothing of what it computes: `rolled` asks not to unroll it, `ahead` asks memory early
-# for what it loads, `past` keeps what it stores out of the caches.
+# How to run a loop, which changes nothing of what it computes: `rolled` asks not to unroll it, `ahead` asks memory
+# early for what it loads, `past` keeps what it stores out of the caches.
 MARKS = ("", "parallel", "unroll", "rolled", "ahead", "past")
 SPACES = ("local", "shared")
 
