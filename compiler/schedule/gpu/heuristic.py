@@ -183,10 +183,14 @@ class _Plan:
         steps += [Bind(g.name, "blocks") for g in outer]
         vector = self.neighbours(last.last, inside) if not paths_of(inside) else 1
         others = math.prod(g.extent for g in outer)
-        rounds = max(1, min(MOST_ROUNDS, last.extent * others // (2 * self.target.cores * THREADS * vector)))
+        total = last.extent * others // vector
+        # No more than the last axis takes, and few where there is little to do, so that all multiprocessors have some.
+        most = min(_power(-(-last.extent // vector)), _power(total // self.target.cores + 1) // 2)
+        threads = max(WARP_LANES, min(THREADS, most))
+        rounds = max(1, min(MOST_ROUNDS, total // (2 * self.target.cores * threads)))
         steps += self.own(last.name, inside)
-        steps += [Split(last.name, THREADS * vector * (rounds if not paths_of(inside) else 1))]
-        steps += [Bind(f"{last.name}0", "blocks"), Bind(f"{last.name}1", "lanes", _lanes(THREADS, vector))]
+        steps += [Split(last.name, threads * vector * (rounds if not paths_of(inside) else 1))]
+        steps += [Bind(f"{last.name}0", "blocks"), Bind(f"{last.name}1", "lanes", _lanes(threads, vector))]
         return steps
 
     def own(self, row: str, inside: tuple[Stmt, ...]) -> list[Step]:
