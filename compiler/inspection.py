@@ -134,7 +134,7 @@ def _renamed(text: str, n: int, names: Sequence[str]) -> str:
     """The text with its kernels called k<n>_<name>."""
     for name in names:
         text = re.sub(
-            rf'^(extern "C" __global__ .*? ){re.escape(name)}\(', rf"\1k{n}_{name}(", text, flags=re.MULTILINE
+            rf'^(extern "C" __global__ [^{{]*?\s){re.escape(name)}\(', rf"\1k{n}_{name}(", text, flags=re.MULTILINE
         )
     return text
 

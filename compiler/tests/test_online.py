@@ -131,6 +131,28 @@ def test_threads_compute_it_without_a_race(name: str) -> None:
     close(made, run_threads.run(made.stages["kernel"], arrays)[0], wanted(made, arrays), seed)
 
 
+WARPGROUPS = {
+    "two groups": attention(130, 200, 64, GROUPED, heads=(2, 1)),
+    "f16, 128 features": attention(70, 129, 128, dtype="float16"),
+    "few keys, bool mask": attention(65, 50, 64, ", attn_mask=torch.randn(65, 50) > 0"),
+    "keys that lie along the heads": by_hand(64, 136, 64, "bfloat16"),
+}
+
+
+@pytest.mark.parametrize("name", WARPGROUPS)
+def test_warpgroups_compute_it_without_a_race(name: str) -> None:
+    made = lowered(WARPGROUPS[name], TARGETS["sm_90a"].replace(cores=2), "kernel")
+    tiles, seed = made.stages["tile"], fresh_seed()
+    legal.verify(tiles, made.target)
+    used = {n.instruction for k in tiles.kernels for s in k.body for n in s.walk() if isinstance(n, tile.Mma)}
+    assert len(used) == 2
+    assert all(x.startswith("wgmma") for x in used)
+    arrays = given(made, seed)
+    want = wanted(made, arrays)
+    close(made, tile_interpreter.run(tiles, arrays)[0], want, seed)
+    close(made, run_threads.run(made.stages["kernel"], arrays)[0], want, seed)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_target_has_a_schedule(dtype: str, target: str) -> None:
@@ -248,7 +270,7 @@ def test_processors_and_whoever_leaves_the_pass_out_keep_three_kernels() -> None
 def test_machine_code_keeps_everything_in_registers(tmp_path: Path) -> None:
     measured = [attention(512, 512, d, GROUPED, t, (28, 4)) for d in (64, 128) for t in ("bfloat16", "float32")]
     measured.append(by_hand(128, 128, 128, "float32"))
-    made = [lowered(e, TARGETS[t], "cuda") for e in measured for t in ("sm_80", "sm_90a", "sm_120")]
+    made = [lowered(e, TARGETS[t], "cuda") for e in measured for t in ("sm_80", "sm_90a")]
     public = [compiler.Lowering(m.stages, m.target, m.schedules) for m in made]
     for found in inspection.inspect(public, tmp_path):
         (kernel,) = found

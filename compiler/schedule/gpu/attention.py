@@ -1,14 +1,15 @@
 """A loop nest that sums values weighted by a softmax and a target in; one pass over blocks of keys by tensor cores out.
 
-Each warp has 16 queries of a block. Keys and values come to shared memory while those before are multiplied. Scores and
-sums stay in registers, and so do weights of 16 bits: what a thread holds of the scores is what it needs of these as a
-left operand. That is not so for weights of 32 bits, which take the way through shared memory.
+Each warp has 16 queries of a block. Keys and values come to shared memory while those before are multiplied: by copies
+of all threads, or of a warp of its own where four warps multiply what lies in shared memory without loading it. Scores
+and sums stay in registers, and so do weights of 16 bits: what a thread holds of the scores is what it needs of these as
+a left operand. That is not so for weights of 32 bits, which take the way through shared memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from compiler.ir import loop
@@ -26,9 +27,9 @@ from compiler.targets.target import Instruction, Target
 LEAST_QUERIES = 9  # fewer are products of a matrix and few rows, which wait for memory whatever multiplies them
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
 CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
-# Features that are multiplied together where a product takes three: sums and pieces of 48 registers. Keys that do not
-# lie along the depth are loaded one by one, and what they then take of addresses leaves half as many.
-PANEL, SLIM_PANEL = 32, 16
+PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
+WIDE_KEYS = 128  # where four warps hold 64 queries, twice as many registers
+GROUPS = (2, 1)  # of four warps in a block
 WARPS = (8, 4, 2)  # of a block, most first: the more, the fewer times keys and values are read
 DEPTH = 2  # blocks of keys in shared memory
 MOST_FEATURES = 128  # the sums of wider values do not fit in registers beside the rest
@@ -49,6 +50,28 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule |
     return made if made is not None and _fresh(kernel, made) else None
 
 
+@dataclass(frozen=True)
+class _Way:
+    """The instructions for scores and for values; a block's queries, keys and threads; what sizes are padded to."""
+
+    score: Instruction
+    value: Instruction
+    rows: int
+    keys: int
+    threads: int
+    unit: int
+
+    @property
+    def threefold(self) -> bool:
+        """Products of f32 are three of tf32."""
+        return self.score.a_type == "f32"
+
+    @property
+    def by_tma(self) -> bool:
+        """Operands stay in shared memory, where copies by a warp of its own bring them."""
+        return self.score.b_space == "shared"
+
+
 @dataclass
 class _Plan:
     found: online.Online
@@ -56,10 +79,6 @@ class _Plan:
     tensors: dict[str, Tensor]
     target: Target
     steps: list[Step] = field(default_factory=list)
-    threefold: bool = False  # products of f32 are three of tf32
-    unit: int = 0
-    block: int = 0  # of keys
-    threads: int = 0
 
     def __post_init__(self) -> None:
         f, s = self.found, self.scores
@@ -72,73 +91,85 @@ class _Plan:
         self.k = parts.factor(s.right, keys, depth, self.tensors, ranges)
         self.v = parts.factor(f.value, features, keys, self.tensors, ranges)
 
-    def row(self) -> Instruction | None:
-        """The instruction for both products: all operands are of one type that weights are rounded to."""
+    # ---- the choice
+
+    def ways(self) -> Iterator[_Way]:
+        """From the largest blocks to the smallest; operands are of one type that weights are rounded to."""
         kinds = {x.value.dtype for x in (self.q, self.k, self.v)} | {self.found.weight}
-        acc = self.found.accumulator.dtype
-        if len(kinds) != 1 or self.scores.name.dtype is not f32 or acc is not f32:
-            return None
-        kind = kinds.pop()
-        rows = [
-            r for r in self.target.instructions
-            if r.function == "mlc_mma_sync" and (r.a_type, r.b_type, r.acc_type) == (kind.name, kind.name, acc.name)
-        ]  # fmt: skip
-        return max(rows, key=lambda r: r.m * r.k, default=None)
+        if len(kinds) != 1 or {self.scores.name.dtype, self.found.accumulator.dtype} != {f32}:
+            return
+        kind = kinds.pop().name
+        rows = [r for r in self.target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
+        # Rows of panels as wide as all banks, which is how an instruction finds them.
+        even = all(x.even for x in (self.q, self.k, self.v)) and self.depth % 64 == 0 == self.features % 64
+        keys = WIDE_KEYS if self.keys > KEYS else KEYS
+        score = [r for r in rows if r.function == "mlc_wgmma" and r.n == keys]
+        value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
+        if score and value and kind != "f32" and even and "tma" in self.target.features:
+            for groups in GROUPS:
+                yield _Way(score[0], value[0], groups * score[0].m, keys, groups * score[0].threads, score[0].k)
+        sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
+        if sync is not None:
+            unit = CHUNK if kind == "f32" else sync.k
+            keys = CHUNK if kind == "f32" else min(KEYS, _up(self.keys, sync.k))
+            for warps in WARPS:
+                yield _Way(sync, sync, warps * sync.m, keys, warps * WARP, unit)
 
     def schedule(self) -> Schedule | None:
-        row = self.row()
-        if row is None or self.queries < LEAST_QUERIES or max(self.depth, self.features) > MOST_FEATURES:
+        if self.queries < LEAST_QUERIES or max(self.depth, self.features) > MOST_FEATURES:
             return None
-        self.threefold = self.found.weight is f32
-        self.unit = CHUNK if self.threefold else row.k
-        self.block = CHUNK if self.threefold else min(KEYS, _up(self.keys, row.k))
-        fits = [w for w in WARPS if self.memory(w * row.m) + RESERVED <= self.target.shared]
         batch = math.prod(parts.size(_loop(f)) for f in self.found.batch)
-        full = [w for w in fits if batch * -(-self.queries // (w * row.m)) >= self.target.cores]
-        return self.applied(row, (full or fits[-1:])[0]) if fits else None
+        fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
+        full = [w for w in fits if batch * -(-self.queries // w.rows) >= self.target.cores]
+        return self.applied((full or fits[-1:])[0]) if fits else None
 
-    def memory(self, rows: int) -> int:
+    def memory(self, way: _Way) -> int:
         """Bytes of a block's tiles in shared memory."""
-        depth, features = _up(self.depth, self.unit), _up(self.features, self.unit)
-        weights = rows * self.block if self.threefold else 0
-        return self.found.weight.bytes * (rows * depth + DEPTH * (weights + self.block * (depth + features)))
+        depth, features = _up(self.depth, way.unit), _up(self.features, way.unit)
+        weights = way.rows * way.keys if way.threefold else 0
+        return self.found.weight.bytes * (way.rows * depth + DEPTH * (weights + way.keys * (depth + features)))
 
-    def applied(self, row: Instruction, warps: int) -> Schedule:
+    # ---- steps
+
+    def applied(self, way: _Way) -> Schedule:
         add, f = self.steps.append, self.found
         query, key, feature, depth = f.query.var, f.key, f.feature.var, self.scores.depth.var
-        self.threads = warps * WARP
-        where = ("shared", f.weight.bytes * self.block) if self.threefold else ("registers", 0)
-        add(Online(f.accumulator.name, warps * row.m, self.block, self.unit, *where))
+        self.way = way
+        where = ("shared", f.weight.bytes * way.keys) if way.threefold else ("registers", 0)
+        add(Online(f.accumulator.name, way.rows, way.keys, way.unit, *where))
         self.steps += [Bind(x.var, "blocks") for x in f.batch]
         add(Bind(f"{query}0", "blocks"))
         self.spread(f"{query}_first")
         for end, column in (("begin", feature), ("zero", key), ("scale", feature), ("last", feature)):
             self.spread(f"{query}_{end}", f"{column}_{end}")
         self.spread(f"{query}_row", f"{key}_row", f"{key}_max", f"{key}_exp")
-        widths = _up(self.depth, self.unit), _up(self.features, self.unit)
+        widths = _up(self.depth, way.unit), _up(self.features, way.unit)
         nest = f"{query}_score", f"{key}_score", depth
-        q = self.shared(self.q, "query", {"own": nest[0], "k": depth}, widths[0])
-        k = self.shared(self.k, "key", {"own": nest[1], "k": depth}, widths[0])
-        self.product(self.scores.name.name, nest, (q, k), row)
+        q = self.shared(self.q, "query", {"own": (nest[0], way.rows), "k": (depth, widths[0])})
+        k = self.shared(self.k, "key", {"own": (nest[1], way.keys), "k": (depth, widths[0])})
+        self.product(self.scores.name.name, nest, (q, k), way.score)
         nest = f"{query}_value", f"{feature}_value", f"{key}_value"
-        v = self.shared(self.v, "value", {"own": nest[1], "k": nest[2]}, widths[1])
-        weights = f"{f.accumulator.name}_weights" if self.threefold else ""
-        self.product(f.accumulator.name, nest, (weights, v), row, widths[1])
-        add(Bind(f"{key}0", "pipeline", (("depth", DEPTH),)))
+        v = self.shared(self.v, "value", {"own": (nest[1], widths[1]), "k": (nest[2], way.keys)})
+        weights = f"{f.accumulator.name}_weights" if way.threefold else ""
+        self.product(f.accumulator.name, nest, (weights, v), way.value, widths[1])
+        add(Bind(f"{key}0", "pipeline", (("depth", DEPTH), *((("producers", 1),) if way.by_tma else ()))))
         return Schedule(tuple(self.steps))
 
     def spread(self, rows: str, *columns: str) -> None:
-        self.steps.append(Bind(rows, "lanes", (("threads", self.threads),)))
+        self.steps.append(Bind(rows, "lanes", (("threads", self.way.threads),)))
         self.steps += [Bind(x, "lanes") for x in columns]
 
-    def shared(self, x: parts.Factor, word: str, own: dict[str, str], width: int) -> str:
-        """A factor's tile in shared memory, in rows of `width` where it is copied."""
+    def shared(self, x: parts.Factor, word: str, own: dict[str, tuple[str, int]]) -> str:
+        """A factor's tile in shared memory, in rows along the last of its parts; `own` are their loops and lengths."""
         name = f"{x.buffer}_{word}"
-        loops = (own[x.order[0]], own[x.order[1]])
-        row = width * x.operand.bytes
-        swizzle = next(w for w in (128, 64, 32, 0) if not w or row % w == 0)
+        loops = (own[x.order[0]][0], own[x.order[1]][0])
+        row = own[x.order[1]][1] * x.operand.bytes
+        # What is 32 bits wide is not transposed as it is loaded, but taken element by element: from four rows, that lie
+        # side by side in panels of 32 bytes. Wider panels would take as many addresses as there are columns.
+        widths = (32, 0) if self.way.threefold and x.order[1] == "own" and x is not self.q else (128, 64, 32, 0)
+        swizzle = next(w for w in widths if not w or row % w == 0)
         how = "" if not x.operand.copied else "cp.async" if x.operand.piece in parts.PIECES else "plain"
-        self.steps.append(Cache(x.buffer, name, loops, "shared", how, swizzle))
+        self.steps.append(Cache(x.buffer, name, loops, "shared", "tma" if self.way.by_tma else how, swizzle))
         if not how:
             self.spread(f"{name}_at")
         return name
@@ -151,16 +182,18 @@ class _Plan:
         `width` is how many columns there are, where they may be more than go together.
         """
         add, (m, n, k) = self.steps.append, nest
-        if self.threefold:
-            widest = SLIM_PANEL if self.k.order[1] == "own" else PANEL
-            panel = next(p for p in range(widest, 0, -row.n) if width % p == 0)
+        if self.way.by_tma:
+            add(Tensorize(nest, row.name))
+            return
+        if self.way.threefold:
+            panel = next(p for p in range(PANEL, 0, -row.n) if width % p == 0)
             around = [f"{k}0"]
             if width > panel:
                 add(Split(n, panel))
                 around, n = [f"{n}0", f"{k}0"], f"{n}1"
             add(Split(k, CHUNK))
             add(Reorder((*around, m, n, f"{k}1")))
-            self.steps += [Bind(x, "unroll") for x in around]
+            self.steps += [Bind(x, "unroll") for x in around[:-1]]
             add(Promote(acc, f"{k}0", f"{acc}_chunk"))
             for end in ("first", "last"):
                 self.spread(f"{acc}_chunk_{end}0", f"{acc}_chunk_{end}1")
@@ -169,7 +202,7 @@ class _Plan:
         inner = m, n, f"{k}1"
         pieces = [(f"{x}_piece", x, own) for x, own in zip(operands, (m, n), strict=True) if x]
         self.steps += [Cache(x, piece, (own, inner[2]), "registers", "plain") for piece, x, own in pieces]
-        if self.threefold:
+        if self.way.threefold:
             add(Compensate(inner))
             for piece, _, _ in pieces:
                 self.spread(f"{piece}_at0", f"{piece}_at1")
