@@ -24,7 +24,7 @@ HEADERS = Path(__file__).parent / "render" / "cuda"
 STAGES = ("kernel", "cuda")  # that run as launches
 WATCHED = 30.0  # seconds that one run may take on a GPU
 # Device functions in which a thread has nothing to do with others.
-_ALONE = frozenset({"mlc_load", "mlc_load_once", "mlc_store", "mlc_store_global", "mlc_store_once"})
+_ALONE = frozenset({"mlc_load", "mlc_load_keep", "mlc_load_once", "mlc_store", "mlc_store_global", "mlc_store_once"})
 
 
 # ---- launches

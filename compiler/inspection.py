@@ -27,7 +27,9 @@ BATCH = 24  # texts of one compilation: what is wrong with one costs the others 
 _REDUCING = frozenset({"sin", "cos", "tan"})
 PRODUCT = 48  # bytes
 WIDE = 16  # bytes of the widest access
-_VECTORS = re.compile(r"mlc_(load|store)(_\w+)?$")
+# Moves of neighbours: those that count elements, and those that count bytes.
+_ELEMENTS = frozenset({"mlc_load", "mlc_store", "mlc_store_global"})
+_BYTES = frozenset({"mlc_load_once", "mlc_load_keep", "mlc_store_once"})
 # Where the warpgroup has an instruction, that of a warp is half as fast.
 _INSTEAD = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
 
@@ -172,8 +174,9 @@ def _all_wide(f: k.Function) -> bool:
                 return False
             case k.Call(function, template, args):
                 sizes = [bytes_of[a.buffer] for a in args if isinstance(a, k.Address) and a.buffer in bytes_of]
-                vectors = _VECTORS.match(function) and isinstance(template[0], int)
-                if sizes and not (vectors and all(int(template[0]) * size % WIDE == 0 for size in sizes)):
+                if sizes and function not in _ELEMENTS | _BYTES:
+                    return False
+                if any(int(template[0]) * (size if function in _ELEMENTS else 1) % WIDE for size in sizes):
                     return False
                 some = some or bool(sizes)
     return some
