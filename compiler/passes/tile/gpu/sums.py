@@ -126,8 +126,8 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
                 for l in serial(8, reduce):
                     c[i, j] += a_big[i, l] * b_big[j, l]
 
-    What is left out is 2**-22 of a product, less than f32 rounds off (Ootomo and Yokota 2022, arXiv:2203.03341). Where a
-    factor is infinite, or rounds to infinity, the sum is NaN.
+    What is left out is 2**-22 of a product, less than f32 rounds off (Ootomo and Yokota 2022, arXiv:2203.03341).
+    Where a factor is infinite, or rounds to infinity, the sum is NaN.
     """
     _, nest = find_nest(kernel, step, step.loops)
     tiles = {n.tensor.name: n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
