@@ -15,7 +15,12 @@ MLC_INLINE void mlc_store(mlc_lane<V>* p, V v) {
 }
 template <typename T, int N, typename S>
 MLC_INLINE mlc_vec<T, N> mlc_load_as(const S* p) {
-  return mlc_from_raw<T, S>(mlc_load<mlc_raw<S>, N>((const mlc_raw<S>*)p));
+  mlc_vec<T, N> v = mlc_from_raw<T, S>(mlc_load<mlc_raw<S>, N>((const mlc_raw<S>*)p));
+#ifdef MLC_AVX512
+  // GCC 12 puts the load, the widening and a mask behind it into one instruction, and then cannot print that.
+  if constexpr (N > 1 && sizeof(S) * N < 16 && sizeof(S) < sizeof(T)) return mlc_opaque(v);
+#endif
+  return v;
 }
 template <typename S, typename V>
 MLC_INLINE void mlc_store_as(S* p, V v) {
