@@ -10,6 +10,7 @@ from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access, contraction
+from compiler.schedule.nests import contiguous, paths_of, rows_of, used_as_value
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Step
 from compiler.targets.target import Target
 
@@ -56,10 +57,10 @@ class _Plan:
 
     def nest(self, f: loop.For) -> None:
         """Rows are collapsed where addresses allow and spread over cores, what is inside over vector lanes."""
-        rows, inside = _rows(f)
+        rows, inside = rows_of(f)
         ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
         groups = self.collapse(rows, inside, ranges)
-        paths = _paths(inside)
+        paths = paths_of(inside)
         folded = [b for b in sorted(self.private) if rows and paths and _used_within(b, f, self.kernel)]
         last = groups[-1] if groups else None
         if last and (not paths or self.better_outside(last, inside, paths, ranges)):
@@ -94,7 +95,7 @@ class _Plan:
         outer_stride = access.strides(inside, i, self.tensors, ranges)
         if any(a is None or b is None or b != a * n for a, b in zip(inner_stride, outer_stride, strict=True)):
             return False
-        return not _used_as_value(inside, {i, j})
+        return not used_as_value(inside, {i, j})
 
     def spread(self, groups: list[tuple[str, Expr, list[loop.For]]]) -> None:
         for name, _, _ in groups[:1]:
@@ -165,8 +166,8 @@ class _Plan:
         var, leaves = Var(row[2][-1].var), [path[-1] for path in paths]
         if access.not_vectorizable(inside, var, self.tensors, known):
             return False
-        across = _contiguous(access.strides(inside, var, self.tensors, known))
-        along = sum(_contiguous(access.strides(f.body, Var(f.var), self.tensors, known)) for f in leaves) / len(leaves)
+        across = contiguous(access.strides(inside, var, self.tensors, known))
+        along = sum(contiguous(access.strides(f.body, Var(f.var), self.tensors, known)) for f in leaves) / len(leaves)
         return across > along
 
 
@@ -191,49 +192,8 @@ def _work(body: tuple[Stmt, ...]) -> int:
     return max(1, sum(n * _work(f.body) for n, f in zip(often, loops, strict=True)))
 
 
-def _contiguous(strides: list[int | None]) -> float:
-    """The share of accesses that touch consecutive elements or always the same one, of those that matter."""
-    moving = [s for s in strides if s != 0]
-    return sum(s == 1 for s in moving) / len(moving) if moving else 0.0
-
-
-def _rows(f: loop.For) -> tuple[list[loop.For], tuple[Stmt, ...]]:
-    """The perfectly nested parallel loops from `f` inwards, and the body of the last."""
-    rows: list[loop.For] = []
-    body: tuple[Stmt, ...] = (f,)
-    while len(body) == 1 and isinstance(body[0], loop.For) and body[0].kind == "parallel":
-        rows.append(body[0])
-        body = body[0].body
-    return rows, body
-
-
-def _paths(body: tuple[Stmt, ...]) -> list[list[loop.For]]:
-    """For every innermost loop the loops from `body` to it."""
-    out: list[list[loop.For]] = []
-    for s in body:
-        if isinstance(s, loop.For):
-            out += [[s, *path] for path in _paths(s.body)] or [[s]]
-    return out
-
-
 def _used_within(buffer: str, f: loop.For, kernel: Kernel) -> bool:
     def count(node: Iterable[Stmt]) -> int:
         return sum(isinstance(n, Load | Store) and n.buffer == buffer for s in node for n in s.walk())
 
     return count([f]) == count(kernel.body) > 0
-
-
-def _used_as_value(body: tuple[Stmt, ...], loops: set[Var]) -> bool:
-    """A loop variable occurs outside the index of a load or store."""
-
-    def visible(n: object) -> bool:
-        match n:
-            case Load():
-                return False
-            case Store(_, _, value, _):
-                return visible(value)
-            case Var():
-                return n in loops
-        return any(visible(c) for c in n.children())  # type: ignore[attr-defined]
-
-    return any(map(visible, body))
