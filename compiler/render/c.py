@@ -34,6 +34,23 @@ LOGIC: dict[str, tuple[str, int, int, int]] = {
     "min": ("&&", LAND, LAND, EQUAL), "max": ("||", LOR, LOR, EQUAL),
 }  # fmt: skip
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "isnan")
+_CALLS = (
+    "min max isnan sqrt fma abs sign floor ceil round tf32 trunc rsqrt shl shr floordiv truncdiv exp exp2 expm1 sinh cosh "
+    "tanh log log2 log10 log1p asinh acosh atanh pow erf erfc sin cos tan asin acos atan atan2"
+)
+# Scalar operations that are calls of device functions in every language.
+FUNCTIONS = {name: f"mlc_{name}" for name in _CALLS.split()} | {"mod": "mlc_remainder", "rem": "mlc_fmod"}
+CPP_KEYWORDS = frozenset(
+    """
+    std alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class
+    compl concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype
+    default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline
+    int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
+    reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template
+    this thread_local throw true try typedef typeid typename typeof union unsigned using virtual void volatile
+    wchar_t while xor xor_eq main
+    """.split()  # noqa: SIM905
+)
 
 
 class Code(NamedTuple):

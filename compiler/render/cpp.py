@@ -50,25 +50,8 @@ HEADERS = {
     "copy.h": "copy_block",
 }
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
-# Scalar operation: device function, for those whose names differ.
-_FUNCTIONS = {"mod": "mlc_remainder", "rem": "mlc_fmod"}
-_OPERATIONS = (
-    "min max where isnan sqrt fma abs sign floor ceil round tf32 trunc rsqrt shl shr floordiv mod truncdiv rem "
-    "exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh atanh pow erf erfc sin cos tan asin acos atan atan2"
-)
-_KEYWORDS = frozenset(
-    """
-    std alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class
-    compl concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype
-    default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline
-    int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
-    reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template
-    this thread_local throw true try typedef typeid typename typeof union unsigned using virtual void volatile
-    wchar_t while xor xor_eq main from to threads buffers sizes
-    """.split()  # noqa: SIM905
-)
 _ALIASES = frozenset(f"{name}x{2**n}" for name in (*TYPES, *(f"mask{b}" for b in MASKS)) for n in range(1, 9))
-RESERVED = _KEYWORDS | _ALIASES
+RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "sizes"}
 
 
 def render(program: k.Program, *, target: str, provenance: str = "") -> str:
@@ -279,7 +262,7 @@ def _pragma(w: Writer, s: k.For) -> list[str]:
     return []
 
 
-_NAMES = {name: _FUNCTIONS.get(name, f"mlc_{name}") for name in _OPERATIONS.split()}
+_NAMES = c.FUNCTIONS | {"where": "mlc_where"}
 LANGUAGE = c.Language(TYPES, _NAMES, RESERVED, expression, _statement, _declare, _array, _pragma)
 
 __all__ = ["ENTRY", "FLAGS", "HEADERS", "LANGUAGE", "render"]

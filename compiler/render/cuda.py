@@ -44,31 +44,21 @@ HEADERS = {
     "atomics": "atomic",
 }
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
-_FUNCTIONS = {"mod": "mlc_remainder", "rem": "mlc_fmod"}
-_OPERATIONS = (
-    "min max isnan sqrt fma abs sign floor ceil round tf32 trunc rsqrt shl shr floordiv mod truncdiv rem "
-    "exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh atanh pow erf erfc sin cos tan asin acos atan atan2"
-)
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
 _BARRIERS = {"block": "mlc_block_barrier", "warp": "mlc_warp_barrier", "cluster": "mlc_cluster_barrier"}
-_KEYWORDS = frozenset(
+# What CUDA's headers declare, as functions, variables or macros.
+_DECLARED = frozenset(
     """
-    std alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class
-    compl concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype
-    default delete do double dynamic_cast else enum explicit export extern false float for friend goto if inline
-    int long mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register
-    reinterpret_cast requires return short signed sizeof static static_assert static_cast struct switch template
-    this thread_local throw true try typedef typeid typename typeof typeof union unsigned using virtual void volatile
-    wchar_t while xor xor_eq main threadIdx blockIdx blockDim gridDim warpSize dim3 half half2 signbit isinf isnan
-    abs acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc erfcinv erfcx erfinv exp
-    exp10 exp2 expm1 fabs fdim floor fma fmax fmin fmod frexp hypot ilogb j0 j1 jn ldexp lgamma llrint llround log
-    log10 log1p log2 logb lrint lround max min modf nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv pow
-    rcbrt remainder remquo rhypot rint rnorm round rsqrt scalbln scalbn sin sincos sincospi sinh sinpi sqrt tan tanh
-    tgamma trunc y0 y1 yn clock clock64 assert printf malloc free memcpy memset index select signal time read write
-    div exit abort gamma link accept bind connect listen send
+    threadIdx blockIdx blockDim gridDim warpSize dim3 half half2 signbit isinf isnan abs acos acosh asin asinh
+    atan atan2 atanh cbrt ceil copysign cos cosh cospi erf erfc erfcinv erfcx erfinv exp exp10 exp2 expm1 fabs
+    fdim floor fma fmax fmin fmod frexp hypot ilogb j0 j1 jn ldexp lgamma llrint llround log log10 log1p log2
+    logb lrint lround max min modf nan nearbyint nextafter norm norm3d norm4d normcdf normcdfinv pow rcbrt
+    remainder remquo rhypot rint rnorm round rsqrt scalbln scalbn sin sincos sincospi sinh sinpi sqrt tan tanh
+    tgamma trunc y0 y1 yn clock clock64 assert printf malloc free memcpy memset index select signal time read
+    write div exit abort gamma link accept bind connect listen send
     """.split()  # noqa: SIM905
 )
-RESERVED = _KEYWORDS
+RESERVED = c.CPP_KEYWORDS | _DECLARED
 _HANDING = ("mlc_registers_decrease", "mlc_registers_increase")
 _MEMORY = "mlc_memory"  # what comes with the launch; no name of a program begins so
 
@@ -234,7 +224,6 @@ def _pragma(w: Writer, s: k.For) -> list[str]:
     return {"unroll": ["#pragma unroll"], "rolled": ["#pragma unroll 1"]}.get(s.mark, [])
 
 
-_NAMES = {name: _FUNCTIONS.get(name, f"mlc_{name}") for name in _OPERATIONS.split()}
-LANGUAGE = c.Language(TYPES, _NAMES, RESERVED, _expression, _statement, _declare, _array, _pragma, integer)
+LANGUAGE = c.Language(TYPES, c.FUNCTIONS, RESERVED, _expression, _statement, _declare, _array, _pragma, integer)
 
 __all__ = ["ALIGNED", "HEADERS", "LANGUAGE", "names", "render"]
