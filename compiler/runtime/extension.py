@@ -20,6 +20,7 @@ from compiler.errors import ToolchainError
 from compiler.runtime import build, detect
 
 NAME = "mlc_launcher"
+LIBRARIES = Path(torch.__file__).parent / "lib"
 FLAGS = ("-x", "c", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib", "-lc", "-lgcc")
 
 # In the order in which launcher.c keeps them.
@@ -33,6 +34,8 @@ READERS = (
     "aoti_torch_get_data_ptr",
 )
 MAKERS = ("aoti_torch_empty_strided", "aoti_torch_delete_tensor_object")
+# PyObject* THPVariable_Wrap(const at::TensorBase&), as C++ compilers spell it: newer torches give its address too.
+WRAP = "_Z16THPVariable_WrapRKN2at10TensorBaseE"
 
 
 @functools.cache
@@ -71,13 +74,25 @@ def empty_strided() -> object:
 def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
     """Offset of the at::Tensor and the addresses of `use`; zeros for what this torch lacks or `abi` rules out."""
     offset = tensor_offset() if abi else None
-    wrap = getattr(getattr(torch._C._dynamo, "guards", None), "_torchinductor_thp_variable_wrap", 0)
+    wrap = wrapper(offset) if offset else 0
     readers = [function_address(name) for name in READERS]
     makers = [function_address(name) for name in MAKERS]
     if offset is None or not all((*readers, *makers)):
         offset, wrap = 0, 0
     others = function_address("omp_get_max_threads"), function_address("aoti_torch_get_device_index")
     return offset, (*readers, *makers, wrap, *others)
+
+
+def wrapper(offset: int) -> int:
+    """Where the function is that makes the object around an at::Tensor; 0 where there is none that does."""
+    symbol = getattr(ctypes.CDLL(str(LIBRARIES / "libtorch_python.so")), WRAP, None)
+    named = ctypes.cast(symbol, ctypes.c_void_p).value if symbol is not None else 0
+    address = getattr(getattr(torch._C._dynamo, "guards", None), "_torchinductor_thp_variable_wrap", named)
+    if not address:
+        return 0
+    probe = torch.empty(2, 3)  # has its object already, which must come back
+    wrapped = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(address)(id(probe) + offset)
+    return int(address) if wrapped is probe else 0
 
 
 def gives_tensors_anywhere() -> bool:
@@ -164,4 +179,4 @@ def _function(name: str) -> Callable[..., int]:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    return ctypes.CDLL(str(LIBRARIES / "libtorch_cpu.so"))

@@ -322,3 +322,14 @@ def test_the_at_tensor_is_found_where_torch_has_the_abi() -> None:
     if not all(map(extension.function_address, extension.READERS)):
         pytest.skip("this torch has no C ABI")
     assert extension.tensor_offset() in range(8, torch.Tensor.__basicsize__, 8)
+
+
+def test_a_torch_that_does_not_name_its_wrapper_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    offset = extension.tensor_offset()
+    if not offset:
+        pytest.skip("this torch has no C ABI")
+    monkeypatch.delattr(torch._C._dynamo.guards, "_torchinductor_thp_variable_wrap", raising=False)
+    assert extension.wrapper(offset)
+    monkeypatch.setattr(extension, "WRAP", "no_such_function")
+    assert extension.wrapper(offset) == 0
+
