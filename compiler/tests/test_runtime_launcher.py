@@ -332,4 +332,3 @@ def test_a_torch_that_does_not_name_its_wrapper_has_it(monkeypatch: pytest.Monke
     assert extension.wrapper(offset)
     monkeypatch.setattr(extension, "WRAP", "no_such_function")
     assert extension.wrapper(offset) == 0
-
