@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         execute_guarded,
         reference,
     )
-    from compiler.execution_gpu import on_gpu
+    from compiler.execution_gpu import architecture, on_gpu
     from compiler.frontend import Captured, capture
     from compiler.inspection import inspect
     from compiler.instructions.checks import NotRun, instruction_checks
@@ -40,7 +40,7 @@ _HOME = {
     "compiler.execution": (
         "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "reference",
     ),
-    "compiler.execution_gpu": ("on_gpu",),
+    "compiler.execution_gpu": ("architecture", "on_gpu"),
     "compiler.frontend": ("Captured", "capture"),
     "compiler.instructions.checks": ("NotRun", "instruction_checks"),
     "compiler.inspection": ("inspect",),
@@ -80,6 +80,7 @@ __all__ = [
     "ToolchainError",
     "Unsupported",
     "accuracy",
+    "architecture",
     "bounds",
     "capture",
     "compile",

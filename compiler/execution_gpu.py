@@ -86,11 +86,14 @@ def _meets(f: k.Function) -> bool:
 
 def on_gpu(target: Target) -> bool:
     """Whether a GPU of this machine runs what is rendered for the target."""
-    return _architecture(target) is not None
+    return architecture(target) is not None
 
 
-def _architecture(target: Target) -> str | None:
-    """What to compile the target's text for, so that this machine's GPU runs it; None where there is none that can."""
+def architecture(target: Target) -> str | None:
+    """What to compile the target's text for, so that this machine's GPU runs it; None where there is none that can.
+
+    The text for an older GPU is compiled for this one: sm_80 runs as sm_90 on an H200.
+    """
     here = device.devices()
     if not here:
         return None
@@ -116,7 +119,7 @@ def caller(
     The emulator runs threads and blocks in another order each time; what its checks find are complaints.
     """
     made, launched = text(lowering, stage), launches(lowering.stages["kernel"], plan)
-    if stage == "cuda" and not emulate and (arch := _architecture(lowering.target)) is not None:
+    if stage == "cuda" and not emulate and (arch := architecture(lowering.target)) is not None:
         return _gpu_call(cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache), launched)
     check = stage == "kernel"
     path = emulator.build(made, (HEADERS,), check, cache)
@@ -162,7 +165,7 @@ def load(
 ) -> Launcher:
     """A function from tensors to tensors: on the GPU where there is one, else of tensors on the CPU by the emulator."""
     made, launched = text(lowering, "cuda"), launches(lowering.stages["kernel"], plan)
-    arch = _architecture(lowering.target)
+    arch = architecture(lowering.target)
     if arch is not None:
         image = cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache)
         return gpu.load(image, plan, launched, constants=constants, cache=cache)

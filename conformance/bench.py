@@ -287,15 +287,18 @@ def failure(error: Exception) -> Row:
 def fitness(options: Mapping[str, Any], quiet: Quiet | None = None) -> Row:
     """Whether this machine can judge speed now: PyTorch's own kernels raced against themselves."""
     settings = Settings(**options)
-    x, y = torch.randn(2, 512, 512)
-    kernels = {
+    x, y = torch.randn(2, 512, 512).to(settings.where)
+    kernels: Mapping[str, Callable[[], object]] = {
         "add": partial(torch.add, x, y),
         "softmax": partial(torch.softmax, x, -1),
         "matmul": partial(torch.mm, x, y),
     }
     rng = np.random.default_rng(settings.seed)
     with torch.no_grad(), _threads(settings.threads), _machine(settings, quiet) as alone, alone():
-        clock = getattr(time, settings.clock_name)
+        if settings.clock_name == "device":
+            kernels, clock = device.graphs(kernels)[0], device.clock
+        else:
+            clock = getattr(time, settings.clock_name)
         found = duel.aa_check(kernels, clock, rng, settings.effect, settings.protocol)
     ratios = {name: _as_json(measured) for name, measured in found.ratios.items()}
     return {"fit": found.fit, "half_width": found.half_width, "message": found.message, "ratios": ratios}

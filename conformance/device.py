@@ -13,19 +13,23 @@ from statistics import median
 
 import torch
 
+import compiler
+
 Call = Callable[[], object]
 
 COPIES = 20  # of a call in one graph: gaps between graphs are then a hundredth of what is timed
 WARM_UPS = 3  # calls on a side stream before the capture: libraries choose kernels and allocate workspaces in them
 WALL_CALLS = 50
-COPIED = 1 << 29  # bytes of a copy that no cache holds
+WORKING_SETS = tuple(1 << power for power in range(20, 31))  # bytes, from well inside the L2 to far beyond it
+REPLAYS = 10  # of a graph, of which the fastest counts
 MATMUL_SIZE = 8192
 PLAIN_MATMUL_SIZE = 4096  # of the types that no tensor core multiplies in PyTorch's default mode
+THREEFOLD = 3  # products of tf32 numbers that make one as good as a product of f32
 
 
 def here(target: str) -> bool:
     """Whether code for that target runs on a GPU of this machine."""
-    return target.startswith(("cuda", "sm_")) and torch.cuda.is_available()
+    return target.startswith(("cuda", "sm_")) and compiler.on_gpu(compiler.target(target))
 
 
 def clock() -> int:
@@ -68,27 +72,50 @@ def wall_seconds(call: Call) -> float:
     return median(taken) * 1e-9
 
 
+def seconds(call: Call) -> float:
+    """The least device time of a call, in a graph where it can be captured."""
+    made, copies = graphs({"": call})
+    return _least_seconds(made[""]) / copies
+
+
 @cache
-def bandwidth() -> float:
-    """Bytes per second, read plus written, of a copy within the device's memory."""
-    source = torch.ones(COPIED, dtype=torch.uint8, device="cuda")
+def bandwidth() -> tuple[tuple[int, float], ...]:
+    """Bytes per second, read plus written, of copies within the device's memory, by bytes of both sides together."""
+    return tuple((size, _copy_rate(size)) for size in WORKING_SETS)
+
+
+def _copy_rate(size: int) -> float:
+    source = torch.ones(size // 2, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
-    return 2 * COPIED / _least_seconds(lambda: target.copy_(source))
+    return size / seconds(lambda: target.copy_(source))
 
 
 @cache
 def flops(dtype: torch.dtype) -> float:
-    """Flops per second of a large matrix product as PyTorch computes it."""
-    narrow = dtype in (torch.bfloat16, torch.float16)
-    n = MATMUL_SIZE if narrow else PLAIN_MATMUL_SIZE
-    x, y = torch.randn(2, n, n, device="cuda", dtype=dtype if narrow or dtype is torch.float64 else torch.float32)
+    """Flops per second of a large matrix product as PyTorch computes it; of f32, also as three products of tf32."""
+    if dtype in (torch.bfloat16, torch.float16):
+        return _matmul_rate(dtype, MATMUL_SIZE)
+    if dtype is torch.float64:
+        return _matmul_rate(dtype, PLAIN_MATMUL_SIZE)
+    chosen = torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = True
+        tensor_cores = _matmul_rate(torch.float32, MATMUL_SIZE) / THREEFOLD
+        torch.backends.cuda.matmul.allow_tf32 = False
+        return max(tensor_cores, _matmul_rate(torch.float32, PLAIN_MATMUL_SIZE))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = chosen
+
+
+def _matmul_rate(dtype: torch.dtype, n: int) -> float:
+    x, y = torch.randn(2, n, n, device="cuda", dtype=dtype)
     return 2 * n**3 / _least_seconds(lambda: torch.mm(x, y))
 
 
-def _least_seconds(call: Call, rounds: int = 10) -> float:
+def _least_seconds(call: Call) -> float:
     call()
     taken = []
-    for _ in range(rounds):
+    for _ in range(REPLAYS):
         start = clock()
         call()
         taken.append(clock() - start)

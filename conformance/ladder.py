@@ -33,7 +33,7 @@ EXECUTORS = {
 EXECUTORS_OF_CUDA = EXECUTORS | {
     "kernel": "emulated, every access checked", "cuda": f"emulated, {RUNS} orders, guarded",
 }  # fmt: skip
-ON_GPU = f"GPU, {RUNS} runs, guarded"
+ON_GPU = f"GPU as {{}}, {RUNS} runs, guarded"
 LOST = 70  # exit status of a process that can use its GPU no more
 
 
@@ -202,7 +202,8 @@ def executor(target: compiler.Target, stage: str) -> str:
     """What runs a stage."""
     if target.kind == "cpu":
         return EXECUTORS[stage]
-    return ON_GPU if stage == "cuda" and compiler.on_gpu(target) else EXECUTORS_OF_CUDA[stage]
+    arch = compiler.architecture(target) if stage == "cuda" else None
+    return EXECUTORS_OF_CUDA[stage] if arch is None else ON_GPU.format(arch)
 
 
 def _leave(error: Exception) -> None:

@@ -25,9 +25,14 @@ from conformance.tables import (
 CLOSEST = 10
 LEGEND = """\
 Speedup is min(eager, torch.compile) / ours, with the 99 % interval of the median over paired rounds; above 1 we are
-faster. Times are of one call on one thread. A verdict is given where the whole interval agrees. The share of the
+faster. {times} A verdict is given where the whole interval agrees. The share of the
 roofline is the least time that this machine's measured bandwidth and arithmetic allow, over ours. Build is the time
 from the function to its first result, less where the kernel cache had it."""
+ON_CPU = "Times are of one call on one thread."
+ON_GPU = """\
+Times are the GPU's: of a call among 20 in a CUDA graph, whose launches cost the host nothing, on data that the calls
+before left in the L2 if it holds them; eager has the fastest of PyTorch's attention backends. Wall is from the
+beginning of one call by itself to the end of its work, launch and wait included."""
 
 
 def summary(run: Run) -> str:
@@ -53,11 +58,13 @@ def summary(run: Run) -> str:
 
 def speedup(run: Run) -> str:
     """The geometric mean of each family and suite, what is lost, then every row, slowest first."""
-    lines = [f"# Speedup on {run.env['device']}", LEGEND]
+    clocks = {row.get("clock") == "device" for row in run.benches if row.get("clock")} or {False}
+    times = " ".join(text for on_gpu, text in ((False, ON_CPU), (True, ON_GPU)) if on_gpu in clocks)
+    lines = [f"# Speedup on {run.env['device']}", LEGEND.format(times=times)]
     if not run.benches:
         return _page([*lines, "No benchmark has run: `pytest --mlcomp --mlcomp-bench quick`."])
     lines += [f"**This machine could not judge speed during this run:** {run.unfit}"] if run.unfit else []
-    lines += ["## By family", group_table(run.benches, "family"), "## By suite", group_table(run.benches, "suite")]
+    lines += ["## By family", group_table(run.benches, "family"), "## By suite and type", _by_type(run.benches)]
     if losses := lost(run.benches):
         lines += [f"## Lost: below {LOST}, or without a result", bench_table(losses)]
     for family, rows in grouped(run.benches, "family").items():
@@ -91,6 +98,12 @@ def _cases(cases: Sequence[Row]) -> list[str]:
         listed = [[item_name(row), row["first_loss"]] for row in retried]
         lines += ["### Lost once", what, table(listed, ["case", "the first time"])]
     return [*lines, "### Stages", _stages(cases), "### Closest to the bound", _closest(cases)]
+
+
+def _by_type(benches: Sequence[Row]) -> str:
+    """Suites by element type, which hardware treats as different problems."""
+    key = "suite and type"
+    return group_table([{**row, key: f"{row['suite']} {row['dtype']}"} for row in benches], key)
 
 
 def _resources(gates: Sequence[Row]) -> list[str]:

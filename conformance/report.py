@@ -20,6 +20,7 @@ CASE_KEYS = ("id", "file", "op", "target", "dtype", "verdict", "first_bad_stage"
 STAGE_KEYS = ("stage", "verdict", "err_over_tol", "executor", "seconds")
 BENCH_KEYS = (
     "id", "suite", "op", "target", "dtype", "ours_us", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
+    "family", "clock", "wall_us", "best", "attention", "kernels", "compile_seconds", "digest", "detail",
 )  # fmt: skip
 GATE_KEYS = ("file", "verdict", "cases", "seconds")
 KERNEL_KEYS = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "complaints")
@@ -100,7 +101,7 @@ def extra_info(row: Row) -> Row:
     """What a benchmark knows beyond our own times."""
     keys = (
         "file", "family", "op", "target", "dtype", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
-        "digest", "compile_seconds",
+        "wall_us", "digest", "compile_seconds",
     )  # fmt: skip
     return _only(row, keys) | {"samples": {name: data for name, data in row["samples"].items() if name != "ours"}}
 

@@ -61,7 +61,7 @@ class Limits:
 def work(function: Callable[..., object], inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor] = ()) -> Work:
     """Run the function once under two counters: bytes touched of each input and weight, and flops of contractions."""
     reads = _Reads([*inputs, *weights])
-    with reads, FlopCounterMode(display=False, custom_mapping=_CPU_ATTENTION) as counter:
+    with reads, FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter:
         outputs = function(*inputs)
     return Work(reads.total() + _storage_bytes(_tensors(outputs)), counter.get_total_flops())
 
@@ -77,9 +77,8 @@ def limits(threads: int, dtype: torch.dtype) -> Limits:
 
 
 def device_limits(dtype: torch.dtype) -> Limits:
-    """The limits of the GPU: a large copy, and a large matrix product as PyTorch computes it."""
-    rate = device.bandwidth()
-    return Limits(((1, rate), (WORKING_SETS[-1], rate)), device.flops(dtype))
+    """The limits of the GPU: copies, and a large matrix product as PyTorch computes it."""
+    return Limits(device.bandwidth(), device.flops(dtype))
 
 
 @cache
@@ -193,14 +192,29 @@ def _storage_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(_distinct_bytes(tensor) for tensor in tensors)
 
 
-def _attention_flops(query: Sequence[int], key: Sequence[int], value: Sequence[int], *rest: object, **_: object) -> int:
-    """Two contractions; a causal mask lets an implementation skip the half above the diagonal."""
-    batch, heads, rows, inner = query
-    columns, width = key[-2], value[-1]
-    causal = len(rest) > 1 and rest[1] is True
-    return batch * heads * rows * columns * (inner + width) * (1 if causal else 2)
+def _attention_flops(causal_at: int) -> Callable[..., int]:
+    """How to count two contractions; a causal mask, which is argument number `causal_at`, lets an implementation skip
+    the half above the diagonal. Key and value may have fewer heads than the query: each serves several."""
+
+    def count(
+        query: Sequence[int],
+        key: Sequence[int],
+        value: Sequence[int],
+        *rest: object,
+        is_causal: bool = False,
+        **_: object,
+    ) -> int:
+        batch, heads, rows, inner = query
+        columns, width = key[-2], value[-1]
+        causal = is_causal or rest[causal_at - 3 : causal_at - 2] == (True,)
+        return batch * heads * rows * columns * (inner + width) * (1 if causal else 2)
+
+    return count
 
 
-_CPU_ATTENTION = {
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops(4),
+    torch.ops.aten._scaled_dot_product_flash_attention: _attention_flops(4),
+    torch.ops.aten._scaled_dot_product_efficient_attention: _attention_flops(6),
+    torch.ops.aten._scaled_dot_product_cudnn_attention: _attention_flops(6),
 }

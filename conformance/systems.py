@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch._dynamo.utils import counters
@@ -75,7 +76,7 @@ def best_attention(function: Function, inputs: Sequence[torch.Tensor]) -> Iterat
     }
     # In order of preference, so that an input the fastest one refuses still runs.
     ranked = sorted(seconds, key=lambda backend: seconds[backend])
-    with sdpa_kernel([ranked[0], SDPBackend.MATH]):
+    with sdpa_kernel(list(dict.fromkeys([ranked[0], SDPBackend.MATH])), set_priority=True):
         yield str(ranked[0].name).lower()
 
 
@@ -129,14 +130,16 @@ def _uses_attention(function: Function, inputs: Sequence[torch.Tensor]) -> bool:
 
 def _attention_seconds(backend: SDPBackend, function: Function, inputs: Sequence[torch.Tensor]) -> float | None:
     """The least of a few timings with one backend, or None where that backend refuses these inputs."""
-    taken = []
     with sdpa_kernel(backend):
+        try:
+            function(*inputs)
+        except RuntimeError:  # "No available kernel": the documented answer to inputs a backend cannot take
+            return None
+        if inputs and inputs[0].is_cuda:
+            return device.seconds(partial(function, *inputs))
+        taken = []
         for _ in range(4):
-            wait = device.clock if inputs and inputs[0].is_cuda else time.perf_counter_ns
-            start = wait()
-            try:
-                function(*inputs)
-            except RuntimeError:  # "No available kernel": the documented answer to inputs a backend cannot take
-                return None
-            taken.append((wait() - start) * 1e-9)
+            start = time.perf_counter_ns()
+            function(*inputs)
+            taken.append((time.perf_counter_ns() - start) * 1e-9)
     return min(taken)

@@ -16,7 +16,8 @@ REMARK = 100
 SEVERITY = ("crash", "timeout", "fail", "unsupported", "xfail", "pass")
 CASE_HEADERS = ("case", "verdict", "first bad stage", "pass", "err/tol", "what")
 BENCH_HEADERS = (
-    "case", "ours us", "eager us", "compile us", "speedup", "interval", "verdict", "of roofline", "build s", "remark",
+    "case", "ours us", "eager us", "compile us", "speedup", "interval", "verdict", "of roofline", "wall us",
+    "wall us of PyTorch", "build s", "remark",
 )  # fmt: skip
 GROUP_HEADERS = (
     "kernels", "measured", "faster", "slower", "geomean", "worst", f"below {LOST}", "over eager", "worst over eager",
@@ -93,9 +94,12 @@ def case_table(cases: Iterable[Row], style: str = "github", limit: int | None = 
 
 
 def bench_table(benches: Iterable[Row], style: str = "github", limit: int | None = None) -> str:
-    """Benchmarks, those without a speedup first, then the slowest."""
+    """Benchmarks, those without a speedup first, then the slowest; columns that nothing stands in are left out."""
     ordered = sorted(benches, key=lambda row: (row["speedup"] or 0.0, item_name(row)))
-    return _limited(ordered, _bench_line, BENCH_HEADERS, style, limit)
+    lines = {id(row): _bench_line(row) for row in ordered}
+    kept = [k for k, _ in enumerate(BENCH_HEADERS) if any(line[k] not in (None, "") for line in lines.values())]
+    headers = [BENCH_HEADERS[k] for k in kept]
+    return _limited(ordered, lambda row: [lines[id(row)][k] for k in kept], headers, style, limit)
 
 
 def group_table(benches: Sequence[Row], key: str, style: str = "github") -> str:
@@ -163,8 +167,14 @@ def _bench_line(row: Row) -> list[Any]:
     share = f"{row['roofline']:.0%}" if row["roofline"] else None
     name = item_name({**row, "kind": "check"})
     micros = [row[key] for key in ("ours_us", "eager_us", "compile_us")]
-    verdict = [row["speedup"], interval, row["verdict"], share, row.get("compile_seconds")]
-    return [name, *micros, *verdict, _remark(row["detail"])]
+    verdict = [row["speedup"], interval, row["verdict"], share]
+    return [name, *micros, *verdict, *_walls(row), row.get("compile_seconds"), _remark(row["detail"])]
+
+
+def _walls(row: Row) -> tuple[float | None, float | None]:
+    """Microseconds of one call by itself and the wait for its end: ours, and the best of the others."""
+    walls = row.get("wall_us") or {}
+    return walls.get("ours"), min((micros for name, micros in walls.items() if name != "ours"), default=None)
 
 
 def _group_line(name: str, rows: Sequence[Row]) -> list[Any]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import compiler
-from conformance import bench, cases, roofline, systems
+from conformance import bench, cases, device, roofline, systems
 from conformance.bench import Settings, Subject, Wrong
 from conformance.cases import Arg, BenchCase
 from conformance.systems import Built, Function
@@ -321,6 +321,16 @@ def test_a_causal_mask_halves_the_flops() -> None:
     assert full == 2 * (2 * 2 * 8 * 8 * 16) == 2 * causal
 
 
+@pytest.mark.parametrize("causal_at", [4, 6])
+def test_attention_counts_every_query_head_once(causal_at: int) -> None:
+    shapes = ((1, 8, 16, 64), (1, 2, 32, 64), (1, 2, 32, 48))
+    count = roofline._attention_flops(causal_at)
+    whole = 2 * 8 * 16 * 32 * (64 + 48)
+    before = (0.0,) * (causal_at - 3)
+    assert count(*shapes, *before, False) == count(*shapes) == whole
+    assert count(*shapes, *before, True) == count(*shapes, is_causal=True) == whole // 2
+
+
 def test_a_coarse_clock_gives_a_rate() -> None:
     calls: list[None] = []
     least = roofline._least_seconds(lambda: calls.append(None), lambda: len(calls) // 50 * 0.001)
@@ -334,6 +344,28 @@ def test_the_bound_is_the_slower_of_memory_and_arithmetic() -> None:
     assert limits.bandwidth_at(1 << 15) == pytest.approx(2.5e9), "half way between two powers of two"
     assert roofline.Limits(((1, 2e9), (4, 3e9)), 1e9).bandwidth_at(0) == 3e9, "a smaller set is never slower"
     assert roofline.seconds(roofline.Work(8, 10**9), limits) == pytest.approx(1.0)
+
+
+def test_on_a_gpu_equals_race_in_graphs_by_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, replayed = 0, set()
+
+    def graphs(calls: dict[str, Function]) -> tuple[dict[str, Function], int]:
+        def replay(name: str) -> Function:
+            def call() -> None:
+                nonlocal now
+                now += 100_000
+                replayed.add(name)
+
+            return call
+
+        return {name: replay(name) for name in calls}, 20
+
+    monkeypatch.setattr(Settings, "where", "cpu")
+    monkeypatch.setattr(Settings, "clock_name", "device")
+    monkeypatch.setattr(device, "graphs", graphs)
+    monkeypatch.setattr(device, "clock", lambda: now)
+    row = bench.fitness({"target": "cuda"})
+    assert row["fit"] and replayed == {"add", "softmax", "matmul"}
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library's memory")

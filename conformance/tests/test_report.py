@@ -152,11 +152,27 @@ def test_speed_by_suite_and_row() -> None:
     )
     page = pages.speedup(run(benches=benches))
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if "|" in line]
-    assert lines.count(["mine", "2", "2", "1", "1", "1.00", "0.500", "1", "2.00", "2.00"]) == 2, "family and suite"
+    figures = ["2", "2", "1", "1", "1.00", "0.500", "1", "2.00", "2.00"]
+    assert ["mine", *figures] in lines and ["mine f32", *figures] in lines, "family; suite and type"
     assert ["other", "2", "1", "0", "0", "8.00", "8.00", "1", "2.00", "2.00"] in lines
     assert ["all", "4", "3", "1", "1", "2.00", "0.500", "2", "2.00", "2.00"] in lines
     order = [line[0].split("[")[0] for line in lines if "-cpu" in line[0]]
     assert order == ["d", "b", "b", "a", "d", "c"], "what is lost comes first"
+
+
+def test_times_of_a_gpu_are_called_so_and_stand_beside_those_of_a_call() -> None:
+    plain = pages.speedup(run(benches=(bench("a", 2.0, clock="thread_time_ns"),)))
+    assert "on one thread" in plain and "CUDA graph" not in plain and "wall" not in plain
+    walls = {"ours": 11.0, "eager": 19.0, "compile": 17.0}
+    row = bench("a", 2.0, clock="device", wall_us=walls)
+    page = pages.speedup(run(benches=(row, bench("b", None, verdict="crash"))))
+    assert "CUDA graph" in page and "on one thread" not in page
+    header, _, lost, line = (
+        [cell.strip() for cell in text.strip("|").split("|")] for text in page.split("## mine")[1].splitlines() if text
+    )
+    shown = dict(zip(header, line, strict=True))
+    assert (shown["wall us"], shown["wall us of PyTorch"], lost[0][0]) == ("11.0", "17.0", "b")
+    assert report.run_json(run(benches=(row,)))["benches"][0]["wall_us"] == walls
 
 
 def test_coverage_counts_ops_by_dtype() -> None:
