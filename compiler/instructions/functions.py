@@ -5,7 +5,9 @@ Each is a kernel by hand with what it must give, by NumPy. `needs` is the featur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,7 +23,8 @@ Memory = tuple[str, DType, Array]  # values as the interpreters hold them
 def functions(seed: int) -> Iterator[tuple[str, str, Trial]]:
     """(name, feature, trial)."""
     rng = np.random.default_rng(seed)
-    for made in (_atomics, _vectors_added, _warp, _hinted, _barriers, _arriving_copies, _clusters, _bulk, _launches):
+    arithmetic = (_formulas, _atomics, _vectors_added, _warp)
+    for made in (*arithmetic, _hinted, _barriers, _arriving_copies, _clusters, _bulk, _launches):
         yield from made(rng)
 
 
@@ -43,6 +46,28 @@ def _trial(name: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory
 def _small(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], low: int = -8, high: int = 9) -> Array:
     """Small whole numbers, of which any sum here is exact in every type."""
     return rng.integers(0 if dtype is u8 else low, high, shape).astype(storage(dtype))
+
+
+def _formulas(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+    """Functions that have a sequence of their own on the GPU, over all of f32, within an ulp of correct rounding."""
+    places = [0.0, 2.0**-149, 2.0**-126, 2.0**-124, 1.0, 0.921875, 4.0, 2.0**124, 2.0**126, (2 - 2.0**-23) * 2.0**127]
+    special = np.array([*places, np.inf, np.nan], np.float32)
+    special = np.concatenate((special, -special))
+    some = rng.integers(0, 2**32, (2, 2048), dtype=np.uint64).astype(np.uint32).view(np.float32)
+    near = rng.uniform(-4, 4, (2, 2048)).astype(np.float32)
+    edges = np.stack((np.repeat(special, special.size), np.tile(special, special.size)))
+    x, y = np.concatenate((some, near, edges), axis=1)
+    with np.errstate(all="ignore"):
+        quotients = x / y
+        errors = np.array([math.erf(a) for a in x], np.float32)
+        steps = [np.where(np.isfinite(w), np.spacing(np.abs(w)), 0) for w in (quotients, 2 * errors)]
+    for name, header, call, wanted, step in (
+        ("division", "arithmetic", "mlc_div(x[i], y[i])", quotients, steps[0]),
+        ("error_function", "mathematics", "mlc_erf(x[i])", errors, steps[1]),
+    ):
+        body = f"for (int i = t; i < {x.size}; i += 64) out[i] = {call};"
+        made = _trial(name, body, (header,), (("x", f32, x), ("y", f32, y)), (("out", f32, wanted),), threads=64)
+        yield name, "", replace(made, tolerance=step)
 
 
 def _atomics(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:

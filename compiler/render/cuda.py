@@ -25,7 +25,7 @@ ALIGNED = 16  # bytes: what wide loads of a parameter rely on
 HEADERS = {
     "numbers": "infinity nan",
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
-    "arithmetic": "isnan max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod round",
+    "arithmetic": "div isnan max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod round",
     "rounding": "tf32",
     "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh "
     "atanh pow erf erfc sin cos tan asin acos atan atan2",
@@ -152,10 +152,17 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return w.call("mlc_block_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
         case Op(name, (a, b)) if name in c.COMPARISONS and a.dtype is i64:
             return compared(w, name, a, b)
+        case Op("div", (a, b)) if not _is_power(b):
+            return w.call("mlc_div", w.of(a), w.of(b))
         case Op("shl" | "shr" as name, (a, Const(int() as by))) if 0 <= by < e.dtype.bits:
             made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {by}", SHIFT)
             return c.narrowed(w, made, e.dtype)
     return None
+
+
+def _is_power(e: Expr) -> bool:
+    """A constant whose reciprocal is exact, so that the compiler multiplies."""
+    return isinstance(e, Const) and math.isfinite(e.value) and abs(math.frexp(e.value)[0]) == 0.5
 
 
 def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:

@@ -217,7 +217,8 @@ class _Plan:
     def neighbours(self, last: loop.For, body: tuple[Stmt, ...]) -> int:
         """How many elements a thread takes side by side: as many as the widest instruction moves of most buffers."""
         assert isinstance(last.extent, Const)
-        sizes = [self.tensors[b].dtype.bytes for b, _, _ in access.accesses(body) if b in self.tensors]
+        moved = [b for b, _, _ in access.accesses(body) if b in self.tensors and b not in self.private]
+        sizes = [self.tensors[b].dtype.bytes for b in moved]
         widest = min(MOST_NEIGHBOURS, WIDEST // max(1, sorted(sizes)[len(sizes) // 2] if sizes else 4))
         while widest > 1 and int(last.extent.value) % widest:
             widest //= 2

@@ -97,6 +97,31 @@ MLC_DEVICE T mlc_shr(T x, T count) {
 
 // ---- division; by zero, integers give 0
 
+MLC_DEVICE double mlc_div(double x, double y) {
+    return x / y;
+}
+#ifdef __CUDACC__
+// As exact as `/`, whose rare cases are a subroutine, around which nothing can be overlapped: a reciprocal to an ulp, a
+// quotient, and the rest that it leaves, which fma has exactly. Only where the true quotient is within 2^-45 of halfway
+// between two floats, as one of a million is, may it be the other one.
+MLC_DEVICE float mlc_div(float x, float y) {
+    // The reciprocal of a quarter is neither too large nor too small; below, both operands can be scaled.
+    if (fabsf(y) < 0x1p-124f) {
+        x *= 0x1p24f;
+        y *= 0x1p24f;
+    }
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y * 0.25f));
+    reciprocal *= 0.25f;
+    const float quotient = x * reciprocal;
+    const float better = fmaf(fmaf(-y, quotient, x), reciprocal, quotient);
+    return better == better ? better : quotient;  // no rest is left of zero and infinity
+}
+#else
+MLC_DEVICE float mlc_div(float x, float y) {
+    return x / y;
+}
+#endif
 template <typename T>
 MLC_DEVICE T mlc_truncdiv(T x, T y) {
     if (y == T(0)) return T(0);
