@@ -139,17 +139,20 @@ def execute_guarded(
     *,
     stage: str = "",
     emulate: bool = False,
+    apart: bool = False,
 ) -> guarded.Outcome:
     """A text run several times on the same buffers, which are guarded; with `patience`, in a process of its own.
 
     `stage` is the target's text unless said: a target with threads has `kernel` as well, which the emulator runs with
-    its checks. `emulate` keeps the text off the GPU, which a process of its own cannot use.
+    its checks. `emulate` keeps the text off the GPU, which a process of its own cannot use. `apart` gives each buffer
+    an allocation of its own on the GPU and the code its lines, for tools that watch accesses.
     """
     program: kernel.Program = lowering.stages["kernel"]
     planned = plan(lowering)
     if lowering.target.kind == "cuda":
         inputs = execution_gpu.aligned(inputs)
-        call = execution_gpu.caller(lowering, stage or "cuda", planned, cache, emulate=emulate or bool(patience))
+        emulate = emulate or bool(patience)
+        call = execution_gpu.caller(lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart)
     else:
         call = guarded.entry(_built(lowering, cache), planned.sizes, torch.get_num_threads())
     temps = [launcher.Buffer(t.name, t.dtype.name, sizes(t.shape), sizes(t.strides)) for t in program.temps]

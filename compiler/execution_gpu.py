@@ -23,6 +23,7 @@ from compiler.targets.target import Target
 HEADERS = Path(__file__).parent / "render" / "cuda"
 STAGES = ("kernel", "cuda")  # that run as launches
 WATCHED = 30.0  # seconds that one run may take on a GPU
+_ALIGNMENT = 64  # bytes, to which buffers are aligned but for what their tensors are off
 # Device functions in which a thread has nothing to do with others.
 _ALONE = frozenset({"mlc_load", "mlc_load_keep", "mlc_load_once", "mlc_store", "mlc_store_global", "mlc_store_once"})
 
@@ -112,15 +113,17 @@ def text(lowering: Lowering, stage: str) -> str:
 
 
 def caller(
-    lowering: Lowering, stage: str, plan: Plan, cache: Path | None = None, *, emulate: bool = False
+    lowering: Lowering, stage: str, plan: Plan, cache: Path | None = None, *, emulate: bool = False, apart: bool = False
 ) -> guarded.Call:
     """How to run a stage under guard: `kernel` by the emulator with its checks, `cuda` by the GPU if there is one.
 
-    The emulator runs threads and blocks in another order each time; what its checks find are complaints.
+    The emulator runs threads and blocks in another order each time; what its checks find are complaints. On a GPU the
+    buffers are one allocation, or each its own and the code has its lines if they are to lie `apart`.
     """
     made, launched = text(lowering, stage), launches(lowering.stages["kernel"], plan)
     if stage == "cuda" and not emulate and (arch := architecture(lowering.target)) is not None:
-        return _gpu_call(cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache), launched)
+        image = cubin.build_cubin(made, arch, cubin.kernel_flags(line_info=apart), include=(HEADERS,), cache=cache)
+        return _gpu_call(image, launched, apart)
     check = stage == "kernel"
     path = emulator.build(made, (HEADERS,), check, cache)
     threads = torch.get_num_threads()
@@ -138,15 +141,23 @@ def _line(report: Report) -> str:
     return f"kernel.cu:{report.line}: {report}"
 
 
-def _gpu_call(made: cubin.Cubin, launched: LaunchPlan) -> guarded.Call:
-    """The whole memory goes to the GPU before a run and comes back after it."""
+def _gpu_call(made: cubin.Cubin, launched: LaunchPlan, apart: bool) -> guarded.Call:
+    """What a run needs of the memory goes to the GPU before it and comes back after it: all of it in one piece, or each
+    buffer by itself."""
     kernels = gpu.Kernels(device.driver(torch.cuda.current_device()), made.image, launched)
+    sizes = [b.size for b in launched.buffers]
 
     def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
-        block = torch.from_numpy(memory).cuda()
-        kernels.run(tuple(block.data_ptr() + place for place in places), torch.cuda.current_stream().cuda_stream)
+        # A buffer by itself stays as far from a multiple of 64 bytes as it is.
+        starts = [place - place % _ALIGNMENT for place in places] if apart else [0]
+        ends = [place + size for place, size in zip(places, sizes, strict=True)] if apart else [memory.size]
+        pieces = [torch.from_numpy(memory[a:b]).cuda() for a, b in zip(starts, ends, strict=True)]
+        bases = [p.data_ptr() - a for p, a in zip(pieces, starts, strict=True)] * (1 if apart else len(places))
+        where = tuple(base + place for base, place in zip(bases, places, strict=True))
+        kernels.run(where, torch.cuda.current_stream().cuda_stream)
         gpu.synchronize(WATCHED, "running " + ", ".join(x.kernel for x in launched.launches))
-        memory[:] = block.cpu().numpy()
+        for piece, a, b in zip(pieces, starts, ends, strict=True):
+            memory[a:b] = piece.cpu().numpy()
         return ()
 
     return call

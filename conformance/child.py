@@ -104,11 +104,12 @@ def die_with(parent: int) -> None:
 
 
 def main(setup: Message) -> None:
-    """Serve over the two descriptors that the parent passed."""
-    die_with(setup["parent"])
+    """Serve over the two descriptors that the parent passed, or opened for a process that has another parent."""
+    if setup["parent"]:
+        die_with(setup["parent"])
+        for descriptor in (setup["requests"], setup["replies"]):
+            os.set_inheritable(descriptor, False)
     faulthandler.enable()
     faulthandler.register(STACK_SIGNAL)
-    for descriptor in (setup["requests"], setup["replies"]):
-        os.set_inheritable(descriptor, False)
-    with os.fdopen(setup["requests"], "rb") as requests, os.fdopen(setup["replies"], "wb") as replies:
+    with open(setup["requests"], "rb") as requests, open(setup["replies"], "wb") as replies:
         serve(requests, replies, Path(setup["machine"]), setup["preload"])

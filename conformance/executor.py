@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -67,6 +67,7 @@ class _Child:
     calls: int = 0
     at: str = ""
     buffer: bytearray = field(default_factory=bytearray)
+    lent: list[int] = field(default_factory=list)  # the child's ends of the pipes, open until it has its own
 
 
 class _Lost(Exception):
@@ -81,9 +82,16 @@ class Executor:
     """One warm child, started when first needed and again after a loss."""
 
     def __init__(
-        self, preload: Sequence[str] = (), memory: int = 6 * GIB, machine: Path | None = None, cwd: Path | None = None
+        self,
+        preload: Sequence[str] = (),
+        memory: int = 6 * GIB,
+        machine: Path | None = None,
+        cwd: Path | None = None,
+        under: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        self.preload = tuple(preload)
+        """`under` is a command that starts the child, such as a debugger's; `environment` is the child's besides."""
+        self.preload, self.under, self.environment = tuple(preload), tuple(under), dict(environment or {})
         self.memory = memory
         self.machine = machine or lock.default_path()
         self.cwd = cwd
@@ -93,7 +101,7 @@ class Executor:
     def start(self) -> None:
         """Start the child without waiting for it, so that its imports overlap with other work."""
         if self._child is None:
-            self._child = _spawn(self.preload, self.machine, self.cwd)
+            self._child = _spawn(self.preload, self.machine, self.cwd, self.under, self.environment)
 
     def call(self, function: str, *arguments: Any, timeout: float, hold: str = "") -> Reply:
         """Run `module:function` in the child; `hold` is "", "shared" or "exclusive", for the machine's lock.
@@ -122,6 +130,7 @@ class Executor:
             assert child is not None
             if child.calls == 0:
                 ready = self._receive(child, START_SECONDS)
+                _let_go(child)
                 if "raised" in ready:
                     self.close()
                     message = f"the checking process could not start: {ready['raised']}"
@@ -210,29 +219,43 @@ class _Clock:
         return self._since is not None and time.monotonic() - self._since > self._left
 
 
-def _spawn(preload: Sequence[str], machine: Path, cwd: Path | None) -> _Child:
+def _spawn(
+    preload: Sequence[str], machine: Path, cwd: Path | None, under: Sequence[str], environment: Mapping[str, str]
+) -> _Child:
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
+    lent = [request_read, reply_write]
     log = tempfile.TemporaryFile("ab+")  # noqa: SIM115  append mode: truncation from here rewinds the child's writes too
     setup = {
         "path": [str(Path(entry).absolute()) for entry in sys.path],
-        "parent": os.getpid(),
-        "requests": request_read,
-        "replies": reply_write,
+        "parent": 0 if under else os.getpid(),
+        # A command in between need not hand descriptors on.
+        "requests": f"/proc/{os.getpid()}/fd/{request_read}" if under else request_read,
+        "replies": f"/proc/{os.getpid()}/fd/{reply_write}" if under else reply_write,
         "machine": str(machine),
         "preload": list(preload),
     }
     try:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-u", "-c", BOOTSTRAP, json.dumps(setup)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd,
-            pass_fds=(request_read, reply_write), start_new_session=True,
+            [*under, sys.executable, "-P", "-u", "-c", BOOTSTRAP, json.dumps(setup)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, env={**os.environ, **environment},
+            pass_fds=() if under else lent, start_new_session=True,
         )  # fmt: skip
-    finally:
-        os.close(request_read)
-        os.close(reply_write)
+    except BaseException:
+        for descriptor in (*lent, request_write, reply_read):
+            os.close(descriptor)
+        raise
     os.set_blocking(reply_read, False)
-    return _Child(process, os.fdopen(request_write, "wb"), reply_read, log)
+    child = _Child(process, os.fdopen(request_write, "wb"), reply_read, log, lent=lent)
+    if not under:
+        _let_go(child)
+    return child
+
+
+def _let_go(child: _Child) -> None:
+    """Close the child's ends of the pipes here, so that its death shows."""
+    while child.lent:
+        os.close(child.lent.pop())
 
 
 def _send(child: _Child, message: dict[str, Any]) -> None:
@@ -294,6 +317,7 @@ def _end(child: _Child) -> None:
     with suppress(ProcessLookupError):  # nobody left in the group
         os.killpg(child.process.pid, signal.SIGKILL)
     child.process.wait()
+    _let_go(child)
     for stream in (child.requests, child.log):
         with suppress(BrokenPipeError):  # a request that the dead child never read
             stream.close()

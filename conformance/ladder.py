@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 import compiler
-from conformance import cases, oracle, repro, subject, systems
+from conformance import cases, oracle, repro, sanitizer, subject, systems
 from conformance.oracle import Verdict
+from conformance.sanitizer import Watch
 from conformance.subject import Subject, Tensors, Truth
 
 Row = dict[str, Any]
@@ -135,9 +136,10 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
     if truth is None:
         return report.row()
     every = compiler.stages(ladder.lowering.target)
+    watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
     for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
         tell(stage)
-        report.stages.append(_stage_row(truth, ladder, stage))
+        report.stages.append(_stage_row(truth, ladder, stage, watch))
     if ladder.error is not None:
         lost = _unreached(ladder)
         report.stages = [row for row in report.stages if row["stage"] != lost["stage"]] + [lost]
@@ -150,7 +152,7 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
     bad = next((row for row in report.stages if row["verdict"] != "pass"), None)
     if bad is not None:
         report.verdict, report.first_bad_stage = "fail", bad["stage"]
-        report.first_bad_pass = guilty(truth, ladder, bad["stage"])
+        report.first_bad_pass = None if watch else guilty(truth, ladder, bad["stage"])
         report.remarks.append(f"{bad['stage']}: {bad['message']}")
     row = report.row()
     if bad is not None and options.get("dump"):
@@ -170,13 +172,14 @@ def _truth(made: Subject, ladder: Ladder, report: Report) -> Truth | None:
         return None
 
 
-def _stage_row(truth: Truth, ladder: Ladder, stage: str) -> Row:
+def _stage_row(truth: Truth, ladder: Ladder, stage: str, watch: Watch | None) -> Row:
     start = time.perf_counter()
-    verdict = assess(truth, ladder.lowering, stage)
+    verdict = assess(truth, ladder.lowering, stage, watch)
     taken = round(time.perf_counter() - start, 4)
+    who = executor(ladder.lowering.target, stage)
     return {
         "stage": stage, "verdict": "pass" if verdict.ok else "fail", "err_over_tol": verdict.err_over_tol,
-        "executor": executor(ladder.lowering.target, stage), "seconds": taken, "message": verdict.message,
+        "executor": f"{who}, under {watch.tool}" if watch else who, "seconds": taken, "message": verdict.message,
     }  # fmt: skip
 
 
@@ -188,10 +191,11 @@ def _unreached(ladder: Ladder) -> Row:
             "message": message}  # fmt: skip
 
 
-def assess(truth: Truth, lowering: compiler.Lowering, stage: str) -> Verdict:
+def assess(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Watch | None = None) -> Verdict:
     """Run one stage and judge it; an error is a failure with its message."""
     try:
-        return verdict_on(truth, lowering, stage, run(truth, lowering, stage))
+        made = run(truth, lowering, stage) if watch is None else run_watched(truth, lowering, stage, watch)
+        return verdict_on(truth, lowering, stage, made)
     except Exception as error:  # executors check their programs, and say what is wrong by raising
         if getattr(error, "lost", False):
             _leave(error)
@@ -226,6 +230,18 @@ def run(truth: Truth, lowering: compiler.Lowering, stage: str, patience: float =
     if not outcome.same and truth.tolerance.deterministic:
         complaints.append(f"{RUNS} runs on the same inputs gave different results")
     return Made(outcome.outputs, tuple(complaints))
+
+
+def run_watched(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Watch) -> Made:
+    """What a stage computes on the GPU, run once, and what the sanitizer that this process runs under says of it."""
+    try:
+        outcome = compiler.execute_guarded(lowering, truth.subject.tensors, runs=1, stage=stage, apart=True)
+    except compiler.CompilerError as error:
+        # The report of what stopped the GPU says more than the error that came of it, and must outlive this process.
+        said = "\n".join((*watch.findings(), str(error)))
+        print(said, file=sys.stderr, flush=True)
+        raise compiler.CompilerError(said) from error
+    return Made(outcome.outputs, (*outcome.complaints, *watch.findings()))
 
 
 def is_native(target: compiler.Target, stage: str) -> bool:

@@ -64,6 +64,12 @@ OPTIONS: dict[str, dict[str, object]] = {
         "help": "also compile every case for sm_80, sm_90a and sm_120, without running it, and look at what its "
         "kernels take: no spills, no local memory, no serialised instruction, the instructions that the code calls",
     },
+    "sanitizer": {
+        "metavar": "LIST",
+        "default": None,
+        "help": "run the code of every case on the GPU under these tools of compute-sanitizer, comma-separated: "
+        "memcheck, racecheck (default: none)",
+    },
     "first-diff": {
         "action": "store_true",
         "default": False,

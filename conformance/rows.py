@@ -5,7 +5,7 @@ A row is JSON-ready, because it travels from a worker to the controller.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,16 @@ def check_row(known: Row, reply: Reply) -> Row:
     if reply.status in (Status.CRASH, Status.TIMEOUT) and reply.at:
         row["first_bad_stage"] = reply.at
     return finite(row | {"seconds": round(reply.seconds, 4), "first_loss": reply.first_loss})
+
+
+def joined(found: Sequence[Row]) -> Row:
+    """One row of several about the same case: the first bad one with the stages of all."""
+    row = next((row for row in found if row["verdict"] in BAD), found[0])
+    return row | {
+        "stages": [stage for one in found for stage in one["stages"]],
+        "detail": "\n".join(dict.fromkeys(one["detail"] for one in found if one["detail"])),
+        "seconds": sum(one["seconds"] for one in found),
+    }
 
 
 def bench_row(known: Row, reply: Reply) -> Row:

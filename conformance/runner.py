@@ -4,18 +4,19 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance import environment, rows
+from conformance import environment, rows, sanitizer
 from conformance.cases import BenchCase, Case, to_json
 from conformance.executor import GIB, Executor, Reply
 from conformance.settings import Settings
 
 EXPLAIN_SECONDS = 60.0
 MEMORY, MEMORY_SHARE = 6 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
-CHECK_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 300.0, 1200.0, 3600.0
+CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
 
 
 class Runner:
@@ -28,15 +29,27 @@ class Runner:
         self.device = environment.device(settings.targets, settings.backend)
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         memory = min(MEMORY, int(MEMORY_SHARE * installed / workers))
-        self.executor = Executor([settings.function("check").partition(":")[0]], memory)
+        preload = [settings.function("check").partition(":")[0]]
+        self.executor = Executor(preload, memory)
+        self.logs = tempfile.TemporaryDirectory(prefix="mlcomp-") if settings.sanitizers else None
+        self.watched = {
+            tool: Executor(
+                preload, memory, under=sanitizer.command(tool, self._log(tool)), environment=sanitizer.ENVIRONMENT
+            )
+            for tool in settings.sanitizers
+        }
 
     def start(self) -> None:
         """Let the child import what it needs while this process goes on."""
-        self.executor.start()
+        for executor in self.watched.values() or (self.executor,):
+            executor.start()
 
     def close(self) -> None:
         """End the child."""
-        self.executor.close()
+        for executor in (self.executor, *self.watched.values()):
+            executor.close()
+        if self.logs is not None:
+            self.logs.cleanup()
 
     def run(self, case: Case, target: str, path: Path) -> rows.Row:
         """The row of one case."""
@@ -47,8 +60,24 @@ class Runner:
             reply = self._call("bench", to_json(case), self._bench_options(target), timeout=limit or BENCH_SECONDS)
             return rows.bench_row(known, reply)
         options = self._check_options(known)
+        if self.watched:
+            return rows.joined([self._watch(tool, known, case, options, limit) for tool in self.watched])
         reply = self._call("check", to_json(case), options, timeout=limit or CHECK_SECONDS)
         return self._keep(rows.check_row(known, reply), case, Path(options["dump"]))
+
+    def _watch(
+        self, tool: str, known: rows.Row, case: Case, options: Mapping[str, Any], limit: float | None
+    ) -> rows.Row:
+        """The row of a case under a sanitizer."""
+        function, log = self.settings.function("check"), {"tool": tool, "log": str(self._log(tool))}
+        reply = self.watched[tool].call(
+            function, to_json(case), {**options, "sanitizer": log}, timeout=limit or WATCHED_SECONDS, hold="shared"
+        )
+        return self._keep(rows.check_row(known, reply), case, Path(options["dump"]))
+
+    def _log(self, tool: str) -> Path:
+        assert self.logs is not None
+        return Path(self.logs.name) / f"{tool}.txt"
 
     def fitness(self) -> rows.Row:
         """Whether this machine can judge speed now."""
@@ -82,6 +111,7 @@ class Runner:
         words += ["--mlcomp-target", known["target"]] if known["target"] != "cpu" else []
         words += ["--mlcomp-bench", settings.bench] if known["kind"] == "bench" else []
         words += ["--mlcomp-backend", settings.backend] if settings.backend else []
+        words += ["--mlcomp-sanitizer", ",".join(settings.sanitizers)] if settings.sanitizers else []
         return shlex.join(words)
 
     def _call(self, kind: str, *arguments: Any, timeout: float) -> Reply:

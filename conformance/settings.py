@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance import environment
-from conformance.cases import STAGES, kind_of, stages_of
+from conformance import environment, sanitizer
+from conformance.cases import KINDS, STAGES, kind_of, stages_of
 
 TARGETS = ("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 RIVALS = ("eager", "compile", "max-autotune")
@@ -43,6 +43,7 @@ class Settings:
     selftest: bool
     first_diff: bool
     gate: bool
+    sanitizers: tuple[str, ...]
     runner: str | None
 
     @property
@@ -77,7 +78,10 @@ def read(config: pytest.Config) -> Settings:
     targets = _words("target", str(option("target")), TARGETS, featured=True)
     if option("bench") != "off" and environment.emulates(targets):
         raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; leave the option or the cuda targets out")
+    sanitizers = _sanitizers(option("sanitizer"), targets, stages is not None or option("bench") != "off" or backend)
     every = tuple(stage for stage in STAGES if any(stage in stages_of(target) for target in targets))
+    if sanitizers:
+        every = (KINDS["cuda"],)
     return Settings(
         targets=targets,
         stages=every if stages is None else _words("stages", str(stages), every),
@@ -91,8 +95,25 @@ def read(config: pytest.Config) -> Settings:
         selftest=bool(option("selftest")),
         first_diff=bool(option("first_diff")),
         gate=bool(option("gate")),
+        sanitizers=sanitizers,
         runner=None if option("runner") is None else str(option("runner")),
     )
+
+
+def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object) -> tuple[str, ...]:
+    """The tools asked for, which look at GPU code on a GPU and at nothing else."""
+    if asked is None:
+        return ()
+    tools = _words("sanitizer", str(asked), tuple(sanitizer.TOOLS))
+    if otherwise:
+        raise pytest.UsageError("--mlcomp-sanitizer: checks the `cuda` stage of our own code; leave out other options")
+    if not all(kind_of(target) == "cuda" for target in targets):
+        raise pytest.UsageError("--mlcomp-sanitizer: looks at GPU code; add --mlcomp-target cuda")
+    if environment.emulates(targets):
+        raise pytest.UsageError("--mlcomp-sanitizer: there is no GPU; without one, the `kernel` stage finds the same")
+    if sanitizer.installed() is None:
+        raise pytest.UsageError("--mlcomp-sanitizer: compute-sanitizer is not on PATH; the CUDA toolkit has it")
+    return tools
 
 
 def _words(option: str, text: str, known: Collection[str] | None, featured: bool = False) -> tuple[str, ...]:

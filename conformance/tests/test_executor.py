@@ -146,6 +146,22 @@ def test_the_clock_stands_still_while_the_machine_is_taken(executor: Executor) -
     assert [reply.status for reply in replies] == [Status.DONE] * 3, replies
 
 
+def test_a_command_in_between_need_not_hand_descriptors_on(tmp_path: Path, executor: Executor) -> None:
+    closing = 'for n in 3 4 5 6 7 8 9; do eval "exec $n<&-"; done; "$@"; true'  # a shell that stays, like a debugger
+    under = Executor(
+        ["victims"], machine=tmp_path / "lock", under=["bash", "-c", closing, "bash"], environment={"WHO": "me"}
+    )
+    try:
+        assert under.call("victims:double", 21, timeout=20).value == 42
+        assert under.call("os:getenv", "WHO", timeout=20).value == "me"
+        assert under.call("os:getppid", timeout=20).value != os.getpid()
+        assert under.call("victims:abort", timeout=20).status is Status.CRASH
+        assert under.call("victims:hang", timeout=0.3).status is Status.TIMEOUT
+        assert under.call("victims:count", timeout=20).value == 1
+    finally:
+        under.close()
+
+
 def test_missing_imports_are_said_once_and_at_once(tmp_path: Path) -> None:
     executor = Executor(preload=["no_such_module_here"], machine=tmp_path / "lock")
     first, second = (executor.call("victims:double", 1, timeout=20) for _ in range(2))

@@ -16,7 +16,7 @@ import pytest
 
 # Imported here so that runs inside this process, whose own imports pytester forgets, share one copy of each module.
 import conformance.session
-from conformance import settings, shapes
+from conformance import environment, sanitizer, settings, shapes
 from conformance.plugin import OPTIONS
 
 pytest_plugins = ["pytester"]
@@ -165,6 +165,39 @@ def test_each_target_has_its_items_and_stages(box: pytest.Pytester) -> None:
 def test_targets_and_their_stages_are_known_words(box: pytest.Pytester, words: tuple[str, ...], hint: str) -> None:
     shape_file(box, case("fine"))
     run = mlcomp(box, *words)
+    assert run.ret == pytest.ExitCode.USAGE_ERROR and hint in run.stderr.str()
+
+
+def test_a_sanitizer_runs_under_every_case(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sanitizer is a script that starts what follows its options."""
+    script = box.path / "compute-sanitizer"
+    script.write_text('#!/bin/sh\necho "$@" >> tools.txt\nuntil [ -x "$1" ]; do shift; done\n"$@"\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(environment, "gpu_model", lambda: "NVIDIA H200")
+    monkeypatch.setattr(sanitizer, "installed", lambda: str(script))
+    shape_file(box, case("fine", "tier = 'smoke'"))
+    run = mlcomp(box, "mine.toml", "--mlcomp-target", "cuda", "--mlcomp-sanitizer", "memcheck,racecheck")
+    run.assert_outcomes(passed=2)
+    said = (box.path / "tools.txt").read_text()
+    assert "--tool memcheck" in said and "--tool racecheck" in said
+    assert [[stage["stage"] for stage in row["stages"]] for row in report(box)["cases"]] == [["cuda", "cuda"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("memcheck",), "looks at GPU code; add --mlcomp-target cuda"),
+        (("memcheck", "--mlcomp-target", "cuda"), "there is no GPU"),
+        (("memcheck", "--mlcomp-target", "cuda", "--mlcomp-stages", "cuda"), "leave out other options"),
+        (("racechek", "--mlcomp-target", "cuda"), "did you mean 'racecheck'?"),
+    ],
+)
+def test_a_sanitizer_needs_a_gpu_and_nothing_else(
+    box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], hint: str
+) -> None:
+    monkeypatch.setattr(environment, "gpu_model", lambda: None)
+    shape_file(box, case("fine"))
+    run = mlcomp(box, "mine.toml", "--mlcomp-sanitizer", *words)
     assert run.ret == pytest.ExitCode.USAGE_ERROR and hint in run.stderr.str()
 
 
