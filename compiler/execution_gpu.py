@@ -42,9 +42,8 @@ def launches(program: k.Program, plan: Plan) -> LaunchPlan:
         if all(grid):
             args: list[int | Map] = [numbers[p.name] for p in f.params]
             args += [_map(m, f, numbers[m.buffer]) for m in f.maps]
-            made.append(
-                Launch(name, grid, _extent(f.block), tuple(args), k.dynamic_shared(f)[1], synchronizes=_meets(f))
-            )
+            shared, synchronizes = k.dynamic_shared(f)[1], _meets(f)
+            made.append(Launch(name, grid, _extent(f.block), tuple(args), shared, (f.cluster, 1, 1), synchronizes))
     return LaunchPlan(
         tuple(map(_buffer, plan.inputs)), tuple(map(_buffer, plan.outputs)), tuple(made), temps, plan.temporaries,
         plan.arena,

@@ -197,7 +197,9 @@ class Comment(Stmt):
 class Function(Node):
     """One launch. `grid` and `block` are empty on a CPU, where loops marked parallel take their place.
 
-    Its arguments are the tensors of `params`, the program's sizes, and the `maps`, in this order.
+    Its arguments are the tensors of `params`, the program's sizes, and the `maps`, in this order. So many neighbouring
+    blocks along the first axis of the grid are a `cluster`. Through the parameters `exchanged`, blocks of one launch
+    pass each other values.
     """
 
     name: str
@@ -209,10 +211,15 @@ class Function(Node):
     origin: tuple[str, ...] = ()
     schedule: str = ""
     maps: tuple[TensorMap, ...] = ()
+    cluster: int = 1
+    exchanged: tuple[str, ...] = ()
 
 
 class Program(Node):
-    """Functions run in order; tensors keep their shapes for the callers, functions see flat buffers."""
+    """Functions run in order; tensors keep their shapes for the callers, functions see flat buffers.
+
+    The temporaries named by `zeros` hold zeros before the program runs, and must do so after it.
+    """
 
     name: str
     inputs: tuple[Tensor, ...]
@@ -220,6 +227,7 @@ class Program(Node):
     temps: tuple[Tensor, ...]
     functions: tuple[Function, ...]
     sizes: tuple[str, ...] = ()
+    zeros: tuple[str, ...] = ()
 
 
 # Bytes of shared memory that a function may declare; what needs more comes with the launch.
@@ -243,9 +251,12 @@ def dynamic_shared(function: Function) -> tuple[dict[str, int], int]:
 
 def verify(program: Program) -> None:
     """Names are bound before use, types and lanes agree, stores go to what may be written; raises ValueError."""
+    unknown = set(program.zeros) - {t.name for t in program.temps}
+    if unknown:
+        raise ValueError(f"program {program.name}: {sorted(unknown)} are no temporaries that could be zero")
     for f in program.functions:
         buffers = {p.name: p.dtype for p in f.params}
-        unknown = set(f.writes) - set(buffers)
+        unknown = (set(f.writes) | set(f.exchanged)) - set(buffers)
         if unknown:
             raise ValueError(f"function {f.name}: writes {sorted(unknown)}, which are not parameters")
         unknown = {m.buffer for m in f.maps} - set(buffers)

@@ -10,6 +10,8 @@ def f(x: f32[64, 100], *, y: f32[64, 100]):
                 m = max(m, x[i * 100 + j, f32x8])
             t[i] = across(max, m)
 ```
+Behind a temporary, ` = 0` says that it is zero before and after a run.
+
 `name: type = value` declares, `name = value` assigns. A load of a vector names its type behind the index; others are
 `gather(x, index)`. A buffer's element by address is `x @ (i)`, a remark is a string.
 """
@@ -37,7 +39,8 @@ def show(program: k.Program) -> str:
     if program.outputs:
         arguments += ["*", *map(show_tensor, program.outputs)]
     lines = [f"def {program.name}({', '.join(arguments)}):"]
-    lines += [f"    {t.name}: {show_type(t.dtype, t.shape, t.strides)}" for t in program.temps]
+    zero = {name: " = 0" for name in program.zeros}
+    lines += [f"    {t.name}: {show_type(t.dtype, t.shape, t.strides)}{zero.get(t.name, '')}" for t in program.temps]
     for f in program.functions:
         lines += indent(show_function(f))
     return "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]) + "\n"
@@ -49,6 +52,8 @@ def show_function(f: k.Function) -> list[str]:
     words += [f"{name}={list(value)!r}" for name, value in (("block", f.block), ("origin", f.origin)) if value]
     words += [f"schedule={f.schedule!r}"] if f.schedule else []
     words += [f"maps=[{', '.join(map(_show_map, f.maps))}]"] if f.maps else []
+    words += [f"cluster={f.cluster}"] if f.cluster > 1 else []
+    words += [f"exchanged=[{', '.join(f.exchanged)}]"] if f.exchanged else []
     return [f"with function({', '.join(words)}):", *indent(show_body(f.body))]
 
 
@@ -138,20 +143,22 @@ def parse(source: str) -> k.Program:
     inputs = tuple(tensor(a, scope) for a in f.args.args if a.arg not in sizes)
     outputs = tuple(tensor(a, scope) for a in f.args.kwonlyargs)
     temps: list[Tensor] = []
+    zeros: list[str] = []
     functions: list[k.Function] = []
     known = {t.name: t for t in (*inputs, *outputs)}
     for s in f.body:
         match s:
-            case ast.AnnAssign(ast.Name(name), kind, None):
+            case ast.AnnAssign(ast.Name(name), kind, None | ast.Constant(0) as start):
                 temps.append(Tensor(name, *tensor_type(kind, scope)))
                 known[name] = temps[-1]
+                zeros += [name] if start is not None else []
             case ast.With([ast.withitem(ast.Call(ast.Name("function"), _, _) as head)], body):
                 functions.append(_function(head, body, known, scope))
             case ast.Pass():
                 pass
             case _:
                 raise fail(s, "expected a temporary or `with function(..):`")
-    return k.Program(f.name, inputs, outputs, tuple(temps), tuple(functions), tuple(sizes))
+    return k.Program(f.name, inputs, outputs, tuple(temps), tuple(functions), tuple(sizes), tuple(zeros))
 
 
 def _function(head: ast.Call, body: list[ast.stmt], known: dict[str, Tensor], outer: Scope) -> k.Function:
@@ -177,6 +184,8 @@ def _function(head: ast.Call, body: list[ast.stmt], known: dict[str, Tensor], ou
         _values(words.get("origin")),
         str(ast.literal_eval(words["schedule"])) if "schedule" in words else "",
         tuple(map(_map, getattr(words.get("maps"), "elts", []))),
+        int(ast.literal_eval(words["cluster"])) if "cluster" in words else 1,
+        _names(getattr(words.get("exchanged"), "elts", [])),
     )
 
 

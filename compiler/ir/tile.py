@@ -23,7 +23,7 @@ from compiler.ir.tensor import Tensor, verify_expression
 # How a loop may be bound, and the whole numbers that say more about it.
 LEVELS: dict[str, tuple[str, ...]] = {
     "serial": (),
-    "blocks": ("cluster",),  # one after the other on a CPU thread, or one thread block each
+    "blocks": (),  # one after the other on a CPU thread, or one thread block each
     "warps": (),
     "lanes": ("threads", "vector"),  # spread over the threads of a block, `vector` neighbours to a thread
     # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches.
@@ -33,7 +33,10 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # lanes of all the others prepare what was copied.
     "pipeline": ("depth", "producers"),
 }
-SPACES = ("local", "registers", "shared", "cluster")
+# Where a tile lies: in a thread, over the threads of a block, in a block's memory; dealt out along its second axis to
+# the memories of the blocks of a cluster; or in the memory of all blocks. Of a tile of the last two kinds, a loop over
+# blocks makes a part in each iteration, and what follows that loop sees all of them.
+SPACES = ("local", "registers", "shared", "cluster", "global")
 COPIES = ("plain", "cp.async", "tma", "dsmem")
 
 

@@ -41,7 +41,8 @@ HEADERS = {
     "tma": "tma_prefetch tma_load tma_store bulk_commit bulk_wait_read bulk_wait",
     "wgmma": "wgmma wgmma_rs wgmma_hold wgmma_fence wgmma_commit wgmma_wait",
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
-    "atomics": "atomic",
+    "atomics": "atomic fence_device take_ticket",
+    "cluster": "cluster_arrive cluster_wait cluster_barrier cluster_store cluster_put",
 }
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
@@ -101,7 +102,9 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     params = []
     for p in f.params:
         shown = spelled[p.name] if p.name in used else f"/* {spelled[p.name]} */"
-        params.append(f"{'' if p.name in f.writes else 'const '}{memory(p.dtype)}* __restrict__ {shown}")
+        # What other blocks write is not this kernel's alone: a compiler may not move its loads over fences.
+        alone = "" if p.name in f.exchanged else "__restrict__ "
+        params.append(f"{'' if p.name in f.writes else 'const '}{memory(p.dtype)}* {alone}{shown}")
     params += [f"const long {spelled[s]}" for s in program.sizes]
     params += [f"MLC_TENSOR_MAP({spelled[m.name]})" for m in f.maps]
     about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
@@ -110,7 +113,8 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     # Where registers are handed over, their number at entry must be fixed: by one block for each multiprocessor.
     hands = any(isinstance(n, k.Call) and n.function in _HANDING for s in f.body for n in s.walk())
     bounds = f"{threads}, 1" if hands else f"{threads}"
-    start = f'extern "C" __global__ void __launch_bounds__({bounds}) {name}('
+    cluster = f"MLC_CLUSTER({f.cluster}, 1, 1) " if f.cluster > 1 else ""
+    start = f'extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {name}('
     return [*head, *_filled(start, params, ") {"), *lines, "}"]
 
 
@@ -199,6 +203,8 @@ def _declare(w: Writer, s: k.Declare) -> str:
 def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
     match s:
         case k.Barrier(scope):
+            if scope == "cluster":
+                w.called.add(_BARRIERS[scope])
             return [_BARRIERS[scope] + "();"]
         case k.Store(buffer, index, value, "set"):
             at = w.place(buffer, index) + (".bits" if is_half(value.dtype) else "")

@@ -177,8 +177,9 @@ class SplitK(Step):
 class Share(Step):
     """The reduction into the scalar `accumulator` over `loop` is made in `parts`, by a loop `loop`_share around `rows`.
 
-    `rows` are the perfectly nested loops around it. What the parts find is the tile `accumulator`_shares in `space`; a
-    second nest, its loops called `i_all`, combines them.
+    `rows` are the perfectly nested loops around it, none where each reduction is shared by itself. What the parts find
+    is the tile `accumulator`_shares in `space`; a second nest, its loops called `i_all`, combines them. Threads of a
+    block share in "shared" memory, blocks of a cluster in "cluster", any blocks in "global".
     """
 
     accumulator: str

@@ -55,9 +55,21 @@ def _problems(kernel: Kernel, target: Target) -> Iterator[str]:
                         there = source if to.buffer in tiles else to
                         yield from _even(tensors[there.buffer], fits[0])
                         yield from _begins(there, tensors[there.buffer], fits[0])
+    yield from (p for a in allocs if a.space == "cluster" for p in _cluster_problems(a, target))
     shared = _shared(kernel.body, 1)
     if shared > target.shared:
         yield f"its tiles in shared memory take {shared} bytes, a block has {target.shared}"
+
+
+MOST_BLOCKS = 8  # of a cluster, on every target that has them
+
+
+def _cluster_problems(s: tile.Alloc, target: Target) -> Iterator[str]:
+    blocks, *rest = (static(n) for n in s.tensor.shape)
+    if "cluster" not in target.features:
+        yield f"tile {s.tensor.name} is dealt out to a cluster, of which the target knows nothing"
+    elif blocks > MOST_BLOCKS or not rest or rest[0] % blocks:
+        yield f"tile {s.tensor.name} of {(blocks, *rest)} cannot be dealt out along its second axis to {blocks} blocks"
 
 
 def _mma_problems(s: tile.Mma, row: Instruction, known: dict[str, tuple[str, str]]) -> Iterator[str]:
@@ -119,6 +131,8 @@ def _shared(body: tuple[Stmt, ...], depth: int) -> int:
         match s:
             case tile.Alloc(t, "shared"):
                 total += depth * math.prod(static(n) for n in t.shape if isinstance(n, Const)) * t.dtype.bytes
+            case tile.Alloc(t, "cluster"):
+                total += math.prod(static(n) for n in t.shape[1:]) * t.dtype.bytes
             case tile.For(bind=tile.Bind("pipeline", args), body=inner):
                 total += _shared(inner, depth * dict(args).get("depth", 1))
             case tile.For(body=inner) | If(body=inner):

@@ -28,7 +28,7 @@ def plan(program: k.Program) -> LaunchPlan:
     launches = [
         Launch(name, _extent(f), (f.block[0], f.block[1], f.block[2]),
                (*(names.index(p.name) for p in f.params), *(_map(m, f, names.index(m.buffer)) for m in f.maps)),
-               k.dynamic_shared(f)[1])
+               k.dynamic_shared(f)[1], (f.cluster, 1, 1))
         for f, name in zip(program.functions, cuda.names(program), strict=True)
     ]  # fmt: skip
     temps = tuple(map(_buffer, program.temps))
@@ -39,12 +39,20 @@ def plan(program: k.Program) -> LaunchPlan:
 
 def run(program: k.Program, arrays: list[Array], check: bool = True, seed: int = 0) -> list[Array]:
     """The outputs; raises AssertionError with what check mode finds. Arrays hold bf16 as the float32 that equals it."""
-    path = emulator.build(cuda.render(program, target="the CPU"), (HEADERS,), check=check)
+    outputs, outcome = run_text(cuda.render(program, target="the CPU"), program, arrays, check, seed)
+    assert not outcome.reports and outcome.complete, "\n".join(map(str, outcome.reports))
+    return outputs
+
+
+def run_text(
+    text: str, program: k.Program, arrays: list[Array], check: bool = True, seed: int = 0
+) -> tuple[list[Array], emulator.Outcome]:
+    """What a text with the functions of `program` computes, and what the emulator finds."""
+    path = emulator.build(text, (HEADERS,), check=check)
     inputs = [_memory(scalar.to_memory(a, t.dtype), t) for a, t in zip(arrays, program.inputs, strict=True)]
     outputs = [poison(t, shape(t)) for t in program.outputs]
     outcome = emulator.run(path, plan(program), [*inputs, *outputs], check=check, seed=seed)
-    assert not outcome.reports and outcome.complete, "\n".join(map(str, outcome.reports))
-    return [scalar.from_memory(a, t.dtype) for a, t in zip(outputs, program.outputs, strict=True)]
+    return [scalar.from_memory(a, t.dtype) for a, t in zip(outputs, program.outputs, strict=True)], outcome
 
 
 def _span(t: Tensor) -> int:

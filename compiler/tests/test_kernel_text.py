@@ -43,7 +43,8 @@ def everything() -> k.Program:
         k.If(const(False, boolean), ()),
     )
     f = k.Function("f", (x, y, h), ("y", "h"), body, (Var("n"), const(2)), (32, 4), ("aten.a", "b"), "one\ntwo")
-    return k.Program("all", (x,), (y,), (h,), (f,), ("n",))
+    f = f.replace(cluster=4, exchanged=("h",))
+    return k.Program("all", (x,), (y,), (h,), (f,), ("n",), ("h",))
 
 
 def test_every_construct_survives_the_round_trip() -> None:

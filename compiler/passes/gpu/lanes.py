@@ -10,6 +10,7 @@ from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
 from compiler.ir.index import simplify
 from compiler.ir.statement import Accum, Init, Stmt, Store
+from compiler.passes.gpu import groups
 from compiler.passes.gpu.scope import WARP, Lanes, Scope, Spread, range_of
 from compiler.passes.gpu.vectors import Neighbours, divides, neighbours
 
@@ -192,7 +193,7 @@ def share_of(
         array, dtype = low.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
         before.append(k.Array(array, dtype, vector, "local", 16))
         to, source = k.Address(low.array(buffer), start), k.Address(array, const(0))
-        after += _stores(low, to, source, buffer, vector * dtype.bytes, vector)
+        after += _stores(low, to, source, buffer, vector * dtype.bytes, vector, inner)
         inner.gathered[buffer] = (array, flat)
     made = low.sequence(body, inner)
     rest = [*before, k.For(lane.name, const(0), const(vector), 1, tuple(made), "unroll"), *after]
@@ -225,8 +226,10 @@ def _loads(low: Lowering, array: str, slot: Expr, buffer: str, start: Expr, size
     ]
 
 
-def _stores(low: Lowering, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:
+def _stores(low: Lowering, to: k.Address, source: k.Address, buffer: str, size: int, vector: int, scope: Scope) -> Body:
     """Neighbours of `size` bytes out of a thread's array."""
+    if groups.dealt(low, buffer):
+        return [groups.stored(low, to, source, vector, scope)]
     if buffer in low.past:
         pieces = _pieces(to, source, size, vector)
         return [k.Call("mlc_store_once", (n,), (to_n, from_n), (to.buffer,)) for n, to_n, from_n in pieces]

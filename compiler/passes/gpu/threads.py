@@ -17,9 +17,21 @@ from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, 
 from compiler.ir.index import simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.gpu import copies, fragment_loops, fragments, lanes, mma, pipelines, shared, specialised, wgmma
+from compiler.passes.gpu import (
+    copies,
+    fragment_loops,
+    fragments,
+    groups,
+    lanes,
+    mma,
+    pipelines,
+    shared,
+    specialised,
+    wgmma,
+)
 from compiler.passes.gpu.blocks import apart, block_size, grid, is_bound
 from compiler.passes.gpu.fragments import Fragment, Grid
+from compiler.passes.gpu.groups import Group
 from compiler.passes.gpu.hazards import Hazards, Uses, touched
 from compiler.passes.gpu.scans import over_scan
 from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread, range_of
@@ -35,11 +47,16 @@ Body = list[k.Stmt]
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
     """Every kernel becomes one function, or one for each of the nests that follow each other in it."""
     functions: list[k.Function] = []
+    temps, zeros = list(program.temps), []
     for kernel in program.kernels:
         for part in apart(kernel):
             lowering = Lowering(part, target, streamed=read_once(part), past=left_behind(program, part, target))
             functions.append(lowering.function(schedules.get(kernel.name, "")))
-    return k.Program(program.name, program.inputs, program.outputs, program.temps, tuple(functions), program.sizes)
+            temps += lowering.exchanged
+            zeros += [t.name for t in lowering.exchanged[1:]]
+    return k.Program(
+        program.name, program.inputs, program.outputs, tuple(temps), tuple(functions), program.sizes, tuple(zeros)
+    )
 
 
 @dataclass
@@ -62,6 +79,8 @@ class Lowering(Signals):
     awaited: tuple[frozenset[str], k.Stmt] | None = None  # tiles that others prepare, and the wait for them
     shared: dict[str, SharedTile] = field(default_factory=dict)
     specialised: bool = False
+    group: Group | None = None  # of blocks that make parts of one result
+    opened: Body = field(default_factory=list)  # what stands behind the first barrier
     first: int = 0  # number of the first thread of those that are being told what to do
     producers: int = 0
     # Arrays that products under way add to, with their sizes, those that they read, and the one last added to;
@@ -86,20 +105,37 @@ class Lowering(Signals):
         while len(body) == 1 and isinstance(body[0], tile.For) and is_bound(body[0], "blocks"):
             axes.append(body[0])
             body = body[0].body
-        shape, start = grid(self, axes, scope)
+        found = groups.split(body)
+        shape, start = grid(self, axes if found is None else [*axes, found[1]], scope)
+        opening: Body = []
+        if found is not None:
+            opening = groups.begin(self, *found[:2], axes, scope)
+            body = (*found[1].body, groups.Meeting(found[0].tensor.name, found[2]))
         self.specialised = specialised.has_producers(body)
         if self.specialised:
             inside = specialised.roles(self, body, scope)
         else:
-            inside = [*self.sequence(body, scope), *wgmma.finish(self)]
+            inside = [*self.opened, *self.sequence(body, scope), *wgmma.finish(self)]
         arrays = [k.Array(name, dtype, WARP, "shared", 16) for name, dtype in self.scratch.items()]
-        made = (*self.arrays, *arrays, *self.start, *start, *inside)
+        made = (*self.arrays, *arrays, *opening, *self.start, *start, *inside)
         maps = tuple(k.TensorMap(name, *described) for described, name in self.maps.items())
         block = (self.threads + self.producers, 1, 1)
-        return k.Function(s.name, s.params, s.writes, made, shape, block, s.origin, schedule, maps)
+        own = tuple(t.name for t in self.exchanged)
+        cluster = self.group.count if self.group is not None and self.group.cluster else 1
+        return k.Function(
+            s.name, (*s.params, *self.exchanged), (*s.writes, *own), made, shape, block, s.origin, schedule, maps,
+            cluster, own,
+        )  # fmt: skip
+
+    @property
+    def exchanged(self) -> tuple[Tensor, ...]:
+        """Temporaries of this function alone: parts of a result, and the tickets of those that made them."""
+        return self.group.memory if self.group is not None else ()
 
     def array(self, buffer: str) -> str:
         """The array or parameter that holds a buffer other threads see."""
+        if self.group is not None and self.exchanged and buffer == self.group.held.tensor.name:
+            return self.exchanged[0].name
         return self.shared[buffer].array if buffer in self.shared else buffer
 
     def offset(self, held: SharedTile, index: tuple[Expr, ...], scope: Scope) -> Expr:
@@ -181,6 +217,10 @@ class Lowering(Signals):
                 return mma.multiply(self, s, scope)
             case tile.For(bind=tile.Bind(level="warps")) if scope.level == "block":
                 return self.over_warps(s, scope)
+            case tile.For(bind=tile.Bind(level="blocks")) if scope.level == "block":
+                return groups.over_blocks(self, s, scope)
+            case groups.Meeting():
+                return groups.meet(self, s, scope)
             case tile.For(bind=tile.Bind(level="blocks" | "warps" | "pipeline" as level)):
                 raise ValueError(f"kernel {self.source.name}: the loop {s.var} over {level} is inside {scope.level}s")
             case tile.For(bind=tile.Bind(level="vector"), extent=Const(int() as vector)) if scope.level == "thread":
@@ -252,7 +292,9 @@ class Lowering(Signals):
         if (scope.gathered or {}).get(s.buffer, ("", None))[1] is place:
             array, lane = (scope.gathered or {})[s.buffer][0], scope.values["neighbour"]
             return [k.Store(array, lane, value)]
-        made = k.Store(buffer, place, value, s.op)
+        made: k.Stmt = k.Store(buffer, place, value, s.op)
+        if groups.dealt(self, s.buffer):
+            made = groups.stored(self, k.Address(buffer, place), value, 1, scope)
         if scope.part is not None and not scope.part.columns and s.buffer not in (scope.registers or {}):
             return [k.If(fragment_loops.only_one(self, scope.part.fragment), (made,))]
         if scope.level == "thread" or s.buffer in (scope.registers or {}):
@@ -262,7 +304,7 @@ class Lowering(Signals):
 
     def is_parameter(self, buffer: str) -> bool:
         """A buffer in global memory."""
-        return any(p.name == buffer for p in self.source.params)
+        return any(p.name == self.array(buffer) for p in (*self.source.params, *self.exchanged))
 
     def thread(self, scope: Scope) -> Expr:
         """The number of this thread among those that do the same."""
@@ -341,11 +383,15 @@ class Lowering(Signals):
                     "it can be used in loops that are spread alike, at their own place, only"
                 )
             return buffer, around.slot
+        in_group = groups.place(self, buffer, index, scope)
+        if isinstance(in_group, Expr):
+            return buffer, in_group
+        index = in_group or index
         if buffer in self.shared:
             held = self.shared[buffer]
             return held.array, self.offset(held, tuple(self.value(i, scope) for i in index), scope)
         flat = access.address(index, scope.buffers[buffer], scope.tile_ranges())
-        return buffer, simplify(self.value(flat, scope), scope.ranges, index=True)
+        return self.array(buffer), simplify(self.value(flat, scope), scope.ranges, index=True)
 
     def register(self, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
         """The register of a fragment at the place of the loops over rows and columns."""
@@ -406,7 +452,7 @@ def _exchanges(body: Body) -> bool:
 
 def _holds_together(s: Stmt) -> bool:
     """A statement whose parts are looked at one by one when barriers are placed."""
-    return isinstance(s, If) or (isinstance(s, tile.For) and s.bind.level not in ("lanes", "warps"))
+    return isinstance(s, If | groups.Meeting) or (isinstance(s, tile.For) and s.bind.level not in ("lanes", "warps"))
 
 
 def _alike(a: Fragment, b: Fragment) -> bool:

@@ -28,6 +28,7 @@ from compiler.schedule.steps import (
     Raster,
     Reorder,
     Schedule,
+    Share,
     Split,
     SplitK,
     Step,
@@ -41,6 +42,7 @@ LEAST_ROWS = 2  # few are enough: an instruction that is mostly empty still read
 GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
 THREADS = 256  # of a block that adds up parts
 WARPS, FROM_SHARED, FROM_REGISTERS = "mlc_mma_sync", "mlc_wgmma", "mlc_wgmma_rs"  # functions of instructions
+NEIGHBOURS = 4  # elements of a result that a thread adds up side by side
 PREPARING = 3  # warps that make two numbers of each of a tile's, beside the one that copies
 
 
@@ -57,7 +59,7 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
             best = parts, made
     if best is None:
         return None
-    schedule = _Plan(*best, splits).schedule()
+    schedule = _Plan(*best, target, splits).schedule()
     return schedule if _fresh(kernel, schedule) else None
 
 
@@ -96,6 +98,7 @@ class _Plan:
 
     p: Parts
     t: Tiling
+    target: Target
     steps: list[Step] = field(default_factory=list)
 
     # ---- steps
@@ -111,7 +114,8 @@ class _Plan:
         batch = self.collapse(around)
         grid = [batch] if batch else []
         rows = [*grid, m.name, n.name]
-        if t.parts > 1:
+        shares = t.parts > 1 and tiles.in_cluster(t.parts, (t.m, t.n), self.target)
+        if t.parts > 1 and not shares:
             add(SplitK(self.acc, k.name, t.parts))
             self.total(rows)
             grid.insert(0, f"{k.name}_part")
@@ -119,6 +123,8 @@ class _Plan:
             self.split(x, length)
         add(Reorder((m.outer, n.outer, m.name, n.name)))
         grid += self.raster()
+        if shares:
+            grid += self.share()
         self.steps += [Bind(var, "blocks") for var in grid]
         add(Distribute(self.acc, (m.name, n.name), "registers"))
         self.mainloop()
@@ -161,6 +167,32 @@ class _Plan:
         self.steps.append(Split(f"{last}_sum", threads * vector))
         lanes = (("threads", threads), *((("vector", vector),) if vector > 1 else ()))
         self.steps += [Bind(f"{last}_sum0", "blocks"), Bind(f"{last}_sum1", "lanes", lanes)]
+
+    def share(self) -> list[str]:
+        """Blocks of a cluster make parts of the sum, and each adds up its share of rows of the tile, as these lie."""
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
+        (outer, rows), (inner, columns) = [(m, t.m), (n, t.n)] if self.p.across else [(n, t.n), (m, t.m)]
+        if not self.p.across:
+            add(Reorder((n.name, m.name)))
+        add(Share(self.acc, k.name, t.parts, (outer.name, inner.name), "cluster"))
+        if not self.p.across:
+            add(Reorder((m.name, n.name)))
+        row, column, part = f"{outer.name}_all", f"{inner.name}_all", f"{k.name}_share"
+        if self.p.m.size % t.m == 0 and self.p.n.size % t.n == 0:
+            add(Split(column, NEIGHBOURS))
+            add(Distribute(f"{self.acc}_all", (f"{column}1",)))
+            add(Reorder((f"{part}_all", f"{column}1")))
+            self.steps += [
+                Bind(f"{column}1{end}", level)
+                for end, level in (("_first", "unroll"), ("", "vector"), ("_last", "vector"))
+            ]
+            column += "0"
+        else:
+            add(Pad((row, column), (rows, columns)))
+        self.steps += [Split(row, rows // t.parts), Bind(f"{row}0", "blocks"), Bind(f"{part}_all", "unroll")]
+        add(Collapse(f"{row}1", column))
+        add(Bind(f"{row}1{column}", "lanes", (("threads", t.threads),)))
+        return [part]
 
     def mainloop(self) -> None:
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)

@@ -30,6 +30,8 @@ ALONE = 3.0  # times that for one group of warps: 61 TF/s by tiles of 128 x 64
 STEP = 60.0  # clocks of a step of the pipeline that no other work covers: its barrier and its addresses
 START = 1500.0  # clocks until the first block computes and after the last one has stored
 LAUNCH = 3000.0  # clocks that a second launch costs
+CLUSTER = 1000.0  # clocks in which the blocks of a cluster pass each other what they have
+MOST_BLOCKS = 8  # of a cluster
 MOST_REGISTERS = 255  # of a thread
 OTHER_REGISTERS = 40  # addresses, counters, and what the compiler needs
 ROW = 128  # bytes
@@ -213,8 +215,14 @@ def _clocks(
     total = waves * (LATENCY + steps * step + resident * stored) + START
     least = p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes) / (FROM_DRAM * target.cores)
     if parts > 1:
-        total += LAUNCH + 2 * parts * p.m * p.n * p.batch * p.acc_bytes / (FROM_L2 * target.cores)
+        gathered = CLUSTER if in_cluster(parts, (m, n), target) else LAUNCH
+        total += gathered + 2 * parts * p.m * p.n * p.batch * p.acc_bytes / (FROM_L2 * target.cores)
     return max(total, least)
+
+
+def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:
+    """Parts of a sum can be made by the blocks of a cluster, to which the rows and columns of a tile are dealt out."""
+    return "cluster" in target.features and parts <= MOST_BLOCKS and all(n % parts == 0 for n in tile)
 
 
 def _moves(x: Operand, elements: int) -> float:

@@ -1,14 +1,14 @@
-"""A schedule step on Tile IR: several threads of a block reduce what one row needs, and meet in shared memory."""
+"""A schedule step on Tile IR: several threads, or blocks, reduce what one row needs, and meet in memory they share."""
 
 from __future__ import annotations
 
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, Var, dim, identity, static, substitute
 from compiler.ir.index import value_range
-from compiler.ir.statement import Accum, Init, Kernel, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.gpu.sums import followed, how_combined, reduction_in, scalar_of
-from compiler.passes.tile.nests import SERIAL, again, find_nest, ranges_of, replace, wrap
+from compiler.passes.tile.nests import SERIAL, Body, again, find_nest, ranges_of, replace, wrap
 from compiler.schedule.steps import ScheduleError, Share
 
 
@@ -37,8 +37,9 @@ def share(kernel: Kernel, step: Share) -> Kernel:
                     s_all += s_shares[r_share_all, j_all]
                 y[i * 8 + j_all] = s_all
     """
-    _, rows = find_nest(kernel, step, step.rows)
-    before, first, f, after = reduction_in(rows[-1].body, step)
+    _, rows = find_nest(kernel, step, step.rows) if step.rows else ((), ())
+    place = rows[-1].body if rows else _around(kernel.body, step)
+    before, first, f, after = reduction_in(place, step)
     how, length, part = how_combined(f, first, step), static(f.extent) // step.parts, Var(step.loop + "_share")
     ranges = ranges_of(rows)
     extents = [value_range(r.extent, ranges)[1] for r in rows]
@@ -46,16 +47,34 @@ def share(kernel: Kernel, step: Share) -> Kernel:
         raise ScheduleError(step, f"{', '.join(step.rows)} must be parallel, and their extents known")
     shape = (dim(step.parts), *(dim(e or 0) for e in extents))
     held = Tensor(f"{step.accumulator}_shares", first.value.dtype, shape, row_major(shape))
-    place: tuple[Expr, ...] = (part, *(Var(r.var) for r in rows))
+    at_part: tuple[Expr, ...] = (part, *(Var(r.var) for r in rows))
     moved = substitute(f.body, {Var(f.var): part * length + Var(f.var)})
-    inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, place, scalar_of(first)))
+    inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, at_part, scalar_of(first)))
     total = Init(f"{step.accumulator}_all", identity(how, held.dtype))
     at = tile.For(f"{part.name}_all", dim(step.parts), "reduce", SERIAL, ())
-    load = Load(held.name, (Var(at.var), *place[1:]), held.dtype)
+    load = Load(held.name, (Var(at.var), *at_part[1:]), held.dtype)
     body = (total, at.replace(body=(Accum(total.name, how, load),)), *followed(before, first, total, after))
-    made = (
+    made: Body = (
         tile.Alloc(held, step.space),
         tile.For(part.name, dim(step.parts), "parallel", SERIAL, wrap(rows, inner)),
         *again(rows, "_all", body),
     )
-    return kernel.replace(body=replace(kernel.body, rows[0], made))
+    return kernel.replace(body=replace(kernel.body, rows[0], made) if rows else _instead(kernel.body, first, made))
+
+
+def _around(body: Body, step: Share) -> Body:
+    """The statements among which the accumulator begins."""
+    for s in body:
+        match s:
+            case Init(name) if name == step.accumulator:
+                return body
+            case tile.For(body=inner) | If(body=inner) if found := _around(inner, step):
+                return found
+    return ()
+
+
+def _instead(body: Body, first: Init, made: Body) -> Body:
+    """`made` in place of the statements among which a scalar begins."""
+    if first in body:
+        return made
+    return tuple(s.replace(body=_instead(s.body, first, made)) if isinstance(s, tile.For | If) else s for s in body)

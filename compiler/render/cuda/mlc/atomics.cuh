@@ -217,3 +217,8 @@ MLC_DEVICE void mlc_fence_block() {
 MLC_DEVICE void mlc_fence_device() {
     __threadfence();
 }
+// Each of `count` blocks calls it once, behind a fence: `last` is 1 in the one that calls last, behind whose next fence
+// stands what all others wrote before theirs. The tickets begin and end with zero.
+MLC_DEVICE void mlc_take_ticket(int* last, int* tickets, long count) {
+    *last = atomicInc((unsigned*)tickets, (unsigned)count - 1) == (unsigned)count - 1;
+}

@@ -2,7 +2,7 @@
 //
 // A block leaves no earlier than all others have done with its shared memory: end with mlc_cluster_barrier.
 #pragma once
-#include "prelude.cuh"
+#include "memory.cuh"
 
 #ifdef __CUDACC__
 
@@ -90,4 +90,9 @@ MLC_DEVICE T mlc_cluster_load(const T* from, long rank) {
 template <typename T>
 MLC_DEVICE void mlc_cluster_store(T* to, T value, long rank) {
     *mlc_cluster_map(to, rank) = value;
+}
+// COUNT neighbouring elements from a thread's own array to the shared memory of block `rank`.
+template <int COUNT, typename T>
+MLC_DEVICE void mlc_cluster_put(T* to, const T* from, long rank) {
+    mlc_store<COUNT>(mlc_cluster_map(to, rank), from);
 }

@@ -1,0 +1,173 @@
+"""Blocks that make parts of one result together: how they pass them on, and which of them goes on with the sum.
+
+A loop over blocks that is not the last statement of its body makes a part of a tile in each iteration. Blocks of a
+cluster store what they have into each other's shared memory, and each goes on with the share that it was dealt. Other
+blocks store it to memory of all, take a ticket each, and the one that drew the last goes on by itself. Either way parts
+are added in the order of the loop, whoever comes first.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.dtype import i32
+from compiler.ir.expr import Expr, Load, Var, const, dim, op, static
+from compiler.ir.index import simplify
+from compiler.ir.statement import Stmt
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.gpu import shared
+from compiler.passes.gpu.blocks import is_bound
+from compiler.passes.gpu.hazards import Hazards
+from compiler.passes.gpu.scope import Scope
+from compiler.passes.gpu.shared import SharedTile
+
+if TYPE_CHECKING:
+    from compiler.passes.gpu.threads import Lowering
+
+Body = list[k.Stmt]
+ZERO = const(0)
+
+
+class Meeting(Stmt):
+    """Here a group's blocks have made the parts of the tile `held`; `after` is what the sum is needed for."""
+
+    held: str
+    after: tuple[Stmt, ...]
+
+
+@dataclass
+class Group:
+    """The blocks of one loop: the tile of their parts, of which each has `slice` elements, and this one's number.
+
+    In a cluster a block has `rows` of the second axis. Else the group has a `number` among all, `memory` has the
+    tensors of the parts and of the tickets, and the shared array `last` is to say who drew the last. `met` says that
+    all parts have been made.
+    """
+
+    held: tile.Alloc
+    count: int
+    slice: int
+    rows: int
+    block: Expr
+    number: Expr = ZERO
+    memory: tuple[Tensor, ...] = ()
+    last: str = ""
+    met: bool = False
+
+    @property
+    def cluster(self) -> bool:
+        return self.held.space == "cluster"
+
+
+def split(body: tuple[Stmt, ...]) -> tuple[tile.Alloc, tile.For, tuple[Stmt, ...]] | None:
+    """The tile, the loop over blocks that makes its parts, and what follows; None for another body."""
+    match body:
+        case (tile.Alloc(space="cluster" | "global") as held, tile.For() as parts, *after) if is_bound(parts, "blocks"):
+            return held, parts, tuple(after)
+    return None
+
+
+def begin(low: Lowering, held: tile.Alloc, parts: tile.For, axes: list[tile.For], scope: Scope) -> Body:
+    """Makes the group known; where a tile lies is decided, and what the function does first of all is returned."""
+    t, name = held.tensor, low.source.name
+    lengths = [static(n, f"the size of {t.name}") for n in t.shape]
+    count = static(parts.extent, f"the number of blocks of {parts.var}")
+    if lengths[:1] != [count]:
+        raise ValueError(f"kernel {name}: tile {t.name} has {lengths[:1]} parts, and {parts.var} makes {count}")
+    size = math.prod(lengths[1:])
+    block = scope.values[parts.var]
+    scope.buffers[t.name] = t
+    low.taken.add(t.name)
+    if held.space == "cluster":
+        low.group = Group(held, count, size, lengths[1] // count, block)
+        array = shared.size_of(t.replace(shape=(dim(size),), strides=(dim(1),)), 0)
+        low.arrays.append(k.Array(t.name, t.dtype, array, "shared", shared.alignment(0)))
+        low.shared[t.name] = SharedTile(t, t.name, 0, array, const(0))
+        low.opened.append(k.Call("mlc_cluster_wait", (), ()))
+        return [k.Call("mlc_cluster_arrive", (), ())]
+    many = math.prod(static(f.extent, "the size of the grid") for f in axes)
+    number: Expr = const(0)
+    for f in axes:
+        number = number * f.extent + Var(f.var)
+    stem = f"{name}_{t.name}"
+    shape = (dim(many), *t.shape)
+    parts_of = t.replace(name=low.fresh(stem), shape=shape, strides=row_major(shape))
+    tickets = Tensor(low.fresh(f"{stem}_tickets"), i32, (dim(many),), (dim(1),))
+    low.group = Group(held, count, count * size, 0, block, number, (parts_of, tickets), low.fresh("last_block"))
+    low.arrays.append(k.Array(low.group.last, i32, 1, "shared", 4))
+    scope.buffers[t.name] = parts_of
+    return []
+
+
+def place(low: Lowering, buffer: str, index: tuple[Expr, ...], scope: Scope) -> tuple[Expr, ...] | Expr | None:
+    """The index in the group's tile of an element: in all of it for other blocks' parts, as far as they share memory;
+    a flat place where the tile is dealt out; None for another buffer."""
+    group = low.group
+    if group is None or buffer != group.held.tensor.name:
+        return None
+    if not group.cluster:
+        return (group.number, *index)
+    part, row, *rest = (low.value(i, scope) for i in index)
+    owner = simplify(row // group.rows, scope.ranges, index=True)
+    if group.met and owner is not group.block:
+        raise ValueError(
+            f"kernel {low.source.name}: {buffer} is dealt out along its second axis, of which a block of the cluster "
+            f"sees its own {group.rows} only"
+        )
+    flat = part * group.rows + row % group.rows
+    for i, n in zip(rest, group.held.tensor.shape[2:], strict=True):
+        flat = flat * n + i
+    return simplify(flat if group.met else owner * group.slice + flat, scope.ranges, index=True)
+
+
+def dealt(low: Lowering, buffer: str) -> bool:
+    """A tile whose elements are stored to shared memory of other blocks."""
+    return low.group is not None and low.group.cluster and buffer == low.group.held.tensor.name
+
+
+def stored(low: Lowering, to: k.Address, value: Expr | k.Address, vector: int, scope: Scope) -> k.Stmt:
+    """A store to where a tile was dealt to, from a flat place that counts through the blocks."""
+    assert low.group is not None
+    rank = simplify(to.index // low.group.slice, scope.ranges, index=True)
+    there = k.Address(to.buffer, simplify(to.index % low.group.slice, scope.ranges, index=True))
+    if isinstance(value, k.Address):
+        return k.Call("mlc_cluster_put", (vector,), (there, value, rank), (to.buffer,))
+    return k.Call("mlc_cluster_store", (), (there, value, rank), (to.buffer,))
+
+
+def meet(low: Lowering, s: Meeting, scope: Scope) -> Body:
+    """All blocks of a group have made their parts; what follows, in those that go on."""
+    group = low.group
+    assert group is not None and scope.level == "block"
+    group.met = True
+    low.hazards.clear()
+    if group.cluster:
+        return [k.Barrier("cluster"), *low.sequence(s.after, scope.inner())]
+    first = op("eq", low.thread(scope), const(0))
+    _, tickets = group.memory
+    drawn, flag = k.Address(tickets.name, low.value(group.number, scope)), k.Address(group.last, const(0))
+    take: Body = [
+        k.Call("mlc_fence_device", (), ()),
+        k.Call("mlc_take_ticket", (), (flag, drawn, const(group.count)), (group.last, tickets.name)),
+        k.Call("mlc_fence_device", (), ()),
+    ]
+    ticket = [low.meet(scope), k.If(first, tuple(take)), low.meet(scope)]
+    around, low.hazards = low.hazards, Hazards()
+    after = low.sequence(s.after, scope.inner())
+    low.hazards = around
+    mine = op("ne", Load(group.last, (const(0),), i32), const(0, i32))
+    return [*ticket, k.If(mine, tuple(after))]
+
+
+def over_blocks(low: Lowering, f: tile.For, scope: Scope) -> Body:
+    """A loop over the blocks of a cluster, behind the one that made the parts: each block has its iteration again."""
+    group = low.group
+    if group is None or not group.cluster or not group.met or f.extent is not const(group.count):
+        raise ValueError(f"kernel {low.source.name}: the loop {f.var} over blocks is inside {scope.level}s")
+    inner = scope.inner()
+    inner.values[f.var] = group.block
+    return low.sequence(f.body, inner)
