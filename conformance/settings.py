@@ -78,7 +78,8 @@ def read(config: pytest.Config) -> Settings:
     targets = _words("target", str(option("target")), TARGETS, featured=True)
     if option("bench") != "off" and environment.emulates(targets):
         raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; leave the option or the cuda targets out")
-    sanitizers = _sanitizers(option("sanitizer"), targets, stages is not None or option("bench") != "off" or backend)
+    other = stages is not None or option("bench") != "off" or backend
+    sanitizers = _sanitizers(option("sanitizer"), targets, other, not config.option.collectonly)
     every = tuple(stage for stage in STAGES if any(stage in stages_of(target) for target in targets))
     if sanitizers:
         every = (KINDS["cuda"],)
@@ -100,7 +101,7 @@ def read(config: pytest.Config) -> Settings:
     )
 
 
-def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object) -> tuple[str, ...]:
+def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs: bool) -> tuple[str, ...]:
     """The tools asked for, which look at GPU code on a GPU and at nothing else."""
     if asked is None:
         return ()
@@ -109,6 +110,8 @@ def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object) -> t
         raise pytest.UsageError("--mlcomp-sanitizer: checks the `cuda` stage of our own code; leave out other options")
     if not all(kind_of(target) == "cuda" for target in targets):
         raise pytest.UsageError("--mlcomp-sanitizer: looks at GPU code; add --mlcomp-target cuda")
+    if not runs:
+        return tools
     if environment.emulates(targets):
         raise pytest.UsageError("--mlcomp-sanitizer: there is no GPU; without one, the `kernel` stage finds the same")
     if sanitizer.installed() is None:
