@@ -200,6 +200,16 @@ class Raster(Step):
     group: int
 
 
+class Persist(Step):
+    """The perfectly nested loops `loops` over blocks are gone through by `blocks` of them.
+
+    Each takes every so manieth iteration, in a loop called after all of them: `ij_turn` inside `ij_block`.
+    """
+
+    loops: tuple[str, ...]
+    blocks: int
+
+
 class Online(Step):
     """The sum weighted by a softmax into the scalar `accumulator` is made in one pass over blocks of keys.
 
@@ -242,7 +252,7 @@ class ScheduleError(ValueError):
 
 _ALL = (
     Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote, Compensate,
-    SplitK, Share, Raster, Online, Writeback,
+    SplitK, Share, Raster, Persist, Online, Writeback,
 )  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from compiler.passes.gpu import (
     pipelines,
     shared,
     specialised,
+    tma,
     wgmma,
 )
 from compiler.passes.gpu.blocks import apart, block_size, grid, is_bound
@@ -84,12 +85,14 @@ class Lowering(Signals):
     first: int = 0  # number of the first thread of those that are being told what to do
     producers: int = 0
     # Arrays that products under way add to, with their sizes, those that they read, and the one last added to;
-    # accumulators to begin at zero, and where; shared tiles that ordinary stores changed since the last fence.
+    # accumulators to begin at zero, and where; shared tiles that ordinary stores changed since the last fence, those
+    # that the copy engine may still read when the loop around begins again.
     flight: dict[str, int] = field(default_factory=dict)
     lent: set[str] = field(default_factory=set)
     adding: str = ""
     blank: dict[str, Expr] = field(default_factory=dict)
     unfenced: set[str] = field(default_factory=set)
+    leaving: frozenset[str] = frozenset()
 
     def function(self, schedule: str) -> k.Function:
         s = self.source
@@ -168,7 +171,9 @@ class Lowering(Signals):
                 out += self.stmt(s, scope, body[n + 1 :])
                 # All threads have waited for what the copy engine brings.
                 brought = isinstance(s, tile.Copy) and s.how == "tma" and s.target.buffer in self.shared
-                self.hazards.add(Uses(uses.reads, frozenset()) if brought else uses)
+                # What it takes away is waited for before threads store there again.
+                reads = uses.reads - self.leaving if isinstance(s, tile.Copy) and s.how == "tma" else uses.reads
+                self.hazards.add(Uses(reads, frozenset() if brought else uses.writes))
             else:
                 out += self.stmt(s, scope, body[n + 1 :])
         return out
@@ -186,6 +191,9 @@ class Lowering(Signals):
         out: Body = []
         if self.awaited is not None and tile.buffers((s,)) & self.awaited[0]:
             out, self.awaited = [self.awaited[1]], None
+        if stored & self.leaving:
+            out += [tma.left(), self.meet(scope)]
+            self.hazards.clear()
         if reads & self.unfenced:
             out += [k.Call("mlc_fence_async", (), ()), self.meet(scope)]
             self.hazards.clear()
@@ -265,9 +273,11 @@ class Lowering(Signals):
         extent = self.value(f.extent, scope)
         inner = scope.inner()
         inner.values[f.var], inner.ranges[var] = Var(var), range_of(extent, scope.ranges)
+        around, self.leaving = self.leaving, self.leaving | tma.leaving(self, f)
         body = self.loop_body(f, f.body, inner)
+        new, self.leaving = self.leaving - around, around
         mark = "unroll" if f.bind.level == "unroll" else ""
-        return [k.For(var, const(0), extent, 1, tuple(body), mark)] if body else []
+        return [k.For(var, const(0), extent, 1, tuple(body), mark), *([tma.left()] if new else [])] if body else []
 
     def loop_body(self, f: tile.For, statements: tuple[Stmt, ...], scope: Scope, meets: bool = False) -> Body:
         """The statements of a loop, and a barrier where one iteration touches what the one before did.
@@ -278,6 +288,8 @@ class Lowering(Signals):
         body = self.sequence(statements, scope)
         if scope.level != "thread":
             uses = touched(f, scope)
+            if f.kind == "parallel":  # iterations share tiles, but nothing in global memory
+                uses = Uses(*(frozenset(b for b in some if b in self.tiles) for some in (uses.reads, uses.writes)))
             if (self.hazards.between(uses) or _exchanges(body)) and not meets:
                 body.append(self.meet(scope))
                 self.hazards.clear()

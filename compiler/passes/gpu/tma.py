@@ -51,15 +51,30 @@ def waited(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
 
 
 def store(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
-    """A copy out of shared memory, by one thread, which waits until the tile may be overwritten."""
+    """A copy out of shared memory, by one thread, which waits until the tile may be overwritten.
+
+    In a loop that is left to when it is: in the next iteration.
+    """
     held = low.shared[s.source.buffer]
     calls: Body = []
     for box, place, coordinates in _boxes(low, s.source, s.target, held, scope):
         name = low.map(s.target.buffer, box, held.swizzle)
         source = k.Address(held.array, place)
         calls.append(k.Call("mlc_tma_store", (), (k.Map(name), source, *coordinates), (s.target.buffer,)))
-    calls += [k.Call("mlc_bulk_commit", (), ()), k.Call("mlc_bulk_wait_read", (0,), ())]
-    return [k.If(op("eq", THREAD, const(0)), tuple(calls))]
+    calls.append(k.Call("mlc_bulk_commit", (), ()))
+    asked = k.If(op("eq", THREAD, const(0)), tuple(calls))
+    return [asked] if s.source.buffer in low.leaving else [asked, left()]
+
+
+def left() -> k.Stmt:
+    """The thread that asks for copies out of shared memory waits until these have read it."""
+    return k.If(op("eq", THREAD, const(0)), (k.Call("mlc_bulk_wait_read", (0,), ()),))
+
+
+def leaving(low: Lowering, f: tile.For) -> frozenset[str]:
+    """Tiles that every iteration of a loop of all threads fills and copies out."""
+    out = (n.source.buffer for n in f.walk() if isinstance(n, tile.Copy) and n.how == "tma")
+    return frozenset(out) & low.in_shared
 
 
 def _boxes(
@@ -82,4 +97,4 @@ def _boxes(
         yield tuple(reversed(extents)), place, tuple(reversed(coordinates))
 
 
-__all__ = ["load", "size", "store", "waited"]
+__all__ = ["leaving", "left", "load", "size", "store", "waited"]

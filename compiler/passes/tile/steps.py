@@ -13,6 +13,7 @@ from compiler.passes.tile import contraction
 from compiler.passes.tile.gpu.cache import cache
 from compiler.passes.tile.gpu.online import online
 from compiler.passes.tile.gpu.pad import pad
+from compiler.passes.tile.gpu.persist import persist
 from compiler.passes.tile.gpu.raster import raster
 from compiler.passes.tile.gpu.share import share
 from compiler.passes.tile.gpu.sums import compensate, promote, split_k
@@ -31,6 +32,7 @@ from compiler.schedule.steps import (
     Online,
     Pack,
     Pad,
+    Persist,
     Promote,
     Raster,
     Reorder,
@@ -90,6 +92,8 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = writeback(kernel, step)
         case Raster():
             new = raster(kernel, step)
+        case Persist():
+            new = persist(kernel, step)
         case Online():
             new = online(program, kernel, step)
         case SplitK():
