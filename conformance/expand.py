@@ -5,12 +5,27 @@ A row's id states all of its choices, so rows may come and go without changing e
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping
 from types import CodeType
 
-from conformance.cases import DTYPES, FLOATS, TIERS, Arg, BenchCase, Case, Value, Xfail, case_id, frozen, kind_of, token
+from conformance.cases import (
+    DTYPES,
+    FLOATS,
+    TIERS,
+    Arg,
+    BenchCase,
+    Case,
+    Value,
+    Xfail,
+    case_id,
+    frozen,
+    kind_of,
+    matches,
+    token,
+)
 from conformance.combine import cross, pairwise
 from conformance.distributions import for_dtype
 from conformance.expressions import ExpressionError, evaluate, formula, quoted
@@ -50,9 +65,11 @@ def _expand_case(spec: CaseSpec, tier: str) -> Iterator[Case]:
         row = _build(spec, choice, of_tier)
         if repr((row.dims, row.params)) != repr((seen.setdefault(row.id, row).dims, seen[row.id].params)):
             raise _error(spec, f"two rows have the id {row.id!r}; write their values so that they differ in letters")
-    yield from (row for row in seen.values() if TIERS.index(row.tier) <= TIERS.index(tier))
     if not seen:
         raise _error(spec, "no row is left: every combination is excluded by `where`, a layout or a distribution")
+    for row in _checked_as_timed(spec):
+        seen.setdefault(row.id, row)
+    yield from (row for row in seen.values() if TIERS.index(row.tier) <= TIERS.index(tier))
 
 
 def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
@@ -237,18 +254,39 @@ def _xfail(spec: CaseSpec, choice: Choice) -> tuple[Xfail, ...]:
 
 
 def _bench_case(spec: CaseSpec, perf: PerfSpec) -> Iterator[BenchCase]:
-    free = dataclasses.replace(spec, where=None)
+    for choice, tier, targets in _timed(spec, perf):
+        case = _build_unfiltered(spec, choice, tier, targets)
+        values = {item.name: getattr(case, item.name) for item in dataclasses.fields(case)}
+        yield BenchCase(**values, vs=perf.vs, budget=perf.budget, family=_family(spec, choice))
+
+
+def _timed(spec: CaseSpec, perf: PerfSpec) -> Iterator[tuple[Choice, str, tuple[str, ...]]]:
+    """The rows to time, each in every type, with its tier and the targets that have that type."""
     for row in perf.rows:
-        for dtype in perf.dtypes:
+        for dtype in dict.fromkeys(dtype for dtypes in perf.dtypes.values() for dtype in dtypes):
             choice = {**first_choice(spec), **row.values, "dtype": dtype, "layout": perf.layout, "inputs": perf.inputs}
-            case = _build(free, choice, row.tier)
-            values = {item.name: getattr(case, item.name) for item in dataclasses.fields(case)}
-            yield BenchCase(**values, vs=perf.vs, budget=perf.budget, family=_family(spec, choice))
+            yield choice, row.tier, tuple(target for target, dtypes in perf.dtypes.items() if dtype in dtypes)
+
+
+def _checked_as_timed(spec: CaseSpec) -> Iterator[Case]:
+    """The rows to time as rows to check, at the sizes around theirs."""
+    if spec.perf is None or spec.perf.checked is None:
+        return
+    checked = spec.perf.checked
+    for choice, _, targets in _timed(spec, spec.perf):
+        for deltas in itertools.product(*checked.around.values()):
+            moved = {name: choice[name] + delta for name, delta in zip(checked.around, deltas, strict=True)}
+            if kept := tuple(t for t in targets if any(matches(wanted, t) for wanted in checked.targets)):
+                yield _build_unfiltered(spec, {**choice, **moved}, checked.tier, kept)
+
+
+def _build_unfiltered(spec: CaseSpec, choice: Choice, tier: str, targets: tuple[str, ...]) -> Case:
+    return dataclasses.replace(_build(dataclasses.replace(spec, where=None), choice, tier), targets=targets)
 
 
 def _family(spec: CaseSpec, choice: Choice) -> str:
     """The family's name with values in the place of names in braces; without one, the file's."""
-    known = {name: token(choice[name]) for name in (*spec.dims, *spec.params)}
+    known = {name: token(choice[name]) for name in (*spec.dims, *spec.params, "dtype")}
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in known:

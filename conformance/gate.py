@@ -31,7 +31,7 @@ def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tel
     families: list[tuple[str, str] | None] = []
     wrong: list[str] = []
     with ladder.threads(options.get("threads", 1)), torch.no_grad():
-        for case in (row for data in cases_json for row in _rows(cases.from_json(data))):
+        for case in _in_both_types([cases.from_json(data) for data in cases_json]):
             tell(case.id)
             try:
                 made = subject.prepare(case, options["seed"], blank=True)
@@ -53,11 +53,12 @@ def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tel
     return {"verdict": verdict, "detail": "\n".join(wrong), "cases": len(cases_json), "kernels": kernels}
 
 
-def _rows(case: Case) -> list[Case]:
-    """A case as it is; a row that is to be timed in each of the types that GPUs multiply."""
-    if not isinstance(case, BenchCase):
-        return [case]
-    return [_of_type(case, dtype) for dtype in dict.fromkeys((case.dtype, *MEASURED))]
+def _in_both_types(given: Sequence[Case]) -> list[Case]:
+    """The cases as they are, and those that are to be timed in each of the types that GPUs multiply."""
+    timed = [case for case in given if isinstance(case, BenchCase)]
+    known = {case.id for case in timed}
+    others = {row.id: row for case in timed for dtype in MEASURED if (row := _of_type(case, dtype)).id not in known}
+    return [*given, *others.values()]
 
 
 def _of_type(case: Case, dtype: str) -> Case:

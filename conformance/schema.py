@@ -11,7 +11,7 @@ from conformance.distributions import OPTIONS
 from conformance.expressions import quoted
 from conformance.layouts import LAYOUTS, parse
 from conformance.scope import check_names
-from conformance.specs import ArgSpec, CaseSpec, PerfRow, PerfSpec, ShapeFile, XfailSpec
+from conformance.specs import ArgSpec, CaseSpec, CheckedSpec, PerfRow, PerfSpec, ShapeFile, XfailSpec
 from conformance.toml_values import (
     Place,
     any_table,
@@ -26,18 +26,19 @@ from conformance.toml_values import (
     word,
 )  # fmt: skip
 
-_DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance")
+_DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance", "perf")
 _KEYS = {
     "the file": ("format", "defaults", "distributions", "case"),
     "the defaults": _DEFAULTS,
     "a case": (
         "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "dims", "where",
-        "xfail", "perf", *_DEFAULTS,
+        "xfail", *_DEFAULTS,
     ),
     "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
     "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),
     "an xfail": ("stage", "reason", "strict", "where"),
-    "a perf table": ("dims", "dtypes", "params", "tier", "layout", "inputs", "vs", "budget"),
+    "a perf table": ("dims", "dtypes", "params", "tier", "layout", "inputs", "vs", "budget", "checked"),
+    "a checked table": ("around", "targets", "tier"),
     "a budget": (
         "min_speedup_eager", "min_speedup_compile", "min_speedup", "min_roofline", "max_slowdown_baseline",
         "max_compile_s", "max_kernels",
@@ -54,6 +55,7 @@ def shape_file(path: str, text: str, data: Mapping[str, Any]) -> ShapeFile:
     if data.get("format") != 1:
         place.at("format").fail(f"a shape file starts with `format = 1`, not {data.get('format', 'without it')!r}")
     defaults = _table(place.at("defaults"), data.get("defaults", {}), "the defaults")
+    timed = _table(place.at("defaults", "perf"), defaults.pop("perf", {}), "a perf table")
     known = _distributions(place.at("distributions"), data.get("distributions", {}))
     entries = data.get("case", [])
     if not isinstance(entries, list) or not entries:
@@ -61,7 +63,10 @@ def shape_file(path: str, text: str, data: Mapping[str, Any]) -> ShapeFile:
     cases: list[CaseSpec] = []
     for index, entry in enumerate(entries):
         here = place.at("case", index)
-        for spec in _case(here, {**defaults, **_table(here, entry, "a case")}, known):
+        own = {**defaults, **_table(here, entry, "a case")}
+        if isinstance(own.get("perf"), dict):
+            own["perf"] = {**timed, **own["perf"]}
+        for spec in _case(here, own, known):
             if earlier := next((case for case in cases if case.name == spec.name), None):
                 here.at("name").fail(
                     f"the name {spec.name!r} is taken by the case in line {earlier.line}; choose another"
@@ -310,9 +315,42 @@ def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[s
     for target, limits in budget.items():
         for key, limit in limits.items():
             optional_number(place.at("budget", target, key), limit)
-    dtypes = _dtypes(place.at("dtypes"), table.get("dtypes", [spec.dtypes[0]]))
+    dtypes = _perf_dtypes(place.at("dtypes"), table.get("dtypes", [spec.dtypes[0]]), spec)
     vs = strings(place.at("vs"), table.get("vs", ["eager", "compile"]), "contestants")
-    return PerfSpec(tuple(made), dtypes, layout, inputs, vs, budget)
+    checked = _checked(place.at("checked"), table["checked"], spec) if "checked" in table else None
+    return PerfSpec(tuple(made), dtypes, layout, inputs, vs, budget, checked)
+
+
+def _checked(place: Place, data: Any, spec: CaseSpec) -> CheckedSpec:
+    table = _table(place, data, "a checked table")
+    around = dict(any_table(place.at("around"), table.get("around", {})))
+    for key, steps in around.items():
+        here = place.at("around", key)
+        if key not in spec.dims:
+            here.fail(f"{key!r} is no dim;{nearest(key, spec.dims)}")
+        if not isinstance(steps, list) or not steps or not all(is_kind(step, (int,)) for step in steps):
+            here.fail(f"a list of whole numbers to add to {key} is needed, such as [-1, 0, 1], not {steps!r}")
+    targets = _targets(place.at("targets"), table.get("targets", list(spec.targets)))
+    tier = word(place, table, "tier", TIERS) or "nightly"
+    return CheckedSpec({key: tuple(steps) for key, steps in around.items()}, targets, tier)
+
+
+def _perf_dtypes(place: Place, value: Any, spec: CaseSpec) -> Mapping[str, tuple[str, ...]]:
+    """The types to time on each target of the case, in the order of their first mention."""
+    if not isinstance(value, Mapping):
+        listed = _dtypes(place, value)
+        return dict.fromkeys(spec.targets, listed)
+    kinds = {key: _dtypes(place.at(key), item) for key, item in value.items()}
+    for key in kinds:
+        if key not in (*KINDS, "*"):
+            place.at(key).fail(f"{key!r} is no kind of target;{nearest(key, (*KINDS, '*'))}")
+    targets = [target for t in spec.targets for target in (KINDS if t == "*" else (t,))]
+    for target in targets:
+        if kind_of(target) not in kinds and "*" not in kinds:
+            place.fail(
+                f'nothing is said of {kind_of(target)!r}; give it a list, or one to "*", which is every other kind'
+            )
+    return {target: kinds.get(kind_of(target), kinds.get("*", ())) for target in targets}
 
 
 def _perf_row(place: Place, row: Mapping[str, Any], tier: str, spec: CaseSpec) -> PerfRow:

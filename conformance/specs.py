@@ -47,15 +47,25 @@ class PerfRow:
 
 
 @dataclass(frozen=True)
+class CheckedSpec:
+    """Checks at the sizes that are timed: dims moved by each of some steps, on these targets, at this tier."""
+
+    around: Mapping[str, tuple[int, ...]]
+    targets: tuple[str, ...]
+    tier: str
+
+
+@dataclass(frozen=True)
 class PerfSpec:
-    """The rows to time, and how."""
+    """The rows to time, and how; `dtypes` are those of each target."""
 
     rows: tuple[PerfRow, ...]
-    dtypes: tuple[str, ...]
+    dtypes: Mapping[str, tuple[str, ...]]
     layout: str
     inputs: str
     vs: tuple[str, ...]
     budget: Mapping[str, Mapping[str, float]]
+    checked: CheckedSpec | None
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,13 @@ def test_rows_that_are_timed_come_in_both_types() -> None:
     assert {k["case"] for k in row["kernels"]} == {"case[N4.f32.contig]", "case[N4.bf16.contig]"}
 
 
+def test_a_row_that_is_timed_in_both_types_anyway_is_compiled_once() -> None:
+    first = case(BenchCase, "x * 2", (64, 1024))
+    second = dataclasses.replace(first, id="case[N4.bf16.contig]", dtype="bf16", args=(Arg("x", (64, 1024), "bf16"),))
+    kernels = run(first, second)["kernels"]
+    assert len(kernels) == len({(k["case"], k["arch"]) for k in kernels}) == 6
+
+
 def test_what_a_pass_raises_and_what_a_family_lacks_are_complaints(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "FAMILIES", {"pointwise": "contraction"})
     row = run(case(Case, "x.reshape(7, 7)"), case(BenchCase, "x * 2", (64, 1024), family="pointwise"))

@@ -204,6 +204,29 @@ def test_cross_is_bounded(write: Write) -> None:
         shapes.expand(write(text + 'combine = "cross"\n'), "full")
 
 
+def test_types_are_timed_by_kind_of_target(write: Write) -> None:
+    file = write(ONE + 'perf = { dtypes = { "*" = ["f32"], cuda = ["f32", "bf16"] } }\nfamily = "a.{dtype}"\n')
+    found = {row.dtype: (row.targets, row.family) for row in shapes.benches(file)}
+    assert found == {"f32": (("cpu", "cuda"), "a.f32"), "bf16": (("cuda",), "a.bf16")}
+
+
+def test_rows_that_are_timed_can_be_checked_around_their_sizes(write: Write) -> None:
+    perf = 'perf = { dims = [{ N = 32 }, { N = 64, tier = "nightly" }], dtypes = { cpu = ["f32"], cuda = ["bf16"] }, '
+    file = write(ONE + perf + 'checked = { around = { N = [-1, 1] }, targets = ["cuda"] } }\n')
+    rows = shapes.expand(file, "nightly")
+    around = [row for row in rows if row.dims["N"] > 30]
+    assert [(row.dims["N"], row.dtype, row.targets, row.tier) for row in around] == [
+        (n, "bf16", ("cuda",), "nightly") for n in (31, 33, 63, 65)
+    ]
+    assert not any(row.dims["N"] > 30 for row in shapes.expand(file, "full"))
+
+
+def test_what_is_said_once_of_perf_holds_for_each_case_that_has_it(write: Write) -> None:
+    other = '[[case]]\nname = "other"\nexpr = "x"\nargs.x = { shape = [2] }\n'
+    file = write(ONE.replace("[[case]]", '[defaults.perf]\ndtypes = ["f16"]\n[[case]]') + "perf = {}\n" + other)
+    assert [(row.op, row.dtype) for row in shapes.benches(file)] == [(file.cases[0].op, "f16")]
+
+
 REFUSED = {
     'exprs = "x"': (7, "no key 'exprs'; did you mean 'expr'?"),
     "args.y = { shape = [1], dtpye = 'i64' }": (7, "did you mean 'dtype'?"),
@@ -232,6 +255,14 @@ REFUSED = {
     "perf = { dims = [{ M = 1 }] }": (7, "'M' is no dim or param"),
     "perf = { tier = 'smoky' }": (7, "did you mean 'smoke'?"),
     "perf = { dims = [{ N = 1, tier = 'ful' }] }": (7, "did you mean 'full'?"),
+    "perf = { dtypes = { cuda = ['f32'] } }": (7, "nothing is said of 'cpu'; give it a list, or one to \"*\""),
+    "perf = { dtypes = { gpu = ['f32'] } }": (7, "'gpu' is no kind of target"),
+    "perf = { dtypes = { cuda = ['fp32'] } }": (7, "did you mean 'f32'?"),
+    "perf = { checked = { around = { n = [1] } } }": (7, "'n' is no dim; did you mean 'N'?"),
+    "perf = { checked = { around = { N = 1 } } }": (7, "a list of whole numbers to add to N"),
+    "perf = { checked = { arund = { N = [1] } } }": (7, "did you mean 'around'?"),
+    "perf = { checked = { targets = ['gpu'] } }": (7, "no target"),
+    "perf = { dims = [{ N = 1 }], checked = { around = { N = [-2] } } }": (2, "holds -1 for {'N': -1}"),
     "family = 'a b'": (7, "names of dims or params in braces"),
     "family = 'rows{M}'\nperf = {}": (2, "names 'M', no dim or param; known are 'N'"),
     "dims.tier = 3": (7, "a meaning of its own"),
