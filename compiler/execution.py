@@ -167,10 +167,9 @@ def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[to
 def accuracy(lowering: Lowering) -> Accuracy:
     """What the executors of a lowered program may lose: those of its kind of target, by the instructions it uses."""
     program = lowering.stages.get("tile")
-    threefold = program is not None and any(
-        isinstance(n, Op) and n.name == "tf32" for f in program.kernels for s in f.body for n in s.walk()
-    )
-    return Accuracy.of(lowering.target.kind, THREEFOLD if threefold else 0.0)
+    nodes = (n for f in program.kernels for s in f.body for n in s.walk()) if program is not None else ()
+    used = {n.name for n in nodes if isinstance(n, Op)}
+    return Accuracy.of(lowering.target.kind, THREEFOLD if "tf32" in used else 0.0, "exp2_ftz" in used)
 
 
 def eager_equations(program: aten.Program) -> TensorProgram:

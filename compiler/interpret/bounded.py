@@ -15,8 +15,8 @@ import numpy as np
 
 from compiler.interpret import scalar
 from compiler.interpret.scalar import Array
-from compiler.ir.dtype import DType, boolean, f64
-from compiler.targets.accuracy import in_series, max_ulp
+from compiler.ir.dtype import DType, boolean, f32, f64
+from compiler.targets.accuracy import BY_EXP2, in_series, max_ulp
 
 # How many deviations an error may be: the one constant of all tolerances.
 LAMBDA = 6.0
@@ -24,6 +24,7 @@ LAMBDA = 6.0
 # Largest relative rounding error. For f64 the reference rounds as well, and so does the difference of two probes.
 UNIT = {"f64": 2.0**-51, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 ETA = {"f64": 2.0**-1073, "f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}  # the least positive value
+LEAST_NORMAL = 2.0**-126  # of f32
 # From here on a number rounds to infinity.
 OVERFLOW = {
     "f64": 1.7976931348623157e308,
@@ -48,18 +49,20 @@ class Accuracy:
 
     `algebra` describes another evaluation in f64 throughout, by whatever formula: its roundings differ, and so do its
     literals, which the program has as f32. `product` is what a product of two f32 matrices may lose in each term, in
-    halves of an ulp. `of` describes what runs programs for a kind of target.
+    halves of an ulp. With `by_exp2`, exponentials are those of 2, and zero where that is less than the least normal
+    number. `of` describes what runs programs for a kind of target.
     """
 
     ulps: Callable[[str, str], float] = max_ulp
     series: Callable[[int], int] = in_series
     algebra: bool = False
     product: float = 0.0
+    by_exp2: bool = False
 
     @staticmethod
-    def of(kind: str, product: float = 0.0) -> Accuracy:
+    def of(kind: str, product: float = 0.0, by_exp2: bool = False) -> Accuracy:
         ulps, series = functools.partial(max_ulp, kind=kind), functools.partial(in_series, kind=kind)
-        return Accuracy(ulps, series, product=product)
+        return Accuracy(ulps, series, product=product, by_exp2=by_exp2)
 
     def computes(self, dtype: DType) -> DType:
         return f64 if self.algebra else dtype
@@ -206,7 +209,18 @@ def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accu
             out = Bounded(v)
         if v.dtype.kind != "f":
             return out
-        return rounded(out, accuracy.computes(dtype), accuracy.half_ulps(name, dtype), name in CORRECT)
+        out = rounded(out, accuracy.computes(dtype), accuracy.half_ulps(name, dtype), name in CORRECT)
+        if dtype is f32 and name == "exp" and accuracy.by_exp2:
+            more = accuracy.ulps("exp2_ftz", "f32") - accuracy.ulps("exp", "f32")
+            return _by_exp2(out, max(2 * more, 0.0) + BY_EXP2 * np.abs(args[0].v))
+        return _by_exp2(out, ZERO) if dtype is f32 and name == "exp2_ftz" else out
+
+
+def _by_exp2(x: Bounded, half_ulps: Array) -> Bounded:
+    """An exponential, so bounded that it may be off by more, and zero where it is less than the least normal number."""
+    own = half_ulps * UNIT["f32"] * x.v
+    own = np.where(np.isfinite(own), own + np.where(x.v < LEAST_NORMAL, x.v, 0.0), 0.0)
+    return made(x.v, worst(x) + own, variance(x) + own**2 / 3, shared(x))
 
 
 def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:

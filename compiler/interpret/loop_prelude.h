@@ -21,6 +21,8 @@ struct f16 { unsigned short bits; };
 UNARY(floor) UNARY(ceil) UNARY(trunc) UNARY(sqrt) UNARY(exp) UNARY(exp2) UNARY(expm1) UNARY(log) UNARY(log2) UNARY(log10)
 UNARY(log1p) UNARY(sin) UNARY(cos) UNARY(tan) UNARY(asin) UNARY(acos) UNARY(atan) UNARY(sinh) UNARY(cosh) UNARY(tanh)
 UNARY(asinh) UNARY(acosh) UNARY(atanh) UNARY(erf) UNARY(erfc) UNARY(rint)
+static inline f64 op_exp2_ftz(f64 x) { return x < -1022 ? 0 : op_exp2(x); }
+static inline f32 op_exp2_ftz(f32 x) { return x < -126 ? 0 : op_exp2(x); }
 BINARY(op_pow, pow) BINARY(op_atan2, atan2) BINARY(op_remainder, fmod)
 extern "C" double fma(double, double, double);
 extern "C" float fmaf(float, float, float);

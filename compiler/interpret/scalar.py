@@ -98,6 +98,11 @@ def _tf32(x: Array) -> Array:
     return np.where(np.isnan(x), x, kept.view(x.dtype).reshape(np.shape(x)))
 
 
+def _exp2_ftz(x: Array) -> Array:
+    y = FUNCTIONS["exp2"](x)
+    return np.where(y < np.finfo(x.dtype).tiny, x.dtype.type(0), y)
+
+
 def _halves(x: Array) -> tuple[Array, Array]:
     scaled = x * 134217729.0  # 2**27 + 1 splits 53 bits into 26 and 27
     high = scaled - (scaled - x)
@@ -118,7 +123,7 @@ FUNCTIONS: dict[str, Function] = {
     "tf32": _tf32,
     "sqrt": np.sqrt, "rsqrt": _through_f64(_rsqrt), "pow": _through_f64(np.power), "fma": _fma,
     "exp": _through_f64(np.exp), "exp2": _through_f64(np.exp2), "expm1": _through_f64(np.expm1),
-    "log": _through_f64(np.log), "log2": _through_f64(np.log2), "log10": _through_f64(np.log10),
+    "exp2_ftz": _exp2_ftz, "log": _through_f64(np.log), "log2": _through_f64(np.log2), "log10": _through_f64(np.log10),
     "log1p": _through_f64(np.log1p),
     "sin": _through_f64(np.sin), "cos": _through_f64(np.cos), "tan": _through_f64(np.tan),
     "asin": _through_f64(np.arcsin), "acos": _through_f64(np.arccos), "atan": _through_f64(np.arctan),

@@ -154,9 +154,11 @@ OPS: dict[str, Row] = {
     "where": Row(3, _ANY), "isnan": Row(1, _FLOAT, "bool"),
     "floor": Row(1, _FLOAT), "ceil": Row(1, _FLOAT), "trunc": Row(1, _FLOAT),
     "round": Row(1, _FLOAT),  # halves go to even
-    "tf32": Row(1, _FLOAT),  # to 10 bits of fraction, halves away from zero, as tensor cores take f32; NaN stays
+    # to 10 bits of fraction, halves away from zero, as tensor cores take f32; of a NaN x, x - tf32(x) is NaN
+    "tf32": Row(1, _FLOAT),
     "sqrt": Row(1, _FLOAT), "rsqrt": Row(1, _FLOAT), "pow": Row(2, _FLOAT), "fma": Row(3, _FLOAT),
     "exp": Row(1, _FLOAT), "exp2": Row(1, _FLOAT), "expm1": Row(1, _FLOAT), "log": Row(1, _FLOAT),
+    "exp2_ftz": Row(1, _FLOAT),  # exp2, but zero where that is less than the least normal number
     "log2": Row(1, _FLOAT), "log10": Row(1, _FLOAT), "log1p": Row(1, _FLOAT),
     "sin": Row(1, _FLOAT), "cos": Row(1, _FLOAT), "tan": Row(1, _FLOAT), "asin": Row(1, _FLOAT),
     "acos": Row(1, _FLOAT), "atan": Row(1, _FLOAT), "atan2": Row(2, _FLOAT), "sinh": Row(1, _FLOAT),

@@ -38,7 +38,7 @@ HEADERS = {
     "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 convert from_raw to_raw from_bf16 to_bf16 from_f16 to_f16 from_mask to_mask resize_mask",
     "division.h": "floordiv remainder truncdiv fmod",
-    "exponential.h": "exp exp2 expm1 sinh cosh",
+    "exponential.h": "exp exp2 exp2_ftz expm1 sinh cosh",
     "logarithm.h": "log log2 log10 log1p asinh acosh atanh",
     "power.h": "pow",
     "special.h": "erf erfc",

@@ -27,8 +27,8 @@ HEADERS = {
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
     "arithmetic": "div isnan max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod round",
     "rounding": "tf32",
-    "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 expm1 sinh cosh tanh log log2 log10 log1p asinh acosh "
-    "atanh pow erf erfc sin cos tan asin acos atan atan2",
+    "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 exp2_ftz expm1 sinh cosh tanh log log2 log10 log1p asinh "
+    "acosh atanh pow erf erfc sin cos tan asin acos atan atan2",
     "memory": "load store store_global",
     "streaming": "load_once load_keep store_once",
     "reduce": "lanes_reduce warp_reduce block_reduce sum prod maximum minimum all any",

@@ -251,3 +251,12 @@ def f(x: bf16[50], y: bf16[50]):
     x, y = (scalar.round_bf16(RNG.standard_normal(50).astype(np.float32)) for _ in range(2))
     (z,), (b,) = run(text, x, y)
     assert 0.1 < margin(z, b) <= 1, f"seed {SEED}"
+
+
+def test_an_exponential_by_exp2_of_a_product_is_within_its_bound() -> None:
+    """Where exp itself would not be: arguments far from zero, and results that are no normal numbers."""
+    program = elementwise(op("exp", Load("x0", (Var("i"),), dt.f32)), 1)
+    x = (RNG.uniform(-100, 0, N)).astype(np.float32)
+    made = scalar.apply("exp2_ftz", (x * np.float32(np.log2(np.e)),))
+    (strict,), (allowed,) = bounds(program, [x]), bounds(program, [x], Accuracy.of("cuda", by_exp2=True))
+    assert margin(made, strict) > 1 and margin(made, allowed) <= 1, SEED

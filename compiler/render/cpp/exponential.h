@@ -1,4 +1,4 @@
-// exp, exp2, expm1, sinh, cosh.
+// exp, exp2, exp2 without denormals, expm1, sinh, cosh.
 //
 // exp(x) = 2^n (1 + p): n = round(x / ln 2), p = expm1(x - n ln 2) by a minimax polynomial on [-ln 2 / 2, ln 2 / 2].
 // ln 2 is split so that n times its head is exact with or without a fused multiply-add.
@@ -183,6 +183,13 @@ MLC_INLINE V mlc_exp2_lanes(V x) {
   return mlc_scale(q * r + 1, n);
 }
 MLC_UNARY(mlc_exp2)
+
+template <typename V>
+MLC_INLINE V mlc_exp2_ftz_lanes(V x) {
+  const mlc_lane<V> least = sizeof(mlc_lane<V>) == 4 ? -126 : -1022;
+  return x < least ? V{} : mlc_exp2_lanes(x);
+}
+MLC_UNARY(mlc_exp2_ftz)
 
 template <typename V>
 MLC_INLINE V mlc_expm1_lanes(V x) {

@@ -104,7 +104,7 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
         for a_at0 in serial(4):
             for a_at1 in serial(8):
                 a_big[a_at0, a_at1] = tf32(a[a_at0, a_at1])
-                a_small[a_at0, a_at1] = tf32(a[a_at0, a_at1] - a_big[a_at0, a_at1])
+                a_small[a_at0, a_at1] = a[a_at0, a_at1] - a_big[a_at0, a_at1]
         b = registers(f32[6, 8])
         copy(b[0: +6, 0: +8], w[0: +6, 0: +8], "plain")
         b_big = registers(f32[6, 8])
@@ -112,7 +112,7 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
         for b_at0 in serial(6):
             for b_at1 in serial(8):
                 b_big[b_at0, b_at1] = tf32(b[b_at0, b_at1])
-                b_small[b_at0, b_at1] = tf32(b[b_at0, b_at1] - b_big[b_at0, b_at1])
+                b_small[b_at0, b_at1] = b[b_at0, b_at1] - b_big[b_at0, b_at1]
         for i_0 in serial(4):
             for j_0 in serial(6):
                 for l_0 in serial(8, reduce):
@@ -126,7 +126,8 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
                 for l in serial(8, reduce):
                     c[i, j] += a_big[i, l] * b_big[j, l]
 
-    What is left out is 2**-22 of a product, less than f32 rounds off (Ootomo and Yokota 2022, arXiv:2203.03341).
+    What is left out is 2**-22 of a product, less than f32 rounds off (Ootomo and Yokota 2022, arXiv:2203.03341): the
+    smaller part has either sign, and of its 13 bits tensor cores read the first 11.
     Where a factor is infinite, or rounds to infinity, the sum is NaN.
     """
     _, nest = find_nest(kernel, step, step.loops)
@@ -165,7 +166,7 @@ def _writes(n: object, name: str) -> bool:
 
 
 def _halves(alloc: tile.Alloc) -> Body:
-    """What is left of each element of a tile in tf32, and what of the rest."""
+    """What is left of each element of a tile in tf32, and the rest."""
     t = alloc.tensor
     loops = tuple(f"{t.name}_at{n if len(t.shape) > 1 else ''}" for n in range(len(t.shape)))
     index = tuple(map(Var, loops))
@@ -173,7 +174,7 @@ def _halves(alloc: tile.Alloc) -> Body:
     big = whole.replace(buffer=f"{t.name}_big")
     stores = (
         Store(big.buffer, index, op("tf32", whole)),
-        Store(f"{t.name}_small", index, op("tf32", whole - big)),
+        Store(f"{t.name}_small", index, whole - big),
     )
     nest = tuple(tile.For(v, n, "parallel", SERIAL, ()) for v, n in zip(loops, t.shape, strict=True))
     allocs = (alloc.replace(tensor=t.replace(name=t.name + end)) for end in ("_big", "_small"))

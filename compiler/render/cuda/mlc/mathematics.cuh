@@ -76,6 +76,20 @@ MLC_DEVICE float mlc_fma(float x, float y, float z) {
 MLC_DEVICE double mlc_fma(double x, double y, double z) {
     return fma(x, y, z);
 }
+// exp2, but zero where that is less than the least normal number: one instruction for float.
+MLC_DEVICE float mlc_exp2_ftz(float x) {
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return x < -126.0f ? 0.0f : exp2f(x);
+#endif
+}
+MLC_DEVICE double mlc_exp2_ftz(double x) {
+    return x < -1022.0 ? 0.0 : exp2(x);
+}
+
 #ifdef __CUDACC__
 MLC_DEVICE float mlc_rsqrt(float x) {
     return rsqrtf(x);
