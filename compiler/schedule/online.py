@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from compiler.ir import loop, tile
 from compiler.ir.dtype import STORAGE_ONLY, DType
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, const, identity, names, op, substitute
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, const, identity, names, op, select, substitute
 from compiler.ir.index import linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 
@@ -292,12 +292,35 @@ def _without_factor(weight: Expr, accumulator: Var) -> tuple[Expr, Expr]:
     return weight, accumulator
 
 
+def scaled(score: Expr) -> tuple[float, Expr]:
+    """A score as a positive number times something: what has the larger score has the larger of these as well."""
+    match score:
+        case Op("mul", (rest, Const(factor))) | Op("mul", (Const(factor), rest)) if 0 < factor < math.inf:
+            more, inner = scaled(rest)
+            return more * factor, inner
+        case Op("where", (cond, value, Const(low) as least)) if low == -math.inf:
+            factor, inner = scaled(value)
+            return factor, op("where", cond, inner, least)
+        case Select(cond, value, Const(low) as least) if low == -math.inf:
+            factor, inner = scaled(value)
+            return factor, select(cond, inner, least)
+    return 1.0, score
+
+
 def reach(score: Expr, query: str) -> list[tuple[int, int]]:
     """Keys beyond which a score is -inf: pairs (a, b) where none above a * query + b counts."""
     match score:
         case Op("where", (cond, _, Const(value))) | Select(cond, _, Const(value)) if value == -math.inf:
             return [found for c in _conjuncts(cond) if (found := _bound(c, query)) is not None]
     return []
+
+
+def told_by_places(score: Expr, query: str, name: Var) -> bool:
+    """A score that is `name`, or that where only the places of key and query say that it counts, each by a bound."""
+    match score:
+        case Op("where", (cond, value, Const(low))) | Select(cond, value, Const(low)) if low == -math.inf:
+            return value is name and all(_bound(c, query) is not None for c in _conjuncts(cond))
+    return score is name
 
 
 def _conjuncts(cond: Expr) -> Sequence[Expr]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from compiler.ir import loop
 from compiler.ir.dtype import f32
-from compiler.ir.expr import Const
+from compiler.ir.expr import Const, static
 from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Init, Kernel, Let
 from compiler.ir.tensor import Tensor
@@ -28,8 +28,10 @@ LEAST_QUERIES = 9  # fewer are products of a matrix and few rows, which wait for
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
 CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
 PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
-WIDE_KEYS = 128  # where four warps hold 64 queries, twice as many registers
-GROUPS = (2, 1)  # of four warps in a block
+# Groups of four warps in a block, each with 64 queries, and keys: two groups read keys and values once for both; of one
+# with few keys, two blocks or more fit in a multiprocessor, and multiply in turn while the other is at its softmax.
+GROUPS = ((2, 128), (1, 64))
+FEW_QUERIES = 32  # so many or fewer would leave more than half of a group idle
 WARPS = (8, 4, 2)  # of a block, most first: the more, the fewer times keys and values are read
 DEPTH = 2  # blocks of keys in shared memory
 MOST_FEATURES = 128  # the sums of wider values do not fit in registers beside the rest
@@ -102,12 +104,12 @@ class _Plan:
         rows = [r for r in self.target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
         # Rows of panels as wide as all banks, which is how an instruction finds them.
         even = all(x.even for x in (self.q, self.k, self.v)) and self.depth % 64 == 0 == self.features % 64
-        keys = WIDE_KEYS if self.keys > KEYS else KEYS
-        score = [r for r in rows if r.function == "mlc_wgmma" and r.n == keys]
         value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
-        if score and value and kind != "f32" and even and "tma" in self.target.features:
-            for groups in GROUPS:
-                yield _Way(score[0], value[0], groups * score[0].m, keys, groups * score[0].threads, score[0].k)
+        if value and kind != "f32" and even and "tma" in self.target.features:
+            for groups, most in GROUPS:
+                keys = min(most, _up(self.keys, KEYS))
+                score = next(r for r in rows if r.function == "mlc_wgmma" and r.n == keys)
+                yield _Way(score, value[0], groups * score.m, keys, groups * score.threads, score.k)
         sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
         if sync is not None:
             unit = CHUNK if kind == "f32" else sync.k
@@ -121,7 +123,13 @@ class _Plan:
         batch = math.prod(parts.size(_loop(f)) for f in self.found.batch)
         fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
         full = [w for w in fits if batch * -(-self.queries // w.rows) >= self.target.cores]
-        return self.applied((full or fits[-1:])[0]) if fits else None
+        by_tma = [w for w in fits if w.by_tma and self.queries > FEW_QUERIES]
+        return self.applied(full[0] if full else (by_tma or fits)[-1]) if fits else None
+
+    def near(self) -> bool:
+        """Keys and values of all heads stay in the L2, so that queries of all may go at once, those with most first."""
+        read = {x.buffer: self.tensors[x.buffer] for x in (self.k, self.v)}
+        return sum(t.dtype.bytes * math.prod(map(static, t.shape)) for t in read.values()) <= self.target.l2 // 2
 
     def memory(self, way: _Way) -> int:
         """Bytes of a block's tiles in shared memory."""
@@ -137,12 +145,16 @@ class _Plan:
         self.way = way
         where = ("shared", f.weight.bytes * way.keys) if way.threefold else ("registers", 0)
         add(Online(f.accumulator.name, way.rows, way.keys, way.unit, *where))
+        if online.reach(f.score, query) and self.near():
+            add(Reorder((f"{query}0", *(x.var for x in f.batch))))
         self.steps += [Bind(x.var, "blocks") for x in f.batch]
         add(Bind(f"{query}0", "blocks"))
         self.spread(f"{query}_first")
         for end, column in (("begin", feature), ("zero", key), ("scale", feature), ("last", feature)):
             self.spread(f"{query}_{end}", f"{column}_{end}")
-        self.spread(f"{query}_row", f"{key}_row", f"{key}_max", f"{key}_exp")
+        if online.scaled(f.score)[1] is not self.scores.name or self.keys % way.keys:
+            self.spread(f"{query}_edge", f"{key}_edge")
+        self.spread(f"{query}_row", f"{key}_max", f"{key}_exp")
         widths = _up(self.depth, way.unit), _up(self.features, way.unit)
         nest = f"{query}_score", f"{key}_score", depth
         q = self.shared(self.q, "query", {"own": (nest[0], way.rows), "k": (depth, widths[0])})

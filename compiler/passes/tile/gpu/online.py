@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler.ir import tile
-from compiler.ir.dtype import STORAGE_ONLY, DType, compute
+from compiler.ir.dtype import STORAGE_ONLY, DType, compute, f32
 from compiler.ir.expr import (
     Cast,
     Const,
@@ -69,7 +70,7 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
             for q_begin in serial(4):
                 for d_begin in serial(3):
                     o[q_begin, d_begin] = 0.0
-            for j0 in serial(q0 + 1, scan):
+            for j0 in serial(2 - q0, scan):
                 c = registers(f32[4, 4])
                 for q_zero in serial(4):
                     for j_zero in serial(4):
@@ -77,21 +78,23 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
                 for q_score in serial(4):
                     for j_score in serial(4):
                         for r in serial(2, reduce):
-                            c[q_score, j_score] += x[q0 * 4 + q_score, r] * k[j0 * 4 + j_score, r]
+                            c[q_score, j_score] += x[q_score - q0 * 4 + 4, r] * k[j0 * 4 + j_score, r]
                 o_weights = registers(f32[4, 4])
+                if j0 * 4 + 3 > 4 - q0 * 4:
+                    for q_edge in serial(4):
+                        for j_edge in serial(4):
+                            c[q_edge, j_edge] = where(j0 * 4 + j_edge <= q_edge - q0 * 4 + 4, c[q_edge, j_edge], -inf)
                 for q_row in serial(4):
-                    for j_row in serial(4):
-                        c[q_row, j_row] = where(j0 * 4 + j_row <= q0 * 4 + q_row, c[q_row, j_row], -inf)
                     m_new: f32 = m[q_row]
                     for j_max in serial(4, reduce):
                         m_new = update(max, c[q_row, j_max])
                     m_safe = where(m_new == -inf, 0.0, m_new)
                     l_new: f32 = 0.0
                     for j_exp in serial(4, reduce):
-                        o_weight = exp(c[q_row, j_exp] - m_safe)
+                        o_weight = exp2_ftz((c[q_row, j_exp] - m_safe) * 1.4426950216293335)
                         o_weights[q_row, j_exp] = o_weight
                         l_new += o_weight
-                    m_scale = exp(m[q_row] - m_safe)
+                    m_scale = exp2_ftz((m[q_row] - m_safe) * 1.4426950216293335)
                     l[q_row] = l[q_row] * m_scale + l_new
                     m[q_row] = m_new
                     o_scale[q_row] = m_scale
@@ -103,11 +106,14 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
                         for j_value in serial(4, reduce):
                             o[q_value, d_value] += o_weights[q_value, j_value] * v[j0 * 4 + j_value, d_value]
             for q_last in serial(4):
+                l_inverse = 1.0 / l[q_last]
                 for d_last in serial(3):
-                    y[q0 * 4 + q_last, d_last] = o[q_last, d_last] / l[q_last]
+                    y[q_last - q0 * 4 + 4, d_last] = o[q_last, d_last] * l_inverse
 
-    Blocks of keys of which none counts are left out, where the score says how far a query reaches. A row of which
-    nothing counts has a maximum of -inf: it is not subtracted, so that the sums of such a row are zero.
+    Blocks of keys of which none counts are left out, where the score says how far a query reaches; then the last
+    queries, which have most to do, begin first. Single keys are looked at in blocks that are not far enough from that
+    bound. A row of which nothing counts has a maximum of -inf: it is not subtracted, so that the sums of such a row are
+    zero. Scores are multiplied by a number only as differences from their maximum, those of equal ones remain zero.
     """
     found = recognised.recognise(kernel)
     if found is None or found.accumulator.name != step.accumulator:
@@ -141,10 +147,13 @@ class _Maker:
         self.features = static(f.feature.extent)
         self.width = self.padded(self.features)
         self.depth = static(f.scores.depth.extent) if f.scores else 0
-        self.block, self.turn = Var(f"{self.query}0"), Var(f"{f.key}0")
         self.dtype: DType = f.accumulator.dtype
+        self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
         self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
-        self.ranges[self.block.name] = (0, -(-self.queries // self.rows) - 1)
+        self.turn, place, last = Var(f"{f.key}0"), Var(f"{self.query}0"), -(-self.queries // self.rows) - 1
+        self.ranges[place.name] = (0, last)
+        self.blocks: tuple[Var, int] = place, last + 1
+        self.block: Expr = last - place if reach(f.score, self.query) else place
         self.ranges[self.turn.name] = (0, -(-self.keys // self.cols) - 1)
 
     def padded(self, size: int) -> int:
@@ -221,7 +230,8 @@ class _Maker:
             tile.For(self.turn.name, self.turns(), "scan", SERIAL, tuple(self.turned())),
             self.last(),
         ]
-        outer = tile.For(self.block.name, dim(-(-self.queries // self.rows)), "parallel", SERIAL, tuple(inside))
+        place, count = self.blocks
+        outer = tile.For(place.name, dim(count), "parallel", SERIAL, tuple(inside))
         body: Body = (outer,)
         for r in reversed(f.batch):
             body = (tile.For(r.var, r.extent, r.kind, SERIAL, body),)
@@ -248,7 +258,7 @@ class _Maker:
             out.append(self.product(scores))
         held = self.tensor(weights, f.weight, self.rows, self.cols)
         out.append(tile.Alloc(held, self.step.space, self.step.swizzle))
-        out.append(self.softmax(scores, weights))
+        out += [*self.counted(scores), self.softmax(scores, weights)]
 
         def rescaled(i: Expr, d: Expr) -> Stmt:
             return Store(o, (i, d), Load(o, (i, d), self.dtype) * Load(f"{o}_scale", (i,), self.dtype))
@@ -284,7 +294,7 @@ class _Maker:
         f, dtype = self.found, self.dtype
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
         row = Var(f"{self.query}_row")
-        columns = {end: Var(f"{f.key}_{end}") for end in ("row", "max", "exp")}
+        columns = {end: Var(f"{f.key}_{end}") for end in ("max", "exp")}
         new, safe, scale = Var(f"{m}_new", dtype), Var(f"{m}_safe", dtype), Var(f"{m}_scale", dtype)
         more, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
 
@@ -298,7 +308,6 @@ class _Maker:
         return self.nest(
             [(row.name, self.rows, "parallel")],
             [
-                over("row", "parallel", Store(scores, (row, columns["row"]), self.score(row, columns["row"], scores))),
                 Init(new.name, old),
                 over("max", "reduce", Accum(new.name, "max", score("max"))),
                 Let(safe.name, guarded(new)),
@@ -306,21 +315,27 @@ class _Maker:
                 over(
                     "exp",
                     "reduce",
-                    Let(weight.name, op("exp", score("exp") - safe)),
+                    Let(weight.name, self.power(score("exp") - safe)),
                     Store(weights, (row, columns["exp"]), cast(weight, f.weight)),
                     Accum(more.name, "sum", weight),
                 ),
-                Let(scale.name, op("exp", old - safe)),
+                Let(scale.name, self.power(old - safe)),
                 Store(total, (row,), sums * scale + more),
                 Store(m, (row,), new),
                 Store(f"{o}_scale", (row,), scale),
             ],
         )
 
+    def power(self, e: Expr) -> Expr:
+        """exp of a difference of scores, which lack their factor; weights that are no normal numbers do not count."""
+        if self.dtype is not f32:
+            return op("exp", e)
+        return op("exp2_ftz", e * const(self.factor * math.log2(math.e), self.dtype))
+
     def score(self, row: Var, column: Var, scores: str) -> Expr:
         """What the softmax is taken of, -inf for a column too many; buffers are not read outside of their bounds."""
         f = self.found
-        value = self.at(f.score, row.name, column.name)
+        value = self.at(self.base, row.name, column.name)
         if f.scores:
             value = substitute(value, {f.scores.name: Load(scores, (row, column), self.dtype)})
         inside = [self.inside("column", column.name)]
@@ -331,11 +346,35 @@ class _Maker:
         cond = both(*inside)
         return value if isinstance(cond, Const) else op("where", cond, value, low)
 
+    def counted(self, scores: str) -> Body:
+        """What makes scores out of their products: only where these are not, or may not be, the scores themselves."""
+        f = self.found
+        place = Var(f"{self.query}_edge"), Var(f"{f.key}_edge")
+        value = self.score(*place, scores)
+        if f.scores and isinstance(value, Load):
+            return ()
+        loops = zip((x.name for x in place), (self.rows, self.cols), ("parallel", "parallel"), strict=True)
+        nest = self.nest(list(loops), [Store(scores, place, value)])
+        if f.scores is None or not recognised.told_by_places(self.base, self.query, f.scores.name):
+            return (nest,)
+        last = self.turn * self.cols + (self.cols - 1)
+        ends = [op("gt", last, self.block * (self.rows * a) + b) for a, b in reach(f.score, self.query)]
+        if self.keys % self.cols:
+            ends.append(op("ge", last, dim(self.keys)))
+        cond = functools.reduce(lambda x, y: op("or", x, y), (simplify(e, self.ranges, index=True) for e in ends))
+        return (nest,) if isinstance(cond, Const) else (If(cond, (nest,)),)
+
     def last(self) -> Stmt:
         f = self.found
         row, feature = Var(f"{self.query}_last"), Var(f"{self.feature}_last")
-        own: dict[Expr, Expr] = {x: Load(x.name, (row,), x.dtype) for x in (f.maximum, f.total)}
-        done = substitute(f.last, own | {f.accumulator: Load(f.accumulator.name, (row, feature), self.dtype)})
+        inverse = Var(f"{f.total.name}_inverse", self.dtype)
+        total, most = (Load(x.name, (row,), x.dtype) for x in (f.total, f.maximum))
+        own: dict[Expr, Expr] = {f.total: total, f.maximum: most * const(self.factor, self.dtype)}
+        if self.factor == 1.0:
+            own[f.maximum] = most
+        held = Load(f.accumulator.name, (row, feature), self.dtype)
+        divided = f.last is op("div", f.accumulator, f.total) and self.dtype is f32
+        done = held * inverse if divided else substitute(f.last, own | {f.accumulator: held})
         table = own | {f.accumulator: done}
         stores = tuple(
             s.replace(
@@ -347,4 +386,6 @@ class _Maker:
         )
         cond = both(self.inside("row", row.name), self.inside("feature", feature.name))
         body: Body = stores if isinstance(cond, Const) else (If(cond, stores),)
-        return self.nest([(row.name, self.rows, "parallel"), (feature.name, self.width, "parallel")], body)
+        before = (Let(inverse.name, const(1.0, self.dtype) / total),) if divided else ()
+        columns = self.nest([(feature.name, self.width, "parallel")], body)
+        return self.nest([(row.name, self.rows, "parallel")], [*before, columns])
