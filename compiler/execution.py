@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from compiler import execution_gpu, frontend, pipeline
+from compiler import buffers, execution_gpu, frontend, pipeline
+from compiler.dynamic import AnySize
 from compiler.errors import CompilerError
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
@@ -20,15 +21,14 @@ from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
 from compiler.interpret.bounded import Accuracy
 from compiler.ir import aten, kernel
-from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr, Op, dim, static
+from compiler.ir.expr import Op, Size
 from compiler.ir.node import digest
+from compiler.ir.sizes import numbers
 from compiler.ir.tensor import Program as TensorProgram
-from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
 from compiler.render import cpp
-from compiler.runtime import build, detect, guarded, launcher, memory
+from compiler.runtime import build, detect, guarded, launcher
 from compiler.schedule.steps import Schedule
 from compiler.targets import named
 from compiler.targets.accuracy import THREEFOLD
@@ -61,11 +61,11 @@ def execute(
     Raises KeyError for a stage that was not reached.
     """
     program = lowering.stages[stage]
-    types = _output_types(lowering.stages["torch"])
+    at = buffers.sizes_of(lowering, inputs)
     if stage == "torch":
         return tuple(frontend.execute(program, list(inputs)))
     if stage == "cpp":
-        return _run_text(lowering, inputs, types, cache)
+        return _run_text(lowering, inputs, buffers.plan(lowering, at), cache)
     if lowering.target.kind == "cuda" and stage in execution_gpu.STAGES:
         outcome = execute_guarded(lowering, inputs, runs=1, cache=cache, stage=stage)
         if outcome.complaints:
@@ -81,7 +81,8 @@ def execute(
             made = tile_interpreter.run(program, arrays)
         case _:
             made = kernel_interpreter.run(program, arrays)
-    return tuple(to_tensor(a, t) for a, t in zip(made, types, strict=True))
+    kinds = buffers.output_types(lowering.stages["torch"])
+    return tuple(to_tensor(a, t, at) for a, t in zip(made, kinds, strict=True))
 
 
 def _built(lowering: Lowering, cache: Path | None) -> Path:
@@ -94,39 +95,27 @@ def _built(lowering: Lowering, cache: Path | None) -> Path:
     return build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
 
 
-def _output_types(program: aten.Program) -> list[aten.Type]:
-    known = aten.types(program)
-    return [known[name] for name in program.outputs]
-
-
 def to_array(t: torch.Tensor) -> np.ndarray[Any, Any]:
     """As the interpreters hold it: bf16 as f32 values."""
     t = t.detach()
     return np.asarray(t.float().numpy() if t.dtype is torch.bfloat16 else t.numpy())
 
 
-def to_tensor(a: np.ndarray[Any, Any], kind: aten.Type) -> torch.Tensor:
+def to_tensor(a: np.ndarray[Any, Any], kind: aten.Type, sizes: Mapping[Size, int]) -> torch.Tensor:
     """Back, at the type and shape that the program promises."""
     made = torch.from_numpy(np.array(a, order="C", copy=True))
-    return made.to(frontend.torch_dtype(kind.dtype)).reshape(sizes(kind.shape))
-
-
-def sizes(shape: tuple[Expr, ...]) -> tuple[int, ...]:
-    return tuple(static(s) for s in shape)
+    return made.to(frontend.torch_dtype(kind.dtype)).reshape(numbers(kind.shape, sizes))
 
 
 def _run_text(
-    lowering: Lowering, inputs: Sequence[torch.Tensor], types: Sequence[aten.Type], cache: Path | None
+    lowering: Lowering, inputs: Sequence[torch.Tensor], planned: launcher.Plan, cache: Path | None
 ) -> tuple[torch.Tensor, ...]:
     """Poisoned outputs and temporaries: what the text does not write shows."""
     path = _built(lowering, cache)
-    program: kernel.Program = lowering.stages["kernel"]
-    outputs = [
-        poisoned(t.dtype, shape, stride)
-        for t, (shape, stride) in zip(types, map(_layout, program.outputs, types), strict=True)
-    ]
-    temps = [poisoned(t.dtype, sizes(t.shape), sizes(t.strides)) for t in program.temps]
-    launcher.run_once(path, [*inputs, *outputs, *temps], threads=torch.get_num_threads())
+    at = dict(zip(lowering.stages["kernel"].sizes, planned.sizes, strict=True))
+    outputs = [poisoned(b) for b in planned.outputs]
+    temps = [poisoned(b) for b in buffers.temporaries(lowering.stages["kernel"], at)]
+    launcher.run_once(path, [*inputs, *outputs, *temps], planned.sizes, threads=torch.get_num_threads())
     return tuple(outputs)
 
 
@@ -148,15 +137,15 @@ def execute_guarded(
     an allocation of its own on the GPU and the code its lines, for tools that watch accesses.
     """
     program: kernel.Program = lowering.stages["kernel"]
-    planned = plan(lowering)
+    at = buffers.sizes_of(lowering, inputs)
+    planned = buffers.plan(lowering, at)
     if lowering.target.kind == "cuda":
         inputs = execution_gpu.aligned(inputs)
         emulate = emulate or bool(patience)
         call = execution_gpu.caller(lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart)
     else:
         call = guarded.entry(_built(lowering, cache), planned.sizes, torch.get_num_threads())
-    temps = [launcher.Buffer(t.name, t.dtype.name, sizes(t.shape), sizes(t.strides)) for t in program.temps]
-    return guarded.run(call, planned, inputs, temps, runs, patience)
+    return guarded.run(call, planned, inputs, buffers.temporaries(program, at), runs, patience)
 
 
 def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -177,24 +166,14 @@ def eager_equations(program: aten.Program) -> TensorProgram:
     return torch_to_tensor.lower(program, round_every_call=True)
 
 
-def poisoned(dtype: DType, shape: tuple[int, ...], stride: tuple[int, ...]) -> torch.Tensor:
+def poisoned(buffer: launcher.Buffer) -> torch.Tensor:
     """A tensor whose unwritten elements are conspicuous: NaN, or bytes of 0x7f."""
-    out = torch.empty_strided(shape, stride, dtype=frontend.torch_dtype(dtype))
-    if dtype.is_float:
+    out = torch.empty_strided(buffer.shape, buffer.stride, dtype=launcher.DTYPES[buffer.dtype])
+    if out.is_floating_point():
         return out.fill_(float("nan"))
-    return out.fill_(int.from_bytes(b"\x7f" * out.element_size(), "little")) if dtype.is_integer else out.fill_(True)
-
-
-def _layout(made: Tensor, kind: aten.Type) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides of an output as the caller sees it, who does the reshape that the program left out."""
-    same = tuple(n for n in kind.shape if static(n) != 1) == tuple(n for n in made.shape if static(n) != 1)
-    return sizes(kind.shape), sizes(_strides(made, kind) if same else row_major(kind.shape))
-
-
-def _strides(made: Tensor, kind: aten.Type) -> tuple[Expr, ...]:
-    """The strides of `made`, which may lack axes of extent 1."""
-    given = iter(s for n, s in zip(made.shape, made.strides, strict=True) if static(n) != 1)
-    return tuple(dim(1) if static(n) == 1 else next(given) for n in kind.shape)
+    if out.dtype is torch.bool:
+        return out.fill_(True)
+    return out.fill_(int.from_bytes(b"\x7f" * out.element_size(), "little"))
 
 
 # ---- compiled functions
@@ -232,17 +211,21 @@ def compile(
     schedules: Mapping[str, Schedule] | None = None,
     cache: Path | None = None,
     threads: int = 0,
+    dynamic_shapes: Any = None,
 ) -> Executable:
     """`function` compiled for inputs of these types; `constants` are positions of inputs that are weights.
+
+    `dynamic_shapes` says which sizes may vary, as for `torch.export.export`: for each input None or a dict from axes
+    to `torch.export.Dim`s, in a list, or in a dict by the names of the function's parameters. The code is then right
+    for all sizes within the ranges of these, and is neither compiled nor captured again for another size.
 
     For a target with threads the executable takes CUDA tensors; without a GPU it takes those of the CPU and is slow.
 
     `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
     Raises Unsupported for what no stage can express, CompilerError otherwise.
     """
-    return build_captured(
-        frontend.capture(function, inputs, constants), target, schedules=schedules, cache=cache, threads=threads
-    )
+    captured = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
+    return build_captured(captured, target, schedules=schedules, cache=cache, threads=threads)
 
 
 def build_captured(
@@ -259,12 +242,31 @@ def build_captured(
     lowering = _lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
     names = [i.name for i in captured.program.inputs]
     bound = {names.index(name): value for name, value in captured.constants.items()}
-    if machine.kind == "cuda":
-        call = execution_gpu.load(lowering, plan(lowering), bound, threads, folder)
+    return Executable(captured, lowering, _launcher(captured, lowering, bound, threads, folder))
+
+
+def _launcher(
+    captured: frontend.Captured, lowering: Lowering, bound: Mapping[int, torch.Tensor], threads: int, folder: Path
+) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """What calls the code: laid out now, or where sizes are symbolic, when they come."""
+    if lowering.target.kind == "cuda":
+        load = execution_gpu.loader(lowering, bound, threads, folder)
     else:
         path = _built(lowering, folder)
-        call = launcher.load(path, plan(lowering), constants=bound, threads=threads, cache=folder)
-    return Executable(captured, lowering, call)
+
+        def load(planned: launcher.Plan) -> launcher.Launcher:
+            return launcher.load(path, planned, constants=bound, threads=threads, cache=folder)
+
+    sizes = captured.program.sizes
+    if not sizes:
+        return load(buffers.plan(lowering, {}))
+    free = [(i.name, i.type.shape) for n, i in enumerate(captured.program.inputs) if n not in bound]
+
+    def laid_out(at: Mapping[Size, int]) -> launcher.Launcher:
+        captured.check(at)
+        return load(buffers.plan(lowering, at))
+
+    return AnySize(sizes, free, laid_out)
 
 
 def _named(which: Target | str) -> Target:
@@ -274,27 +276,6 @@ def _named(which: Target | str) -> Target:
 @functools.lru_cache(maxsize=1024)
 def _lowered(program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...]) -> Lowering:
     return pipeline.lower(program, machine, dict(schedules) or None)
-
-
-def plan(lowering: Lowering) -> launcher.Plan:
-    """The launch plan: buffers as the callers see them, and temporaries packed into one arena by liveness."""
-    torch_ir: aten.Program = lowering.stages["torch"]
-    program: kernel.Program = lowering.stages["kernel"]
-    inputs = tuple(
-        launcher.Buffer(i.name, i.type.dtype.name, sizes(i.type.shape), sizes(i.type.strides)) for i in torch_ir.inputs
-    )
-    outputs = tuple(
-        launcher.Buffer(t.name, t.dtype.name, *_layout(t, kind))
-        for t, kind in zip(program.outputs, _output_types(torch_ir), strict=True)
-    )
-    arena = memory.plan([_lifetime(t, program) for t in program.temps])
-    return launcher.Plan(inputs, outputs, tuple(arena.offsets), arena.size)
-
-
-def _lifetime(t: Tensor, program: kernel.Program) -> memory.Lifetime:
-    uses = [n for n, f in enumerate(program.functions) if any(p.name == t.name for p in f.params)] or [0]
-    count = int(np.prod([static(s) for s in t.shape], dtype=np.int64)) if t.shape else 1
-    return memory.Lifetime(count * t.dtype.bytes, uses[0], uses[-1])
 
 
 def compare(compiled: Executable, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[float, float]:

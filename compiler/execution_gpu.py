@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
+from compiler.buffers import Sizes
 from compiler.errors import CompilerError
 from compiler.ir import kernel as k
-from compiler.ir.expr import static
+from compiler.ir.sizes import numbers
 from compiler.pipeline import Lowering
 from compiler.render import cuda
 from compiler.runtime import cubin, device, gpu, guarded, launcher
@@ -17,7 +19,7 @@ from compiler.runtime.emulator import emulator
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
 from compiler.runtime.launcher import DTYPES, Launcher, Plan
-from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map
+from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map, Size
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parent / "render" / "cuda"
@@ -33,15 +35,17 @@ _ALONE = frozenset({"mlc_load", "mlc_load_keep", "mlc_load_once", "mlc_store", "
 
 def launches(program: k.Program, plan: Plan) -> LaunchPlan:
     """What each function of `program` is launched as, on the buffers of `plan`; empty grids are left out."""
-    temps = tuple(Buffer(t.name, _bytes(tuple(map(static, t.shape)), tuple(map(static, t.strides)), t.dtype.bytes))
+    at = dict(zip(program.sizes, plan.sizes, strict=True))
+    temps = tuple(Buffer(t.name, _bytes(numbers(t.shape, at), numbers(t.strides, at), t.dtype.bytes))
                   for t in program.temps)  # fmt: skip
-    numbers = {t.name: n for n, t in enumerate((*program.inputs, *program.outputs, *program.temps))}
+    places = {t.name: n for n, t in enumerate((*program.inputs, *program.outputs, *program.temps))}
     made = []
     for f, name in zip(program.functions, cuda.names(program), strict=True):
-        grid = _extent(tuple(map(static, f.grid)))
+        grid = _extent(numbers(f.grid, at))
         if all(grid):
-            args: list[int | Map] = [numbers[p.name] for p in f.params]
-            args += [_map(m, f, numbers[m.buffer]) for m in f.maps]
+            args: list[int | Size | Map] = [places[p.name] for p in f.params]
+            args += [Size(n) for n in plan.sizes]
+            args += [_map(m, f, places[m.buffer], at) for m in f.maps]
             shared, synchronizes = k.dynamic_shared(f)[1], _meets(f)
             made.append(Launch(name, grid, _extent(f.block), tuple(args), shared, (f.cluster, 1, 1), synchronizes))
     return LaunchPlan(
@@ -55,11 +59,11 @@ def _extent(sizes: tuple[int, ...]) -> Extent:
     return x, y, z
 
 
-def _map(m: k.TensorMap, f: k.Function, number: int) -> Map:
+def _map(m: k.TensorMap, f: k.Function, number: int, at: Sizes) -> Map:
     """A tensor map of the whole of a parameter, innermost axis first."""
     t = next(p for p in f.params if p.name == m.buffer)
-    dims = tuple(static(n) for n in reversed(t.shape))
-    strides = tuple(static(n) * t.dtype.bytes for n in reversed(t.strides))
+    dims = tuple(reversed(numbers(t.shape, at)))
+    strides = tuple(n * t.dtype.bytes for n in reversed(numbers(t.strides, at)))
     return Map(number, t.dtype.name, dims, strides, m.box, m.swizzle)
 
 
@@ -170,16 +174,26 @@ def aligned(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 # ---- compiled functions
 
 
-def load(
-    lowering: Lowering, plan: Plan, constants: Mapping[int, torch.Tensor], threads: int, cache: Path | None
-) -> Launcher:
-    """A function from tensors to tensors: on the GPU where there is one, else of tensors on the CPU by the emulator."""
-    made, launched = text(lowering, "cuda"), launches(lowering.stages["kernel"], plan)
+def loader(
+    lowering: Lowering, constants: Mapping[int, torch.Tensor], threads: int, cache: Path | None
+) -> Callable[[Plan], Launcher]:
+    """What makes a function from tensors to tensors of a plan: on the GPU if there is one, else by the emulator."""
+    made, program = text(lowering, "cuda"), lowering.stages["kernel"]
     arch = architecture(lowering.target)
-    if arch is not None:
-        image = cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache)
-        return gpu.load(image, plan, launched, constants=constants, cache=cache)
-    path = emulator.build(made, (HEADERS,), cache=cache)
+    if arch is None:
+        path = emulator.build(made, (HEADERS,), cache=cache)
+        return lambda plan: _emulated(path, plan, launches(program, plan), constants, threads)
+    image = cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache)
+    # A graph is of one size: where sizes vary, launches are enqueued one by one.
+    least = sys.maxsize if program.sizes else gpu.GRAPHS_FROM
+    return lambda plan: gpu.load(
+        image, plan, launches(program, plan), constants=constants, graphs_from=least, cache=cache
+    )
+
+
+def _emulated(
+    path: Path, plan: Plan, launched: LaunchPlan, constants: Mapping[int, torch.Tensor], threads: int
+) -> Launcher:
     bound = launcher.bind(plan, constants)
     free = [i for i in range(len(plan.inputs)) if i not in bound]
 

@@ -9,8 +9,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from compiler.errors import Unsupported
 from compiler.ir import (
     aten,
     aten_text,
@@ -24,6 +26,8 @@ from compiler.ir import (
     tile,
     tile_text,
 )
+from compiler.ir.expr import SymbolicError, sizes_in
+from compiler.ir.text import show_size
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop.narrow import narrow
 from compiler.passes.loop.share_rows import share_rows
@@ -32,6 +36,7 @@ from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile import steps
+from compiler.passes.tile.on_hint import on_hint
 from compiler.passes.tile_to_kernel import tile_to_kernel
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
@@ -119,7 +124,7 @@ def _apply_schedules(program: statement.Program, context: Context) -> statement.
 
 
 def _share_rows(program: statement.Program, context: Context) -> statement.Program:
-    return share_rows(program, context.target)
+    return program if program.sizes else share_rows(program, context.target)
 
 
 def _render(program: kernel.Program, context: Context) -> str:
@@ -187,7 +192,17 @@ def schedules_for(program: statement.Program, target: Target) -> dict[str, Sched
             users[p.name] = users.get(p.name, 0) + 1
     private = {t.name for t in program.temps if users.get(t.name) == 1}
     choose = {"cpu": heuristic.choose, "cuda": gpu_heuristic.choose}[target.kind]
-    return {k.name: choose(k, private & {p.name for p in k.params}, target) for k in program.kernels}
+    plain = {"cpu": heuristic.plain, "cuda": gpu_heuristic.plain}[target.kind]
+    out: dict[str, Schedule] = {}
+    for k in program.kernels:
+        own = private & {p.name for p in k.params}
+        if sizes_in(k):
+            out[k.name] = on_hint(
+                program, k, partial(choose, private=own, target=target), partial(plain, private=own, target=target)
+            )
+        else:
+            out[k.name] = choose(k, own, target)
+    return out
 
 
 def lower(
@@ -231,7 +246,10 @@ def _lower(
         number += 1
         if p.optional and gate is not None and not gate(p.name, number):
             continue
-        before, program = program, p.run(program, Context(target, schedules or {}))
+        try:
+            before, program = program, p.run(program, Context(target, schedules or {}))
+        except SymbolicError as problem:
+            raise Unsupported(f"pass {p.name}", [show_size(s) for s in program.sizes], str(problem)) from problem
         stage = p.result
         if stage in IRS:
             IRS[stage].verify(program)

@@ -15,22 +15,30 @@ from torch.utils import _pytree as pytree
 
 from compiler.errors import Unsupported
 from compiler.frontend.decompose import IGNORED
+from compiler.frontend.symbols import Guard, Symbols
 from compiler.frontend.types import OURS, tensor_type
 from compiler.ir import aten
 from compiler.ir.aten import Call, Input, Program, Ref, Type
 from compiler.ir.dtype import DTYPES
+from compiler.ir.expr import Const, Expr
+from compiler.ir.sizes import unbound
 from compiler.passes.torch_to_tensor.lower import RULES
 
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _RESERVED = {*DTYPES, *keyword.kwlist, "inf", "nan", "size", "constant"}
 
 
 @dataclass(frozen=True)
 class Converted:
-    """A program, the values of its constant inputs, and the program's name for each placeholder of the graph."""
+    """A program, the values of its constant inputs, and the program's name for each placeholder of the graph.
+
+    `guards` is what torch has assumed of its sizes beyond their ranges.
+    """
 
     program: Program
     constants: dict[str, torch.Tensor]
     inputs: tuple[str, ...]
+    guards: tuple[Guard, ...] = ()
 
 
 def convert(
@@ -38,13 +46,15 @@ def convert(
     wanted: Sequence[str] = (),
     constants: Mapping[int, torch.Tensor] = {},
     name: str = "f",
+    ranges: Mapping[Any, Any] = {},
 ) -> Converted:
     """A functional ATen graph, whose nodes carry example values, as Torch IR.
 
     `wanted` are names for its placeholders, `constants` the known values of some, by position. Placeholders that are
-    not tensors are left out: torch has specialised the graph to their values.
+    not tensors are left out: torch has specialised the graph to their values, or they are sizes of tensors. `ranges`
+    are those of symbolic sizes, by torch's symbol.
     """
-    reader = _Reader(graph)
+    reader = _Reader(graph, Symbols(ranges))
     inputs: list[Input] = []
     values: dict[str, torch.Tensor] = {}
     names: list[str] = []
@@ -53,10 +63,10 @@ def convert(
         own = reader.bind(node, wanted[position] if position < len(wanted) else node.name)
         names.append(own)
         example = node.meta.get("val")
-        if isinstance(example, torch.SymInt | torch.SymFloat | torch.SymBool):
-            raise Unsupported("symbolic size", (node.name,), "sizes must be known when compiling: use dynamic=False")
+        if isinstance(example, torch.SymFloat | torch.SymBool):
+            raise Unsupported("symbolic number", (node.name,), "numbers must be known when compiling, but for sizes")
         if isinstance(example, torch.Tensor):
-            inputs.append(Input(own, tensor_type(example), position in constants))
+            inputs.append(Input(own, tensor_type(example, reader.symbols.size), position in constants))
             values |= {own: constants[position]} if position in constants else {}
     calls: list[Call] = []
     outputs: tuple[str, ...] = ()
@@ -72,23 +82,33 @@ def convert(
                     values[own] = value.detach()
             case "output":
                 results = pytree.tree_leaves(node.args)
-                outputs = tuple(reader.names[n] for n in results if isinstance(n, Node))
+                outputs = tuple(reader.result(n) for n in results if isinstance(n, Node))
             case "placeholder":
                 pass
             case _:
                 raise Unsupported(f"{node.op} {node.target}", (), "not a call of an ATen op")
-    program = Program(name, tuple(inputs), _used(calls, outputs), outputs)
+    sizes = tuple(reader.symbols.sizes.values())
+    program = Program(name, tuple(inputs), _used(calls, outputs), outputs, sizes)
     aten.verify(program)
-    return Converted(program, values, tuple(names))
+    for s in unbound(sizes, [(i.name, i.type.shape) for i in inputs]):
+        raise Unsupported("symbolic size", (s.name,), "is not by itself a size of an input")
+    return Converted(program, values, tuple(names), reader.symbols.guards())
 
 
 class _Reader:
     """Reads the calls of one graph, with the names that its nodes have been given."""
 
-    def __init__(self, graph: GraphModule) -> None:
+    def __init__(self, graph: GraphModule, symbols: Symbols) -> None:
         self.graph = graph
         self.names: dict[Node, str] = {}
         self.taken: set[str] = set(_RESERVED)
+        self.symbols = symbols
+        symbols.taken = self.taken
+
+    def result(self, node: Node) -> str:
+        if isinstance(node.meta.get("val"), _SYMBOLIC):
+            raise Unsupported("symbolic size", (node.name,), "is a result, but only tensors can be")
+        return self.names[node]
 
     def bind(self, node: Node, wanted: str) -> str:
         clean = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or "x"
@@ -102,6 +122,8 @@ class _Reader:
 
     def call(self, node: Node) -> list[Call]:
         if node.target is operator.getitem or str(node.target) in IGNORED:
+            return []
+        if isinstance(node.meta.get("val"), _SYMBOLIC):  # a size, which is written where it is used
             return []
         op = node.target
         if not isinstance(op, OpOverload):
@@ -160,7 +182,7 @@ class _Reader:
         if not isinstance(value, torch.Tensor):
             raise Unsupported(str(node.target), self.shown(node), f"gives a {type(value).__name__}, not a tensor")
         try:
-            return tensor_type(value)
+            return tensor_type(value, self.symbols.size)
         except Unsupported as problem:
             raise Unsupported(str(node.target), self.shown(node), f"{problem.op}: {problem.why}") from problem
 
@@ -172,8 +194,14 @@ class _Reader:
 
     def argument(self, value: object, node: Node) -> object:
         match value:
+            case Node() if isinstance(value.meta.get("val"), torch.SymInt):
+                return self.whole(value.meta["val"])
+            case Node() if isinstance(value.meta.get("val"), _SYMBOLIC):
+                raise Unsupported(str(node.target), self.shown(node), f"{value} is a number that depends on a size")
             case Node():
                 return Ref(self.names[value])
+            case torch.SymInt():
+                return self.whole(value)
             case list() | tuple():
                 return tuple(self.argument(v, node) for v in value)
             case torch.dtype() if value in OURS:
@@ -183,6 +211,10 @@ class _Reader:
             case None | bool() | int() | float() | str():
                 return value
         raise Unsupported(str(node.target), self.shown(node), f"argument {value} of type {type(value).__name__}")
+
+    def whole(self, n: Any) -> Expr | int:
+        e = self.symbols.size(n)
+        return int(e.value) if isinstance(e, Const) else e
 
     def shown(self, node: Node) -> list[str]:
         def show(a: object) -> str:

@@ -13,6 +13,8 @@ from compiler.frontend.types import torch_dtype
 from compiler.ir import aten
 from compiler.ir.aten import Call, Program, Ref, Type
 from compiler.ir.dtype import DType
+from compiler.ir.expr import Expr, static
+from compiler.ir.sizes import bind, fixed
 
 _COMPARISONS = {f"aten.{name}.Scalar" for name in ("eq", "ne", "lt", "le", "gt", "ge")}
 # What is stored is the scalar as the tensor's type has it.
@@ -29,6 +31,8 @@ def execute(
     """
     if len(tensors) != len(program.inputs):
         raise CompilerError(f"{program.name} takes {len(program.inputs)} tensors, not {len(tensors)}")
+    declared = [(i.name, i.type.shape) for i in program.inputs]
+    program = fixed(program, bind(program.sizes, declared, [t.shape for t in tensors]) if program.sizes else {})
     known = aten.types(program)
     env: dict[str, Any] = {i.name: _promoted(t, dtype) for i, t in zip(program.inputs, tensors, strict=True)}
     with torch.no_grad(), _default_dtype(dtype), torch.device(tensors[0].device if tensors else "cpu"):
@@ -77,6 +81,8 @@ def _actual(argument: object, env: Mapping[str, Any], dtype: torch.dtype | None,
             return [_actual(a, env, dtype) for a in argument]
         case DType():
             return dtype if dtype is not None and argument.is_float else torch_dtype(argument)
+        case Expr():
+            return static(argument)
         case str() if key == "memory_format":
             return getattr(torch, argument)
     return argument

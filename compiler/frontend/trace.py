@@ -22,7 +22,10 @@ from torch.utils import _pytree as pytree
 from compiler.errors import CompilerError, Unsupported
 from compiler.frontend.convert import convert
 from compiler.frontend.decompose import decompose, expand
+from compiler.frontend.symbols import Guard
 from compiler.ir.aten import Program
+from compiler.ir.expr import Size
+from compiler.ir.sizes import SizeError
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,14 @@ class Captured:
     arguments: tuple[str, ...]
     structure: pytree.TreeSpec
     literals: dict[int, object] = field(default_factory=dict)
+    guards: tuple[Guard, ...] = ()
+
+    def check(self, sizes: Mapping[Size, int]) -> None:
+        """Raise SizeError for sizes of which the trace does not hold."""
+        for text, holds in self.guards:
+            if not holds(sizes):
+                shown = ", ".join(f"{s.name} = {n}" for s, n in sizes.items())
+                raise SizeError(f"{shown}: what was compiled holds for sizes with {text} only")
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
         """The function's result, from the values of the program's outputs."""
@@ -47,16 +58,21 @@ class Captured:
 
 
 def capture(
-    function: Callable[..., Any], inputs: Sequence[Any], constants: Sequence[int] = (), name: str = "f"
+    function: Callable[..., Any],
+    inputs: Sequence[Any],
+    constants: Sequence[int] = (),
+    name: str = "f",
+    dynamic_shapes: Any = None,
 ) -> Captured:
     """Trace `function(*inputs)`. Weights of modules, and tensors that the function closes over, become constant inputs.
 
-    `constants` are positions in `inputs` that hold weights: those become constant inputs as well.
+    `constants` are positions in `inputs` that hold weights: those become constant inputs as well. `dynamic_shapes` says
+    which sizes may vary, as `torch.export.export` has it, by position or by the names of the function's parameters.
     """
     module = function if isinstance(function, torch.nn.Module) else _Function(function)
     # An alias of each tensor, so that one that is passed twice, or closed over as well, is not taken for one input.
     distinct = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tuple(inputs))
-    exported = _export(module, distinct, function)
+    exported = _export(module, distinct, function, dynamic_shapes)
     spec = exported.graph_signature
     graph = decompose(exported, spec)
     names = iter(_argument_names(function, inputs))
@@ -76,13 +92,14 @@ def capture(
         else:
             values[len(wanted)] = _weight(exported, s.target or "")
             wanted.append(s.arg.name)
-    made = convert(graph, wanted, values, name)
+    made = convert(graph, wanted, values, name, exported.range_constraints)
     outputs = [s.arg for s in spec.output_specs]
     literals = {n: getattr(a, "value", None) for n, a in enumerate(outputs) if not isinstance(a, TensorArgument)}
     assert exported.call_spec.out_spec is not None, "torch.export always gives the structure of the results"
     return Captured(
-        made.program, made.constants, tuple(made.inputs[n] for n in arguments), exported.call_spec.out_spec, literals
-    )
+        made.program, made.constants, tuple(made.inputs[n] for n in arguments), exported.call_spec.out_spec, literals,
+        made.guards,
+    )  # fmt: skip
 
 
 class _Function(torch.nn.Module):
@@ -112,14 +129,30 @@ def _argument_names(function: Callable[..., Any], inputs: Sequence[Any]) -> list
     return out
 
 
-def _export(module: torch.nn.Module, inputs: tuple[Any, ...], function: Callable[..., Any]) -> ExportedProgram:
+def _export(
+    module: torch.nn.Module, inputs: tuple[Any, ...], function: Callable[..., Any], dynamic_shapes: Any
+) -> ExportedProgram:
+    shapes = _by_parameter(module, function, dynamic_shapes)
     with torch.no_grad(), _silenced("torch._subclasses.fake_tensor"), _without_fast_path():
         try:
-            return export(module, inputs, strict=False)
+            return export(module, inputs, strict=False, dynamic_shapes=shapes)
         except Exception as problem:  # whatever PyTorch raises for a program that it cannot run or trace
             what = getattr(function, "__qualname__", type(function).__name__)
             reason = str(problem).strip().split("\n\n")[0].split("\n")[0]
             raise CompilerError(f"torch.export cannot trace {what}: {type(problem).__name__}: {reason}") from problem
+
+
+def _by_parameter(module: torch.nn.Module, function: Callable[..., Any], shapes: Any) -> Any:
+    """`dynamic_shapes` for the module that is exported, which takes the parameters of a plain function as one tuple."""
+    if shapes is None or module is function:
+        return shapes
+    if not isinstance(shapes, Mapping):
+        return (tuple(shapes),)
+    names = [p.name for p in inspect.signature(function).parameters.values()]
+    unknown = sorted(set(shapes) - set(names))
+    if unknown:
+        raise CompilerError(f"dynamic_shapes names {', '.join(map(str, unknown))}; parameters are {', '.join(names)}")
+    return (tuple(shapes.get(n) for n in names),)
 
 
 @contextmanager
@@ -163,4 +196,5 @@ def from_graph(graph: GraphModule, constants: Mapping[int, torch.Tensor] = {}) -
     leaves, structure = pytree.tree_flatten(output.args[0])
     literals = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Node)}
     made = convert(expand(graph), [n.name for n in placeholders], constants)
-    return Captured(made.program, made.constants, tuple(made.inputs[n] for n in tensors), structure, literals)
+    arguments = tuple(made.inputs[n] for n in tensors)
+    return Captured(made.program, made.constants, arguments, structure, literals, made.guards)

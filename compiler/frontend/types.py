@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from compiler.errors import Unsupported
 from compiler.ir.aten import Type
 from compiler.ir.dtype import DTYPES, DType
-from compiler.ir.expr import dim
+from compiler.ir.expr import Expr, dim
 
 TORCH = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64,
@@ -27,10 +29,8 @@ def our_dtype(dtype: torch.dtype) -> DType:
     return OURS[dtype]
 
 
-def tensor_type(t: torch.Tensor) -> Type:
-    """The type of a tensor, real or fake; raises Unsupported for symbolic sizes."""
-    if not all(isinstance(n, int) for n in (*t.shape, *t.stride())):
-        raise Unsupported("symbolic size", (f"shape {tuple(t.shape)}",), "sizes must be known when compiling")
+def tensor_type(t: torch.Tensor, size: Callable[[int], Expr] = dim) -> Type:
+    """The type of a tensor, real or fake; `size` makes expressions of its sizes. Raises Unsupported."""
     if t.layout is not torch.strided:
         raise Unsupported(str(t.layout), (), "only dense tensors")
-    return Type(our_dtype(t.dtype), tuple(map(dim, t.shape)), tuple(map(dim, t.stride())))
+    return Type(our_dtype(t.dtype), tuple(map(size, t.shape)), tuple(map(size, t.stride())))

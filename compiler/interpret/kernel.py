@@ -109,6 +109,7 @@ class _Buffer:
 def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
     """The outputs of `program` on `arrays`, in the order of its inputs; raises InterpretError for a wrong access."""
     sizes = bind_sizes(program, [np.shape(a) for a in arrays])  # type: ignore[arg-type]
+    names = tuple(s.name for s in program.sizes)
     buffers: dict[str, _Buffer] = {}
     for t, a in zip(program.inputs, arrays, strict=True):
         made = buffers[t.name] = _allocate(t, sizes)
@@ -121,7 +122,7 @@ def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
         for f in program.functions:
             undefined = frozenset(p.name for p in f.params if buffers[p.name].written is not None)
             parts = (_parts(buffers[p.name]) for p in f.params)
-            _compiled(f, program.sizes, undefined)(*(sizes[s] for s in program.sizes), *(x for p in parts for x in p))
+            _compiled(f, names, undefined)(*(sizes[n] for n in names), *(x for p in parts for x in p))
     return tuple(_result(program, t, buffers[t.name]) for t in program.outputs)
 
 

@@ -40,7 +40,7 @@ def run(program: Program, arrays: Sequence[Array], cache: Path | None = None) ->
     entry = _entry(build.build(source(program), FLAGS, cache=cache))
     buffers = [memory[t.name] for t in tensors] + [violation]
     pointers = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
-    entry(pointers, (ctypes.c_longlong * (len(sizes) + 1))(*(sizes[s] for s in program.sizes)), 1)
+    entry(pointers, (ctypes.c_longlong * (len(sizes) + 1))(*(sizes[s.name] for s in program.sizes)), 1)
     if violation[5]:
         raise InterpretError(_explain(program, violation.tolist(), memory))
     return tuple(_result(program, t, memory[t.name]) for t in program.outputs)
@@ -91,7 +91,7 @@ def source(program: Program) -> str:
     where = {t.name: k for k, t in enumerate(_tensors(program))}
     text = [PRELUDE]
     for k, kernel in enumerate(program.kernels):
-        text.append(_Writer(k, kernel, program.sizes).function())
+        text.append(_Writer(k, kernel, tuple(s.name for s in program.sizes)).function())
     text.append(
         'extern "C" __attribute__((visibility("default"))) void mlc_entry(void **buffers, const i64 *sizes, int) {'
     )

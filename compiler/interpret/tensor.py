@@ -18,9 +18,9 @@ from compiler.interpret import scalar
 from compiler.interpret.grid import Algebra, Grid, InterpretError, Span, Take, refuse
 from compiler.interpret.grid import evaluate as value_of
 from compiler.interpret.scalar import Array
-from compiler.ir import statement
+from compiler.ir import sizes, statement
 from compiler.ir.dtype import DType
-from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Var, names
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, names
 from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, Scan, Scatter, equations
 from compiler.ir.text import show
 
@@ -129,25 +129,22 @@ def evaluate(program: Program, arrays: Sequence[Array], *, exact: bool = False) 
 
 def evaluate_with(algebra: TensorAlgebra[T], program: Program, inputs: Sequence[T]) -> dict[str, T]:
     """Every input and equation by name, as values of `algebra`."""
-    sizes = bind_sizes(program, [algebra.shape(x) for x in inputs])
+    bound = bind_sizes(program, [algebra.shape(x) for x in inputs])
     known = {t.name: x for t, x in zip(program.inputs, inputs, strict=True)}
     for equation in equations(program):
-        grid = Grid(algebra, known, sizes, f"{program.name}: equation {equation.name}")
+        grid = Grid(algebra, known, bound, f"{program.name}: equation {equation.name}")
         known[equation.name] = define(algebra, equation, grid)
     return known
 
 
 def bind_sizes(program: Program | statement.Program, shapes: Sequence[tuple[int, ...]]) -> dict[str, int]:
     """What the sizes of a program are, from the shapes of its inputs; raises InterpretError where these do not fit."""
-    sizes: dict[str, int] = {}
-    for t, got in zip(program.inputs, shapes, strict=True):
-        if len(got) == len(t.shape):
-            sizes |= {e.name: n for e, n in zip(t.shape, got, strict=True) if isinstance(e, Var)}
-    for t, got in zip(program.inputs, shapes, strict=True):
-        want = tuple(extent(e, sizes) for e in t.shape)
-        if want != tuple(got):
-            raise InterpretError(f"{program.name}: input {t.name} has shape {list(got)}, expected {list(want)}")
-    return sizes
+    declared = [(t.name, t.shape) for t in program.inputs]
+    try:
+        found = sizes.bind(program.sizes, declared, shapes)
+    except sizes.SizeError as problem:
+        raise InterpretError(f"{program.name}: {problem}") from problem
+    return {s.name: n for s, n in found.items()}
 
 
 def extent(e: Expr, sizes: Mapping[str, int]) -> int:

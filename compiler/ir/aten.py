@@ -10,7 +10,7 @@ def f(x: f32[32, 2048], w: f32[2048]):
 from __future__ import annotations
 
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr
+from compiler.ir.expr import Expr, Size
 from compiler.ir.node import Node
 
 
@@ -51,13 +51,13 @@ class Input(Node):
 
 
 class Program(Node):
-    """`sizes` are the symbolic sizes, as names of i64 variables; `outputs` names values, inputs, or both."""
+    """`sizes` are the symbolic sizes that occur; `outputs` names values, inputs, or both."""
 
     name: str
     inputs: tuple[Input, ...]
     calls: tuple[Call, ...]
     outputs: tuple[str, ...]
-    sizes: tuple[str, ...] = ()
+    sizes: tuple[Size, ...] = ()
 
 
 def types(program: Program) -> dict[str, Type]:

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import ast
 
+from compiler.ir import text
 from compiler.ir.aten import Call, Input, Program, Ref, Type
-from compiler.ir.dtype import DTYPES, DType, i64
+from compiler.ir.dtype import DTYPES, DType
 from compiler.ir.expr import Expr, names
-from compiler.ir.text import Scope, expression, fail, function, indent, literal, show_type, tensor_type
+from compiler.ir.text import Scope, expression, fail, function, indent, literal, show_size, show_type, tensor_type
 from compiler.ir.text import show as show_expr
 
 
 def show(program: Program) -> str:
     """The program as text; `sizes` come first, as `n: size`."""
-    arguments = [f"{s}: size" for s in program.sizes] + [_input(i) for i in program.inputs]
+    arguments = [show_size(s) for s in program.sizes] + [_input(i) for i in program.inputs]
     lines = [f"def {program.name}({', '.join(arguments)}):"]
     for call in program.calls:
         lines += indent(_call_lines(call))
@@ -64,18 +65,17 @@ def _argument(a: object) -> str:
     raise TypeError(f"{type(a).__name__} is not an argument of Torch IR")
 
 
-def parse(text: str) -> Program:
+def parse(source: str) -> Program:
     """A program from its text; raises TextError with line and column."""
-    f = function(text)
-    sizes = tuple(a.arg for a in f.args.args if isinstance(a.annotation, ast.Name) and a.annotation.id == "size")
-    scope = Scope(dict.fromkeys(sizes, i64))
+    f = function(source)
+    scope = Scope()
+    sizes, arguments = text.sizes(f, scope)
     inputs = []
-    for a in f.args.args:
-        if a.arg not in sizes:
-            if a.annotation is None:
-                raise fail(a, f"{a.arg} has no type")
-            dtype, shape, strides, constant = tensor_type(a.annotation, scope)
-            inputs.append(Input(a.arg, Type(dtype, shape, strides), constant))
+    for a in arguments:
+        if a.annotation is None:
+            raise fail(a, f"{a.arg} has no type")
+        dtype, shape, strides, constant = tensor_type(a.annotation, scope)
+        inputs.append(Input(a.arg, Type(dtype, shape, strides), constant))
     calls: list[Call] = []
     outputs: tuple[str, ...] = ()
     declared: dict[str, Type] = {}
@@ -127,7 +127,7 @@ def _value(e: ast.expr, scope: Scope) -> object:
             return value
         case ast.Name(name) if name in DTYPES:
             return DTYPES[name]
-        case ast.Name(name) if name not in scope.scalars:
+        case ast.Name(name) if name not in scope.sizes:
             return Ref(name)
         case ast.List(parts) | ast.Tuple(parts):
             return tuple(_value(p, scope) for p in parts)

@@ -79,6 +79,17 @@ class Var(Expr):
         return self.type
 
 
+class Size(Var):
+    """A size that is known only when the program is called: any whole number from `low` to `high`, or without an end.
+
+    `hint` is the value to expect, for choices that only matter for speed.
+    """
+
+    low: int = 0
+    high: int | None = None
+    hint: int = 64
+
+
 class Op(Expr):
     """A row of `OPS` applied; build it with `op`, which checks types and folds integers."""
 
@@ -362,11 +373,35 @@ def product(sizes: tuple[Expr, ...]) -> Expr:
     return out
 
 
-def static(value: Expr, what: str = "size") -> int:
-    """The Python int behind a literal size; raises ValueError naming `what` for a symbolic one."""
+class SymbolicError(ValueError):
+    """Something asks for a number where there is a symbol; the message says what for."""
+
+
+def static(value: Expr, what: str = "a size") -> int:
+    """The Python int behind a literal size; raises SymbolicError naming `what` for a symbolic one."""
     if isinstance(value, Const) and not value.dtype.is_float:
         return int(value.value)
-    raise ValueError(f"{what} must be known when compiling, but is symbolic")
+    raise SymbolicError(f"{what} must be known when compiling, but is symbolic")
+
+
+def sizes_in(node: Node) -> tuple[Size, ...]:
+    """The symbolic sizes that occur in `node`, each once, in order."""
+    return tuple(n for n in node.walk() if isinstance(n, Size))
+
+
+def specialised(value: Expr, sizes: Mapping[Size, int]) -> Expr:
+    """`value` with numbers in the place of symbolic sizes."""
+    return substitute(value, {s: Const(n, i64) for s, n in sizes.items()})
+
+
+def hint(value: Expr) -> int:
+    """What a size is expected to be; raises SymbolicError for what depends on more than sizes."""
+    return static(specialised(value, {s: s.hint for s in sizes_in(value)}))
+
+
+def variables(node: Node) -> set[Var]:
+    """All variables that occur in `node`, sizes among them."""
+    return {n for n in node.walk() if isinstance(n, Var)}
 
 
 def names(node: Node) -> set[str]:

@@ -1,16 +1,18 @@
 """Algebra of index expressions: linear form, ranges, and simplification of // and % with known ranges.
 
-Ranges map variable names to inclusive (low, high) pairs; None is an unknown end.
+Ranges map variable names to inclusive (low, high) pairs; None is an unknown end. A `Below` also knows the symbolic
+extent that its variable stays below. Symbolic sizes know their own ranges.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, overload
 
 from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Const, Expr, Load, N, Op, Select, Var, canonical, const, op
+from compiler.ir.expr import Const, Expr, Load, N, Op, Select, Size, Var, canonical, const, op
 from compiler.ir.node import Node
 
 Range = tuple[int | None, int | None]
@@ -18,9 +20,48 @@ Ranges = Mapping[str, Range]
 Linear = tuple[dict[Expr, int], int]  # coefficients of atoms, and the constant
 
 
+class Below(tuple[int | None, int | None]):
+    """The range 0 .. extent - 1, of which the numbers are what is known of the extent.
+
+    Equal to another only if the extents are: two unknown ends are not the same.
+    """
+
+    extent: Expr
+
+    def __new__(cls, extent: Expr, ranges: Ranges) -> Below:
+        high = value_range(extent, ranges)[1]
+        made = super().__new__(cls, (0, None if high is None else high - 1))
+        made.extent = extent
+        return made
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Below) and other.extent is self.extent
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(self.extent)
+
+
 def extent_range(extent: Expr) -> Range:
     """The range of an axis of that extent."""
-    return 0, int(extent.value) - 1 if isinstance(extent, Const) else None
+    if isinstance(extent, Const):
+        return 0, int(extent.value) - 1
+    return Below(extent, {}) if has_sizes(extent) else (0, None)
+
+
+def range_below(extent: Expr, ranges: Ranges) -> Range:
+    """The range of a loop variable below `extent`."""
+    if has_sizes(extent):
+        return Below(extent, ranges)
+    high = value_range(extent, ranges)[1]
+    return 0, None if high is None else high - 1
+
+
+def has_sizes(e: Expr) -> bool:
+    """A symbolic size occurs."""
+    return type(e) is not Const and any(type(v) is Size for v in _variables(e))
 
 
 def linear(e: Expr) -> Linear:
@@ -40,7 +81,34 @@ def linear(e: Expr) -> Linear:
                 return _scale((tb, cb), ca)
             if not tb:
                 return _scale((ta, ca), cb)
+            if has_sizes(e):
+                return _product((ta, ca), (tb, cb))
     return {e: 1}, 0
+
+
+def _product(a: Linear, b: Linear) -> Linear:
+    """A product of sums as the sum of its monomials."""
+    terms, rest = _add(_scale((a[0], 0), b[1]), _scale((b[0], 0), a[1]), 1)[0], a[1] * b[1]
+    for x, m in a[0].items():
+        for y, n in b[0].items():
+            terms = _add((terms, 0), ({_monomial(_factors(x) + _factors(y)): m * n}, 0), 1)[0]
+    return terms, rest
+
+
+def _factors(atom: Expr) -> list[Expr]:
+    match atom:
+        case Op("mul", (a, b)):
+            return _factors(a) + _factors(b)
+    return [atom]
+
+
+def _monomial(factors: list[Expr]) -> Expr:
+    """A product in its one order: sizes come last."""
+    ordered = sorted(factors, key=lambda x: (isinstance(x, Size), repr(x)))
+    out = ordered[0]
+    for x in ordered[1:]:
+        out = Op("mul", (out, x))
+    return out
 
 
 def _add(a: Linear, b: Linear, sign: int) -> Linear:
@@ -79,6 +147,8 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
     match e:
         case Const(value):
             return int(value), int(value)
+        case Size(low=least, high=most):
+            return least, most
         case Var(name):
             return ranges.get(name, (None, None))
         case Op("add" | "sub" | "neg" | "mul"):
@@ -88,6 +158,8 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
             return None if low is None else low // d, None if high is None else high // d
         case Op("mod", (_, Const(int() as d))) if d > 0:
             return 0, d - 1
+        case Op("floordiv" | "mod" as how, (a, d)) if _only_sizes(d):
+            return _divided_range(how, value_range(a, ranges), value_range(d, ranges))
         case Op("min" | "max" as how, (a, b)):
             return _extreme(how, value_range(a, ranges), value_range(b, ranges))
         case Op("and" | "or" | "xor" as how, (a, b)) if e.dtype is i64:
@@ -109,9 +181,162 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
 
 
 def _linear_range(e: Expr, ranges: Ranges) -> Range:
-    terms, rest = linear(e)
-    if e in terms:  # a product of variables
-        return None, None
+    form = linear(e)
+    if e in form[0]:  # a product of variables
+        return _product_range(e, ranges)
+    low, high = _sum_range(form, ranges)
+    if any(_is_symbolic(atom, ranges) for atom in form[0]):
+        most, least = _bounded(form, ranges, 1), _bounded(form, ranges, -1)
+        high = _least(high, None if most is None else _sum_range(most, ranges)[1])
+        low = _most(low, None if least is None else _sum_range(least, ranges)[0])
+    return low, high
+
+
+def _least(a: int | None, b: int | None) -> int | None:
+    return min((x for x in (a, b) if x is not None), default=None)
+
+
+def _most(a: int | None, b: int | None) -> int | None:
+    return max((x for x in (a, b) if x is not None), default=None)
+
+
+def _product_range(e: Expr, ranges: Ranges) -> Range:
+    """Of a product of sizes and others, if none of them is negative."""
+    low, high = 1, 1
+    known = True
+    for x in _factors(e):
+        a, b = value_range(x, ranges)
+        if a is None or a < 0:
+            return None, None
+        known = known and b is not None
+        low, high = low * a, high * (b or 0)
+    return low, high if known else None
+
+
+def _is_symbolic(atom: Expr, ranges: Ranges) -> bool:
+    """A size takes part, or something that is only known to stay below one."""
+    if type(atom) is Var:
+        return type(ranges.get(atom.name)) is Below
+    return any(type(v) is Size or type(ranges.get(v.name)) is Below for v in _variables(atom))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _variables(atom: Expr) -> tuple[Var, ...]:
+    return tuple(n for n in atom.walk() if isinstance(n, Var))
+
+
+def _bounded(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
+    """A sum of sizes that the form is at most (sign 1) or at least (-1); None if there is none to be found."""
+    terms, rest = form
+    out: Linear = {}, rest
+    for atom, c in terms.items():
+        if not _is_symbolic(atom, ranges):
+            low, high = value_range(atom, ranges)
+            end = high if c * sign > 0 else low
+            if end is None:
+                return None
+            out = _add(out, ({}, end * c), 1)
+            continue
+        made: Linear = {}, 1
+        for x in _factors(atom):
+            end_of = _upper(x, ranges) if c * sign > 0 else _lower(x, ranges)
+            if end_of is None:
+                return None
+            made = _product(made, end_of)
+        out = _add(out, _scale(made, c), 1)
+    return out
+
+
+def _upper(x: Expr, ranges: Ranges) -> Linear | None:
+    """The most that a factor, which is never negative, can be, in sizes."""
+    match x:
+        case Size():
+            return {x: 1}, 0
+        case Var(name) if isinstance(below := ranges.get(name), Below):
+            return _add(linear(below.extent), ({}, 1), -1)
+        case Op("floordiv", (a, d)) if _from_zero(a, ranges):
+            most = _bounded(linear(a), ranges, 1)
+            quotient = None if most is None else _exact(_add(most, ({}, 1), 1), d)
+            return None if quotient is None else _add(quotient, ({}, 1), -1)
+        case Op("mod", (_, d)) if _only_sizes(d):
+            return _add(linear(d), ({}, 1), -1)
+    low, high = value_range(x, ranges)
+    return None if low is None or low < 0 or high is None else ({}, high)
+
+
+def _from_zero(e: Expr, ranges: Ranges) -> bool:
+    low, _ = value_range(e, ranges)
+    return low is not None and low >= 0
+
+
+def _lower(x: Expr, ranges: Ranges) -> Linear | None:
+    """The least that a factor, which is never negative, can be, in sizes."""
+    if isinstance(x, Size):
+        return {x: 1}, 0
+    low, _ = value_range(x, ranges)
+    return None if low is None or low < 0 else ({}, low)
+
+
+def _only_sizes(e: Expr) -> bool:
+    """Sums and products of sizes."""
+    return has_sizes(e) and all(
+        isinstance(n, Size | Const) or (isinstance(n, Op) and n.name in ("add", "sub", "mul"))
+        for n in e.walk()
+        if isinstance(n, Expr)
+    )
+
+
+def _exact(form: Linear, d: Expr) -> Linear | None:
+    """The quotient of a form by one monomial of sizes, if nothing is left over."""
+    whole, rest = _parts(form, d)
+    return whole if not rest[0] and not rest[1] else None
+
+
+def _parts(form: Linear, d: Expr) -> tuple[Linear, Linear]:
+    """The multiples of `d` in a form, divided by it, and what is left."""
+    terms, number = linear(d)
+    if (len(terms), bool(number)) not in ((1, False), (0, True)):
+        return ({}, 0), form
+    by, c = next(iter(terms.items())) if terms else (None, number)
+    whole: dict[Expr, int] = {}
+    part: dict[Expr, int] = {}
+    for atom, n in form[0].items():
+        left = _without(_factors(atom), _factors(by) if by is not None else [])
+        if left is None or n % c:
+            part[atom] = n
+        elif left:
+            whole[_monomial(left)] = n // c
+        else:
+            whole[const(1)] = n // c
+    ones = whole.pop(const(1), 0)
+    if by is None and form[1] % c == 0:
+        return (whole, ones + form[1] // c), (part, 0)
+    return (whole, ones), (part, form[1])
+
+
+def _without(factors: list[Expr], gone: list[Expr]) -> list[Expr] | None:
+    """The factors that are left when some are taken away; None where one of these is missing."""
+    left = list(factors)
+    for x in gone:
+        if x not in left:
+            return None
+        left.remove(x)
+    return left
+
+
+def _divided_by_size(a: Expr, d: Expr, ranges: Ranges) -> tuple[Expr, Expr] | None:
+    """Quotient and remainder of a division by a size, where both are simple: of `i * n + j` by n they are i and j."""
+    whole, part = _parts(linear(a), d)
+    rest = from_linear(part)
+    low, _ = value_range(rest, ranges)
+    _, over = value_range(from_linear(_add(part, linear(d), -1)), ranges)
+    if low is not None and low >= 0 and over is not None and over < 0:
+        return from_linear(whole), rest
+    return None
+
+
+def _sum_range(form: Linear, ranges: Ranges) -> Range:
+    terms, rest = form
     low: int | None = rest
     high: int | None = rest
     for atom, c in terms.items():
@@ -121,6 +346,15 @@ def _linear_range(e: Expr, ranges: Ranges) -> Range:
         low = None if low is None or a is None else low + c * a
         high = None if high is None or b is None else high + c * b
     return low, high
+
+
+def _divided_range(how: str, a: Range, d: Range) -> Range:
+    """Of what is never negative by a size, which is at least 1 wherever there is something to divide."""
+    if a[0] is None or a[0] < 0 or d[0] is None or d[0] < 0:
+        return None, None
+    if how == "floordiv":
+        return 0, None if a[1] is None else a[1] // max(d[0], 1)
+    return 0, _least(a[1], None if d[1] is None else d[1] - 1)
 
 
 def _bits(how: str, a: Range, b: Range) -> Range:
@@ -183,6 +417,9 @@ def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
             return _divide(a, d, ranges)
         case Op("mod", (a, Const(int() as d))) if e.dtype is i64 and d > 0:
             return _modulo(a, d, ranges)
+        case Op("floordiv" | "mod" as how, (a, d)) if e.dtype is i64 and _only_sizes(d):
+            parts = _divided_by_size(a, d, ranges)
+            return e if parts is None else parts[how == "mod"]
         case Op("min" | "max" as how, (a, b)) if e.dtype is i64:
             (la, ha), (lb, hb) = value_range(a, ranges), value_range(b, ranges)
             if how == "max":
@@ -230,6 +467,11 @@ def _join(form: Linear) -> Linear:
                         quotient = op("floordiv", inner, d2 * d)
                 if terms.get(quotient) == c * d:
                     left = {k: v for k, v in terms.items() if k is not atom and k is not quotient}
+                    return _join(_add((left, rest), _scale(linear(a), c), 1))
+            case Op("mod", (a, d)) if _only_sizes(d):
+                scaled = _scale(linear(op("floordiv", a, d) * d), c)
+                if all(terms.get(k) == v for k, v in scaled[0].items()):
+                    left = {k: v for k, v in terms.items() if k is not atom and k not in scaled[0]}
                     return _join(_add((left, rest), _scale(linear(a), c), 1))
     return form
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, i64
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, type_error
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, type_error
 from compiler.ir.node import Node
 from compiler.ir.tensor import Tensor
 
@@ -226,7 +226,7 @@ class Program(Node):
     outputs: tuple[Tensor, ...]
     temps: tuple[Tensor, ...]
     functions: tuple[Function, ...]
-    sizes: tuple[str, ...] = ()
+    sizes: tuple[Size, ...] = ()
     zeros: tuple[str, ...] = ()
 
 
@@ -264,7 +264,7 @@ def verify(program: Program) -> None:
         if unknown:
             raise ValueError(f"function {f.name}: tensor maps of {sorted(unknown)}, which are not there")
         readonly = set(buffers) - set(f.writes)
-        _verify_body(f.name, f.body, {Var(s, i64) for s in program.sizes}, buffers, readonly)
+        _verify_body(f.name, f.body, set(program.sizes), buffers, readonly)
 
 
 def _verify_body(

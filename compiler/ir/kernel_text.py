@@ -27,7 +27,7 @@ from compiler.ir import text
 from compiler.ir.dtype import i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, substitute
 from compiler.ir.tensor import Tensor
-from compiler.ir.text import Scope, fail, function, indent, show_tensor, show_type, tensor, tensor_type
+from compiler.ir.text import Scope, fail, function, indent, show_size, show_tensor, show_type, tensor, tensor_type
 
 _WORD = {"and": "all", "or": "any"}
 _MEANT = {word: name for name, word in _WORD.items()}
@@ -35,7 +35,7 @@ _PLAIN_ALIGN = 64
 
 
 def show(program: k.Program) -> str:
-    arguments = [f"{s}: size" for s in program.sizes] + [show_tensor(t) for t in program.inputs]
+    arguments = [show_size(s) for s in program.sizes] + [show_tensor(t) for t in program.inputs]
     if program.outputs:
         arguments += ["*", *map(show_tensor, program.outputs)]
     lines = [f"def {program.name}({', '.join(arguments)}):"]
@@ -138,9 +138,8 @@ def parse(source: str) -> k.Program:
     """A program from its text; raises TextError with line and column."""
     f = function(source)
     scope = Scope()
-    sizes = [a.arg for a in f.args.args if isinstance(a.annotation, ast.Name) and a.annotation.id == "size"]
-    scope.scalars |= dict.fromkeys(sizes, i64)
-    inputs = tuple(tensor(a, scope) for a in f.args.args if a.arg not in sizes)
+    sizes, arguments = text.sizes(f, scope)
+    inputs = tuple(tensor(a, scope) for a in arguments)
     outputs = tuple(tensor(a, scope) for a in f.args.kwonlyargs)
     temps: list[Tensor] = []
     zeros: list[str] = []
@@ -158,7 +157,7 @@ def parse(source: str) -> k.Program:
                 pass
             case _:
                 raise fail(s, "expected a temporary or `with function(..):`")
-    return k.Program(f.name, inputs, outputs, tuple(temps), tuple(functions), tuple(sizes), tuple(zeros))
+    return k.Program(f.name, inputs, outputs, tuple(temps), tuple(functions), sizes, tuple(zeros))
 
 
 def _function(head: ast.Call, body: list[ast.stmt], known: dict[str, Tensor], outer: Scope) -> k.Function:

@@ -14,7 +14,7 @@ with kernel("softmax", x: ..., y: ...):
 from __future__ import annotations
 
 from compiler.ir.dtype import DType, i64
-from compiler.ir.expr import COMBINE, Expr, Var
+from compiler.ir.expr import COMBINE, Expr, Size, Var
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import verify_expression
 
@@ -39,7 +39,7 @@ def verify(program: Program) -> None:
 class _Checker:
     """Walks one kernel with the names in scope; `scalars` maps a mutable scalar to the loops around its Init."""
 
-    def __init__(self, kernel: Kernel, sizes: tuple[str, ...]) -> None:
+    def __init__(self, kernel: Kernel, sizes: tuple[Size, ...]) -> None:
         self.kernel, self.sizes = kernel, sizes
         self.known: dict[str, tuple[DType, int]] = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
         self.bound: set[str] = set()
@@ -48,7 +48,7 @@ class _Checker:
         unknown = set(self.kernel.writes) - set(self.known)
         if unknown:
             raise ValueError(f"kernel {self.kernel.name}: writes {sorted(unknown)}, which are not parameters")
-        self.body(self.kernel.body, {Var(s, i64) for s in self.sizes}, {}, ())
+        self.body(self.kernel.body, set(self.sizes), {}, ())
 
     def expr(self, e: Expr, scope: set[Var]) -> None:
         free = {n for n in e.walk() if isinstance(n, Var)} - scope

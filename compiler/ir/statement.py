@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr
+from compiler.ir.expr import Expr, Size
 from compiler.ir.node import Node
 from compiler.ir.tensor import Tensor
 
@@ -68,7 +68,7 @@ class Program(Node):
     outputs: tuple[Tensor, ...]
     temps: tuple[Tensor, ...]
     kernels: tuple[Kernel, ...]
-    sizes: tuple[str, ...] = ()
+    sizes: tuple[Size, ...] = ()
 
 
 def dtypes(kernel: Kernel) -> dict[str, DType]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
+from compiler.ir import text
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, Var
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
@@ -25,6 +26,7 @@ from compiler.ir.text import (
     function,
     indent,
     indices,
+    show_size,
     show_tensor,
     show_type,
     tensor,
@@ -40,7 +42,7 @@ _CALL = {"max": "max", "min": "min", "and": "&", "or": "|"}
 
 
 def show(program: Program, own: ShowOwn) -> str:
-    arguments = [f"{s}: size" for s in program.sizes] + [show_tensor(t) for t in program.inputs]
+    arguments = [show_size(s) for s in program.sizes] + [show_tensor(t) for t in program.inputs]
     if program.outputs:
         arguments += ["*", *map(show_tensor, program.outputs)]
     lines = [f"def {program.name}({', '.join(arguments)}):"]
@@ -89,12 +91,11 @@ def _mean(word: str) -> str:
     return {"all": "and", "any": "or"}.get(word, word)
 
 
-def parse(text: str, own: ParseOwn) -> Program:
-    f = function(text)
+def parse(source: str, own: ParseOwn) -> Program:
+    f = function(source)
     scope = Scope()
-    sizes = [a.arg for a in f.args.args if isinstance(a.annotation, ast.Name) and a.annotation.id == "size"]
-    scope.scalars |= dict.fromkeys(sizes, i64)
-    inputs = tuple(tensor(a, scope) for a in f.args.args if a.arg not in sizes)
+    sizes, arguments = text.sizes(f, scope)
+    inputs = tuple(tensor(a, scope) for a in arguments)
     outputs = tuple(tensor(a, scope) for a in f.args.kwonlyargs)
     temps: list[Tensor] = []
     kernels: list[Kernel] = []
@@ -113,7 +114,7 @@ def parse(text: str, own: ParseOwn) -> Program:
                 pass
             case _:
                 raise fail(s, "expected a temporary or `with kernel(..):`")
-    return Program(f.name, inputs, outputs, tuple(temps), tuple(kernels), tuple(sizes))
+    return Program(f.name, inputs, outputs, tuple(temps), tuple(kernels), sizes)
 
 
 def _kernel(at: ast.stmt, name: str, params: list[ast.expr], keywords: list[ast.keyword], body: list[ast.stmt],

@@ -19,7 +19,8 @@ from __future__ import annotations
 import functools
 
 from compiler.ir.dtype import DType, i64
-from compiler.ir.expr import COMBINE, Expr, Load, Op, Select, Var, dim, names, type_error
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Select, Size, Var, dim, type_error, variables
+from compiler.ir.index import simplify
 from compiler.ir.node import Node
 
 
@@ -122,7 +123,7 @@ class Program(Node):
     inputs: tuple[Tensor, ...]
     groups: tuple[Group, ...]
     outputs: tuple[Tensor, ...]
-    sizes: tuple[str, ...] = ()
+    sizes: tuple[Size, ...] = ()
 
 
 def equations(program: Program) -> list[Equation]:
@@ -184,7 +185,7 @@ def _verify_equation(program: Program, equation: Equation, known: dict[str, tupl
         allowed = outer if isinstance(equation, Scatter) and e is equation.base else inner
         if isinstance(equation, Scatter) and e is equation.base and e is equation.value:
             allowed = inner | outer
-        free = names(e) - allowed - set(program.sizes)
+        free = {v.name for v in variables(e) if v.name not in allowed and v not in program.sizes}
         if free:
             raise ValueError(f"{where}: {sorted(free)} are not its axes")
         verify_expression(e, known, where)
@@ -216,11 +217,17 @@ def verify_expression(e: Expr, known: dict[str, tuple[DType, int]], where: str) 
             raise ValueError(f"{where}: {problem}")
 
 
+def scaled(a: Expr, b: Expr) -> Expr:
+    """The product of two sizes, in simplest form."""
+    out = a * b
+    return out if isinstance(out, Const) else simplify(out, {}, index=True)
+
+
 def row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Strides of a contiguous tensor."""
     out: list[Expr] = []
     step = dim(1)
     for s in reversed(sizes):
         out.append(step)
-        step = step * s
+        step = scaled(step, s)
     return tuple(reversed(out))

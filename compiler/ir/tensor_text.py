@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 
+from compiler.ir import text
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr
 from compiler.ir.tensor import Axis, Equation, Group, Map, Program, Reduce, Scan, Scatter, Tensor
-from compiler.ir.text import Scope, expression, fail, function, indent, show_tensor, show_type, tensor
+from compiler.ir.text import Scope, expression, fail, function, indent, show_size, show_tensor, show_type, tensor
 from compiler.ir.text import show as show_expr
 
 _SPELLED = {"and": "all", "or": "any"}  # reductions whose names Python keeps for itself
@@ -17,7 +18,7 @@ _TRUE = Const(True, boolean)
 
 def show(program: Program) -> str:
     """The program as text; `sizes` come first, as `n: size`."""
-    arguments = [f"{s}: size" for s in program.sizes] + [show_tensor(t) for t in program.inputs]
+    arguments = [show_size(s) for s in program.sizes] + [show_tensor(t) for t in program.inputs]
     lines = [f"def {program.name}({', '.join(arguments)}):"]
     for g in program.groups:
         origin = "".join(f", {o!r}" for o in g.origin)
@@ -47,19 +48,15 @@ def _ranges(over: tuple[Axis, ...]) -> str:
     return "".join(f" for {a.name} in range({show_expr(a.extent)})" for a in over)
 
 
-def parse(text: str) -> Program:
+def parse(source: str) -> Program:
     """A program from its text; raises TextError with line and column."""
-    f = function(text)
+    f = function(source)
     scope = Scope()
-    sizes: list[str] = []
     inputs: list[Tensor] = []
-    for a in f.args.args:
-        if isinstance(a.annotation, ast.Name) and a.annotation.id == "size":
-            sizes.append(a.arg)
-            scope.scalars[a.arg] = i64
-        else:
-            inputs.append(tensor(a, scope))
-            scope.buffers[a.arg] = inputs[-1].dtype
+    sizes, arguments = text.sizes(f, scope)
+    for a in arguments:
+        inputs.append(tensor(a, scope))
+        scope.buffers[a.arg] = inputs[-1].dtype
     groups: list[Group] = []
     outputs: list[Tensor] = []
     for s in f.body:
@@ -73,7 +70,7 @@ def parse(text: str) -> Program:
                 pass
             case _:
                 raise fail(s, "expected `with kernel(..):` or `result(..)`")
-    return Program(f.name, tuple(inputs), tuple(groups), tuple(outputs), tuple(sizes))
+    return Program(f.name, tuple(inputs), tuple(groups), tuple(outputs), sizes)
 
 
 def _equation(s: ast.stmt, scope: Scope) -> Equation:

@@ -1,5 +1,7 @@
 """Text of expressions, both ways: a subset of Python's syntax, read back by Python's own parser.
 
+A symbolic size is declared where the tensors are: `n: size[2, 4096, 32]` is from 2 to 4096, 32 is to be expected.
+
 A bare `1.0` is f32 and a bare `1` is i64; other literals name their type, `f64(1.0)`. A call of a type name on anything
 else is a conversion. `a if c else b` evaluates only the side that it takes.
 """
@@ -12,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean, f32, i64
-from compiler.ir.expr import INFIX, OPS, Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select
+from compiler.ir.expr import INFIX, OPS, Cast, Const, Expr, Load, Op, Select, Size, Var, cast, const, op, select
 from compiler.ir.tensor import Tensor, row_major
 
 _RANK = {
@@ -84,13 +86,19 @@ def show_tensor(t: Tensor) -> str:
 class Scope:
     """What names mean while parsing: scalar variables by type, and buffers by element type."""
 
-    def __init__(self, scalars: Mapping[str, DType] = {}, buffers: Mapping[str, DType] = {}) -> None:
+    def __init__(
+        self,
+        scalars: Mapping[str, DType] = {},
+        buffers: Mapping[str, DType] = {},
+        sizes: Mapping[str, Size] = {},
+    ) -> None:
         self.scalars: dict[str, DType] = dict(scalars)
         self.buffers: dict[str, DType] = dict(buffers)
+        self.sizes: dict[str, Size] = dict(sizes)
 
     def inner(self) -> Scope:
         """A nested scope: what it binds ends with it."""
-        return Scope(self.scalars, self.buffers)
+        return Scope(self.scalars, self.buffers, self.sizes)
 
 
 def fail(node: ast.AST, why: str) -> TextError:
@@ -121,6 +129,8 @@ def _expression(e: ast.expr, scope: Scope) -> Expr:
     if number is not None:
         return const(number, boolean if isinstance(number, bool) else i64 if isinstance(number, int) else f32)
     match e:
+        case ast.Name(name) if name in scope.sizes:
+            return scope.sizes[name]
         case ast.Name(name) if name in scope.scalars:
             return Var(name, scope.scalars[name])
         case ast.Name(name):
@@ -202,6 +212,33 @@ def tensor(a: ast.arg, scope: Scope) -> Tensor:
     if a.annotation is None:
         raise TextError(f"line {a.lineno}: {a.arg} has no type")
     return Tensor(a.arg, *tensor_type(a.annotation, scope))
+
+
+def show_size(s: Size) -> str:
+    if s is Size(s.name):
+        return f"{s.name}: size"
+    return f"{s.name}: size[{s.low}, {'inf' if s.high is None else s.high}, {s.hint}]"
+
+
+def sizes(f: ast.FunctionDef, scope: Scope) -> tuple[tuple[Size, ...], list[ast.arg]]:
+    """The sizes among the arguments, which are in scope from now on, and the other arguments."""
+    made: dict[str, Size] = {}
+    others: list[ast.arg] = []
+    for a in f.args.args:
+        match a.annotation:
+            case ast.Name("size"):
+                made[a.arg] = Size(a.arg)
+            case ast.Subscript(ast.Name("size"), ast.Tuple([low, high, expected])):
+                ends = [literal(x) for x in (low, high, expected)]
+                if not isinstance(ends[0], int) or not isinstance(ends[2], int) or isinstance(ends[1], bool | None):
+                    raise fail(a, "a size is `size[least, most, expected]`")
+                made[a.arg] = Size(a.arg, i64, ends[0], ends[1] if isinstance(ends[1], int) else None, ends[2])
+            case ast.Subscript(ast.Name("size")):
+                raise fail(a, "a size is `size[least, most, expected]`")
+            case _:
+                others.append(a)
+    scope.sizes |= made
+    return tuple(made.values()), others
 
 
 def function(text: str) -> ast.FunctionDef:

@@ -130,7 +130,7 @@ def verify(program: Program) -> None:
     """Names, types, ranks, bindings and memories are right; raises ValueError naming kernel and statement."""
     for kernel in program.kernels:
         known = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
-        state = _State(known, {Var(s, i64) for s in program.sizes}, {}, ())
+        state = _State(known, set(program.sizes), {}, ())
         _body(kernel, kernel.body, state, set())
 
 

@@ -31,7 +31,7 @@ from compiler.ir.expr import (
     select,
     static,
 )
-from compiler.ir.index import Range, extent_range, linear, simplify, value_range
+from compiler.ir.index import Range, linear, range_below, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.rests import MASKS, first_time, narrowed, rest
@@ -161,7 +161,7 @@ class _Lowering:
         inners = [x.inner(parallel=x.parallel or spread) for x in (scope, *copies)]
         for inner in inners:
             inner.values[f.var] = Var(var)
-            inner.ranges[var] = _range_of(extent, scope.ranges)
+            inner.ranges[var] = range_below(extent, scope.ranges)
         mark = "parallel" if spread else "unroll" if f.bind.level == "unroll" else ""
         body = tuple(self.jammed(f.body, inners))
         return [k.For(var, const(0), extent, 1, body, mark)] if body else []
@@ -172,7 +172,7 @@ class _Lowering:
         given = dict(f.bind.args)
         extent = self.value(f.extent, scope)
         width = narrowed(given.get("width", 1), extent)
-        ranges = dict(scope.ranges) | {f.var: _range_of(extent, scope.ranges)}
+        ranges = dict(scope.ranges) | {f.var: range_below(extent, scope.ranges)}
         if width == 1 or access.not_vectorizable(f.body, Var(f.var), scope.buffers, ranges):
             return self.loop(f, scope)
         mark = next((m for m in ("ahead", "past") if given.get(m)), "")
@@ -265,7 +265,7 @@ class _Lowering:
         var = self.fresh(f.var + scope.suffix)
         inner = scope.inner()
         inner.values[f.var] = Var(var)
-        inner.ranges[var] = _range_of(stop, scope.ranges)
+        inner.ranges[var] = range_below(stop, scope.ranges)
         return [k.For(var, start, stop, 1, tuple(self.body(f.body, inner)))]
 
     # ---- expressions
@@ -445,14 +445,6 @@ def _accumulated(f: tile.For, scope: _Scope) -> dict[str, str]:
     """Scalars from outside that `f` accumulates into, with their reductions."""
     inside = {n.name for n in f.walk() if isinstance(n, Init)}
     return {n.name: n.op for n in f.walk() if isinstance(n, Accum) and n.name in scope.values and n.name not in inside}
-
-
-def _range_of(extent: Expr, ranges: Mapping[str, Range]) -> Range:
-    """The range of a loop variable below `extent`."""
-    if isinstance(extent, Const):
-        return extent_range(extent)
-    high = value_range(extent, ranges)[1]
-    return 0, None if high is None else high - 1
 
 
 def _offsets(s: tile.Slice, axes: list[Var]) -> tuple[Expr, ...]:

@@ -82,7 +82,7 @@ def _function(
 ) -> list[str]:
     if f.grid or f.block:
         raise ValueError(f"function {f.name} has a launch grid, which a CPU has not")
-    names = c.spelled([*c.bound(f), *program.sizes], RESERVED)
+    names = c.spelled([*c.bound(f), *(s.name for s in program.sizes)], RESERVED)
     w = Writer(LANGUAGE, name, names, {p.name: p.dtype for p in f.params}, c.assigned(f))
     w.called, w.types, w.functions = called, types, taken
     for p in f.params:
@@ -114,7 +114,7 @@ def _filled(start: str, words: list[str], end: str) -> list[str]:
 
 def _sizes(f: k.Function, program: k.Program) -> list[str]:
     used = {n.name for s in f.body for n in s.walk() if isinstance(n, Var)}
-    return [s for s in program.sizes if s in used]
+    return [s.name for s in program.sizes if s.name in used]
 
 
 def _threaded(f: k.Function) -> bool:
@@ -132,10 +132,14 @@ def _spread(s: k.For) -> bool:
 def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
     """The one visible function: unpacks the pointers and sizes, and calls the others."""
     places = c.used_buffers(program)
-    names = c.spelled([*(t.name for _, t in places), *program.sizes], RESERVED | frozenset(functions.values()))
-    used_sizes = [s for s in program.sizes if any(s in _sizes(f, program) for f in program.functions)]
+    names = c.spelled(
+        [*(t.name for _, t in places), *(s.name for s in program.sizes)], RESERVED | frozenset(functions.values())
+    )
+    used_sizes = [
+        (n, s.name) for n, s in enumerate(program.sizes) if any(s.name in _sizes(f, program) for f in program.functions)
+    ]
     lines = [f"{memory(t.dtype)}* {names[t.name]} = ({memory(t.dtype)}*)buffers[{i}];" for i, t in places]
-    lines += [f"const long {names[s]} = sizes[{program.sizes.index(s)}];" for s in used_sizes]
+    lines += [f"const long {names[s]} = sizes[{n}];" for n, s in used_sizes]
     for f in program.functions:
         args = [names[p.name] for p in f.params] + [names[s] for s in _sizes(f, program)]
         args += ["threads"] if _threaded(f) else []

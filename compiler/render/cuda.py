@@ -92,7 +92,7 @@ def _header(function: str) -> str:
 def _function(f: k.Function, name: str, program: k.Program, called: set[str]) -> list[str]:
     if not f.block:
         raise ValueError(f"function {f.name} has no threads")
-    spelled = c.spelled([*c.bound(f), *program.sizes, *(m.name for m in f.maps)], RESERVED)
+    spelled = c.spelled([*c.bound(f), *(s.name for s in program.sizes), *(m.name for m in f.maps)], RESERVED)
     w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.assigned(f))
     w.called, w.ranges = called, ranges_of(f)
     w.narrow = narrow(w.ranges)
@@ -105,7 +105,7 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
         # What other blocks write is not this kernel's alone: a compiler may not move its loads over fences.
         alone = "" if p.name in f.exchanged else "__restrict__ "
         params.append(f"{'' if p.name in f.writes else 'const '}{memory(p.dtype)}* {alone}{shown}")
-    params += [f"const long {spelled[s]}" for s in program.sizes]
+    params += [f"const long {spelled[s.name]}" for s in program.sizes]
     params += [f"MLC_TENSOR_MAP({spelled[m.name]})" for m in f.maps]
     about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
     head = c.comment(f"{f.name} {', '.join(about)}\n{f.schedule}") if about else []

@@ -30,6 +30,11 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
     products = contraction.choose(kernel, target)
     if products is not None:
         return products
+    return plain(kernel, private, target)
+
+
+def plain(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
+    """A schedule that takes sums of products as it takes other sums."""
     plan = _Plan(kernel, set(private), target)
     for s in kernel.body:
         if isinstance(s, loop.For):

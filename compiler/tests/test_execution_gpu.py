@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import compiler
-from compiler import execution, execution_gpu
+from compiler import buffers, execution_gpu
 from compiler.errors import CompilerError, ToolchainError
 from compiler.runtime import profile
 from compiler.runtime.launches import Launch
@@ -19,13 +19,13 @@ def lowered(function: object, *inputs: torch.Tensor) -> compiler.Lowering:
 
 
 def launches(lowering: compiler.Lowering) -> tuple[Launch, ...]:
-    return execution_gpu.launches(lowering.stages["kernel"], execution.plan(lowering)).launches
+    return execution_gpu.launches(lowering.stages["kernel"], buffers.plan(lowering, {})).launches
 
 
 def test_each_function_is_a_launch_on_numbered_buffers() -> None:
     two = lowered(lambda x: F.softmax(x, -1).cumsum(0), torch.randn(5, 33))
     softmax, scan = launches(two)
-    made = execution_gpu.launches(two.stages["kernel"], execution.plan(two))
+    made = execution_gpu.launches(two.stages["kernel"], buffers.plan(two, {}))
     assert (softmax.args, scan.args) == ((0, 2), (2, 1))  # input, temporary; temporary, output
     assert (softmax.synchronizes, scan.synchronizes) == (True, False)
     assert all(n > 0 for n in (*softmax.grid, *softmax.block))
@@ -34,7 +34,7 @@ def test_each_function_is_a_launch_on_numbered_buffers() -> None:
 
 def test_buffers_reach_from_the_first_to_the_last_element() -> None:
     strided = lowered(lambda x: x + 1, torch.randn(9, 8)[::2, ::4])
-    made = execution_gpu.launches(strided.stages["kernel"], execution.plan(strided))
+    made = execution_gpu.launches(strided.stages["kernel"], buffers.plan(strided, {}))
     assert made.inputs[0].size == (4 * 16 + 4 + 1) * 4 and made.outputs[0].size == 5 * 2 * 4
 
 

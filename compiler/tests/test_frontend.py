@@ -145,12 +145,26 @@ def test_a_program_that_torch_refuses_is_refused_with_its_reason() -> None:
         frontend.capture(lambda x: x @ x, [torch.randn(3, 4)])
 
 
-def test_a_symbolic_size_is_refused() -> None:
-    exported = torch.export.export(
-        torch.nn.ReLU(), (torch.randn(3, 4),), dynamic_shapes={"input": {0: torch.export.Dim("n", min=2)}}, strict=False
-    )
-    with pytest.raises(Unsupported, match="sizes must be known"):
-        frontend.convert(exported.graph_module)
+def test_symbolic_sizes_are_named_in_their_order_with_what_torch_knows_of_them() -> None:
+    n, m = torch.export.Dim("n", min=2), torch.export.Dim("m", max=70)
+    captured = frontend.capture(
+        lambda x, y: torch.cat([x, y], 1)[:, 1:], [torch.randn(3, 4), torch.randn(3, 9)],
+        dynamic_shapes=({0: n}, {0: n, 1: m}),
+    )  # fmt: skip
+    text = aten_text.show(captured.program)
+    assert text.startswith("def f(s0: size[2, inf, 3], s1: size[2, 70, 9], x: f32[s0, 4], y: f32[s0, s1]):\n")
+    assert "cat: f32[s0, s1 + 4]" in text and "f32[s0: s1 + 4, s1 + 3: 1]" in text
+    assert aten_text.parse(text) is captured.program
+    inputs = torch.randn(5, 4), torch.randn(5, 7)
+    torch.testing.assert_close(frontend.execute(captured.program, inputs)[0], torch.cat(inputs, 1)[:, 1:])
+
+
+def test_numbers_that_are_no_sizes_are_refused() -> None:
+    dynamic = ({0: torch.export.Dim("n", min=2)},)
+    with pytest.raises(Unsupported, match="is a result, but only tensors can be"):
+        frontend.capture(lambda x: (x + 1, x.shape[0]), [torch.randn(3, 4)], dynamic_shapes=dynamic)
+    with pytest.raises(Unsupported, match="is a number that depends on a size"):
+        frontend.capture(lambda x: x / x.shape[0] ** 0.5, [torch.randn(3, 4)], dynamic_shapes=dynamic)
 
 
 def test_a_reference_runs_in_double_precision() -> None:

@@ -5,7 +5,7 @@ import pytest
 from compiler.ir import kernel, kernel_text
 from compiler.ir import kernel as k
 from compiler.ir.dtype import bf16, boolean, f32, i8, i64
-from compiler.ir.expr import Cast, Const, Load, Var, const, op
+from compiler.ir.expr import Cast, Const, Load, Size, Var, const, op
 from compiler.ir.tensor import Tensor, row_major
 from compiler.ir.text import TextError
 from compiler.tests.kernel_samples import SAMPLES
@@ -21,7 +21,7 @@ def test_the_text_of_a_sample_is_its_own_fixed_point(name: str) -> None:
 
 def everything() -> k.Program:
     """A program with each statement and expression that no sample has."""
-    x, y = (Tensor(n, f32, (Var("n"),), row_major((Var("n"),))) for n in "xy")
+    x, y = (Tensor(n, f32, (Size("n"),), row_major((Size("n"),))) for n in "xy")
     h = Tensor("h", bf16, (const(8),), (const(1),))
     i, lanes = Var("i"), Var("v", f32.replace(lanes=4))
     body = (
@@ -30,21 +30,21 @@ def everything() -> k.Program:
         k.Declare("v", k.Broadcast(Const(float("nan"), f32), 4)),
         k.Declare("b", k.Broadcast(Const(True, boolean), 4)),
         k.Assign("v", op("where", Var("b", boolean.replace(lanes=4)), lanes, Const(-2.5, f32.replace(lanes=4)))),
-        k.For("i", const(0), Var("n"), 1, (k.Store("h", i, Cast(Load("x", (i,), f32), bf16)),), "unroll"),
+        k.For("i", const(0), Size("n"), 1, (k.Store("h", i, Cast(Load("x", (i,), f32), bf16)),), "unroll"),
         k.If(
             op("lt", k.Builtin("thread.x"), 4),
             (k.Barrier("block"),),
             (k.Store("y", const(0), const(0.0, f32), "prod"),),
         ),
         k.Store("y", const(0), const(1.0, f32), "min"),
-        k.Call("mlc_panel", (6, "float"), (k.Address("x", Var("n") - 3), const(2), k.Address("y", const(0))), ("y",)),
+        k.Call("mlc_panel", (6, "float"), (k.Address("x", Size("n") - 3), const(2), k.Address("y", const(0))), ("y",)),
         k.Declare("any", k.Across("or", op("lt", lanes, lanes))),
-        k.Store("y", op("neg", Var("n")), const(float("-inf"), f32)),
+        k.Store("y", op("neg", Size("n")), const(float("-inf"), f32)),
         k.If(const(False, boolean), ()),
     )
-    f = k.Function("f", (x, y, h), ("y", "h"), body, (Var("n"), const(2)), (32, 4), ("aten.a", "b"), "one\ntwo")
+    f = k.Function("f", (x, y, h), ("y", "h"), body, (Size("n"), const(2)), (32, 4), ("aten.a", "b"), "one\ntwo")
     f = f.replace(cluster=4, exchanged=("h",))
-    return k.Program("all", (x,), (y,), (h,), (f,), ("n",), ("h",))
+    return k.Program("all", (x,), (y,), (h,), (f,), (Size("n"),), ("h",))
 
 
 def test_every_construct_survives_the_round_trip() -> None:

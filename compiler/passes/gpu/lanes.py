@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
-from compiler.ir.index import simplify
+from compiler.ir.index import range_below, simplify
 from compiler.ir.statement import Accum, Init, Stmt, Store
 from compiler.passes.gpu import groups
-from compiler.passes.gpu.scope import WARP, Lanes, Scope, Spread, range_of
+from compiler.passes.gpu.scope import WARP, Lanes, Scope, Spread
 from compiler.passes.gpu.vectors import Neighbours, divides, neighbours
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Sco
     """
     count = simplify(low.value(f.extent, scope) // spread.vector, scope.ranges, index=True)
     kept = tile.buffers((f,)) & set(scope.registers or {})
-    high = range_of(count, scope.ranges)[1]
+    high = range_below(count, scope.ranges)[1]
     every = -(-(high + 1) // spread.threads) if high is not None else None
     if kept and every is None:
         raise ValueError(f"kernel {low.source.name}: tiles in registers need known sizes: {sorted(kept)}")

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, names, op, select
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.statement import Let, Stmt
 from compiler.passes.gpu import copies
 from compiler.passes.gpu.hazards import Uses
-from compiler.passes.gpu.scope import Scope, range_of
+from compiler.passes.gpu.scope import Scope
 
 if TYPE_CHECKING:
     from compiler.passes.gpu.threads import Lowering
@@ -91,7 +91,7 @@ def _main(
     read, write, var = (Var(low.fresh(n)) for n in ("read", "write", f.var))
     inner = scope.inner(ordered=scope.ordered | used)
     inner.values[f.var] = var
-    inner.ranges[var.name] = range_of(extent, scope.ranges)
+    inner.ranges[var.name] = range_below(extent, scope.ranges)
     inner.ranges[read.name] = inner.ranges[write.name] = (0, depth - 1)
     body: Body = [k.Call("mlc_cp_async_wait", (depth - 2,), ()), low.meet(scope)]
     low.hazards.clear()
@@ -120,7 +120,7 @@ def _issue(
     inner = scope.inner()
     ahead = Var(low.fresh(f.var))
     inner.values[f.var] = ahead
-    inner.ranges[ahead.name] = value_range(number, scope.ranges)[0], range_of(extent, scope.ranges)[1]
+    inner.ranges[ahead.name] = value_range(number, scope.ranges)[0], range_below(extent, scope.ranges)[1]
     at(low, used, slot)
     body: Body = [k.Declare(ahead.name, number)]
     for s in copied:

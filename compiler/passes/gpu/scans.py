@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, dim, identity, names, op, substitute
-from compiler.ir.index import simplify
+from compiler.ir.index import range_below, simplify
 from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.gpu.lanes import WORDS_AHEAD, Body, Share, share_of, spread_of
-from compiler.passes.gpu.scope import Scope, Spread, range_of
+from compiler.passes.gpu.scope import Scope, Spread
 
 if TYPE_CHECKING:
     from compiler.passes.gpu.threads import Lowering
@@ -42,7 +42,7 @@ def _scan(
 ) -> Body:
     spread = spread_of(low, f, scope)
     count = simplify(low.value(f.extent, scope) // spread.vector, scope.ranges, index=True)
-    high = range_of(count, scope.ranges)[1]
+    high = range_below(count, scope.ranges)[1]
     if high is None:
         raise ValueError(f"kernel {low.source.name}: how long the scan {f.var} is must be known when compiling")
     carried = scope.values[total.name]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.ir import kernel as k
 from compiler.ir.expr import Expr, Var
-from compiler.ir.index import Range, value_range
+from compiler.ir.index import Range
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu.fragments import Fragment
 
@@ -82,9 +82,3 @@ class Scope:
         """Ranges by the names that Tile IR uses."""
         known = {n: self.ranges[v.name] for n, v in self.values.items() if isinstance(v, Var) and v.name in self.ranges}
         return ChainMap(known, self.ranges)
-
-
-def range_of(extent: Expr, ranges: Mapping[str, Range]) -> Range:
-    """The range of a loop variable below `extent`."""
-    high = value_range(extent, ranges)[1]
-    return 0, None if high is None else high - 1

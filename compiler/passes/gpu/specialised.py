@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Var, both, const, names, op, select
+from compiler.ir.index import range_below
 from compiler.ir.statement import If, Let, Stmt, Store
 from compiler.passes.gpu import pipelines, tma, wgmma
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.hazards import Hazards
-from compiler.passes.gpu.scope import THREAD, Scope, range_of
+from compiler.passes.gpu.scope import THREAD, Scope
 
 if TYPE_CHECKING:
     from compiler.passes.gpu.threads import Lowering
@@ -171,7 +172,7 @@ def _role(low: Lowering, body: tuple[Stmt, ...], scope: Scope, act: Act) -> Body
                 inner = scope.inner()
                 name = low.fresh(var)
                 made_extent = low.value(extent, scope)
-                inner.values[var], inner.ranges[name] = Var(name), range_of(made_extent, scope.ranges)
+                inner.values[var], inner.ranges[name] = Var(name), range_below(made_extent, scope.ranges)
                 made.append(k.For(name, const(0), made_extent, 1, tuple(_role(low, inner_body, inner, act))))
             case If(cond, inner_body):
                 made.append(k.If(low.value(cond, scope), tuple(_role(low, inner_body, scope.inner(), act))))
@@ -201,7 +202,7 @@ def _loop(low: Lowering, f: tile.For, slot: Var, scope: Scope) -> tuple[Var, Exp
     extent = low.value(f.extent, scope)
     inner = scope.inner()
     var = Var(low.fresh(f.var))
-    inner.values[f.var], inner.ranges[var.name] = var, range_of(extent, scope.ranges)
+    inner.values[f.var], inner.ranges[var.name] = var, range_below(extent, scope.ranges)
     inner.ranges[slot.name] = (0, low.rings[f.var].depth - 1)
     pipelines.at(low, slotted(low, f), slot)
     return var, extent, inner
@@ -280,7 +281,7 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
     extent = low.value(f.extent, scope)
     inner = scope.inner(ordered=scope.ordered | used)
     var = Var(low.fresh(f.var))
-    inner.values[f.var], inner.ranges[var.name] = var, range_of(extent, scope.ranges)
+    inner.values[f.var], inner.ranges[var.name] = var, range_below(extent, scope.ranges)
     inner.ranges[ring.slot.name] = (0, ring.depth - 1)
     pipelines.at(low, used, ring.slot)
     groups = _running(low, rest, used)

@@ -14,7 +14,7 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import DType, boolean, i64
 from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select, static
-from compiler.ir.index import simplify, value_range
+from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import (
@@ -35,7 +35,7 @@ from compiler.passes.gpu.fragments import Fragment, Grid
 from compiler.passes.gpu.groups import Group
 from compiler.passes.gpu.hazards import Hazards, Uses, touched
 from compiler.passes.gpu.scans import over_scan
-from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread, range_of
+from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread
 from compiler.passes.gpu.shared import SharedTile
 from compiler.passes.gpu.signals import Signals
 from compiler.passes.gpu.streams import left_behind, read_once
@@ -272,7 +272,7 @@ class Lowering(Signals):
         var = self.fresh(f.var)
         extent = self.value(f.extent, scope)
         inner = scope.inner()
-        inner.values[f.var], inner.ranges[var] = Var(var), range_of(extent, scope.ranges)
+        inner.values[f.var], inner.ranges[var] = Var(var), range_below(extent, scope.ranges)
         around, self.leaving = self.leaving, self.leaving | tma.leaving(self, f)
         body = self.loop_body(f, f.body, inner)
         new, self.leaving = self.leaving - around, around

@@ -28,6 +28,7 @@ from compiler.ir.tensor import (
     expressions,
     reads,
     row_major,
+    scaled,
     shape,
 )
 
@@ -248,7 +249,7 @@ def _alias_outputs(program: Program) -> Program:
 def _count(sizes: tuple[Expr, ...]) -> Expr:
     out: Expr = dim(1)
     for s in sizes:
-        out = out * s
+        out = scaled(out, s)
     return out
 
 

@@ -30,7 +30,7 @@ from compiler.ir import dtype as dt
 from compiler.ir.aten import Type
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Const, Expr, Load, cast, const, dim
-from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scan, Scatter
+from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scan, Scatter, scaled
 from compiler.ir.text import show_type
 
 Shape = tuple[Expr, ...]
@@ -153,7 +153,7 @@ class Builder:
 
     def _axis(self, pool: list[str], shape: Shape) -> tuple[Axis, ...]:
         names = pool if len(pool) >= len(shape) else [f"{pool[0]}{n}" for n in range(len(shape))]
-        return tuple(Axis(name, extent) for name, extent in zip(names, shape, strict=False))
+        return tuple(Axis(name, scaled(extent, dim(1))) for name, extent in zip(names, shape, strict=False))
 
     def _name(self, hint: str) -> str:
         return self.fresh(f"{self._prefix}_{hint}")
@@ -233,5 +233,5 @@ def set_dim(at: Index, d: int, i: Expr | int) -> Index:
 def numel(shape: Shape) -> Expr:
     out: Expr = dim(1)
     for extent in shape:
-        out = out * extent
+        out = scaled(out, extent)
     return out

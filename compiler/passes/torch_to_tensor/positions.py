@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, dim, names, op, static
 from compiler.ir.index import Range, extent_range, simplify
-from compiler.ir.tensor import row_major
+from compiler.ir.tensor import row_major, scaled
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Shape, Value, dims
 
 Source = Callable[[Index], Sequence[Expr | int]]
@@ -34,13 +34,25 @@ def is_wide(extent: Expr) -> bool:
 def is_dense(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
     """Some order of the dimensions is row-major: the elements fill their memory without gaps or sharing."""
     if any(names(e) for e in (*shape, *strides)):
-        return strides == row_major(shape)
+        return _is_dense([p for p in zip(strides, shape, strict=True) if is_wide(p[1])])
     pairs = [(static(s), static(n)) for n, s in zip(shape, strides, strict=True)]
     step = 1
     for stride, extent in sorted(p for p in pairs if p[1] != 1):
         if extent and stride != step:
             return False
         step *= extent
+    return True
+
+
+def _is_dense(pairs: list[tuple[Expr, Expr]]) -> bool:
+    """Of strides with their extents, some of which are symbolic: one begins where the one before it ends."""
+    step: Expr = dim(1)
+    while pairs:
+        found = next((p for p in pairs if p[0] is step), None)
+        if found is None:
+            return False
+        pairs = [p for p in pairs if p is not found]
+        step = scaled(step, found[1])
     return True
 
 

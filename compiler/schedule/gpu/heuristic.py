@@ -44,9 +44,12 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
     private = frozenset(private)
     products = contraction.choose(kernel, target) or matvec.choose(kernel, target)
     products = products or attention.choose(kernel, private, target) or ffma.choose(kernel, target)
-    if products is not None:
-        return products
-    plan = _Plan(kernel, private, target, {p.name: p for p in kernel.params})
+    return products if products is not None else plain(kernel, private, target)
+
+
+def plain(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
+    """A schedule that takes sums of products as it takes other sums."""
+    plan = _Plan(kernel, frozenset(private), target, {p.name: p for p in kernel.params})
     if not all(isinstance(s, loop.For) for s in kernel.body):
         return Schedule(tuple(plan.alone()))
     return Schedule(tuple(step for s in kernel.body if isinstance(s, loop.For) for step in plan.nest(s)))

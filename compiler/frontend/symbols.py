@@ -1,0 +1,114 @@
+"""PyTorch's symbolic sizes in; ours out: one `Size` for each symbol, with the range and the value that torch knows.
+
+Torch assumes of a symbol what it has guarded; a guard that its range does not imply is kept for `check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
+
+from compiler.errors import Unsupported
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Expr, Size, const, op
+from compiler.ir.index import simplify
+
+_DIVISIONS: dict[Any, str] = {FloorDiv: "floordiv", CleanDiv: "floordiv", Mod: "mod", PythonMod: "mod"}
+LEAST = 1  # torch takes a size that varies for more than 0 when it traces
+
+
+# An assumption as text, and as a test of sizes.
+Guard = tuple[str, Callable[[Mapping[Size, int]], bool]]
+
+
+@dataclass
+class Symbols:
+    """The sizes of one graph. `ranges` are by symbol, where the user has said more than torch's environment knows."""
+
+    ranges: Mapping[Any, Any] = field(default_factory=dict)
+    sizes: dict[Any, Size] = field(default_factory=dict)
+    taken: set[str] = field(default_factory=set)
+    environment: Any = None
+
+    def size(self, n: int) -> Expr:
+        """A size or stride as an expression in simplest form; raises Unsupported."""
+        if isinstance(n, int):
+            return const(n)
+        node = n.node
+        self.environment = node.shape_env
+        return simplify(self._expression(node.expr), {}, index=True)
+
+    def _expression(self, e: Any) -> Expr:
+        match e:
+            case sympy.Integer():
+                return const(int(e))
+            case sympy.Symbol():
+                return self._size(e)
+            case sympy.Add():
+                return _folded(lambda a, b: a + b, [self._expression(x) for x in e.args])
+            case sympy.Mul():
+                return _folded(lambda a, b: a * b, [self._expression(x) for x in e.args])
+            case sympy.Pow(args=(base, sympy.Integer() as times)) if int(times) > 0:
+                return _folded(lambda a, b: a * b, [self._expression(base)] * int(times))
+        if type(e) in _DIVISIONS:
+            a, b = map(self._expression, e.args)
+            return op(_DIVISIONS[type(e)], a, b)
+        raise Unsupported("symbolic size", (str(e),), "sums, products and whole quotients of sizes only")
+
+    def _size(self, symbol: Any) -> Size:
+        if symbol not in self.sizes:
+            known = self.environment.backed_var_to_val if hasattr(self.environment, "backed_var_to_val") else {}
+            known = known or self.environment.var_to_val
+            if symbol not in known:
+                raise Unsupported("symbolic size", (str(symbol),), "depends on the data")
+            bounds = self.environment.var_to_range[symbol]
+            own = self.ranges.get(symbol, bounds)
+            # A range that begins at 0 is one that nobody has given a beginning.
+            begin, own_begin = (_number(x.lower) or 0 for x in (bounds, own))
+            low = own_begin if own_begin >= LEAST else begin
+            ends = [n for x in (bounds, own) if (n := _number(x.upper)) is not None]
+            name, n = "s0", 0
+            while name in self.taken:
+                n += 1
+                name = f"s{n}"
+            self.taken.add(name)
+            # What fits no index of memory is no end.
+            high = min(ends, default=None) if min(ends, default=1 << 62) < 1 << 62 else None
+            self.sizes[symbol] = Size(name, i64, max(low, LEAST), high, int(known[symbol]))
+        return self.sizes[symbol]
+
+    def guards(self) -> tuple[Guard, ...]:
+        """What torch has assumed of the sizes, as text and as a test, where their ranges do not say so already."""
+        if self.environment is None:
+            return ()
+        out = []
+        for guard in self.environment.guards:
+            free = guard.expr.free_symbols
+            if free and free <= self.sizes.keys() and self.environment._maybe_evaluate_static(guard.expr) is None:
+                shown = guard.expr.subs({s: sympy.Symbol(size.name) for s, size in self.sizes.items()})
+                out.append((str(shown), self._test(guard.expr)))
+        return tuple(out)
+
+    def _test(self, condition: Any) -> Callable[[Mapping[Size, int]], bool]:
+        by_symbol = {s: size for s, size in self.sizes.items() if s in condition.free_symbols}
+
+        def holds(sizes: Mapping[Size, int]) -> bool:
+            return bool(condition.subs({s: sizes[size] for s, size in by_symbol.items()}) == sympy.true)
+
+        return holds
+
+
+def _number(x: Any) -> int | None:
+    """A bound, None where it is none."""
+    return int(x) if isinstance(x, sympy.Integer) else None
+
+
+def _folded(how: Callable[[Expr, Expr], Expr], parts: list[Expr]) -> Expr:
+    out = parts[0]
+    for x in parts[1:]:
+        out = how(out, x)
+    return out

@@ -1,0 +1,76 @@
+"""Programs with symbolic sizes, from PyTorch to running code: one compilation serves every size, at every stage."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.export import Dim
+
+import compiler
+from compiler.ir.sizes import SizeError
+from compiler.tests.eager import TOLERANCE
+
+N = Dim("n", min=1, max=300)
+Make = Callable[[int], list[torch.Tensor]]
+
+
+def rows(width: int, *others: int) -> Make:
+    return lambda n: [torch.randn(n, width), *(torch.randn(k) for k in others)]
+
+
+# name: the function, its inputs at a size, and which of their axes vary
+CASES: dict[str, tuple[Callable[..., Any], Make, Any]] = {
+    "pointwise": (lambda x, b: F.relu(x + b), rows(64, 64), ({0: N}, None)),
+    "column": (lambda x, b: F.gelu(x * b), lambda n: [torch.randn(6, n), torch.randn(6, 1)], ({1: N}, None)),
+}
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+@pytest.mark.parametrize("name", CASES)
+def test_every_stage_at_several_sizes(name: str, target: str) -> None:
+    function, make, shapes = CASES[name]
+    captured = compiler.capture(function, make(33), dynamic_shapes=shapes)
+    lowering = compiler.lower(captured.program, compiler.target(target))
+    for stage in compiler.stages(lowering.target)[:-1]:
+        ir = compiler.IRS[stage]
+        assert ir.parse(lowering.show(stage)) is lowering.stages[stage]
+    for n in (1, 2, 31, 33, 257):
+        inputs = make(n)
+        for stage in compiler.stages(lowering.target):
+            check(compiler.execute(lowering, stage, inputs), function(*inputs), f"{stage} at {n}")
+
+
+def check(got: Sequence[torch.Tensor], want: Any, where: str) -> None:
+    wanted = list(want) if isinstance(want, tuple | list) else [want]
+    for a, b in zip(got, wanted, strict=True):
+        tolerance = TOLERANCE.get(b.dtype, 0.0)
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, msg=lambda m: f"{where}: {m}")
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_one_compilation_serves_all_sizes(target: str) -> None:
+    function, make, shapes = CASES["pointwise"]
+    fast = compiler.compile(function, make(40), target, dynamic_shapes=shapes)
+    assert "const long s0" in fast.source or "long s0" in fast.source
+    for n in (1, 7, 300, 7):
+        inputs = make(n)
+        check([fast(*inputs)], function(*inputs), f"at {n}")
+
+
+def test_sizes_beyond_the_range_and_shapes_that_do_not_agree_are_refused() -> None:
+    function, make, shapes = CASES["pointwise"]
+    fast = compiler.compile(function, make(40), dynamic_shapes={"x": shapes[0]})
+    for inputs, match in (
+        (make(301), "s0 is 301, but it was compiled for sizes from 1 to 300"),
+        ([torch.randn(4, 63), torch.randn(64)], r"input x has shape \[4, 63\], expected \[4, 64\]"),
+        ([torch.randn(0, 64), torch.randn(64)], "s0 is 0"),
+        ([torch.randn(4, 64).t().contiguous().t(), torch.randn(64)], "strides"),
+    ):
+        with pytest.raises((SizeError, ValueError), match=match):
+            fast(*inputs)
+    with pytest.raises(TypeError, match="expected 2 arguments"):
+        fast(torch.randn(4, 64))
+    with pytest.raises(compiler.CompilerError, match="dynamic_shapes names y"):
+        compiler.compile(function, make(40), dynamic_shapes={"y": {0: N}})
