@@ -26,16 +26,17 @@ FAMILIES = {"matmul": "contraction", "bmm": "contraction", "pointwise": "pointwi
 
 
 def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tell: Callable[[str], None]) -> Row:
-    """The row of some cases; `options` gives seed and threads."""
+    """The row of some cases; `options` gives seed and threads, and may give other architectures."""
     lowered: list[tuple[Case, compiler.Lowering]] = []
     families: list[tuple[str, str] | None] = []
     wrong: list[str] = []
+    architectures = options.get("architectures") or ARCHITECTURES
     with ladder.threads(options.get("threads", 1)), torch.no_grad():
         for case in _in_both_types([cases.from_json(data) for data in cases_json]):
             tell(case.id)
             try:
                 made = subject.prepare(case, options["seed"], blank=True)
-                some = [(case, compiler.lower(made.program, compiler.target(arch))) for arch in ARCHITECTURES]
+                some = [(case, compiler.lower(made.program, compiler.target(arch))) for arch in architectures]
                 lowered += some
                 families += [_family(case)] * len(some)
             except compiler.Unsupported:  # the check of the case says so

@@ -61,8 +61,9 @@ OPTIONS: dict[str, dict[str, object]] = {
     "gate": {
         "action": "store_true",
         "default": False,
-        "help": "also compile every case for sm_80, sm_90a and sm_120, without running it, and look at what its "
-        "kernels take: no spills, no local memory, no serialised instruction, the instructions that the code calls",
+        "help": "also compile every case for the GPUs that --mlcomp-target names, or for sm_80, sm_90a and sm_120, "
+        "without running it, and look at what its kernels take: no spills, no local memory, no serialised "
+        "instruction, the instructions that the code calls",
     },
     "sanitizer": {
         "metavar": "LIST",

@@ -94,7 +94,7 @@ class Runner:
 
     def gate(self, found: Sequence[Case], path: Path) -> rows.Row:
         """The row of a file's cases, compiled for GPUs."""
-        options = {"seed": self.settings.seed, "threads": self.threads}
+        options = {"seed": self.settings.seed, "threads": self.threads, "architectures": self.settings.architectures}
         limit = self.settings.timeout or GATE_SECONDS
         reply = self._call("gate", [to_json(case) for case in found], options, timeout=limit)
         return rows.gate_row(rows.shown_path(path, self.folder), reply)

@@ -51,6 +51,11 @@ class Settings:
         """Names of systems that only torch can know."""
         return tuple(name for name in (self.backend, *(self.vs or ())) if name is not None and name not in RIVALS)
 
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The GPUs named as targets, for which the gate is to compile; none named, it knows which."""
+        return tuple(target for target in self.targets if target.startswith("sm_"))
+
     def function(self, kind: str) -> str:
         """The function that does a kind of work in the child, as `module:function`."""
         return f"{self.runner}:{kind}" if self.runner else FUNCTIONS[kind]

@@ -42,6 +42,11 @@ def test_each_kernel_of_each_architecture_has_its_figures() -> None:
     assert all(k["registers"] > 8 and k["name"] == "softmax" and not k["complaints"] for k in row["kernels"])
 
 
+def test_other_architectures_can_be_asked_for() -> None:
+    row = gate.run([to_json(case(Case, "x * 2"))], {"seed": 1, "architectures": ("sm_86", "sm_89")}, lambda _: None)
+    assert [k["arch"] for k in row["kernels"]] == ["sm_86", "sm_89"]
+
+
 def test_rows_that_are_timed_come_in_both_types() -> None:
     row = run(case(BenchCase, "x * 2", (64, 1024), family="pointwise.row"))
     assert row["verdict"] == "pass", row["detail"]
