@@ -99,7 +99,7 @@ def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Sco
     every = -(-(high + 1) // spread.threads) if high is not None else None
     if kept and every is None:
         raise ValueError(f"kernel {low.source.name}: tiles in registers need known sizes: {sorted(kept)}")
-    room = min(WORDS_AHEAD, low.target.registers // low.threads // 2)
+    room = min(WORDS_AHEAD, (low.kept or low.target.registers // low.threads) // 2)
     size = max((scope.buffers[b].dtype.bytes for b in tile.buffers((f,)) if b in scope.buffers), default=4)
     few = every is not None and every <= ROUNDS_UNROLLED and every * spread.vector * size <= 4 * room
     whole = every is not None and (bool(kept) or few)

@@ -67,13 +67,14 @@ def roles(low: Lowering, body: tuple[Stmt, ...], scope: Scope) -> Body:
         asking += [k.Declare(ring.asked[0].name, const(0)), k.Declare(ring.asked[1].name, const(1))]
     asking += _role(low, body, scope.inner(level="thread"), _asking)
     warps = max(dict(n.bind.args)["producers"] if prepared(n) else 1 for n in pipes)
-    low.producers = _producer_threads(low, warps)
+    hands = _hands_over(low, warps)
+    low.producers = GROUP if hands else warps * WARP
     first = low.threads // WARP
     one: Body = [k.If(op("eq", THREAD, const(low.threads)), tuple(asking))]
     if warps > 1:
         preparing = tuple(_prepare_warps(low, body, scope, warps - 1))
         one = [k.If(op("eq", low.warp(), const(first)), tuple(one), preparing)]
-    if low.producers == GROUP and "setmaxnreg" in low.target.features and low.threads % GROUP == 0:
+    if hands:
         kept = FEW if warps == 1 else SOME
         one = [k.Call("mlc_registers_decrease", (kept,), ()), *one]
         computing = [k.Call("mlc_registers_increase", (handed(low.threads, kept),), ()), *computing]
@@ -109,12 +110,12 @@ def _start(low: Lowering) -> Body:
     return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(asks, known), k.Barrier("block")]
 
 
-def _producer_threads(low: Lowering, warps: int) -> int:
-    """As many warps, or where the threads that compute need more registers than all alike get, four that give."""
+def _hands_over(low: Lowering, warps: int) -> bool:
+    """Whether threads that compute need more registers than all alike get, so that four warps give up theirs."""
     need = BESIDES + sum(f.count * low.tiles[n].dtype.bytes // 4 for n, f in low.fragments.items() if n in low.tiles)
     have = REGISTERS // (low.threads + warps * WARP) // 8 * 8
-    hands = "setmaxnreg" in low.target.features and low.threads % GROUP == 0
-    return GROUP if hands and need > min(have, MOST_REGISTERS) else warps * WARP
+    able = "setmaxnreg" in low.target.features and low.threads % GROUP == 0 and warps * WARP <= GROUP
+    return able and need > min(have, MOST_REGISTERS)
 
 
 def _counters(low: Lowering) -> Body:
@@ -255,13 +256,14 @@ def _next(slot: Var, phase: Var, depth: int) -> Body:
 def _prepare_warps(low: Lowering, body: tuple[Stmt, ...], scope: Scope, count: int) -> Body:
     """The role of the producer's warps but the first."""
     around = low.threads, low.first, low.hazards
-    low.threads, low.first, low.hazards = count * WARP, low.threads + WARP, Hazards()
+    low.threads, low.first, low.hazards, low.kept = count * WARP, low.threads + WARP, Hazards(), SOME
     out: Body = []
     for ring in low.rings.values():
         slot, phase = ring.prepared
         out += [k.Declare(slot.name, const(0)), k.Declare(phase.name, const(0))]
     out += _role(low, body, scope.inner(), _preparing)
     low.threads, low.first, low.hazards = around
+    low.kept = 0
     return out
 
 

@@ -83,6 +83,7 @@ class Lowering(Signals):
     group: Group | None = None  # of blocks that make parts of one result
     opened: Body = field(default_factory=list)  # what stands behind the first barrier
     first: int = 0  # number of the first thread of those that are being told what to do
+    kept: int = 0  # registers of each of these, where they gave others away
     producers: int = 0
     # Arrays that products under way add to, with their sizes, those that they read, and the one last added to;
     # accumulators to begin at zero, and where; shared tiles that ordinary stores changed since the last fence, those

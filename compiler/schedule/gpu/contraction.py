@@ -86,8 +86,7 @@ def _rows(p: Parts, target: Target) -> tuple[Instruction, ...]:
     by_tma = p.a.even and p.b.even and "tma" in target.features
     wide = [r for r in fit if r.function in (FROM_SHARED, FROM_REGISTERS) and layout in r.layouts and by_tma]
     whole = [r for r in wide if layout[1] == "nk" or r.n * p.b.operand.bytes % ROW == 0]
-    # Numbers of f32 are made two of in registers; more columns than 64 spill.
-    split = [r for r in whole if r.function == FROM_REGISTERS and r.a_type == "f32" and r.n <= 64]
+    split = [r for r in whole if r.function == FROM_REGISTERS and r.a_type == "f32" and r.n <= 128]
     plain = [r for r in whole if r.function == FROM_SHARED and r.a_type != "f32"]
     return (*(r for r in rows if r.m * r.k == deepest), *plain, *split)
 

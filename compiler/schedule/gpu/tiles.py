@@ -38,6 +38,7 @@ ROW = 128  # bytes
 DEEPEST = 4  # stages of a pipeline: with three tiles under way the latency is covered
 DEEPEST_APART = 8  # where copies have warps of their own: more bytes under way for tiles that are small
 MOST_PARTS = 32
+COPYING = 4  # warps that copy, and prepare what they copied
 GROUP = 128  # threads of a group of warps that may give registers away
 KEPT = 24  # registers that each of them keeps
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
@@ -179,14 +180,14 @@ def _clocks(
     (m, n, k), (down, across) = tile, grid
     apart = row.threads > WARP  # warps of their own copy, and the products read shared memory
     groups = down * across
-    threads = groups * row.threads + (WARP if apart else 0)
+    threads = groups * row.threads + (WARP * (1 if p.terms == 1 else COPYING) if apart else 0)
     tiles = _over(p.m, m) * _over(p.n, n) * p.batch * parts
     stage = stage_bytes(p, row, m, n, k)
     out = m * n * p.out_bytes if row.a_space == "shared" else 0
     fits = min(
         target.shared // (stage * depth + out + RESERVED),
         target.threads // threads,
-        target.registers // (_up(registers(p, row, (m, n), grid), 8) * threads),
+        max(target.registers // (_up(registers(p, row, (m, n), grid), 8) * threads), 1),
         target.blocks,
     )
     if not fits:
