@@ -12,6 +12,7 @@ from compiler.buffers import Sizes
 from compiler.errors import CompilerError
 from compiler.ir import kernel as k
 from compiler.ir.sizes import numbers
+from compiler.ir.tensor import memory_order
 from compiler.pipeline import Lowering
 from compiler.render import cuda
 from compiler.runtime import cubin, device, gpu, guarded, launcher
@@ -62,8 +63,10 @@ def _extent(sizes: tuple[int, ...]) -> Extent:
 def _map(m: k.TensorMap, f: k.Function, number: int, at: Sizes) -> Map:
     """A tensor map of the whole of a parameter, innermost axis first."""
     t = next(p for p in f.params if p.name == m.buffer)
-    dims = tuple(reversed(numbers(t.shape, at)))
-    strides = tuple(n * t.dtype.bytes for n in reversed(numbers(t.strides, at)))
+    axes = memory_order(t)[::-1]
+    shape, steps = numbers(t.shape, at), numbers(t.strides, at)
+    dims = tuple(shape[d] for d in axes)
+    strides = tuple(steps[d] * t.dtype.bytes for d in axes)
     return Map(number, t.dtype.name, dims, strides, m.box, m.swizzle)
 
 

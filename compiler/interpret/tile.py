@@ -23,7 +23,7 @@ from compiler.ir.dtype import DType, compute, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store, dtypes
 from compiler.ir.text import show
-from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, lengths, letters
+from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, element, extents, lengths, letters
 
 # At most so many points of a loop nest are evaluated at once.
 CAP = 1 << 22
@@ -294,27 +294,36 @@ def _check_store(
 
 def _copy(target: Slice, source: Slice, machine: _Machine) -> Stmt:
     """A copy as the loops that it stands for."""
-    extents = [n for n in target.lengths if n]
-    names = [f"copy {k}" for k in range(len(extents))]
-    to, fro = _index(target, names), _index(source, names)
+    long = extents(target)
+    names = [f"copy {k}" for k in range(len(long))]
+    to = element(target, [Var(name, i64) for name in names])
+    fro = element(source, _places(long, names, extents(source)))
     zero = cast(const(0, compute(machine.types[source.buffer])), machine.types[source.buffer])
     value = select(_inside(source, fro, machine), Load(source.buffer, fro, machine.types[source.buffer]), zero)
     out: Stmt = If(_inside(target, to, machine), (Store(target.buffer, to, value),))
-    for name, n in reversed(list(zip(names, extents, strict=True))):
+    for name, n in reversed(list(zip(names, long, strict=True))):
         out = For(name, dim(n), "parallel", Bind("serial"), (out,))
     return out
+
+
+def _places(long: Sequence[int], names: Sequence[str], other: Sequence[int]) -> list[Expr]:
+    """Where in a box of the extents `other` the element is that is at `names` in one of the extents `long`."""
+    if list(long) == list(other):
+        return [Var(name, i64) for name in names]
+    number: Expr = dim(0)
+    for name, n in zip(names, long, strict=True):
+        number = number * n + Var(name, i64)
+    out: list[Expr] = []
+    for n in reversed(other[1:]):
+        out.insert(0, number % n)
+        number = number // n
+    return [number, *out]
 
 
 def _inside(s: Slice, index: tuple[Expr, ...], machine: _Machine) -> Expr:
     """Whether an element of a slice is within its buffer."""
     shape = machine.memory[s.buffer].shape[len(machine.private.get(s.buffer, ())) :]
     return both(*(op("ge", i, 0) for i in index), *(op("lt", i, n) for i, n in zip(index, shape, strict=True)))
-
-
-def _index(s: Slice, names: Sequence[str]) -> tuple[Expr, ...]:
-    """The index of an element of a slice, from the names of the axes along which it extends."""
-    given = iter(names)
-    return tuple(start + Var(next(given), i64) if n else start for start, n in zip(s.starts, s.lengths, strict=True))
 
 
 def _multiply(s: Mma, machine: _Machine, here: _Here) -> None:
@@ -334,12 +343,12 @@ def _multiply(s: Mma, machine: _Machine, here: _Here) -> None:
 
     def operand(x: Slice, own: str, axes: str) -> Array:
         at = opened(axes)
-        load = Load(x.buffer, _index(x, [f"mma {letter}" for letter in own]), machine.types[x.buffer])
+        load = Load(x.buffer, element(x, [Var(f"mma {letter}", i64) for letter in own]), machine.types[x.buffer])
         value = np.broadcast_to(_value(cast(load, dtype), machine, at), at.shape)
         return value if at.taken is None else np.where(at.taken, value, np.zeros((), value.dtype))
 
     c_axes, a_axes, b_axes = letters(s)
     with np.errstate(all="ignore"):
         product = np.matmul(operand(s.a, a_axes, "mk"), operand(s.b, b_axes, "kn"))
-    index = _index(s.acc, [f"mma {letter}" for letter in c_axes])
+    index = element(s.acc, [Var(f"mma {letter}", i64) for letter in c_axes])
     _store(s.acc.buffer, index, np.asarray(product), dtype, "sum", machine, opened("mn"))

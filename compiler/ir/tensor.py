@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 
 from compiler.ir.dtype import DType, i64
-from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Select, Size, Var, dim, type_error, variables
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Select, Size, Var, dim, static, type_error, variables
 from compiler.ir.index import simplify
 from compiler.ir.node import Node
 
@@ -231,3 +231,16 @@ def row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
         out.append(step)
         step = scaled(step, s)
     return tuple(reversed(out))
+
+
+def memory_order(t: Tensor) -> tuple[int, ...]:
+    """The axes of a tensor from the one of the longest strides to that of neighbours; as they are if that is unknown.
+
+    >>> from compiler.ir.dtype import f32
+    >>> memory_order(Tensor("x", f32, (dim(2), dim(8), dim(5)), (dim(40), dim(1), dim(8))))
+    (0, 2, 1)
+    """
+    axes = range(len(t.shape))
+    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+        return tuple(axes)
+    return tuple(sorted(axes, key=lambda d: (-static(t.strides[d]), static(t.shape[d]) > 1)))

@@ -12,6 +12,8 @@ binding says where the iterations go, and `pipeline` that the copies in its body
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.ir.dtype import DType, i64
@@ -69,17 +71,23 @@ class Alloc(Stmt):
 
 
 class Slice(Node):
-    """`lengths` elements from `starts` along the axes of a buffer; a length of 0 is one element, and drops the axis."""
+    """`lengths` elements from `starts` along the axes of a buffer; a length of 0 is one element, and drops the axis.
+
+    They are `steps` apart, by default 1, and taken in the `order` of the axes, by default the buffer's own.
+    """
 
     buffer: str
     starts: tuple[Expr, ...]
     lengths: tuple[int, ...]
+    steps: tuple[int, ...] = ()
+    order: tuple[int, ...] = ()
 
 
 class Copy(Stmt):
     """`target` = `source`; what lies outside the source reads as zero, what lies outside the target is dropped.
 
-    `how` is a row of COPIES. The two slices have the same lengths, axes of length 0 aside.
+    `how` is a row of COPIES. The two slices have as many elements, and the first of one goes to the first of the other:
+    a tile's rows may be a box of several axes of a buffer.
     """
 
     target: Slice
@@ -100,6 +108,23 @@ class Mma(Stmt):
     b: Slice
     layout: tuple[str, str] = ("mk", "kn")
     sizes: tuple[Expr, ...] = ()
+
+
+def moved(s: Slice) -> list[int]:
+    """The axes along which a slice extends, in the order in which its elements are taken."""
+    return [d for d in s.order or range(len(s.lengths)) if s.lengths[d]]
+
+
+def extents(s: Slice) -> list[int]:
+    """How long a slice is along the axes that it extends along, in order."""
+    return [s.lengths[d] for d in moved(s)]
+
+
+def element(s: Slice, places: Sequence[Expr]) -> tuple[Expr, ...]:
+    """The index of an element of a slice, from its place along each of the axes that the slice extends along."""
+    steps = s.steps or (1,) * len(s.lengths)
+    at = {d: place * steps[d] for d, place in zip(moved(s), places, strict=True)}
+    return tuple(start + at[d] if d in at else start for d, start in enumerate(s.starts))
 
 
 def letters(mma: Mma) -> tuple[str, str, str]:
@@ -199,7 +224,7 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
             _verify_slice(where, target, state, check)
             _verify_slice(where, source, state, check)
             _verify_target(kernel, target.buffer)
-            if how not in COPIES or [n for n in target.lengths if n] != [n for n in source.lengths if n]:
+            if how not in COPIES or math.prod(extents(target)) != math.prod(extents(source)):
                 raise ValueError(f"{where}: copy of {source.lengths} to {target.lengths} by {how!r}")
             if state.known[target.buffer][0] is not state.known[source.buffer][0]:
                 raise ValueError(f"{where}: copy from {source.buffer} to {target.buffer} changes the type")
@@ -236,6 +261,9 @@ def _verify_slice(where: str, s: Slice, state: _State, check: object) -> None:
     assert callable(check)
     if s.buffer not in state.known or not state.known[s.buffer][1] == len(s.starts) == len(s.lengths):
         raise ValueError(f"{where}: slice of {s.buffer} with {len(s.starts)} starts, {len(s.lengths)} lengths")
+    axes = list(range(len(s.lengths)))
+    if len(s.steps) not in (0, len(axes)) or any(n < 1 for n in s.steps) or sorted(s.order or axes) != axes:
+        raise ValueError(f"{where}: slice of {s.buffer} with steps {s.steps} along its axes in order {s.order}")
     check(*s.starts)
 
 
@@ -245,6 +273,8 @@ def _verify_mma(where: str, s: Mma) -> None:
     sizes: dict[str, int] = {}
     for axes, x in zip(letters(s), (s.acc, s.a, s.b), strict=True):
         found = [n for n in x.lengths if n]
+        if x.steps or x.order:
+            raise ValueError(f"{where}: tensor instruction on elements of {x.buffer} that do not lie together")
         if len(found) != len(axes) or any(sizes.setdefault(a, n) != n for a, n in zip(axes, found, strict=True)):
             raise ValueError(
                 f"{where}: tensor instruction on {x.buffer} with lengths {found}, expected {axes} with {sizes}"

@@ -1,7 +1,8 @@
 """Text of Tile IR, both ways.
 
 Loops name their level (`for j in vector(100, reduce, width=8):`, `parallel` unsaid), tiles their memory
-(`a = shared(bf16[128, 64], swizzle=128)`), slices are `start: +length`, copies `copy(a[..], x[..], tma)`.
+(`a = shared(bf16[128, 64], swizzle=128)`), copies how (`copy(a[..], x[..], tma)`). Slices are `start: +length` or
+`start: +length: step`, with `.permute(1, 0)` behind them where the axes are taken in another order.
 """
 
 from __future__ import annotations
@@ -51,8 +52,11 @@ def _show(s: Stmt) -> list[str]:
 
 
 def show_slice(s: tile.Slice) -> str:
-    parts = [f"{show_expr(b)}: +{n}" if n else show_expr(b) for b, n in zip(s.starts, s.lengths, strict=True)]
-    return f"{s.buffer}[{', '.join(parts) or '()'}]"
+    steps = [f": {n}" if n > 1 else "" for n in s.steps or (1,) * len(s.starts)]
+    axes = zip(s.starts, s.lengths, steps, strict=True)
+    parts = [f"{show_expr(b)}: +{n}{step}" if n else show_expr(b) for b, n, step in axes]
+    order = f".permute({', '.join(map(str, s.order))})" if s.order else ""
+    return f"{s.buffer}[{', '.join(parts) or '()'}]{order}"
 
 
 def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
@@ -91,17 +95,21 @@ def _slice(e: ast.expr, scope: Scope) -> tile.Slice:
         case ast.Subscript(ast.Name(name), index) if name in scope.buffers:
             parts = index.elts if isinstance(index, ast.Tuple) else [index]
             return tile.Slice(name, *_ranges(parts, scope))
+        case ast.Call(ast.Attribute(inner, "permute"), [*axes], []):
+            return _slice(inner, scope).replace(order=tuple(map(_whole, axes)))
     raise fail(e, "not a slice of a buffer")
 
 
-def _ranges(parts: list[ast.expr], scope: Scope) -> tuple[tuple[Expr, ...], tuple[int, ...]]:
-    starts, lengths = [], []
+def _ranges(parts: list[ast.expr], scope: Scope) -> tuple[tuple[Expr, ...], tuple[int, ...], tuple[int, ...]]:
+    starts, lengths, steps = [], [], []
     for p in parts:
         match p:
-            case ast.Slice(ast.expr() as start, ast.UnaryOp(ast.UAdd(), n)):
+            case ast.Slice(ast.expr() as start, ast.UnaryOp(ast.UAdd(), n), step):
                 starts.append(expression(start, scope))
                 lengths.append(_whole(n))
+                steps.append(_whole(step) if step else 1)
             case ast.expr():
                 starts.append(expression(p, scope))
                 lengths.append(0)
-    return tuple(starts), tuple(lengths)
+                steps.append(1)
+    return tuple(starts), tuple(lengths), tuple(steps) if set(steps) - {1} else ()

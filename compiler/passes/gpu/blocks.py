@@ -71,8 +71,8 @@ def grid(low: Lowering, axes: list[tile.For], scope: Scope) -> tuple[tuple[Expr,
         start.append(k.Declare(flat.name, places[0] if places else k.Builtin("block.x")))
         total: Expr = const(1)
         places, shape = [], ()
-        for e in reversed(extents):
-            places.append(flat // total % e if e is not extents[0] else flat // total)
+        for n, e in reversed(list(enumerate(extents))):
+            places.append(flat // total % e if n else flat // total)
             total = total * e
         shape = (total,)
     for f, e, place in zip(reversed(axes), reversed(extents), places, strict=True):

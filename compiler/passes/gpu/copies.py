@@ -14,6 +14,7 @@ from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Const, Expr, Var, both, const, op, select
 from compiler.ir.index import simplify
+from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import mma, tma
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.vectors import divides
@@ -58,9 +59,9 @@ def pieces(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
     """The loop over the pieces of a copy that each thread moves."""
     if s.how not in ("plain", "cp.async"):
         raise ValueError(f"kernel {low.source.name}: a {s.how} copy to {s.target.buffer} outside of its place")
-    lengths = [n for n in s.target.lengths if n] or [1]
+    lengths = tile.extents(s.target) or [1]
     size = scope.buffers[s.source.buffer].dtype.bytes
-    width = _width(low, s, scope, lengths[-1], size)
+    width = _width(low, s, scope, math.gcd(*(x[-1] for x in (lengths, tile.extents(s.source)) if x)), size)
     if s.how == "cp.async" and width * size < 4:
         raise ValueError(
             f"kernel {low.source.name}: copies to {s.target.buffer} cannot be asynchronous: {s.source.buffer} is known "
@@ -73,7 +74,7 @@ def pieces(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
     inner.ranges[turn.name] = (0, rounds - 1)
     me = low.once("thread", THREAD, low.threads)
     number = me + turn * low.threads if rounds > 1 else me
-    body = _move(low, s, _piece(low, s, number, lengths, width, inner), width, inner)
+    body = _move(low, s, _piece(low, s, number, width, inner), width, inner)
     if count % low.threads:
         inside = simplify(op("lt", number, const(count)), inner.ranges, index=True)
         body = [k.If(inside, tuple(body))]
@@ -92,42 +93,55 @@ def _width(low: Lowering, s: tile.Copy, scope: Scope, row: int, size: int) -> in
 
 def _aligned(low: Lowering, s: tile.Slice, scope: Scope, width: int) -> bool:
     """Rows of a slice lie together and begin at multiples of `width` elements."""
-    tensor = scope.buffers[s.buffer]
-    if not s.lengths or not s.lengths[-1] or tensor.strides[-1] is not const(1):
+    tensor, axis = scope.buffers[s.buffer], _row(s)
+    if axis is None or tensor.strides[axis] is not const(1) or (s.steps and s.steps[axis] > 1):
         return False
     if s.buffer in low.shared and low.shared[s.buffer].width % width:
         return False
-    starts = [simplify(low.value(e, scope), scope.ranges, index=True) for e in s.starts]
-    rows = all(divides(step, width) for step in tensor.strides[:-1])
-    return rows and divides(starts[-1], width, low.multiples)
+    start = simplify(low.value(s.starts[axis], scope), scope.ranges, index=True)
+    rows = all(divides(step, width) for d, step in enumerate(tensor.strides) if d != axis)
+    return rows and divides(start, width, low.multiples)
 
 
-def _piece(low: Lowering, s: tile.Copy, number: Expr, lengths: list[int], width: int, scope: Scope) -> _Piece:
+def _row(s: tile.Slice) -> int | None:
+    """The axis along which pieces of a slice lie."""
+    axes = tile.moved(s)
+    return axes[-1] if axes else None
+
+
+def _piece(low: Lowering, s: tile.Copy, number: Expr, width: int, scope: Scope) -> _Piece:
     """Piece `number`, row by row."""
+    places, insides = [], []
+    index: tuple[Expr, ...] = ()
+    for x in (s.target, s.source):
+        index = index_of(low, x, _local(x, number, width), scope)
+        insides.append(_inside(x.buffer, index, scope, low))
+        places.append(_place(low, x.buffer, index, scope))
+    axis = _row(s.source)
+    end, last = (const(1), const(0)) if axis is None else (scope.buffers[s.source.buffer].shape[axis], index[axis])
+    left = simplify(low.value(end, scope) - last, scope.ranges, index=True)
+    return _Piece(places[0], places[1], insides[0], insides[1], left)
+
+
+def _local(s: tile.Slice, number: Expr, width: int) -> list[Expr]:
+    """Where piece `number` is along the axes of a slice."""
+    long = tile.extents(s)
+    if not long:
+        return []
     local: list[Expr] = []
-    rest, parts = number, [*lengths[:-1], lengths[-1] // width]
+    rest, parts = number, [*long[:-1], long[-1] // width]
     for n in reversed(parts[1:]):
         local.insert(0, rest % n)
         rest = rest // n
     local.insert(0, rest)
     local[-1] = local[-1] * width
-    places, insides = [], []
-    for x in (s.target, s.source):
-        index = index_of(low, x, local, scope)
-        insides.append(_inside(x.buffer, index, scope, low))
-        places.append(_place(low, x.buffer, index, scope))
-    end = scope.buffers[s.source.buffer].shape[-1] if s.source.starts else const(1)
-    last = index_of(low, s.source, local, scope)[-1] if s.source.starts else const(0)
-    left = simplify(low.value(end, scope) - last, scope.ranges, index=True)
-    return _Piece(places[0], places[1], insides[0], insides[1], left)
+    return local
 
 
 def index_of(low: Lowering, s: tile.Slice, local: list[Expr], scope: Scope) -> tuple[Expr, ...]:
     """The index of an element of a slice, from its place along the axes that the slice has."""
-    given = iter(local)
-    starts = (low.value(e, scope) for e in s.starts)
-    made = (start + next(given) if n else start for start, n in zip(starts, s.lengths, strict=True))
-    return tuple(simplify(e, scope.ranges, index=True) for e in made)
+    begun = s.replace(starts=tuple(low.value(e, scope) for e in s.starts))
+    return tuple(simplify(e, scope.ranges, index=True) for e in tile.element(begun, local))
 
 
 def _place(low: Lowering, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
@@ -148,11 +162,11 @@ def _inside(buffer: str, index: tuple[Expr, ...], scope: Scope, low: Lowering) -
 
 def _move(low: Lowering, s: tile.Copy, piece: _Piece, width: int, scope: Scope) -> Body:
     tensor = scope.buffers[s.source.buffer]
-    whole = s.source.buffer in low.shared or divides(low.value(tensor.shape[-1], scope), width)
+    whole = s.source.buffer in low.shared or divides(low.value(_long(s.source, tensor), scope), width)
     if s.how == "cp.async":
         return _asynchronous(low, s, piece, width, whole, tensor.dtype.bytes)
     target = scope.buffers[s.target.buffer]
-    if not whole or not (s.target.buffer in low.shared or divides(low.value(target.shape[-1], scope), width)):
+    if not whole or not (s.target.buffer in low.shared or divides(low.value(_long(s.target, target), scope), width)):
         raise ValueError(
             f"kernel {low.source.name}: rows of {s.source.buffer} or {s.target.buffer} do not end where a piece of "
             f"{width} elements of the copy does"
@@ -169,6 +183,12 @@ def _move(low: Lowering, s: tile.Copy, piece: _Piece, width: int, scope: Scope) 
     made.append(load if isinstance(piece.inside_source, Const) else k.If(piece.inside_source, (load,), (blank,)))
     made.append(store)
     return made if isinstance(piece.inside_target, Const) else [k.If(piece.inside_target, tuple(made))]
+
+
+def _long(s: tile.Slice, tensor: Tensor) -> Expr:
+    """The extent of the axis along which pieces lie."""
+    axis = _row(s)
+    return const(1) if axis is None else tensor.shape[axis]
 
 
 def _asynchronous(low: Lowering, s: tile.Copy, piece: _Piece, width: int, whole: bool, size: int) -> Body:

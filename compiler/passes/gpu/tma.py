@@ -10,6 +10,7 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Expr, const, op
 from compiler.ir.index import simplify
+from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import shared
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.shared import SharedTile
@@ -33,7 +34,7 @@ def load(low: Lowering, s: tile.Copy, barrier: k.Address, scope: Scope) -> Body:
 
 def size(low: Lowering, s: tile.Copy) -> int:
     """Bytes that a copy to shared memory brings: whole boxes, also where they hang over the tensor's edge."""
-    return math.prod(n for n in s.target.lengths if n) * low.shared[s.target.buffer].tensor.dtype.bytes
+    return math.prod(tile.extents(s.target)) * low.shared[s.target.buffer].tensor.dtype.bytes
 
 
 def waited(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
@@ -81,12 +82,16 @@ def _boxes(
     low: Lowering, inside: tile.Slice, outside: tile.Slice, held: SharedTile, scope: Scope
 ) -> Iterator[tuple[tuple[int, ...], Expr, tuple[Expr, ...]]]:
     """A box for each panel of a tile: its extents, where it is in shared memory, and in the tensor, innermost first."""
-    lengths = [n for n in inside.lengths if n]
+    lengths = tile.extents(inside)
     width = min(held.width, lengths[-1])
     starts = [simplify(low.value(e, scope), scope.ranges, index=True) for e in inside.starts]
-    far = [simplify(low.value(e, scope), scope.ranges, index=True) for e in outside.starts]
-    extents = [n or 1 for n in outside.lengths]
-    if not outside.lengths[-1] or not inside.lengths[-1]:
+    order = memory_order(scope.buffers[outside.buffer])
+    axes = [d for d in tile.moved(outside) if outside.lengths[d] > 1]
+    if axes != [d for d in order if outside.lengths[d] > 1] or outside.steps or inside.order or inside.steps:
+        raise ValueError(f"kernel {low.source.name}: {outside.buffer} and {inside.buffer} do not lie alike")
+    far = [simplify(low.value(outside.starts[d], scope), scope.ranges, index=True) for d in order]
+    extents = [outside.lengths[d] or 1 for d in order]
+    if not outside.lengths[order[-1]] or extents[-1] != lengths[-1]:
         raise ValueError(
             f"kernel {low.source.name}: a tensor copy of {inside.buffer} has no elements beside each other"
         )

@@ -14,7 +14,7 @@ from compiler.ir import loop
 from compiler.ir.dtype import f32
 from compiler.ir.statement import Init, Kernel, Let
 from compiler.schedule.contraction import by_groups, recognise
-from compiler.schedule.gpu import tiles
+from compiler.schedule.gpu import conv, tiles
 from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, size, ways
 from compiler.schedule.gpu.tiles import Product, Tiling
 from compiler.schedule.steps import (
@@ -53,7 +53,8 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
         return None
     found, splits = by_groups(found)
     best: tuple[Parts, Tiling] | None = None
-    for parts in ways(found, {p.name: p for p in kernel.params}):
+    tensors = {p.name: p for p in kernel.params}
+    for parts in (*ways(found, tensors), *conv.ways(found, tensors)):
         made = _tiling(parts, target)
         if made is not None and (best is None or made.clocks < best[1].clocks):
             best = parts, made
@@ -71,7 +72,9 @@ def _tiling(p: Parts, target: Target) -> Tiling | None:
     terms = 3 if acc is f32 and p.a.value.dtype is f32 else 1
     batch = math.prod(map(size, p.batch))
     out = p.result.bytes if p.result else 0
-    sizes = Product(p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out)
+    sizes = Product(
+        p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read
+    )
     return tiles.choose(sizes, _rows(p, target), target)
 
 
@@ -108,18 +111,25 @@ class _Plan:
         order = [*around, *(f.var for x in (m, n) for f in x.loops)]
         if order != [f.var for f in self.p.found.rows]:
             add(Reorder(tuple(order)))
-        for x in (m, n, k):
-            self.collapse([f.var for f in x.loops])
+        depth = [f.var for f in k.loops]
+        if depth != [f.var for f in self.p.found.depth]:
+            add(Reorder(tuple(depth)))
+        for x, length in ((m, t.m), (n, t.n)):
+            if x.boxed:
+                self.steps += conv.boxed(x, length)
+            else:
+                self.collapse([f.var for f in x.loops])
+        self.collapse(depth)
         batch = self.collapse(around)
         grid = [batch] if batch else []
-        rows = [*grid, m.name, n.name]
         shares = t.parts > 1 and tiles.in_cluster(t.parts, (t.m, t.n), self.target)
         if t.parts > 1 and not shares:
             add(SplitK(self.acc, k.name, t.parts))
-            self.total(rows)
+            self.total(grid)
             grid.insert(0, f"{k.name}_part")
         for x, length in ((m, t.m), (n, t.n)):
-            self.split(x, length)
+            if not x.boxed:
+                self.split(x, length)
         add(Reorder((m.outer, n.outer, m.name, n.name)))
         grid += self.raster()
         if shares:
@@ -152,13 +162,16 @@ class _Plan:
         self.steps.append(Raster(m.outer, n.outer, GROUP))
         return [m.outer + n.outer]
 
-    def total(self, rows: list[str]) -> None:
+    def total(self, batch: list[str]) -> None:
         """The nest that adds up the parts: each thread has neighbours along the columns."""
+        m, n = ([v for v in (x.outer, x.name) if v] for x in (self.p.m, self.p.n))
+        rows = [*batch, *m, *n]
         if not self.p.across:
-            rows = [*rows[:-2], rows[-1], rows[-2]]
+            rows = [*batch, *n, *m]
             self.steps.append(Reorder(tuple(f"{var}_sum" for var in rows)))
         *outer, last = rows
-        long = self.p.n.size if self.p.across else self.p.m.size
+        axis, length = (self.p.n, self.t.n) if self.p.across else (self.p.m, self.t.m)
+        long = length if axis.boxed else axis.size
         for var in outer:
             self.steps.append(Bind(f"{var}_sum", "blocks"))
         vector = next(v for v in (4, 2, 1) if long % v == 0)

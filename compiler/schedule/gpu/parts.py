@@ -25,12 +25,16 @@ ROW = 128  # bytes of a row of a tile in shared memory: as many as all banks hol
 
 @dataclass
 class Axis:
-    """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles."""
+    """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles.
+
+    Tiles of a `boxed` axis are boxes of its loops.
+    """
 
     name: str
     size: int
     loops: tuple[loop.For, ...]
     outer: str = ""
+    boxed: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,7 @@ class Parts:
     b: Factor
     across: bool
     result: Result | None
+    read: int = 0  # bytes of both factors' buffers, where elements of these are read again and again
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:

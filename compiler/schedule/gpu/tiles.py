@@ -59,7 +59,8 @@ class Product:
     """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `terms` products by the instruction for each.
 
     `across` says that the result is contiguous along n, `out_bytes` how large the elements of a tile of it are that
-    leaves through shared memory, 0 where it does not.
+    leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,
+    where those of a's and b's elements are not.
     """
 
     m: int
@@ -72,6 +73,7 @@ class Product:
     terms: int = 1
     across: bool = True
     out_bytes: int = 0
+    read: int = 0
 
 
 @dataclass(frozen=True)
@@ -211,10 +213,10 @@ def _clocks(
     step = max(resident * max(products, read, moved / FROM_L2, brought + pieces), wait) + (0.0 if apart else STEP)
     steps = _over(_over(p.k, parts), k)
     # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
-    stored = m * n * p.acc_bytes / FROM_DRAM * (0.5 if out else 1 if p.across else 2)
+    stored = m * n * p.acc_bytes / FROM_DRAM * (0.5 if out and p.across else 1 if out or p.across else 2)
     waves = _over(tiles, target.cores * resident)
     total = waves * (LATENCY + steps * step + resident * stored) + START
-    least = p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes) / (FROM_DRAM * target.cores)
+    least = (p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)) / (FROM_DRAM * target.cores)
     if parts > 1:
         gathered = CLUSTER if in_cluster(parts, (m, n), target) else LAUNCH
         total += gathered + 2 * parts * p.m * p.n * p.batch * p.acc_bytes / (FROM_L2 * target.cores)

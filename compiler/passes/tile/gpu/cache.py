@@ -5,19 +5,12 @@ A factor that is a block of a buffer, or that is zero outside the buffer, become
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-
 from compiler.ir import tile
-from compiler.ir.dtype import STORAGE_ONLY, compute
 from compiler.ir.expr import (
-    Cast,
     Expr,
     Load,
-    Op,
-    Select,
     Var,
     cast,
-    const,
     dim,
     loads,
     names,
@@ -25,22 +18,23 @@ from compiler.ir.expr import (
     static,
     substitute,
 )
-from compiler.ir.index import linear, simplify
+from compiler.ir.index import simplify
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.gpu.boxes import box
 from compiler.passes.tile.nests import (
     SERIAL,
     Body,
     Loops,
     factors,
     longest,
-    moving,
     ranges_of,
     replace,
     replace_sum,
     sums_in,
 )
 from compiler.passes.tile.pack import allocated
+from compiler.schedule.blocks import block, narrow
 from compiler.schedule.steps import Cache, ScheduleError
 
 
@@ -74,7 +68,7 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
             depth = max((d + 1 for d, f in enumerate(around) if f.var in left or _makes(f, loaded)), default=0)
             if any(f.var in step.loops for f in around[:depth]):
                 continue
-            held, own, fill = _filled(kernel, step, _narrow(factor), tuple(named[v] for v in step.loops), around)
+            held, own, fill = _filled(kernel, step, narrow(factor), tuple(named[v] for v in step.loops), around)
             value = cast(Load(held.name, own, held.dtype), factor.dtype) * other
             new = replace_sum(around[depth], total, total.replace(value=value))
             alloc = tile.Alloc(held, step.space, step.swizzle)
@@ -89,11 +83,6 @@ def _makes(f: tile.For, names: set[str]) -> bool:
     return any(isinstance(s, tile.Alloc) and s.tensor.name in names for s in f.body)
 
 
-def _narrow(factor: Expr) -> Expr:
-    """A factor before it is widened from a 16-bit type."""
-    return factor.arg if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY else factor
-
-
 def _filled(
     kernel: Kernel, step: Cache, factor: Expr, loops: Loops, around: Loops
 ) -> tuple[Tensor, tuple[Expr, ...], Body]:
@@ -104,16 +93,16 @@ def _filled(
         raise ScheduleError(step, f"{', '.join(step.loops)} are cut short, pad them first")
     if not step.how:
         return _computed(step, factor, long)
-    shapes = {t.name: t.shape for t in (*kernel.params, *allocated(kernel.body))}
-    load = block(factor, shapes)
-    axes = moving(load.index, long) if load is not None else None
-    if load is None or axes is None or set(axes[0]) != set(long):
+    tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
+    load = block(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()})
+    axes = box(load.index, long, tensors[load.buffer]) if load is not None else None
+    if axes is None or set(axes[0]) != set(long):
         raise ScheduleError(step, f"the factor from {step.buffer} is no block of it, so it cannot be copied")
     order, source = axes
     shape = tuple(dim(long[v]) for v in order)
     held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
     whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
-    copy = tile.Copy(whole, source.replace(buffer=load.buffer), step.how)
+    copy = tile.Copy(whole, source, step.how)
     return held, tuple(map(Var, order)), (copy,)
 
 
@@ -137,34 +126,3 @@ def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, 
 
 def _last(size: Expr) -> int:
     return static(size) - 1
-
-
-def block(factor: Expr, shapes: Mapping[str, tuple[Expr, ...]]) -> Load | None:
-    """The load that a factor is within the bounds of its buffer, if it is zero outside and guarded by nothing else."""
-    match factor:
-        case Load():
-            return factor
-        case Select(cond, Load(buffer, index) as load, other) if other is cast(
-            const(0, compute(factor.dtype)), factor.dtype
-        ):
-            ends = zip(index, shapes[buffer], strict=True)
-            bounds = [b for i, n in ends for b in (linear(i), linear(n - i - 1))]
-            return load if all(at_least_zero(c) in bounds for c in conjuncts(cond)) else None
-    return None
-
-
-def at_least_zero(cond: Expr) -> object:
-    match cond:
-        case Op("ge" | "gt" | "le" | "lt" as how, (a, b)):
-            form = a - b if how[0] == "g" else b - a
-            return linear(form if how[1] == "e" else form - 1)
-    return None
-
-
-def conjuncts(cond: Expr) -> Iterator[Expr]:
-    match cond:
-        case Op("and", (a, b)):
-            yield from conjuncts(a)
-            yield from conjuncts(b)
-        case _:
-            yield cond

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from compiler.ir import tile
-from compiler.ir.dtype import STORAGE_ONLY, compute
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, both, cast, const, dim, loads, names, op, select, static
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, cast, dim, loads, names, op, static
 from compiler.ir.index import Range, from_linear, linear, simplify
-from compiler.ir.statement import If, Kernel, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of, replace, wrap
+from compiler.schedule.blocks import block, conjuncts, guarded, narrow, zero
 from compiler.schedule.steps import Pad, ScheduleError
 
 
@@ -46,10 +46,13 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
     summing = {f.var for f in nest if f.kind == "reduce"}
     if any(f.kind == "scan" for f in nest):
         raise ScheduleError(step, "a scan runs in order")
+    body: Body
     match nest[-1].body:
+        case body if any(isinstance(n, Init) for s in body for n in s.walk()):
+            body = _rows(step, body, guards, tensors, ranges)
         case (Store(buffer, index, Op("mul", factors), "sum") as s,):
             value = op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))
-            body: Body = (s.replace(value=value),)
+            body = (s.replace(value=value),)
             if buffer not in tiles:
                 body = _if(body, [g for v, g in guards.items() if v in {n for i in index for n in names(i)}])
         case (Store(buffer, _, value, "set"),) as body if buffer in tiles and not loads(value):
@@ -79,8 +82,49 @@ def _grown(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:
     return tuple(out)
 
 
-def _if(body: Body, conditions: list[Expr]) -> Body:
+def _if(body: Body, conditions: Sequence[Expr]) -> Body:
+    match body:
+        case (If(cond, inner),):
+            return (If(both(*dict.fromkeys((*conditions, *conjuncts(cond)))), inner),)
     return (If(both(*conditions), body),) if conditions else body
+
+
+def _rows(
+    step: Pad, body: Body, guards: Mapping[str, Expr], tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> Body:
+    """What a row does, for rows of which there are too many: its sums read nothing outside of the buffers, and what
+    follows them is left out."""
+    out: list[Stmt] = []
+    for n, s in enumerate(body):
+        match s:
+            case tile.For() if s.kind == "parallel":
+                out.append(s.replace(body=_rows(step, s.body, guards, tensors, {**ranges, **ranges_of((s,))})))
+            case Let() | Init() | Accum():
+                out.append(s.replace(value=_clipped(s.value, guards, tensors, ranges)))
+            case tile.For():
+                out.append(s.replace(body=_rows(step, s.body, guards, tensors, {**ranges, **ranges_of((s,))})))
+                if any(isinstance(x, Init) for x in body):
+                    return (*out, *_if(body[n + 1 :], list(guards.values())))
+            case _:
+                raise ScheduleError(step, f"{type(s).__name__} stands in a sum")
+    return tuple(out)
+
+
+def _clipped(
+    value: Expr, guards: Mapping[str, Expr], tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> Expr:
+    """A value that is zero where its loads are outside of their buffers."""
+    narrowed = narrow(value)
+    if narrowed is not value:
+        return cast(_clipped(narrowed, guards, tensors, ranges), value.dtype)
+    match value:
+        case Load(index=index):
+            mine = [v for v in guards if any(v in names(i) for i in index)]
+            return guarded(value, [b for v in mine for b in _bounds(value, v, tensors, ranges)])
+        case Select(_, Load(index=index) as load, other) if other is zero(value):
+            mine = [v for v in guards if any(v in names(i) for i in index)]
+            return guarded(value, [b for v in mine for b in _bounds(load, v, tensors, ranges)])
+    return value.map(lambda x: _clipped(x, guards, tensors, ranges) if isinstance(x, Expr) else x)
 
 
 def _below(value: Expr, end: Expr) -> Expr:
@@ -103,13 +147,20 @@ def _guarded(
     ranges: Mapping[str, Range],
 ) -> Expr:
     """A factor that is zero where a summing loop is outside, and reads nothing outside of its buffers."""
-    if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
-        return cast(_guarded(factor.arg, guards, summing, tensors, ranges), factor.dtype)
+    narrowed = narrow(factor)
+    if narrowed is not factor:
+        return cast(_guarded(narrowed, guards, summing, tensors, ranges), factor.dtype)
     mine = {v: g for v, g in guards.items() if v in names(factor)}
     wanted = [g for v, g in mine.items() if v in summing]
+    load = block(factor, {name: t.shape for name, t in tensors.items()}) if tensors.keys() >= _loaded(factor) else None
+    load = factor if isinstance(factor, Load) else load
     for v in (v for v in mine if v not in summing):
-        wanted += _bounds(factor, v, tensors, ranges) if isinstance(factor, Load) else [mine[v]]
-    return select(both(*dict.fromkeys(wanted)), factor, cast(const(0, compute(factor.dtype)), factor.dtype))
+        wanted += [mine[v]] if load is None else _bounds(load, v, tensors, ranges)
+    return guarded(factor, wanted)
+
+
+def _loaded(factor: Expr) -> set[str]:
+    return {x.buffer for x in loads(factor)}
 
 
 def _bounds(load: Load, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> list[Expr]:

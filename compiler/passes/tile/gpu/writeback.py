@@ -8,8 +8,9 @@ from compiler.ir.expr import Expr, Var, both, cast, const, dim, loads, names, se
 from compiler.ir.index import linear
 from compiler.ir.statement import If, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.gpu.cache import at_least_zero, conjuncts
-from compiler.passes.tile.nests import Body, find_nest, longest, moving, ranges_of, replace, wrap
+from compiler.passes.tile.gpu.boxes import box
+from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of, replace, wrap
+from compiler.schedule.blocks import at_least_zero, conjuncts
 from compiler.schedule.steps import ScheduleError, Writeback
 
 
@@ -49,10 +50,12 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
     bounds = [b for i, n in ends for b in (linear(i), linear(n - i - 1))]
     if not all(at_least_zero(g) in bounds for g in guards):
         raise ScheduleError(step, f"the guards of {step.loops[-1]} are not the bounds of {step.buffer}")
-    axes = moving(store.index, long)
+    axes = box(store.index, long, target)
     if axes is None or set(axes[0]) != set(long) or store.op != "set":
         raise ScheduleError(step, f"what is stored to {step.buffer} is no block of it")
     order, place = axes
+    if place.steps:
+        raise ScheduleError(step, f"what is stored to {step.buffer} lies apart")
     shape = tuple(dim(long[v]) for v in order)
     held = Tensor(step.tile, target.dtype, shape, row_major(shape))
     index = tuple(map(Var, order))
@@ -60,7 +63,7 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
     inner: Body = tuple(_unguarded(s, guards, own) for s in body)
     inner = tuple(s.replace(buffer=held.name, index=index) if isinstance(s, Store) else s for s in inner)
     whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
-    copy = tile.Copy(place.replace(buffer=target.name), whole, step.how)
+    copy = tile.Copy(place, whole, step.how)
     made = (tile.Alloc(held, "shared", step.swizzle), *wrap(nest, inner), copy)
     return kernel.replace(body=replace(kernel.body, nest[0], made))
 

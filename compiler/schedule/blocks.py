@@ -1,0 +1,72 @@
+"""A factor of a sum of products in; the load out that it is within the bounds of a buffer, where it is zero outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compiler.ir.dtype import STORAGE_ONLY, compute
+from compiler.ir.expr import Cast, Expr, Load, Op, Select, both, cast, const, select
+from compiler.ir.index import Linear, linear
+
+
+def narrow(factor: Expr) -> Expr:
+    """A factor before it is widened from a 16-bit type, be it zero in places."""
+    match factor:
+        case Cast(arg) if arg.dtype in STORAGE_ONLY:
+            return arg
+        case Select(cond, Cast(arg), other) if arg.dtype in STORAGE_ONLY and other is const(0, factor.dtype):
+            return Select(cond, arg, zero(arg))
+    return factor
+
+
+def zero(value: Expr) -> Expr:
+    """Zero of the type of a value."""
+    return cast(const(0, compute(value.dtype)), value.dtype)
+
+
+def guarded(value: Expr, guards: Sequence[Expr]) -> Expr:
+    """A value that is zero where one of the guards does not hold, too."""
+    conditions: Sequence[Expr] = ()
+    match value:
+        case Select(cond, then, other) if other is zero(value):
+            conditions, value = conjuncts(cond), then
+    return select(every(*conditions, *guards), value, zero(value))
+
+
+def every(*conditions: Expr) -> Expr:
+    """The conjunction of conditions, without comparisons that say what one before them does."""
+    kept: list[Expr] = []
+    for c in conditions:
+        form = at_least_zero(c)
+        if c not in kept and (form is None or form not in [at_least_zero(x) for x in kept]):
+            kept.append(c)
+    return both(*kept)
+
+
+def block(factor: Expr, shapes: Mapping[str, tuple[Expr, ...]]) -> Load | None:
+    """The load that a factor is within the bounds of its buffer, if it is zero outside and guarded by nothing else."""
+    match factor:
+        case Load():
+            return factor
+        case Select(cond, Load(buffer, index) as load, other) if other is zero(factor):
+            ends = zip(index, shapes[buffer], strict=True)
+            bounds = [b for i, n in ends for b in (linear(i), linear(n - i - 1))]
+            return load if all(at_least_zero(c) in bounds for c in conjuncts(cond)) else None
+    return None
+
+
+def at_least_zero(cond: Expr) -> Linear | None:
+    """The linear form that is at least 0 where a comparison holds; None for what is no comparison."""
+    match cond:
+        case Op("ge" | "gt" | "le" | "lt" as how, (a, b)):
+            form = a - b if how[0] == "g" else b - a
+            return linear(form if how[1] == "e" else form - 1)
+    return None
+
+
+def conjuncts(cond: Expr) -> Sequence[Expr]:
+    """The conditions that all hold where a conjunction does."""
+    match cond:
+        case Op("and", (a, b)):
+            return (*conjuncts(a), *conjuncts(b))
+    return (cond,)

@@ -1,0 +1,176 @@
+"""A loop nest that sums products in; ways to look at it as a product of boxes of buffers out, as convolutions are.
+
+Rows of such a product go through several axes of a buffer, as pixels go through images, rows and columns; a tile of
+them is a box. Of the loops that sum, the one along which memory is contiguous is the depth of a tile. The others move
+the box: they are taken by the loop over tiles.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Var, const, names, static
+from compiler.ir.index import Range, extent_range, linear, simplify
+from compiler.ir.statement import Store
+from compiler.ir.tensor import Tensor, memory_order
+from compiler.schedule import access
+from compiler.schedule.blocks import block, narrow
+from compiler.schedule.contraction import Contraction
+from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, Result, axis, size
+from compiler.schedule.gpu.tiles import Operand
+from compiler.schedule.steps import Collapse, Pad, Reorder, Split, Step
+
+MOST_AXES = 5  # of a tensor map
+
+
+def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
+    """All ways to look at a contraction as a product of boxes: either factor may be the left one."""
+    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    long = [f for f in c.rows if size(f) > 1]
+    for left, right in ((c.left, c.right), (c.right, c.left)):
+        rows = [f for f in long if f.var in names(left) and f.var not in names(right)]
+        columns = [f for f in long if f.var in names(right) and f.var not in names(left)]
+        if not rows or not columns:
+            continue
+        for inner in c.depth:
+            k = axis([f for f in c.depth if f is not inner] + [inner])
+            a, b = (_factor(x, own, inner, tensors, ranges) for x, own in ((left, rows), (right, columns)))
+            if a is None or b is None or size(inner) % (ROW // max(a.operand.bytes, b.operand.bytes)):
+                continue
+            m, n = (_axis(own, x, tensors) for own, x in ((rows, left), (columns, right)))
+            batch = tuple(f for f in c.rows if f not in rows and f not in columns)
+            result, across = _result(c, m, n, tensors)
+            if m.boxed or n.boxed or len(c.depth) > 1:
+                yield Parts(c, m, n, k, batch, a, b, across, result, sum(_bytes(tensors[x.buffer]) for x in (a, b)))
+
+
+def _bytes(t: Tensor) -> int:
+    return math.prod(static(n) for n in t.shape) * t.dtype.bytes
+
+
+def _axis(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor]) -> Axis:
+    """The loops of one side: a box unless they are one, which ends where an axis of the buffer does."""
+    load = _load(value, tensors)
+    assert load is not None
+    places = [(d, e) for d, e in enumerate(load.index) if loops[0].var in names(e)]
+    (d, e), *_ = places
+    whole = len(loops) == 1 and e is Var(loops[0].var) and tensors[load.buffer].shape[d] is loops[0].extent
+    made = axis(loops)
+    made.boxed = not whole
+    return made
+
+
+def _load(value: Expr, tensors: Mapping[str, Tensor]) -> Load | None:
+    """What a factor loads within the bounds of a buffer, if it is zero outside of it."""
+    value = narrow(value)
+    if any(isinstance(n, Load) and n.buffer not in tensors for n in value.walk()):
+        return None
+    return block(value, {name: t.shape for name, t in tensors.items()})
+
+
+def _factor(
+    value: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> Factor | None:
+    """A factor that is a box of its buffer for each step of the loops that sum, but for the inner one; else None."""
+    load = _load(value, tensors)
+    if load is None:
+        return None
+    t = tensors[load.buffer]
+    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+        return None
+    moved: dict[str, int] = {}
+    steps: list[int] = []
+    tiled = {f.var for f in (*own, inner)}
+    for d, e in enumerate(load.index):
+        terms, _ = linear(e)
+        mine = [v for v in terms if names(v) & tiled]
+        if not mine:
+            continue
+        (v, *others) = mine
+        if others or not isinstance(v, Var) or v.name in moved or terms[v] < 1:
+            return None
+        moved[v.name] = d
+        steps.append(terms[v])
+    if moved.keys() != tiled:
+        return None
+    near = {v for v, d in moved.items() if t.strides[d] is const(1)}
+    last = moved[inner.var] if inner.var in near else moved[own[-1].var]
+    if not near & {inner.var, own[-1].var} or (linear(load.index[last])[0].get(Var(own[-1].var), 1) != 1):
+        return None
+    order = ("own", "k") if inner.var in near else ("k", "own")
+    axes = [moved[f.var] for f in own]
+    taken = [*axes, moved[inner.var]] if order[1] == "k" else [moved[inner.var], *axes]
+    memory = [d for d in memory_order(t) if d in taken]
+    rows = [static(n) * t.dtype.bytes for d, n in enumerate(t.strides) if d != last]
+    even = set(steps) == {1} and taken == memory and len(t.shape) <= MOST_AXES and all(n % 16 == 0 for n in rows)
+    terms, rest = linear(simplify(load.index[last], ranges, index=True))
+    starts = [c * t.dtype.bytes for x, c in terms.items() if not names(x) & {own[-1].var, inner.var}]
+    pieces = (p for p in PIECES if all(n % p == 0 for n in (*rows, *starts, rest * t.dtype.bytes)))
+    piece = next(pieces, t.dtype.bytes)
+    return Factor(narrow(value), load.buffer, Operand(t.dtype.bytes, True, piece), order, even and piece == PIECES[0])
+
+
+def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> tuple[Result | None, bool]:
+    """Where a tensor map can store a tile of the result, if it can; whether the result is contiguous along n."""
+    stores = [s for s in c.after if isinstance(s, Store)]
+    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in c.rows}
+    near = {
+        f.var for s in stores for f in c.rows
+        if access.stride(access.address(s.index, tensors[s.buffer], ranges), Var(f.var)) == 1
+    }  # fmt: skip
+    across = not any(f.var in near for f in m.loops)
+    if len(stores) != 1 or stores[0].op != "set":
+        return None, across
+    (s,), (last, other) = stores, (n, m) if across else (m, n)
+    t = tensors[s.buffer]
+    at = {e.name: d for d, e in enumerate(s.index) if isinstance(e, Var)}
+    loops = [*other.loops, *last.loops]
+    known = all(isinstance(e, Const) for e in (*t.shape, *t.strides)) and len(at) <= MOST_AXES
+    if not known or not {f.var for f in loops} <= at.keys() or not all(t.shape[at[f.var]] is f.extent for f in loops):
+        return None, across
+    axes = [at[f.var] for f in loops]
+    alike = axes == [d for d in memory_order(t) if d in axes]
+    rows = [static(x) * t.dtype.bytes for d, x in enumerate(t.strides) if d != axes[-1]]
+    if not alike or last.boxed or t.strides[axes[-1]] is not const(1) or any(x % 16 for x in rows):
+        return None, across
+    return Result(s.buffer, t.dtype.bytes, True, True), across
+
+
+def box(extents: Sequence[int], length: int) -> tuple[int, ...]:
+    """The extents of a box of `length` elements of which the fewest cover all, longest along the last axis.
+
+    >>> box((32, 56, 56), 64)
+    (1, 8, 8)
+    >>> box((32, 28, 28), 128)
+    (8, 4, 4)
+    >>> box((1, 7, 7), 64)
+    (1, 8, 8)
+    """
+    divisors = [d for d in range(1, length + 1) if length % d == 0]
+    every = itertools.product(divisors, repeat=len(extents) - 1)
+    boxes = [(length // math.prod(some), *some) for some in every if length % math.prod(some) == 0]
+    return min(boxes, key=lambda b: (math.prod(-(-n // x) for n, x in zip(extents, b, strict=True)), b))
+
+
+def boxed(x: Axis, length: int) -> list[Step]:
+    """Steps after which the loops of an axis are two: over boxes, and through a box. The axis is named after these."""
+    lengths = box([size(f) for f in x.loops], length)
+    loops = [f.var for f in x.loops]
+    full = tuple(-(-size(f) // n) * n for f, n in zip(x.loops, lengths, strict=True))
+    steps: list[Step] = []
+    if full != tuple(size(f) for f in x.loops):
+        steps.append(Pad(tuple(loops), full))
+    steps += [Split(v, n) for v, n in zip(loops, lengths, strict=True)]
+    outer, inner = [f"{v}0" for v in loops], [f"{v}1" for v in loops]
+    if len(loops) > 1:
+        steps.append(Reorder((*outer, *inner)))
+    for part in (outer, inner):
+        name = part[0]
+        for v in part[1:]:
+            steps.append(Collapse(name, v))
+            name += v
+    x.outer, x.name = "".join(outer), "".join(inner)
+    return steps
