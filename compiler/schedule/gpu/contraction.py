@@ -190,7 +190,7 @@ class _Plan:
         if not self.p.across:
             add(Reorder((m.name, n.name)))
         row, column, part = f"{outer.name}_all", f"{inner.name}_all", f"{k.name}_share"
-        if self.p.m.size % t.m == 0 and self.p.n.size % t.n == 0:
+        if all(conv.exact(x, long) if x.boxed else x.size % long == 0 for x, long in ((m, t.m), (n, t.n))):
             add(Split(column, NEIGHBOURS))
             add(Distribute(f"{self.acc}_all", (f"{column}1",)))
             add(Reorder((f"{part}_all", f"{column}1")))

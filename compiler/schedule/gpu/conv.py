@@ -155,6 +155,12 @@ def box(extents: Sequence[int], length: int) -> tuple[int, ...]:
     return min(boxes, key=lambda b: (math.prod(-(-n // x) for n, x in zip(extents, b, strict=True)), b))
 
 
+def exact(x: Axis, length: int) -> bool:
+    """Boxes of so many elements cover the loops of an axis and nothing else."""
+    sizes = [size(f) for f in x.loops]
+    return all(n % b == 0 for n, b in zip(sizes, box(sizes, length), strict=True))
+
+
 def boxed(x: Axis, length: int) -> list[Step]:
     """Steps after which the loops of an axis are two: over boxes, and through a box. The axis is named after these."""
     lengths = box([size(f) for f in x.loops], length)

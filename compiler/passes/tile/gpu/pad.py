@@ -48,7 +48,7 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
         raise ScheduleError(step, "a scan runs in order")
     body: Body
     match nest[-1].body:
-        case body if any(isinstance(n, Init) for s in body for n in s.walk()):
+        case body if any(isinstance(n, Init) for s in body for n in s.walk()) and tensors.keys() >= tile.buffers(body):
             body = _rows(step, body, guards, tensors, ranges)
         case (Store(buffer, index, Op("mul", factors), "sum") as s,):
             value = op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))
