@@ -13,6 +13,7 @@ from compiler.ir.index import simplify
 from compiler.ir.statement import Stmt
 from compiler.passes.gpu import fragments, wgmma
 from compiler.passes.gpu.fragments import WARP, Digit, Fragment
+from compiler.passes.gpu.repeats import repeats
 from compiler.passes.gpu.scope import Scope
 from compiler.targets.target import instruction
 
@@ -33,34 +34,18 @@ def multiply(low: Lowering, s: tile.Mma, scope: Scope) -> Body:
     if row.b_space == "shared":
         return wgmma.multiply(low, s, row, scope)
     acc, a, b = (low.fragments[x.buffer] for x in (s.acc, s.a, s.b))
-    long = tile.lengths(s)
-    repeats = {
-        "m": long["m"] // low.groups.m // row.m,
-        "n": long["n"] // low.groups.n // row.n,
-        "k": long["k"] // row.k,
-    }
     inner = scope.inner()
-    at: dict[str, Expr] = {}
-    for axis in "kmn":
-        at[axis] = const(0)
-        if repeats[axis] > 1:
-            name = low.fresh(axis)
-            at[axis], inner.ranges[name] = Var(name), (0, repeats[axis] - 1)
+    all_of = repeats(low, s, row, inner)
 
     def operand(x: tile.Slice, axes: str, fragment: Fragment) -> k.Address:
         starts = [low.value(e, scope) for e in x.starts]
         begin = fragments.register(fragment, starts[0], starts[1], inner.ranges)
         for axis in axes:
-            begin = begin + at[axis] * fragment.stride(axis)
+            begin = begin + all_of.at[axis] * fragment.stride(axis)
         return k.Address((scope.registers or {})[x.buffer], simplify(begin, inner.ranges, index=True))
 
     args = (operand(s.acc, "mn", acc), operand(s.a, "mk", a), operand(s.b, "kn", b))
-    body: Body = [k.Call(row.function, (row.m, row.n, row.k), args, (args[0].buffer,))]
-    for axis in "nmk":
-        var = at[axis]
-        if isinstance(var, Var):
-            body = [k.For(var.name, const(0), const(repeats[axis]), 1, tuple(body), "unroll")]
-    return body
+    return all_of.around([k.Call(row.function, (row.m, row.n, row.k), args, (args[0].buffer,))])
 
 
 # ---- operands

@@ -14,6 +14,7 @@ from compiler.ir.index import simplify
 from compiler.ir.statement import Stmt, Store
 from compiler.passes.gpu import shared
 from compiler.passes.gpu.fragments import WARP
+from compiler.passes.gpu.repeats import repeats
 from compiler.passes.gpu.scope import Scope
 from compiler.targets.target import Instruction, instruction
 
@@ -34,19 +35,9 @@ def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body
     """Starts acc += a . b as one group; from here on the accumulator is in flight."""
     acc = low.fragments[s.acc.buffer]
     array = (scope.registers or {})[s.acc.buffer]
-    long = tile.lengths(s)
-    repeats = {
-        "m": long["m"] // low.groups.m // row.m,
-        "n": long["n"] // low.groups.n // row.n,
-        "k": long["k"] // row.k,
-    }
     inner = scope.inner()
-    at: dict[str, Expr] = {}
-    for axis in "mnk":
-        at[axis] = const(0)
-        if repeats[axis] > 1:
-            name = low.fresh(axis)
-            at[axis], inner.ranges[name] = Var(name), (0, repeats[axis] - 1)
+    all_of = repeats(low, s, row, inner)
+    long, at = all_of.long, all_of.at
     group = low.warp() // (row.threads // WARP)
     place = {
         "m": group % low.groups.m * (long["m"] // low.groups.m) + at["m"] * row.m,
@@ -87,18 +78,13 @@ def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body
         a = k.Address((scope.registers or {})[s.a.buffer], simplify(begin, inner.ranges, index=True))
         call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate), (array,))
         low.lent.add(a.buffer)
-    body: Body = [call]
-    for axis in "nmk":
-        var = at[axis]
-        if isinstance(var, Var):
-            body = [k.For(var.name, const(0), const(repeats[axis]), 1, tuple(body), "unroll")]
     # One fence is enough for products that follow each other; what is in flight already need not be held.
     held = 0 if array in low.flight else acc.count
     fence = k.Call("mlc_wgmma_fence", (held,), (k.Address(array, const(0)),), (array,))
     first_one = [] if low.adding == array else [fence]
     low.adding = array
     low.flight[array] = acc.count
-    return [*first_one, *body, k.Call("mlc_wgmma_commit", (), ())]
+    return [*first_one, *all_of.around([call]), k.Call("mlc_wgmma_commit", (), ())]
 
 
 def settle(low: Lowering, s: Stmt, scope: Scope) -> Body:
