@@ -315,6 +315,14 @@ def reach(score: Expr, query: str) -> list[tuple[int, int]]:
     return []
 
 
+def masks(score: Expr, query: str) -> list[Load]:
+    """Loads by a query and a key, neighbours of which are next to each other along the last axes."""
+    found = {n for n in score.walk() if isinstance(n, Load) and KEY in set(n.walk())}
+    moving = {n: [d for d, e in enumerate(n.index) if names(e) & {query, KEY.name}] for n in found}
+    alone = [n for n in found if [n.index[d] for d in moving[n]] == [Var(query), KEY] and n.index[-1] is KEY]
+    return sorted((n for n in alone if sum(m.buffer == n.buffer for m in found) == 1), key=lambda n: n.buffer)
+
+
 def told_by_places(score: Expr, query: str, name: Var) -> bool:
     """A score that is `name`, or that where only the places of key and query say that it counts, each by a bound."""
     match score:

@@ -216,7 +216,8 @@ class Online(Step):
     Blocks are of `rows` x `keys`; what they are multiplied with is padded to multiples of `unit`. Accumulators are
     tiles in registers, weights one in `space`, laid out there by `swizzle`. Of the loops over queries, keys and
     features, `q`, `j` and `d`, are made q0 and j0 over blocks and, with ends, those over scores (`q_score`), the
-    softmax (`q_row`) and values (`q_value`).
+    softmax (`q_row`) and values (`q_value`). Buffers `masks` that scores load by query and key are copied to shared
+    memory in such blocks, by tensor maps.
     """
 
     accumulator: str
@@ -225,6 +226,7 @@ class Online(Step):
     unit: int = 1
     space: str = "registers"
     swizzle: int = 0
+    masks: tuple[str, ...] = ()
 
 
 class Interior(Step):
@@ -276,7 +278,7 @@ def show_step(step: Step) -> str:
             said = [repr(loop), level, *(f"{n}={v}" for n, v in args)]
         case Fold(first, second, "local") | Distribute(first, second, "local"):
             said = [repr(first), repr(second)]
-        case Stage(pad=0):
+        case Stage(pad=0) | Online(masks=()):
             said = [repr(f) for f in fields[:-1]]
         case _:
             said = [repr(f) for f in fields]

@@ -136,6 +136,7 @@ WARPGROUPS = {
     "f16, 128 features": attention(70, 129, 128, dtype="float16"),
     "few keys, bool mask": attention(65, 50, 64, ", attn_mask=torch.randn(65, 50) > 0"),
     "keys that lie along the heads": by_hand(64, 136, 64, "bfloat16"),
+    "a mask of floats for each batch": attention(130, 72, 64, ", attn_mask=torch.randn(2, 1, 130, 72)", heads=(1, 1)),
 }
 
 

@@ -135,7 +135,15 @@ class _Plan:
         """Bytes of a block's tiles in shared memory."""
         depth, features = _up(self.depth, way.unit), _up(self.features, way.unit)
         weights = way.rows * way.keys if way.threefold else 0
-        return self.found.weight.bytes * (way.rows * depth + DEPTH * (weights + way.keys * (depth + features)))
+        masks = sum(self.tensors[x].dtype.bytes for x in self.masks(way)) * DEPTH * way.rows * way.keys
+        operands = way.rows * depth + DEPTH * (weights + way.keys * (depth + features))
+        return self.found.weight.bytes * operands + masks
+
+    def masks(self, way: _Way) -> tuple[str, ...]:
+        """What scores load by query and key, as far as tensor maps bring it: threads would load few bytes at a time."""
+        found = online.masks(self.found.score, self.found.query.var) if way.by_tma else []
+        whole = [x.buffer for x in found if way.keys * x.dtype.bytes % parts.ROW == 0]
+        return tuple(x for x in whole if parts.even(self.tensors[x]))
 
     # ---- steps
 
@@ -144,7 +152,7 @@ class _Plan:
         query, key, feature, depth = f.query.var, f.key, f.feature.var, self.scores.depth.var
         self.way = way
         where = ("shared", f.weight.bytes * way.keys) if way.threefold else ("registers", 0)
-        add(Online(f.accumulator.name, way.rows, way.keys, way.unit, *where))
+        add(Online(f.accumulator.name, way.rows, way.keys, way.unit, *where, self.masks(way)))
         if online.reach(f.score, query) and self.near():
             add(Reorder((f"{query}0", *(x.var for x in f.batch))))
         self.steps += [Bind(x.var, "blocks") for x in f.batch]

@@ -154,7 +154,7 @@ def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges
     rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
     steps = [*rows, *(c * width for c in terms.values() if c != 1), rest * width]
     piece = next((p for p in PIECES if all(n % p == 0 for n in steps)), 0)
-    return Factor(value, value.buffer, Operand(width, True, piece or width), order, _even(t))
+    return Factor(value, value.buffer, Operand(width, True, piece or width), order, even(t))
 
 
 def _is_block(load: Load, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> bool:
@@ -190,7 +190,7 @@ def _axes(
     return ends if last and _stride(buffer, index, last[0].name, tensors, ranges) == 1 else []
 
 
-def _even(t: Tensor) -> bool:
+def even(t: Tensor) -> bool:
     """A tensor map can describe it: at most five axes, whose steps are multiples of 16 bytes, but for the last."""
     steps = [int(n.value) * t.dtype.bytes for n in t.strides[:-1] if isinstance(n, Const)]
     return len(steps) == len(t.shape) - 1 <= 4 and all(n % 16 == 0 for n in steps)
@@ -201,7 +201,7 @@ def _result(
 ) -> Result | None:
     """The one buffer stored to, if a tile of the result is a block of it that a tensor map can describe."""
     stores = [s for s in c.after if isinstance(s, Store)]
-    if len(stores) != 1 or stores[0].op != "set" or not _even(tensors[stores[0].buffer]):
+    if len(stores) != 1 or stores[0].op != "set" or not even(tensors[stores[0].buffer]):
         return None
     (s,) = stores
     ends = _axes(s.buffer, s.index, (m, n), tensors, ranges)

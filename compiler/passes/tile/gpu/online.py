@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from compiler.ir import tile
@@ -125,12 +125,18 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
             raise ScheduleError(step, f"{name} is used outside of kernel {kernel.name}")
     if not all(isinstance(f.extent, Const) for f in (*found.rows, found.feature)) or not isinstance(found.keys, Const):
         raise ScheduleError(step, "how many queries, keys and features there are must be known when compiling")
+    unknown = set(step.masks) - {x.buffer for x in recognised.masks(found.score, found.query.var)}
+    if unknown:
+        raise ScheduleError(step, f"{', '.join(sorted(unknown))}: no score loads that by query and key")
     body = _Maker(found, step, {p.name: p for p in kernel.params}).body()
     return kernel.replace(
         params=tuple(p for p in kernel.params if p.name not in found.inner),
         writes=tuple(w for w in kernel.writes if w not in found.inner),
         body=body,
     )
+
+
+ROW = 128  # bytes of a row of a mask's block, as many as all banks of shared memory hold together
 
 
 @dataclass
@@ -150,6 +156,7 @@ class _Maker:
         self.dtype: DType = f.accumulator.dtype
         self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
         self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
+        self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]
         self.turn, place, last = Var(f"{f.key}0"), Var(f"{self.query}0"), -(-self.queries // self.rows) - 1
         self.ranges[place.name] = (0, last)
         self.blocks: tuple[Var, int] = place, last + 1
@@ -163,8 +170,12 @@ class _Maker:
 
     def at(self, e: Expr, row: str = "", column: str = "", feature: str = "", depth: str = "") -> Expr:
         """`e` at places in the tiles, of which loops with these names go through the rows, columns and so on."""
-        table: dict[Expr, Expr] = {Var(self.feature): Var(feature), KEY: self.turn * self.cols + Var(column)}
-        table[Var(self.query)] = self.block * self.rows + Var(row)
+        table: dict[Expr, Expr] = {Var(self.feature): Var(feature), KEY: self.turn * self.cols}
+        table[Var(self.query)] = self.block * self.rows
+        if column:
+            table[KEY] += Var(column)
+        if row:
+            table[Var(self.query)] += Var(row)
         if depth and self.found.scores:
             table[Var(self.found.scores.depth.var)] = Var(depth)
         return substitute(e, table)
@@ -251,7 +262,7 @@ class _Maker:
         o, key = f.accumulator.name, f.key
         scores = f.scores.name.name if f.scores else f"{o}_scores"
         weights = f"{o}_weights"
-        out = [self.alloc(scores, self.rows, self.cols)]
+        out = [*self.copied(), self.alloc(scores, self.rows, self.cols)]
         if f.scores:
             zero = identity("sum", self.dtype)
             out.append(self.rows_and("zero", key, self.cols, lambda i, j: Store(scores, (i, j), zero)))
@@ -275,6 +286,16 @@ class _Maker:
             )
         )
         return out
+
+    def copied(self) -> Iterator[Stmt]:
+        """Blocks of masks, which come to shared memory."""
+        for x in self.masks:
+            held = self.tensor(f"{x.buffer}_mask", x.dtype, self.rows, self.cols)
+            starts = tuple(self.at(i) for i in x.index)
+            lengths: dict[Expr, int] = {Var(self.query): self.rows, KEY: self.cols}
+            source = tile.Slice(x.buffer, starts, tuple(lengths.get(i, 0) for i in x.index))
+            yield tile.Alloc(held, "shared", ROW if self.cols * x.dtype.bytes % ROW == 0 else 0)
+            yield tile.Copy(tile.Slice(held.name, (dim(0), dim(0)), (self.rows, self.cols)), source, "tma")
 
     def product(self, scores: str) -> Stmt:
         found = self.found.scores
@@ -338,9 +359,12 @@ class _Maker:
         value = self.at(self.base, row.name, column.name)
         if f.scores:
             value = substitute(value, {f.scores.name: Load(scores, (row, column), self.dtype)})
+        for x in self.masks:
+            there = self.at(x, row.name, column.name)
+            value = substitute(value, {there: Load(f"{x.buffer}_mask", (row, column), x.dtype)})
         inside = [self.inside("column", column.name)]
         low = const(-math.inf, self.dtype)
-        reads = [x for x in loads(value) if x.buffer != scores]
+        reads = [x for x in loads(value) if x.buffer not in (scores, *(f"{m.buffer}_mask" for m in self.masks))]
         if any(names(x) & {row.name, column.name} for x in reads):
             return select(both(self.inside("row", row.name), *inside), value, low)
         cond = both(*inside)
