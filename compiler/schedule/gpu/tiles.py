@@ -118,7 +118,7 @@ def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[
             if grid is None or (m >= 2 * _up(p.m, row.m) and m > row.m) or (n >= 2 * _up(p.n, 8) and n > 32):
                 continue
             stage = stage_bytes(p, row, m, n, k)
-            out = m * n * p.out_bytes if row.a_space == "shared" else 0
+            out = _beside(p, row, (m, n), 1, target)
             deepest = min(DEEPEST_APART if wide else DEEPEST, max(2, -(-p.k // k)))
             deepest = min(deepest, (target.shared - RESERVED - out) // stage)
             if registers(p, row, (m, n), grid) > _available(warps * WARP, wide, target):
@@ -146,6 +146,13 @@ def stage_bytes(p: Product, row: Instruction, m: int, n: int, k: int) -> int:
     """Shared memory of a stage: both tiles, and b twice more where wgmma reads two tf32 numbers for each of it."""
     halves = 2 * n * k * p.b.bytes if p.terms > 1 and row.threads > WARP else 0
     return k * (m * p.a.bytes + n * p.b.bytes) + halves
+
+
+def _beside(p: Product, row: Instruction, tile: tuple[int, int], parts: int, target: Target) -> int:
+    """Shared memory beside the pipeline's: for the result, or for what the blocks of a cluster add up."""
+    if parts > 1:
+        return tile[0] * tile[1] * p.acc_bytes if in_cluster(parts, tile, target) else 0
+    return tile[0] * tile[1] * p.out_bytes if row.a_space == "shared" else 0
 
 
 def _available(threads: int, wide: bool, target: Target) -> int:
@@ -185,7 +192,7 @@ def _clocks(
     threads = groups * row.threads + (WARP * (1 if p.terms == 1 else COPYING) if apart else 0)
     tiles = _over(p.m, m) * _over(p.n, n) * p.batch * parts
     stage = stage_bytes(p, row, m, n, k)
-    out = m * n * p.out_bytes if row.a_space == "shared" else 0
+    out = _beside(p, row, (m, n), parts, target)
     fits = min(
         target.shared // (stage * depth + out + RESERVED),
         target.threads // threads,
