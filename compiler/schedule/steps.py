@@ -174,6 +174,19 @@ class SplitK(Step):
     parts: int
 
 
+class SplitScan(Step):
+    """The running total `accumulator` over `loop` is made in parts of `length` iterations.
+
+    The totals of the parts go to the temporary `accumulator`_parts, by a loop `loop`_part around the rows, called
+    `i_sum`, and over `loop`_sum. A second nest makes the parts, by a loop `loop`_next around the rows as they were,
+    each from the sum over `loop`_before of the totals before it.
+    """
+
+    accumulator: str
+    loop: str
+    length: int
+
+
 class Share(Step):
     """The reduction into the scalar `accumulator` over `loop` is made in `parts`, by a loop `loop`_share around `rows`.
 
@@ -254,7 +267,7 @@ class ScheduleError(ValueError):
 
 _ALL = (
     Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote, Compensate,
-    SplitK, Share, Raster, Persist, Online, Writeback,
+    SplitK, SplitScan, Share, Raster, Persist, Online, Writeback,
 )  # fmt: skip
 
 

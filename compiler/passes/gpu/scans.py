@@ -14,7 +14,7 @@ from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, dim, identi
 from compiler.ir.index import range_below, simplify
 from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.gpu.lanes import WORDS_AHEAD, Body, Share, share_of, spread_of
+from compiler.passes.gpu.lanes import ROUNDS_AHEAD, WORDS_AHEAD, Body, Share, share_of, spread_of
 from compiler.passes.gpu.scope import Scope, Spread
 
 if TYPE_CHECKING:
@@ -53,11 +53,12 @@ def _scan(
     held = Load(kept, (lane,), dtype)
 
     inner = scope.inner(level="thread")
-    inner.ranges |= {number.name: (0, high), turn.name: (0, rounds - 1)}
+    room = min(WORDS_AHEAD, low.target.registers // low.threads // 2) // spread.vector
+    ahead = rounds if rounds <= room else min(room, ROUNDS_AHEAD)
+    inner.ranges |= {number.name: (0, high), turn.name: (0, ahead - 1)}
     inner.buffers[kept] = Tensor(kept, dtype, (dim(spread.vector),), row_major((dim(spread.vector),)))
     inner.local |= {kept}
     inner.values[total.name] = Var(part, dtype)
-    ahead = rounds if spread.vector * rounds <= min(WORDS_AHEAD, low.target.registers // low.threads // 2) else 1
     first = _each(low, (*head, total, Store(kept, (lane,), Var(total.name, dtype))), f.var, spread, inner, number, lane,
                   turn if ahead > 1 else const(0), ahead)  # fmt: skip
 
@@ -70,17 +71,18 @@ def _scan(
     body = (here, *(head if used else ()), *substitute(tail, {Var(total.name, dtype): Var(here.name, dtype)}))
     second = _each(low, body, f.var, spread, inner, number, lane, const(0), 1)
 
-    me = low.thread(scope)
-    place = turn * spread.threads + me if rounds > 1 else me
-    exact = isinstance(count, Const) and int(count.value) == rounds * spread.threads
+    me, group = low.thread(scope), Var(low.fresh("group"))
+    inner.ranges[group.name] = (0, rounds - 1)
+    start: Expr = const(0) if ahead == rounds else group
+    place = (start + turn) * spread.threads + me if ahead > 1 else start * spread.threads + me
+    exact = isinstance(count, Const) and int(count.value) % (ahead * spread.threads) == 0
 
     def guarded(made: Body) -> Body:
         return made if exact or not made else [k.If(op("lt", number, count), tuple(made))]
 
     def phase(made: Body) -> Body:
         made = [k.Declare(number.name, place), *made]
-        mark = "unroll" if ahead > 1 else "rolled"
-        return [k.For(turn.name, const(0), const(rounds), 1, tuple(made), mark)] if rounds > 1 else made
+        return [k.For(turn.name, const(0), const(ahead), 1, tuple(made), "unroll")] if ahead > 1 else made
 
     scratch = low.scratch_for(dtype, spread.threads)
     where: Expr | k.Address = k.Address(scratch, const(0)) if scratch else k.Address(before, const(0))
@@ -98,7 +100,8 @@ def _scan(
         *guarded([*second.arrays, *second.loads, *second.rest]),
         k.Assign(carried.name, op(COMBINE[total.op], carried, Load(before, (const(1),), dtype))),
     ]
-    return [*first.arrays, *phase(guarded(first.loads)), *phase(made)] if apart else phase(made)
+    made = [*first.arrays, *phase(guarded(first.loads)), *phase(made)] if apart else phase(made)
+    return made if ahead == rounds else [k.For(group.name, const(0), const(rounds), ahead, tuple(made), "rolled")]
 
 
 def _each(

@@ -15,6 +15,7 @@ from compiler.passes.tile.gpu.online import online
 from compiler.passes.tile.gpu.pad import pad
 from compiler.passes.tile.gpu.persist import persist
 from compiler.passes.tile.gpu.raster import raster
+from compiler.passes.tile.gpu.scans import split_scan
 from compiler.passes.tile.gpu.share import share
 from compiler.passes.tile.gpu.sums import compensate, promote, split_k
 from compiler.passes.tile.gpu.writeback import writeback
@@ -41,6 +42,7 @@ from compiler.schedule.steps import (
     Share,
     Split,
     SplitK,
+    SplitScan,
     Stage,
     Step,
     Tensorize,
@@ -98,6 +100,8 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = online(program, kernel, step)
         case SplitK():
             new = split_k(kernel, step)
+        case SplitScan():
+            new = split_scan(kernel, step)
         case Share():
             new = share(kernel, step)
         case _:

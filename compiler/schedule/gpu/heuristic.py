@@ -18,7 +18,7 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule import access
 from compiler.schedule.gpu import attention, contraction, ffma, matvec, reductions, transposes
 from compiler.schedule.nests import Row, contiguous, paths_of, rows_of, used_as_value
-from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Stage, Step
+from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, SplitScan, Stage, Step
 from compiler.targets.target import Target
 
 THREADS = 256  # a multiple of every scheduler's share, and small enough for eight blocks on a multiprocessor
@@ -33,6 +33,7 @@ EXCHANGED = 2048  # bytes of shared memory through which warps exchange what the
 LONGEST_WINDOW = 64  # elements that one thread goes through where neighbours read the same lines of memory
 CLOSE = 4  # elements between where neighbouring windows begin
 LEAST_SCAN = 64  # a shorter scan takes one thread
+SCAN_BLOCKS = 4  # for each multiprocessor, where rows are so few that they are scanned in parts
 WARP_SCAN = 512  # the longest scan that one warp takes: four rounds of wide loads
 MOST_THREADS = 1024
 KEPT = 64  # elements of a row that a thread keeps in registers, of 255 that it has
@@ -89,8 +90,10 @@ class _Plan:
             split = reductions.split_rows(reduction, self.neighbours(leaf, leaf.body), self.target.cores)
             if split is not None:
                 return split
-        if scans and rows and self.running_total(rows, inside) and not self.across(rows, inside, paths):
-            return self.scanned(rows, paths[0][0], count)
+        if scans and rows and self.running_total(inside):
+            if self.across(rows, inside, paths):
+                return self.scanned_across(rows, inside, paths[0][0], count)
+            return self.scanned(rows, inside, paths[0][0], count)
         if rows and (scans or longest <= SHORT_ROW or (count >= WARP_LANES and self.across(rows, inside, paths))):
             return self.flat(rows, inside)
         if rows and longest <= LONGEST_WINDOW and count >= THREADS * self.target.cores and self.windows(rows, inside):
@@ -113,7 +116,7 @@ class _Plan:
         moves = access.strides(inside, Var(rows[-1].var), self.tensors, ranges)
         return all(m is not None and 0 <= m <= CLOSE for m in moves)
 
-    def running_total(self, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
+    def running_total(self, inside: tuple[Stmt, ...]) -> bool:
         """Rows hold one scan each, of an extent worth several threads, which keeps a total."""
         match inside:
             case (Init(_, value), loop.For(extent=Const(int() as extent), kind="scan", body=body)):
@@ -124,8 +127,8 @@ class _Plan:
                 return plain and at < len(body) and extent >= LEAST_SCAN and value.dtype.bits >= 32
         return False
 
-    def scanned(self, rows: list[loop.For], f: loop.For, count: int) -> list[Step]:
-        """Threads have neighbours of a row, and exchange their totals."""
+    def scanned(self, rows: list[loop.For], inside: tuple[Stmt, ...], f: loop.For, count: int) -> list[Step]:
+        """Threads have neighbours of a row, and exchange their totals; few long rows go to several blocks each."""
         assert isinstance(f.extent, Const)
         name, steps = self.merged_rows(rows)
         extent, vector = int(f.extent.value), self.neighbours(f, f.body)
@@ -133,12 +136,42 @@ class _Plan:
             warps = THREADS // WARP_LANES if count >= 4 * self.target.cores else 1
             steps += [Split(name, warps), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "warps")]
             return [*steps, Bind(f.var, "lanes", _lanes(WARP_LANES, vector))]
+        unit = THREADS * SCANNED
+        length = -(-extent * count // (SCAN_BLOCKS * self.target.cores * unit)) * unit
+        if count < self.target.cores and extent > length:
+            assert isinstance(inside[0], Init)
+            lanes = _lanes(THREADS, vector)
+            steps.append(SplitScan(inside[0].name, f.var, length))
+            steps += [Bind(x, "blocks") for x in (f"{f.var}_part", f"{f.var}_next")]
+            steps += [Bind(x, "blocks") for x in (f"{name}_sum", name) if name]
+            return [*steps, Bind(f"{f.var}_sum", "lanes", lanes), Bind(f"{f.var}_before", "lanes", _lanes(THREADS, 1)),
+                    Bind(f.var, "lanes", lanes)]  # fmt: skip
         threads = min(MOST_THREADS, max(128, _power(-(-extent // SCANNED))))
-        return [*steps, Bind(name, "blocks"), Bind(f.var, "lanes", _lanes(threads, vector))]
+        steps += [Bind(name, "blocks")] if name else []
+        return [*steps, Bind(f.var, "lanes", _lanes(threads, vector))]
+
+    def scanned_across(self, rows: list[loop.For], inside: tuple[Stmt, ...], f: loop.For, count: int) -> list[Step]:
+        """A thread scans a column by itself, of which several have parts where columns are few."""
+        assert isinstance(f.extent, Const) and isinstance(inside[0], Init)
+        name, steps = self.merged_rows(rows)
+        extent = int(f.extent.value)
+        length = max(LEAST_SCAN, -(-extent * count // (SCAN_BLOCKS * self.target.cores * THREADS)))
+        length = next((n for n in range(length, 2 * length) if extent % n == 0), length)
+        threads = max(WARP_LANES, min(THREADS, _power(count)))
+        names = [name]
+        if extent > length:
+            steps.append(SplitScan(inside[0].name, f.var, length))
+            steps += [Bind(f"{f.var}_part", "blocks"), Bind(f"{f.var}_next", "blocks")]
+            names = [f"{name}_sum", name]
+        for x in names:
+            steps += [Split(x, threads), Bind(f"{x}0", "blocks"), Bind(f"{x}1", "lanes", _lanes(threads, 1))]
+        return steps
 
     def alone(self) -> list[Step]:
         """A kernel whose statements share scalars: one block does it all."""
         paths = paths_of(self.kernel.body)
+        if self.running_total(self.kernel.body):
+            return self.scanned([], self.kernel.body, paths[0][0], 1)
         if not paths or any(g.kind == "scan" for path in paths for g in path):
             return []
         reduction = reductions.only([], self.kernel.body)

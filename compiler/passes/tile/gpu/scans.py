@@ -1,0 +1,102 @@
+"""A schedule step on Tile IR: a long running total goes to several blocks, each of which learns what came before it."""
+
+from __future__ import annotations
+
+from compiler.ir import tile
+from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, op, static, substitute
+from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.nests import SERIAL, again, wrap
+from compiler.schedule.steps import ScheduleError, SplitScan
+
+
+def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
+    """`split_scan("t", "j", 2)`
+
+    before:
+        for i in serial(3):
+            t: f32 = 0.0
+            for j in serial(8, scan):
+                t += x[i, j]
+                y[i, j] = t
+    after:
+        for j_part in serial(4):
+            for i_sum in serial(3):
+                t_sum: f32 = 0.0
+                for j_sum in serial(2, reduce):
+                    t_sum += x[i_sum, j_part * 2 + j_sum]
+                t_parts[j_part, i_sum] = t_sum
+        for j_next in serial(4):
+            for i in serial(3):
+                t: f32 = 0.0
+                for j_before in serial(j_next, reduce):
+                    t += t_parts[j_before, i]
+                for j in serial(2, scan):
+                    t += x[i, j_next * 2 + j]
+                    y[i, j_next * 2 + j] = t
+
+    What is scanned is read twice, and each part adds up the totals of those before it.
+    """
+    rows: list[tile.For] = []
+    body = kernel.body
+    while len(body) == 1 and isinstance(body[0], tile.For) and body[0].kind == "parallel":
+        rows.append(body[0])
+        body = body[0].body
+    match body:
+        case (Init(name, first), tile.For(var=var, extent=Const(), kind="scan") as f) if (
+            name == step.accumulator and var == step.loop
+        ):
+            how, head = _total(step, f.body)
+        case _:
+            raise ScheduleError(step, f"{step.loop} is not all that the rows of kernel {kernel.name} do")
+    if first is not identity(how, first.dtype):
+        raise ScheduleError(step, f"{step.accumulator} begins with more than nothing")
+    extent = static(f.extent)
+    count = -(-extent // step.length)
+    part, following, total = (Var(f"{step.loop}_{x}") for x in ("part", "next", "sum"))
+    held = Tensor(f"{name}_parts", first.dtype, (dim(count), *(r.extent for r in rows)), ())
+    held = held.replace(strides=row_major(held.shape))
+    place = tuple(Var(r.var) for r in rows)
+
+    def share(which: Var) -> Expr:
+        whole = extent % step.length == 0
+        return dim(step.length) if whole else op("min", dim(step.length), f.extent - which * step.length)
+
+    def moved(s: tuple[Stmt, ...], which: Var, inner: Expr) -> tuple[Stmt, ...]:
+        made: tuple[Stmt, ...] = substitute(s, {Var(f.var): which * step.length + inner})
+        return made
+
+    scalar = Var(name, first.dtype)
+    summed = substitute(moved(head, part, total), {scalar: Var(f"{name}_sum", first.dtype)})
+    summed = tuple(s.replace(name=f"{name}_sum") if isinstance(s, Accum) else s for s in summed)
+    sums: tuple[Stmt, ...] = (
+        Init(f"{name}_sum", first),
+        tile.For(total.name, share(part), "reduce", SERIAL, summed),
+        Store(held.name, (part, *place), Var(f"{name}_sum", first.dtype)),
+    )
+    sums = again(tuple(rows), "_sum", sums) if rows else sums
+    before = Var(f"{step.loop}_before")
+    known = Accum(name, how, Load(held.name, (before, *place), first.dtype))
+    scanned: tuple[Stmt, ...] = (
+        Init(name, first),
+        tile.For(before.name, following, "reduce", SERIAL, (known,)),
+        f.replace(extent=share(following), body=moved(f.body, following, Var(f.var))),
+    )
+    made = (
+        tile.For(part.name, dim(count), "parallel", SERIAL, sums),
+        tile.For(following.name, dim(count), "parallel", SERIAL, wrap(tuple(rows), scanned)),
+    )
+    return kernel.replace(body=made, params=(*kernel.params, held), writes=(*kernel.writes, held.name))
+
+
+def _total(step: SplitScan, body: tuple[Stmt, ...]) -> tuple[str, tuple[Stmt, ...]]:
+    """How a running total is made, and the statements up to where it is, which do nothing else."""
+    at = next((n for n, s in enumerate(body) if isinstance(s, Accum)), len(body))
+    plain = all(isinstance(s, Let) for s in body[:at]) and all(isinstance(s, Let | Store) for s in body[at + 1 :])
+    if at == len(body) or not plain:
+        raise ScheduleError(step, f"{step.loop} is no running total")
+    total = body[at]
+    assert isinstance(total, Accum)
+    if total.name != step.accumulator:
+        raise ScheduleError(step, f"{step.loop} totals {total.name}, not {step.accumulator}")
+    return total.op, body[: at + 1]
