@@ -33,6 +33,7 @@ EXCHANGED = 2048  # bytes of shared memory through which warps exchange what the
 LONGEST_WINDOW = 64  # elements that one thread goes through where neighbours read the same lines of memory
 CLOSE = 4  # elements between where neighbouring windows begin
 LEAST_SCAN = 64  # a shorter scan takes one thread
+LEAST_PART = 32  # elements of a column that a thread scans
 SCAN_BLOCKS = 4  # for each multiprocessor, where rows are so few that they are scanned in parts
 WARP_SCAN = 512  # the longest scan that one warp takes: four rounds of wide loads
 MOST_THREADS = 1024
@@ -155,9 +156,10 @@ class _Plan:
         assert isinstance(f.extent, Const) and isinstance(inside[0], Init)
         name, steps = self.merged_rows(rows)
         extent = int(f.extent.value)
-        length = max(LEAST_SCAN, -(-extent * count // (SCAN_BLOCKS * self.target.cores * THREADS)))
+        length = max(LEAST_PART, -(-extent * count // (SCAN_BLOCKS * self.target.cores * THREADS)))
         length = next((n for n in range(length, 2 * length) if extent % n == 0), length)
-        threads = max(WARP_LANES, min(THREADS, _power(count)))
+        most = min(_power(count), _power(count * extent // (length * self.target.cores) + 1) // 2)
+        threads = max(WARP_LANES, min(THREADS, most))
         names = [name]
         if extent > length:
             steps.append(SplitScan(inside[0].name, f.var, length))
