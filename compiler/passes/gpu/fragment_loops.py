@@ -9,7 +9,7 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Var, both, const, identity, loads, names, op, static
 from compiler.ir.index import simplify
-from compiler.ir.statement import If, Stmt, Store
+from compiler.ir.statement import If, Let, Stmt, Store
 from compiler.passes.gpu import fragments, mma
 from compiler.passes.gpu.fragments import WARP, Digit, Fragment
 from compiler.passes.gpu.lanes import accumulated, vector_loop
@@ -49,24 +49,28 @@ def over_rows(low: Lowering, f: tile.For, fragment: Fragment, scope: Scope) -> B
 def through_matrices(low: Lowering, f: tile.For, fragment: Fragment, scope: Scope) -> Body | None:
     """A loop that only computes a tile of 16-bit elements in shared memory, by stmatrix; None for another."""
     match f.body:
-        case (tile.For(bind=tile.Bind(level="lanes"), kind="parallel", body=(Store(op="set") as s,)) as columns,):
-            pass
+        case (
+            tile.For(bind=tile.Bind(level="lanes"), kind="parallel", body=(*before, Store(op="set") as s)) as columns,
+        ):
+            values = [x for x in before if isinstance(x, Let)]
         case _:
             return None
     held = low.shared.get(s.buffer)
     if held is None or held.tensor.dtype.bytes != 2 or s.index != (Var(f.var), Var(columns.var)):
         return None
     how = mma.matrices(fragment, held.tensor.dtype)
-    wide = any(len(x.index) > 1 and x.buffer not in low.fragments for x in loads(s.value))
+    loaded = [x for value in (*values, s) for x in loads(value)]
+    wide = any(len(x.index) > 1 and x.buffer not in low.fragments for x in loaded) or len(values) < len(before)
     if "stmatrix" not in low.target.features or how is None or how[0] or wide or held.shape != fragment.shape:
         return None
-    return _matrices_stored(low, (f.var, columns.var), s, fragment, how[1], scope)
+    return _matrices_stored(low, (f.var, columns.var), tuple(values), s, fragment, how[1], scope)
 
 
 def _matrices_stored(
-    low: Lowering, axes: tuple[str, str], s: Store, fragment: Fragment, digits: list[Digit], scope: Scope
-) -> Body:
-    """As many registers as an instruction takes are computed, then stored."""
+    low: Lowering, axes: tuple[str, str], values: tuple[Stmt, ...], s: Store, fragment: Fragment, digits: list[Digit],
+    scope: Scope,
+) -> Body:  # fmt: skip
+    """As many registers as an instruction takes are computed, then stored; what is stored is made of `values`."""
     dtype = low.tiles[s.buffer].dtype
     count, matrix, rest = mma.first(digits)
     pack = fragment.registers[0]
@@ -92,7 +96,8 @@ def _matrices_stored(
     inner.values[axes[0]] = simplify(start[0] + down, inner.ranges, index=True)
     inner.values[axes[1]] = simplify(start[1] + across, inner.ranges, index=True)
     near = low.fresh(f"{s.buffer}_near")
-    made = _loops(list(own), parts, [k.Store(near, register, low.value(s.value, inner))])
+    made = low.sequence(values, inner)
+    made = _loops(list(own), parts, [*made, k.Store(near, register, low.value(s.value, inner))])
     call = k.Call("mlc_stmatrix", (count,), (to, k.Address(near, const(0))), (to.buffer,))
     return _loops(list(others), rest, [k.Array(near, dtype, weight, "local", 16), *made, call])
 
