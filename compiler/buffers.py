@@ -46,9 +46,11 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
         launcher.Buffer(t.name, t.dtype.name, *layout(t, kind, sizes))
         for t, kind in zip(program.outputs, output_types(torch_ir), strict=True)
     )
-    arena = memory.plan([_lifetime(t, program, sizes) for t in program.temps])
+    lifetimes = [_lifetime(t, program, sizes) for t in program.temps]
+    shared = len(lifetimes) - len(program.zeros)
+    arena = memory.behind(memory.plan(lifetimes[:shared]), [t.size for t in lifetimes[shared:]])
     given = tuple(sizes[s] for s in program.sizes)
-    return launcher.Plan(inputs, outputs, tuple(arena.offsets), arena.size, given)
+    return launcher.Plan(inputs, outputs, tuple(arena.offsets), arena.size, given, len(program.zeros))
 
 
 def temporaries(program: kernel.Program, sizes: Sizes) -> list[launcher.Buffer]:

@@ -51,7 +51,7 @@ def launches(program: k.Program, plan: Plan) -> LaunchPlan:
             made.append(Launch(name, grid, _extent(f.block), tuple(args), shared, (f.cluster, 1, 1), synchronizes))
     return LaunchPlan(
         tuple(map(_buffer, plan.inputs)), tuple(map(_buffer, plan.outputs)), tuple(made), temps, plan.temporaries,
-        plan.arena,
+        plan.arena, plan.zeros,
     )  # fmt: skip
 
 

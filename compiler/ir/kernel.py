@@ -218,7 +218,7 @@ class Function(Node):
 class Program(Node):
     """Functions run in order; tensors keep their shapes for the callers, functions see flat buffers.
 
-    The temporaries named by `zeros` hold zeros before the program runs, and must do so after it.
+    The last of the temporaries, those named by `zeros`, hold zeros before the program runs, and must do so after it.
     """
 
     name: str
@@ -251,9 +251,10 @@ def dynamic_shared(function: Function) -> tuple[dict[str, int], int]:
 
 def verify(program: Program) -> None:
     """Names are bound before use, types and lanes agree, stores go to what may be written; raises ValueError."""
-    unknown = set(program.zeros) - {t.name for t in program.temps}
-    if unknown:
-        raise ValueError(f"program {program.name}: {sorted(unknown)} are no temporaries that could be zero")
+    if program.zeros != tuple(t.name for t in program.temps[len(program.temps) - len(program.zeros) :]):
+        raise ValueError(
+            f"program {program.name}: {program.zeros} are not its last temporaries, which alone may be zero"
+        )
     for f in program.functions:
         buffers = {p.name: p.dtype for p in f.params}
         unknown = (set(f.writes) | set(f.exchanged)) - set(buffers)

@@ -207,6 +207,8 @@ class _Call:
         self._offsets, self._arena = launches.offsets, launches.arena
         self._kernels, self._place, self._graphs, self._stream = kernels, place, graphs, _stream_of(place)
         self._bound = bound  # keeps their memory
+        self._cleared = launches.offsets[-launches.zeros] if launches.zeros else launches.arena
+        self._zeros: dict[int, torch.Tensor] = {}  # by stream
 
     def __call__(self, *arguments: object) -> tuple[torch.Tensor, ...]:
         if len(arguments) != len(self._inputs):
@@ -220,11 +222,26 @@ class _Call:
         # Freed behind the launches on this stream, and so given out again only after them.
         arena = torch.empty(self._arena, dtype=torch.uint8, device=place) if self._arena else None
         start = arena.data_ptr() if arena is not None else 0
-        addresses += [start + offset for offset in self._offsets]
+        capturing, stream = place.type == "cuda" and torch.cuda.is_current_stream_capturing(), self._stream()
+        zeros = self._zeros_of(stream, arena, capturing) if arena is not None else 0
+        addresses += [(start if offset < self._cleared else zeros) + offset for offset in self._offsets]
         # A graph cannot be launched into a stream that is being captured.
-        graphs = self._graphs and not (place.type == "cuda" and torch.cuda.is_current_stream_capturing())
-        self._kernels.run(tuple(addresses), self._stream(), graphs)
+        self._kernels.run(tuple(addresses), stream, self._graphs and not capturing)
         return fresh
+
+    def _zeros_of(self, stream: int, arena: torch.Tensor, capturing: bool) -> int:
+        """Where an arena would begin whose end holds zeros that no run at the same time uses: a stream has its own,
+        which are zero again after each run, and a graph, for it may run beside, clears those in its arena."""
+        size = arena.numel() - self._cleared
+        if not size:
+            return 0
+        if capturing:
+            arena[self._cleared :].zero_()
+            return arena.data_ptr()
+        held = self._zeros.get(stream)
+        if held is None:
+            held = self._zeros.setdefault(stream, torch.zeros(size, dtype=torch.uint8, device=self._place))
+        return held.data_ptr() - self._cleared
 
 
 def run_once(

@@ -22,6 +22,7 @@ typedef struct {  // a tensor map over a buffer; `over` is the address that it i
 #define KEPT 8     // graphs
 #define SIGHTS 3   // of the same addresses, at the last of which a graph is captured
 #define RECENT 16  // sets of addresses whose sights are counted
+#define SLOTS 64   // streams, and captures in streams, that have zeros of their own
 
 typedef struct {
   uint64_t digest;
@@ -29,6 +30,10 @@ typedef struct {
   int64_t sights;
   Handle graph;
 } Known;
+
+typedef struct {
+  uint64_t stream, capture;  // by the numbers that CUDA gives once; capture: 0 for none
+} Slot;
 
 typedef struct {
   int32_t status, device;  // of the last call, CUDA's number
@@ -39,6 +44,10 @@ typedef struct {
   uint64_t* table;      // of the buffers' addresses, into which the launches' arguments point
   Known known[RECENT];  // those with graphs among them, KEPT at most
   uint64_t* addresses;  // RECENT times n_buffers
+  // The last buffers hold zeros before and after a run: `zero_bytes` for all of them, as often as there are slots.
+  int64_t n_zeros, zero_bytes, taken;
+  uint64_t zeros;
+  Slot slots[SLOTS];
   int (*stream_of)(int32_t, Handle*);
   int (*launch)(Handle, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Handle, void**, void**);
   int (*encode)(void*, int, uint32_t, void*, const uint64_t*, const uint64_t*, const uint32_t*, const uint32_t*, int, int,
@@ -52,6 +61,9 @@ typedef struct {
   int (*replay)(Handle, Handle);
   int (*drop_exec)(Handle);
   int (*drop_graph)(Handle);
+  int (*number_of)(Handle, unsigned long long*);
+  int (*capture_of)(Handle, int*, unsigned long long*, Handle*, const Handle**, size_t*);
+  int (*clear)(uint64_t, unsigned char, size_t, Handle);
 } Plan;
 
 static int enqueue(Plan* p, Handle stream) {
@@ -75,6 +87,28 @@ static int point_maps(Plan* p) {
     if (status) return status;
     m->over = address;
   }
+  return 0;
+}
+
+// ---- zeros
+
+// What runs at once must not share them, and what is in one stream never does: neither do calls captured in one stream,
+// whichever stream the graph is launched into. Each slot was zero when it was allocated. Where all are taken, the arena
+// serves, cleared before each run.
+static int take_zeros(Plan* p, Handle stream) {
+  unsigned long long number = 0, capture = 0;
+  int capturing = 0;
+  int status = p->number_of(stream, &number);
+  if (!status) status = p->capture_of(stream, &capturing, &capture, 0, 0, 0);
+  if (status) return status;
+  if (!capturing) capture = 0;
+  uint64_t* own = p->table + p->n_buffers - p->n_zeros;
+  int64_t i = 0;
+  while (i < p->taken && (p->slots[i].stream != number || p->slots[i].capture != capture)) i++;
+  if (i == SLOTS) return p->clear(own[0], 0, p->zero_bytes, stream);
+  if (i == p->taken) p->slots[p->taken++] = (Slot){number, capture};
+  const uint64_t first = own[0];
+  for (int64_t j = 0; j < p->n_zeros; j++) own[j] += p->zeros + i * p->zero_bytes - first;
   return 0;
 }
 
@@ -158,7 +192,9 @@ __attribute__((visibility("default"))) void mlc_gpu_entry(void** buffers, const 
   int changed = before != p->context;
   if (changed && (p->status = p->set_context(p->context))) return;
   memcpy(p->table, buffers, p->n_buffers * 8);
-  p->status = p->stream_of(p->device, &stream) ? 999 : point_maps(p);
+  p->status = p->stream_of(p->device, &stream) ? 999 : 0;
+  if (!p->status && p->n_zeros) p->status = take_zeros(p, stream);
+  if (!p->status) p->status = point_maps(p);
   if (!p->status) p->status = run(p, stream);
   if (changed && before) p->set_context(before);
 }

@@ -26,12 +26,12 @@ from compiler.runtime.tensor_map import Argument
 log = logging.getLogger("mlcomp")
 
 FLAGS = ("-x", "c", "-O2", "-std=gnu11", "-shared", "-fPIC", "-fvisibility=hidden", "-nostdlib", "-lc", "-lgcc")
-KNOWN = 16  # RECENT of gpu_launch.c
+KNOWN, SLOTS = 16, 64  # RECENT and SLOTS of gpu_launch.c
 # In the order in which Plan has them.
 DRIVER = (
     "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing",
     "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
-    "cuGraphExecDestroy", "cuGraphDestroy",
+    "cuGraphExecDestroy", "cuGraphDestroy", "cuStreamGetId", "cuStreamGetCaptureInfo_v2", "cuMemsetD8Async",
 )  # fmt: skip
 STREAM = "aoti_torch_get_current_cuda_stream"
 
@@ -59,6 +59,8 @@ class _Plan(ctypes.Structure):
         ("n_buffers", ctypes.c_int64), ("graphs", ctypes.c_int64), ("calls", ctypes.c_int64),
         ("launches", ctypes.c_void_p), ("maps", ctypes.c_void_p), ("table", ctypes.c_void_p),
         ("known", ctypes.c_int64 * (4 * KNOWN)), ("addresses", ctypes.c_void_p),
+        ("n_zeros", ctypes.c_int64), ("zero_bytes", ctypes.c_int64), ("taken", ctypes.c_int64),
+        ("zeros", ctypes.c_uint64), ("slots", ctypes.c_uint64 * (2 * SLOTS)),
         ("functions", ctypes.c_void_p * (1 + len(DRIVER))),
     )  # fmt: skip
 
@@ -111,6 +113,7 @@ def load(
         return None
     state, memory = lay_out(len(launches.buffers), prepared, maps, table, functions, graphs)
     state.device = place.index or 0
+    slots = zero_slots(state, launches, place)
     free = [i for i in range(len(plan.inputs)) if i not in bound]
 
     def fail() -> None:
@@ -128,7 +131,7 @@ def load(
         False,  # the table is written and read under the GIL
         0,
         admit,
-        (tuple(bound.values()), state, memory, kept),
+        (tuple(bound.values()), state, memory, slots, kept),
         extension.device_type(place),
         place.index or 0,
         extension.dtype_code(DTYPES["u8"]),
@@ -136,6 +139,18 @@ def load(
         fail,
     )
     weakref.finalize(kept, entry.mlc_gpu_close, ctypes.byref(state)).atexit = False
+    return made
+
+
+def zero_slots(state: _Plan, launches: LaunchPlan, place: torch.device) -> torch.Tensor | None:
+    """Memory for what launches find zero and leave zero, for so many streams and captures; None where there is none."""
+    if not launches.zeros:
+        return None
+    state.n_zeros, state.zero_bytes = launches.zeros, launches.arena - launches.offsets[-launches.zeros]
+    made = torch.zeros(SLOTS * state.zero_bytes, dtype=torch.uint8, device=place)
+    if place.type == "cuda":
+        torch.cuda.current_stream(place).synchronize()  # other streams do not wait for this one
+    state.zeros = made.data_ptr()
     return made
 
 

@@ -1,7 +1,8 @@
 """A program run in the hardest way: a call, its plan and inputs in; outputs and complaints about it out.
 
 Every buffer lies between guard zones in one piece of memory that reads as NaN or -1. Outputs and temporaries start
-poisoned, nothing is cleaned between runs, and the last run has its temporaries where the plan packs them.
+poisoned, but for those that the plan wants to be zero; nothing is cleaned between runs, and the last run has its
+temporaries where the plan packs them.
 """
 
 from __future__ import annotations
@@ -101,9 +102,13 @@ def run(
         _part(data, place)[:] = _raw(x)
     for place, b in [*zip(targets, plan.outputs, strict=True), *zip(scratch, temps, strict=True)]:
         _part(data, place)[:] = BLANK if DTYPES[b.dtype].is_floating_point else UNWRITTEN
+    apart, packed = [p.start for p in scratch], [arena.start + o for o in plan.temporaries]
+    clear = [(p, where) for p, *two in list(zip(scratch, apart, packed, strict=True))[len(temps) - plan.zeros :]
+             for where in two]  # fmt: skip
+    for place, where in clear:
+        data[where : where + place.size] = 0
     before = data.copy()
     shared = [p.start for p in (*sources, *targets)]
-    apart, packed = [p.start for p in scratch], [arena.start + o for o in plan.temporaries]
 
     def work() -> list[str]:
         found: list[str] = []
@@ -121,7 +126,8 @@ def run(
     else:
         said = work()
     changed = _changed(before, data, layout.places, {*targets, *scratch, arena, *(c for row in kept for c in row)})
-    blank = [
+    blank = [f"{place.name} was not left zero" for place, at in clear if data[at : at + place.size].any()]
+    blank += [
         f"an element of {b.name} was never written"
         for b, place in zip(plan.outputs, kept[0], strict=True)
         if b.dtype == "bool" and (_part(data, place) > 1).any()

@@ -42,13 +42,14 @@ class Buffer:
 @dataclass(frozen=True)
 class Plan:
     """All buffers of one entry in the order of its pointers: inputs, outputs, then temporaries at `temporaries` bytes
-    into an arena of `arena` bytes; `sizes` goes through as it is."""
+    into an arena of `arena` bytes, the last `zeros` of which hold zeros before and after; `sizes` goes through."""
 
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
     temporaries: tuple[int, ...] = ()
     arena: int = 0
     sizes: tuple[int, ...] = ()
+    zeros: int = 0
 
 
 Launcher = Callable[..., tuple[torch.Tensor, ...]]

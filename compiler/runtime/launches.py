@@ -60,7 +60,8 @@ class LaunchPlan:
     """The launches of a program in order; buffers are numbered inputs first, then outputs, then temporaries.
 
     Temporary i lies `offsets[i]` bytes into an arena of `arena` bytes; those alive at different times may share bytes.
-    Inputs are not written.
+    The last `zeros` of them hold zeros before the launches, and must do so after them: they lie at the arena's end, and
+    whoever runs launches at once gives each run its own. Inputs are not written.
     """
 
     inputs: tuple[Buffer, ...]
@@ -69,6 +70,7 @@ class LaunchPlan:
     temporaries: tuple[Buffer, ...] = ()
     offsets: tuple[int, ...] = ()
     arena: int = 0
+    zeros: int = 0
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:

@@ -44,6 +44,19 @@ def plan(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Arena:
     return Arena(tuple(offsets), max((offset + size for offset, size in zip(offsets, sizes, strict=True)), default=0))
 
 
+def behind(arena: Arena, sizes: Sequence[int], alignment: int = ALIGNMENT) -> Arena:
+    """The arena with buffers of these sizes behind its own, which share their bytes with no other.
+
+    >>> behind(Arena((0,), 64), [4, 100])
+    Arena(offsets=(0, 64, 128), size=256)
+    """
+    offsets, end = list(arena.offsets), arena.size
+    for size in sizes:
+        offsets.append(end)
+        end += _round_up(size, alignment)
+    return Arena(tuple(offsets), end)
+
+
 def peak(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
     """The most bytes alive at one step: no arena can be smaller."""
     live = [

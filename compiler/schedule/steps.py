@@ -192,7 +192,7 @@ class Share(Step):
 
     `rows` are the perfectly nested loops around it, none where each reduction is shared by itself. What the parts find
     is the tile `accumulator`_shares in `space`; a second nest, its loops called `i_all`, combines them. Threads of a
-    block share in "shared" memory, blocks of a cluster in "cluster", any blocks in "global".
+    block share in "shared" memory, blocks of a cluster in "cluster", any blocks in "device".
     """
 
     accumulator: str

@@ -20,6 +20,7 @@ typedef struct {
 } Graph;
 
 EXPORT int64_t launched, encoded, captured, replayed, dropped, refuse, user_captures, contexts_set;
+EXPORT int64_t stream_number = 1, capture_number = 1, cleared;
 static Graph graphs[MOST];
 static int capturing;
 static void* context = (void*)5;
@@ -30,6 +31,14 @@ static void add(void** a) {
   for (long i = 0; i < *(long*)a[3]; i++) z[i] = x[i] + y[i];
 }
 
+// Counts the calls that find the same counter in z[0]; the last argument says whether to put zero back.
+static void count(void** a) {
+  int32_t *t = *(int32_t**)a[0], *z = *(int32_t**)a[1];
+  z[0] = (int32_t)((*(uint64_t*)a[0] >> 3) & 0x7fffffff);
+  z[1] = t[0];
+  t[0] = *(long*)a[2] ? 0 : t[0] + 1;
+}
+
 static void twice(void** a) {
   for (int i = 0; i < 100; i++) (*(float**)a[1])[i] = 2 * (*(float**)a[0])[i];
 }
@@ -37,7 +46,8 @@ static void twice(void** a) {
 // A map in this file is the address that it is over.
 static void copy(void** a) { memcpy(*(float**)a[1], *(float**)a[0], 400); }
 
-EXPORT const Kernel kernel_add = {add, 4}, kernel_twice = {twice, 2}, kernel_copy = {copy, 2};
+EXPORT const Kernel kernel_add = {add, 4}, kernel_twice = {twice, 2}, kernel_copy = {copy, 2},
+                    kernel_count = {count, 3};
 
 EXPORT int stream(int32_t device, void** out) {
   *out = (void*)7;
@@ -98,4 +108,15 @@ EXPORT int cuGraphLaunch(Graph* g, void* s) {
   return replayed++, 0;
 }
 EXPORT int cuGraphExecDestroy(void* exec) { return dropped++, exec == 0; }
+EXPORT int cuStreamGetId(void* s, unsigned long long* out) { return *out = stream_number, s != (void*)7; }
+EXPORT int cuStreamGetCaptureInfo_v2(void* s, int* status, unsigned long long* id, void** graph, const void*** from,
+                                     size_t* n) {
+  *status = user_captures != 0;
+  *id = user_captures ? capture_number : 77;
+  return s != (void*)7 || graph || from || n;
+}
+EXPORT int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t size, void* s) {
+  memset((void*)to, byte, size);
+  return cleared++, s != (void*)7;
+}
 EXPORT int cuGraphDestroy(void* graph) { return graph == 0; }

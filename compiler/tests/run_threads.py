@@ -34,7 +34,7 @@ def plan(program: k.Program) -> LaunchPlan:
     temps = tuple(map(_buffer, program.temps))
     offsets = [sum(-(-t.size // 256) * 256 for t in temps[:n]) for n in range(len(temps) + 1)]
     return LaunchPlan(tuple(map(_buffer, program.inputs)), tuple(map(_buffer, program.outputs)), tuple(launches), temps,
-                      tuple(offsets[:-1]), offsets[-1])  # fmt: skip
+                      tuple(offsets[:-1]), offsets[-1], len(program.zeros))  # fmt: skip
 
 
 def run(program: k.Program, arrays: list[Array], check: bool = True, seed: int = 0) -> list[Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,14 +11,16 @@ import pytest
 from compiler import pipeline
 from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
-from compiler.ir import kernel, kernel_text, tensor_text
+from compiler.ir import kernel, kernel_text, tensor_text, tile_text
+from compiler.passes.gpu.threads import tile_to_threads
 from compiler.pipeline import Lowering
 from compiler.render import cuda
 from compiler.targets import nvidia
 from compiler.tests import run_threads
-from compiler.tests.meaning import fresh_seed
+from compiler.tests.meaning import fresh_seed, random_arrays
 from compiler.tests.test_contraction import Product, arrays
 
+CASES = Path(__file__).parent / "cases" / "tile_to_threads"
 TARGETS = {t.name: t for t in nvidia.TARGETS}
 
 
@@ -51,30 +53,74 @@ PRODUCTS = [
 
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=str)
+def test_the_last_of_some_blocks_adds_up_a_product(product: Product) -> None:
+    check(product.text, "sm_80", "mlc_take_ticket")
+
+
+@pytest.mark.parametrize("product", PRODUCTS, ids=str)
 def test_blocks_of_a_cluster_add_up_a_product(product: Product) -> None:
     check(product.text, "sm_90a", "MLC_CLUSTER")
 
 
-def found(text: str, target: str, old: str, new: str, **which: Any) -> set[str]:
-    """The kinds of reports about the text of a program in which the only `old` is `new`."""
-    made = lowered(text, target)
-    program: kernel.Program = made.stages["kernel"]
-    source = cuda.render(program, target=target)
+def found(case: str, old: str, new: str) -> set[str]:
+    """The kinds of reports about the text of a program of `CASES` in which the only `old` is `new`."""
+    program = tile_text.parse((CASES / case).read_text(encoding="utf-8"))
+    made = tile_to_threads(program, TARGETS["sm_90a"])
+    source = cuda.render(made, target="sm_90a")
     assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
-    given = arrays(made.stages["tensor"], fresh_seed())
-    _, outcome = run_threads.run_text(source.replace(old, new), program, list(given), **which)
+    given = random_arrays(program.inputs, seed := fresh_seed())
+    _, outcome = run_threads.run_text(source.replace(old, new), made, list(given), seed=seed)
     return {r.kind for r in outcome.reports}
 
 
 IN_A_CLUSTER = {
-    "no wait until all blocks have begun": ("    mlc_cluster_wait();\n    int slot", "    int slot", "cluster"),
-    "no wait until all parts are there": ("    mlc_cluster_barrier();\n", "", "race"),
+    "no wait until all blocks have begun": ("  mlc_cluster_wait();\n", "", "cluster"),
+    "no barrier at all before memory of others": ("  mlc_cluster_arrive();\n", "", "cluster"),
+    "no wait until all parts are there": ("  mlc_cluster_barrier();\n", "", "race"),
     "arrived and not waited": ("mlc_cluster_barrier();", "mlc_cluster_arrive();", "race"),
-    "only threads of the own block waited for": ("mlc_cluster_barrier();", "mlc_named_barrier(1, 128);", "race"),
+    "only threads of the own block waited for": ("mlc_cluster_barrier();", "mlc_block_barrier();", "race"),
+    "a row of another block": (", mlc_quotient(i1, 32));", ", mlc_quotient(i1, 64));", "race"),
 }
 
 
 @pytest.mark.parametrize("bug", IN_A_CLUSTER)
 def test_mistakes_in_a_cluster_are_reported(bug: str) -> None:
     old, new, kind = IN_A_CLUSTER[bug]
-    assert kind in found(PRODUCTS[0].text, "sm_90a", old, new, seed=2)
+    assert kind in found("parts_in_a_cluster.tile", old, new)
+
+
+FENCE = "    mlc_fence_device();\n"
+TAKE = "    mlc_take_ticket(&last_block[0], &columns_s_shares_tickets[i0], 4);\n"
+FIRST = "  if ((int)threadIdx.x == 0) {\n"
+MEET = "  mlc_block_barrier();\n"
+GO_ON = "  if (last_block[0] != 0) {\n"
+BY_TICKETS = {
+    "no fence before the ticket": (FENCE + TAKE, TAKE, "race between blocks"),
+    "no fence behind the ticket": (TAKE + FENCE, TAKE, "race between blocks"),
+    "one block too many waited for": (TAKE, TAKE.replace("4)", "5)"), "not zero again"),
+    "one block too few waited for": (TAKE, TAKE.replace("4)", "3)"), "uninitialised read"),
+    "half of the blocks waited for": (TAKE, TAKE.replace("4)", "2)"), "uninitialised read"),
+    "a ticket of another group": (TAKE, TAKE.replace("[i0]", "[0]"), "uninitialised read"),
+    "a ticket before all have stored": (MEET + FIRST, FIRST, "race between blocks"),
+    "the ticket not passed on": ("  }\n" + MEET + GO_ON, "  }\n" + GO_ON, "race"),
+    "a ticket for every thread": (FIRST, "  {\n", "race"),
+    "every block goes on": (GO_ON, GO_ON.replace("!= 0", "!= 2"), "uninitialised read"),
+}
+
+
+@pytest.mark.parametrize("bug", BY_TICKETS)
+def test_mistakes_with_tickets_are_reported(bug: str) -> None:
+    old, new, kind = BY_TICKETS[bug]
+    assert kind in found("parts_by_tickets.tile", old, new)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_tickets_begin_with_zero_and_end_with_it(check: bool) -> None:
+    program = tile_text.parse((CASES / "parts_by_tickets.tile").read_text(encoding="utf-8"))
+    made = tile_to_threads(program, TARGETS["sm_80"])
+    text = cuda.render(made, target="sm_80").replace(
+        "columns_s_shares_tickets[i0], 4)", "columns_s_shares_tickets[i0], 9)"
+    )
+    given = random_arrays(program.inputs, fresh_seed())
+    _, outcome = run_threads.run_text(text, made, list(given), check)
+    assert [(r.kind, r.buffer) for r in outcome.reports] == [("not zero again", "columns_s_shares_tickets")]

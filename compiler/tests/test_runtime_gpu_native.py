@@ -33,7 +33,7 @@ class NativeDriver(FakeDriver):
         super().__init__({})
         source = Path(__file__).with_name("fake_cuda.c").read_text()
         self.library = ctypes.CDLL(str(build.build(source, gpu_native.FLAGS, cache=cache)))
-        for name in ("launched", "encoded", "captured", "replayed", "dropped", "refuse", "user_captures"):
+        for name in ("launched", "encoded", "captured", "replayed", "dropped", "refuse", "user_captures", "cleared"):
             self.variable(name).value = 0
 
     def variable(self, name: str) -> ctypes.c_int64:
@@ -220,6 +220,37 @@ def test_a_map_is_encoded_when_its_tensor_moves(driver: NativeDriver, cache: Pat
     assert driver.count("encoded") == 3
 
 
+def count(driver: NativeDriver, cache: Path, resets: int) -> Launcher:
+    """A call that gives where it found its counter, and what it was; with `resets` it is zero again after it."""
+    launch = Launch("count", (1, 1, 1), (1, 1, 1), (2, 0, Size(resets)))
+    plan = Plan((), (Buffer("z", "i32", (2,), (1,)),), (0, 64, 128), 192, zeros=2)
+    sizes = Memory("t", 4), Memory("n", 4), Memory("m", 4)
+    return load(driver, cache, LaunchPlan((), (Memory("z", 8),), (launch,), sizes, (0, 64, 128), 192, 2), plan)
+
+
+def test_every_stream_and_capture_has_zeros_of_its_own(driver: NativeDriver, cache: Path) -> None:
+    call = count(driver, cache, 1)
+    seen: dict[tuple[int, int], int] = {}
+    for stream, capture in [(1, 0), (2, 0), (1, 0), (1, 5), (2, 5), (1, 6), (1, 5), (2, 0)] * 2:
+        driver.variable("stream_number").value = stream
+        driver.variable("user_captures").value = int(capture > 0)
+        driver.variable("capture_number").value = capture
+        where, held = call()[0].tolist()
+        assert held == 0
+        assert seen.setdefault((stream, capture), where) == where
+    assert len(set(seen.values())) == len(seen) == 5 and driver.count("cleared") == 0
+
+
+def test_zeros_are_cleared_where_there_are_too_many_streams(driver: NativeDriver, cache: Path) -> None:
+    call = count(driver, cache, 0)
+    held = []
+    for stream in range(gpu_native.SLOTS + 3):
+        driver.variable("stream_number").value = stream
+        held.append([int(call()[0][1]) for _ in range(2)])
+    assert held == [[0, 1]] * gpu_native.SLOTS + [[0, 0]] * 3
+    assert driver.count("cleared") == 6
+
+
 @pytest.mark.parametrize(("code", "kind"), [(700, faults.IllegalAddress), (701, faults.OutOfResources)])
 def test_a_refused_launch_raises_its_kind_and_costs_nothing(
     driver: NativeDriver, cache: Path, code: int, kind: type[faults.DeviceError]
@@ -262,5 +293,7 @@ def test_without_a_compiler_calls_go_through_python(cache: Path, monkeypatch: py
 
 def test_the_c_sources_agree_on_their_numbers() -> None:
     text = Path(gpu_native.__file__).with_name("gpu_launch.c").read_text()
-    for name, value in (("KEPT", KEPT), ("SIGHTS", SIGHTS), ("RECENT", gpu_native.KNOWN)):
+    for name, value in (
+        ("KEPT", KEPT), ("SIGHTS", SIGHTS), ("RECENT", gpu_native.KNOWN), ("SLOTS", gpu_native.SLOTS),
+    ):  # fmt: skip
         assert f"#define {name} {value} " in text

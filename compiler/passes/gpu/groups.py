@@ -66,7 +66,7 @@ class Group:
 def split(body: tuple[Stmt, ...]) -> tuple[tile.Alloc, tile.For, tuple[Stmt, ...]] | None:
     """The tile, the loop over blocks that makes its parts, and what follows; None for another body."""
     match body:
-        case (tile.Alloc(space="cluster" | "global") as held, tile.For() as parts, *after) if is_bound(parts, "blocks"):
+        case (tile.Alloc(space="cluster" | "device") as held, tile.For() as parts, *after) if is_bound(parts, "blocks"):
             return held, parts, tuple(after)
     return None
 

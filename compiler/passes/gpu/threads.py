@@ -48,16 +48,18 @@ Body = list[k.Stmt]
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
     """Every kernel becomes one function, or one for each of the nests that follow each other in it."""
     functions: list[k.Function] = []
-    temps, zeros = list(program.temps), []
+    parts: list[Tensor] = []
+    zeros: list[Tensor] = []
     for kernel in program.kernels:
         for part in apart(kernel):
             lowering = Lowering(part, target, streamed=read_once(part), past=left_behind(program, part, target))
             functions.append(lowering.function(schedules.get(kernel.name, "")))
-            temps += lowering.exchanged
-            zeros += [t.name for t in lowering.exchanged[1:]]
+            parts += lowering.exchanged[:1]
+            zeros += lowering.exchanged[1:]
     return k.Program(
-        program.name, program.inputs, program.outputs, tuple(temps), tuple(functions), program.sizes, tuple(zeros)
-    )
+        program.name, program.inputs, program.outputs, (*program.temps, *parts, *zeros), tuple(functions),
+        program.sizes, tuple(t.name for t in zeros),
+    )  # fmt: skip
 
 
 @dataclass

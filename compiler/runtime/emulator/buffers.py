@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from compiler.errors import CompilerError
 from compiler.runtime.emulator import native
-from compiler.runtime.launches import Launch, LaunchPlan, Map, Size
+from compiler.runtime.launches import Buffer, Launch, LaunchPlan, Map, Size
 
 _SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
 
@@ -45,7 +45,7 @@ def arguments(machine: native.Machine, plan: LaunchPlan, given: Sequence[int]) -
     if machine.begin(room, largest) != 0:
         raise CompilerError(f"no memory for the {room} bytes that check mode needs; use smaller dimensions")
     kinds = [native.INPUT] * len(plan.inputs) + [native.OUTPUT] * len(plan.outputs)
-    kinds += [native.TEMPORARY] * len(plan.temporaries)
+    kinds += [native.TEMPORARY] * (len(plan.temporaries) - plan.zeros) + [native.ZERO] * plan.zeros
     addresses = [
         machine.place(buffer.name.encode(), address, buffer.size, kind)
         for buffer, address, kind in zip(plan.buffers, given, kinds, strict=True)
@@ -56,6 +56,17 @@ def arguments(machine: native.Machine, plan: LaunchPlan, given: Sequence[int]) -
         for buffer, inner, outer, kind in zip(plan.buffers, addresses, given, kinds, strict=True):
             if kind == native.OUTPUT:
                 ctypes.memmove(outer, inner, buffer.size)
+
+
+def left_over(plan: LaunchPlan, made: Arguments) -> list[tuple[Buffer, int]]:
+    """Buffers that should hold zeros again and do not, with how many bytes into them."""
+    out = []
+    count = len(plan.buffers)
+    for number in range(count - plan.zeros, count):
+        held = ctypes.string_at(made.addresses[number], plan.buffers[number].size)
+        if any(held):
+            out.append((plan.buffers[number], next(n for n, byte in enumerate(held) if byte)))
+    return out
 
 
 def _blocks(launch: Launch) -> int:

@@ -10,7 +10,7 @@
 
 namespace mlc::emu {
 
-enum Kind { INPUT, OUTPUT, TEMPORARY, ARGUMENT, SHARED };
+enum Kind { INPUT, OUTPUT, TEMPORARY, ARGUMENT, ZERO, SHARED };  // ZERO: temporary, and holds zeros before
 enum State : unsigned char { UNWRITTEN, WRITTEN, IN_FLIGHT };  // in flight: the destination of a cp.async not waited for
 enum Access : unsigned { READ = 0, WRITE = 1, ATOMIC = 2 };
 
@@ -226,7 +226,7 @@ static void touch(Cell& c, const Actor& a, const Region* region, const void* p, 
                       access & WRITE ? "written before cp.async.wait_group" : "read before cp.async.wait_group",
                       thread_of(c.writer), c.site);
     } else {
-        if (c.state == UNWRITTEN && access != WRITE) {
+        if (c.state == UNWRITTEN && access != WRITE && region->kind != ZERO) {
             memory_report("uninitialised read", region, p, bytes, site);
             c.state = WRITTEN;  // said once
         }

@@ -176,6 +176,7 @@ namespace hooks {
 
 static void join_fibers(Fiber* first, unsigned count, unsigned lanes) {
     View *all = nullptr, *last = nullptr;
+    Elsewhere foreign;
     unsigned latest = 0;
     for (unsigned i = 0; i < count; i++) {
         Fiber* f = first + i;
@@ -185,6 +186,7 @@ static void join_fibers(Fiber* first, unsigned count, unsigned lanes) {
         else if (f->check.view != last)
             raise(all, f->check.view);
         last = f->check.view;
+        merge(foreign, f->check.foreign);
     }
     for (unsigned i = 0; i < count; i++) {
         Fiber* f = first + i;
@@ -196,6 +198,7 @@ static void join_fibers(Fiber* first, unsigned count, unsigned lanes) {
         Fiber* f = first + i;
         if (f->done || !(lanes >> (i & 31) & 1)) continue;
         set(f->check.view, keep(all));
+        f->check.foreign = foreign;
         f->check.now = latest + 1;  // in step, so that the reads of a warp share an entry
     }
     drop(all);
@@ -217,13 +220,16 @@ void release(Fiber* f, Sync& to) {
         if (to.last != f->check.view) raise(to.view, f->check.view);
     }
     if (to.last != f->check.view) set(to.last, keep(f->check.view));
+    merge(to.foreign, f->check.foreign);
     to.view->seen[f->check.id] = f->check.now++;
 }
 void acquire(Fiber* f, Sync& from) {
     if (from.view && from.view != f->check.view) set(f->check.view, joined(f->check.view, from.view));
+    merge(f->check.foreign, from.foreign);
 }
 void move(Sync& from, Sync& to) {
     if (from.view) set(to.view, to.view ? joined(to.view, from.view) : keep(from.view));
+    merge(to.foreign, from.foreign);
     if (from.view) drop(from.view);
     if (from.last) drop(from.last);
     from = Sync();

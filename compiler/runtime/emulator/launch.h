@@ -175,6 +175,21 @@ static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER;
 static const Request* current;
 static uint64_t next_cluster, all_clusters;
 
+// The cluster that runs as the n-th: forward, backward, or by steps of a stride that passes by every one.
+static uint64_t in_order(uint64_t n, uint64_t seed) {
+    uint64_t all = all_clusters, stride = all > 4 ? 2 + seed % (all - 3) : 1;
+    if (seed < 2) return seed ? all - 1 - n : n;
+    auto common = [](uint64_t a, uint64_t b) {
+        while (b) {
+            uint64_t rest = a % b;
+            a = b, b = rest;
+        }
+        return a;
+    };
+    while (common(stride, all) != 1) stride++;
+    return (uint64_t)(((unsigned __int128)n * stride + seed) % all);
+}
+
 static void* work(void*) {
     pthread_mutex_lock(&idle_lock);
     Worker* w = idle_workers.empty() ? nullptr : idle_workers.back();
@@ -192,7 +207,7 @@ static void* work(void*) {
         while (!stopping) {
             uint64_t number = __atomic_fetch_add(&next_cluster, 1, __ATOMIC_RELAXED);
             if (number >= all_clusters) break;
-            run_cluster(w, r->seed == 1 ? all_clusters - 1 - number : number);
+            run_cluster(w, in_order(number, r->seed));
             if (w->flat && (number & 63) == 63 && now_seconds() > deadline) {
                 report("time limit", 0, "the launch did not end in the time it was given");
                 stopping = true;

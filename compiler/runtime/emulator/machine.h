@@ -65,6 +65,7 @@ struct Checked {
 struct Sync {  // what releases have put in for acquires to take out
     View* view = nullptr;
     View* last = nullptr;  // the last one put in
+    Elsewhere foreign;
 };
 #else
 struct Sync {};
@@ -168,7 +169,7 @@ struct Request {  // of one launch; read from Python, so the layout is part of t
     uint32_t synchronizes;
     uint32_t threads;   // workers of the machine
     uint32_t overlaps;  // with the launch before, until it waits for its dependencies
-    uint64_t seed;      // order of fibers: 0 forward, 1 backward, else random
+    uint64_t seed;      // order of fibers and clusters: 0 forward, 1 backward, else another
     double seconds;     // patience
 };
 

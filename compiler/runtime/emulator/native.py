@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 MOST_REPORTS = 64
-INPUT, OUTPUT, TEMPORARY, ARGUMENT = range(4)  # kinds of buffers in check mode
+INPUT, OUTPUT, TEMPORARY, ARGUMENT, ZERO = range(5)  # kinds of buffers in check mode
 
 
 class Request(ctypes.Structure):

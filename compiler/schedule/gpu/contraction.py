@@ -30,7 +30,6 @@ from compiler.schedule.steps import (
     Schedule,
     Share,
     Split,
-    SplitK,
     Step,
     Tensorize,
     Writeback,
@@ -40,7 +39,6 @@ from compiler.targets.target import Instruction, Target
 LEAST_DEPTH = 16  # shorter sums are not worth the tiles
 LEAST_ROWS = 2  # few are enough: an instruction that is mostly empty still reads the other factor once
 GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
-THREADS = 256  # of a block that adds up parts
 WARPS, FROM_SHARED, FROM_REGISTERS = "mlc_mma_sync", "mlc_wgmma", "mlc_wgmma_rs"  # functions of instructions
 NEIGHBOURS = 4  # elements of a result that a thread adds up side by side
 PREPARING = 3  # warps that make two numbers of each of a tile's, beside the one that copies
@@ -122,17 +120,12 @@ class _Plan:
         self.collapse(depth)
         batch = self.collapse(around)
         grid = [batch] if batch else []
-        shares = t.parts > 1 and tiles.in_cluster(t.parts, (t.m, t.n), self.target)
-        if t.parts > 1 and not shares:
-            add(SplitK(self.acc, k.name, t.parts))
-            self.total(grid)
-            grid.insert(0, f"{k.name}_part")
         for x, length in ((m, t.m), (n, t.n)):
             if not x.boxed:
                 self.split(x, length)
         add(Reorder((m.outer, n.outer, m.name, n.name)))
         grid += self.raster()
-        if shares:
+        if t.parts > 1:
             grid += self.share()
         self.steps += [Bind(var, "blocks") for var in grid]
         add(Distribute(self.acc, (m.name, n.name), "registers"))
@@ -162,31 +155,15 @@ class _Plan:
         self.steps.append(Raster(m.outer, n.outer, GROUP))
         return [m.outer + n.outer]
 
-    def total(self, batch: list[str]) -> None:
-        """The nest that adds up the parts: each thread has neighbours along the columns."""
-        m, n = ([v for v in (x.outer, x.name) if v] for x in (self.p.m, self.p.n))
-        rows = [*batch, *m, *n]
-        if not self.p.across:
-            rows = [*batch, *n, *m]
-            self.steps.append(Reorder(tuple(f"{var}_sum" for var in rows)))
-        *outer, last = rows
-        axis, length = (self.p.n, self.t.n) if self.p.across else (self.p.m, self.t.m)
-        long = length if axis.boxed else axis.size
-        for var in outer:
-            self.steps.append(Bind(f"{var}_sum", "blocks"))
-        vector = next(v for v in (4, 2, 1) if long % v == 0)
-        threads = min(THREADS, -(-long // (vector * tiles.WARP)) * tiles.WARP)
-        self.steps.append(Split(f"{last}_sum", threads * vector))
-        lanes = (("threads", threads), *((("vector", vector),) if vector > 1 else ()))
-        self.steps += [Bind(f"{last}_sum0", "blocks"), Bind(f"{last}_sum1", "lanes", lanes)]
-
     def share(self) -> list[str]:
-        """Blocks of a cluster make parts of the sum, and each adds up its share of rows of the tile, as these lie."""
+        """Blocks make parts of the sum. Each of a cluster adds up its share of rows of the tile, as these lie; of
+        others the last one all of them."""
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         (outer, rows), (inner, columns) = [(m, t.m), (n, t.n)] if self.p.across else [(n, t.n), (m, t.m)]
         if not self.p.across:
             add(Reorder((n.name, m.name)))
-        add(Share(self.acc, k.name, t.parts, (outer.name, inner.name), "cluster"))
+        space = "cluster" if tiles.in_cluster(t.parts, (t.m, t.n), self.target) else "device"
+        add(Share(self.acc, k.name, t.parts, (outer.name, inner.name), space))
         if not self.p.across:
             add(Reorder((m.name, n.name)))
         row, column, part = f"{outer.name}_all", f"{inner.name}_all", f"{k.name}_share"
@@ -201,9 +178,11 @@ class _Plan:
             column += "0"
         else:
             add(Pad((row, column), (rows, columns)))
-        self.steps += [Split(row, rows // t.parts), Bind(f"{row}0", "blocks"), Bind(f"{part}_all", "unroll")]
-        add(Collapse(f"{row}1", column))
-        add(Bind(f"{row}1{column}", "lanes", (("threads", t.threads),)))
+        if space == "cluster":
+            self.steps += [Split(row, rows // t.parts), Bind(f"{row}0", "blocks")]
+            row += "1"
+        add(Collapse(row, column))
+        self.steps += [Bind(row + column, "lanes", (("threads", t.threads),)), Bind(f"{part}_all", "unroll")]
         return [part]
 
     def mainloop(self) -> None:
