@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from compiler.frontend import Captured, capture
     from compiler.inspection import inspect
     from compiler.instructions.checks import NotRun, instruction_checks
+    from compiler.interpret.accumulated import Moments, count_blocks, moments
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
     from compiler.mutation import mutants
@@ -44,6 +45,7 @@ _HOME = {
     "compiler.frontend": ("Captured", "capture"),
     "compiler.instructions.checks": ("NotRun", "instruction_checks"),
     "compiler.inspection": ("inspect",),
+    "compiler.interpret.accumulated": ("Moments", "count_blocks", "moments"),
     "compiler.interpret.bounded": ("Accuracy",),
     "compiler.interpret.bounds": ("bounds",),
     "compiler.mutation": ("mutants",),
@@ -74,6 +76,7 @@ __all__ = [
     "CompilerError",
     "Executable",
     "Lowering",
+    "Moments",
     "NotRun",
     "Schedule",
     "Target",
@@ -84,12 +87,14 @@ __all__ = [
     "bounds",
     "capture",
     "compile",
+    "count_blocks",
     "eager_equations",
     "execute",
     "execute_guarded",
     "inspect",
     "instruction_checks",
     "lower",
+    "moments",
     "mutants",
     "on_gpu",
     "passes_for",

@@ -132,11 +132,12 @@ def climb(program: Any, target: compiler.Target) -> Ladder:
 def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
     """Run the stages that are asked for, name the first bad one and the pass that broke it."""
     report = Report()
-    truth = _truth(made, ladder, report)
+    watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
+    # Under a sanitizer PyTorch's kernels would be watched as well.
+    truth = _truth(made, ladder, report, on_gpu=watch is None and compiler.on_gpu(ladder.lowering.target))
     if truth is None:
         return report.row()
     every = compiler.stages(ladder.lowering.target)
-    watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
     for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
         tell(stage)
         report.stages.append(_stage_row(truth, ladder, stage, watch))
@@ -160,12 +161,12 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
     return row
 
 
-def _truth(made: Subject, ladder: Ladder, report: Report) -> Truth | None:
+def _truth(made: Subject, ladder: Ladder, report: Report, on_gpu: bool) -> Truth | None:
     """What is right; None, and a failure reported, if that cannot be known."""
     try:
         if ladder.equations is None:
             raise ladder.error or ValueError("torch-to-tensor gave nothing")
-        return Truth(made, ladder.equations, compiler.accuracy(ladder.lowering))
+        return Truth(made, ladder.equations, compiler.accuracy(ladder.lowering), on_gpu)
     except Exception:  # the case's own function, a lowering or the reference: nothing can be said without them
         report.verdict, report.first_bad_stage, report.first_bad_pass = "fail", "torch", None
         report.remarks.append(traceback.format_exc(limit=-4))

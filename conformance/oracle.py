@@ -61,15 +61,20 @@ class Verdict:
 
 
 def bounds(
-    program: Any, inputs: Sequence[torch.Tensor | Array], accuracy: compiler.Accuracy | None = None, **other: Any
+    program: Any,
+    inputs: Sequence[torch.Tensor | Array],
+    accuracy: compiler.Accuracy | None = None,
+    moments: Callable[[Array, Array], compiler.Moments] | None = None,
+    **other: Any,
 ) -> tuple[Bounded, ...]:
     """A bounded value for each output of a Tensor IR program.
 
     `accuracy` is what implementations may lose, by default those of the CPU; `other` than it may be
     `ulps(function, dtype)`, `series(n)` roundings of a sum of n terms, or `algebra=True` for an evaluation in f64.
+    `moments` computes those of products of matrices in place of `compiler.moments`.
     """
     allowed = dataclasses.replace(accuracy or compiler.Accuracy(), **other)
-    return compiler.bounds(program, [to_array(x) for x in inputs], allowed)
+    return compiler.bounds(program, [to_array(x) for x in inputs], allowed, moments or compiler.moments)
 
 
 def agrees(

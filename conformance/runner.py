@@ -30,11 +30,16 @@ class Runner:
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         memory = min(MEMORY, int(MEMORY_SHARE * installed / workers))
         preload = [settings.function("check").partition(":")[0]]
-        self.executor = Executor(preload, memory)
+        # NumPy's matrix products would take every processor, in each of the workers.
+        limits = {"OPENBLAS_NUM_THREADS": str(self.threads)}
+        self.executor = Executor(preload, memory, environment=limits)
         self.logs = tempfile.TemporaryDirectory(prefix="mlcomp-") if settings.sanitizers else None
         self.watched = {
             tool: Executor(
-                preload, memory, under=sanitizer.command(tool, self._log(tool)), environment=sanitizer.ENVIRONMENT
+                preload,
+                memory,
+                under=sanitizer.command(tool, self._log(tool)),
+                environment=limits | sanitizer.ENVIRONMENT,
             )
             for tool in settings.sanitizers
         }

@@ -6,6 +6,7 @@ as it stands, for eager with a rounding after every call.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import compiler
-from conformance import inputs, oracle
+from conformance import inputs, moments, oracle
 from conformance.cases import Case, Tolerance
 from conformance.oracle import Array, Bounded, Verdict
 
@@ -25,6 +26,7 @@ Tensors = tuple[torch.Tensor, ...]
 # PyTorch's own vectorised functions are within a few units in the last place; ours are within what they claim.
 EAGER_ULPS = 4.0
 TINY = 1e-12
+LARGE = 1 << 20  # elements of all inputs, from which on a trip to a GPU pays
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,21 @@ class Allowed:
 class Truth:
     """What the results of a subject should be, and how good they must be."""
 
-    def __init__(self, subject: Subject, equations: Any, accuracy: compiler.Accuracy | None = None) -> None:
-        """`equations` is the Tensor IR program that torch-to-tensor made; `accuracy` what its executors may lose."""
+    def __init__(
+        self, subject: Subject, equations: Any, accuracy: compiler.Accuracy | None = None, on_gpu: bool = False
+    ) -> None:
+        """`equations` is the Tensor IR program that torch-to-tensor made; `accuracy` what its executors may lose; with
+        `on_gpu`, large cases are worked out by the GPU, in f64 as elsewhere."""
         self.subject, self.equations, self.accuracy = subject, equations, accuracy
         self.tolerance: Tolerance = subject.case.tolerance
         self.dtypes = [oracle.NAMES[leaf.dtype] for leaf in subject.eager]
-        self.reference = compiler.reference(subject.program, subject.tensors)
+        self.moments = moments.on_gpu if on_gpu else None
+        self.reference = _reference(subject, on_gpu and sum(x.numel() for x in subject.tensors) >= LARGE)
 
     @functools.cached_property
     def derived(self) -> Sequence[Bounded]:
         """The bounds of our own results, around what Tensor IR says in exact arithmetic."""
-        return oracle.bounds(self.equations, self.subject.tensors, self.accuracy)
+        return oracle.bounds(self.equations, self.subject.tensors, self.accuracy, self.moments)
 
     @functools.cached_property
     def ours(self) -> list[Bounded]:
@@ -115,7 +121,7 @@ class Truth:
     def eagers(self) -> list[Bounded]:
         def derive() -> Sequence[Bounded]:
             program = compiler.eager_equations(self.subject.program)
-            return oracle.bounds(program, self.subject.tensors, ulps=_eager_ulps)
+            return oracle.bounds(program, self.subject.tensors, moments=self.moments, ulps=_eager_ulps)
 
         return self._around_reference(derive)
 
@@ -175,7 +181,7 @@ class Truth:
         worst = Verdict(True, 0.0)
         if self.tolerance.mode == "fixed":
             return worst
-        found = oracle.bounds(equations, self.subject.tensors, algebra=True)
+        found = oracle.bounds(equations, self.subject.tensors, moments=self.moments, algebra=True)
         for k, (r, b) in enumerate(zip(self.reference, found, strict=True)):
             dtype = "f64" if r.is_floating_point() else self.dtypes[k]
             one = oracle.judge(r, _shaped(b, tuple(r.shape)), dtype)
@@ -183,6 +189,15 @@ class Truth:
                 return replace(one, message=f"output {k}: {one.message}, in f64")
             worst = one if one.err_over_tol >= worst.err_over_tol else worst
         return worst
+
+
+def _reference(subject: Subject, on_gpu: bool) -> Tensors:
+    if on_gpu:
+        # What a program makes itself, such as a mask, may lie on the CPU: then it stays there.
+        with contextlib.suppress(RuntimeError):
+            there = compiler.reference(subject.program, [x.cuda() for x in subject.tensors])
+            return tuple(x.cpu() for x in there)
+    return compiler.reference(subject.program, subject.tensors)
 
 
 def _eager_ulps(function: str, dtype: str) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -62,12 +63,20 @@ def _held(dtype: DType) -> DType:
 
 def _whole(accuracy: Accuracy, *terms: Array) -> bool:
     """Whether all finite elements are integers, so that sums are too; another formula may divide on its way."""
-    return not accuracy.algebra and all(bool(((x == np.rint(x)) | ~np.isfinite(x)).all()) for x in terms)
+    return not accuracy.algebra and all(
+        _all(lambda part: (part == np.rint(part)) | ~np.isfinite(part), x) for x in terms
+    )
+
+
+def _all(holds: Callable[[Array], Array], x: Array) -> bool:
+    """Whether something holds of every element; the first few say no of most arrays."""
+    return bool(holds(x[(slice(2),) * x.ndim]).all()) and bool(holds(x).all())
 
 
 def _finite(x: Array) -> Array:
     """0 for what is not finite: an infinity is not rounded."""
-    return np.where(np.isfinite(x), x, 0.0)
+    finite = np.isfinite(x)
+    return x if finite.all() else np.where(finite, x, 0.0)
 
 
 def _rounded_sum(
@@ -151,47 +160,82 @@ def _extreme(op: str, v: Array, x: Bounded, pick: Callable[[Array], Array]) -> B
     return made(v, reach(worst(x)), ZERO, usual) if np.any(shared(x)) else made(v, reach(worst(x)), usual**2, ZERO)
 
 
-def contract(a: Bounded, b: Bounded, dtype: DType, accuracy: Accuracy) -> Bounded:
-    """Batches of matrix products."""
+@dataclass(frozen=True)
+class Moments:
+    """Of products of finite matrices: themselves, those of absolute values, those of squares, and the mean square of
+    the partial sums as `BLOCKS` blocks of the summed axis are added one by one."""
+
+    total: Array
+    absolute: Array
+    squares: Array
+    partial: Array
+
+
+def moments(x: Array, y: Array) -> Moments:
+    """Of batches of matrix products."""
+    k = x.shape[-1]
+    blocks = count_blocks(k)
+    total = np.zeros((*x.shape[:-1], y.shape[-1]))
+    partial = np.zeros(total.shape)
+    for block in range(blocks):
+        part = slice(block * k // blocks, (block + 1) * k // blocks)
+        total = total + np.matmul(x[..., part], y[..., part, :])
+        partial += total**2 / blocks
+    return Moments(total, np.matmul(np.abs(x), np.abs(y)), np.matmul(x * x, y * y), partial)
+
+
+def count_blocks(k: int) -> int:
+    """Into how many blocks a summed axis of `k` elements is divided."""
+    return max(1, min(BLOCKS, k))
+
+
+def contract(
+    a: Bounded, b: Bounded, dtype: DType, accuracy: Accuracy, how: Callable[[Array, Array], Moments] = moments
+) -> Bounded:
+    """Batches of matrix products; `how` computes their moments."""
     with np.errstate(all="ignore"):
-        v = np.asarray(np.matmul(a.v, b.v))
         if not dtype.is_float and a.e1 is None and b.e1 is None:
-            return Bounded(v)
-        x, y = _finite(a.v.astype(np.float64)), _finite(b.v.astype(np.float64))
-        absolute = np.matmul(np.abs(x), np.abs(y))
-        brought = _brought(a, b, np.abs(x), np.abs(y))
+            return Bounded(np.asarray(np.matmul(a.v, b.v)))
+        x, y = (_finite(f.v.astype(np.float64, copy=False)) for f in (a, b))
+        found = how(x, y)
+        v = found.total if x is a.v and y is b.v else np.asarray(np.matmul(a.v, b.v))
+        brought = _brought(a, b, x, y)
         if not dtype.is_float:
             return made(v, *brought)
         k = x.shape[-1]
-        blocks = max(1, min(BLOCKS, k))
-        mean_square, running = np.matmul(x * x, y * y) / blocks, np.zeros(v.shape)
-        for block in range(blocks):
-            part = slice(block * k // blocks, (block + 1) * k // blocks)
-            running = running + np.matmul(x[..., part], y[..., part, :])
-            mean_square = mean_square + running**2 / blocks
+        mean_square = found.squares / count_blocks(k) + found.partial
         own = accuracy.computes(dtype)
         rounds = accuracy.rounds(k) + 1
         if accuracy.product and dtype is f32 and not accuracy.algebra and _long(x, y):
             lost = accuracy.product * UNIT[dtype.name]
             e1, e2, common = brought
-            brought = e1 + lost * absolute, e2 + lost**2 / 3 * np.matmul(x * x, y * y), common
-        return _rounded_sum(v, brought, absolute, mean_square, rounds, _whole(accuracy, a.v, b.v), own)
+            brought = e1 + lost * found.absolute, e2 + lost**2 / 3 * found.squares, common
+        return _rounded_sum(v, brought, found.absolute, mean_square, rounds, _whole(accuracy, a.v, b.v), own)
 
 
 def _long(*factors: Array) -> bool:
     """Whether any element has more bits than one tf32 number, so that its product is made of several."""
-    return any(bool((scalar.apply("tf32", (x.astype(np.float32),)) != x).any()) for x in factors)
+    return not all(_all(lambda part: scalar.apply("tf32", (part.astype(np.float32),)) == part, x) for x in factors)
 
 
 def _brought(a: Bounded, b: Bounded, x: Array, y: Array) -> Errors:
+    """What errors of the factors make of the products: each error times the other factor, and times its error."""
     if a.e1 is None and b.e1 is None:
         return ZERO, ZERO, ZERO
-    (a1, a2, a3), (b1, b2, b3) = errors(a), errors(b)
-    return (
-        _dot(a1, y) + _dot(x, b1) + _dot(a1, b1),
-        _dot(a2, y * y) + _dot(x * x, b2) + _dot(a2, b2),
-        _dot(a3, y) + _dot(x, b3) + _dot(a3, b3),
-    )
+    sizes = np.abs(x), np.abs(y)
+    ways = (sizes, (x * x, y * y), sizes)
+    e1, e2, common = (_carried(m, n, e, f) for (m, n), e, f in zip(ways, _errors(a), _errors(b), strict=True))
+    return e1, e2, common
+
+
+def _errors(x: Bounded) -> tuple[Array | None, ...]:
+    """As `errors`, but None for those that are zero everywhere."""
+    return tuple(e if np.any(e) else None for e in errors(x))
+
+
+def _carried(x: Array, y: Array, a: Array | None, b: Array | None) -> Array:
+    parts = [_dot(p, q) for p, q in ((a, y), (x, b), (a, b)) if p is not None and q is not None]
+    return np.asarray(sum(parts[1:], start=parts[0])) if parts else ZERO
 
 
 def _dot(a: Array, b: Array) -> Array:

@@ -139,18 +139,25 @@ def tolerance(x: Bounded) -> Array:
 
 def distance(a: Array, b: Array) -> Array:
     """|a - b|; 0 where both are NaN or the same infinity, infinite where just one is NaN."""
-    a, b = a.astype(np.float64), b.astype(np.float64)
+    a, b = a.astype(np.float64, copy=False), b.astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
-        d = np.abs(a - b)
-    d = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, d)
-    return np.where(np.isnan(d), np.inf, d)
+        d = np.asarray(np.abs(a - b))
+    if not (odd := np.isnan(d)).any():
+        return d
+    return np.where(odd, np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.inf), d)
 
 
 def made(v: Array, e1: Array, e2: Array, common: Array) -> Bounded:
     """A bounded value from parts whose NaN (infinity minus or times something) means that nothing can be said."""
     if not np.any(e1):
         return Bounded(v)
-    return Bounded(v, *(np.where(np.isnan(e), np.inf, e) for e in (e1, e2, common)))
+    return Bounded(v, *map(_infinite_for_nan, (e1, e2, common)))
+
+
+def _infinite_for_nan(e: Array) -> Array:
+    # NaN is rare, and looking for it is cheaper than a copy.
+    odd = np.isnan(e)
+    return np.where(odd, np.inf, e) if odd.any() else e
 
 
 def rounded(x: Bounded, dtype: DType, half_ulps: float, correctly: bool) -> Bounded:

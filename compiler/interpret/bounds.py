@@ -6,12 +6,13 @@ accumulated.py does. A result y is right if |y - v| <= min(e1, LAMBDA * (sqrt(e2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from compiler.interpret import accumulated, bounded, scalar
+from compiler.interpret.accumulated import Moments
 from compiler.interpret.bounded import LAMBDA, Accuracy, Bounded, distance, made, shared, variance, worst
 from compiler.interpret.grid import Grid, Take
 from compiler.interpret.scalar import Array
@@ -21,9 +22,17 @@ from compiler.ir.expr import Load, names
 from compiler.ir.tensor import Program
 
 
-def bounds(program: Program, arrays: Sequence[Array], accuracy: Accuracy | None = None) -> tuple[Bounded, ...]:
-    """A bounded value per output of `program` on `arrays`, which are in the order of its inputs."""
-    algebra = Propagation(accuracy or Accuracy())
+def bounds(
+    program: Program,
+    arrays: Sequence[Array],
+    accuracy: Accuracy | None = None,
+    moments: Callable[[Array, Array], Moments] = accumulated.moments,
+) -> tuple[Bounded, ...]:
+    """A bounded value per output of `program` on `arrays`, which are in the order of its inputs.
+
+    `moments` computes what must be known of products of matrices, the work of large ones.
+    """
+    algebra = Propagation(accuracy or Accuracy(), moments)
     inputs = [
         Bounded(np.asarray(a).astype(scalar.storage(t.dtype, True)))
         for t, a in zip(program.inputs, arrays, strict=True)
@@ -37,6 +46,7 @@ class Propagation:
     """The algebra of bounded values."""
 
     accuracy: Accuracy
+    moments: Callable[[Array, Array], Moments] = accumulated.moments
 
     def constant(self, value: bool | int | float, dtype: DType) -> Bounded:
         return bounded.constant(value, dtype)
@@ -99,7 +109,7 @@ class Propagation:
         return out.full(out.v.shape)
 
     def contract(self, a: Bounded, b: Bounded, dtype: DType) -> Bounded:
-        return accumulated.contract(a, b, dtype, self.accuracy)
+        return accumulated.contract(a, b, dtype, self.accuracy, self.moments)
 
     def scan(self, op: str, x: Bounded, axis: int, dtype: DType) -> Bounded:
         return accumulated.scan(op, x, axis, dtype, self.accuracy).full(x.v.shape)

@@ -38,7 +38,7 @@ def constant(value: bool | int | float, dtype: DType, exact: bool = False) -> Ar
 
 def _through_f64(f: Callable[..., Array]) -> Function:
     def g(*args: Array) -> Array:
-        return np.asarray(f(*(np.asarray(a, np.float64) for a in args))).astype(args[0].dtype)
+        return np.asarray(f(*(np.asarray(a, np.float64) for a in args))).astype(args[0].dtype, copy=False)
 
     return g
 
