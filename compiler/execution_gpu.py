@@ -67,7 +67,7 @@ def _map(m: k.TensorMap, f: k.Function, number: int, at: Sizes) -> Map:
     shape, steps = numbers(t.shape, at), numbers(t.strides, at)
     dims = tuple(shape[d] for d in axes)
     strides = tuple(steps[d] * t.dtype.bytes for d in axes)
-    return Map(number, t.dtype.name, dims, strides, m.box, m.swizzle)
+    return Map(number, t.dtype.name, dims, strides, m.box, m.swizzle, m.steps)
 
 
 def _buffer(b: launcher.Buffer) -> Buffer:

@@ -114,13 +114,15 @@ class Map(Node):
 class TensorMap(Node):
     """A parameter that describes boxes of a tensor in `buffer` to the copy engine.
 
-    `box` is in elements, innermost axis first; `swizzle` is in bytes, and how a box lies in shared memory.
+    `box` is in elements, innermost axis first; `swizzle` is in bytes, and how a box lies in shared memory. Elements
+    of a box are `steps` apart in the tensor, by default neighbours. Axes are in the order of memory.
     """
 
     name: str
     buffer: str
     box: tuple[int, ...]
     swizzle: int
+    steps: tuple[int, ...] = ()
 
 
 class Stmt(Node):

@@ -91,7 +91,8 @@ def show_stmt(s: k.Stmt) -> list[str]:
 
 
 def _show_map(m: k.TensorMap) -> str:
-    return f'tensor_map("{m.name}", {m.buffer}, {list(m.box)!r}, {m.swizzle})'
+    steps = f", {list(m.steps)!r}" if m.steps else ""
+    return f'tensor_map("{m.name}", {m.buffer}, {list(m.box)!r}, {m.swizzle}{steps})'
 
 
 def _show_argument(a: Expr | k.Address | k.Map) -> str:
@@ -256,9 +257,12 @@ def _combine(at: ast.AST, word: str) -> str:
 
 def _map(e: ast.expr) -> k.TensorMap:
     match e:
-        case ast.Call(ast.Name("tensor_map"), [ast.Constant(str() as name), ast.Name(buffer), box, ast.Constant(span)]):
-            return k.TensorMap(name, buffer, _values(box), int(span))  # type: ignore[arg-type]
-    raise fail(e, 'expected tensor_map("name", buffer, [box], swizzle)')
+        case ast.Call(
+            ast.Name("tensor_map"),
+            [ast.Constant(str() as name), ast.Name(buffer), box, ast.Constant(int() as span), *steps],
+        ) if len(steps) < 2:
+            return k.TensorMap(name, buffer, _values(box), span, _values(steps[0]) if steps else ())
+    raise fail(e, 'expected tensor_map("name", buffer, [box], swizzle) or tensor_map(.., swizzle, [steps])')
 
 
 def _argument(e: ast.expr, scope: Scope) -> Expr | k.Address | k.Map:

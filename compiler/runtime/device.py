@@ -177,7 +177,7 @@ class CupyDriver:
         code = _encode_tiled()(
             storage, made.dtype, n, address, (ctypes.c_uint64 * n)(*made.dims),
             (ctypes.c_uint64 * max(1, n - 1))(*made.strides), (ctypes.c_uint32 * n)(*made.box),
-            (ctypes.c_uint32 * n)(*(1,) * n), 0, made.swizzle, made.promotion, 0,
+            (ctypes.c_uint32 * n)(*made.steps), 0, made.swizzle, made.promotion, 0,
         )  # fmt: skip
         if code:
             raise faults.fault(code, f"encoding a tensor map of {made}")

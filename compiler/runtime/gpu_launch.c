@@ -16,7 +16,7 @@ typedef struct {  // a tensor map over a buffer; `over` is the address that it i
   void *over, *storage;
   int32_t dtype, rank, swizzle, promotion;
   uint64_t dims[5], strides[5];
-  uint32_t box[5], ones[5];
+  uint32_t box[5], steps[5];
 } Map;
 
 #define KEPT 8     // graphs
@@ -82,7 +82,7 @@ static int point_maps(Plan* p) {
     void* address = (void*)p->table[m->buffer];
     if (address == m->over) continue;
     m->over = 0;
-    int status = p->encode(m->storage, m->dtype, m->rank, address, m->dims, m->strides, m->box, m->ones, 0, m->swizzle,
+    int status = p->encode(m->storage, m->dtype, m->rank, address, m->dims, m->strides, m->box, m->steps, 0, m->swizzle,
                            m->promotion, 0);
     if (status) return status;
     m->over = address;

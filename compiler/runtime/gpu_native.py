@@ -48,7 +48,7 @@ class _Map(ctypes.Structure):
         ("buffer", ctypes.c_int64), ("over", ctypes.c_void_p), ("storage", ctypes.c_void_p),
         ("dtype", ctypes.c_int32), ("rank", ctypes.c_int32), ("swizzle", ctypes.c_int32),
         ("promotion", ctypes.c_int32), ("dims", ctypes.c_uint64 * 5), ("strides", ctypes.c_uint64 * 5),
-        ("box", ctypes.c_uint32 * 5), ("ones", ctypes.c_uint32 * 5),
+        ("box", ctypes.c_uint32 * 5), ("steps", ctypes.c_uint32 * 5),
     )  # fmt: skip
 
 
@@ -172,9 +172,10 @@ def lay_out(
         made = argument.made
         place.buffer, place.storage, place.rank = number, argument.address, len(made.dims)
         place.dtype, place.swizzle, place.promotion = made.dtype, made.swizzle, made.promotion
-        for field, values in ((place.dims, made.dims), (place.strides, made.strides), (place.box, made.box)):
+        for field, values in (
+            (place.dims, made.dims), (place.strides, made.strides), (place.box, made.box), (place.steps, made.steps),
+        ):  # fmt: skip
             field[: len(values)] = values
-        place.ones[:] = (1,) * 5
     addresses = (ctypes.c_uint64 * max(1, KNOWN * buffers))()
     state = _Plan(n_launches=len(launches), n_maps=len(maps), n_buffers=buffers, graphs=graphs)
     state.context, state.side = functions.context, functions.side

@@ -25,7 +25,8 @@ class Map:
     """A tensor map argument: boxes of `box` elements of buffer number `buffer`, moved by the copy engine.
 
     `dims`, `strides` and `box` are innermost first; `strides` are bytes between elements of each dimension, the
-    innermost being the element's own size. `swizzle` is the width of the pattern in bytes: 0, 32, 64 or 128.
+    innermost being the element's own size. `swizzle` is the width of the pattern in bytes: 0, 32, 64 or 128. Elements
+    of a box are `steps` apart in the tensor, by default neighbours.
     """
 
     buffer: int
@@ -34,6 +35,7 @@ class Map:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 0
+    steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

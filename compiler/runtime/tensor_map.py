@@ -21,13 +21,16 @@ _TYPES = {
 }  # fmt: skip
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 _PROMOTE_128, _PROMOTE_256 = 2, 3  # CUtensorMapL2promotion
-_MOST_AXES, _LONGEST_BOX, _LONGEST, _FARTHEST = 5, 256, 1 << 32, 1 << 40
+_MOST_AXES, _LONGEST_BOX, _FARTHEST_STEP, _LONGEST, _FARTHEST = 5, 256, 8, 1 << 32, 1 << 40
 KEPT = 64  # encodings of one argument
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """A map as the driver takes it, all innermost first; `strides` in bytes, without the innermost axis."""
+    """A map as the driver takes it, all innermost first; `strides` in bytes, without the innermost axis.
+
+    `box` is what a box reaches over, of which it has one element in each of `steps`.
+    """
 
     dtype: int
     dims: tuple[int, ...]
@@ -35,20 +38,23 @@ class Encoding:
     box: tuple[int, ...]
     swizzle: int
     promotion: int
+    steps: tuple[int, ...]
 
 
 def encoding(m: Map) -> Encoding:
     """The map's numbers; raises CompilerError for one that the copy engine cannot serve.
 
     >>> encoding(Map(0, "bf16", (64, 100), (2, 128), (64, 8), 128))
-    Encoding(dtype=9, dims=(64, 100), strides=(128,), box=(64, 8), swizzle=3, promotion=3)
+    Encoding(dtype=9, dims=(64, 100), strides=(128,), box=(64, 8), swizzle=3, promotion=3, steps=(1, 1))
     """
     if problem := _problem(m):
         raise CompilerError(f"the copy engine cannot serve {m}: {problem}")
     dtype, size = _TYPES[m.dtype]
     # How much of memory a miss brings to L2: two of its lines, unless the rest of a narrow row is nobody's.
     promotion = _PROMOTE_256 if m.box[0] * size >= 128 else _PROMOTE_128
-    return Encoding(dtype, m.dims, m.strides[1:], m.box, _SWIZZLES[m.swizzle], promotion)
+    steps = m.steps or (1,) * len(m.dims)
+    reach = tuple(n * step for n, step in zip(m.box, steps, strict=True))
+    return Encoding(dtype, m.dims, m.strides[1:], reach, _SWIZZLES[m.swizzle], promotion, steps)
 
 
 def _problem(m: Map) -> str:
@@ -56,11 +62,17 @@ def _problem(m: Map) -> str:
         return f"{m.dtype} is none of {', '.join(_TYPES)}"
     size, axes = _TYPES[m.dtype][1], len(m.dims)
     row = m.box[0] * size if m.box else 0
+    steps = m.steps or (1,) * axes
     checks = (
         (1 <= axes <= _MOST_AXES and len(m.strides) == len(m.box) == axes, "dims, strides and box are for 1 to 5 axes"),
         (m.swizzle in _SWIZZLES, "the swizzle is 0, 32, 64 or 128 bytes"),
         (all(0 < n <= _LONGEST for n in m.dims), "an extent is 1 to 2^32"),
-        (all(0 < n <= _LONGEST_BOX for n in m.box), "a box has 1 to 256 elements along each axis"),
+        (len(steps) == axes and all(0 < n <= _FARTHEST_STEP for n in steps), "a step is 1 to 8 elements"),
+        (steps[:1] == (1,), "the innermost elements of a box are adjacent"),
+        (
+            all(0 < n * step <= _LONGEST_BOX for n, step in zip(m.box, steps, strict=False)),
+            "a box has 1 to 256 elements along each axis, those between its own included",
+        ),
         (row % 16 == 0, "a row of the box is a multiple of 16 bytes"),
         (not m.swizzle or row <= m.swizzle, "a row of the box fits in the swizzle"),
         (bool(m.strides) and m.strides[0] == size, "the innermost elements are adjacent"),

@@ -100,7 +100,7 @@ class Signals(Start):
     rings: dict[str, Ring] = field(default_factory=dict)
     signals: list[tuple[str, int, int]] = field(default_factory=list)
     parities: dict[str, Var] = field(default_factory=dict)
-    maps: dict[tuple[str, tuple[int, ...], int], str] = field(default_factory=dict)
+    maps: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], str] = field(default_factory=dict)
 
     def barriers(self, stem: str, slots: int, arrivals: int) -> str:
         """An array of mbarriers, each of which expects so many arrivals."""
@@ -126,9 +126,9 @@ class Signals(Start):
             self.parities[barrier] = Var(self.fresh("parity"))
         return self.parities[barrier]
 
-    def map(self, buffer: str, box: tuple[int, ...], swizzle: int) -> str:
+    def map(self, buffer: str, box: tuple[int, ...], swizzle: int, steps: tuple[int, ...] = ()) -> str:
         """The tensor map of boxes of a parameter."""
-        key = (buffer, box, swizzle)
+        key = (buffer, box, swizzle, steps)
         if key not in self.maps:
             self.maps[key] = self.fresh(f"{buffer}_map")
         return self.maps[key]

@@ -27,7 +27,7 @@ def load(low: Lowering, s: tile.Copy, barrier: k.Address, scope: Scope) -> Body:
     out: Body = []
     for box, place, coordinates in _boxes(low, s.target, s.source, held, scope):
         to = k.Address(held.array, place)
-        name = low.map(s.source.buffer, box, held.swizzle)
+        name = low.map(s.source.buffer, box, held.swizzle, _steps(s.source, scope))
         out.append(k.Call("mlc_tma_load", (), (to, k.Map(name), barrier, *coordinates), (held.array,)))
     return out
 
@@ -59,7 +59,7 @@ def store(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
     held = low.shared[s.source.buffer]
     calls: Body = []
     for box, place, coordinates in _boxes(low, s.source, s.target, held, scope):
-        name = low.map(s.target.buffer, box, held.swizzle)
+        name = low.map(s.target.buffer, box, held.swizzle, _steps(s.target, scope))
         source = k.Address(held.array, place)
         calls.append(k.Call("mlc_tma_store", (), (k.Map(name), source, *coordinates), (s.target.buffer,)))
     calls.append(k.Call("mlc_bulk_commit", (), ()))
@@ -78,6 +78,11 @@ def leaving(low: Lowering, f: tile.For) -> frozenset[str]:
     return frozenset(out) & low.in_shared
 
 
+def _steps(s: tile.Slice, scope: Scope) -> tuple[int, ...]:
+    """How far apart elements of a box are, innermost axis first; nothing where they are neighbours."""
+    return tuple(s.steps[d] for d in reversed(memory_order(scope.buffers[s.buffer]))) if s.steps else ()
+
+
 def _boxes(
     low: Lowering, inside: tile.Slice, outside: tile.Slice, held: SharedTile, scope: Scope
 ) -> Iterator[tuple[tuple[int, ...], Expr, tuple[Expr, ...]]]:
@@ -87,7 +92,7 @@ def _boxes(
     starts = [simplify(low.value(e, scope), scope.ranges, index=True) for e in inside.starts]
     order = memory_order(scope.buffers[outside.buffer])
     axes = [d for d in tile.moved(outside) if outside.lengths[d] > 1]
-    if axes != [d for d in order if outside.lengths[d] > 1] or outside.steps or inside.order or inside.steps:
+    if axes != [d for d in order if outside.lengths[d] > 1] or inside.order or inside.steps:
         raise ValueError(f"kernel {low.source.name}: {outside.buffer} and {inside.buffer} do not lie alike")
     far = [simplify(low.value(outside.starts[d], scope), scope.ranges, index=True) for d in order]
     extents = [outside.lengths[d] or 1 for d in order]

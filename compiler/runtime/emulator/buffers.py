@@ -77,8 +77,8 @@ def _with_maps(machine: native.Machine, plan: LaunchPlan, made: Arguments) -> Ar
     for m in {argument for launch in plan.launches for argument in launch.args if isinstance(argument, Map)}:
         rank, rest = len(m.dims), (0,) * (5 - len(m.dims))
         value = native.TensorMap(
-            made.addresses[m.buffer], rank, _SIZES[m.dtype], m.swizzle, (*m.box, *rest), (*m.dims, *rest),
-            (*m.strides, *rest),
+            made.addresses[m.buffer], rank, _SIZES[m.dtype], m.swizzle, (*m.box, *rest),
+            (*(m.steps or (1,) * rank), *rest), (*m.dims, *rest), (*m.strides, *rest),
         )  # fmt: skip
         address = ctypes.addressof(value)
         if machine.checks:

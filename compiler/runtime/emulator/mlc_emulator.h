@@ -67,6 +67,7 @@ struct mlc_tensor_map {
     unsigned element;     // bytes
     unsigned swizzle;     // 0, 32, 64 or 128 bytes
     unsigned box[5];      // elements
+    unsigned steps[5];    // elements of the tensor from one of a box to the next
     long dims[5];         // elements
     long strides[5];      // bytes
 };

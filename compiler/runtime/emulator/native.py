@@ -47,7 +47,8 @@ class TensorMap(ctypes.Structure):
 
     _fields_ = (
         ("base", ctypes.c_void_p), ("rank", ctypes.c_uint), ("element", ctypes.c_uint), ("swizzle", ctypes.c_uint),
-        ("box", ctypes.c_uint * 5), ("dims", ctypes.c_long * 5), ("strides", ctypes.c_long * 5),
+        ("box", ctypes.c_uint * 5), ("steps", ctypes.c_uint * 5), ("dims", ctypes.c_long * 5),
+        ("strides", ctypes.c_long * 5),
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, Result
 from compiler.schedule.gpu.tiles import Operand
 from compiler.schedule.steps import Collapse, Pad, Reorder, Split, Step
 
-MOST_AXES = 5  # of a tensor map
+MOST_AXES, FARTHEST_STEP, LONGEST_BOX = 5, 8, 256  # of a tensor map
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
@@ -59,8 +59,13 @@ def _axis(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor])
     (d, e), *_ = places
     whole = len(loops) == 1 and e is Var(loops[0].var) and tensors[load.buffer].shape[d] is loops[0].extent
     made = axis(loops)
-    made.boxed = not whole
+    made.boxed, made.step = not whole, _step(load, loops)
     return made
+
+
+def _step(load: Load, loops: Sequence[loop.For]) -> int:
+    """The most elements of an axis from one iteration of a loop to the next."""
+    return max(linear(e)[0].get(Var(f.var), 1) for e in load.index for f in loops)
 
 
 def _load(value: Expr, tensors: Mapping[str, Tensor]) -> Load | None:
@@ -98,14 +103,15 @@ def _factor(
         return None
     near = {v for v, d in moved.items() if t.strides[d] is const(1)}
     last = moved[inner.var] if inner.var in near else moved[own[-1].var]
-    if not near & {inner.var, own[-1].var} or (linear(load.index[last])[0].get(Var(own[-1].var), 1) != 1):
+    if not near & {inner.var, own[-1].var} or not {linear(load.index[last])[0].get(Var(v), 1) for v in near} <= {1}:
         return None
     order = ("own", "k") if inner.var in near else ("k", "own")
     axes = [moved[f.var] for f in own]
     taken = [*axes, moved[inner.var]] if order[1] == "k" else [moved[inner.var], *axes]
     memory = [d for d in memory_order(t) if d in taken]
     rows = [static(n) * t.dtype.bytes for d, n in enumerate(t.strides) if d != last]
-    even = set(steps) == {1} and taken == memory and len(t.shape) <= MOST_AXES and all(n % 16 == 0 for n in rows)
+    apart = max(steps) == 1 or (max(steps) <= FARTHEST_STEP and len(own) > 1)
+    even = apart and taken == memory and len(t.shape) <= MOST_AXES and all(n % 16 == 0 for n in rows)
     terms, rest = linear(simplify(load.index[last], ranges, index=True))
     starts = [c * t.dtype.bytes for x, c in terms.items() if not names(x) & {own[-1].var, inner.var}]
     pieces = (p for p in PIECES if all(n % p == 0 for n in (*rows, *starts, rest * t.dtype.bytes)))
@@ -139,8 +145,10 @@ def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> 
     return Result(s.buffer, t.dtype.bytes, True, True), across
 
 
-def box(extents: Sequence[int], length: int) -> tuple[int, ...]:
+def box(extents: Sequence[int], length: int, step: int = 1) -> tuple[int, ...]:
     """The extents of a box of `length` elements of which the fewest cover all, longest along the last axis.
+
+    Of elements that are `step` apart a box has no more along an axis than the copy engine reaches, if it can be.
 
     >>> box((32, 56, 56), 64)
     (1, 8, 8)
@@ -152,18 +160,19 @@ def box(extents: Sequence[int], length: int) -> tuple[int, ...]:
     divisors = [d for d in range(1, length + 1) if length % d == 0]
     every = itertools.product(divisors, repeat=len(extents) - 1)
     boxes = [(length // math.prod(some), *some) for some in every if length % math.prod(some) == 0]
+    boxes = [b for b in boxes if max(b) * step <= LONGEST_BOX] or boxes
     return min(boxes, key=lambda b: (math.prod(-(-n // x) for n, x in zip(extents, b, strict=True)), b))
 
 
 def exact(x: Axis, length: int) -> bool:
     """Boxes of so many elements cover the loops of an axis and nothing else."""
     sizes = [size(f) for f in x.loops]
-    return all(n % b == 0 for n, b in zip(sizes, box(sizes, length), strict=True))
+    return all(n % b == 0 for n, b in zip(sizes, box(sizes, length, x.step), strict=True))
 
 
 def boxed(x: Axis, length: int) -> list[Step]:
     """Steps after which the loops of an axis are two: over boxes, and through a box. The axis is named after these."""
-    lengths = box([size(f) for f in x.loops], length)
+    lengths = box([size(f) for f in x.loops], length, x.step)
     loops = [f.var for f in x.loops]
     full = tuple(-(-size(f) // n) * n for f, n in zip(x.loops, lengths, strict=True))
     steps: list[Step] = []

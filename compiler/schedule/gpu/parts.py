@@ -27,7 +27,7 @@ ROW = 128  # bytes of a row of a tile in shared memory: as many as all banks hol
 class Axis:
     """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles.
 
-    Tiles of a `boxed` axis are boxes of its loops.
+    Tiles of a `boxed` axis are boxes of its loops, which take up to `step` elements at a time of what they go through.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Axis:
     loops: tuple[loop.For, ...]
     outer: str = ""
     boxed: bool = False
+    step: int = 1
 
 
 @dataclass(frozen=True)

@@ -206,7 +206,7 @@ struct Box {
     MLC_UNCHECKED char* find(const unsigned* place) const {
         const char* p = map.base;
         for (unsigned d = 0; d < map.rank; d++) {
-            const long x = at[d] + place[d];
+            const long x = at[d] + (long)place[d] * map.steps[d];
             if (x < 0 || x >= map.dims[d]) return nullptr;
             p += x * map.strides[d];
         }
