@@ -119,8 +119,9 @@ class _Builder:
         self.loops = dict(zip((a.name for a in self.nest.rows), axes, strict=True))
         self.rows = _Scope(None, {}).inner(axes)
         # Reductions first: their loops store the maps they read on the way, so that those need no loops of their own.
+        # A scan stores those that read it.
         for e in sorted(self.group.equations, key=lambda e: not isinstance(e, Reduce)):
-            if (e.name in self.kept or isinstance(e, Reduce)) and e.name not in self.done:
+            if (e.name in self.kept or isinstance(e, Reduce | Scan)) and e.name not in self.done:
                 self._root(e)
         return [self._kernel(self.group.name, _nested(axes, ["parallel"] * len(axes), self.rows.body), tensors)]
 
@@ -167,7 +168,13 @@ class _Builder:
         total = self._fresh(e.name + "_total")
         index = self._index(e, inner)
         value = self._expression(e.value, self._table(e, index), scope)
-        scope.body += [Accum(total, e.op, value), Store(e.name, index, Var(total, e.dtype))]
+        scope.body.append(Accum(total, e.op, value))
+        scope.values[e.name, index] = Var(total, e.dtype)
+        if e.name in self.kept:
+            scope.body.append(Store(e.name, index, Var(total, e.dtype)))
+        for m in self.group.equations:
+            if isinstance(m, Map) and m.name in self.kept and self._reaches(m, e.name):
+                self._value(m, self._index(m, inner), scope)
         self.rows.body += [Init(total, identity(e.op, e.dtype)), *_nested(axes, ["scan"], scope.body)]
         self.done[e.name] = scope
 

@@ -6,7 +6,8 @@ more than the memory traffic it saves:
 - maps of one domain share its loops;
 - reductions over rows share their loops over the rows, with the maps that read them (softmax, norms);
 - a contraction takes the maps of its own domain as epilogue, and nothing as prologue;
-- scans take what feeds them, scatters stay alone, and a reduction to too few rows to spread over cores stays alone too.
+- scans take what feeds them, and cheap maps of their own domain that read them;
+- scatters stay alone, and so does a reduction to too few rows to spread over cores.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[s
     if contractions:
         return len(contractions) == 1 and _epilogue_only(members, contractions[0])
     if any(isinstance(e, Scan) for e in sweeps):
-        return len(sweeps) == 1 and not any(sweeps[0].name in reads(e) for e in members)
+        return len(sweeps) == 1 and _follow(sweeps[0], members, found)
     follows = any(
         e.name in stored and {found.names[e.name, a.name] for a in e.axes} > {a.name for a in found.rows}
         for e in members
@@ -253,6 +254,18 @@ def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[s
     if sweeps and follows and _few(found.rows):
         return False
     return _nothing_dear_twice(members, found, stored)
+
+
+def _follow(scan: Equation, members: list[Equation], found: Nest) -> bool:
+    """What is made of a running total is cheap, as its loop runs in order, and has an element for each of its own."""
+    own = {found.names[scan.name, a.name] for a in scan.axes}
+    made = {scan.name}
+    for e in members:
+        if made & set(reads(e)):
+            made.add(e.name)
+            if {found.names[e.name, a.name] for a in e.axes} != own or cost(expressions(e)[0]) >= WORTH_KEEPING:
+                return False
+    return True
 
 
 def _few(rows: tuple[Axis, ...]) -> bool:
