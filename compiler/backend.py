@@ -2,7 +2,8 @@
 
 AOTAutograd makes the graph functional, splits off the backward pass and hands over ATen calls; each such graph becomes
 one program. A graph with an op that mlcomp does not have runs in eager, with a warning that names the op; with
-`options={"fallback": False}` it is an error. Graphs with symbolic sizes are compiled once for each set of sizes met.
+`options={"fallback": False}` it is an error. A graph with symbolic sizes is compiled once for all of them, or, with a
+warning, for each set of sizes met where that cannot be.
 The target is that of the device that a graph's tensors are on, unless `options={"target": ...}` names one.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import execution, execution_gpu, frontend
@@ -34,6 +36,10 @@ _TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by the type of the device
 
 class FallbackWarning(UserWarning):
     """Part of a model runs in eager."""
+
+
+class SpecialisationWarning(UserWarning):
+    """Part of a model is compiled for each set of sizes that comes."""
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,9 @@ def _options(given: dict[str, Any], mode: str | None) -> Options:
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
     if any(isinstance(x, torch.SymInt) or (isinstance(x, torch.Tensor) and _is_symbolic(x)) for x in examples):
-        return _specialising(graph, options)
+        return _dynamic(graph, options)
     try:
-        return _static(graph, options)
+        return _program(graph, options)
     except Unsupported as refusal:
         if not options.fallback:
             raise
@@ -94,6 +100,15 @@ def _is_symbolic(x: torch.Tensor) -> bool:
 
 def _eager(graph: GraphModule) -> Boxed:
     return lambda inputs: graph.forward(*inputs)
+
+
+def _dynamic(graph: GraphModule, options: Options) -> Boxed:
+    """One program for all sizes; where that cannot be, one for each set of sizes, and a warning."""
+    try:
+        return _program(graph, options)
+    except Unsupported as refusal:
+        warnings.warn(f"mlcomp compiles a graph anew for other sizes: {refusal}", SpecialisationWarning, stacklevel=3)
+        return _specialising(graph, options)
 
 
 def _specialising(graph: GraphModule, options: Options) -> Boxed:
@@ -111,25 +126,26 @@ def _specialising(graph: GraphModule, options: Options) -> Boxed:
     return run
 
 
-# One graph with known sizes -------------------------------------------------------------------------------------------
+# One graph ------------------------------------------------------------------------------------------------------------
 
 
-def _static(graph: GraphModule, options: Options) -> Boxed:
+def _program(graph: GraphModule, options: Options) -> Boxed:
     """What is computed comes from one program; what the graph merely passes on (inputs, views of them) does not."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     results = list(next(n for n in graph.graph.nodes if n.op == "output").args[0])
-    passed_on = {n: view for n in results if isinstance(n, Node) and (view := _view_of(n, placeholders))}
-    computed = list(dict.fromkeys(n for n in results if isinstance(n, Node) and n not in passed_on))
+    computed = list(dict.fromkeys(n for n in results if isinstance(n, Node) and not _is_passed_on(n)))
     if not computed:
         return _eager(graph)
     target = options.target or _target_of([n.meta.get("val") for n in (*placeholders, *computed)])
-    launch = execution.build_captured(frontend.from_graph(_with_results(graph, computed)), target).launch
+    captured = frontend.from_graph(_with_results(graph, computed))
+    # What torch has assumed of sizes Dynamo checks before each call.
+    launch = execution.build_captured(replace(captured, guards=()), target).launch
     tensors = [k for k, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
     every = len(tensors) == len(placeholders)
     if results == computed:
         return lambda inputs: launch(*inputs) if every else launch(*[inputs[k] for k in tensors])
 
-    makers = [_maker(x, computed, passed_on) for x in results]
+    makers = [_maker(x, computed, placeholders) for x in results]
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         made = launch(*[inputs[k] for k in tensors])
@@ -161,34 +177,28 @@ def _with_results(graph: GraphModule, results: list[Node]) -> GraphModule:
     return GraphModule(graph, copied)
 
 
-View = tuple[int, list[Node]]
+def _is_passed_on(node: Node) -> bool:
+    """An input, a view of one, or a number that sizes of inputs give."""
+    if node.op == "placeholder":
+        return True
+    is_number = isinstance(node.meta.get("val"), torch.SymInt)
+    is_view = isinstance(node.target, OpOverload) and node.target.is_view
+    return node.op == "call_function" and (is_number or is_view) and all(map(_is_passed_on, node.all_input_nodes))
 
 
-def _view_of(node: Node, placeholders: list[Node]) -> View | None:
-    """Which input a value is a view of, and the calls that make it one; None for what is computed."""
-    calls: list[Node] = []
-    while node.op == "call_function" and isinstance(node.target, OpOverload) and node.target.is_view:
-        source = node.args[0]
-        if len(node.all_input_nodes) != 1 or not isinstance(source, Node):
-            return None
-        calls.insert(0, node)
-        node = source
-    return (placeholders.index(node), calls) if node.op == "placeholder" else None
-
-
-def _maker(result: Any, computed: list[Node], passed_on: dict[Node, View]) -> Callable[[list[Any], Sequence[Any]], Any]:
+def _maker(result: Any, computed: list[Node], placeholders: list[Node]) -> Callable[[list[Any], Sequence[Any]], Any]:
     """How a result is had from the inputs and from what the program made."""
     if not isinstance(result, Node):
         return lambda inputs, made: result
-    if result in passed_on:
-        position, calls = passed_on[result]
+    if result in computed:
+        place = computed.index(result)
+        return lambda inputs, made: made[place]
+    positions = {n: k for k, n in enumerate(placeholders)}
 
-        def view(inputs: list[Any], made: Sequence[Any]) -> Any:
-            value = inputs[position]
-            for call in calls:
-                value = call.target(value, *call.args[1:], **call.kwargs)  # type: ignore[operator]
-            return value
+    def again(node: Node, inputs: list[Any]) -> Any:
+        if node in positions:
+            return inputs[positions[node]]
+        args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, inputs))
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
-        return view
-    place = computed.index(result)
-    return lambda inputs, made: made[place]
+    return lambda inputs, made: again(result, inputs)

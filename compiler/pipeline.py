@@ -192,14 +192,14 @@ def schedules_for(program: statement.Program, target: Target) -> dict[str, Sched
             users[p.name] = users.get(p.name, 0) + 1
     private = {t.name for t in program.temps if users.get(t.name) == 1}
     choose = {"cpu": heuristic.choose, "cuda": gpu_heuristic.choose}[target.kind]
+    lower_tiles = {"cpu": tile_to_kernel, "cuda": tile_to_threads}[target.kind]
     plain = {"cpu": heuristic.plain, "cuda": gpu_heuristic.plain}[target.kind]
     out: dict[str, Schedule] = {}
     for k in program.kernels:
         own = private & {p.name for p in k.params}
         if sizes_in(k):
-            out[k.name] = on_hint(
-                program, k, partial(choose, private=own, target=target), partial(plain, private=own, target=target)
-            )
+            ways = [partial(how, private=own, target=target) for how in (choose, plain)]
+            out[k.name] = on_hint(program, k, ways[0], ways[1], partial(lower_tiles, target=target))
         else:
             out[k.name] = choose(k, own, target)
     return out

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from compiler.errors import Unsupported
@@ -173,7 +174,7 @@ class _Reader:
         elif torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags:
             why = "gives a result whose shape or value Python must see, so it depends on the data"
             value = node.meta.get("val")
-            if isinstance(value, torch.Tensor) and all(isinstance(n, int) for n in value.shape):
+            if isinstance(value, torch.Tensor) and not free_unbacked_symbols(value):
                 why = ""
         if why:
             raise Unsupported(str(op), self.shown(node), why)

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Mod, PythonMod
+from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
 
 from compiler.errors import Unsupported
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, Size, const, op
 from compiler.ir.index import simplify
 
-_DIVISIONS: dict[Any, str] = {FloorDiv: "floordiv", CleanDiv: "floordiv", Mod: "mod", PythonMod: "mod"}
+_BINARY: dict[Any, str] = {
+    FloorDiv: "floordiv", CleanDiv: "floordiv", Mod: "mod", PythonMod: "mod", Max: "max", Min: "min",
+}  # fmt: skip
 LEAST = 1  # torch takes a size that varies for more than 0 when it traces
 
 
@@ -54,9 +56,9 @@ class Symbols:
                 return _folded(lambda a, b: a * b, [self._expression(x) for x in e.args])
             case sympy.Pow(args=(base, sympy.Integer() as times)) if int(times) > 0:
                 return _folded(lambda a, b: a * b, [self._expression(base)] * int(times))
-        if type(e) in _DIVISIONS:
+        if type(e) in _BINARY and len(e.args) == 2:
             a, b = map(self._expression, e.args)
-            return op(_DIVISIONS[type(e)], a, b)
+            return op(_BINARY[type(e)], a, b)
         raise Unsupported("symbolic size", (str(e),), "sums, products and whole quotients of sizes only")
 
     def _size(self, symbol: Any) -> Size:

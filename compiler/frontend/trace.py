@@ -138,7 +138,9 @@ def _export(
             return export(module, inputs, strict=False, dynamic_shapes=shapes)
         except Exception as problem:  # whatever PyTorch raises for a program that it cannot run or trace
             what = getattr(function, "__qualname__", type(function).__name__)
-            reason = str(problem).strip().split("\n\n")[0].split("\n")[0]
+            reason, *others = str(problem).strip().split("\n\n")[0].split("\n")
+            # Of sizes that the user says may vary, and may not, torch tells which and why in a list.
+            reason = "; ".join([reason, *(x.strip(" -") for x in others if x.startswith("  - "))])
             raise CompilerError(f"torch.export cannot trace {what}: {type(problem).__name__}: {reason}") from problem
 
 

@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compiler.backend import FallbackWarning, mlcomp
+from compiler import execution, frontend
+from compiler.backend import FallbackWarning, SpecialisationWarning, mlcomp
 from compiler.errors import CompilerError
 from compiler.tests.meaning import fresh_seed
 
@@ -248,6 +249,38 @@ def test_sizes_that_are_never_fixed() -> None:
         return x.reshape(-1).cumsum(0) + torch.arange(x.numel()) * x.shape[0], x.shape[1]
 
     agree(f, *((torch.randn(n, m),) for n, m in ((2, 3), (4, 5), (7, 2))), seed=seed, dynamic=True)
+
+
+def test_one_program_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed = seeded()
+    made: list[frontend.Captured] = []
+    build = execution.build_captured
+
+    def counted(captured: frontend.Captured, *rest: Any) -> execution.Executable:
+        made.append(captured)
+        return build(captured, *rest)
+
+    monkeypatch.setattr(execution, "build_captured", counted)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8)).eval()
+    x = torch.randn(7, 6)
+    torch._dynamo.mark_dynamic(x, 0)
+    agree(model, (x,), *((torch.randn(n, 6),) for n in (2, 3, 50)), seed=seed)
+    assert len(made) == 1 and len(made[0].program.sizes) == 1
+
+
+def test_views_and_numbers_that_depend_on_sizes_are_passed_on() -> None:
+    seed = seeded()
+
+    def f(x: Tensor) -> tuple[Tensor, Tensor, int]:
+        return x.view(x.shape[0], -1, 2).transpose(0, 1)[1:], x + 1, x.shape[0] * 2
+
+    agree(f, *((torch.randn(n, 6),) for n in (4, 5, 7)), seed=seed, dynamic=True)
+
+
+def test_what_needs_a_number_is_compiled_for_each_size_with_a_warning() -> None:
+    seed = seeded()
+    with pytest.warns(SpecialisationWarning, match=r"aten.roll.*must be known"):
+        agree(lambda x: x.roll(1, 0), *((torch.randn(n, 6),) for n in (4, 5, 7)), seed=seed, dynamic=True)
 
 
 def test_strides_of_each_call() -> None:

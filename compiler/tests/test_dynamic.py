@@ -23,8 +23,18 @@ def rows(width: int, *others: int) -> Make:
 # name: the function, its inputs at a size, and which of their axes vary
 CASES: dict[str, tuple[Callable[..., Any], Make, Any]] = {
     "pointwise": (lambda x, b: F.relu(x + b), rows(64, 64), ({0: N}, None)),
-    "column": (lambda x, b: F.gelu(x * b), lambda n: [torch.randn(6, n), torch.randn(6, 1)], ({1: N}, None)),
-}
+    "softmax": (lambda x: F.softmax(x, -1), lambda n: [torch.randn(5, n)], ({1: N},)),
+    "norm": (lambda x, w: F.rms_norm(x, (40,), w), rows(40, 40), ({0: N}, None)),
+    "transpose": (lambda x: x.t().contiguous(), rows(50), ({0: N},)),
+    "heads": (
+        lambda x: F.gelu(x.view(2, x.shape[1], 4, 8).transpose(1, 2).reshape(8, -1)),
+        lambda n: [torch.randn(2, n, 32)], ({1: N},),
+    ),
+    "join": (lambda x, y: torch.cat([x, y], 0).var(0), lambda n: [torch.randn(n, 9), torch.randn(4, 9)],
+             ({0: N}, None)),
+    "linear": (lambda x, w: F.silu(F.linear(x, w)) / x.shape[0], lambda n: [torch.randn(n, 24), torch.randn(32, 24)],
+               ({0: N}, None)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
@@ -36,10 +46,16 @@ def test_every_stage_at_several_sizes(name: str, target: str) -> None:
     for stage in compiler.stages(lowering.target)[:-1]:
         ir = compiler.IRS[stage]
         assert ir.parse(lowering.show(stage)) is lowering.stages[stage]
-    for n in (1, 2, 31, 33, 257):
+    for n in (1, 2, 45):
         inputs = make(n)
         for stage in compiler.stages(lowering.target):
             check(compiler.execute(lowering, stage, inputs), function(*inputs), f"{stage} at {n}")
+
+
+def test_an_op_that_needs_a_number_is_refused_by_name() -> None:
+    captured = compiler.capture(lambda x: x.roll(1, 0), [torch.randn(9, 3)], dynamic_shapes=({0: N},))
+    with pytest.raises(compiler.Unsupported, match=r"aten.roll.*f32\[s0, 3\].*a dimension that is rolled must"):
+        compiler.lower(captured.program, compiler.target("cpu"))
 
 
 def check(got: Sequence[torch.Tensor], want: Any, where: str) -> None:

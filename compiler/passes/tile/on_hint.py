@@ -1,42 +1,71 @@
 """A kernel with symbolic sizes in, its schedule out: that of the sizes to expect, as far as it holds for all sizes.
 
 A heuristic sees the kernel with its hints for sizes. Of what it chooses, steps stay that apply to the kernel as it is
-and leave no tile whose size is unknown; loops that are bound differently than meant are still right, only slower.
+and make no tile that is of unknown size, or larger than at the hints. What is left is right for every size, and may be
+slow where sizes are far from what was to be expected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
 from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, SymbolicError, sizes_in, substitute
 from compiler.ir.statement import Kernel, Program
 from compiler.passes.loop_to_tile import loop_to_tile
-from compiler.passes.tile.steps import apply_step
-from compiler.schedule.steps import Bind, Collapse, Fold, Reorder, Schedule, ScheduleError, Split, Stage
+from compiler.passes.tile.steps import apply, apply_step
+from compiler.schedule.steps import Bind, Collapse, Fold, Reorder, Schedule, ScheduleError, Split, Stage, Step
 
 Choose = Callable[[Kernel], Schedule]
+Lower = Callable[[Program], object]
 # Steps of which each alone leaves a kernel that runs well enough; others only make sense together.
 APART = (Bind, Collapse, Fold, Reorder, Split, Stage)
 
 
-def on_hint(program: Program, kernel: Kernel, choose: Choose, plain: Choose) -> Schedule:
-    """The schedule of one kernel of a Loop IR program; `plain` chooses without tensor instructions."""
-    table = {s: Const(s.hint, i64) for s in sizes_in(kernel)}
-    likely: Kernel = substitute(kernel, table)  # type: ignore[call-overload]
+def on_hint(program: Program, kernel: Kernel, choose: Choose, plain: Choose, lower: Lower) -> Schedule:
+    """The schedule of one kernel of a Loop IR program.
+
+    `plain` chooses without tensor instructions. `lower` takes a program of the scheduled kernel alone further down; a
+    schedule for which it raises ValueError is given up for one with fewer kinds of steps.
+    """
+    likely: Kernel = substitute(kernel, {s: Const(s.hint, i64) for s in sizes_in(kernel)})  # type: ignore[call-overload]
     wanted = choose(likely)
     if not all(isinstance(step, APART) for step in wanted.steps):
         wanted = plain(likely)
-    program = loop_to_tile(program)
-    kernel = next(k for k in program.kernels if k.name == kernel.name)
-    kept = []
+    alone = loop_to_tile(program.replace(kernels=(kernel,)))
+    kept = list(_kept(alone, loop_to_tile(program.replace(kernels=(likely,))), wanted))
+    tried = (kept, [x for x in kept if not isinstance(x, Stage | Fold)],
+             [x for x in kept if isinstance(x, Bind) and x.level == "blocks"])  # fmt: skip
+    for steps in tried:
+        made = Schedule(tuple(steps))
+        try:
+            lower(apply(alone, alone.kernels[0], made))
+        except ValueError:  # a ScheduleError among them
+            continue
+        return made
+    return Schedule()
+
+
+def _kept(program: Program, likely: Program, wanted: Schedule) -> Iterator[Step]:
+    """The steps that apply to the kernel of `program` as to that of `likely`."""
+    kernel, other = program.kernels[0], likely.kernels[0]
     for step in wanted.steps:
+        likely, other = apply_step(likely, other, step)
         try:
             changed, new = apply_step(program, kernel, step)
         except (ScheduleError, SymbolicError):
             continue
-        if not any(isinstance(n, tile.Alloc) and sizes_in(n) for s in new.body for n in s.walk()):
+        expected = {n.tensor.name: _elements(n) for n in _tiles(other)}
+        if all(not sizes_in(n) and _elements(n) <= expected.get(n.tensor.name, 0) for n in _tiles(new)):
             program, kernel = changed, new
-            kept.append(step)
-    return Schedule(tuple(kept))
+            yield step
+
+
+def _tiles(kernel: Kernel) -> Iterator[tile.Alloc]:
+    return (n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc))
+
+
+def _elements(a: tile.Alloc) -> int:
+    return math.prod(int(n.value) for n in a.tensor.shape if isinstance(n, Const))

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Load, Var, const, names, op, substitute
-from compiler.ir.index import Range, extent_range, from_linear, linear, simplify, value_range
+from compiler.ir.dtype import compute
+from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, names, op, select, substitute
+from compiler.ir.index import Range, extent_range, from_linear, has_sizes, linear, simplify, value_range
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
@@ -298,7 +299,12 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     loops = [Var(f"{step.tile}_at{n if len(kept) > 1 else ''}") for n in range(len(kept))]
     moving = {k: start + v for (k, _, start), v in zip(kept, loops, strict=True)}
     whole = tuple(moving.get(k, start) for k, (_, start) in enumerate(axes))
-    copy: tuple[Stmt, ...] = (Store(step.tile, tuple(loops), Load(buffer.name, whole, buffer.dtype)),)
+    value: Expr = Load(buffer.name, whole, buffer.dtype)
+    # A tile may be larger than what is there where that is not known; what lies beyond is never used.
+    ends = [op("lt", moving[k], n) for k, n in enumerate(buffer.shape) if k in moving and has_sizes(n)]
+    if ends:
+        value = select(both(*ends), value, cast(const(0, compute(buffer.dtype)), buffer.dtype))
+    copy: tuple[Stmt, ...] = (Store(step.tile, tuple(loops), value),)
     for v, extent in zip(reversed(loops), reversed(shape), strict=True):
         copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
     body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile)

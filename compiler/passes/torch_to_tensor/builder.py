@@ -31,7 +31,7 @@ from compiler.ir.aten import Type
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Const, Expr, Load, cast, const, dim
 from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scan, Scatter, scaled
-from compiler.ir.text import show_type
+from compiler.ir.text import show, show_type
 
 Shape = tuple[Expr, ...]
 Index = tuple[Expr, ...]
@@ -73,7 +73,7 @@ class Value:
         return show_type(self.dtype, self.shape)
 
 
-Operand = Value | bool | int | float
+Operand = Value | bool | int | float | Expr
 
 
 class Builder:
@@ -168,6 +168,8 @@ def _vars(axes: tuple[Axis, ...]) -> Index:
 
 
 def _shown(argument: object) -> object:
+    if isinstance(argument, Expr):
+        return show(argument)
     if isinstance(argument, tuple):
         return f"[{', '.join(str(_shown(a)) for a in argument)}]"
     return argument
@@ -195,6 +197,8 @@ def element(x: Operand, index: Index, dtype: DType) -> Expr:
     """
     if isinstance(x, Value):
         return cast(x.at(broadcast(x, index)), dtype)
+    if isinstance(x, Expr):  # a size
+        return cast(x, dtype)
     return cast(const(x, dt.f64 if isinstance(x, float) else dt.i64), dtype)
 
 

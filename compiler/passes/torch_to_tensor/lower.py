@@ -14,7 +14,7 @@ from compiler.errors import Unsupported, call_text
 from compiler.ir import aten
 from compiler.ir import dtype as dt
 from compiler.ir.aten import Call, Ref, Type
-from compiler.ir.expr import Load, cast
+from compiler.ir.expr import Expr, Load, SymbolicError, cast
 from compiler.ir.node import Node
 from compiler.ir.tensor import Equation, Group, Program, Tensor, reads, row_major
 from compiler.ir.text import show_type
@@ -118,7 +118,14 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
     kwargs = {name: _argument(a, env) for name, a in call.kwargs}
     prefix = next(n for n, t in zip(call.outputs, call.types, strict=True) if t is not None)
     b.begin(prefix, call.types, call.op, args, kwargs)
-    results = RULES[call.op](b, *args, **kwargs)
+    try:
+        results = RULES[call.op](b, *args, **kwargs)
+    except SymbolicError as problem:
+        raise b.refuse(str(problem)) from problem
+    except (TypeError, ValueError) as problem:
+        if not any(isinstance(x, Expr) for x in _leaves((args, tuple(kwargs.values())))):
+            raise
+        raise b.refuse(f"a size among its arguments is symbolic: {problem}") from problem
     made = results if isinstance(results, tuple) else (results,)
     if len(made) != len(call.outputs):
         raise ValueError(f"the rule of {call.op} gives {len(made)} results, the call has {len(call.outputs)}")
@@ -144,6 +151,10 @@ def _stored(b: Builder, value: Value) -> Value:
         return value
     made = b.map(value.shape, lambda at: cast(Load(value.name, at, value.stored), value.dtype), "stored")
     return replace(value, name=made.name, stored=made.stored)
+
+
+def _leaves(argument: object) -> list[object]:
+    return [x for a in argument for x in _leaves(a)] if isinstance(argument, tuple) else [argument]
 
 
 def _argument(argument: object, env: dict[str, Value]) -> object:

@@ -48,7 +48,7 @@ def promote(*operands: Operand) -> DType:
 
 
 def _scalar_type(x: Operand) -> DType:
-    return boolean if isinstance(x, bool) else dt.i64 if isinstance(x, int) else dt.f32
+    return boolean if isinstance(x, bool) else dt.i64 if isinstance(x, int | Expr) else dt.f32
 
 
 def _kind(t: DType) -> int:
@@ -118,7 +118,7 @@ def _rule(formula: Callable[..., E], common: Callable[[Builder, list[Operand]], 
 
 
 def _operand(x: object) -> Operand:
-    if isinstance(x, Value | bool | int | float):
+    if isinstance(x, Value | bool | int | float | Expr):
         return x
     raise TypeError(f"{x!r} is neither a tensor nor a number")
 
@@ -127,10 +127,10 @@ def _converted(x: Operand, at: Index, dtype: DType) -> E:
     """An operand as `dtype`, in its computing type; a 16-bit type rounds what is of another, as torch does."""
     if dtype not in dt.STORAGE_ONLY:
         return element(x, at, dtype)
-    if not isinstance(x, Value):
+    if not isinstance(x, Value | Expr):
         return const(exact(float(x), dtype), dt.compute(dtype))
     value = element(x, at, dt.compute(dtype))
-    return value if x.dtype is dtype else rounded(value, dtype)
+    return value if isinstance(x, Value) and x.dtype is dtype else rounded(value, dtype)
 
 
 _ROWS = (

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean, i64
-from compiler.ir.expr import Expr, cast, const, op, static
+from compiler.ir.expr import Const, Expr, cast, const, op, static
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
     Index,
@@ -140,9 +140,16 @@ def moments(
         return off * off
 
     squares = over(b, "sum", shape, which, keepdim, square, "squares")
-    left = max(static(count, "the number of elements of a variance") - correction, 0)
-    spread = b.map(total.shape, lambda at: squares.at(at) / const(left, total.compute), "variance")
+    left = _left(count, correction, total.compute)
+    spread = b.map(total.shape, lambda at: squares.at(at) / left, "variance")
     return center, spread
+
+
+def _left(count: Expr, correction: float, dtype: DType) -> Expr:
+    """The degrees of freedom that a variance is divided by, never below 0."""
+    if isinstance(count, Const) or correction != int(correction):
+        return const(max(static(count, "the number of elements of a variance") - correction, 0), dtype)
+    return cast(op("max", count - int(correction), 0), dtype)
 
 
 def _without_infinities(b: Builder, x: Value) -> Value:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compiler.ir.expr import Expr, both, cast, const, op, select, static
-from compiler.ir.index import simplify
+from compiler.ir.expr import dim as as_dim
+from compiler.ir.index import simplify, value_range
+from compiler.ir.text import show
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
     Index,
@@ -116,12 +118,17 @@ def movedim(b: Builder, self: Value, source: int | Sequence[int], destination: i
 # Some of the elements -------------------------------------------------------------------------------------------------
 
 
-def start_of(b: Builder, start: int | None, extent: Expr) -> int:
+def start_of(b: Builder, start: int | Expr | None, extent: Expr) -> Expr:
     """Where a slice begins: counted from the end if negative, never outside."""
-    if start is None or (isinstance(start, int) and start == 0):
-        return 0
-    n = static(extent, "a dimension that is sliced")
-    return min(max(start + n if start < 0 else start, 0), n)
+    if start is None:
+        return const(0)
+    first = as_dim(start)
+    low, high = value_range(first, {})
+    if high is not None and high < 0:
+        first = first + extent
+    elif low is None or low < 0:
+        raise b.refuse(f"a slice begins at {show(first)}, which may count from either end")
+    return simplify(op("min", op("max", first, 0), extent), {}, index=True)
 
 
 def slice_(
@@ -150,7 +157,7 @@ def pick(b: Builder, self: Value, dim: int, index: int) -> Value:
     return moved(b, self, without(self.shape, (d,)), lambda at: merge(at, (place,), (d,)))
 
 
-def pieces(b: Builder, self: Value, d: int, starts: Sequence[int]) -> tuple[Value | None, ...]:
+def pieces(b: Builder, self: Value, d: int, starts: Sequence[Expr | int]) -> tuple[Value | None, ...]:
     """The parts of dimension `d` that begin at `starts`, as long as the results are declared."""
     return tuple(
         None if kind is None else sliced(b, self, kind.shape, d, start)
