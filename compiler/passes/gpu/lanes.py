@@ -117,9 +117,13 @@ def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Sco
     place = base + turn * spread.threads + me if rounds > 1 else base + me
     step = rounds * spread.threads
     exact = isinstance(count, Const) and int(count.value) % step == 0
+    # Of rounds that are written out all but the last are sure to have work for every thread.
+    sure = int(count.value) // spread.threads if whole and rounds > 1 and isinstance(count, Const) else 0
+    there = op("lt", number, count)
+    there = op("or", op("lt", turn, const(sure)), there) if sure else there
 
     def phase(body: Body) -> Body:
-        guarded = body if exact else [k.If(op("lt", number, count), tuple(body))]
+        guarded = body if exact else [k.If(there, tuple(body))]
         made = (k.Declare(number.name, place), *guarded)
         return [k.For(turn.name, const(0), const(rounds), 1, made, "unroll")] if rounds > 1 else list(made)
 
