@@ -77,6 +77,7 @@ class Case:
     timeout: float | None = None
     module: str | None = None
     init: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    large: bool = False  # too large for interpreters and emulators, which would take hours
 
     @property
     def constants(self) -> tuple[str, ...]:

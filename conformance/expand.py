@@ -277,7 +277,8 @@ def _checked_as_timed(spec: CaseSpec) -> Iterator[Case]:
         for deltas in itertools.product(*checked.around.values()):
             moved = {name: choice[name] + delta for name, delta in zip(checked.around, deltas, strict=True)}
             if kept := tuple(t for t in targets if any(matches(wanted, t) for wanted in checked.targets)):
-                yield _build_unfiltered(spec, {**choice, **moved}, checked.tier, kept)
+                row = _build_unfiltered(spec, {**choice, **moved}, checked.tier, kept)
+                yield dataclasses.replace(row, large=True)
 
 
 def _build_unfiltered(spec: CaseSpec, choice: Choice, tier: str, targets: tuple[str, ...]) -> Case:

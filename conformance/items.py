@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from conformance import rows, tables
+from conformance import environment, rows, tables
 from conformance.cases import BenchCase, Case, runs_on
 from conformance.runner import Runner
 from conformance.shapes import ShapeFileError, benches, expand, load
@@ -39,7 +39,7 @@ class ShapeFile(pytest.File):
             runner.start()
         for case in found:
             kind = Bench if isinstance(case, BenchCase) else Check
-            yield from (kind.of(self, case, target) for target in settings.targets if runs_on(case, target))
+            yield from (kind.of(self, case, target) for target in settings.targets if _runs(case, target))
         timed = () if settings.bench != "off" else benches(file, tier)
         compiled = tuple(case for case in (*found, *timed) if runs_on(case, "cuda")) if settings.gate else ()
         if compiled:
@@ -50,6 +50,11 @@ class ShapeFile(pytest.File):
         """Whether the command line names an item of this file: then it may be of any tier."""
         paths = (path for path, separator, _ in (arg.partition("::") for arg in self.config.args) if separator)
         return any((self.config.invocation_params.dir / path).resolve() == self.path.resolve() for path in paths)
+
+
+def _runs(case: Case, target: str) -> bool:
+    """Whether the case is meant for this target, and for how the target is run here."""
+    return runs_on(case, target) and not (case.large and environment.emulates((target,)))
 
 
 class _Item(pytest.Item):

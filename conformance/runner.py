@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from conformance import environment, rows, sanitizer
-from conformance.cases import BenchCase, Case, to_json
+from conformance.cases import KINDS, STAGES, BenchCase, Case, to_json
 from conformance.executor import GIB, Executor, Reply
 from conformance.settings import Settings
 
 EXPLAIN_SECONDS = 60.0
+NATIVE = (STAGES[0], *KINDS.values())  # stages that PyTorch or the machine itself runs
 MEMORY, MEMORY_SHARE = 6 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
 CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
 
@@ -65,6 +66,8 @@ class Runner:
             reply = self._call("bench", to_json(case), self._bench_options(target), timeout=limit or BENCH_SECONDS)
             return rows.bench_row(known, reply)
         options = self._check_options(known)
+        if case.large:
+            options["stages"] = [stage for stage in options["stages"] if stage in NATIVE]
         if self.watched:
             return rows.joined([self._watch(tool, known, case, options, limit) for tool in self.watched])
         reply = self._call("check", to_json(case), options, timeout=limit or CHECK_SECONDS)

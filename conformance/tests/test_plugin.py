@@ -168,6 +168,18 @@ def test_targets_and_their_stages_are_known_words(box: pytest.Pytester, words: t
     assert run.ret == pytest.ExitCode.USAGE_ERROR and hint in run.stderr.str()
 
 
+def test_sizes_that_are_timed_are_checked_on_a_gpu_alone(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape_file(box, case("fine", "perf = { dims = [{ N = 64 }], checked = { around = { N = [0, 1] } } }", "dims.N = 4"))
+    words = ("mine.toml", "--mlcomp-tier", "nightly", "--mlcomp-target", "cpu,cuda")
+    monkeypatch.setattr(environment, "gpu_model", lambda: None)
+    mlcomp(box, *words).assert_outcomes(passed=4)
+    monkeypatch.setattr(environment, "gpu_model", lambda: "NVIDIA H200")
+    mlcomp(box, *words).assert_outcomes(passed=6)
+    rows = json.loads((box.path / "reports" / "h200" / "run.json").read_text())["cases"]
+    stages = {row["id"][:8]: [stage["stage"] for stage in row["stages"]] for row in rows}
+    assert (stages["fine[N64"], len(stages["fine[N4."])) == (["torch", "cpp", "cuda"], 7)
+
+
 def test_a_sanitizer_runs_under_every_case(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sanitizer is a script that starts what follows its options."""
     script = box.path / "compute-sanitizer"
