@@ -163,17 +163,6 @@ class Writeback(Step):
     swizzle: int = 0
 
 
-class SplitK(Step):
-    """The sum into the scalar `accumulator` over `loop` is made in `parts`, by a loop `loop`_part around the nest.
-
-    Partial sums go to the temporary `accumulator`_parts; a second nest, its loops called `i_sum`, adds them up.
-    """
-
-    accumulator: str
-    loop: str
-    parts: int
-
-
 class SplitScan(Step):
     """The running total `accumulator` over `loop` is made in parts of `length` iterations.
 
@@ -188,11 +177,12 @@ class SplitScan(Step):
 
 
 class Share(Step):
-    """The reduction into the scalar `accumulator` over `loop` is made in `parts`, by a loop `loop`_share around `rows`.
+    """The reduction into the scalar `accumulator` over `loop` is made in `parts` in each iteration of what is around.
 
-    `rows` are the perfectly nested loops around it, none where each reduction is shared by itself. What the parts find
-    is the tile `accumulator`_shares in `space`; a second nest, its loops called `i_all`, combines them. Threads of a
-    block share in "shared" memory, blocks of a cluster in "cluster", any blocks in "device".
+    `rows` are the perfectly nested loops around it whose parts come together. Threads of a block pass what they find
+    through the tile `accumulator`_shares in "shared" memory, made by a loop `loop`_share, and a second nest with loops
+    `i_all` combines it. Blocks pass theirs through `accumulator`_parts in the memory of a "cluster" or of the "device",
+    made by a loop `loop`_part, and the second nest has loops `i_sum`.
     """
 
     accumulator: str
@@ -267,12 +257,12 @@ class ScheduleError(ValueError):
 
 _ALL = (
     Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote, Compensate,
-    SplitK, SplitScan, Share, Raster, Persist, Online, Writeback,
+    SplitScan, Share, Raster, Persist, Online, Writeback,
 )  # fmt: skip
 
 
 def word(step: type[Step]) -> str:
-    """What a step is called in the text: `SplitK` is `split_k`."""
+    """What a step is called in the text: `SplitScan` is `split_scan`."""
     return re.sub("(?<!^)(?=[A-Z])", "_", step.__name__).lower()
 
 

@@ -51,7 +51,7 @@ def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, st
     parts: list[Tensor] = []
     zeros: list[Tensor] = []
     for kernel in program.kernels:
-        for part in apart(kernel):
+        for part in (kernel,) if groups.split(kernel.body) else apart(kernel):
             lowering = Lowering(part, target, streamed=read_once(part), past=left_behind(program, part, target))
             functions.append(lowering.function(schedules.get(kernel.name, "")))
             parts += lowering.exchanged[:1]

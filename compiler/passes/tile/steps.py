@@ -18,7 +18,7 @@ from compiler.passes.tile.gpu.persist import persist
 from compiler.passes.tile.gpu.raster import raster
 from compiler.passes.tile.gpu.scans import split_scan
 from compiler.passes.tile.gpu.share import share
-from compiler.passes.tile.gpu.sums import compensate, promote, split_k
+from compiler.passes.tile.gpu.sums import compensate, promote
 from compiler.passes.tile.gpu.writeback import writeback
 from compiler.passes.tile.guards import interior
 from compiler.passes.tile.nests import ranges_around, ranges_of
@@ -42,7 +42,6 @@ from compiler.schedule.steps import (
     ScheduleError,
     Share,
     Split,
-    SplitK,
     SplitScan,
     Stage,
     Step,
@@ -99,8 +98,6 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = persist(kernel, step)
         case Online():
             new = online(program, kernel, step)
-        case SplitK():
-            new = split_k(kernel, step)
         case SplitScan():
             new = split_scan(kernel, step)
         case Share():

@@ -166,11 +166,11 @@ class _Plan:
         add(Share(self.acc, k.name, t.parts, (outer.name, inner.name), space))
         if not self.p.across:
             add(Reorder((m.name, n.name)))
-        row, column, part = f"{outer.name}_all", f"{inner.name}_all", f"{k.name}_share"
+        row, column, part = f"{outer.name}_sum", f"{inner.name}_sum", f"{k.name}_part"
         if all(conv.exact(x, long) if x.boxed else x.size % long == 0 for x, long in ((m, t.m), (n, t.n))):
             add(Split(column, NEIGHBOURS))
-            add(Distribute(f"{self.acc}_all", (f"{column}1",)))
-            add(Reorder((f"{part}_all", f"{column}1")))
+            add(Distribute(f"{self.acc}_sum", (f"{column}1",)))
+            add(Reorder((f"{part}_sum", f"{column}1")))
             self.steps += [
                 Bind(f"{column}1{end}", level)
                 for end, level in (("_first", "unroll"), ("", "vector"), ("_last", "vector"))
@@ -182,7 +182,7 @@ class _Plan:
             self.steps += [Split(row, rows // t.parts), Bind(f"{row}0", "blocks")]
             row += "1"
         add(Collapse(row, column))
-        self.steps += [Bind(row + column, "lanes", (("threads", t.threads),)), Bind(f"{part}_all", "unroll")]
+        self.steps += [Bind(row + column, "lanes", (("threads", t.threads),)), Bind(f"{part}_sum", "unroll")]
         return [part]
 
     def mainloop(self) -> None:

@@ -15,7 +15,7 @@ from compiler.ir.statement import Kernel, Store
 from compiler.schedule import access
 from compiler.schedule.contraction import Contraction, recognise
 from compiler.schedule.gpu.parts import size
-from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Schedule, Split, SplitK, Step
+from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Schedule, Share, Split, Step
 from compiler.targets.target import Target
 
 # A thread has at most 8 rows and columns: 64 sums and what they need fit in its registers.
@@ -47,17 +47,19 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
         steps.append(Collapse(batch, f))
         batch += f
     outside = [batch] if batch else []
-    if parts > 1:
-        steps += [SplitK(c.accumulator, k, parts), *(Bind(f"{v}_sum", "blocks") for v in (*outside, i))]
-        steps += [Split(f"{j}_sum", SIDE * SIDE), Bind(f"{j}_sum0", "blocks")]
-        steps.append(Bind(f"{j}_sum1", "lanes", (("threads", SIDE * SIDE),)))
-        outside.insert(0, f"{k}_part")
     steps += [Split(i, SIDE * down), Split(j, SIDE * across), Reorder((f"{i}0", f"{j}0", f"{i}1", f"{j}1"))]
     steps += [Split(f"{i}1", SIDE), Split(f"{j}1", SIDE), Reorder((f"{i}11", f"{j}11", f"{i}10", f"{j}10"))]
     steps.append(Collapse(f"{i}11", f"{j}11"))
+    thread, own = f"{i}11{j}11", (f"{i}10", f"{j}10")
+    lanes = (("threads", SIDE * SIDE),)
+    if parts > 1:
+        # The parts of one element of all threads lie side by side.
+        steps += [Reorder((*own, thread)), Share(c.accumulator, k, parts, (*own, thread), "device")]
+        steps += [Reorder((thread, *own)), Reorder((f"{thread}_sum", *(f"{v}_sum" for v in own)))]
+        steps += [Bind(f"{k}_part", "blocks"), Bind(f"{thread}_sum", "lanes", lanes), Bind(f"{k}_part_sum", "unroll")]
+        steps += [Bind(f"{v}_sum", "unroll") for v in own]
     steps += [Bind(v, "blocks") for v in (*outside, f"{i}0", f"{j}0")]
-    steps.append(Bind(f"{i}11{j}11", "lanes", (("threads", SIDE * SIDE),)))
-    own = f"{i}10", f"{j}10"
+    steps.append(Bind(thread, "lanes", lanes))
     steps.append(Distribute(c.accumulator, own, "registers"))
     once = next(u for u in AT_ONCE if size(c.depth[0]) // parts % u == 0)
     steps += [Split(k, once), Reorder((f"{k}0", f"{k}1", *own)), Bind(f"{k}1", "unroll")]

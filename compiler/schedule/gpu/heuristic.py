@@ -16,7 +16,7 @@ from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
-from compiler.schedule.gpu import attention, contraction, ffma, matvec, reductions, transposes
+from compiler.schedule.gpu import attention, contraction, ffma, reductions, transposes
 from compiler.schedule.nests import Row, contiguous, paths_of, rows_of, used_as_value
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, SplitScan, Stage, Step
 from compiler.targets.target import Target
@@ -44,8 +44,9 @@ OWN = 64  # elements of a temporary that a thread keeps to itself
 def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
     """A schedule for `kernel`; `private` names the temporaries that no other kernel uses."""
     private = frozenset(private)
-    products = contraction.choose(kernel, target) or matvec.choose(kernel, target)
-    products = products or attention.choose(kernel, private, target) or ffma.choose(kernel, target)
+    products = (
+        contraction.choose(kernel, target) or attention.choose(kernel, private, target) or ffma.choose(kernel, target)
+    )
     return products if products is not None else plain(kernel, private, target)
 
 

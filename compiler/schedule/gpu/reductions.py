@@ -1,7 +1,7 @@
 """Schedules of kernels with one reduction: across the direction of memory, or along rows that are few and long.
 
-A kernel that would leave most of the machine idle is split: blocks combine parts, and a second launch what they found,
-always in the same order.
+A kernel that would leave most of the machine idle is split: blocks combine parts, and the last of them what all have
+found, always in the same order.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store
-from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Share, Split, SplitK, Step
+from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Share, Split, Step
 
 THREADS = 256
 WARP = 32
 ROWS_AHEAD = 8  # of a column that a thread loads before it adds them up
 LEAST_COLUMN = 64  # elements of a column in a part
 LEAST_ROW = 4096  # elements of a row in a part: four wide loads for each thread
-COMBINING = 64  # threads of a block that adds up the parts of columns
 PARTS_AHEAD = 64  # parts that a thread loads before it adds them up
 
 
@@ -82,15 +81,17 @@ def columns(found: Reduction, vector: int, cores: int) -> list[Step]:
         wanted = 2 * cores * (together or THREADS)
         parts = _parts_of_columns(found.extent, places, wanted)
         sharers = _sharers(found.extent // parts, THREADS // together) if together else 1
+    side = together if sharers > 1 else min(THREADS, places)
+    lanes = (("threads", max(WARP, 1 << (side * sharers - 1).bit_length())),)
     length = found.extent // (parts * sharers)
     ahead = next(n for n in (ROWS_AHEAD, 4, 2, 1) if length % n == 0)
     order = [f"{along}0", f"{along}1"] if ahead > 1 else [along]
+    steps.append(Split(outer, side))
+    block, lane = f"{outer}0", f"{outer}1"
+    rows = (lane, inner) if inner else (lane,)
     if parts > 1:
-        steps.append(SplitK(found.accumulator, along, parts))
+        steps.append(Share(found.accumulator, along, parts, rows, "device"))
     if sharers > 1:
-        steps.append(Split(outer, together))
-        lane, block = f"{outer}1", f"{outer}0"
-        rows = (lane, inner) if inner else (lane,)
         steps.append(Share(found.accumulator, along, sharers, rows, "shared"))
     if inner:
         steps.append(Distribute(found.accumulator, (inner,)))
@@ -102,18 +103,15 @@ def columns(found: Reduction, vector: int, cores: int) -> list[Step]:
         steps.append(Bind(order[-1], "unroll"))
     if inner:
         steps += [Bind(f"{inner}_first", "unroll"), Bind(inner, "vector"), Bind(f"{inner}_last", "vector")]
+    steps.append(Bind(block, "blocks"))
     if sharers > 1:
-        lanes = (("threads", together * sharers),)
-        steps += [Bind(f"{along}_part", "blocks")] if parts > 1 else []
-        steps += [Bind(block, "blocks"), Collapse(f"{along}_share", lane), Bind(f"{along}_share{lane}", "lanes", lanes)]
-        total = merge(tuple(f"{n}_all" for n in rows), steps)
-        steps += [Bind(total, "lanes", lanes), Bind(f"{along}_share_all", "unroll")]
+        steps += [Collapse(f"{along}_share", lane), Bind(f"{along}_share{lane}", "lanes", lanes)]
+        steps += _combined(rows, "_all", f"{along}_share", sharers, lanes)
     else:
-        if parts > 1:
-            steps.append(Collapse(f"{along}_part", outer))
-            outer = f"{along}_part{outer}"
-        steps += _spread(outer, places * parts, THREADS)
-    return steps + (_combined(row, inner, along, parts, found.count) if parts > 1 else [])
+        steps.append(Bind(lane, "lanes", lanes))
+    if parts > 1:
+        steps += [Bind(f"{along}_part", "blocks"), *_combined(rows, "_sum", f"{along}_part", parts, lanes)]
+    return steps
 
 
 def _sharers(extent: int, most: int) -> int:
@@ -121,19 +119,14 @@ def _sharers(extent: int, most: int) -> int:
     return next(n for n in (most, most // 2, most // 4, 1) if n == 1 or (extent % n == 0 and extent // n >= 4))
 
 
-def _combined(row: str, inner: str, along: str, parts: int, count: int) -> list[Step]:
-    """The second launch: a thread for each column."""
+def _combined(
+    rows: tuple[str, ...], behind: str, made: str, parts: int, lanes: tuple[tuple[str, int], ...]
+) -> list[Step]:
+    """A thread for each column adds up what was made by the loop `made`."""
     steps: list[Step] = []
-    name = merge((f"{row}0_sum", f"{row}1_sum") if inner else (f"{row}_sum",), steps)
-    steps += _spread(name, count, COMBINING)
-    if parts <= PARTS_AHEAD:
-        steps.append(Bind(f"{along}_part_sum", "unroll"))
-    return steps
-
-
-def _spread(name: str, extent: int, threads: int) -> list[Step]:
-    threads = min(threads, max(32, 1 << (extent - 1).bit_length()))
-    return [Split(name, threads), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "lanes", (("threads", threads),))]
+    total = merge(tuple(n + behind for n in rows), steps)
+    steps.append(Bind(total, "lanes", lanes))
+    return [*steps, Bind(made + behind, "unroll")] if parts <= PARTS_AHEAD else steps
 
 
 def _parts_of_columns(extent: int, places: int, wanted: int) -> int:
@@ -151,20 +144,17 @@ def split_rows(found: Reduction, vector: int, cores: int) -> list[Step] | None:
     steps: list[Step] = []
     row, along = merge(found.rows, steps), merge(found.loops, steps)
     even = next((p for p in range(parts, parts // 2, -1) if found.extent % (p * vector) == 0), 0)
-    inner = along
+    shared, inner = along, along
     if even:
         parts = even
-        steps.append(SplitK(found.accumulator, along, parts))
-        part = f"{along}_part"
     else:
         unit = THREADS * vector
         chunk = -(-found.extent // (parts * unit)) * unit
         parts = -(-found.extent // chunk)
-        steps += [Split(along, chunk), SplitK(found.accumulator, f"{along}0", parts)]
-        inner, part = f"{along}1", f"{along}0_part"
-    steps += [Bind(name, "blocks") for name in (part, row) if name]
-    lanes = (("threads", THREADS), *((("vector", vector),) if vector > 1 else ()))
-    steps.append(Bind(inner, "lanes", lanes))
-    steps += [Bind(f"{row}_sum", "blocks")] if row else []
-    threads = min(THREADS, max(32, 1 << (parts - 1).bit_length()))
-    return [*steps, Bind(f"{part}_sum", "lanes", (("threads", threads),))]
+        shared, inner = f"{along}0", f"{along}1"
+        steps.append(Split(along, chunk))
+    steps.append(Share(found.accumulator, shared, parts, (), "device"))
+    steps += [Bind(name, "blocks") for name in (row, f"{shared}_part") if name]
+    threads = (("threads", THREADS),)
+    lanes = (*threads, ("vector", vector)) if vector > 1 else threads
+    return [*steps, Bind(inner, "lanes", lanes), Bind(f"{shared}_part_sum", "lanes", threads)]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from compiler.ir import tile
-from compiler.ir.expr import Expr, Load, Var, dim, identity, static, substitute
+from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, static, substitute
 from compiler.ir.index import value_range
-from compiler.ir.statement import Accum, If, Init, Kernel, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.gpu.sums import followed, how_combined, reduction_in, scalar_of
 from compiler.passes.tile.nests import SERIAL, Body, again, find_nest, ranges_of, replace, wrap
 from compiler.schedule.steps import ScheduleError, Share
+
+# What the loop that makes parts, their tile, and the names behind it are called by whom they are passed on between.
+THREADS, BLOCKS = ("_share", "_shares", "_all"), ("_part", "_parts", "_sum")
 
 
 def share(kernel: Kernel, step: Share) -> Kernel:
@@ -37,27 +39,28 @@ def share(kernel: Kernel, step: Share) -> Kernel:
                     s_all += s_shares[r_share_all, j_all]
                 y[i * 8 + j_all] = s_all
     """
+    suffix, tiles, behind = THREADS if step.space == "shared" else BLOCKS
     _, rows = find_nest(kernel, step, step.rows) if step.rows else ((), ())
     place = rows[-1].body if rows else _around(kernel.body, step)
     before, first, f, after = reduction_in(place, step)
-    how, length, part = how_combined(f, first, step), static(f.extent) // step.parts, Var(step.loop + "_share")
+    how, length, part = how_combined(f, first, step), static(f.extent) // step.parts, Var(step.loop + suffix)
     ranges = ranges_of(rows)
     extents = [value_range(r.extent, ranges)[1] for r in rows]
     if any(e is None for e in extents) or any(r.kind != "parallel" for r in rows):
         raise ScheduleError(step, f"{', '.join(step.rows)} must be parallel, and their extents known")
     shape = (dim(step.parts), *(dim(e or 0) for e in extents))
-    held = Tensor(f"{step.accumulator}_shares", first.value.dtype, shape, row_major(shape))
+    held = Tensor(step.accumulator + tiles, first.value.dtype, shape, row_major(shape))
     at_part: tuple[Expr, ...] = (part, *(Var(r.var) for r in rows))
     moved = substitute(f.body, {Var(f.var): part * length + Var(f.var)})
     inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, at_part, scalar_of(first)))
-    total = Init(f"{step.accumulator}_all", identity(how, held.dtype))
-    at = tile.For(f"{part.name}_all", dim(step.parts), "reduce", SERIAL, ())
+    total = Init(step.accumulator + behind, identity(how, held.dtype))
+    at = tile.For(part.name + behind, dim(step.parts), "reduce", SERIAL, ())
     load = Load(held.name, (Var(at.var), *at_part[1:]), held.dtype)
     body = (total, at.replace(body=(Accum(total.name, how, load),)), *followed(before, first, total, after))
     made: Body = (
         tile.Alloc(held, step.space),
         tile.For(part.name, dim(step.parts), "parallel", SERIAL, wrap(rows, inner)),
-        *again(rows, "_all", body),
+        *again(rows, behind, body),
     )
     return kernel.replace(body=replace(kernel.body, rows[0], made) if rows else _instead(kernel.body, first, made))
 
@@ -78,3 +81,40 @@ def _instead(body: Body, first: Init, made: Body) -> Body:
     if first in body:
         return made
     return tuple(s.replace(body=_instead(s.body, first, made)) if isinstance(s, tile.For | If) else s for s in body)
+
+
+def how_combined(f: tile.For, first: Init, step: Share) -> str:
+    """The reduction that a loop makes, which begins with nothing and goes into equal parts."""
+    if not isinstance(f.extent, Const) or int(f.extent.value) % step.parts:
+        raise ScheduleError(step, f"{step.parts} parts of {step.loop} would differ in length")
+    ways = {n.op for n in f.walk() if isinstance(n, Accum) and n.name == step.accumulator}
+    how = ways.pop() if len(ways) == 1 else ""
+    if not how or first.value is not identity(how, first.value.dtype):
+        raise ScheduleError(step, f"{step.accumulator} begins with more than nothing, or is combined in two ways")
+    return how
+
+
+def scalar_of(s: Init) -> Var:
+    return Var(s.name, s.value.dtype)
+
+
+def reduction_in(body: Body, step: Share) -> tuple[Body, Init, tile.For, Body]:
+    """What stands before a reduction, how it begins, its loop, and what follows."""
+    place = next((n for n, s in enumerate(body) if isinstance(s, Init) and s.name == step.accumulator), None)
+    if place is None or place + 1 >= len(body):
+        raise ScheduleError(step, f"{step.accumulator} does not begin just inside {step.rows[-1:] or 'a loop'}")
+    first, f = body[place], body[place + 1]
+    if not isinstance(f, tile.For) or f.var != step.loop or f.kind != "reduce" or not isinstance(first, Init):
+        raise ScheduleError(step, f"{step.accumulator} is not summed by {step.loop} alone")
+    if not all(isinstance(s, Let) for s in body[:place]):
+        raise ScheduleError(step, f"{step.accumulator} begins after something other than a value")
+    return body[:place], first, f, body[place + 2 :]
+
+
+def followed(before: Body, first: Init, total: Init, after: Body) -> Body:
+    """What follows the sum, with the values that stood before it written out and the sum called by its new name."""
+    table: dict[Expr, Expr] = {scalar_of(first): scalar_of(total)}
+    for s in before:
+        if isinstance(s, Let):
+            table[Var(s.name, s.value.dtype)] = substitute(s.value, table)
+    return substitute(after, table)

@@ -1,14 +1,13 @@
-"""Schedule steps on Tile IR that sum in parts: for accuracy within a thread block, or in several of them at once."""
+"""Schedule steps on Tile IR that sum in parts for accuracy."""
 
 from __future__ import annotations
 
 from compiler.ir import tile
 from compiler.ir.dtype import f32
-from compiler.ir.expr import Const, Expr, Load, Op, Var, dim, identity, op, static, substitute
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
-from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL, Body, Loops, again, find_nest, replace, wrap
-from compiler.schedule.steps import Compensate, Promote, ScheduleError, Share, SplitK
+from compiler.ir.expr import Expr, Load, Op, Var, identity, op, substitute
+from compiler.ir.statement import If, Kernel, Stmt, Store
+from compiler.passes.tile.nests import SERIAL, Body, Loops, find_nest, replace, wrap
+from compiler.schedule.steps import Compensate, Promote, ScheduleError
 
 
 def promote(kernel: Kernel, step: Promote) -> Kernel:
@@ -186,93 +185,3 @@ def _copied(nest: Loops, suffix: str, s: Stmt) -> Body:
     renamed: dict[Expr, Expr] = {Var(f.var): Var(f.var + suffix) for f in nest}
     body: Body = substitute((s,), renamed)
     return wrap(tuple(f.replace(var=f.var + suffix, extent=substitute(f.extent, renamed)) for f in nest), body)
-
-
-def split_k(kernel: Kernel, step: SplitK) -> Kernel:
-    """`split_k("c", "l", 2)`
-
-    before:
-        for i in serial(4):
-            c: f32 = 0.0
-            for l in serial(8, reduce):
-                c += x[i, l] * w[l]
-            y[i] = max(c, 0.0)
-    after:
-        for l_part in serial(2):
-            for i in serial(4):
-                c: f32 = 0.0
-                for l in serial(4, reduce):
-                    c += x[i, l_part * 4 + l] * w[l_part * 4 + l]
-                c_parts[l_part, i] = c
-        for i_sum in serial(4):
-            c_sum: f32 = 0.0
-            for l_part_sum in serial(2, reduce):
-                c_sum += c_parts[l_part_sum, i_sum]
-            y[i_sum] = max(c_sum, 0.0)
-    """
-    rows, before, first, f, after = _nest(kernel, step)
-    how = how_combined(f, first, step)
-    length, part = static(f.extent) // step.parts, Var(step.loop + "_part")
-    dtype = first.value.dtype
-    shape = (dim(step.parts), *(r.extent for r in rows))
-    held = Tensor(f"{step.accumulator}_parts", dtype, shape, row_major(shape))
-    place = (part, *(Var(r.var) for r in rows))
-    moved = substitute(f.body, {Var(f.var): part * length + Var(f.var)})
-    inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, place, scalar_of(first)))
-    outer = tile.For(part.name, dim(step.parts), "parallel", SERIAL, wrap(rows, inner))
-    total = Init(f"{step.accumulator}_sum", identity(how, dtype))
-    at = tile.For(f"{part.name}_sum", dim(step.parts), "reduce", SERIAL, ())
-    load = Load(held.name, (Var(at.var), *place[1:]), dtype)
-    body = (total, at.replace(body=(Accum(total.name, how, load),)), *followed(before, first, total, after))
-    return kernel.replace(
-        body=(outer, *again(rows, "_sum", body)),
-        params=(*kernel.params, held),
-        writes=(*kernel.writes, held.name),
-    )
-
-
-def how_combined(f: tile.For, first: Init, step: SplitK | Share) -> str:
-    """The reduction that a loop makes, which begins with nothing and goes into equal parts."""
-    if not isinstance(f.extent, Const) or int(f.extent.value) % step.parts:
-        raise ScheduleError(step, f"{step.parts} parts of {step.loop} would differ in length")
-    ways = {n.op for n in f.walk() if isinstance(n, Accum) and n.name == step.accumulator}
-    how = ways.pop() if len(ways) == 1 else ""
-    if not how or first.value is not identity(how, first.value.dtype):
-        raise ScheduleError(step, f"{step.accumulator} begins with more than nothing, or is combined in two ways")
-    return how
-
-
-def scalar_of(s: Init) -> Var:
-    return Var(s.name, s.value.dtype)
-
-
-def _nest(kernel: Kernel, step: SplitK) -> tuple[Loops, Body, Init, tile.For, Body]:
-    """The loops around the sum, what stands before it, how it begins, its loop, and what follows."""
-    rows: list[tile.For] = []
-    body = kernel.body
-    while len(body) == 1 and isinstance(body[0], tile.For) and body[0].kind == "parallel":
-        rows.append(body[0])
-        body = body[0].body
-    return tuple(rows), *reduction_in(body, step)
-
-
-def reduction_in(body: Body, step: SplitK | Share) -> tuple[Body, Init, tile.For, Body]:
-    """What stands before a reduction, how it begins, its loop, and what follows."""
-    place = next((n for n, s in enumerate(body) if isinstance(s, Init) and s.name == step.accumulator), None)
-    if place is None or place + 1 >= len(body):
-        raise ScheduleError(step, f"{step.accumulator} does not begin within perfectly nested parallel loops")
-    first, f = body[place], body[place + 1]
-    if not isinstance(f, tile.For) or f.var != step.loop or f.kind != "reduce" or not isinstance(first, Init):
-        raise ScheduleError(step, f"{step.accumulator} is not summed by {step.loop} alone")
-    if not all(isinstance(s, Let) for s in body[:place]):
-        raise ScheduleError(step, f"{step.accumulator} begins after something other than a value")
-    return body[:place], first, f, body[place + 2 :]
-
-
-def followed(before: Body, first: Init, total: Init, after: Body) -> Body:
-    """What follows the sum, with the values that stood before it written out and the sum called by its new name."""
-    table: dict[Expr, Expr] = {scalar_of(first): scalar_of(total)}
-    for s in before:
-        if isinstance(s, Let):
-            table[Var(s.name, s.value.dtype)] = substitute(s.value, table)
-    return substitute(after, table)
