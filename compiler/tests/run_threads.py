@@ -12,7 +12,7 @@ from compiler.interpret import scalar
 from compiler.interpret.loop import poison
 from compiler.ir import kernel as k
 from compiler.ir.expr import static
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, memory_order
 from compiler.render import cuda
 from compiler.runtime.emulator import emulator
 from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map
@@ -74,8 +74,9 @@ def _buffer(t: Tensor) -> Buffer:
 
 def _map(m: k.TensorMap, f: k.Function, number: int) -> Map:
     t = next(p for p in f.params if p.name == m.buffer)
-    strides = tuple(static(by) * t.dtype.bytes for by in reversed(t.strides))
-    return Map(number, t.dtype.name, tuple(reversed(shape(t))), strides, m.box, m.swizzle)
+    axes = memory_order(t)[::-1]
+    strides = tuple(static(t.strides[d]) * t.dtype.bytes for d in axes)
+    return Map(number, t.dtype.name, tuple(shape(t)[d] for d in axes), strides, m.box, m.swizzle)
 
 
 def _extent(f: k.Function) -> Extent:

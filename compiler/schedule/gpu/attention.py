@@ -34,7 +34,7 @@ GROUPS = ((2, 128), (1, 64))
 FEW_QUERIES = 32  # so many or fewer would leave more than half of a group idle
 WARPS = (8, 4, 2)  # of a block, most first: the more, the fewer times keys and values are read
 DEPTH = 2  # blocks of keys in shared memory
-MOST_FEATURES = 128  # the sums of wider values do not fit in registers beside the rest
+MOST_FEATURES = 128  # of one warp: the sums of wider values do not fit in registers beside the rest
 
 
 def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule | None:
@@ -102,14 +102,15 @@ class _Plan:
             return
         kind = kinds.pop().name
         rows = [r for r in self.target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
-        # Rows of panels as wide as all banks, which is how an instruction finds them.
-        even = all(x.even for x in (self.q, self.k, self.v)) and self.depth % 64 == 0 == self.features % 64
+        even = all(x.even for x in (self.q, self.k, self.v)) and self.depth % 16 == 0
         value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
         if value and kind != "f32" and even and "tma" in self.target.features:
             for groups, most in GROUPS:
                 keys = min(most, _up(self.keys, KEYS))
                 score = next(r for r in rows if r.function == "mlc_wgmma" and r.n == keys)
                 yield _Way(score, value[0], groups * score.m, keys, groups * score.threads, score.k)
+        if max(self.depth, self.features) > MOST_FEATURES:
+            return
         sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
         if sync is not None:
             unit = CHUNK if kind == "f32" else sync.k
@@ -118,7 +119,7 @@ class _Plan:
                 yield _Way(sync, sync, warps * sync.m, keys, warps * WARP, unit)
 
     def schedule(self) -> Schedule | None:
-        if self.queries < LEAST_QUERIES or max(self.depth, self.features) > MOST_FEATURES:
+        if self.queries < LEAST_QUERIES:
             return None
         batch = math.prod(parts.size(_loop(f)) for f in self.found.batch)
         fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
