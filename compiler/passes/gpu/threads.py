@@ -253,7 +253,9 @@ class Lowering(Signals):
             case Store():
                 return self.store(s, scope)
             case If(cond, inner):
+                before = self.hazards.copy()
                 cond, body = self.value(cond, scope), self.sequence(inner, scope.inner())
+                self.hazards.join(before)  # barriers inside may not be come to
                 if isinstance(cond, Const):
                     return body if cond.value else []
                 return [k.If(cond, tuple(body))]
@@ -277,10 +279,15 @@ class Lowering(Signals):
         inner = scope.inner()
         inner.values[f.var], inner.ranges[var] = Var(var), range_below(extent, scope.ranges)
         around, self.leaving = self.leaving, self.leaving | tma.leaving(self, f)
+        before: Body = []
+        if scope.level != "thread" and self.hazards.between(touched(f, scope)):
+            before.append(self.meet(scope))  # once, rather than in each iteration
+            self.hazards.clear()
         body = self.loop_body(f, f.body, inner)
         new, self.leaving = self.leaving - around, around
         mark = "unroll" if f.bind.level == "unroll" else ""
-        return [k.For(var, const(0), extent, 1, tuple(body), mark), *([tma.left()] if new else [])] if body else []
+        made = k.For(var, const(0), extent, 1, tuple(body), mark)
+        return [*before, made, *([tma.left()] if new else [])] if body else before
 
     def loop_body(self, f: tile.For, statements: tuple[Stmt, ...], scope: Scope, meets: bool = False) -> Body:
         """The statements of a loop, and a barrier where one iteration touches what the one before did.
