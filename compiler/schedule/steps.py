@@ -74,6 +74,17 @@ class Stage(Step):
     pad: int = 0
 
 
+class Permute(Step):
+    """What the kernel loads of `buffer` it loads of the temporary `tile`, whose axes are the buffer's in this `order`.
+
+    A nest of its own copies all of it beforehand, by loops called `tile`_at0, `tile`_at1, .. along the axes of `tile`.
+    """
+
+    buffer: str
+    tile: str
+    order: tuple[int, ...]
+
+
 class Distribute(Step):
     """The perfectly nested loops `loops` around `accumulator` run thrice: for its first value, its sum, what follows.
 
@@ -256,8 +267,8 @@ class ScheduleError(ValueError):
 
 
 _ALL = (
-    Split, Reorder, Collapse, Bind, Fold, Stage, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote, Compensate,
-    SplitScan, Share, Raster, Persist, Online, Writeback,
+    Split, Reorder, Collapse, Bind, Fold, Stage, Permute, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote,
+    Compensate, SplitScan, Share, Raster, Persist, Online, Writeback,
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from compiler.passes.tile import contraction
 from compiler.passes.tile.gpu.cache import cache
 from compiler.passes.tile.gpu.online import online
 from compiler.passes.tile.gpu.pad import pad
+from compiler.passes.tile.gpu.permute import permute
 from compiler.passes.tile.gpu.persist import persist
 from compiler.passes.tile.gpu.raster import raster
 from compiler.passes.tile.gpu.scans import split_scan
@@ -34,6 +35,7 @@ from compiler.schedule.steps import (
     Online,
     Pack,
     Pad,
+    Permute,
     Persist,
     Promote,
     Raster,
@@ -74,6 +76,8 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = fold(program, kernel, step)
         case Stage():
             new = at_loop(kernel, step, step.loop, lambda f: stage(kernel, step, f))
+        case Permute():
+            new = permute(kernel, step)
         case Distribute():
             new = contraction.distribute(kernel, step)
         case Pack():

@@ -24,6 +24,7 @@ from compiler.schedule.steps import (
     Compensate,
     Distribute,
     Pad,
+    Permute,
     Promote,
     Raster,
     Reorder,
@@ -51,11 +52,13 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
         return None
     found, splits = by_groups(found)
     best: tuple[Parts, Tiling] | None = None
+    least = math.inf
     tensors = {p.name: p for p in kernel.params}
     for parts in (*ways(found, tensors), *conv.ways(found, tensors)):
         made = _tiling(parts, target)
-        if made is not None and (best is None or made.clocks < best[1].clocks):
-            best = parts, made
+        clocks = math.inf if made is None else made.clocks + tiles.copying(parts.copied, target)
+        if made is not None and clocks < least:
+            best, least = (parts, made), clocks
     if best is None:
         return None
     schedule = _Plan(*best, target, splits).schedule()
@@ -70,8 +73,9 @@ def _tiling(p: Parts, target: Target) -> Tiling | None:
     terms = 3 if acc is f32 and p.a.value.dtype is f32 else 1
     batch = math.prod(map(size, p.batch))
     out = p.result.bytes if p.result else 0
+    boxes = tuple(map(size, p.m.loops)) if p.m.boxed else (), tuple(map(size, p.n.loops)) if p.n.boxed else ()
     sizes = Product(
-        p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read
+        p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes
     )
     return tiles.choose(sizes, _rows(p, target), target)
 
@@ -120,6 +124,7 @@ class _Plan:
         self.collapse(depth)
         batch = self.collapse(around)
         grid = [batch] if batch else []
+        self.steps += self.p.copies
         for x, length in ((m, t.m), (n, t.n)):
             if not x.boxed:
                 self.split(x, length)
@@ -291,6 +296,8 @@ def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
                 made |= {name + "0", name + "1"}
             case Collapse(outer, inner) | Raster(outer, inner):
                 made.add(outer + inner)
+            case Permute(_, name):
+                made |= {name, f"{name}_in"}
             case Cache(_, name) | Promote(_, _, name) | Writeback(_, name):
                 made |= {name, f"{name}_at"}
     taken = {p.name for p in kernel.params}

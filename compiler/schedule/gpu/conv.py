@@ -12,18 +12,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, const, names, static
+from compiler.ir.expr import Const, Expr, Load, Var, const, loads, names, static, substitute
 from compiler.ir.index import Range, extent_range, linear, simplify
 from compiler.ir.statement import Store
-from compiler.ir.tensor import Tensor, memory_order
+from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.schedule import access
 from compiler.schedule.blocks import block, narrow
 from compiler.schedule.contraction import Contraction
+from compiler.schedule.gpu import permutes
+from compiler.schedule.gpu.boxes import box
 from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, Result, axis, size
 from compiler.schedule.gpu.tiles import Operand
-from compiler.schedule.steps import Collapse, Pad, Reorder, Split, Step
+from compiler.schedule.steps import Collapse, Pad, Permute, Reorder, Split, Step
 
-MOST_AXES, FARTHEST_STEP, LONGEST_BOX = 5, 8, 256  # of a tensor map
+MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
@@ -36,15 +38,47 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
         if not rows or not columns:
             continue
         for inner in c.depth:
-            k = axis([f for f in c.depth if f is not inner] + [inner])
-            a, b = (_factor(x, own, inner, tensors, ranges) for x, own in ((left, rows), (right, columns)))
-            if a is None or b is None or size(inner) % (ROW // max(a.operand.bytes, b.operand.bytes)):
-                continue
-            m, n = (_axis(own, x, tensors) for own, x in ((rows, left), (columns, right)))
-            batch = tuple(f for f in c.rows if f not in rows and f not in columns)
-            result, across = _result(c, m, n, tensors)
-            if m.boxed or n.boxed or len(c.depth) > 1:
-                yield Parts(c, m, n, k, batch, a, b, across, result, sum(_bytes(tensors[x.buffer]) for x in (a, b)))
+            for (a, first), (b, second) in itertools.product(
+                *(_factors(x, own, inner, tensors, ranges) for x, own in ((left, rows), (right, columns)))
+            ):
+                k = axis([*(f for f in c.depth if f is not inner), inner])
+                if size(inner) % (ROW // max(a.operand.bytes, b.operand.bytes)):
+                    continue
+                m, n = (_axis(own, x, tensors) for own, x in ((rows, left), (columns, right)))
+                batch = tuple(f for f in c.rows if f not in rows and f not in columns)
+                result, across = _result(c, m, n, tensors)
+                copies = [x for x in (first, second) if x is not None]
+                steps = [s for x in copies for s in (x, *permutes.steps(x, tensors[x.buffer]))]
+                copied = tuple(_bytes(tensors[x.buffer]) for x in copies)
+                read = sum(_bytes(tensors[n.buffer]) for x in (left, right) for n in loads(x))
+                if m.boxed or n.boxed or copies or len(c.depth) > 1:
+                    yield Parts(c, m, n, k, batch, a, b, across, result, tuple(steps), copied, read)
+
+
+def _factors(
+    value: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> Iterator[tuple[Factor, Permute | None]]:
+    """A factor as it is, and as it is after its buffer was copied so that it is contiguous along the inner loop."""
+    plain = _factor(value, own, inner, tensors, ranges)
+    if plain is not None:
+        yield plain, None
+    load = _load(value, tensors)
+    if load is None or (plain is not None and plain.even and plain.order[1] == "k"):
+        return
+    t = tensors[load.buffer]
+    last = [d for d, e in enumerate(load.index) if e is Var(inner.var)]
+    if len(last) != 1 or len(set(loads(value))) != 1:
+        return
+    order = (*(d for d in range(len(t.shape)) if d not in last), *last)
+    step = Permute(t.name, f"{t.name}_permuted", order)
+    if not permutes.steps(step, t):
+        return
+    shape = tuple(t.shape[d] for d in order)
+    held = t.replace(name=step.tile, shape=shape, strides=row_major(shape))
+    moved = load.replace(buffer=step.tile, index=tuple(load.index[d] for d in order))
+    made = _factor(substitute(value, {load: moved}), own, inner, {**tensors, step.tile: held}, ranges)
+    if made is not None:
+        yield made, step
 
 
 def _bytes(t: Tensor) -> int:
@@ -145,34 +179,15 @@ def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> 
     return Result(s.buffer, t.dtype.bytes, True, True), across
 
 
-def box(extents: Sequence[int], length: int, step: int = 1) -> tuple[int, ...]:
-    """The extents of a box of `length` elements of which the fewest cover all, longest along the last axis.
-
-    Of elements that are `step` apart a box has no more along an axis than the copy engine reaches, if it can be.
-
-    >>> box((32, 56, 56), 64)
-    (1, 8, 8)
-    >>> box((32, 28, 28), 128)
-    (8, 4, 4)
-    >>> box((1, 7, 7), 64)
-    (1, 8, 8)
-    """
-    divisors = [d for d in range(1, length + 1) if length % d == 0]
-    every = itertools.product(divisors, repeat=len(extents) - 1)
-    boxes = [(length // math.prod(some), *some) for some in every if length % math.prod(some) == 0]
-    boxes = [b for b in boxes if max(b) * step <= LONGEST_BOX] or boxes
-    return min(boxes, key=lambda b: (math.prod(-(-n // x) for n, x in zip(extents, b, strict=True)), b))
-
-
 def exact(x: Axis, length: int) -> bool:
     """Boxes of so many elements cover the loops of an axis and nothing else."""
-    sizes = [size(f) for f in x.loops]
+    sizes = tuple(size(f) for f in x.loops)
     return all(n % b == 0 for n, b in zip(sizes, box(sizes, length, x.step), strict=True))
 
 
 def boxed(x: Axis, length: int) -> list[Step]:
     """Steps after which the loops of an axis are two: over boxes, and through a box. The axis is named after these."""
-    lengths = box([size(f) for f in x.loops], length, x.step)
+    lengths = box(tuple(size(f) for f in x.loops), length, x.step)
     loops = [f.var for f in x.loops]
     full = tuple(-(-size(f) // n) * n for f, n in zip(x.loops, lengths, strict=True))
     steps: list[Step] = []

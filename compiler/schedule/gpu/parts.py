@@ -18,6 +18,7 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule import access
 from compiler.schedule.contraction import Contraction
 from compiler.schedule.gpu.tiles import Operand
+from compiler.schedule.steps import Step
 
 PIECES = (16, 8, 4)  # bytes that an asynchronous copy moves at a time
 ROW = 128  # bytes of a row of a tile in shared memory: as many as all banks hold together
@@ -81,6 +82,8 @@ class Parts:
     b: Factor
     across: bool
     result: Result | None
+    copies: tuple[Step, ...] = ()  # steps that copy buffers beforehand, so that factors are blocks of the copies
+    copied: tuple[int, ...] = ()  # bytes of each of these
     read: int = 0  # bytes of both factors' buffers, where elements of these are read again and again
 
 

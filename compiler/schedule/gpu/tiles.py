@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from compiler.schedule.gpu.boxes import box, count
 from compiler.targets.target import Instruction, Target
 
 Sizes = tuple[int, int, int]
@@ -60,7 +61,8 @@ class Product:
 
     `across` says that the result is contiguous along n, `out_bytes` how large the elements of a tile of it are that
     leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,
-    where those of a's and b's elements are not.
+    where those of a's and b's elements are not. Where tiles are boxes of several loops, `loops` are the extents of
+    those that make m and n.
     """
 
     m: int
@@ -74,6 +76,7 @@ class Product:
     across: bool = True
     out_bytes: int = 0
     read: int = 0
+    loops: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 @dataclass(frozen=True)
@@ -190,7 +193,7 @@ def _clocks(
     apart = row.threads > WARP  # warps of their own copy, and the products read shared memory
     groups = down * across
     threads = groups * row.threads + (WARP * (1 if p.terms == 1 else COPYING) if apart else 0)
-    tiles = _over(p.m, m) * _over(p.n, n) * p.batch * parts
+    tiles = _count(p.m, p.loops[0], m) * _count(p.n, p.loops[1], n) * p.batch * parts
     stage = stage_bytes(p, row, m, n, k)
     out = _beside(p, row, (m, n), parts, target)
     fits = min(
@@ -230,6 +233,11 @@ def _clocks(
     return max(total, least)
 
 
+def copying(copies: tuple[int, ...], target: Target) -> float:
+    """Clocks to copy so many bytes each from memory to memory beforehand."""
+    return sum(LAUNCH + 2 * n / (FROM_DRAM * target.cores) for n in copies)
+
+
 def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:
     """Parts of a sum can be made by the blocks of a cluster, to which the rows and columns of a tile are dealt out."""
     return "cluster" in target.features and parts <= MOST_BLOCKS and all(n % parts == 0 for n in tile)
@@ -239,6 +247,11 @@ def _moves(x: Operand, elements: int) -> float:
     """Clocks in which copies of so many elements are issued: 32 lanes of 16 bytes every four clocks, or as many
     pieces."""
     return elements * x.bytes / x.piece / 8 if x.copied else 0.0
+
+
+def _count(size: int, loops: tuple[int, ...], length: int) -> int:
+    """Tiles of so many rows."""
+    return count(loops, box(loops, length)) if loops else _over(size, length)
 
 
 def _up(a: int, b: int) -> int:

@@ -1,0 +1,45 @@
+"""The schedule step `permute` on Tile IR: a buffer is copied into a temporary whose axes lie in another order."""
+
+from __future__ import annotations
+
+from compiler.ir import tile
+from compiler.ir.expr import Expr, Load, Var, substitute
+from compiler.ir.statement import Kernel, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.nests import SERIAL, Body, wrap
+from compiler.schedule.steps import Permute, ScheduleError
+
+
+def permute(kernel: Kernel, step: Permute) -> Kernel:
+    """`permute("x", "t", (1, 0))`
+
+    before:
+        for j in serial(4):
+            y[j] = x[2, j]
+    after:
+        for t_at0 in serial(4):
+            for t_at1 in serial(8):
+                t[t_at0, t_at1] = x[t_at1, t_at0]
+        for j in serial(4):
+            y[j] = t[j, 2]
+    """
+    buffer = next((p for p in kernel.params if p.name == step.buffer), None)
+    if buffer is None or buffer.name in kernel.writes:
+        raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
+    if sorted(step.order) != list(range(len(buffer.shape))):
+        raise ScheduleError(step, f"{step.order} are not the {len(buffer.shape)} axes of {step.buffer}")
+    shape = tuple(buffer.shape[d] for d in step.order)
+    held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
+    loops = tuple(Var(f"{step.tile}_at{n}") for n in range(len(shape)))
+    index = tuple(loops[step.order.index(d)] for d in range(len(shape)))
+    copy = Store(held.name, loops, Load(buffer.name, index, buffer.dtype))
+    nest = tuple(tile.For(v.name, n, "parallel", SERIAL, ()) for v, n in zip(loops, shape, strict=True))
+    found = {n for s in kernel.body for n in s.walk() if isinstance(n, Load) and n.buffer == buffer.name}
+    table: dict[Expr, Expr] = {n: permuted(n, step) for n in found}
+    body: Body = (*wrap(nest, (copy,)), *substitute(kernel.body, table))
+    return kernel.replace(body=body, params=(*kernel.params, held), writes=(*kernel.writes, held.name))
+
+
+def permuted(load: Load, step: Permute) -> Load:
+    """The load of the temporary that gives what a load of the buffer does."""
+    return load.replace(buffer=step.tile, index=tuple(load.index[d] for d in step.order))

@@ -1,0 +1,35 @@
+"""Extents of loops and a number of elements in; the box of so many elements out of which the fewest cover all."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+LONGEST = 256  # elements that the copy engine reaches along an axis
+
+
+@functools.cache
+def box(extents: tuple[int, ...], length: int, step: int = 1) -> tuple[int, ...]:
+    """The extents of a box of `length` elements of which the fewest cover all, longest along the last axis.
+
+    All but the first are powers of two, so that places in the box are bits of a number. Of elements that are `step`
+    apart a box has no more along an axis than the copy engine reaches, if it can be.
+
+    >>> box((32, 56, 56), 64)
+    (1, 8, 8)
+    >>> box((32, 28, 28), 128)
+    (8, 4, 4)
+    >>> box((1, 7, 7), 64)
+    (1, 8, 8)
+    """
+    powers = [1 << n for n in range(length.bit_length()) if length % (1 << n) == 0]
+    every = itertools.product(powers, repeat=len(extents) - 1)
+    boxes = [(length // math.prod(some), *some) for some in every if length % math.prod(some) == 0]
+    boxes = [b for b in boxes if max(b) * step <= LONGEST] or boxes
+    return min(boxes, key=lambda b: (count(extents, b), b))
+
+
+def count(extents: tuple[int, ...], lengths: tuple[int, ...]) -> int:
+    """Boxes of these lengths that cover loops of these extents."""
+    return math.prod(-(-n // x) for n, x in zip(extents, lengths, strict=True))

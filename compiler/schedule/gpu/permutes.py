@@ -1,0 +1,87 @@
+"""A buffer that is copied with its axes in another order in; the steps for the nest of the copy out.
+
+Tiles go through shared memory: what is read are neighbours in the buffer, what is written are neighbours in the copy.
+"""
+
+from __future__ import annotations
+
+import math
+
+from compiler.ir.expr import Const, const, static
+from compiler.ir.tensor import Tensor
+from compiler.schedule.steps import Bind, Collapse, Permute, Reorder, Split, Stage, Step
+
+THREADS = 256
+WIDEST = 16  # bytes that one instruction moves
+BANK = 4  # bytes of a bank of shared memory
+LEAST, MOST = 16, 64  # elements of a side of a tile
+LONGEST = 256  # of a side that has no divisor in between
+
+
+def steps(step: Permute, t: Tensor) -> list[Step]:
+    """The steps for the loops `tile`_at0, .. that follow `step`; none where neighbours are too few either way."""
+    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+        return []
+    sizes = [static(n) for n in t.shape]
+    loop = {d: f"{step.tile}_at{n}" for n, d in enumerate(step.order)}
+    last = step.order[-1]
+    side = _side(sizes[last], WIDEST // t.dtype.bytes)
+    read = _read(t, sizes, last)
+    if not side or not read:
+        return []
+    made: list[Step] = []
+    inner: list[str] = []
+    outer = [loop[d] for d in step.order if d != last and d not in read]
+    for d, length in (*read.items(), (last, side)):
+        name = loop[d]
+        if length < sizes[d]:
+            made.append(Split(name, length))
+            outer.append(f"{name}0")
+            name += "1"
+        inner.append(name)
+    if not outer:
+        return []
+    tile = f"{step.tile}_in"
+    kept = [d for d in range(len(sizes)) if d in {*read, last}]
+    made.append(Reorder((*outer, *inner)))
+    made.append(Stage(t.name, tile, outer[-1], "shared", max(1, BANK // t.dtype.bytes)))
+    while len(outer) > 3:
+        made.append(Collapse(outer[0], outer[1]))
+        outer[:2] = [outer[0] + outer[1]]
+    made += [Bind(name, "blocks") for name in outer]
+    along = {**read, last: side}
+    for names, row in (([f"{tile}_at{n}" for n in range(len(kept))], along[kept[-1]]), (inner, side)):
+        name = names[0]
+        for other in names[1:]:
+            made.append(Collapse(name, other))
+            name += other
+        vector = math.gcd(row, WIDEST // t.dtype.bytes)
+        lanes = (("threads", THREADS), *((("vector", vector),) if vector > 1 else ()))
+        made.append(Bind(name, "lanes", lanes))
+    return made
+
+
+def _read(t: Tensor, sizes: list[int], last: int) -> dict[int, int]:
+    """How long a tile is along the axes that are neighbours in the buffer, the longer strides first."""
+    near = [d for d, n in enumerate(t.strides) if n is const(1) and sizes[d] > 1]
+    if len(near) != 1 or near[0] == last or near[0] < last:
+        return {}
+    (d,) = near
+    length = sizes[d] if sizes[d] <= MOST else _side(sizes[d], 1)
+    found = {d: length} if length else {}
+    while found and length == sizes[d] and math.prod(found.values()) * 2 <= MOST:
+        d, run = d - 1, math.prod(found.values())
+        if d == last or d < 0 or t.strides[d] is not const(run):
+            break
+        length = max(n for n in range(1, MOST // run + 1) if sizes[d] % n == 0)
+        if length == 1:
+            break
+        found = {d: length, **found}
+    return found
+
+
+def _side(size: int, vector: int) -> int:
+    """A divisor that is a good side of a tile, in whole vectors if it can be; 0 where there is none."""
+    fitting = [n for n in range(LEAST, MOST + 1) if size % n == 0]
+    whole = [n for n in fitting if n % vector == 0]
+    return max(whole or fitting, default=size if LEAST <= size <= LONGEST else 0)
