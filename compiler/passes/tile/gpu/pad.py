@@ -43,12 +43,15 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
     }
     tiles = {n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
     tensors = {p.name: p for p in kernel.params}
+    given = tensors.keys() - kernel.writes
     summing = {f.var for f in nest if f.kind == "reduce"}
     if any(f.kind == "scan" for f in nest):
         raise ScheduleError(step, "a scan runs in order")
     body: Body
     match nest[-1].body:
-        case body if any(isinstance(n, Init) for s in body for n in s.walk()) and tensors.keys() >= tile.buffers(body):
+        case body if any(isinstance(n, Init) for s in body for n in s.walk()) and given >= {
+            x.buffer for s in body for x in loads(s)
+        }:
             body = _rows(step, body, guards, tensors, ranges)
         case (Store(buffer, index, Op("mul", factors), "sum") as s,):
             value = op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))
