@@ -59,11 +59,13 @@ def _formulas(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
     x, y = np.concatenate((some, near, edges), axis=1)
     with np.errstate(all="ignore"):
         quotients = x / y
+        shares = x / (np.abs(y) + np.float32(1))
         errors = np.array([math.erf(a) for a in x], np.float32)
-        steps = [np.where(np.isfinite(w), np.spacing(np.abs(w)), 0) for w in (quotients, 2 * errors)]
+        steps = [np.where(np.isfinite(w), np.spacing(np.abs(w)), 0) for w in (quotients, shares, 2 * errors)]
     for name, header, call, wanted, step in (
         ("division", "arithmetic", "mlc_div(x[i], y[i])", quotients, steps[0]),
-        ("error_function", "mathematics", "mlc_erf(x[i])", errors, steps[1]),
+        ("division_by_large", "arithmetic", "mlc_div_large(x[i], fabsf(y[i]) + 1.0f)", shares, steps[1]),
+        ("error_function", "mathematics", "mlc_erf(x[i])", errors, steps[2]),
     ):
         body = f"for (int i = t; i < {x.size}; i += 64) out[i] = {call};"
         made = _trial(name, body, (header,), (("x", f32, x), ("y", f32, y)), (("out", f32, wanted),), threads=64)

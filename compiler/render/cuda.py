@@ -25,7 +25,7 @@ ALIGNED = 16  # bytes: what wide loads of a parameter rely on
 HEADERS = {
     "numbers": "infinity nan",
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
-    "arithmetic": "div isnan max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod round",
+    "arithmetic": "div div_large isnan max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod round",
     "rounding": "tf32",
     "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 exp2_ftz expm1 sinh cosh tanh log log2 log10 log1p asinh "
     "acosh atanh pow erf erfc sin cos tan asin acos atan atan2",
@@ -157,7 +157,7 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
         case Op(name, (a, b)) if name in c.COMPARISONS and a.dtype is i64:
             return compared(w, name, a, b)
         case Op("div", (a, b)) if not _is_power(b):
-            return w.call("mlc_div", w.of(a), w.of(b))
+            return w.call("mlc_div_large" if _at_least_one(b) else "mlc_div", w.of(a), w.of(b))
         case Op("shl" | "shr" as name, (a, Const(int() as by))) if 0 <= by < e.dtype.bits:
             made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {by}", SHIFT)
             return c.narrowed(w, made, e.dtype)
@@ -167,6 +167,29 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
 def _is_power(e: Expr) -> bool:
     """A constant whose reciprocal is exact, so that the compiler multiplies."""
     return isinstance(e, Const) and math.isfinite(e.value) and abs(math.frexp(e.value)[0]) == 0.5
+
+
+def _at_least_one(e: Expr) -> bool:
+    """Certainly one or more, or NaN."""
+    match e:
+        case Const(value):
+            return value >= 1
+        case Op("add", (a, b)):
+            return (_at_least_one(a) and _not_negative(b)) or (_at_least_one(b) and _not_negative(a))
+    return False
+
+
+def _not_negative(e: Expr) -> bool:
+    match e:
+        case Const(value):
+            return value >= 0
+        case Op("exp" | "exp2" | "abs" | "sqrt"):
+            return True
+        case Op("mul", (a, b)):
+            return a is b
+        case Op("add", (a, b)):
+            return _not_negative(a) and _not_negative(b)
+    return False
 
 
 def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:

@@ -101,27 +101,40 @@ MLC_DEVICE double mlc_div(double x, double y) {
     return x / y;
 }
 #ifdef __CUDACC__
-// As exact as `/`, whose rare cases are a subroutine, around which nothing can be overlapped: a reciprocal to an ulp, a
-// quotient, and the rest that it leaves, which fma has exactly. Only where the true quotient is within 2^-45 of halfway
-// between two floats, as one of a million is, may it be the other one.
-MLC_DEVICE float mlc_div(float x, float y) {
-    // The reciprocal of a quarter is neither too large nor too small; below, both operands can be scaled.
-    if (fabsf(y) < 0x1p-124f) {
-        x *= 0x1p24f;
-        y *= 0x1p24f;
-    }
-    float reciprocal;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y * 0.25f));
-    reciprocal *= 0.25f;
+// As exact as `/`, whose rare cases are a subroutine, around which nothing can be overlapped: a quotient by a reciprocal
+// to an ulp, and what the rest that it leaves adds, which fma has exactly. Only where the true quotient is within 2^-45
+// of halfway between two floats, as one of a million is, may it be the other one; below 2^-116 the rest is less exact.
+MLC_DEVICE float mlc_quotient_from(float x, float y, float reciprocal) {
     const float quotient = x * reciprocal;
     const float better = fmaf(fmaf(-y, quotient, x), reciprocal, quotient);
-    return better == better ? better : quotient;  // no rest is left of zero and infinity
+    return fabsf(better) > 0.0f ? better : quotient;  // no rest is left of infinity, no sign of what rounds to zero
+}
+MLC_DEVICE float mlc_reciprocal_approximate(float y) {
+    float reciprocal;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y));
+    return reciprocal;
+}
+MLC_DEVICE float mlc_div(float x, float y) {
+    // Both times the power of 2 that brings y to 1 .. 2, or 0.5 .. 1 so that x is never made too large.
+    const unsigned exponent = min(__float_as_uint(y) & 0x7f800000u, 0x7e000000u);
+    const float scale = __uint_as_float((exponent < 0x3f800000u ? 0x7e800000u : 0x7f000000u) - exponent);
+    return mlc_quotient_from(x * scale, y * scale, mlc_reciprocal_approximate(y * scale));
+}
+// Of a divisor that is one or more: the reciprocal of a quarter of it is not too small.
+MLC_DEVICE float mlc_div_large(float x, float y) {
+    return mlc_quotient_from(x, y, 0.25f * mlc_reciprocal_approximate(0.25f * y));
 }
 #else
 MLC_DEVICE float mlc_div(float x, float y) {
     return x / y;
 }
+MLC_DEVICE float mlc_div_large(float x, float y) {
+    return x / y;
+}
 #endif
+MLC_DEVICE double mlc_div_large(double x, double y) {
+    return x / y;
+}
 template <typename T>
 MLC_DEVICE T mlc_truncdiv(T x, T y) {
     if (y == T(0)) return T(0);
