@@ -15,13 +15,13 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
 
     before:
         for j in serial(4):
-            y[j] = x[2, j]
+            y[j] = x[7, j]
     after:
         for t_at0 in serial(4):
             for t_at1 in serial(8):
                 t[t_at0, t_at1] = x[t_at1, t_at0]
         for j in serial(4):
-            y[j] = t[j, 2]
+            y[j] = t[j, 7]
     """
     buffer = next((p for p in kernel.params if p.name == step.buffer), None)
     if buffer is None or buffer.name in kernel.writes:
