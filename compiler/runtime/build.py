@@ -3,6 +3,7 @@
 What a new kernel costs: g++ 12.2, Zen 3, wall ms, least of 15 interleaved, `relu(x*y+1)` / a row softmax, no headers:
     -O3, linked as g++ does by default   42 / 66     -O2  34 / 60     -S, neither assembler nor linker  25 / 49
     -O3, LIBRARIES instead               35 / 60     -O2  28 / 52     -E, two processes starting         8 / 8
+    linked with libgomp alone            27 / 52: ld reads all symbols of libc, libm and libgcc, which few kernels need
     -pipe, -fuse-ld=gold, -Wl,-O0, -fno-rtti, no unwind tables: no gain, so left out
     1,300 lines of our own inline functions +6, of which a precompiled header (4.6 MB for each set of flags) saves 4
     #include <math.h> or <stdlib.h> in C++ +250, so kernels include neither and use __builtin_ functions
@@ -28,6 +29,13 @@ log = logging.getLogger("mlcomp")
 # itself (memcpy, GOMP_parallel, scalar libm calls, 16-bit float conversions); --no-undefined turns any other call into
 # an error here, with its name, instead of one at load time.
 LIBRARIES = ("-nostdlib", "-Wl,--no-undefined", "-lgomp", "-lm", "-lc", "-lgcc")
+# What any process has that runs Python: most objects need nothing else but OpenMP, and the first link tries with that.
+_EVERYWHERE = ("memcpy", "memmove", "memset", "memcmp", "__tls_get_addr")
+_FEW_LIBRARIES = (
+    "-shared", "-nostdlib", "-Wl,--no-undefined", *(f"-Wl,--ignore-unresolved-symbol={x}" for x in _EVERYWHERE),
+    "-Wl,--as-needed", "-lgomp",
+)  # fmt: skip
+_LINKING = ("-l", "-Wl,", "-shared", "-nostdlib")  # how flags begin that only the linker needs
 
 
 def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str = "native") -> tuple[str, ...]:
@@ -92,8 +100,7 @@ def assembly(
     with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder:
         text, product = Path(folder) / "kernel.cpp", Path(folder) / "kernel.s"
         text.write_text(source)
-        linking = ("-l", "-Wl,", "-shared", "-nostdlib")
-        options = [flag for flag in flags if not flag.startswith(linking)]
+        options = [flag for flag in flags if not flag.startswith(_LINKING)]
         command = [tool.path, *options, *(f"-I{path}" for path in include), "-S", str(text), "-o", str(product)]
         code, messages = _run(command, Path(folder))
         if code != 0:
@@ -130,16 +137,29 @@ def _compile(source: str, flags: tuple[str, ...], compiler: str, include: tuple[
     with store.workshop(path) as work:
         text, product = work / "kernel.cpp", work / "kernel.so"
         text.write_text(source)
+        options = [*(flag for flag in flags if not flag.startswith(_LINKING)), *(f"-I{folder}" for folder in include)]
         # Libraries come after the text that needs them, or linkers that keep only what is needed so far drop them.
-        before = [flag for flag in flags if not flag.startswith("-l")]
-        libraries = [flag for flag in flags if flag.startswith("-l")]
-        folders = [f"-I{folder}" for folder in include]
-        command = [tool.path, *before, *folders, str(text), "-o", str(product), *libraries]
-        code, messages = _run(command, work)
+        linking = [flag for flag in flags if flag.startswith(_LINKING)]
+        command = [tool.path, *options, str(text), "-o", str(product), *linking]
+        if {*LIBRARIES} <= {*linking}:
+            code, messages = _in_steps([tool.path, *options], text, product, linking)
+        else:
+            code, messages = _run(command, work)
         if code != 0:
             raise _refusal(command, code, messages, source, path)
         os.replace(text, path.with_suffix(".cpp"))
         store.publish(product, path)
+
+
+def _in_steps(compiler: list[str], text: Path, product: Path, linking: list[str]) -> tuple[int, str]:
+    """Compile, then link with as few libraries as will do."""
+    work, part = text.parent, str(text.with_suffix(".o"))
+    code, messages = _run([*compiler, "-c", str(text), "-o", part], work)
+    if code != 0:
+        return code, messages
+    link = [*compiler, part, "-o", str(product)]
+    code, _ = _run([*link, *_FEW_LIBRARIES], work)
+    return (code, "") if code == 0 else _run([*link, *linking], work)
 
 
 def _run(command: list[str], work: Path) -> tuple[int, str]:
