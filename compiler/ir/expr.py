@@ -212,7 +212,11 @@ def op(name: str, *args: Expr | bool | int | float) -> Expr:
     model = next((a for a in reversed(args) if isinstance(a, Expr)), None)
     if model is None:
         raise TypeError(f"{name}: no argument has a type")
-    exprs = tuple(like(a, model) for a in args)
+    return _op(name, tuple(a if isinstance(a, Expr) else const(a, model.dtype) for a in args))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _op(name: str, exprs: tuple[Expr, ...]) -> Expr:
     problem = type_error(name, exprs)
     if problem:
         raise TypeError(problem)
@@ -231,7 +235,6 @@ def type_error(name: str, args: tuple[Expr, ...]) -> str:
     if row is None:
         return f"unknown operation {name!r}"
     types = [a.dtype for a in args]
-    shown = ", ".join(map(str, types))
     if len(args) != row.arity:
         return f"{name} takes {row.arity} arguments, not {len(args)}"
     if name == "where":
@@ -239,10 +242,14 @@ def type_error(name: str, args: tuple[Expr, ...]) -> str:
             return f"where needs a bool condition, not {types[0]}"
         types = types[1:]
     elif any(t.name in ("bf16", "f16") for t in types):
-        return f"{name}({shown}): bf16 and f16 are storage types, cast to f32 first"
+        return f"{name}({_shown(args)}): bf16 and f16 are storage types, cast to f32 first"
     if len(set(types)) != 1:
-        return f"{name}({shown}): the types differ"
+        return f"{name}({_shown(args)}): the types differ"
     return "" if types[0].kind in row.kinds else f"{name} is not defined for {types[0]}"
+
+
+def _shown(args: tuple[Expr, ...]) -> str:
+    return ", ".join(str(a.dtype) for a in args)
 
 
 def _wrap(value: int, dtype: DType) -> Const:
@@ -264,22 +271,14 @@ def _fold(name: str, args: tuple[Expr, ...]) -> Expr | None:
         value: Any = _FOLD[name](*(a.value for a in args if isinstance(a, Const)))
         if value is not None:
             return Const(value, boolean) if isinstance(value, bool) else _wrap(value, args[0].dtype)
-    zero, one = Const(0, args[-1].dtype), Const(1, args[-1].dtype)
-    match name, args:
-        case ("add", (a, b)) if b is zero:
+    values = tuple(a.value if isinstance(a, Const) else None for a in args)
+    match name, args, values:
+        case ("add", (a, _), (_, 0)) | ("add", (_, a), (0, _)) | ("sub", (a, _), (_, 0)):
             return a
-        case ("add", (a, b)) if a is zero:
-            return b
-        case ("sub", (a, b)) if b is zero:
+        case ("mul" | "floordiv", (a, _), (_, 1)) | ("mul", (_, a), (1, _)):
             return a
-        case ("mul" | "floordiv", (a, b)) if b is one:
-            return a
-        case ("mul", (a, b)) if a is one:
-            return b
-        case ("mul", (a, b)) if a is zero or b is zero:
-            return zero
-        case ("mod", (_, b)) if b is one:
-            return zero
+        case ("mul", (*_, a), (0, _) | (_, 0)) | ("mod", (_, a), (_, 1)):
+            return Const(0, a.dtype)
     return None
 
 

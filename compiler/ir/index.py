@@ -127,7 +127,9 @@ def _scale(a: Linear, factor: int) -> Linear:
 def from_linear(form: Linear) -> Expr:
     """The expression of a linear form: what is added, then what is subtracted, each by falling coefficient."""
     terms, rest = form
-    order = sorted(terms.items(), key=lambda t: (t[1] < 0, -abs(t[1]), repr(t[0])))
+    order = list(terms.items())
+    if len(order) > 1:
+        order.sort(key=lambda t: (t[1] < 0, -abs(t[1]), repr(t[0])))
     if not order or (rest > 0 and order[0][1] < 0):
         out: Expr = const(rest)
         rest = 0

@@ -5,6 +5,7 @@ So `is` is structural equality, hashing is free, and "nothing changed" is `new i
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
@@ -27,11 +28,14 @@ class _Interned(type):
     def __call__(cls, *args: Any, **kw: Any) -> Any:
         if kw or len(args) != len(cls.fields):
             args = _bind(cls, args, kw)
-        key = (cls, *map(_key, args))
+        key = (cls, *(map(_key, args) if _LITERALS.intersection(map(type, args)) else args))
         node = _Interned._pool.get(key)
         if node is None:
             node = _Interned._pool[key] = super().__call__(*args)
         return node
+
+
+_LITERALS = {float, int, bool, tuple}  # the types of fields that `_key` must look at
 
 
 def _key(value: Any) -> Any:
@@ -41,15 +45,20 @@ def _key(value: Any) -> Any:
         return (float, value.hex())
     if kind is int or kind is bool:
         return (kind, value)
-    if kind is tuple:
+    if kind is tuple and _LITERALS.intersection(map(type, value)):
         return tuple(map(_key, value))
     return value
 
 
 def _bind(cls: Any, args: tuple[Any, ...], kw: dict[str, Any]) -> tuple[Any, ...]:
-    bound = inspect.signature(cls.__init__).bind(None, *args, **kw)
+    bound = _signature(cls).bind(None, *args, **kw)
     bound.apply_defaults()
     return tuple(bound.arguments.values())[1:]
+
+
+@functools.cache
+def _signature(cls: Any) -> inspect.Signature:
+    return inspect.signature(cls.__init__)
 
 
 class Node(metaclass=_Interned):
@@ -64,6 +73,14 @@ class Node(metaclass=_Interned):
         new = [_map(v, f) for v in old]
         return self if all(a is b for a, b in zip(old, new, strict=True)) else type(self)(*new)
 
+    @functools.cached_property
+    def below(self) -> tuple[Any, ...]:
+        """The child nodes, each once, in order."""
+        out: dict[Any, None] = {}
+        for x in type(self).fields:
+            _collect(getattr(self, x), out)
+        return tuple(out)
+
     def children(self) -> Iterator[Any]:
         for x in type(self).fields:
             yield from _nodes(getattr(self, x))
@@ -75,9 +92,10 @@ class Node(metaclass=_Interned):
         while stack:
             node = stack.pop()
             yield node
-            fresh = [c for c in dict.fromkeys(node.children()) if c not in seen]
-            seen.update(fresh)
-            stack.extend(reversed(fresh))
+            for child in reversed(node.below):
+                if child not in seen:
+                    seen.add(child)
+                    stack.append(child)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(repr(getattr(self, f)) for f in type(self).fields)})"
@@ -109,6 +127,14 @@ def _nodes(value: Any) -> Iterator[Any]:
     elif type(value) is tuple:
         for v in value:
             yield from _nodes(v)
+
+
+def _collect(value: Any, out: dict[Any, None]) -> None:
+    if isinstance(value, Node):
+        out[value] = None
+    elif type(value) is tuple:
+        for v in value:
+            _collect(v, out)
 
 
 def digest(text: str) -> str:
