@@ -34,7 +34,7 @@ from compiler.ir.expr import (
 from compiler.ir.index import Range, linear, range_below, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.rests import MASKS, first_time, narrowed, rest
+from compiler.passes.tile.rests import MASKS, first_time, narrowed, rest, unit
 from compiler.schedule import access
 from compiler.targets.target import Target, instruction
 
@@ -380,21 +380,28 @@ class _Lowering:
     def copy_block(self, s: tile.Copy, lengths: list[int], scope: _Scope) -> k.Stmt:
         """A call of the device function for it: the sizes, what of them exists, and both sides with strides."""
         (source, steps), (target, to_steps) = (self.corner(x, "mn", scope) for x in (s.source, s.target))
-        shape = scope.buffers[s.source.buffer].shape
-        there = [
-            self.value(simplify(n - e, self.tile_ranges(scope)), scope)
+        shape, known = scope.buffers[s.source.buffer].shape, self.tile_ranges(scope)
+        left = [
+            simplify(n - e, known)
             for e, n, moves in zip(s.source.starts, shape, s.source.lengths, strict=True)
             if moves
         ]
+        whole = all((value_range(e, known)[0] or 0) >= n for e, n in zip(left, lengths, strict=True))
         args: tuple[Expr | k.Address, ...] = (
             *map(const, lengths),
-            *there,
+            *(self.value(e, scope) for e in left),
             source,
             *steps.values(),
             target,
             *to_steps.values(),
         )
-        return k.Call("mlc_copy_block", (), args, (s.target.buffer,))
+        (_, by), (to_row, to_by) = steps.values(), to_steps.values()
+        how = "MLC_ANY"
+        if by is const(1) and to_by is const(1):
+            how = "MLC_WHOLE_ROWS" if whole else "MLC_ROWS"
+        elif by is const(1) and to_row is const(1):
+            how = "MLC_TURNED"
+        return k.Call("mlc_copy_block", (how,), args, (s.target.buffer,))
 
     def mma(self, s: tile.Mma, scope: _Scope) -> Body:
         """A call of the instruction's device function, which takes any sizes and is told what its tiles leave over."""
@@ -417,8 +424,10 @@ class _Lowering:
             or not {*types[1:]} <= {row.acc_type, *narrow}
         ):
             raise ValueError(f"{row.name} takes no operands of {types} as {s.layout}, not contiguous along {uneven}")
-        left = tuple(rest(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
+        left: tuple[int, ...] = tuple(rest(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
         (c, _), (a, _), (b, _) = corners
+        if "a.k" in row.contiguous:
+            left = (*left, unit(sizes[2], 64))
         distance = [steps.get(x, const(0)) for x in ("a.m", "a.k", "b.k", "b.n", "acc.m")]
         args: tuple[Expr | k.Address, ...] = (*sizes, a, *distance[:2], b, *distance[2:4], c, distance[4])
         return [k.Call(row.function, (row.m, row.n, *left), args, (s.acc.buffer,))]

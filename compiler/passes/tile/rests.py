@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from compiler.ir import dtype as dt
@@ -21,6 +22,11 @@ def rest(size: Expr, by: int) -> int:
         return -1
     rests = {n % by for _, n in forms} - {0}
     return rests.pop() if len(rests) == 1 else -1 if rests else 0
+
+
+def unit(size: Expr, most: int) -> int:
+    """The largest divisor of `most` that `size` is known to be a multiple of."""
+    return math.gcd(most, *(x for terms, rest in _forms(size) for x in (*terms.values(), rest)))
 
 
 def _forms(size: Expr) -> Iterator[Linear]:

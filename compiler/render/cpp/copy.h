@@ -33,34 +33,57 @@ static void mlc_transpose_square(const T* from, long from_row, T* to, long to_ro
 #pragma GCC unroll 64
   for (int i = 0; i < W; i++) mlc_store(to + i * to_row, row[i]);
 }
+// How both sides of a copy lie, as far as that is known: what is not needed is not compiled.
+enum {
+  MLC_ANY,         // any way
+  MLC_ROWS,        // rows contiguous in both
+  MLC_WHOLE_ROWS,  // and all of them exist
+  MLC_TURNED,      // rows of the source contiguous, and columns of the target
+};
+
+template <bool WHOLE, typename T>
+static void mlc_copy_rows(
+    long m, long n, long rows, long columns, const T* from, long from_m, T* to, long to_m) {
+  constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
+  constexpr long AHEAD = 16;  // rows that are asked for before they are read: each may be on a page of its own
+  for (long i = 0; i < rows; i++) {
+    const T* row = from + i * from_m;
+    T* copy = to + i * to_m;
+    long j = 0;
+#pragma GCC unroll 1
+    for (; j + W <= columns; j += W) {
+      __builtin_prefetch(row + AHEAD * from_m + j);
+      mlc_store(copy + j, mlc_load<T, W>(row + j));
+    }
+    if (j < columns) __builtin_memcpy(copy + j, row + j, (columns - j) * sizeof(T));
+    if (!WHOLE && columns < n) __builtin_memset(copy + columns, 0, (n - columns) * sizeof(T));
+  }
+  if (!WHOLE)
+    for (long i = rows; i < m; i++) __builtin_memset(to + i * to_m, 0, n * sizeof(T));
+}
 // to[i][j] = from[i][j] for i < m, j < n, of which only i < m_there, j < n_there exist: the others read as zero
-template <typename T>
+template <int HOW = MLC_ANY, typename T>
 static void mlc_copy_block(long m, long n, long m_there, long n_there, const T* from, long from_m, long from_n, T* to,
     long to_m, long to_n) {
   constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
-  const long rows = m_there < m ? m_there : m, columns = n_there < n ? n_there : n;
-  if (from_n == 1 && to_n == 1) {
-    constexpr long AHEAD = 16;  // rows that are asked for before they are read: each may be on a page of its own
-    for (long i = 0; i < rows; i++) {
-      const T* row = from + i * from_m;
-      long j = 0;
-      for (; j + W <= columns; j += W) {
-        __builtin_prefetch(row + AHEAD * from_m + j);
-        mlc_store(to + i * to_m + j, mlc_load<T, W>(row + j));
+  if constexpr (HOW == MLC_WHOLE_ROWS)
+    return mlc_copy_rows<true>(m, n, m, n, from, from_m, to, to_m);
+  else {
+    const long rows = m_there < m ? m_there > 0 ? m_there : 0 : m, columns = n_there < n ? n_there > 0 ? n_there : 0 : n;
+    if constexpr (HOW == MLC_ROWS)
+      mlc_copy_rows<false>(m, n, rows, columns, from, from_m, to, to_m);
+    else {
+      if (HOW == MLC_ANY && from_n == 1 && to_n == 1)
+        return mlc_copy_rows<false>(m, n, rows, columns, from, from_m, to, to_m);
+      long i = 0, done = 0;
+      if (HOW == MLC_TURNED || (from_n == 1 && to_m == 1)) {
+        done = columns / W * W;
+        for (; i + W <= rows; i += W)
+          for (long j = 0; j < done; j += W) mlc_transpose_square(from + i * from_m + j, from_m, to + i + j * to_n, to_n);
       }
-      for (; j < columns; j++) to[i * to_m + j] = row[j];
-      for (; j < n; j++) to[i * to_m + j] = 0;
+      for (long k = 0; k < m; k++)
+        for (long j = k < i ? done : 0; j < n; j++)
+          to[k * to_m + j * to_n] = k < rows && j < columns ? from[k * from_m + j * from_n] : T(0);
     }
-    for (long i = rows; i < m; i++) __builtin_memset(to + i * to_m, 0, n * sizeof(T));
-    return;
   }
-  long i = 0, done = 0;
-  if (from_n == 1 && to_m == 1) {
-    done = columns / W * W;
-    for (; i + W <= rows; i += W)
-      for (long j = 0; j < done; j += W) mlc_transpose_square(from + i * from_m + j, from_m, to + i + j * to_n, to_n);
-  }
-  for (long k = 0; k < m; k++)
-    for (long j = k < i ? done : 0; j < n; j++)
-      to[k * to_m + j * to_n] = k < rows && j < columns ? from[k * from_m + j * from_n] : T(0);
 }

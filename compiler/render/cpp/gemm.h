@@ -6,7 +6,8 @@
 // and are converted as they are loaded.
 //
 // A block is MR x NR elements of C. What divides neither m nor n is left to smaller blocks: M_LEFT = m % MR and
-// N_LEFT = n % NR say which, so that only those are compiled; where they are not known, -1 stands for any. The
+// N_LEFT = n % NR say which, so that only those are compiled; where they are not known, -1 stands for any. Likewise k is a
+// multiple of K_UNIT: where that is one of whole vectors, nothing is compiled for the last elements of a row. The
 // accumulators, the vectors of B and one of A must fit the registers, and at least eight accumulators hide the latency of
 // a multiply-add: 6 x 2 vectors or 4 x 3 for 16 registers, 8 x 3 or 6 x 4 for 32.
 #pragma once
@@ -130,40 +131,64 @@ MLC_INLINE void mlc_dot_step(mlc_vec<T, W> (&sum)[MR][NR], const A* a, long a_m,
     for (int j = 0; j < NR; j++) sum[i][j] += row * column[j];
   }
 }
-template <int MR, int NR, typename T, typename A, typename B>
+// Lane r of the result is the sum of all lanes of v[r], each added by halves as mlc_reduce_add does, but several at a time:
+// every v[i] holds groups of L lanes, and two of them become one whose groups are half as long.
+template <int L, typename V, int... I>
+MLC_INLINE V mlc_add_halves(V a, V b, mlc_indices<I...>) {
+  constexpr int N = sizeof...(I), H = L / 2;
+  return __builtin_shufflevector(a, b, (I / (N / 2) * N + I % (N / 2) / H * L + I % H)...) +
+      __builtin_shufflevector(a, b, (I / (N / 2) * N + I % (N / 2) / H * L + I % H + H)...);
+}
+template <int COUNT, int L, typename V>
+MLC_INLINE V mlc_add_lanes(V* v) {
+  if constexpr (L == 1)
+    return v[0];
+  else {
+    constexpr int PAIRS = (COUNT + 1) / 2;
+#pragma GCC unroll 8
+    for (int i = 0; i < PAIRS; i++)
+      v[i] = mlc_add_halves<L>(v[2 * i], v[2 * i + 1 < COUNT ? 2 * i + 1 : 2 * i], mlc_count<mlc_lanes<V>>());
+    return mlc_add_lanes<PAIRS, L / 2>(v);
+  }
+}
+template <int MR, int NR, int K_UNIT, typename T, typename A, typename B>
 static __attribute__((noinline)) void mlc_dot_panel(
     long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m) {
   constexpr int W = mlc_width<T>;
   mlc_vec<T, W> sum[MR][NR] = {};
   long step = 0;
   for (; step + W <= k; step += W) mlc_dot_step<T, MR, NR, false>(sum, a + step, a_m, b + step, b_n, W);
-  if (step < k) mlc_dot_step<T, MR, NR, true>(sum, a + step, a_m, b + step, b_n, k - step);
+  if constexpr (K_UNIT % W != 0)
+    if (step < k) mlc_dot_step<T, MR, NR, true>(sum, a + step, a_m, b + step, b_n, k - step);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
-#pragma GCC unroll 8
-    for (int j = 0; j < NR; j++) c[i * c_m + j] += mlc_reduce_add(sum[i][j]);
+    if constexpr (NR <= W)
+      mlc_store_n(c + i * c_m, mlc_load_n<T, W>(c + i * c_m, NR) + mlc_add_lanes<NR, W>(sum[i]), NR);
+    else
+      for (int j = 0; j < NR; j++) c[i * c_m + j] += mlc_reduce_add(sum[i][j]);
 }
-template <int MR, bool ANY, int NR, typename T, typename A, typename B>
+template <int MR, bool ANY, int NR, int K_UNIT, typename T, typename A, typename B>
 MLC_INLINE void mlc_dot_rows_left(long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m) {
   if constexpr (MR > 0) {
     if (m == MR)
-      mlc_dot_panel<MR, NR>(k, a, a_m, b, b_n, c, c_m);
+      mlc_dot_panel<MR, NR, K_UNIT>(k, a, a_m, b, b_n, c, c_m);
     else if constexpr (ANY)
-      mlc_dot_rows_left<MR - 1, ANY, NR>(m, k, a, a_m, b, b_n, c, c_m);
+      mlc_dot_rows_left<MR - 1, ANY, NR, K_UNIT>(m, k, a, a_m, b, b_n, c, c_m);
   }
 }
-template <int MR, int NR, int M_LEFT, typename T, typename A, typename B>
+template <int MR, int NR, int M_LEFT, int K_UNIT, typename T, typename A, typename B>
 MLC_INLINE void mlc_dot_columns(long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m) {
   long i = 0;
-  for (; i + MR <= m; i += MR) mlc_dot_panel<MR, NR>(k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m);
-  mlc_dot_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NR>(m - i, k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m);
+  for (; i + MR <= m; i += MR) mlc_dot_panel<MR, NR, K_UNIT>(k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m);
+  mlc_dot_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NR, K_UNIT>(
+      m - i, k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m);
 }
-template <int MR, int NR, int M_LEFT, int N_LEFT, typename T, typename A, typename B>
+template <int MR, int NR, int M_LEFT, int N_LEFT, int K_UNIT = 1, typename T, typename A, typename B>
 static void mlc_dot_block(
     long m, long n, long k, const A* a, long a_m, long, const B* b, long, long b_n, T* c, long c_m) {
   long j = 0;
-  for (; j + NR <= n; j += NR) mlc_dot_columns<MR, NR, M_LEFT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m);
+  for (; j + NR <= n; j += NR) mlc_dot_columns<MR, NR, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m);
   constexpr int LEFT = N_LEFT < 0 ? 1 : N_LEFT;
   if constexpr (LEFT > 0)
-    for (; j < n; j += LEFT) mlc_dot_columns<MR, LEFT, M_LEFT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m);
+    for (; j < n; j += LEFT) mlc_dot_columns<MR, LEFT, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m);
 }
