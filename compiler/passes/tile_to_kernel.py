@@ -39,6 +39,7 @@ from compiler.schedule import access
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
+SELDOM = 50  # one column in so many may be computed twice to save an instance of the code
 TWICE = ("max", "min", "and", "or")  # reductions that may meet an element twice
 
 
@@ -426,8 +427,10 @@ class _Lowering:
             raise ValueError(f"{row.name} takes no operands of {types} as {s.layout}, not contiguous along {uneven}")
         left: tuple[int, ...] = tuple(rest(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
         (c, _), (a, _), (b, _) = corners
-        if "a.k" in row.contiguous:
-            left = (*left, unit(sizes[2], 64))
+        if "a.k" in row.contiguous:  # sums along vectors: columns left over may be summed in a whole block, some twice
+            least = value_range(sizes[1], scope.ranges)[0] or 0
+            again = left[1] > 0 and least >= row.n and (row.n - left[1]) * SELDOM <= least
+            left = (left[0], row.n if again else left[1], unit(sizes[2], 64))
         distance = [steps.get(x, const(0)) for x in ("a.m", "a.k", "b.k", "b.n", "acc.m")]
         args: tuple[Expr | k.Address, ...] = (*sizes, a, *distance[:2], b, *distance[2:4], c, distance[4])
         return [k.Call(row.function, (row.m, row.n, *left), args, (s.acc.buffer,))]

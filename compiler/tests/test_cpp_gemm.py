@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 # computed in, A and B in memory, rows and columns (vectors of them, for a panel) of a block
 BLOCKS = [("f32", "f32", "f32", 6, 2), ("f32", "f32", "f32", 1, 4), ("f32", "f32", "f32", 3, 1)]
-BLOCKS += [("f64", "f64", "f64", 4, 3), ("f32", "f32", "bf16", 5, 2), ("f32", "f16", "f16", 2, 2)]
+BLOCKS += [("f32", "f32", "f32", 4, 6), ("f64", "f64", "f64", 4, 3), ("f32", "f32", "bf16", 5, 2), ("f32", "f16", "f16", 2, 2)]
 
 # LEFT columns are known in one instance and not in the other, as are the rows.
 TEXT = """
@@ -27,7 +27,9 @@ extern "C" void panel_NAME(const A_LANE* a, long a_m, long a_k, const B_LANE* b,
     mlc_fma_block<MR, NR, -1, -1>(m, n, k, a, a_m, a_k, b, n + 3, 1, c, n + 2);
 }
 extern "C" void dot_NAME(const A_LANE* a, const B_LANE* b, LANE* c, long m, long n, long k, long left) {
-  if (left)
+  if (left == 2)
+    mlc_dot_block<MR, NV, MR - 1, NV, 64>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
+  else if (left)
     mlc_dot_block<MR, NV, MR - 1, NV - 1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
   else
     mlc_dot_block<MR, NV, -1, -1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
@@ -64,7 +66,7 @@ def test_blocks_are_exact_and_stay_inside(block: tuple[str, str, str, int, int],
                 call(library.panel_block, stored(a.T, a_type), 1, m, right, got, m, n, k, known)
             case "dot":
                 call(library.dot_block, stored(a, a_type), right, got, m, n, k, known)
-        said = f"{how} of {block} on {machine}, {m} x {n} x {k}, rests {'known' if known else 'unknown'}, seed {seed}"
+        said = f"{how} of {block} on {machine}, {m} x {n} x {k}, rests {('unknown', 'known', 'done in whole blocks')[known]}, seed {seed}"
         assert np.array_equal(got, expected), said
 
     for k in (1, 7, w, 3 * w + 1):
@@ -72,5 +74,6 @@ def test_blocks_are_exact_and_stay_inside(block: tuple[str, str, str, int, int],
             for blocks in (0, 2):
                 for how, wide, left in (("rows", nv * w, 3), ("columns", nv * w, 3), ("dot", nv, nv - 1)):
                     check(how, m, blocks * wide + left, k, 1)
+                check("dot", m, blocks * nv + nv + nv // 2, 64 * k, 2)
         check("rows", 2 * mr + 1, nv * w + w // 2, k, 0)
         check("dot", 2 * mr + 1, 2 * nv + 1, k, 0)

@@ -6,8 +6,9 @@
 // and are converted as they are loaded.
 //
 // A block is MR x NR elements of C. What divides neither m nor n is left to smaller blocks: M_LEFT = m % MR and
-// N_LEFT = n % NR say which, so that only those are compiled; where they are not known, -1 stands for any. Likewise k is a
-// multiple of K_UNIT: where that is one of whole vectors, nothing is compiled for the last elements of a row. The
+// N_LEFT = n % NR say which, so that only those are compiled; where they are not known, -1 stands for any. N_LEFT = NR asks
+// mlc_dot_block to do columns that are left over in a whole block, which begins earlier: n is NR at least. Likewise k is
+// a multiple of K_UNIT: where that is one of whole vectors, nothing is compiled for the last elements of a row. The
 // accumulators, the vectors of B and one of A must fit the registers, and at least eight accumulators hide the latency of
 // a multiply-add: 6 x 2 vectors or 4 x 3 for 16 registers, 8 x 3 or 6 x 4 for 32.
 #pragma once
@@ -151,9 +152,10 @@ MLC_INLINE V mlc_add_lanes(V* v) {
     return mlc_add_lanes<PAIRS, L / 2>(v);
   }
 }
+// C[MR][NR] += the block, but for its first `done` columns.
 template <int MR, int NR, int K_UNIT, typename T, typename A, typename B>
 static __attribute__((noinline)) void mlc_dot_panel(
-    long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m) {
+    long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m, long done) {
   constexpr int W = mlc_width<T>;
   mlc_vec<T, W> sum[MR][NR] = {};
   long step = 0;
@@ -162,33 +164,43 @@ static __attribute__((noinline)) void mlc_dot_panel(
     if (step < k) mlc_dot_step<T, MR, NR, true>(sum, a + step, a_m, b + step, b_n, k - step);
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
-    if constexpr (NR <= W)
-      mlc_store_n(c + i * c_m, mlc_load_n<T, W>(c + i * c_m, NR) + mlc_add_lanes<NR, W>(sum[i]), NR);
-    else
-      for (int j = 0; j < NR; j++) c[i * c_m + j] += mlc_reduce_add(sum[i][j]);
+    if constexpr (NR <= W) {
+      typedef typename mlc_integer_type<sizeof(T)>::type I;
+      const mlc_mask<T, W> fresh = mlc_iota<I, W>() >= (I)done;
+      const mlc_vec<T, W> total = mlc_where(fresh, mlc_add_lanes<NR, W>(sum[i]), mlc_vec<T, W>{});
+      mlc_store_n(c + i * c_m, mlc_load_n<T, W>(c + i * c_m, NR) + total, NR);
+    } else
+      for (int j = done; j < NR; j++) c[i * c_m + j] += mlc_reduce_add(sum[i][j]);
 }
 template <int MR, bool ANY, int NR, int K_UNIT, typename T, typename A, typename B>
-MLC_INLINE void mlc_dot_rows_left(long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m) {
+MLC_INLINE void mlc_dot_rows_left(
+    long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m, long done) {
   if constexpr (MR > 0) {
     if (m == MR)
-      mlc_dot_panel<MR, NR, K_UNIT>(k, a, a_m, b, b_n, c, c_m);
+      mlc_dot_panel<MR, NR, K_UNIT>(k, a, a_m, b, b_n, c, c_m, done);
     else if constexpr (ANY)
-      mlc_dot_rows_left<MR - 1, ANY, NR, K_UNIT>(m, k, a, a_m, b, b_n, c, c_m);
+      mlc_dot_rows_left<MR - 1, ANY, NR, K_UNIT>(m, k, a, a_m, b, b_n, c, c_m, done);
   }
 }
 template <int MR, int NR, int M_LEFT, int K_UNIT, typename T, typename A, typename B>
-MLC_INLINE void mlc_dot_columns(long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m) {
+MLC_INLINE void mlc_dot_columns(
+    long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m, long done) {
   long i = 0;
-  for (; i + MR <= m; i += MR) mlc_dot_panel<MR, NR, K_UNIT>(k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m);
+  for (; i + MR <= m; i += MR) mlc_dot_panel<MR, NR, K_UNIT>(k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m, done);
   mlc_dot_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NR, K_UNIT>(
-      m - i, k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m);
+      m - i, k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m, done);
 }
 template <int MR, int NR, int M_LEFT, int N_LEFT, int K_UNIT = 1, typename T, typename A, typename B>
 static void mlc_dot_block(
     long m, long n, long k, const A* a, long a_m, long, const B* b, long, long b_n, T* c, long c_m) {
   long j = 0;
-  for (; j + NR <= n; j += NR) mlc_dot_columns<MR, NR, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m);
+  for (; j + NR <= n; j += NR)
+    mlc_dot_columns<MR, NR, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m, 0);
   constexpr int LEFT = N_LEFT < 0 ? 1 : N_LEFT;
-  if constexpr (LEFT > 0)
-    for (; j < n; j += LEFT) mlc_dot_columns<MR, LEFT, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m);
+  if constexpr (LEFT == NR) {
+    const long last = n - NR;
+    if (j < n) mlc_dot_columns<MR, NR, M_LEFT, K_UNIT>(m, k, a, a_m, b + last * b_n, b_n, c + last, c_m, j - last);
+  } else if constexpr (LEFT > 0)
+    for (; j < n; j += LEFT)
+      mlc_dot_columns<MR, LEFT, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m, 0);
 }
