@@ -28,8 +28,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "blocks": (),  # one after the other on a CPU thread, or one thread block each
     "warps": (),
     "lanes": ("threads", "vector"),  # spread over the threads of a block, `vector` neighbours to a thread
-    # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches.
-    "vector": ("width", "unroll", "ahead", "past"),
+    # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches,
+    # `rolled` asks the C++ compiler to leave the loop as it is, which it then compiles faster.
+    "vector": ("width", "unroll", "ahead", "past", "rolled"),
     "unroll": (),
     # Copies run up to `depth` iterations ahead, issued by the first of `producers` warps of their own; loops over the
     # lanes of all the others prepare what was copied.

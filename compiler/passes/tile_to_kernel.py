@@ -39,7 +39,7 @@ from compiler.schedule import access
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
-SELDOM = 50  # one column in so many may be computed twice to save an instance of the code
+SELDOM = 32  # one column in so many may be computed twice to save an instance of the code
 TWICE = ("max", "min", "and", "or")  # reductions that may meet an element twice
 
 
@@ -176,7 +176,7 @@ class _Lowering:
         ranges = dict(scope.ranges) | {f.var: range_below(extent, scope.ranges)}
         if width == 1 or access.not_vectorizable(f.body, Var(f.var), scope.buffers, ranges):
             return self.loop(f, scope)
-        mark = next((m for m in ("ahead", "past") if given.get(m)), "")
+        mark = next((m for m in ("ahead", "past", "rolled") if given.get(m)), "")
         done = self.whole(extent, width * given.get("unroll", 1))
         copies = 1 if done is const(0) else given.get("unroll", 1)
         done, end = (const(0) if copies == 1 else done), self.whole(extent, width)
@@ -190,8 +190,11 @@ class _Lowering:
         out += self.stretch(f, scope, done, end, width, sums[:1], mark)
         combined = self.combine(outer, sums, scope)
         if isinstance(end, Const) and isinstance(extent, Const) and end is not extent and _repeatable(f, scope):
-            last = self.last(f, scope, int(end.value), int(extent.value), width, sums[-1])
-            return [*out, *last, *combined]
+            again = int(end.value) - int(extent.value) + width
+            return [*out, *self.last(f, scope, extent, width, again, sums[-1]), *combined]
+        long = (value_range(extent, scope.ranges)[0] or 0) >= width
+        if end is not extent and not outer and long and _repeatable(f, scope):
+            return [*out, k.If(op("lt", end, extent), tuple(self.last(f, scope, extent, width, 0, {})))]
         return [*out, *combined, *self.tail(f, scope, end, extent)]
 
     def whole(self, extent: Expr, step: int) -> Expr:
@@ -221,10 +224,11 @@ class _Lowering:
             scopes.append(inner)
         return [k.For(var, start, stop, step, tuple(self.jammed(f.body, scopes)), mark)]
 
-    def last(self, f: tile.For, scope: _Scope, end: int, extent: int, width: int, sums: dict[str, Var]) -> Body:
-        """What whole vectors leave over, in one that begins before `end`: it computes some elements again."""
-        inner = scope.inner(lanes=_Lanes(f.var, const(extent - width), width), again=end - extent + width)
-        inner.ranges[f.var] = (0, extent - 1)
+    def last(self, f: tile.For, scope: _Scope, extent: Expr, width: int, again: int, sums: dict[str, Var]) -> Body:
+        """What whole vectors leave over, in one that ends with the loop: it computes `again` elements a second time."""
+        base = simplify(extent - width, scope.ranges, index=True)
+        inner = scope.inner(lanes=_Lanes(f.var, base, width), again=again)
+        inner.ranges[f.var] = _range_of(extent, scope.ranges)
         inner.values |= sums
         inner.sums = frozenset(sums)
         return self.body(f.body, inner)

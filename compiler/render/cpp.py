@@ -212,7 +212,7 @@ def _parallel(w: Writer, s: k.For) -> list[str]:
     while name in w.functions or name in w.names.values():
         name += "_"
     w.functions.add(name)
-    head = _filled(f"static __attribute__((noinline)) void {name}(", [*params, "long from", "long to"], ") {")
+    head = _filled(f"static __attribute__((noinline, noclone)) void {name}(", [*params, "long from", "long to"], ") {")
     w.inside = True
     by = f"{var}++" if s.step == 1 else f"{var} += {s.step}"
     w.before += [
@@ -263,6 +263,8 @@ def _pragma(w: Writer, s: k.For) -> list[str]:
             return [f"#pragma GCC unroll {-(-(stop - start) // step)}"]
         case k.For(mark="unroll"):
             return ["#pragma GCC unroll 4"]
+        case k.For(mark="rolled"):
+            return ["#pragma GCC unroll 1"]
     return []
 
 

@@ -17,9 +17,10 @@ from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access, blocking
 from compiler.schedule.blocking import Blocking, Operand, Product
-from compiler.schedule.steps import Bind, Collapse, Distribute, Pack, Reorder, Schedule, Split, Step, Tensorize
+from compiler.schedule.steps import Bind, Collapse, Cover, Distribute, Pack, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Target
 
+SELDOM = 64  # one row in so many may be computed twice
 LEAST_DEPTH = 4  # shorter sums are not worth the tiles
 
 
@@ -257,13 +258,22 @@ class _Plan:
         after = self.target.lanes(access.widest(c.after))
         for name, lanes in zip(ends, (width, after), strict=True):
             if lanes > 1:
-                self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1))))
+                self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), ("rolled", 1))))
         return Schedule(tuple(self.steps))
 
     def split(self, x: _Axis, block: int) -> None:
         if block < x.size:
-            self.steps.append(Split(x.name, block))
+            self.steps.append(Cover(x.name, block) if self.covered(x, block) else Split(x.name, block))
             x.outer, x.name = x.name + "0", x.name + "1"
+
+    def covered(self, x: _Axis, block: int) -> bool:
+        """Blocks that are all whole need less code, for which a few rows may be computed twice, but not added twice."""
+        loops = self.m_loops if x is self.m else self.n_loops if x is self.n else []
+        after = [n for s in self.found.after for n in s.walk()]
+        stored = {n.buffer for n in after if isinstance(n, Store)}
+        plain = all(n.op == "set" for n in after if isinstance(n, Store))
+        apart = not any(n.buffer in stored for n in after if isinstance(n, Load))
+        return len(loops) == 1 and plain and apart and 0 < -x.size % block * SELDOM <= x.size
 
     def cut(self, x: _Axis, by: int, block: int) -> str:
         """The loop over pieces of `by` of a block, or nothing where it is one piece."""
@@ -307,7 +317,7 @@ def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
     made: set[str] = set()
     for s in schedule.steps:
         match s:
-            case Split(name):
+            case Split(name) | Cover(name):
                 made |= {name + "0", name + "1"}
             case Collapse(outer, inner):
                 made.add(outer + inner)

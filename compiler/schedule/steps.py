@@ -28,6 +28,13 @@ class Split(Step):
     factor: int
 
 
+class Cover(Step):
+    """As `split`, but the last piece of `loop` begins as much earlier as makes it whole: some iterations run twice."""
+
+    loop: str
+    factor: int
+
+
 class Reorder(Step):
     """The perfectly nested loops named take this order, outermost first."""
 
@@ -267,8 +274,8 @@ class ScheduleError(ValueError):
 
 
 _ALL = (
-    Split, Reorder, Collapse, Bind, Fold, Stage, Permute, Distribute, Pack, Tensorize, Interior, Pad, Cache, Promote,
-    Compensate, SplitScan, Share, Raster, Persist, Online, Writeback,
+    Split, Cover, Reorder, Collapse, Bind, Fold, Stage, Permute, Distribute, Pack, Tensorize, Interior, Pad, Cache,
+    Promote, Compensate, SplitScan, Share, Raster, Persist, Online, Writeback,
 )  # fmt: skip
 
 

@@ -13,7 +13,12 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 # computed in, A and B in memory, rows and columns (vectors of them, for a panel) of a block
 BLOCKS = [("f32", "f32", "f32", 6, 2), ("f32", "f32", "f32", 1, 4), ("f32", "f32", "f32", 3, 1)]
-BLOCKS += [("f32", "f32", "f32", 4, 6), ("f64", "f64", "f64", 4, 3), ("f32", "f32", "bf16", 5, 2), ("f32", "f16", "f16", 2, 2)]
+BLOCKS += [
+    ("f32", "f32", "f32", 4, 6),
+    ("f64", "f64", "f64", 4, 3),
+    ("f32", "f32", "bf16", 5, 2),
+    ("f32", "f16", "f16", 2, 2),
+]
 
 # LEFT columns are known in one instance and not in the other, as are the rows.
 TEXT = """
@@ -66,7 +71,8 @@ def test_blocks_are_exact_and_stay_inside(block: tuple[str, str, str, int, int],
                 call(library.panel_block, stored(a.T, a_type), 1, m, right, got, m, n, k, known)
             case "dot":
                 call(library.dot_block, stored(a, a_type), right, got, m, n, k, known)
-        said = f"{how} of {block} on {machine}, {m} x {n} x {k}, rests {('unknown', 'known', 'done in whole blocks')[known]}, seed {seed}"
+        rests = ("unknown", "known", "done in whole blocks")[known]
+        said = f"{how} of {block} on {machine}, {m} x {n} x {k}, rests {rests}, seed {seed}"
         assert np.array_equal(got, expected), said
 
     for k in (1, 7, w, 3 * w + 1):

@@ -37,8 +37,8 @@ GOLDEN = """\
 
 using f32x8 = mlc_vec<float, 8>;
 
-static __attribute__((noinline)) void rows_i(const float* __restrict x, float* __restrict t, float* __restrict y,
-    long from, long to) {
+static __attribute__((noinline, noclone)) void rows_i(const float* __restrict x, float* __restrict t,
+    float* __restrict y, long from, long to) {
   for (long i = from; i < to; i++) {
     float m = -__builtin_inff();
     f32x8 lanes = mlc_broadcast<float, 8>(-__builtin_inff());

@@ -38,7 +38,10 @@ REFUSED = {
     "tile": [
         ("for i in threads(4):\n            pass", "not a statement"),
         ("for i in blocks(4, reduce):\n            pass", "the reduce loop i cannot be spread over blocks"),
-        ("for i in vector(4, lanes=8):\n            pass", "vector takes width, unroll, ahead, past, not lanes"),
+        (
+            "for i in vector(4, lanes=8):\n            pass",
+            "vector takes width, unroll, ahead, past, rolled, not lanes",
+        ),
         ("for i in vector(4, scan):\n            pass", "the scan loop i cannot be bound to vector"),
         ("for i in serial(4, sideways):\n            pass", "unknown kind 'sideways'"),
         ('copy(y[0: +4], x[0: +4, 0: +2], "plain")', "copy of (4, 2) to (4,)"),

@@ -8,7 +8,7 @@ from compiler.ir import tile
 from compiler.ir.dtype import compute
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, names, op, select, substitute
 from compiler.ir.index import Range, extent_range, from_linear, has_sizes, linear, simplify, value_range
-from compiler.ir.statement import If, Kernel, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
 from compiler.passes.tile.gpu.cache import cache
@@ -29,6 +29,7 @@ from compiler.schedule.steps import (
     Cache,
     Collapse,
     Compensate,
+    Cover,
     Distribute,
     Fold,
     Interior,
@@ -66,6 +67,8 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
     match step:
         case Split():
             new = at_loop(kernel, step, step.loop, lambda f: split(step, f))
+        case Cover():
+            new = at_loop(kernel, step, step.loop, lambda f: cover(step, f))
         case Reorder():
             new = at_loop(kernel, step, step.loops[0], lambda f: reorder(step, f), any_of=step.loops)
         case Collapse():
@@ -159,6 +162,40 @@ def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
     ranges = {outer.name: extent_range(count), inner.name: (0, step.factor - 1)}
     body = simplify(substitute(f.body, {Var(f.var): outer * factor + inner}), ranges)
     return (tile.For(outer.name, count, f.kind, f.bind, (tile.For(inner.name, left, f.kind, f.bind, body),)),)
+
+
+def cover(step: Cover, f: tile.For) -> tuple[Stmt, ...]:
+    """`cover("i", 16)`
+
+    before:
+        for i in serial(100):
+            y[i] = x[i]
+    after:
+        for i0 in serial(7):
+            for i1 in serial(16):
+                y[min(i0 * 16, 84) + i1] = x[min(i0 * 16, 84) + i1]
+    """
+    if not isinstance(f.extent, Const) or not 1 <= step.factor <= int(f.extent.value):
+        raise ScheduleError(step, f"{f.var} must have a known extent, which is no less than the factor")
+    if f.kind != "parallel" or not _repeatable(f.body):
+        raise ScheduleError(step, f"iterations of {f.var} must not see what they left behind when they ran before")
+    extent = int(f.extent.value)
+    outer, inner = Var(f.var + "0"), Var(f.var + "1")
+    start = op("min", outer * step.factor, extent - step.factor) if extent % step.factor else outer * step.factor
+    ranges = {outer.name: (0, -(-extent // step.factor) - 1), inner.name: (0, step.factor - 1)}
+    body = simplify(substitute(f.body, {Var(f.var): start + inner}), ranges)
+    within = tile.For(inner.name, const(step.factor), f.kind, f.bind, body)
+    return (tile.For(outer.name, const(ranges[outer.name][1] + 1), f.kind, f.bind, (within,)),)
+
+
+def _repeatable(body: tuple[Stmt, ...]) -> bool:
+    """What the statements store, they neither read nor add to; what they add up begins among them."""
+    nodes = [n for s in body for n in s.walk()]
+    loaded = {n.buffer for n in nodes if isinstance(n, Load)}
+    begun = {n.name for n in nodes if isinstance(n, Init)}
+    stores = [n for n in nodes if isinstance(n, Store)]
+    sums = [n for n in nodes if isinstance(n, Accum)]
+    return all(s.op == "set" and s.buffer not in loaded for s in stores) and all(n.name in begun for n in sums)
 
 
 def bind(step: Bind, f: tile.For) -> tuple[Stmt, ...]:
