@@ -21,6 +21,7 @@ from compiler.schedule.steps import Bind, Collapse, Cover, Distribute, Pack, Reo
 from compiler.targets.target import Target
 
 SELDOM = 64  # one row in so many may be computed twice
+DEEP = 128  # beside a sum of so many products it does not matter how fast the loops before and after it are
 LEAST_DEPTH = 4  # shorter sums are not worth the tiles
 
 
@@ -258,7 +259,8 @@ class _Plan:
         after = self.target.lanes(access.widest(c.after))
         for name, lanes in zip(ends, (width, after), strict=True):
             if lanes > 1:
-                self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), ("rolled", 1))))
+                rolled = (("rolled", 1),) if self.k.size >= DEEP else ()
+                self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), *rolled)))
         return Schedule(tuple(self.steps))
 
     def split(self, x: _Axis, block: int) -> None:
