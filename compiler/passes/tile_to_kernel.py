@@ -228,7 +228,7 @@ class _Lowering:
         """What whole vectors leave over, in one that ends with the loop: it computes `again` elements a second time."""
         base = simplify(extent - width, scope.ranges, index=True)
         inner = scope.inner(lanes=_Lanes(f.var, base, width), again=again)
-        inner.ranges[f.var] = _range_of(extent, scope.ranges)
+        inner.ranges[f.var] = range_below(extent, scope.ranges)
         inner.values |= sums
         inner.sums = frozenset(sums)
         return self.body(f.body, inner)
