@@ -75,8 +75,9 @@ def _all(holds: Callable[[Array], Array], x: Array) -> bool:
 
 def _finite(x: Array) -> Array:
     """0 for what is not finite: an infinity is not rounded."""
-    finite = np.isfinite(x)
-    return x if finite.all() else np.where(finite, x, 0.0)
+    if not x.size or (np.isfinite(x.min()) and np.isfinite(x.max())):
+        return x
+    return np.where(np.isfinite(x), x, 0.0)
 
 
 def _rounded_sum(

@@ -141,10 +141,16 @@ def distance(a: Array, b: Array) -> Array:
     """|a - b|; 0 where both are NaN or the same infinity, infinite where just one is NaN."""
     a, b = a.astype(np.float64, copy=False), b.astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
-        d = np.asarray(np.abs(a - b))
-    if not (odd := np.isnan(d)).any():
+        d = np.asarray(a - b)
+        np.abs(d, out=d)
+    if not _any_nan(d):
         return d
-    return np.where(odd, np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.inf), d)
+    return np.where(np.isnan(d), np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0.0, np.inf), d)
+
+
+def _any_nan(x: Array) -> bool:
+    """Whether any element is NaN, without an array of answers."""
+    return bool(x.size) and bool(np.isnan(x.max()))
 
 
 def made(v: Array, e1: Array, e2: Array, common: Array) -> Bounded:
@@ -155,9 +161,7 @@ def made(v: Array, e1: Array, e2: Array, common: Array) -> Bounded:
 
 
 def _infinite_for_nan(e: Array) -> Array:
-    # NaN is rare, and looking for it is cheaper than a copy.
-    odd = np.isnan(e)
-    return np.where(odd, np.inf, e) if odd.any() else e
+    return np.where(np.isnan(e), np.inf, e) if _any_nan(e) else e
 
 
 def rounded(x: Bounded, dtype: DType, half_ulps: float, correctly: bool) -> Bounded:
@@ -260,7 +264,8 @@ def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
         slope = np.where(reach > 0, change / np.where(reach > 0, reach, 1.0), 0.0)
         slope = np.where(np.isinf(reach), np.inf, slope)
         e2 = e2 + np.where(variance(s) > 0, slope**2 * variance(s), 0.0)
-        common = common + np.where(shared(s) > 0, slope * shared(s), 0.0)
+        if np.any(shared(s)):
+            common = common + np.where(shared(s) > 0, slope * shared(s), 0.0)
         alone = alone + change
         e1 = np.where(np.isinf(worst(s)), np.inf, e1)
     if len(sources) > 1:  # a jump that no argument reaches alone, and terms of second order
