@@ -29,6 +29,18 @@ class Arg:
     layout: str = "contig"
     inputs: Mapping[str, Value] = field(default_factory=lambda: {"kind": "normal"}, hash=False)
     constant: bool = False
+    axes: tuple[str, ...] = ()  # of a dynamic case: for each axis the arithmetic on dynamic dims that it is, or ""
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """The sizes that one compilation serves: the range of each dim that varies, and the sizes to check it at.
+
+    Each point is values for these dims, and the arguments there.
+    """
+
+    ranges: Mapping[str, tuple[int, int | None]] = field(hash=False)
+    points: tuple[tuple[Mapping[str, int], tuple[Arg, ...]], ...] = field(hash=False)
 
 
 @dataclass(frozen=True)
@@ -78,6 +90,7 @@ class Case:
     module: str | None = None
     init: Mapping[str, Value] = field(default_factory=dict, hash=False)
     large: bool = False  # too large for interpreters and emulators, which would take hours
+    dynamic: Dynamic | None = None
 
     @property
     def constants(self) -> tuple[str, ...]:
@@ -181,6 +194,9 @@ def from_json(data: Mapping[str, Any]) -> Case:
     values: dict[str, Any] = {item.name: frozen(data[item.name]) for item in fields(kind)}
     values["args"] = tuple(Arg(**arg) for arg in values["args"])
     values["tolerance"] = Tolerance(**values["tolerance"])
+    if values["dynamic"]:
+        points = ((dims, tuple(Arg(**arg) for arg in args)) for dims, args in values["dynamic"]["points"])
+        values["dynamic"] = Dynamic(values["dynamic"]["ranges"], tuple(points))
     values["xfail"] = tuple(Xfail(**expected) for expected in values["xfail"])
     return kind(**values)
 

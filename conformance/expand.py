@@ -18,6 +18,7 @@ from conformance.cases import (
     Arg,
     BenchCase,
     Case,
+    Dynamic,
     Value,
     Xfail,
     case_id,
@@ -102,7 +103,8 @@ def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
 
 def _factors(spec: CaseSpec) -> list[list[Choice]]:
     """Lists of alternatives, one to be taken from each."""
-    lists = {**spec.dims, **spec.params}
+    lists = {**{name: values[:1] if name in spec.dynamic else values for name, values in spec.dims.items()},
+             **spec.params}  # fmt: skip
     tail: list[list[Choice]] = [[{key: value} for value in values] for key, values in _tail(spec).items()]
     if spec.combine != "zip":
         heads: list[list[Choice]] = [[{name: value} for value in values] for name, values in lists.items()]
@@ -170,7 +172,8 @@ def _arguments(spec: CaseSpec, choice: Choice) -> tuple[Arg, ...] | None:
         inputs = _inputs(spec, arg, choice, dtype, shape, scope)
         if inputs is None:
             return None
-        made.append(Arg(arg.name, shape, dtype, layout if takes else "contig", inputs, arg.constant))
+        axes = _axes(spec, arg, len(shape))
+        made.append(Arg(arg.name, shape, dtype, layout if takes else "contig", inputs, arg.constant, axes))
     return tuple(made) if taken else None
 
 
@@ -186,6 +189,32 @@ def _shape(spec: CaseSpec, arg: ArgSpec, scope: Mapping[str, Value]) -> tuple[in
             spec, f"{what} {arg.shape} holds {wrong[0]!r} for {named}; sizes are whole numbers >= 0 (add a `where`?)"
         )
     return shape
+
+
+def _axes(spec: CaseSpec, arg: ArgSpec, rank: int) -> tuple[str, ...]:
+    """Which arithmetic on dynamic dims each axis is; nothing where none of them varies."""
+    if not spec.dynamic:
+        return ()
+    if isinstance(arg.shape, str):
+        raise _error(spec, f"args.{arg.name}: a shape in a dynamic case is a list of sizes, not one string")
+    names = {name: 2 for name in spec.dynamic}
+    known = {**spec.consts, **dict.fromkeys((*spec.dims, *spec.params), 2), **names}
+    texts = [s if isinstance(s, str) else "" for s in arg.shape]
+    made = [t if t and _formula(spec, "shape", t, known)[1] & names.keys() else "" for t in texts]
+    return tuple(made) if any(made) and len(made) == rank else ()
+
+
+def _dynamic(spec: CaseSpec, choice: Choice) -> Dynamic | None:
+    """Every size at which a row is to be checked: each dim goes through its values, the shorter lists again."""
+    if not spec.dynamic:
+        return None
+    points = []
+    for k in range(max(len(spec.dims[name]) for name in spec.dynamic)):
+        moved = {name: spec.dims[name][k % len(spec.dims[name])] for name in spec.dynamic}
+        args = _arguments(spec, {**choice, **moved}) if _targets(spec, {**choice, **moved}) else None
+        if args is not None:
+            points.append((moved, args))
+    return Dynamic(spec.dynamic, tuple(points))
 
 
 def _dtype(spec: CaseSpec, arg: ArgSpec, choice: Choice) -> str:
@@ -232,11 +261,13 @@ def _build(spec: CaseSpec, choice: Choice, tier: str) -> Case:
     tail = (choice["dtype"], choice["layout"], choice["inputs"])
     dims = {name: choice[name] for name in spec.dims}
     params = {name: choice[name] for name in spec.params}
+    shown = {name: "dyn" if name in spec.dynamic else size for name, size in dims.items()}
     return Case(
-        id=case_id(spec.name, dims, params, tail), file=spec.file, line=spec.line, suite=spec.suite, op=spec.op,
+        id=case_id(spec.name, shown, params, tail), file=spec.file, line=spec.line, suite=spec.suite, op=spec.op,
         expr=spec.expr, args=args, dims=dims, params=params, consts=spec.consts, dtype=choice["dtype"],
         layout=choice["layout"], distribution=choice["inputs"], targets=targets, tier=tier, tolerance=spec.tolerance,
         xfail=_xfail(spec, choice), timeout=spec.timeout, module=spec.module, init=spec.init,
+        dynamic=_dynamic(spec, choice),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -96,7 +96,7 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell |
         try:
             made = subject.prepare(case, options["seed"])
             if options.get("backend"):
-                return foreign(made, options["backend"], options["target"])
+                return foreign(made, options["backend"], options["target"], options["seed"])
             ladder = climb(made.program, compiler.target(options["target"]))
         except compiler.Unsupported as refusal:
             return Report("unsupported", remarks=[str(refusal)]).row()
@@ -104,6 +104,8 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell |
             return Report("fail", "torch", "capture", remarks=[traceback.format_exc(limit=-4)]).row()
         if isinstance(ladder.error, compiler.Unsupported):
             return Report("unsupported", remarks=[str(ladder.error)]).row()
+        if case.dynamic is not None:
+            return judge_all(made, ladder, options, tell or (lambda stage: None))
         return judge(made, ladder, options, tell or (lambda stage: None))
 
 
@@ -127,6 +129,53 @@ def climb(program: Any, target: compiler.Target) -> Ladder:
     except Exception as error:  # whatever a pass raises is a failure of the stage that it should have made
         stages = {"torch": program} | {a.stage: a.after for a in applications}
         return Ladder(compiler.Lowering(stages, target, {}), tuple(applications), error)
+
+
+def judge_all(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
+    """The row of a case whose sizes vary: what was lowered once, judged at each of them, the worst of it kept."""
+    rows, points = [], list(subject.points(made, options["seed"]))
+    for at in points:
+        row = judge(at, ladder, options, tell)
+        if row["verdict"] != "pass":
+            return row | {"detail": f"at {_sizes(at)}: {row['detail']}"}
+        rows.append(row)
+    wrong = called(made, points, ladder)
+    if wrong:
+        last = cases.stages_of(options["target"])[-1]
+        return rows[-1] | {"verdict": "fail", "first_bad_stage": last, "detail": wrong}
+    worst = dict(rows[0])
+    for row in rows[1:]:
+        worst["stages"] = [_worse(a, b) for a, b in zip(worst["stages"], row["stages"], strict=True)]
+        for key in ("eager_err_over_tol", "undecided"):
+            worst[key] = max((x for x in (worst[key], row[key]) if x is not None), default=None)
+        worst["detail"] = "\n".join(dict.fromkeys(x for x in (worst["detail"], row["detail"]) if x))
+    return worst
+
+
+def called(made: Subject, points: Sequence[Subject], ladder: Ladder) -> str:
+    """What is wrong with the function that was compiled once, called at all sizes one after the other."""
+    target = ladder.lowering.target
+    shapes = subject.dynamic_shapes(made.case)
+    compiled = compiler.compile(made.function, made.arguments, target, dynamic_shapes=shapes)
+    for at in (*points, points[0]):
+        arguments = [x.cuda() for x in at.arguments] if compiler.on_gpu(target) else at.arguments
+        found = Truth(at, ladder.equations, compiler.accuracy(ladder.lowering)).judge(
+            [x.cpu() for x in at.leaves(compiled(*arguments))]
+        )
+        if not found.ok:
+            return f"the function that was compiled once, called at {_sizes(at)}: {found.message}"
+    return ""
+
+
+def _sizes(at: Subject) -> str:
+    assert at.case.dynamic is not None
+    return ", ".join(f"{name} = {at.case.dims[name]}" for name in at.case.dynamic.ranges)
+
+
+def _worse(a: Row, b: Row) -> Row:
+    """Of the rows of a stage at two sizes the one with the larger error; the time is that of both."""
+    kept = max((a, b), key=lambda row: row["err_over_tol"] if row["err_over_tol"] is not None else -1.0)
+    return kept | {"seconds": round(a["seconds"] + b["seconds"], 4)}
 
 
 def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
@@ -277,13 +326,22 @@ def guilty(truth: Truth, ladder: Ladder, stage: str) -> str | None:
     return None
 
 
-def foreign(made: Subject, backend: str, target: str) -> Row:
+def foreign(made: Subject, backend: str, target: str, seed: int) -> Row:
     """The row of a case as another torch.compile backend computes it: held to eager's bound."""
     start, last = time.perf_counter(), cases.stages_of(target)[-1]
-    truth = Truth(made, compiler.eager_equations(made.program))
+    equations = compiler.eager_equations(made.program)
     try:
-        built = systems.build(backend, made.function, made.arguments, target)
-        found = truth.within(made.leaves(built.call(*made.arguments)), truth.eagers)
+        built = systems.build(backend, made.function, made.arguments, target, subject.dynamic_shapes(made.case))
+        graphs = systems.graphs()
+        for at in subject.points(made, seed):
+            truth = Truth(at, equations)
+            found = truth.within(at.leaves(built.call(*at.arguments)), truth.eagers)
+            # A size of 1 is one that torch.compile always takes for itself.
+            if made.case.dynamic is not None and systems.graphs() != graphs and 1 not in at.case.dims.values():
+                found = Verdict(False, float("inf"), (), f"compiled again at {_sizes(at)}")
+            graphs = systems.graphs()
+            if not found.ok:
+                break
     except Exception as error:  # any backend may fail in its own way
         found = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
     stage = {

@@ -32,13 +32,14 @@ _KEYS = {
     "the defaults": _DEFAULTS,
     "a case": (
         "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "dims", "where",
-        "xfail", *_DEFAULTS,
+        "xfail", "dynamic", *_DEFAULTS,
     ),
     "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
     "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),
     "an xfail": ("stage", "reason", "strict", "where"),
     "a perf table": ("dims", "dtypes", "params", "tier", "layout", "inputs", "vs", "budget", "checked"),
     "a checked table": ("around", "targets", "tier"),
+    "a dynamic dim": ("min", "max"),
     "a budget": (
         "min_speedup_eager", "min_speedup_compile", "min_speedup", "min_roofline", "max_slowdown_baseline",
         "max_compile_s", "max_kernels",
@@ -114,8 +115,11 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         family=_family(here.at("family"), data.get("family"), op),
         tolerance=_tolerance(here.at("tolerance"), data.get("tolerance", {})),
         xfail=_xfail(here.at("xfail"), data.get("xfail", {})), perf=None,
+        dynamic=_dynamic(here.at("dynamic"), data.get("dynamic", {}), dims),
         timeout=optional_number(here.at("timeout"), data.get("timeout")),
     )  # fmt: skip
+    if spec.dynamic and "perf" in data:
+        here.at("perf").fail("a dynamic case is not timed; put `perf` into a case of its own")
     spec = replace(spec, perf=_perf(here.at("perf"), data["perf"], spec, known) if "perf" in data else None)
     check_names(here, spec, constants)
     return spec
@@ -216,6 +220,25 @@ def _sizes(place: Place, value: Any) -> tuple[int, ...]:
     if not sizes or min(sizes) < 0:
         place.fail(f"{value!r} gives {min(sizes, default='no size')}; sizes are 0 or more")
     return tuple(dict.fromkeys(sizes))
+
+
+def _dynamic(place: Place, data: Any, dims: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, int | None]]:
+    """The ranges of the dims that vary: by default from 2, where PyTorch begins to take a size for any size."""
+    ranges = {}
+    for key, value in any_table(place, data):
+        here = place.at(key)
+        if key not in dims:
+            here.fail(f"{key!r} is no dim;{nearest(key, dims)}")
+        table = _table(here, value, "a dynamic dim")
+        low, high = table.get("min", 2), table.get("max")
+        if not is_kind(low, (int,)) or low < 1 or not (high is None or (is_kind(high, (int,)) and high > low)):
+            here.fail("`min` is at least 1, and `max` more than that")
+        if dims[key][0] < 2:
+            here.fail(f"the first value, {dims[key][0]}, is the one to compile with: it must be at least 2")
+        if outside := [n for n in dims[key] if n < low or (high is not None and n > high)]:
+            here.fail(f"{outside[0]} is not between {low} and {high}")
+        ranges[key] = (low, high)
+    return ranges
 
 
 def _distributions(place: Place, data: Any) -> Mapping[str, Mapping[str, Value]]:

@@ -95,6 +95,7 @@ class CaseSpec:
     family: str | None
     tolerance: Tolerance
     xfail: tuple[XfailSpec, ...]
+    dynamic: Mapping[str, tuple[int, int | None]]  # the dims that vary, with their ranges
     perf: PerfSpec | None
     timeout: float | None
 

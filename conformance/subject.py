@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 import compiler
 from conformance import inputs, moments, oracle
 from conformance.cases import Case, Tolerance
+from conformance.expressions import evaluate, formula
 from conformance.oracle import Array, Bounded, Verdict
 
 Tensors = tuple[torch.Tensor, ...]
@@ -58,9 +59,38 @@ class Subject:
 def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
     """Make the data, or `blank` only tensors, and capture the function; raises Unsupported."""
     function, arguments = inputs.bind(case, inputs.make(case, seed, blank=blank))
-    captured = compiler.capture(function, arguments)
+    captured = compiler.capture(function, arguments, dynamic_shapes=dynamic_shapes(case))
+    return _subject(case, function, arguments, captured)
+
+
+def _subject(case: Case, function: inputs.Function, arguments: Tensors, captured: compiler.Captured) -> Subject:
     given = dict(zip(captured.arguments, pytree.tree_leaves(arguments), strict=True)) | captured.constants
     return Subject(case, function, arguments, captured, tuple(given[i.name] for i in captured.program.inputs))
+
+
+def points(made: Subject, seed: int) -> Iterator[Subject]:
+    """The subject at each of its sizes, all of the one program that was captured."""
+    case = made.case
+    if case.dynamic is None:
+        yield made
+        return
+    for dims, args in case.dynamic.points:
+        there = replace(case, args=args, dims={**case.dims, **dims})
+        function, arguments = inputs.bind(there, inputs.make(there, seed))
+        yield _subject(there, function, arguments, made.captured)
+
+
+def dynamic_shapes(case: Case) -> tuple[dict[int, Any] | None, ...] | None:
+    """Which axes of the inputs vary, as `torch.export` has it; None where none does."""
+    if case.dynamic is None:
+        return None
+    dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in case.dynamic.ranges.items()}
+    scope = {**case.dims, **case.params, **case.consts, **dims}
+    return tuple(
+        {axis: evaluate(formula(text, scope)[0], scope) for axis, text in enumerate(arg.axes) if text} or None
+        for arg in case.args
+        if not arg.constant
+    )
 
 
 @dataclass(frozen=True)

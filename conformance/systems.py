@@ -7,7 +7,7 @@ and any other name is a torch.compile backend.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ import compiler
 from conformance import device
 
 Function = Callable[..., object]
+Axes = Sequence[Mapping[int, object] | None]
 
 OURS = "mlcomp"
 EAGER = "eager"
@@ -47,13 +48,23 @@ class Built:
     digest: str | None = None
 
 
-def build(name: str, function: Function, inputs: Sequence[torch.Tensor], target: str) -> Built:
-    """The function as the named system runs it, called once on the inputs so that nothing is left to compile."""
+def build(
+    name: str, function: Function, inputs: Sequence[torch.Tensor], target: str, dynamic: Axes | None = None
+) -> Built:
+    """The function as the named system runs it, called once on the inputs so that nothing is left to compile.
+
+    `dynamic` has for each input the axes whose sizes vary between calls.
+    """
     if name == EAGER:
         return Built(name, function)
     if name == OURS:
-        return _ours(function, inputs, target)
-    return _torch_compiled(name, function, inputs)
+        return _ours(function, inputs, target, dynamic)
+    return _torch_compiled(name, function, inputs, dynamic)
+
+
+def graphs() -> int:
+    """How many graphs torch.compile has handed to backends since the last reset."""
+    return int(counters["stats"]["unique_graphs"])
 
 
 def explain_unknown(name: str) -> str | None:
@@ -80,31 +91,35 @@ def best_attention(function: Function, inputs: Sequence[torch.Tensor]) -> Iterat
         yield str(ranked[0].name).lower()
 
 
-def _ours(function: Function, inputs: Sequence[torch.Tensor], target: str) -> Built:
+def _ours(function: Function, inputs: Sequence[torch.Tensor], target: str, dynamic: Axes | None) -> Built:
     start = time.perf_counter()
-    executable = compiler.compile(function, inputs, target)
+    executable = compiler.compile(function, inputs, target, dynamic_shapes=dynamic)
     executable(*inputs)
     seconds = time.perf_counter() - start
     kernels = executable.kernels
     return Built(OURS, executable, seconds, kernels if isinstance(kernels, int) else len(kernels), executable.digest)
 
 
-def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor]) -> Built:
+def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None) -> Built:
     if complaint := explain_unknown(name):
         raise ValueError(complaint)
     # Inductor's pool of compile workers would run beside what is being timed.
     inductor.compile_threads = 1
     # Each case is a fresh function; without a reset the old ones and their guards pile up.
     torch._dynamo.reset()
-    before = counters["stats"]["unique_graphs"]
+    before = graphs()
     start = time.perf_counter()
+    varies = None if dynamic else False
     if name in INDUCTOR_MODES:
-        call = torch.compile(function, fullgraph=True, dynamic=False, mode=INDUCTOR_MODES[name])
+        call = torch.compile(function, fullgraph=True, dynamic=varies, mode=INDUCTOR_MODES[name])
     else:
-        call = torch.compile(function, fullgraph=True, dynamic=False, backend=name)
-    call(*inputs)
+        call = torch.compile(function, fullgraph=True, dynamic=varies, backend=name)
+    marked = [x.detach() if axes else x for x, axes in zip(inputs, dynamic or [None] * len(inputs), strict=True)]
+    for x, axes in zip(marked, dynamic or [None] * len(inputs), strict=True):
+        torch._dynamo.maybe_mark_dynamic(x, list(axes or ()))
+    call(*marked)
     seconds = time.perf_counter() - start
-    if counters["stats"]["unique_graphs"] == before:
+    if graphs() == before:
         raise NotCompiled(
             f"torch.compile never called the backend of {name!r}: there was no tensor operation to compile"
         )

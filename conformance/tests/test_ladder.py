@@ -5,7 +5,7 @@ import random
 import re
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 
 import compiler
 from conformance import ladder
-from conformance.cases import Arg, Case, Tolerance, to_json
+from conformance.cases import Arg, Case, Dynamic, Tolerance, to_json
 
 SEED = random.SystemRandom().randrange(2**31)
 THREADS = compiler.stages(compiler.target("sm_90a"))
@@ -155,6 +155,33 @@ def test_a_miscompile_is_named_by_stage_and_pass(
     assert (row["first_bad_stage"], row["first_bad_pass"]) == (stage, f"{name}#{number}"), (SEED, row)
     before = compiler.STAGES[: compiler.STAGES.index(stage)]
     assert all(verdicts(row)[earlier] == "pass" for earlier in before)
+
+
+def dynamic(expr: str, sizes: Sequence[int]) -> Case:
+    """A case whose first axis varies."""
+    arg = Arg("x", (sizes[0], 6), "f32", axes=("N", ""))
+    points = tuple(({"N": n}, (dataclasses.replace(arg, shape=(n, 6)),)) for n in sizes)
+    return case(expr, args=(arg,), dims={"N": sizes[0]}, dynamic=Dynamic({"N": (1, 99)}, points))
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_one_program_is_checked_at_every_size(target: str) -> None:
+    row = check(dynamic("F.softmax(x, 0)", (5, 1, 33)), target=target, stages=THREADS + compiler.STAGES)
+    assert row["verdict"] == "pass" and len(row["stages"]) == 6, (SEED, row)
+    assert row["stages"][-1]["seconds"] > 0
+
+
+def test_a_program_that_is_right_at_one_size_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fixed(program: Any) -> Any:
+        text = (
+            compiler.IRS["loop"].show(program).replace("range(s0)", "range(5)").replace("parallel(s0)", "parallel(5)")
+        )
+        return compiler.IRS["loop"].parse(text)
+
+    broken(monkeypatch, "tensor-to-loop", fixed)
+    row = check(dynamic("x + 1", (5, 9)))
+    assert (row["verdict"], row["first_bad_stage"], row["first_bad_pass"]) == ("fail", "loop", "tensor-to-loop#4")
+    assert row["detail"].startswith("at N = 9: ")
 
 
 def test_a_pass_that_raises_is_a_failed_stage(monkeypatch: pytest.MonkeyPatch) -> None:

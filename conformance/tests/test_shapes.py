@@ -227,6 +227,17 @@ def test_what_is_said_once_of_perf_holds_for_each_case_that_has_it(write: Write)
     assert [(row.op, row.dtype) for row in shapes.benches(file)] == [(file.cases[0].op, "f16")]
 
 
+def test_a_dynamic_dim_makes_one_row_that_is_checked_at_all_its_values(write: Write) -> None:
+    text = ONE.replace("N = [4, 5]", "N = [4, 5, 9]\ndims.K = [7, 8]\ndims.M = [6, 2]").replace("x + 1", "x + y")
+    text += 'args.y = { shape = ["K", "2*M + 1", "N"] }\ndynamic = { N = { min = 1 }, M = { max = 30 } }\n'
+    first, second = shapes.expand(write(text), "full")
+    assert (first.id, second.id) == ("a[Ndyn-K7-Mdyn.f32.contig.normal]", "a[Ndyn-K8-Mdyn.f32.contig.normal]")
+    assert first.dynamic is not None and first.dynamic.ranges == {"N": (1, None), "M": (2, 30)}
+    assert [dims for dims, _ in first.dynamic.points] == [{"N": 4, "M": 6}, {"N": 5, "M": 2}, {"N": 9, "M": 6}]
+    assert first.dynamic.points[1][1][1].shape == (7, 5, 5) and first.args[1].axes == ("", "2*M + 1", "N")
+    assert shapes.from_json(json.loads(json.dumps(shapes.to_json(first)))) == first
+
+
 REFUSED = {
     'exprs = "x"': (7, "no key 'exprs'; did you mean 'expr'?"),
     "args.y = { shape = [1], dtpye = 'i64' }": (7, "did you mean 'dtype'?"),
@@ -276,6 +287,11 @@ REFUSED = {
     '[[case]]\nname = "b"\nexpr = "x"\nargs.x = { shape = ["N"] }': (10, "names 'N'"),
     '[[case]]\nname = "b"\nexpr = "x"\nargs.x = { shape = ["M-2"] }\ndims.M = 1': (7, "holds -1 for {'M': 1}"),
     '[[case]]\nname = "b"\nexpr = "x"\nargs.x = { shape = [3] }\nlayouts = ["permuted"]': (7, "no row is left"),
+    "dynamic.n = {}": (7, "'n' is no dim; did you mean 'N'?"),
+    "dynamic.N = { mx = 9 }": (7, "no key 'mx'; did you mean 'max'?"),
+    "dynamic.N = { max = 4 }": (7, "5 is not between 2 and 4"),
+    "dynamic.N = { min = 0 }": (7, "`min` is at least 1"),
+    "dynamic.N = {}\nperf = {}": (8, "a dynamic case is not timed"),
     "name = 3 4": (7, "is not TOML"),
     "args.x.dtype = 'i64'": (7, "an inline table { } is closed"),
 }
