@@ -15,12 +15,12 @@ Environment = dict[str, str | None]
 MARKETING = re.compile(r"\((r|tm)\)|\bcpu\b|@.*|\bprocessor\b|\b\d+-core\b|\bwith .*|\bnvidia\b", re.IGNORECASE)
 
 
-def collect(targets: Sequence[str], backend: str | None = None) -> Environment:
+def collect(targets: Sequence[str], variant: str | None = None) -> Environment:
     """The facts that a result depends on; None for what this machine does not have."""
     return {
         "python": platform.python_version(),
         "torch": _installed("torch"),
-        "device": device(targets, backend),
+        "device": device(targets, variant),
         "cpu": cpu_model(),
         "gpu": gpu_model(),
         "toolchain": toolchain(targets),
@@ -28,12 +28,12 @@ def collect(targets: Sequence[str], backend: str | None = None) -> Environment:
     }
 
 
-def device(targets: Sequence[str], backend: str | None = None) -> str:
-    """The name of the folder for this device's reports; another backend's results are kept apart from ours."""
+def device(targets: Sequence[str], variant: str | None = None) -> str:
+    """The name of the folder for this device's reports; those of another backend, say, are kept apart from ours."""
     on_gpu = any(kind_of(target) == "cuda" for target in targets)
     gpu = gpu_model() if on_gpu else None
     name = slug(gpu or cpu_model() or platform.machine()) + ("-emulated" if on_gpu and gpu is None else "")
-    return f"{name}-{slug(backend)}" if backend else name
+    return f"{name}-{slug(variant)}" if variant else name
 
 
 def toolchain(targets: Sequence[str]) -> str | None:

@@ -35,6 +35,7 @@ EXECUTORS_OF_CUDA = EXECUTORS | {
     "kernel": "emulated, every access checked", "cuda": f"emulated, {RUNS} orders, guarded",
 }  # fmt: skip
 ON_GPU = f"GPU as {{}}, {RUNS} runs, guarded"
+WATCHED = "GPU as {}, under {}"
 LOST = 70  # exit status of a process that can use its GPU no more
 
 
@@ -226,10 +227,10 @@ def _stage_row(truth: Truth, ladder: Ladder, stage: str, watch: Watch | None) ->
     start = time.perf_counter()
     verdict = assess(truth, ladder.lowering, stage, watch)
     taken = round(time.perf_counter() - start, 4)
-    who = executor(ladder.lowering.target, stage)
+    who = executor(ladder.lowering.target, stage, watch)
     return {
         "stage": stage, "verdict": "pass" if verdict.ok else "fail", "err_over_tol": verdict.err_over_tol,
-        "executor": f"{who}, under {watch.tool}" if watch else who, "seconds": taken, "message": verdict.message,
+        "executor": who, "seconds": taken, "message": verdict.message,
     }  # fmt: skip
 
 
@@ -252,12 +253,14 @@ def assess(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Watch |
         return Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
 
 
-def executor(target: compiler.Target, stage: str) -> str:
+def executor(target: compiler.Target, stage: str, watch: Watch | None = None) -> str:
     """What runs a stage."""
     if target.kind == "cpu":
         return EXECUTORS[stage]
     arch = compiler.architecture(target) if stage == "cuda" else None
-    return EXECUTORS_OF_CUDA[stage] if arch is None else ON_GPU.format(arch)
+    if arch is None:
+        return EXECUTORS_OF_CUDA[stage]
+    return WATCHED.format(arch, watch.tool) if watch else ON_GPU.format(arch)
 
 
 def _leave(error: Exception) -> None:

@@ -90,7 +90,7 @@ class Results:
         ordered = sorted(self.rows, key=lambda row: (row.get("file", ""), row.get("id", ""), row.get("target", "")))
         by_kind = {kind: tuple(row for row in ordered if row["kind"] == kind) for kind in KINDS}
         return report.Run(
-            env=environment.collect(self.settings.targets, self.settings.backend),
+            env=environment.collect(self.settings.targets, self.settings.variant),
             cases=by_kind["check"],
             benches=by_kind["bench"],
             gates=by_kind["gate"],

@@ -27,7 +27,7 @@ class Runner:
         self.settings = settings
         self.folder = folder  # where the user is: paths are shown relative to it
         self.threads = max(1, len(os.sched_getaffinity(0)) // workers)
-        self.device = environment.device(settings.targets, settings.backend)
+        self.device = environment.device(settings.targets, settings.variant)
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         memory = min(MEMORY, int(MEMORY_SHARE * installed / workers))
         preload = [settings.function("check").partition(":")[0]]

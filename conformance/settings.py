@@ -52,6 +52,11 @@ class Settings:
         return tuple(name for name in (self.backend, *(self.vs or ())) if name is not None and name not in RIVALS)
 
     @property
+    def variant(self) -> str | None:
+        """What sets this run's results apart from those of our own code as it is."""
+        return self.backend or ("sanitizers" if self.sanitizers else None)
+
+    @property
     def architectures(self) -> tuple[str, ...]:
         """The GPUs named as targets, for which the gate is to compile; none named, it knows which."""
         return tuple(target for target in self.targets if target.startswith("sm_"))
