@@ -102,6 +102,17 @@ out[before] = before;
         "atomic_ticket", f"{setup}\nmlc_block_barrier();{body}", ("atomics",), (("x", i32, x),),
         (("ticket", i32, np.array([64], np.int32)), ("out", i32, wanted)), threads=64,
     )  # fmt: skip
+    body = """
+if (t == 0) tickets[0] = 0;
+mlc_block_barrier();
+int last;
+mlc_take_ticket(&last, tickets, 64);
+if (last) out[0] = x[0] + tickets[0];
+"""
+    yield "take_ticket", "", _trial(
+        "take_ticket", body, ("atomics",), (("x", i32, x),),
+        (("tickets", i32, np.zeros(1, np.int32)), ("out", i32, x.reshape(-1)[:1].astype(np.int32))), threads=64,
+    )  # fmt: skip
 
 
 def _vectors_added(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
@@ -268,6 +279,20 @@ mlc_cluster_barrier();
 """
     yield "arrive_cluster", "cluster", _trial("arrive_cluster", body, ("cluster", "mbarrier"), (("x", f32, x),),
                                               (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
+    body = """
+MLC_SHARED(float, s, 32, 16);
+const long next = (mlc_cluster_rank() + 1) % mlc_cluster_size();
+mlc_cluster_barrier();
+float mine[4];
+if (t < 8) {
+    for (int i = 0; i < 4; i++) mine[i] = x[blockIdx.x * 32 + t * 4 + i];
+    mlc_cluster_put<4>(s + t * 4, mine, next);
+}
+mlc_cluster_barrier();
+out[blockIdx.x * 32 + t] = s[t];
+"""
+    yield "cluster_put", "cluster", _trial("cluster_put", body, ("cluster",), (("x", f32, x),), (("out", f32, wanted),),
+                                           blocks=4, cluster=(4, 1, 1))  # fmt: skip
 
 
 def _bulk(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
