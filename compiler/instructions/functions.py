@@ -282,16 +282,17 @@ mlc_cluster_barrier();
     body = """
 MLC_SHARED(float, s, 32, 16);
 const long next = (mlc_cluster_rank() + 1) % mlc_cluster_size();
+s[t] = x[blockIdx.x * 32 + t];
 mlc_cluster_barrier();
-float mine[4];
+float theirs[4];
 if (t < 8) {
-    for (int i = 0; i < 4; i++) mine[i] = x[blockIdx.x * 32 + t * 4 + i];
-    mlc_cluster_put<4>(s + t * 4, mine, next);
+    mlc_cluster_get<4>(theirs, s + t * 4, next);
+    for (int i = 0; i < 4; i++) out[blockIdx.x * 32 + t * 4 + i] = theirs[i];
 }
 mlc_cluster_barrier();
-out[blockIdx.x * 32 + t] = s[t];
 """
-    yield "cluster_put", "cluster", _trial("cluster_put", body, ("cluster",), (("x", f32, x),), (("out", f32, wanted),),
+    wanted = np.roll(x, -1, 0)
+    yield "cluster_get", "cluster", _trial("cluster_get", body, ("cluster",), (("x", f32, x),), (("out", f32, wanted),),
                                            blocks=4, cluster=(4, 1, 1))  # fmt: skip
 
 

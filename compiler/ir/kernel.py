@@ -88,6 +88,19 @@ class Together(Expr):
         return self.arg.dtype
 
 
+class Peer(Expr):
+    """An element of the array that block `rank` of the cluster has in the place of the shared array `buffer`."""
+
+    buffer: str
+    index: Expr
+    rank: Expr
+    type: DType
+
+    @property
+    def dtype(self) -> DType:
+        return self.type
+
+
 class Builtin(Expr):
     """A number that the hardware supplies, such as `thread.x` or `block.y`."""
 
@@ -324,6 +337,9 @@ def _verify_expression(where: str, e: Expr, scope: set[Var], buffers: dict[str, 
             case Load(buffer, index, dtype):
                 if buffers.get(buffer) is not dt.vector(dtype, 1) or len(index) != 1 or index[0].dtype is not i64:
                     problem = f"load of {dtype} from {buffer}: {buffers.get(buffer)}"
+            case Peer(buffer, index, rank, dtype):
+                if buffers.get(buffer) is not dtype or index.dtype is not i64 or rank.dtype is not i64:
+                    problem = f"load of {dtype} from {buffer} of another block: {buffers.get(buffer)}"
             case Gather(buffer, index, dtype):
                 if buffers.get(buffer) is not dt.vector(dtype, 1) or index.dtype is not dt.vector(i64, dtype.lanes):
                     problem = f"gather of {dtype} from {buffer}: {buffers.get(buffer)} by {index.dtype}"
@@ -350,6 +366,7 @@ __all__ = [
     "Gather",
     "If",
     "Map",
+    "Peer",
     "Program",
     "Ramp",
     "Stmt",

@@ -13,7 +13,8 @@ def f(x: f32[64, 100], *, y: f32[64, 100]):
 Behind a temporary, ` = 0` says that it is zero before and after a run.
 
 `name: type = value` declares, `name = value` assigns. A load of a vector names its type behind the index; others are
-`gather(x, index)`. A buffer's element by address is `x @ (i)`, a remark is a string.
+`gather(x, index)`, those from another block of the cluster `peer(x, index, rank)`. A buffer's element by address is
+`x @ (i)`, a remark is a string.
 """
 
 from __future__ import annotations
@@ -123,6 +124,8 @@ def _stand_in(e: Any) -> Any:
         case k.Together(op, arg, threads, scratch):
             through = f", {scratch}" if scratch else ""
             shown = f"together({_WORD.get(op, op)}, {show_expr(arg)}, {threads}{through})"
+        case k.Peer(buffer, index, rank):
+            shown = f"peer({buffer}, {show_expr(index)}, {show_expr(rank)})"
         case k.Builtin(name):
             shown = name
         case Expr():
@@ -315,6 +318,8 @@ def _own(e: ast.expr, scope: Scope) -> Expr | None:
             return k.Across(_combine(e, word), expression(arg, scope))
         case ast.Call(ast.Name("together"), [ast.Name(word), arg, ast.Constant(int() as threads), *scratch]):
             return k.Together(_combine(e, word), expression(arg, scope), threads, "".join(_names(scratch)))
+        case ast.Call(ast.Name("peer"), [ast.Name(name), index, rank]) if name in scope.buffers:
+            return k.Peer(name, expression(index, scope), expression(rank, scope), scope.buffers[name])
         case ast.Call(ast.Name("literal"), [number, ast.Name(kind)]):
             value = text.literal(number)
             if value is None:

@@ -36,8 +36,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # lanes of all the others prepare what was copied.
     "pipeline": ("depth", "producers"),
 }
-# Where a tile lies: in a thread, over the threads of a block, in a block's memory; dealt out along its second axis to
-# the memories of the blocks of a cluster; or in the memory of all blocks. Of a tile of the last two kinds, a loop over
+# Where a tile lies: in a thread, over the threads of a block, in a block's memory; a part of it in the memory of each
+# block of a cluster, along its first axis; or in the memory of all blocks. Of a tile of the last two kinds, a loop over
 # blocks makes a part in each iteration, and what follows that loop sees all of them.
 SPACES = ("local", "registers", "shared", "cluster", "device")
 COPIES = ("plain", "cp.async", "tma", "dsmem")

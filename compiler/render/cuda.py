@@ -42,7 +42,7 @@ HEADERS = {
     "wgmma": "wgmma wgmma_rs wgmma_hold wgmma_fence wgmma_commit wgmma_wait",
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic fence_device take_ticket",
-    "cluster": "cluster_arrive cluster_wait cluster_barrier cluster_store cluster_put",
+    "cluster": "cluster_barrier cluster_load cluster_get",
 }
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
@@ -146,6 +146,8 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return Code(at + ".bits" if is_half(dtype) else at)
         case Cast(arg, dtype):
             return _cast(w, arg, dtype)
+        case k.Peer(buffer, index, rank):
+            return w.call("mlc_cluster_load", w.pointer(buffer, index), w.of(rank))
         case k.Together(how, arg, threads, scratch):
             combine = f"mlc_{_COMBINERS[how]}"
             w.called.add(combine)

@@ -200,7 +200,8 @@ class Share(Step):
     `rows` are the perfectly nested loops around it whose parts come together. Threads of a block pass what they find
     through the tile `accumulator`_shares in "shared" memory, made by a loop `loop`_share, and a second nest with loops
     `i_all` combines it. Blocks pass theirs through `accumulator`_parts in the memory of a "cluster" or of the "device",
-    made by a loop `loop`_part, and the second nest has loops `i_sum`.
+    made by a loop `loop`_part, and the second nest has loops `i_sum`. Rows of a part lie `pad` elements further apart
+    than they are long.
     """
 
     accumulator: str
@@ -208,6 +209,7 @@ class Share(Step):
     parts: int
     rows: tuple[str, ...]
     space: str
+    pad: int = 0
 
 
 class Raster(Step):
@@ -299,7 +301,7 @@ def show_step(step: Step) -> str:
             said = [repr(loop), level, *(f"{n}={v}" for n, v in args)]
         case Fold(first, second, "local") | Distribute(first, second, "local"):
             said = [repr(first), repr(second)]
-        case Stage(pad=0) | Online(masks=()):
+        case Stage(pad=0) | Share(pad=0) | Online(masks=()):
             said = [repr(f) for f in fields[:-1]]
         case _:
             said = [repr(f) for f in fields]

@@ -65,11 +65,11 @@ MOST_BLOCKS = 8  # of a cluster, on every target that has them
 
 
 def _cluster_problems(s: tile.Alloc, target: Target) -> Iterator[str]:
-    blocks, *rest = (static(n) for n in s.tensor.shape)
+    blocks = static(s.tensor.shape[0])
     if "cluster" not in target.features:
-        yield f"tile {s.tensor.name} is dealt out to a cluster, of which the target knows nothing"
-    elif blocks > MOST_BLOCKS or not rest or rest[0] % blocks:
-        yield f"tile {s.tensor.name} of {(blocks, *rest)} cannot be dealt out along its second axis to {blocks} blocks"
+        yield f"tile {s.tensor.name} lies in the blocks of a cluster, of which the target knows nothing"
+    elif blocks > MOST_BLOCKS:
+        yield f"tile {s.tensor.name} lies in {blocks} blocks, and a cluster has at most {MOST_BLOCKS}"
 
 
 def _mma_problems(s: tile.Mma, row: Instruction, known: dict[str, tuple[str, str]]) -> Iterator[str]:

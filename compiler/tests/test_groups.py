@@ -73,13 +73,23 @@ def found(case: str, old: str, new: str) -> set[str]:
     return {r.kind for r in outcome.reports}
 
 
+BARRIER = "  mlc_cluster_barrier();\n"
+MADE = "  }\n" + BARRIER + "  const int"
 IN_A_CLUSTER = {
-    "no wait until all blocks have begun": ("  mlc_cluster_wait();\n", "", "cluster"),
-    "no barrier at all before memory of others": ("  mlc_cluster_arrive();\n", "", "cluster"),
-    "no wait until all parts are there": ("  mlc_cluster_barrier();\n", "", "race"),
-    "arrived and not waited": ("mlc_cluster_barrier();", "mlc_cluster_arrive();", "race"),
-    "only threads of the own block waited for": ("mlc_cluster_barrier();", "mlc_block_barrier();", "race"),
-    "a row of another block": (", mlc_quotient(i1, 32));", ", mlc_quotient(i1, 64));", "race"),
+    "no wait until all parts are there": (MADE, MADE.replace(BARRIER, ""), "distributed shared memory"),
+    "arrived and not waited": (MADE, MADE.replace("_barrier", "_arrive"), "cluster"),
+    "threads of the block alone waited for": (MADE, MADE.replace("cluster", "block"), "distributed shared memory"),
+    "no wait before a block ends": (
+        "  }\n" + BARRIER + "}",
+        "  }\n}",
+        "distributed shared memory",
+    ),
+    "a part that is not there": ("(long)r_share_all", "r_share_all + 1L", "cluster"),
+    "a part stored by every block": (
+        "s_shares[i1] = s;",
+        "*mlc_cluster_map(&s_shares[i1], 0) = s;",
+        "distributed shared memory",
+    ),
 }
 
 

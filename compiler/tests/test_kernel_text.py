@@ -39,6 +39,7 @@ def everything() -> k.Program:
         k.Store("y", const(0), const(1.0, f32), "min"),
         k.Call("mlc_panel", (6, "float"), (k.Address("x", Size("n") - 3), const(2), k.Address("y", const(0))), ("y",)),
         k.Declare("any", k.Across("or", op("lt", lanes, lanes))),
+        k.Declare("there", k.Peer("y", const(1), const(3), f32)),
         k.Store("y", op("neg", Size("n")), const(float("-inf"), f32)),
         k.If(const(False, boolean), ()),
     )

@@ -1,9 +1,9 @@
 """Blocks that make parts of one result together: how they pass them on, and which of them goes on with the sum.
 
 A loop over blocks that is not the last statement of its body makes a part of a tile in each iteration. Blocks of a
-cluster store what they have into each other's shared memory, and each goes on with the share that it was dealt. Other
-blocks store it to memory of all, take a ticket each, and the one that drew the last goes on by itself. Either way parts
-are added in the order of the loop, whoever comes first.
+cluster keep theirs in shared memory, where the others read it, and share out what follows. Other blocks store it to
+memory of all and take a ticket each, and the one that drew the last goes on by itself. Either way parts are added in
+the order of the loop, whoever comes first.
 """
 
 from __future__ import annotations
@@ -41,17 +41,15 @@ class Meeting(Stmt):
 
 @dataclass
 class Group:
-    """The blocks of one loop: the tile of their parts, of which each has `slice` elements, and this one's number.
+    """The blocks of one loop: the tile of their parts, the elements from one part to the next, this block's number.
 
-    In a cluster a block has `rows` of the second axis. Else the group has a `number` among all, `memory` has the
-    tensors of the parts and of the tickets, and the shared array `last` is to say who drew the last. `met` says that
-    all parts have been made.
+    Where it is no cluster, the group has a `number` among all, `memory` has the tensors of the parts and of the
+    tickets, and the shared array `last` is to say who drew the last. `met` says that all parts have been made.
     """
 
     held: tile.Alloc
     count: int
-    slice: int
-    rows: int
+    size: int
     block: Expr
     number: Expr = ZERO
     memory: tuple[Tensor, ...] = ()
@@ -71,24 +69,23 @@ def split(body: tuple[Stmt, ...]) -> tuple[tile.Alloc, tile.For, tuple[Stmt, ...
     return None
 
 
-def begin(low: Lowering, held: tile.Alloc, parts: tile.For, axes: list[tile.For], scope: Scope) -> Body:
-    """Makes the group known; where a tile lies is decided, and what the function does first of all is returned."""
+def begin(low: Lowering, held: tile.Alloc, parts: tile.For, axes: list[tile.For], scope: Scope) -> None:
+    """Makes the group known, and where its tile lies."""
     t, name = held.tensor, low.source.name
-    lengths = [static(n, f"the size of {t.name}") for n in t.shape]
+    made, *lengths = (static(n, f"the size of {t.name}") for n in t.shape)
     count = static(parts.extent, f"the number of blocks of {parts.var}")
-    if lengths[:1] != [count]:
-        raise ValueError(f"kernel {name}: tile {t.name} has {lengths[:1]} parts, and {parts.var} makes {count}")
-    size = math.prod(lengths[1:])
+    if made != count:
+        raise ValueError(f"kernel {name}: tile {t.name} has {made} parts, and {parts.var} makes {count}")
     block = scope.values[parts.var]
     scope.buffers[t.name] = t
     low.taken.add(t.name)
     if held.space == "cluster":
-        low.group = Group(held, count, size, lengths[1] // count, block)
-        array = shared.size_of(t.replace(shape=(dim(size),), strides=(dim(1),)), 0)
-        low.arrays.append(k.Array(t.name, t.dtype, array, "shared", shared.alignment(0)))
-        low.shared[t.name] = SharedTile(t, t.name, 0, array, const(0))
-        low.opened.append(k.Call("mlc_cluster_wait", (), ()))
-        return [k.Call("mlc_cluster_arrive", (), ())]
+        own = t.replace(shape=t.shape[1:], strides=t.strides[1:])
+        size = shared.size_of(own, 0)
+        low.group = Group(held, count, size, block)
+        low.arrays.append(k.Array(t.name, t.dtype, size, "shared", shared.alignment(0)))
+        low.shared[t.name] = SharedTile(own, t.name, 0, size, const(0))
+        return
     many = math.prod(static(f.extent, "the size of the grid") for f in axes)
     number: Expr = const(0)
     for f in axes:
@@ -97,46 +94,41 @@ def begin(low: Lowering, held: tile.Alloc, parts: tile.For, axes: list[tile.For]
     shape = (dim(many), *t.shape)
     parts_of = t.replace(name=low.fresh(stem), shape=shape, strides=row_major(shape))
     tickets = Tensor(low.fresh(f"{stem}_tickets"), i32, (dim(many),), (dim(1),))
-    low.group = Group(held, count, count * size, 0, block, number, (parts_of, tickets), low.fresh("last_block"))
+    size = math.prod(lengths)
+    low.group = Group(held, count, size, block, number, (parts_of, tickets), low.fresh("last_block"))
     low.arrays.append(k.Array(low.group.last, i32, 1, "shared", 4))
     scope.buffers[t.name] = parts_of
-    return []
 
 
 def place(low: Lowering, buffer: str, index: tuple[Expr, ...], scope: Scope) -> tuple[Expr, ...] | Expr | None:
-    """The index in the group's tile of an element: in all of it for other blocks' parts, as far as they share memory;
-    a flat place where the tile is dealt out; None for another buffer."""
+    """The index in memory of all of an element of the group's tile; in a cluster a flat place, as if the blocks'
+    memories lay one after the other once all parts have been made; None for another buffer."""
     group = low.group
     if group is None or buffer != group.held.tensor.name:
         return None
     if not group.cluster:
         return (group.number, *index)
-    part, row, *rest = (low.value(i, scope) for i in index)
-    owner = simplify(row // group.rows, scope.ranges, index=True)
-    if group.met and owner is not group.block:
+    part, *rest = (low.value(i, scope) for i in index)
+    flat = low.offset(low.shared[buffer], tuple(rest), scope)
+    if group.met:
+        return simplify(part * group.size + flat, scope.ranges, index=True)
+    if part is not group.block:
         raise ValueError(
-            f"kernel {low.source.name}: {buffer} is dealt out along its second axis, of which a block of the cluster "
-            f"sees its own {group.rows} only"
+            f"kernel {low.source.name}: a block of the cluster makes another part of {buffer} than its own"
         )
-    flat = part * group.rows + row % group.rows
-    for i, n in zip(rest, group.held.tensor.shape[2:], strict=True):
-        flat = flat * n + i
-    return simplify(flat if group.met else owner * group.slice + flat, scope.ranges, index=True)
+    return flat
 
 
-def dealt(low: Lowering, buffer: str) -> bool:
-    """A tile whose elements are stored to shared memory of other blocks."""
-    return low.group is not None and low.group.cluster and buffer == low.group.held.tensor.name
+def elsewhere(low: Lowering, buffer: str) -> bool:
+    """A tile whose parts lie in the shared memories of the blocks of a cluster, which have made them."""
+    return low.group is not None and low.group.cluster and low.group.met and buffer == low.group.held.tensor.name
 
 
-def stored(low: Lowering, to: k.Address, value: Expr | k.Address, vector: int, scope: Scope) -> k.Stmt:
-    """A store to where a tile was dealt to, from a flat place that counts through the blocks."""
+def apart(low: Lowering, at: k.Address, scope: Scope) -> tuple[k.Address, Expr]:
+    """A flat place in such a tile as one in the memory of a block, and which block."""
     assert low.group is not None
-    rank = simplify(to.index // low.group.slice, scope.ranges, index=True)
-    there = k.Address(to.buffer, simplify(to.index % low.group.slice, scope.ranges, index=True))
-    if isinstance(value, k.Address):
-        return k.Call("mlc_cluster_put", (vector,), (there, value, rank), (to.buffer,))
-    return k.Call("mlc_cluster_store", (), (there, value, rank), (to.buffer,))
+    there = at.replace(index=simplify(at.index % low.group.size, scope.ranges, index=True))
+    return there, simplify(at.index // low.group.size, scope.ranges, index=True)
 
 
 def meet(low: Lowering, s: Meeting, scope: Scope) -> Body:
@@ -146,7 +138,8 @@ def meet(low: Lowering, s: Meeting, scope: Scope) -> Body:
     group.met = True
     low.hazards.clear()
     if group.cluster:
-        return [k.Barrier("cluster"), *low.sequence(s.after, scope.inner())]
+        # No block may end while others read its memory.
+        return [k.Barrier("cluster"), *low.sequence(s.after, scope.inner()), k.Barrier("cluster")]
     first = op("eq", low.thread(scope), const(0))
     _, tickets = group.memory
     drawn, flag = k.Address(tickets.name, low.value(group.number, scope)), k.Address(group.last, const(0))

@@ -191,13 +191,13 @@ def share_of(
     for (buffer, flat), start in found.loads.items():
         array, dtype = low.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
         arrays.append(k.Array(array, dtype, vector * rounds, "local", 16))
-        loads += _loads(low, array, slot, buffer, start, vector * dtype.bytes, vector)
+        loads += _loads(low, array, slot, buffer, start, vector * dtype.bytes, vector, inner)
         inner.ready[low.array(buffer), flat] = (array, slot + lane)
     for (buffer, flat), start in found.stores.items():
         array, dtype = low.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
         before.append(k.Array(array, dtype, vector, "local", 16))
         to, source = k.Address(low.array(buffer), start), k.Address(array, const(0))
-        after += _stores(low, to, source, buffer, vector * dtype.bytes, vector, inner)
+        after += _stores(low, to, source, buffer, vector * dtype.bytes, vector)
         inner.gathered[buffer] = (array, flat)
     made = low.sequence(body, inner)
     rest = [*before, k.For(lane.name, const(0), const(vector), 1, tuple(made), "unroll"), *after]
@@ -216,13 +216,17 @@ def _row(
             if inner.buffers[to].dtype is dtype and (buffer, flat) in found.loads:
                 first = substitute(at, {lane: const(0)})
                 start = found.loads[buffer, flat]
-                return Share([], _loads(low, array, first, buffer, start, vector * dtype.bytes, vector), [])
+                return Share([], _loads(low, array, first, buffer, start, vector * dtype.bytes, vector, inner), [])
     return None
 
 
-def _loads(low: Lowering, array: str, slot: Expr, buffer: str, start: Expr, size: int, vector: int) -> Body:
+def _loads(
+    low: Lowering, array: str, slot: Expr, buffer: str, start: Expr, size: int, vector: int, scope: Scope
+) -> Body:
     """Neighbours of `size` bytes into a thread's array."""
     to, source = k.Address(array, slot), k.Address(low.array(buffer), start)
+    if groups.elsewhere(low, buffer):
+        return [k.Call("mlc_cluster_get", (vector,), (to, *groups.apart(low, source, scope)), (array,))]
     if buffer not in low.streamed:
         return [k.Call("mlc_load", (vector,), (to, source), (array,))]
     return [
@@ -230,10 +234,8 @@ def _loads(low: Lowering, array: str, slot: Expr, buffer: str, start: Expr, size
     ]
 
 
-def _stores(low: Lowering, to: k.Address, source: k.Address, buffer: str, size: int, vector: int, scope: Scope) -> Body:
+def _stores(low: Lowering, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:
     """Neighbours of `size` bytes out of a thread's array."""
-    if groups.dealt(low, buffer):
-        return [groups.stored(low, to, source, vector, scope)]
     if buffer in low.past:
         pieces = _pieces(to, source, size, vector)
         return [k.Call("mlc_store_once", (n,), (to_n, from_n), (to.buffer,)) for n, to_n, from_n in pieces]

@@ -79,9 +79,7 @@ def roles(low: Lowering, body: tuple[Stmt, ...], scope: Scope) -> Body:
         one = [k.Call("mlc_registers_decrease", (kept,), ()), *one]
         computing = [k.Call("mlc_registers_increase", (handed(low.threads, kept),), ()), *computing]
     own = op("ge", low.warp(), const(first))
-    # What the blocks of a cluster wait for at first, copies need not.
-    ended = [k.Barrier("warp"), *low.opened] if low.opened else []
-    return [*_start(low), k.If(own, (*one, *ended), (*low.opened, *computing))]
+    return [*_start(low), k.If(own, tuple(one), tuple(computing))]
 
 
 def handed(threads: int, kept: int) -> int:

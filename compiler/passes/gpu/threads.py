@@ -83,7 +83,6 @@ class Lowering(Signals):
     shared: dict[str, SharedTile] = field(default_factory=dict)
     specialised: bool = False
     group: Group | None = None  # of blocks that make parts of one result
-    opened: Body = field(default_factory=list)  # what stands behind the first barrier
     first: int = 0  # number of the first thread of those that are being told what to do
     kept: int = 0  # registers of each of these, where they gave others away
     producers: int = 0
@@ -113,17 +112,16 @@ class Lowering(Signals):
             body = body[0].body
         found = groups.split(body)
         shape, start = grid(self, axes if found is None else [*axes, found[1]], scope)
-        opening: Body = []
         if found is not None:
-            opening = groups.begin(self, *found[:2], axes, scope)
+            groups.begin(self, *found[:2], axes, scope)
             body = (*found[1].body, groups.Meeting(found[0].tensor.name, found[2]))
         self.specialised = specialised.has_producers(body)
         if self.specialised:
             inside = specialised.roles(self, body, scope)
         else:
-            inside = [*self.opened, *self.sequence(body, scope), *wgmma.finish(self)]
+            inside = [*self.sequence(body, scope), *wgmma.finish(self)]
         arrays = [k.Array(name, dtype, WARP, "shared", 16) for name, dtype in self.scratch.items()]
-        made = (*self.arrays, *arrays, *opening, *self.start, *start, *inside)
+        made = (*self.arrays, *arrays, *self.start, *start, *inside)
         maps = tuple(k.TensorMap(name, *described) for described, name in self.maps.items())
         block = (self.threads + self.producers, 1, 1)
         own = tuple(t.name for t in self.exchanged)
@@ -314,9 +312,7 @@ class Lowering(Signals):
         if (scope.gathered or {}).get(s.buffer, ("", None))[1] is place:
             array, lane = (scope.gathered or {})[s.buffer][0], scope.values["neighbour"]
             return [k.Store(array, lane, value)]
-        made: k.Stmt = k.Store(buffer, place, value, s.op)
-        if groups.dealt(self, s.buffer):
-            made = groups.stored(self, k.Address(buffer, place), value, 1, scope)
+        made = k.Store(buffer, place, value, s.op)
         if scope.part is not None and not scope.part.columns and s.buffer not in (scope.registers or {}):
             return [k.If(fragment_loops.only_one(self, scope.part.fragment), (made,))]
         if scope.level == "thread" or s.buffer in (scope.registers or {}):
@@ -451,6 +447,9 @@ class Lowering(Signals):
                 where, place = self.at(buffer, index, scope)
                 if (where, place) in (scope.ready or {}):
                     where, place = (scope.ready or {})[where, place]
+                elif groups.elsewhere(self, buffer):
+                    there, rank = groups.apart(self, k.Address(where, place), scope)
+                    return k.Peer(there.buffer, there.index, rank, dtype)
                 return Load(where, (place,), dtype)
             case Cast(arg, dtype):
                 return cast(self.value(arg, scope), dtype)

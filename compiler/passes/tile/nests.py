@@ -8,6 +8,7 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Op, Var, names, substitute
 from compiler.ir.index import Range, extent_range, from_linear, linear, value_range
 from compiler.ir.statement import If, Kernel, Stmt, Store
+from compiler.ir.tensor import row_major
 from compiler.schedule.steps import ScheduleError, Step
 
 SERIAL = tile.Bind("serial")
@@ -134,3 +135,8 @@ def moving(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile
         lengths.append(long[moving[0].name] if moving else 0)
         axes += [v.name for v in moving]
     return (axes, tile.Slice("", tuple(starts), tuple(lengths))) if len(set(axes)) == len(axes) else None
+
+
+def padded(shape: tuple[Expr, ...], pad: int) -> tuple[Expr, ...]:
+    """Strides of a tile whose rows are `pad` further apart than they are long."""
+    return row_major((*shape[:-1], shape[-1] + pad)) if pad and len(shape) > 1 else row_major(shape)

@@ -22,7 +22,7 @@ from compiler.passes.tile.gpu.share import share
 from compiler.passes.tile.gpu.sums import compensate, promote
 from compiler.passes.tile.gpu.writeback import writeback
 from compiler.passes.tile.guards import interior
-from compiler.passes.tile.nests import ranges_around, ranges_of
+from compiler.passes.tile.nests import padded, ranges_around, ranges_of
 from compiler.passes.tile.pack import pack
 from compiler.schedule.steps import (
     Bind,
@@ -333,7 +333,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     axes = _axes(kernel, f, buffer, [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name])
     kept = [(k, extent, start) for k, (extent, start) in enumerate(axes) if extent is not None]
     shape = tuple(extent for _, extent, _ in kept)
-    small = Tensor(step.tile, buffer.dtype, shape, _padded(shape, step.pad))
+    small = Tensor(step.tile, buffer.dtype, shape, padded(shape, step.pad))
     loops = [Var(f"{step.tile}_at{n if len(kept) > 1 else ''}") for n in range(len(kept))]
     moving = {k: start + v for (k, _, start), v in zip(kept, loops, strict=True)}
     whole = tuple(moving.get(k, start) for k, (_, start) in enumerate(axes))
@@ -347,11 +347,6 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
         copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
     body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile)
     return (f.replace(body=(tile.Alloc(small, step.space), *copy, *body)),)
-
-
-def _padded(shape: tuple[Expr, ...], pad: int) -> tuple[Expr, ...]:
-    """Strides of a tile whose rows are `pad` further apart than they are long."""
-    return row_major((*shape[:-1], shape[-1] + pad)) if pad and len(shape) > 1 else row_major(shape)
 
 
 def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:

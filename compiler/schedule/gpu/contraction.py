@@ -168,7 +168,9 @@ class _Plan:
         if not self.p.across:
             add(Reorder((n.name, m.name)))
         space = "cluster" if tiles.in_cluster(t.parts, (t.m, t.n), self.target) else "device"
-        add(Share(self.acc, k.name, t.parts, (outer.name, inner.name), space))
+        # Half a warp stores 8 bytes to each of 4 rows, or 4 bytes to 8 columns: to banks of their own.
+        pad = 0 if space == "device" else 8 if self.p.across else 4
+        add(Share(self.acc, k.name, t.parts, (outer.name, inner.name), space, pad))
         if not self.p.across:
             add(Reorder((m.name, n.name)))
         row, column, part = f"{outer.name}_sum", f"{inner.name}_sum", f"{k.name}_part"

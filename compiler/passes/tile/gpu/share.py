@@ -6,8 +6,8 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, static, substitute
 from compiler.ir.index import value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Store
-from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL, Body, again, find_nest, ranges_of, replace, wrap
+from compiler.ir.tensor import Tensor
+from compiler.passes.tile.nests import SERIAL, Body, again, find_nest, padded, ranges_of, replace, wrap
 from compiler.schedule.steps import ScheduleError, Share
 
 # What the loop that makes parts, their tile, and the names behind it are called by whom they are passed on between.
@@ -49,7 +49,7 @@ def share(kernel: Kernel, step: Share) -> Kernel:
     if any(e is None for e in extents) or any(r.kind != "parallel" for r in rows):
         raise ScheduleError(step, f"{', '.join(step.rows)} must be parallel, and their extents known")
     shape = (dim(step.parts), *(dim(e or 0) for e in extents))
-    held = Tensor(step.accumulator + tiles, first.value.dtype, shape, row_major(shape))
+    held = Tensor(step.accumulator + tiles, first.value.dtype, shape, padded(shape, step.pad))
     at_part: tuple[Expr, ...] = (part, *(Var(r.var) for r in rows))
     moved = substitute(f.body, {Var(f.var): part * length + Var(f.var)})
     inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, at_part, scalar_of(first)))

@@ -91,8 +91,8 @@ template <typename T>
 MLC_DEVICE void mlc_cluster_store(T* to, T value, long rank) {
     *mlc_cluster_map(to, rank) = value;
 }
-// COUNT neighbouring elements from a thread's own array to the shared memory of block `rank`.
+// COUNT neighbouring elements of the shared memory of block `rank` into a thread's own array.
 template <int COUNT, typename T>
-MLC_DEVICE void mlc_cluster_put(T* to, const T* from, long rank) {
-    mlc_store<COUNT>(mlc_cluster_map(to, rank), from);
+MLC_DEVICE void mlc_cluster_get(T* to, const T* from, long rank) {
+    mlc_load<COUNT>(to, mlc_cluster_map(from, rank));
 }
