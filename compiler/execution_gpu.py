@@ -21,6 +21,7 @@ from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
 from compiler.runtime.launcher import DTYPES, Launcher, Plan
 from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map, Size
+from compiler.runtime.tensor_map import BASE
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parent / "render" / "cuda"
@@ -66,7 +67,9 @@ def _map(m: k.TensorMap, f: k.Function, number: int, at: Sizes) -> Map:
     axes = memory_order(t)[::-1]
     shape, steps = numbers(t.shape, at), numbers(t.strides, at)
     dims = tuple(shape[d] for d in axes)
-    strides = tuple(steps[d] * t.dtype.bytes for d in axes)
+    # Of an axis of one element the copy engine wants to hear an even stride all the same.
+    odd = {d for d in axes[1:] if shape[d] == 1}
+    strides = tuple(BASE if d in odd else steps[d] * t.dtype.bytes for d in axes)
     return Map(number, t.dtype.name, dims, strides, m.box, m.swizzle, m.steps)
 
 

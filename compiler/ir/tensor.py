@@ -236,6 +236,8 @@ def row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
 def memory_order(t: Tensor) -> tuple[int, ...]:
     """The axes of a tensor from the one of the longest strides to that of neighbours; as they are if that is unknown.
 
+    Axes of one element come first.
+
     >>> from compiler.ir.dtype import f32
     >>> memory_order(Tensor("x", f32, (dim(2), dim(8), dim(5)), (dim(40), dim(1), dim(8))))
     (0, 2, 1)
@@ -243,4 +245,4 @@ def memory_order(t: Tensor) -> tuple[int, ...]:
     axes = range(len(t.shape))
     if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
         return tuple(axes)
-    return tuple(sorted(axes, key=lambda d: (-static(t.strides[d]), static(t.shape[d]) > 1)))
+    return tuple(sorted(axes, key=lambda d: (static(t.shape[d]) > 1, -static(t.strides[d]))))

@@ -99,7 +99,8 @@ def _aligned(low: Lowering, s: tile.Slice, scope: Scope, width: int) -> bool:
     if s.buffer in low.shared and low.shared[s.buffer].width % width:
         return False
     start = simplify(low.value(s.starts[axis], scope), scope.ranges, index=True)
-    rows = all(divides(step, width) for d, step in enumerate(tensor.strides) if d != axis)
+    several = (d for d, n in enumerate(tensor.shape) if d != axis and n is not const(1))
+    rows = all(divides(tensor.strides[d], width) for d in several)
     return rows and divides(start, width, low.multiples)
 
 

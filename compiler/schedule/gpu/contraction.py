@@ -56,13 +56,18 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     tensors = {p.name: p for p in kernel.params}
     for parts in (*ways(found, tensors), *conv.ways(found, tensors)):
         made = _tiling(parts, target)
-        clocks = math.inf if made is None else made.clocks + tiles.copying(parts.copied, target)
+        clocks = math.inf if made is None else made.clocks + tiles.copying(parts.copied, target) + _waits(parts, made)
         if made is not None and clocks < least:
             best, least = (parts, made), clocks
     if best is None:
         return None
     schedule = _Plan(*best, target, splits).schedule()
     return schedule if _fresh(kernel, schedule) else None
+
+
+def _waits(p: Parts, t: Tiling) -> float:
+    """Clocks of one tile in which the threads that multiply wait for what they load themselves."""
+    return 0.0 if p.a.operand.copied and p.b.operand.copied else tiles.LATENCY * -(-p.k.size // (t.k * t.parts))
 
 
 def _tiling(p: Parts, target: Target) -> Tiling | None:

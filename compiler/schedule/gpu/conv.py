@@ -85,6 +85,12 @@ def _bytes(t: Tensor) -> int:
     return math.prod(static(n) for n in t.shape) * t.dtype.bytes
 
 
+def _steps(t: Tensor, last: int) -> list[int]:
+    """Bytes between neighbours along all axes but the last one, of which there are some."""
+    axes = (d for d, n in enumerate(t.shape) if d != last and static(n) > 1)
+    return [static(t.strides[d]) * t.dtype.bytes for d in axes]
+
+
 def _axis(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor]) -> Axis:
     """The loops of one side: a box unless they are one, which ends where an axis of the buffer does."""
     load = _load(value, tensors)
@@ -143,7 +149,7 @@ def _factor(
     axes = [moved[f.var] for f in own]
     taken = [*axes, moved[inner.var]] if order[1] == "k" else [moved[inner.var], *axes]
     memory = [d for d in memory_order(t) if d in taken]
-    rows = [static(n) * t.dtype.bytes for d, n in enumerate(t.strides) if d != last]
+    rows = _steps(t, last)
     apart = max(steps) == 1 or (max(steps) <= FARTHEST_STEP and len(own) > 1)
     even = apart and taken == memory and len(t.shape) <= MOST_AXES and all(n % 16 == 0 for n in rows)
     terms, rest = linear(simplify(load.index[last], ranges, index=True))
@@ -173,7 +179,7 @@ def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> 
         return None, across
     axes = [at[f.var] for f in loops]
     alike = axes == [d for d in memory_order(t) if d in axes]
-    rows = [static(x) * t.dtype.bytes for d, x in enumerate(t.strides) if d != axes[-1]]
+    rows = _steps(t, axes[-1])
     if not alike or last.boxed or t.strides[axes[-1]] is not const(1) or any(x % 16 for x in rows):
         return None, across
     return Result(s.buffer, t.dtype.bytes, True, True), across

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.ir import loop
-from compiler.ir.dtype import STORAGE_ONLY
-from compiler.ir.expr import Cast, Const, Expr, Load, Select, Var, loads, names
+from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names
 from compiler.ir.index import Range, extent_range, linear
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
+from compiler.schedule.blocks import narrow
 from compiler.schedule.contraction import Contraction
 from compiler.schedule.gpu.tiles import Operand
 from compiler.schedule.steps import Step
@@ -138,7 +138,7 @@ def _stride(
 
 
 def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> Factor:
-    value = wide.arg if isinstance(wide, Cast) and wide.arg.dtype in STORAGE_ONLY else wide
+    value = narrow(wide)
     found = loads(value)
 
     def run(part: Axis) -> int:
