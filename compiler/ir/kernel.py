@@ -75,13 +75,15 @@ class Across(Expr):
 class Together(Expr):
     """The values of `threads` threads that stand here together, combined by a reduction; all of them get the result.
 
-    More threads than a warp pass theirs through `scratch`, a shared array of an element for each warp.
+    More threads than a warp pass theirs through `scratch`, a shared array of an element for each warp. Threads whose
+    numbers are `apart`, by more than one, pass them through an array of an element for each thread of the block.
     """
 
     op: str
     arg: Expr
     threads: int
     scratch: str = ""
+    apart: int = 1
 
     @property
     def dtype(self) -> DType:

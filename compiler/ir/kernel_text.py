@@ -121,8 +121,8 @@ def _stand_in(e: Any) -> Any:
             shown = f"ramp({show_expr(start)}, {step}, {lanes})"
         case k.Across(op, arg):
             shown = f"across({_WORD.get(op, op)}, {show_expr(arg)})"
-        case k.Together(op, arg, threads, scratch):
-            through = f", {scratch}" if scratch else ""
+        case k.Together(op, arg, threads, scratch, apart):
+            through = (f", {scratch}" if scratch else "") + (f", {apart}" if apart > 1 else "")
             shown = f"together({_WORD.get(op, op)}, {show_expr(arg)}, {threads}{through})"
         case k.Peer(buffer, index, rank):
             shown = f"peer({buffer}, {show_expr(index)}, {show_expr(rank)})"
@@ -316,8 +316,10 @@ def _own(e: ast.expr, scope: Scope) -> Expr | None:
             return k.Ramp(expression(start, scope), int(ast.literal_eval(step)), lanes)
         case ast.Call(ast.Name("across"), [ast.Name(word), arg]):
             return k.Across(_combine(e, word), expression(arg, scope))
-        case ast.Call(ast.Name("together"), [ast.Name(word), arg, ast.Constant(int() as threads), *scratch]):
-            return k.Together(_combine(e, word), expression(arg, scope), threads, "".join(_names(scratch)))
+        case ast.Call(ast.Name("together"), [ast.Name(word), arg, ast.Constant(int() as threads), *others]):
+            scratch = "".join(n.id for n in others if isinstance(n, ast.Name))
+            steps = [n.value for n in others if isinstance(n, ast.Constant) and isinstance(n.value, int)]
+            return k.Together(_combine(e, word), expression(arg, scope), threads, scratch, *steps)
         case ast.Call(ast.Name("peer"), [ast.Name(name), index, rank]) if name in scope.buffers:
             return k.Peer(name, expression(index, scope), expression(rank, scope), scope.buffers[name])
         case ast.Call(ast.Name("literal"), [number, ast.Name(kind)]):

@@ -27,6 +27,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "serial": (),
     "blocks": (),  # one after the other on a CPU thread, or one thread block each
     "warps": (),
+    # One iteration to each lane of a warp, so that 32 of them; loops over lanes inside go to the `warps` of the block.
+    "columns": ("warps",),
     "lanes": ("threads", "vector"),  # spread over the threads of a block, `vector` neighbours to a thread
     # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches,
     # `rolled` asks the C++ compiler to leave the loop as it is, which it then compiles faster.
@@ -246,7 +248,7 @@ def binding_error(var: str, kind: str, binding: Bind) -> str:
     unknown = [n for n, _ in binding.args if n not in LEVELS[level]]
     if unknown:
         return f"loop {var}: {level} takes {', '.join(LEVELS[level]) or 'nothing'}, not {', '.join(unknown)}"
-    if level in ("blocks", "warps") and kind != "parallel":
+    if level in ("blocks", "warps", "columns") and kind != "parallel":
         return f"the {kind} loop {var} cannot be spread over {level}"
     if kind == "scan" and level not in ("serial", "unroll", "lanes", "pipeline"):
         return f"the scan loop {var} cannot be bound to {level}"

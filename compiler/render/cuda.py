@@ -31,7 +31,7 @@ HEADERS = {
     "acosh atanh pow erf erfc sin cos tan asin acos atan atan2",
     "memory": "load store store_global",
     "streaming": "load_once load_keep store_once",
-    "reduce": "lanes_reduce warp_reduce block_reduce sum prod maximum minimum all any",
+    "reduce": "lanes_reduce warp_reduce block_reduce columns_reduce sum prod maximum minimum all any",
     "scan": "scan_before",
     "places": "lane_index warp_index",
     "registers": "registers_decrease registers_increase",
@@ -148,9 +148,11 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return _cast(w, arg, dtype)
         case k.Peer(buffer, index, rank):
             return w.call("mlc_cluster_load", w.pointer(buffer, index), w.of(rank))
-        case k.Together(how, arg, threads, scratch):
+        case k.Together(how, arg, threads, scratch, apart):
             combine = f"mlc_{_COMBINERS[how]}"
             w.called.add(combine)
+            if apart > 1:
+                return w.call("mlc_columns_reduce", w.of(arg), w.names[scratch], template=(combine, threads))
             if threads < 32:
                 return w.call("mlc_lanes_reduce", w.of(arg), template=(combine, threads))
             if threads == 32:

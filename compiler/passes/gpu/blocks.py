@@ -83,13 +83,15 @@ def grid(low: Lowering, axes: list[tile.For], scope: Scope) -> tuple[tuple[Expr,
 
 
 def block_size(kernel: Kernel) -> int:
-    """Threads of a block: what the loops over lanes and over warps ask for."""
+    """Threads of a block: what the loops over lanes, warps and columns ask for."""
     most = WARP
     for s in kernel.body:
         for n in s.walk():
             match n:
                 case tile.For(bind=tile.Bind("lanes", args)):
                     most = max(most, dict(args).get("threads", WARP))
+                case tile.For(bind=tile.Bind("columns", args)):
+                    most = max(most, WARP * dict(args).get("warps", 1))
                 case tile.For(extent=extent, bind=tile.Bind("warps")):
                     high = value_range(extent, {})[1]
                     most = max(most, WARP * (high or 1))

@@ -28,7 +28,7 @@ WIDEST = 16  # bytes that one instruction moves
 def spread_of(low: Lowering, f: tile.For, scope: Scope) -> Spread:
     """How the iterations of a loop go to threads; raises ValueError where those are not the ones that are there."""
     given = dict(f.bind.args)
-    here = WARP if scope.level == "warp" else low.threads
+    here = {"warp": WARP, "column": low.threads // WARP}.get(scope.level, low.threads)
     threads = given.get("threads", here)
     if threads != here:
         raise ValueError(
@@ -59,9 +59,14 @@ def over_lanes(low: Lowering, f: tile.For, scope: Scope) -> Body:
     for name, how in outer.items():
         total, part_var = scope.values[name], inner.values[name]
         assert isinstance(total, Var)
-        if spread.threads > WARP:
+        if scope.level == "column":
             low.hazards.clear()
-        together = k.Together(how, part_var, spread.threads, low.scratch_for(total.dtype, spread.threads))
+            scratch = low.scratch_for(total.dtype, low.threads, low.threads)
+            together = k.Together(how, part_var, spread.threads, scratch, WARP)
+        else:
+            if spread.threads > WARP:
+                low.hazards.clear()
+            together = k.Together(how, part_var, spread.threads, low.scratch_for(total.dtype, spread.threads))
         after.append(k.Assign(total.name, op(COMBINE[how], total, together)))
     return [*before, *body, *after]
 

@@ -53,7 +53,7 @@ class Part:
 
 @dataclass
 class Scope:
-    """`level` is "block" where all threads of a block do the same, "warp" where those of a warp do, else "thread"."""
+    """`level` says which threads do the same: of a "block", of a "warp", of a "column" of warps, or one "thread"."""
 
     values: dict[str, Expr]
     ranges: ChainMap[str, Range]  # what outer scopes come to know, inner ones do

@@ -72,7 +72,7 @@ class Lowering(Signals):
 
     streamed: frozenset[str] = frozenset()
     past: frozenset[str] = frozenset()
-    scratch: dict[str, DType] = field(default_factory=dict)
+    scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     hazards: Hazards = field(default_factory=Hazards)
     groups: Grid = field(default_factory=lambda: Grid(1, 1))
     tiles: dict[str, Tensor] = field(default_factory=dict)
@@ -120,7 +120,7 @@ class Lowering(Signals):
             inside = specialised.roles(self, body, scope)
         else:
             inside = [*self.sequence(body, scope), *wgmma.finish(self)]
-        arrays = [k.Array(name, dtype, WARP, "shared", 16) for name, dtype in self.scratch.items()]
+        arrays = [k.Array(name, dtype, size, "shared", 16) for name, (dtype, size) in self.scratch.items()]
         made = (*self.arrays, *arrays, *self.start, *start, *inside)
         maps = tuple(k.TensorMap(name, *described) for described, name in self.maps.items())
         block = (self.threads + self.producers, 1, 1)
@@ -150,7 +150,7 @@ class Lowering(Signals):
         """All threads that do the same wait for each other."""
         if self.specialised and scope.level == "block":
             return k.Call("mlc_named_barrier", (), (const(2 if self.first else 1), const(self.threads)))
-        return k.Barrier(scope.level)
+        return k.Barrier("block" if scope.level == "column" else scope.level)
 
     # ---- statements
 
@@ -230,7 +230,9 @@ class Lowering(Signals):
                 return groups.over_blocks(self, s, scope)
             case groups.Meeting():
                 return groups.meet(self, s, scope)
-            case tile.For(bind=tile.Bind(level="blocks" | "warps" | "pipeline" as level)):
+            case tile.For(bind=tile.Bind(level="columns")) if scope.level == "block":
+                return self.over_columns(s, scope)
+            case tile.For(bind=tile.Bind(level="blocks" | "warps" | "columns" | "pipeline" as level)):
                 raise ValueError(f"kernel {self.source.name}: the loop {s.var} over {level} is inside {scope.level}s")
             case tile.For(bind=tile.Bind(level="vector"), extent=Const(int() as vector)) if scope.level == "thread":
                 return lanes.by_vector(self, s, scope, vector)
@@ -326,8 +328,8 @@ class Lowering(Signals):
 
     def thread(self, scope: Scope) -> Expr:
         """The number of this thread among those that do the same."""
-        if scope.level == "warp":
-            return scope.values["lane"]
+        if scope.level in ("warp", "column"):
+            return scope.values["lane" if scope.level == "warp" else "warp"]
         return THREAD - self.first if self.first else THREAD
 
     def alloc(self, s: tile.Alloc, scope: Scope, after: tuple[Stmt, ...]) -> Body:
@@ -379,12 +381,23 @@ class Lowering(Signals):
             return [*start, *body]
         return [*start, k.If(op("lt", Var(var), extent), tuple(body))]
 
-    def scratch_for(self, dtype: DType, threads: int) -> str:
+    def over_columns(self, f: tile.For, scope: Scope) -> Body:
+        """One iteration to each lane of all warps, which share it."""
+        if self.value(f.extent, scope) is not const(WARP):
+            raise ValueError(f"kernel {self.source.name}: {f.var} must have an iteration for each of {WARP} lanes")
+        inner = scope.inner(level="column")
+        var, warp = self.fresh(f.var), self.fresh("warp")
+        inner.values[f.var], inner.values["warp"] = Var(var), Var(warp)
+        inner.ranges[var], inner.ranges[warp] = (0, WARP - 1), (0, self.threads // WARP - 1)
+        start: Body = [k.Declare(var, THREAD % WARP), k.Declare(warp, THREAD // WARP)]
+        return [*start, *self.sequence(f.body, inner)]
+
+    def scratch_for(self, dtype: DType, threads: int, size: int = WARP) -> str:
         """Shared memory for one exchange between warps, which none before it uses; nothing within a warp."""
         if threads <= WARP:
             return ""
         name = self.fresh(f"scratch_{dtype.name}")
-        self.scratch[name] = dtype
+        self.scratch[name] = dtype, size
         return name
 
     # ---- expressions

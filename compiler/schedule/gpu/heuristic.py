@@ -33,6 +33,7 @@ EXCHANGED = 2048  # bytes of shared memory through which warps exchange what the
 LONGEST_WINDOW = 64  # elements that one thread goes through where neighbours read the same lines of memory
 CLOSE = 4  # elements between where neighbouring windows begin
 LEAST_SCAN = 64  # a shorter scan takes one thread
+LEAST_COLUMN = 64  # elements of a column that warps share
 LEAST_PART = 32  # elements of a column that a thread scans
 SCAN_BLOCKS = 4  # for each multiprocessor, where rows are so few that they are scanned in parts
 WARP_SCAN = 512  # the longest scan that one warp takes: four rounds of wide loads
@@ -96,6 +97,9 @@ class _Plan:
             if self.across(rows, inside, paths):
                 return self.scanned_across(rows, inside, paths[0][0], count)
             return self.scanned(rows, inside, paths[0][0], count)
+        few = rows and not scans and longest >= LEAST_COLUMN and self.few_columns(rows, count)
+        if few and self.across(rows, inside, paths):
+            return self.columns(rows, paths, count)
         if rows and (scans or longest <= SHORT_ROW or (count >= WARP_LANES and self.across(rows, inside, paths))):
             return self.flat(rows, inside)
         if rows and longest <= LONGEST_WINDOW and count >= THREADS * self.target.cores and self.windows(rows, inside):
@@ -111,6 +115,23 @@ class _Plan:
         threads = min(MOST_THREADS, max(128, _power(-(-longest // each))))
         steps += [Bind(name, "blocks")] if name else []
         return steps + self.inside(name, paths, threads)
+
+    def few_columns(self, rows: list[loop.For], count: int) -> bool:
+        """Warps have 32 neighbouring columns, which are too few for a thread each."""
+        last = rows[-1].extent
+        return isinstance(last, Const) and int(last.value) % WARP_LANES == 0 and count < 2 * THREADS * self.target.cores
+
+    def columns(self, rows: list[loop.For], paths: list[list[loop.For]], count: int) -> list[Step]:
+        """Warps of a block share columns, of which each lane has one."""
+        name, steps = self.merged_rows(rows[:-1])
+        last = rows[-1].var
+        warps = next((w for w in (8, 16) if count * w >= 4 * THREADS * self.target.cores), 32)
+        steps += [Bind(name, "blocks")] if name else []
+        steps += [Split(last, WARP_LANES), Bind(f"{last}0", "blocks"), Bind(f"{last}1", "columns", (("warps", warps),))]
+        for path in paths:
+            leaf, merging = self.merged(path)
+            steps += [*merging, Bind(leaf.name, "lanes", (("threads", warps),))]
+        return steps
 
     def windows(self, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
         """What neighbouring rows read overlaps or is close together, as the windows of a pool are."""

@@ -87,3 +87,13 @@ MLC_DEVICE T mlc_block_reduce(T x, S* scratch) {
         total = OP::of(total, (T)__shfl_xor_sync(0xffffffffu, (typename mlc_carried<T>::type)total, distance));
     return total;
 }
+// Over the lanes of one number in all WARPS of a block; `scratch` has an element for each thread.
+template <typename OP, int WARPS, typename T, typename S>
+MLC_DEVICE T mlc_columns_reduce(T x, S* scratch) {
+    scratch[threadIdx.x] = (S)x;
+    mlc_block_barrier();
+    T total = (T)scratch[threadIdx.x % 32];
+#pragma unroll
+    for (int warp = 1; warp < WARPS; warp++) total = OP::of(total, (T)scratch[32 * warp + threadIdx.x % 32]);
+    return total;
+}
