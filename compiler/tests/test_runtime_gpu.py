@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -91,6 +93,23 @@ def test_temporaries_lie_in_one_arena(seed: int) -> None:
     call = load(driver(), CHAIN)
     x, y = torch.randn(2, N)
     assert torch.allclose(call(x, y)[0], 4 * x + y), f"seed {seed}"
+
+
+def test_what_launches_find_zero_is_kept_for_each_stream() -> None:
+    seen = []
+
+    def count(tickets: int, out: int) -> None:
+        held = np.ctypeslib.as_array((ctypes.c_int32 * 1).from_address(word(tickets)))
+        f32(out, N)[:] = held[0]
+        seen.append(word(tickets))
+        held[0] += 1
+
+    fake = FakeDriver({"count": (2, count)})
+    launch = Launch("count", (1, 1, 1), (128, 1, 1), (2, 0))
+    launches = LaunchPlan((), memory("z"), (launch,), memory("t", "n", size=512), (0, 512), 1024, 1)
+    call = load(fake, launches, Plan((), (vector("z"),), (0, 512), 1024, zeros=1))
+    assert [int(call()[0][0]) for _ in range(3)] == [0, 1, 2], "a launch that leaves other than zero is found out"
+    assert len(set(seen)) == 1
 
 
 def test_constants_are_bound_once(seed: int) -> None:

@@ -31,6 +31,7 @@ ALONE = 3.0  # times that for one group of warps: 61 TF/s by tiles of 128 x 64
 STEP = 60.0  # clocks of a step of the pipeline that no other work covers: its barrier and its addresses
 START = 1500.0  # clocks until the first block computes and after the last one has stored
 LAUNCH = 3000.0  # clocks that a second launch costs
+APART = 8  # elements by which rows of what they pass on lie further apart than they are long
 CLUSTER = 1000.0  # clocks in which the blocks of a cluster pass each other what they have
 MOST_BLOCKS = 8  # of a cluster
 MOST_REGISTERS = 255  # of a thread
@@ -121,14 +122,14 @@ def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[
             if grid is None or (m >= 2 * _up(p.m, row.m) and m > row.m) or (n >= 2 * _up(p.n, 8) and n > 32):
                 continue
             stage = stage_bytes(p, row, m, n, k)
-            out = _beside(p, row, (m, n), 1, target)
-            deepest = min(DEEPEST_APART if wide else DEEPEST, max(2, -(-p.k // k)))
-            deepest = min(deepest, (target.shared - RESERVED - out) // stage)
+            longest = min(DEEPEST_APART if wide else DEEPEST, max(2, -(-p.k // k)))
             if registers(p, row, (m, n), grid) > _available(warps * WARP, wide, target):
                 continue
-            # A shallow pipeline may leave room for a second block.
-            for depth in {d for d in (3, 4, deepest) if 2 <= d <= deepest}:
-                for parts in _parts(p, k):
+            for parts in _parts(p, k):
+                out = _beside(p, row, (m, n), parts, target)
+                deepest = min(longest, (target.shared - RESERVED - out) // stage)
+                # A shallow pipeline may leave room for a second block.
+                for depth in {d for d in (3, 4, deepest) if 2 <= d <= deepest}:
                     clocks = _clocks(p, row, (m, n, k), grid, depth, parts, target)
                     if math.isfinite(clocks):
                         yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, clocks)
@@ -154,7 +155,8 @@ def stage_bytes(p: Product, row: Instruction, m: int, n: int, k: int) -> int:
 def _beside(p: Product, row: Instruction, tile: tuple[int, int], parts: int, target: Target) -> int:
     """Shared memory beside the pipeline's: for the result, or for what the blocks of a cluster add up."""
     if parts > 1:
-        return tile[0] * tile[1] * p.acc_bytes if in_cluster(parts, tile, target) else 0
+        held = (tile[0] * tile[1] + APART * max(tile)) * p.acc_bytes
+        return held if in_cluster(parts, tile, target) else 0
     return tile[0] * tile[1] * p.out_bytes if row.a_space == "shared" else 0
 
 
