@@ -123,10 +123,15 @@ def extents(s: Slice) -> list[int]:
     return [s.lengths[d] for d in moved(s)]
 
 
+def steps(s: Slice) -> tuple[int, ...]:
+    """How far apart the elements of a slice are along each axis."""
+    return s.steps or (1,) * len(s.lengths)
+
+
 def element(s: Slice, places: Sequence[Expr]) -> tuple[Expr, ...]:
     """The index of an element of a slice, from its place along each of the axes that the slice extends along."""
-    steps = s.steps or (1,) * len(s.lengths)
-    at = {d: place * steps[d] for d, place in zip(moved(s), places, strict=True)}
+    by = steps(s)
+    at = {d: place * by[d] for d, place in zip(moved(s), places, strict=True)}
     return tuple(start + at[d] if d in at else start for d, start in enumerate(s.starts))
 
 

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, static
+from compiler.ir.expr import Const, const, static
 from compiler.ir.index import linear
 from compiler.ir.statement import If, Kernel, Program, Stmt
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, memory_order
 from compiler.ir.text import show
 from compiler.targets.target import Instruction, Target, Transfer, instruction
+
+FARTHEST = 8  # elements between those of a box
 
 
 class NotLegal(ValueError):
@@ -91,14 +93,17 @@ def _mma_problems(s: tile.Mma, row: Instruction, known: dict[str, tuple[str, str
 
 
 def _copy_problems(s: tile.Copy, row: Transfer, source: Tensor, swizzle: int) -> Iterator[str]:
-    lengths = [n for n in s.target.lengths if n]
+    lengths = tile.extents(s.target)
     inner = (lengths[-1] if lengths else 1) * source.dtype.bytes
     if not any(inner % piece == 0 for piece in row.pieces):
         yield f"{row.name} moves pieces of {row.pieces} bytes; the rows of {s.source.buffer} here have {inner}"
     if row.rank and max(len(s.source.lengths), len(s.target.lengths)) > row.rank:
         yield f"{row.name} knows tensors of at most {row.rank} axes"
-    if row.longest and max(lengths, default=0) > row.longest:
-        yield f"{row.name} moves at most {row.longest} elements along an axis, not {max(lengths)}"
+    reach = [n * step for x in (s.target, s.source) for n, step in zip(x.lengths, tile.steps(x), strict=True)]
+    if row.longest and max(reach, default=0) > row.longest:
+        yield f"{row.name} moves at most {row.longest} elements along an axis, not {max(reach)}"
+    if row.rank and any(step > FARTHEST for x in (s.target, s.source) for step in tile.steps(x)):
+        yield f"{row.name} takes elements that are at most {FARTHEST} apart"
     if swizzle not in row.swizzles:
         yield f"{row.name} knows no swizzle of {swizzle} bytes, only {row.swizzles}"
     elif swizzle and inner > swizzle and inner % swizzle:
@@ -107,7 +112,8 @@ def _copy_problems(s: tile.Copy, row: Transfer, source: Tensor, swizzle: int) ->
 
 def _even(t: Tensor, row: Transfer) -> Iterator[str]:
     """Rows of a tensor in global memory begin where a piece may begin."""
-    steps = [static(step) * t.dtype.bytes for step in t.strides if isinstance(step, Const)]
+    several = (t.strides[d] for d in memory_order(t) if t.shape[d] is not const(1))
+    steps = [static(step) * t.dtype.bytes for step in several if isinstance(step, Const)]
     odd = [n for n in steps[:-1] if all(n % piece for piece in row.pieces)]
     if odd or (steps and steps[-1] != t.dtype.bytes):
         yield f"{row.name} moves pieces of {row.pieces} bytes, but the axes of {t.name} are {steps} bytes apart"
@@ -115,12 +121,13 @@ def _even(t: Tensor, row: Transfer) -> Iterator[str]:
 
 def _begins(s: tile.Slice, t: Tensor, row: Transfer) -> Iterator[str]:
     """A slice in global memory begins where a piece may begin: for others the copy engine faults."""
-    factors, constant = linear(s.starts[-1])
+    last = memory_order(t)[-1]
+    factors, constant = linear(s.starts[last])
     steps = [n * t.dtype.bytes for n in (*factors.values(), constant)]
     if not any(all(n % piece == 0 for n in steps) for piece in row.pieces):
         yield (
-            f"{row.name} moves pieces of {row.pieces} bytes, but {show(s.starts[-1])} along the last axis of {t.name} "
-            f"need not begin one"
+            f"{row.name} moves pieces of {row.pieces} bytes, but {show(s.starts[last])} along the last axis of "
+            f"{t.name} need not begin one"
         )
 
 

@@ -50,9 +50,9 @@ def run_text(
     """What a text with the functions of `program` computes, and what the emulator finds."""
     path = emulator.build(text, (HEADERS,), check=check)
     inputs = [_memory(scalar.to_memory(a, t.dtype), t) for a, t in zip(arrays, program.inputs, strict=True)]
-    outputs = [poison(t, shape(t)) for t in program.outputs]
+    outputs = [_memory(poison(t, shape(t)), t) for t in program.outputs]
     outcome = emulator.run(path, plan(program), [*inputs, *outputs], check=check, seed=seed)
-    return [scalar.from_memory(a, t.dtype) for a, t in zip(outputs, program.outputs, strict=True)], outcome
+    return [scalar.from_memory(_seen(a, t), t.dtype) for a, t in zip(outputs, program.outputs, strict=True)], outcome
 
 
 def _span(t: Tensor) -> int:
@@ -63,9 +63,14 @@ def _span(t: Tensor) -> int:
 def _memory(a: Array, t: Tensor) -> Array:
     """An array with the strides of its tensor, flat."""
     flat = np.zeros(_span(t), a.dtype)
-    strides = [static(by) * a.itemsize for by in t.strides]
-    np.lib.stride_tricks.as_strided(flat, shape(t), strides)[...] = a
+    _seen(flat, t)[...] = a
     return flat
+
+
+def _seen(flat: Array, t: Tensor) -> Array:
+    """The tensor in its memory."""
+    strides = [static(by) * flat.itemsize for by in t.strides]
+    return np.lib.stride_tricks.as_strided(flat, shape(t), strides)
 
 
 def _buffer(t: Tensor) -> Buffer:
@@ -76,7 +81,7 @@ def _map(m: k.TensorMap, f: k.Function, number: int) -> Map:
     t = next(p for p in f.params if p.name == m.buffer)
     axes = memory_order(t)[::-1]
     strides = tuple(static(t.strides[d]) * t.dtype.bytes for d in axes)
-    return Map(number, t.dtype.name, tuple(shape(t)[d] for d in axes), strides, m.box, m.swizzle)
+    return Map(number, t.dtype.name, tuple(shape(t)[d] for d in axes), strides, m.box, m.swizzle, m.steps)
 
 
 def _extent(f: k.Function) -> Extent:
