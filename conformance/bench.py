@@ -116,6 +116,8 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet |
     vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, "compile")
     with torch.no_grad(), kept_memory(), _threads(settings.threads), _machine(settings, quiet) as alone:
         try:
+            if cases.kind_of(settings.target) == "cuda" and settings.where == "cpu":
+                raise Wrong(f"no GPU of this machine runs code for {settings.target}")
             subject = prepare(case, settings.seed, settings.where)
             # What an expression makes itself, such as a mask, must lie beside its inputs.
             with torch.device("cuda") if settings.where == "cuda" else nullcontext():

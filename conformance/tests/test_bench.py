@@ -234,6 +234,12 @@ def test_a_case_that_is_refused_leaves_a_row_without_times(fake_run: Stage) -> N
     assert torch.get_num_threads() >= 1 and not fake_run.alone
 
 
+def test_an_emulator_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "here", lambda target: False)
+    row = bench.run(cases.to_json(bench_case()), {"target": "sm_120"})
+    assert row["verdict"] == "fail" and row["message"] == "no GPU of this machine runs code for sm_120"
+
+
 def test_errors_become_rows() -> None:
     assert bench.failure(Wrong("wrong result"))["verdict"] == "fail"
     row = bench.failure(compiler.Unsupported("aten.svd.default", (), "no lowering"))
