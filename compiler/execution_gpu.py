@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -190,11 +191,14 @@ def loader(
         path = emulator.build(made, (HEADERS,), cache=cache)
         return lambda plan: _emulated(path, plan, launches(program, plan), constants, threads)
     image = cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache)
+    if not program.sizes:
+        return lambda plan: gpu.load(image, plan, launches(program, plan), constants=constants, cache=cache)
+    module = functools.cache(lambda index: gpu.Module(device.driver(index), image.image))
     # A graph is of one size: where sizes vary, launches are enqueued one by one.
-    least = sys.maxsize if program.sizes else gpu.GRAPHS_FROM
     return lambda plan: gpu.load(
-        image, plan, launches(program, plan), constants=constants, graphs_from=least, cache=cache
-    )
+        module(torch.cuda.current_device()), plan, launches(program, plan), constants=constants,
+        graphs_from=sys.maxsize, cache=cache,
+    )  # fmt: skip
 
 
 def _emulated(

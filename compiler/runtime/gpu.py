@@ -39,10 +39,18 @@ MOST_THREADS: Extent = (1024, 1024, 64)
 MOST_SHARED = 227 << 10
 
 
-class Kernels:
-    """The launches of a program on one GPU, ready to be enqueued on any buffers."""
+class Module:
+    """Machine code on a GPU, for several launch plans; given back when none of them is left."""
 
-    def __init__(self, driver: Driver, image: bytes, plan: LaunchPlan) -> None:
+    def __init__(self, driver: Driver, image: bytes) -> None:
+        self.number = driver.load(image)
+        weakref.finalize(self, _unload, driver, self.number).atexit = False
+
+
+class Kernels:
+    """The launches of a program on one GPU, ready to be enqueued on any buffers; a module may be shared."""
+
+    def __init__(self, driver: Driver, image: bytes | Module, plan: LaunchPlan) -> None:
         self._driver = driver
         self._words = struct.Struct(f"{len(plan.buffers)}Q")
         self.table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
@@ -50,11 +58,13 @@ class Kernels:
         self._kept: list[Any] = []  # the memory that addresses below are of
         for launch in plan.launches:
             check(launch, len(plan.buffers))
-        module = driver.load(image)
+        self._module = image if isinstance(image, Module) else Module(driver, image)
+        module = self._module.number
         self.prepared = [self._prepare(module, x) for x in plan.launches if all(x.grid)]
         self._replays = Replays(driver)
         self._lock = threading.Lock()
-        weakref.finalize(self, _give_back, driver, module, self._replays).atexit = False
+        # The graphs go before the code that they launch.
+        weakref.finalize(self, _give_back, self._replays, self._module).atexit = False
 
     def _prepare(self, module: int, launch: Launch) -> Prepared:
         function = self._driver.function(module, launch.kernel)
@@ -101,9 +111,14 @@ class Kernels:
         return len(self.prepared)
 
 
-def _give_back(driver: Driver, module: int, replays: Replays) -> None:
+def _give_back(replays: Replays, module: Module) -> None:
+    del module  # kept until now
     with contextlib.suppress(faults.DeviceError):  # a lost context has taken them along
         replays.close()
+
+
+def _unload(driver: Driver, module: int) -> None:
+    with contextlib.suppress(faults.DeviceError):
         driver.unload(module)
 
 
@@ -134,7 +149,7 @@ def check(launch: Launch, buffers: int) -> None:
 
 
 def load(
-    image: Cubin | bytes,
+    image: Cubin | bytes | Module,
     plan: Plan,
     launches: LaunchPlan,
     *,
