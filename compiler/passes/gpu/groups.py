@@ -18,7 +18,7 @@ from compiler.ir.dtype import i32
 from compiler.ir.expr import Expr, Load, Var, const, dim, op, static
 from compiler.ir.index import simplify
 from compiler.ir.statement import Stmt
-from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.tensor import Tensor, row_major, scaled
 from compiler.passes.gpu import shared
 from compiler.passes.gpu.blocks import is_bound
 from compiler.passes.gpu.hazards import Hazards
@@ -86,14 +86,15 @@ def begin(low: Lowering, held: tile.Alloc, parts: tile.For, axes: list[tile.For]
         low.arrays.append(k.Array(t.name, t.dtype, size, "shared", shared.alignment(0)))
         low.shared[t.name] = SharedTile(own, t.name, 0, size, const(0))
         return
-    many = math.prod(static(f.extent, "the size of the grid") for f in axes)
+    many: Expr = const(1)
     number: Expr = const(0)
     for f in axes:
+        many = scaled(many, f.extent)
         number = number * f.extent + Var(f.var)
     stem = f"{name}_{t.name}"
-    shape = (dim(many), *t.shape)
+    shape = (many, *t.shape)
     parts_of = t.replace(name=low.fresh(stem), shape=shape, strides=row_major(shape))
-    tickets = Tensor(low.fresh(f"{stem}_tickets"), i32, (dim(many),), (dim(1),))
+    tickets = Tensor(low.fresh(f"{stem}_tickets"), i32, (many,), (dim(1),))
     size = math.prod(lengths)
     low.group = Group(held, count, size, block, number, (parts_of, tickets), low.fresh("last_block"))
     low.arrays.append(k.Array(low.group.last, i32, 1, "shared", 4))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Var, dim, op, static, substitute
-from compiler.ir.index import simplify
+from compiler.ir.expr import Const, Expr, Var, dim, names, op, substitute
+from compiler.ir.index import extent_range, simplify
 from compiler.ir.statement import Kernel
 from compiler.passes.tile.nests import find_nest, replace
 from compiler.schedule.steps import Raster, ScheduleError
@@ -24,13 +24,14 @@ def raster(kernel: Kernel, step: Raster) -> Kernel:
     Where `group` does not divide the iterations of the outer loop, the last group is smaller.
     """
     _, (outer, inner) = find_nest(kernel, step, (step.outer, step.inner))
-    if not all(isinstance(f.extent, Const) and f.kind == "parallel" for f in (outer, inner)):
-        raise ScheduleError(step, "its loops must be parallel, and their extents known")
-    rows, columns = static(outer.extent), static(inner.extent)
-    at, whole = Var(outer.var + inner.var), step.group * columns
+    if not all(f.kind == "parallel" for f in (outer, inner)) or outer.var in names(inner.extent):
+        raise ScheduleError(step, "its loops must be parallel, and the inner one of one length")
+    rows, total = outer.extent, outer.extent * inner.extent
+    at, whole = Var(outer.var + inner.var), inner.extent * step.group
     first = at // whole * step.group
-    size: Expr = dim(step.group) if rows % step.group == 0 else op("min", dim(step.group), rows - first)
+    divides = isinstance(rows, Const) and int(rows.value) % step.group == 0
+    size: Expr = dim(step.group) if divides else op("min", dim(step.group), rows - first)
     table = {Var(outer.var): first + at % whole % size, Var(inner.var): at % whole // size}
-    body = simplify(substitute(inner.body, table), {at.name: (0, rows * columns - 1)})
-    made = tile.For(at.name, dim(rows * columns), outer.kind, outer.bind, body)
+    body = simplify(substitute(inner.body, table), {at.name: extent_range(total)})
+    made = tile.For(at.name, total, outer.kind, outer.bind, body)
     return kernel.replace(body=replace(kernel.body, outer, (made,)))
