@@ -32,7 +32,7 @@ typedef struct {
 } Known;
 
 typedef struct {
-  uint64_t stream, capture;  // by the numbers that CUDA gives once; capture: 0 for none
+  uint64_t stream, capture;  // by the numbers that CUDA gives once; of what is captured, the stream's handle
 } Slot;
 
 typedef struct {
@@ -64,6 +64,7 @@ typedef struct {
   int (*number_of)(Handle, unsigned long long*);
   int (*capture_of)(Handle, int*, unsigned long long*, Handle*, const Handle**, size_t*);
   int (*clear)(uint64_t, unsigned char, size_t, Handle);
+  int (*exchange_mode)(int*);
 } Plan;
 
 static int enqueue(Plan* p, Handle stream) {
@@ -96,12 +97,17 @@ static int point_maps(Plan* p) {
 // whichever stream the graph is launched into. Each slot was zero when it was allocated. Where all are taken, the arena
 // serves, cleared before each run.
 static int take_zeros(Plan* p, Handle stream) {
-  unsigned long long number = 0, capture = 0;
-  int capturing = 0;
-  int status = p->number_of(stream, &number);
-  if (!status) status = p->capture_of(stream, &capturing, &capture, 0, 0, 0);
+  unsigned long long number = (uint64_t)stream, capture = 0;
+  int capturing = 0, mode = 2;  // relaxed: a question is no part of what other threads capture
+  int status = p->capture_of(stream, &capturing, &capture, 0, 0, 0);
+  if (!status && !capturing) {
+    // A handle may come again for another stream. A stream that is being captured may not be asked for its number.
+    capture = 0;
+    status = p->exchange_mode(&mode);
+    if (!status) status = p->number_of(stream, &number);
+    p->exchange_mode(&mode);
+  }
   if (status) return status;
-  if (!capturing) capture = 0;
   uint64_t* own = p->table + p->n_buffers - p->n_zeros;
   int64_t i = 0;
   while (i < p->taken && (p->slots[i].stream != number || p->slots[i].capture != capture)) i++;

@@ -32,6 +32,7 @@ DRIVER = (
     "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing",
     "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
     "cuGraphExecDestroy", "cuGraphDestroy", "cuStreamGetId", "cuStreamGetCaptureInfo_v2", "cuMemsetD8Async",
+    "cuThreadExchangeStreamCaptureMode",
 )  # fmt: skip
 STREAM = "aoti_torch_get_current_cuda_stream"
 

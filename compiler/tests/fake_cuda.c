@@ -108,7 +108,15 @@ EXPORT int cuGraphLaunch(Graph* g, void* s) {
   return replayed++, 0;
 }
 EXPORT int cuGraphExecDestroy(void* exec) { return dropped++, exec == 0; }
-EXPORT int cuStreamGetId(void* s, unsigned long long* out) { return *out = stream_number, s != (void*)7; }
+static int mode = 0;
+EXPORT int cuThreadExchangeStreamCaptureMode(int* m) {
+  int before = mode;
+  mode = *m, *m = before;
+  return 0;
+}
+EXPORT int cuStreamGetId(void* s, unsigned long long* out) {
+  return *out = stream_number, s != (void*)7 || user_captures || mode != 2 ? 900 : 0;
+}
 EXPORT int cuStreamGetCaptureInfo_v2(void* s, int* status, unsigned long long* id, void** graph, const void*** from,
                                      size_t* n) {
   *status = user_captures != 0;
@@ -116,6 +124,7 @@ EXPORT int cuStreamGetCaptureInfo_v2(void* s, int* status, unsigned long long* i
   return s != (void*)7 || graph || from || n;
 }
 EXPORT int cuMemsetD8Async(uint64_t to, unsigned char byte, size_t size, void* s) {
+  if (mode) return 1;
   memset((void*)to, byte, size);
   return cleared++, s != (void*)7;
 }
