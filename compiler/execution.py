@@ -220,6 +220,7 @@ def compile(
     for all sizes within the ranges of these, and is neither compiled nor captured again for another size.
 
     For a target with threads the executable takes CUDA tensors; without a GPU it takes those of the CPU and is slow.
+    A `torch.cuda.CUDAGraph` may capture its calls; keep the executable as long as the graph, which uses its code.
 
     `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
     Raises Unsupported for what no stage can express, CompilerError otherwise.
