@@ -184,7 +184,9 @@ def share_of(
     """`vector_loop` as one of several `rounds`: arrays have room for all, and this one's begins at `slot`."""
     inner.values["neighbour"] = lane
     # Sizes known to be multiples of the vector make addresses so.
-    found = neighbours(body, inner, lane, vector, lambda b, i: low.at(b, i, inner)[1])
+    found = neighbours(
+        body, inner, lane, vector, lambda b, i: low.at(b, i, inner)[1], lambda cond: low.value(cond, inner)
+    )
     row = _row(low, body, found, inner, lane, vector)
     if row is not None:
         return row
@@ -196,7 +198,9 @@ def share_of(
     for (buffer, flat), start in found.loads.items():
         array, dtype = low.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
         arrays.append(k.Array(array, dtype, vector * rounds, "local", 16))
-        loads += _loads(low, array, slot, buffer, start, vector * dtype.bytes, vector, inner)
+        made = _loads(low, array, slot, buffer, start, vector * dtype.bytes, vector, inner)
+        guard = found.guards.get((buffer, flat))
+        loads += made if guard is None else [k.If(guard, tuple(made))]
         inner.ready[low.array(buffer), flat] = (array, slot + lane)
     for (buffer, flat), start in found.stores.items():
         array, dtype = low.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,10 +22,11 @@ Place = Callable[[str, tuple[Expr, ...]], Expr]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """(buffer, flat index of a lane) to the flat index of the first lane."""
+    """(buffer, flat index of a lane) to the flat index of the first lane; `guards` are what a load depends on, if any."""
 
     loads: dict[tuple[str, Expr], Expr]
     stores: dict[tuple[str, Expr], Expr]
+    guards: dict[tuple[str, Expr], Expr]
 
 
 def divides(e: Expr, by: int, multiples: Multiples = NO_MULTIPLES) -> bool:
@@ -71,10 +73,13 @@ def uniform(cond: Expr, lane: Var, vector: int, multiples: Multiples) -> Expr | 
     return cond if lane.name not in names(cond) else None
 
 
-def neighbours(body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int, place: Place) -> Neighbours:
+def neighbours(
+    body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int, place: Place, value: Callable[[Expr], Expr]
+) -> Neighbours:
     """The wide accesses of a body that runs for `lane` = 0 .. vector - 1.
 
-    Only what is always executed counts, of buffers that the body either reads or writes, each place once.
+    Only what is executed for all lanes or for none counts, of buffers that the body either reads or writes, each place
+    once. `place` gives the flat index of an element, `value` that of a condition, as Kernel IR.
     """
     bound = {n.name for s in body for n in s.walk() if isinstance(n, Let | Init)}
     inner_loops = {s.var for s in body for s in s.walk() if isinstance(s, access.LOOPS)}
@@ -96,41 +101,65 @@ def neighbours(body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int, pla
 
     loads: dict[tuple[str, Expr], Expr] = {}
     stores: dict[tuple[str, Expr], Expr] = {}
-    for load in _always(body):
-        if load.buffer not in written and (found := wide(load.buffer, load.index)):
-            loads[load.buffer, found[0]] = found[1]
+    guards: dict[tuple[str, Expr], Expr] = {}
+    for load, conditions in _executed(body):
+        if load.buffer in written or not (found := wide(load.buffer, load.index)):
+            continue
+        key = load.buffer, found[0]
+        needed = [] if any(names(c) & (bound | inner_loops) for c, _ in conditions) else [
+            (uniform(value(c), lane, vector, scope.multiples), holds) for c, holds in conditions
+        ]  # fmt: skip
+        if len(needed) < len(conditions) or any(c is None for c, _ in needed):
+            continue
+        if not conditions:
+            guards.pop(key, None)
+        elif key not in loads:
+            guards[key] = _all([c if holds else op("not", c) for c, holds in needed if c is not None])
+        elif key in guards:
+            others = _all([c if holds else op("not", c) for c, holds in needed if c is not None])
+            guards[key] = op("or", guards[key], others)
+        loads[key] = found[1]
     for s in body:
         if isinstance(s, Store) and s.op == "set" and s.buffer not in read and written.count(s.buffer) == 1:
             found = wide(s.buffer, s.index)
             if found:
                 stores[s.buffer, found[0]] = found[1]
-    return Neighbours(loads, stores)
+    return Neighbours(loads, stores, guards)
 
 
-def _always(body: tuple[Stmt, ...]) -> Iterator[Load]:
-    """Loads that every execution of the body makes."""
+Conditions = tuple[tuple[Expr, bool], ...]  # with what each must be
+
+
+def _all(conditions: list[Expr]) -> Expr:
+    return functools.reduce(lambda a, b: op("and", a, b), conditions)
+
+
+def _executed(body: tuple[Stmt, ...]) -> Iterator[tuple[Load, Conditions]]:
+    """Loads that an execution of the body makes under conditions, if any."""
     for s in body:
         match s:
             case Let(_, value) | Init(_, value) | Accum(_, _, value):
-                yield from _loads(value)
+                yield from _loads(value, ())
             case Store(_, index, value, _):
-                yield from _loads(value)
+                yield from _loads(value, ())
                 for i in index:
-                    yield from _loads(i)
+                    yield from _loads(i, ())
 
 
-def _loads(e: Expr) -> Iterator[Load]:
+def _loads(e: Expr, conditions: Conditions) -> Iterator[tuple[Load, Conditions]]:
     match e:
         case Const() | Var():
             return
-        case Select(cond, _, _):
-            yield from _loads(cond)
+        case Select(cond, then, other):
+            yield from _loads(cond, conditions)
+            yield from _loads(then, (*conditions, (cond, True)))
+            yield from _loads(other, (*conditions, (cond, False)))
             return
         case Load(_, index):
             for i in index:
-                yield from _loads(i)
-            yield e
+                yield from _loads(i, conditions)
+            yield e, conditions
             return
     for c in e.children():
         if isinstance(c, Expr):
-            yield from _loads(c)
+            yield from _loads(c, conditions)
