@@ -22,7 +22,7 @@ Place = Callable[[str, tuple[Expr, ...]], Expr]
 
 @dataclass(frozen=True)
 class Neighbours:
-    """(buffer, flat index of a lane) to the flat index of the first lane; `guards` are what a load depends on, if any."""
+    """(buffer, flat index of a lane) to the flat index of the first lane; `guards` are what a load depends on."""
 
     loads: dict[tuple[str, Expr], Expr]
     stores: dict[tuple[str, Expr], Expr]
