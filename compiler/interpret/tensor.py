@@ -26,8 +26,10 @@ from compiler.ir.text import show
 
 T = TypeVar("T")
 
-# A grid of more points than this is evaluated in slabs along one of its free axes.
+# A product of matrices of more elements than this is evaluated in slabs along one of its free axes, and so is
+# everything else of more points than a cache holds.
 SLAB = 1 << 22
+CACHED = 1 << 18
 
 
 class TensorAlgebra(Algebra[T], Protocol[T]):
@@ -159,8 +161,8 @@ def define(algebra: TensorAlgebra[T], equation: Equation, grid: Grid[T]) -> T:
     free = _spans(equation.axes, grid.sizes)
     shape = tuple(s.size for s in free)
     match equation:
-        case Map(value=value):
-            return algebra.full(value_of(value, grid.over(free)), shape)
+        case Map():
+            return _map(algebra, equation, free, grid)
         case Scan(op=op, along=along, value=value):
             inner = grid.over(free)
             return algebra.scan(op, algebra.full(value_of(value, inner), shape), inner.position(along), equation.dtype)
@@ -175,24 +177,44 @@ def _spans(axes: tuple[Axis, ...], sizes: Mapping[str, int]) -> tuple[Span, ...]
     return tuple(Span(a.name, 0, extent(a.extent, sizes)) for a in axes)
 
 
+def _slabs(free: tuple[Span, ...], work: int, most: int) -> tuple[int, list[tuple[Span, ...]]] | None:
+    """The longest axis, and `free` once for each stretch of it that makes up no more than `most` of the `work`.
+
+    None where it is little enough. No stretch is of one point: errors see whether an axis has others.
+    """
+    longest = max(range(len(free)), key=lambda k: free[k].size, default=0)
+    if work <= most or not free or free[longest].size < 4:
+        return None
+    whole = free[longest]
+    count = min(-(-work // most), whole.size // 2)
+    ends = [whole.start + n * whole.size // count for n in range(count + 1)]
+    spans = [Span(whole.name, start, stop) for start, stop in itertools.pairwise(ends)]
+    return longest, [(*free[:longest], span, *free[longest + 1 :]) for span in spans]
+
+
+def _map(algebra: TensorAlgebra[T], equation: Map, free: tuple[Span, ...], grid: Grid[T]) -> T:
+    slabs = _slabs(free, math.prod(s.size for s in free), CACHED)
+    if slabs is None:
+        return algebra.full(value_of(equation.value, grid.over(free)), tuple(s.size for s in free))
+    axis, parts = slabs
+    return algebra.concatenate([_map(algebra, equation, part, grid) for part in parts], axis)
+
+
 def _reduce(
     algebra: TensorAlgebra[T], equation: Reduce, free: tuple[Span, ...], over: tuple[Span, ...], grid: Grid[T]
 ) -> T:
     pair = _factors(equation, free, over)
     work = [free, (*free, *over)] if pair is None else [free, *(_own(f, (*free, *over)) for f in pair)]
     cost = max(math.prod(s.size for s in spans) for spans in work)
-    longest = max(range(len(free)), key=lambda k: free[k].size, default=0)
-    if cost <= SLAB or not free or free[longest].size == 1:
+    slabs = _slabs(free, cost, CACHED if pair is None else SLAB)
+    if slabs is None:
         if pair is not None:
             return _contract(algebra, pair, equation.dtype, free, over, grid)
         inner = grid.over((*free, *over))
         value = algebra.full(value_of(equation.value, inner), inner.shape)
         return algebra.reduce(equation.op, value, tuple(range(len(free), len(inner.spans))), equation.dtype)
-    size = free[longest].size
-    step = max(1, size * SLAB // cost)
-    slabs = [Span(free[longest].name, start, min(size, start + step)) for start in range(0, size, step)]
-    parts = [_reduce(algebra, equation, (*free[:longest], s, *free[longest + 1 :]), over, grid) for s in slabs]
-    return algebra.concatenate(parts, longest)
+    axis, parts = slabs
+    return algebra.concatenate([_reduce(algebra, equation, part, over, grid) for part in parts], axis)
 
 
 def _own(e: Expr, spans: tuple[Span, ...]) -> tuple[Span, ...]:

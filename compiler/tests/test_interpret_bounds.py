@@ -33,6 +33,31 @@ def run(text: str, *arrays: np.ndarray) -> tuple[list[np.ndarray], list[Bounded]
     return list(interpret.run(program, arrays)), list(bounds(program, arrays))
 
 
+ATTENTION = """
+def f(x0: f32[9, 8], x1: f32[7, 8], x2: f32[7, 5]):
+    with kernel("attention"):
+        s[i: 9, j: 7]: f32 = sum(x0[i, d] * x1[j, d] for d in range(8))
+        m[i: 9]: f32 = max(s[i, j] for j in range(7))
+        e[i: 9, j: 7]: f32 = exp(s[i, j] - m[i])
+        t[i: 9]: f32 = sum(e[i, j] for j in range(7))
+        p[i: 9, j: 7]: f32 = e[i, j] / t[i]
+        y[i: 9, k: 5]: f32 = sum(p[i, j] * x2[j, k] for j in range(7))
+    result(y, f32[9, 5])
+"""
+
+
+@pytest.mark.parametrize("most", [4, 9, 24])
+def test_bounds_are_the_same_when_worked_out_in_slabs(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = [RNG.standard_normal(shape).astype(np.float32) for shape in ((9, 8), (7, 8), (7, 5))]
+    program = tensor_text.parse(ATTENTION)
+    (whole,) = bounds(program, arrays)
+    monkeypatch.setattr(interpret, "SLAB", most)
+    monkeypatch.setattr(interpret, "CACHED", most)
+    (parts,) = bounds(program, arrays)
+    for mine, other in zip((whole.v, *bounded.errors(whole)), (parts.v, *bounded.errors(parts)), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-6, err_msg=f"seed {SEED}")
+
+
 def elementwise(value: Expr, inputs: int) -> Program:
     shape, strides = (dim(N),), (dim(1),)
     given = tuple(Tensor(f"x{k}", dt.f32, shape, strides) for k in range(inputs))

@@ -154,6 +154,7 @@ CASES: dict[str, Case] = {
 @pytest.mark.parametrize("name", CASES)
 def test_program(name: str, slab: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpret, "SLAB", slab)
+    monkeypatch.setattr(interpret, "CACHED", slab)
     text, make, reference = CASES[name]
     arrays = make()
     tensors = [torch.from_numpy(a) for a in arrays]
