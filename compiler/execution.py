@@ -28,7 +28,7 @@ from compiler.ir.tensor import Program as TensorProgram
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
 from compiler.render import cpp
-from compiler.runtime import build, detect, guarded, launcher
+from compiler.runtime import build, detect, garbage, guarded, launcher
 from compiler.schedule.steps import Schedule
 from compiler.targets import named
 from compiler.targets.accuracy import THREEFOLD
@@ -225,8 +225,9 @@ def compile(
     `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
     Raises Unsupported for what no stage can express, CompilerError otherwise.
     """
-    captured = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
-    return build_captured(captured, target, schedules=schedules, cache=cache, threads=threads)
+    with garbage.held_back():
+        captured = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
+        return build_captured(captured, target, schedules=schedules, cache=cache, threads=threads)
 
 
 def build_captured(
@@ -240,7 +241,8 @@ def build_captured(
     """The second half of `compile`: a captured program to an executable."""
     machine = _named(target)
     folder = cache if cache is not None else detect.default_cache(os.environ)
-    lowering = _lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
+    with garbage.held_back():
+        lowering = _lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
     names = [i.name for i in captured.program.inputs]
     bound = {names.index(name): value for name, value in captured.constants.items()}
     return Executable(captured, lowering, _launcher(captured, lowering, bound, threads, folder))
