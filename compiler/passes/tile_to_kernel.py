@@ -34,7 +34,7 @@ from compiler.ir.expr import (
 from compiler.ir.index import Range, linear, range_below, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.rests import MASKS, first_time, narrowed, rest, unit
+from compiler.passes.tile.rests import MASKS, first_time, narrowed, rest, together, unit
 from compiler.schedule import access
 from compiler.targets.target import Target, instruction
 
@@ -177,8 +177,9 @@ class _Lowering:
         if width == 1 or access.not_vectorizable(f.body, Var(f.var), scope.buffers, ranges):
             return self.loop(f, scope)
         mark = next((m for m in ("ahead", "past", "rolled") if given.get(m)), "")
-        done = self.whole(extent, width * given.get("unroll", 1))
-        copies = 1 if done is const(0) else given.get("unroll", 1)
+        copies = together(extent, width, given.get("unroll", 1))
+        done = self.whole(extent, width * copies)
+        copies = 1 if done is const(0) else copies
         done, end = (const(0) if copies == 1 else done), self.whole(extent, width)
         outer = _accumulated(f, scope)
         sums = [{name: self.lanes_of(name, width, scope) for name in outer} for _ in range(copies)]

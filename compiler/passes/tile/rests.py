@@ -52,6 +52,18 @@ def narrowed(width: int, extent: Expr) -> int:
     return width if width >= NARROWEST else 1
 
 
+def together(extent: Expr, width: int, most: int) -> int:
+    """How many vectors to take at a time: one less than `most` where that leaves none over and chains no longer.
+
+    What is left over is code of its own, and goes one vector after the other into one accumulator.
+    """
+    if most < 3 or not isinstance(extent, Const):
+        return most
+    vectors = int(extent.value) // width
+    fewer = most - 1
+    return fewer if vectors and vectors % fewer == 0 and vectors // fewer <= sum(divmod(vectors, most)) else most
+
+
 def first_time(value: Expr, again: int, how: str) -> Expr:
     """The vector, but in its first `again` lanes what changes nothing in a reduction."""
     lanes, index, otherwise = value.dtype.lanes, MASKS[value.dtype.bits], identity(how, value.dtype.replace(lanes=1))
