@@ -26,6 +26,7 @@ PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same
 SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
 OFTEN = 16  # row tiles that read a matrix before a copy of it in better order pays
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another
+MANY = 16  # times what an instruction computes: sums of a part of one do not show
 PANEL, DOT = "mlc_fma_block", "mlc_dot_block"
 
 
@@ -166,7 +167,9 @@ def _tiles(p: Product, target: Target, row: Instruction) -> Blocking:
     cores = target.cores if work >= WORTH_CORES else 1
     others = p.batch * _over(p.m, m)
     if others * _over(p.n, n) < cores:
-        n = _cut(p.n, _over(p.n * others, cores), row.n)
+        share = _over(p.n * others, cores)
+        # Of many columns summed along vectors, a few more or less cost little; whole vectors of them store best.
+        n = _cut(p.n, share, target.lanes(size) if flat and share >= MANY * row.n else row.n)
     steps = p.k / target.lanes(size) if flat else p.k
     cycles = steps * _step(p, target, row) + (p.m * p.n * _over(p.k, k) * ADD_LANES if flat else 0)
     cycles += p.k * p.n * _over(p.m, m) * _packing(p.b, "k" if flat else "n") if pack_b else 0
