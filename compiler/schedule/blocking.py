@@ -33,8 +33,9 @@ PANEL, DOT = "mlc_fma_block", "mlc_dot_block"
 @dataclass(frozen=True)
 class Operand:
     """A factor: whether an instruction can read it where it lies, along which of "m", "n", "k" it is contiguous,
-    how many bytes one step of k moves it, whether its elements are narrower than the sum's, and the multiples of which
-    blocks should be along its own part and along k (the inner loops of several that play the part stay whole)."""
+    how many bytes one step of k moves it, whether its elements are narrower than the sum's, the multiples of which
+    blocks should be along its own part and along k (the inner loops of several that play the part stay whole), and
+    whether the end of each row of k is where the next one begins."""
 
     direct: bool
     along: str
@@ -42,6 +43,7 @@ class Operand:
     narrow: bool
     unit: int = 1
     k_unit: int = 1
+    dense: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,6 @@ def _tiles(p: Product, target: Target, row: Instruction) -> Blocking:
     tiles = _over(p.m, row.m)
     often = (tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)) or (tiles > SELDOM and row.n * size < WIDE)
     pack_b = not p.b.direct or (not flat and (often or p.b.along != "n"))
-    pack_a = not p.a.direct or p.a.narrow or (flat and (p.a.along != "k" or (tiles > 1 and p.n > OFTEN * row.n)))
     if not flat and not pack_b and tiles == 1 and p.k * p.n * size > l2:
         m, k = p.m, STREAM_DEPTH
         n = _cut(p.n, l2 // 4 // (p.m * size), row.n)
@@ -163,6 +164,11 @@ def _tiles(p: Product, target: Target, row: Instruction) -> Blocking:
         k = _cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), whole)
         m = _cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
         n = _cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), p.b.unit if p.b.unit > 1 else row.n)
+    # A tile of A would lie as A does, unless its rows, of whole pages, were put further apart.
+    same = p.a.dense and k == p.k and p.k * size % PAGE != 0
+    pack_a = not p.a.direct or p.a.narrow
+    if flat and not pack_a:
+        pack_a = p.a.along != "k" or (tiles > 1 and p.n > OFTEN * row.n and not same)
     work = p.m * p.n * p.k * p.batch
     cores = target.cores if work >= WORTH_CORES else 1
     others = p.batch * _over(p.m, m)

@@ -208,8 +208,10 @@ class _Plan:
         narrow = any(x.dtype.bytes < self.bytes for x in loads)
         step = max(map(abs, steps), default=0) * loads[0].dtype.bytes
         direct = self.direct(factor, loops, self.k_loops)
-        units = [1 if direct else self.axis(fs[1:]).size for fs in (loops, self.k_loops)]
-        return Operand(direct, along, step, narrow, *units)
+        unit, k_unit = (1 if direct else self.axis(fs[1:]).size for fs in (loops, self.k_loops))
+        rows = [self.stride(x.buffer, x.index, loops[-1].var) for x in loads] if loops else []
+        dense = along == "k" and rows == [self.k.size]
+        return Operand(direct, along, step, narrow, unit, k_unit, dense)
 
     # ---- steps
 

@@ -97,8 +97,9 @@ MLC_INLINE void mlc_fma_columns(
   long i = 0;
   for (; i + MR <= m; i += MR)
     mlc_fma_panel<MR, NV, PARTIAL>(k, a + i * a_m, a_m, a_k, b, b_k, c + i * c_m, c_m, n);
-  mlc_fma_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NV, PARTIAL>(
-      m - i, k, a + i * a_m, a_m, a_k, b, b_k, c + i * c_m, c_m, n);
+  if constexpr (M_LEFT != 0)
+    mlc_fma_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NV, PARTIAL>(
+        m - i, k, a + i * a_m, a_m, a_k, b, b_k, c + i * c_m, c_m, n);
 }
 template <int MR, int NR, int M_LEFT, int N_LEFT, typename T, typename A, typename B>
 static void mlc_fma_block(
@@ -187,20 +188,25 @@ MLC_INLINE void mlc_dot_columns(
     long m, long k, const A* a, long a_m, const B* b, long b_n, T* c, long c_m, long done) {
   long i = 0;
   for (; i + MR <= m; i += MR) mlc_dot_panel<MR, NR, K_UNIT>(k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m, done);
-  mlc_dot_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NR, K_UNIT>(
-      m - i, k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m, done);
+  if constexpr (M_LEFT != 0)
+    mlc_dot_rows_left<M_LEFT < 0 ? MR - 1 : M_LEFT, M_LEFT<0, NR, K_UNIT>(
+        m - i, k, a + i * a_m, a_m, b, b_n, c + i * c_m, c_m, done);
 }
 template <int MR, int NR, int M_LEFT, int N_LEFT, int K_UNIT = 1, typename T, typename A, typename B>
 static void mlc_dot_block(
     long m, long n, long k, const A* a, long a_m, long, const B* b, long, long b_n, T* c, long c_m) {
-  long j = 0;
-  for (; j + NR <= n; j += NR)
-    mlc_dot_columns<MR, NR, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m, 0);
   constexpr int LEFT = N_LEFT < 0 ? 1 : N_LEFT;
-  if constexpr (LEFT == NR) {
-    const long last = n - NR;
-    if (j < n) mlc_dot_columns<MR, NR, M_LEFT, K_UNIT>(m, k, a, a_m, b + last * b_n, b_n, c + last, c_m, j - last);
-  } else if constexpr (LEFT > 0)
-    for (; j < n; j += LEFT)
-      mlc_dot_columns<MR, LEFT, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m, 0);
+  long j = 0;
+  if constexpr (LEFT == NR)
+    for (; j < n; j += NR) {
+      const long start = j + NR <= n ? j : n - NR;
+      mlc_dot_columns<MR, NR, M_LEFT, K_UNIT>(m, k, a, a_m, b + start * b_n, b_n, c + start, c_m, j - start);
+    }
+  else {
+    for (; j + NR <= n; j += NR)
+      mlc_dot_columns<MR, NR, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m, 0);
+    if constexpr (LEFT > 0)
+      for (; j < n; j += LEFT)
+        mlc_dot_columns<MR, LEFT, M_LEFT, K_UNIT>(m, k, a, a_m, b + j * b_n, b_n, c + j, c_m, 0);
+  }
 }
