@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import compiler
 from compiler import pipeline
 from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
@@ -15,6 +17,7 @@ from compiler.ir import kernel, kernel_text, tensor_text, tile_text
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.pipeline import Lowering
 from compiler.render import cuda
+from compiler.runtime import device, gpu_native
 from compiler.targets import nvidia
 from compiler.tests import run_threads
 from compiler.tests.meaning import fresh_seed, random_arrays
@@ -134,3 +137,32 @@ def test_tickets_begin_with_zero_and_end_with_it(check: bool) -> None:
     given = random_arrays(program.inputs, fresh_seed())
     _, outcome = run_threads.run_text(text, made, list(given), check)
     assert [(r.kind, r.buffer) for r in outcome.reports] == [("not zero again", "columns_s_shares_tickets")]
+
+
+@pytest.mark.skipif(bool(device.unavailable()), reason="no GPU: " + device.unavailable())
+@pytest.mark.parametrize("native", [True, False])
+def test_runs_at_once_do_not_share_tickets(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One executable in streams and in graphs of its calls, all at once: always the same bits."""
+    if not native:
+        monkeypatch.setattr(gpu_native, "built", lambda _: (None, None))
+    torch.manual_seed(seed := fresh_seed())
+    x = torch.randn(2000, 1000, device="cuda")
+    call = compiler.compile(lambda x: x.sum(), [x.cpu()], "cuda")
+    wanted = call(x)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    graphs = []
+    for stream in streams[:2]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            graphs.append((graph, [call(x) for _ in range(10)]))
+    torch.cuda.synchronize()
+    made = []
+    for _ in range(50):
+        for stream, number in zip(streams, (0, 1, None, None), strict=True):
+            with torch.cuda.stream(stream):
+                made += [call(x) for _ in range(3)]
+                if number is not None:
+                    graphs[1 - number][0].replay()
+    torch.cuda.synchronize()
+    for result in (*made, *(y for _, results in graphs for y in results)):
+        assert torch.equal(result, wanted), f"seed {seed}: {result} is not {wanted}"
