@@ -149,7 +149,7 @@ def test_runs_at_once_do_not_share_tickets(native: bool, monkeypatch: pytest.Mon
     x = torch.randn(2000, 1000, device="cuda")
     call = compiler.compile(lambda x: x.sum(), [x.cpu()], "cuda")
     wanted = call(x)
-    streams = [torch.cuda.Stream() for _ in range(4)]
+    streams = [torch.cuda.Stream() for _ in range(4)]  # type: ignore[no-untyped-call]
     graphs = []
     for stream in streams[:2]:
         graph = torch.cuda.CUDAGraph()
