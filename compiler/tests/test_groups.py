@@ -18,7 +18,7 @@ from compiler.passes.gpu.threads import tile_to_threads
 from compiler.pipeline import Lowering
 from compiler.render import cuda
 from compiler.runtime import device, gpu_native
-from compiler.targets import nvidia
+from compiler.targets import legal, nvidia
 from compiler.tests import run_threads
 from compiler.tests.meaning import fresh_seed, random_arrays
 from compiler.tests.test_contraction import Product, arrays
@@ -137,6 +137,26 @@ def test_tickets_begin_with_zero_and_end_with_it(check: bool) -> None:
     given = random_arrays(program.inputs, fresh_seed())
     _, outcome = run_threads.run_text(text, made, list(given), check)
     assert [(r.kind, r.buffer) for r in outcome.reports] == [("not zero again", "columns_s_shares_tickets")]
+
+
+REFUSED = {
+    "no clusters there": ("sm_80", "s: f32", "s: f32", "of which the target knows nothing"),
+    "too many blocks": ("sm_90a", "cluster(f32[4, 128])", "cluster(f32[16, 128])", "a cluster has at most 8"),
+    "parts that nobody makes": ("sm_90a", "r_share in blocks(4)", "r_share in blocks(2)", "r_share makes 2"),
+    "a part of another block": ("sm_90a", "s_shares[r_share, i1]", "s_shares[0, i1]", "another part of s_shares"),
+    "not all blocks again": ("sm_90a", "i1_all0 in blocks(4)", "i1_all0 in blocks(2)", "the loop i1_all0 over blocks"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_blocks_cannot_share_is_refused(case: str) -> None:
+    target, old, new, message = REFUSED[case]
+    text = (CASES / "parts_in_a_cluster.tile").read_text(encoding="utf-8")
+    assert old in text
+    program = tile_text.parse(text.replace(old, new))
+    with pytest.raises(ValueError, match=message):
+        legal.verify(program, TARGETS[target])
+        tile_to_threads(program, TARGETS[target])
 
 
 @pytest.mark.skipif(bool(device.unavailable()), reason="no GPU: " + device.unavailable())
