@@ -13,6 +13,7 @@ from compiler.ir.statement import Accum, Init, Stmt, Store
 from compiler.passes.gpu import groups
 from compiler.passes.gpu.scope import WARP, Lanes, Scope, Spread
 from compiler.passes.gpu.vectors import Neighbours, divides, neighbours
+from compiler.schedule.extremes import extreme, sought
 
 if TYPE_CHECKING:
     from compiler.passes.gpu.threads import Lowering
@@ -55,6 +56,18 @@ def over_lanes(low: Lowering, f: tile.For, scope: Scope) -> Body:
         before.append(k.Declare(part, identity(how, total.dtype)))
         inner.values[name] = Var(part, total.dtype)
     body = _rounds(low, f, spread, inner, scope)
+    for known, how_spread, own in scope.extremes:
+        none = sought(known, f.var, f.body) if how_spread == spread else None
+        if none is not None:
+            # Only threads that have met the extreme look where it was: others read nothing again.
+            part_of = next(inner.values[name] for name in outer)
+            assert isinstance(part_of, Var)
+            met = op("eq", own, scope.values[known.total])
+            met = op("or", met, op("isnan", own)) if own.dtype.is_float else met
+            body = [k.If(met, tuple(body), (k.Assign(part_of.name, none),))]
+    found = extreme(f.var, f.body)
+    if found is not None and isinstance(own_part := inner.values[found.total], Var):
+        scope.extremes = (*scope.extremes, (found, spread, own_part))
     after: Body = []
     for name, how in outer.items():
         total, part_var = scope.values[name], inner.values[name]

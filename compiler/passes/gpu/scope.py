@@ -11,6 +11,7 @@ from compiler.ir.expr import Expr, Var
 from compiler.ir.index import Range
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu.fragments import Fragment
+from compiler.schedule.extremes import Extreme
 
 WARP = 32
 THREAD: Expr = k.Builtin("thread.x")
@@ -71,6 +72,8 @@ class Scope:
     multiples: dict[str, int] = field(default_factory=dict)
     # Tiles that each thread has for itself, whole.
     local: frozenset[str] = frozenset()
+    # Extremes that loops over threads have found, with how those were spread and the variables of the threads' own.
+    extremes: tuple[tuple[Extreme, Spread, Var], ...] = ()
     # Tiles whose reads and writes a pipeline keeps apart.
     ordered: frozenset[str] = frozenset()
 

@@ -16,6 +16,7 @@ from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
+from compiler.schedule.extremes import extreme, sought
 from compiler.schedule.gpu import attention, contraction, ffma, reductions, transposes
 from compiler.schedule.nests import Row, contiguous, paths_of, rows_of, used_as_value
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, SplitScan, Stage, Step
@@ -113,6 +114,8 @@ class _Plan:
             steps += [Split(name, warps), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "warps")]
             return steps + self.inside(f"{name}1", paths, WARP_LANES)
         threads = min(MOST_THREADS, max(128, _power(-(-longest // each))))
+        if count >= 2 * self.target.cores and all(len(p) == 1 for p in paths) and _seeks(_leaves(paths)):
+            threads = min(threads, THREADS)  # nothing of a row is kept, so that several blocks find room
         steps += [Bind(name, "blocks")] if name else []
         return steps + self.inside(name, paths, threads)
 
@@ -310,7 +313,7 @@ class _Plan:
         extent = leaves[0].extent
         if row and all(leaf.extent == extent for leaf in leaves):
             own = [b for b in sorted(self.private) if self.at_own_place(b, leaves)]
-            again = self.read_again(leaves)
+            again = [] if threads > WARP_LANES and _seeks(leaves) else self.read_again(leaves)
             space = self.space([*own, *again], extent, threads)
             steps += [Fold(b, row, space) for b in own if space]
             for b in again if space else self.shared_rows(again, extent, threads):
@@ -381,6 +384,19 @@ def _between(kernel: Kernel, leaf: loop.For) -> list[loop.For]:
             _, inside = rows_of(s)
             return [g for path in paths_of(inside) if path[-1] is leaf for g in path[:-1]]
     return []
+
+
+def _leaves(paths: list[list[loop.For]]) -> list[_Leaf]:
+    return [_Leaf(path[-1].var, _extent(path), path[-1]) for path in paths]
+
+
+def _seeks(leaves: list[_Leaf]) -> bool:
+    """Rows are read for an extreme, and again for its place, only by the threads that met it."""
+    if len(leaves) != 2:
+        return False
+    first, second = (leaf.original for leaf in leaves)
+    found = extreme(first.var, first.body)
+    return found is not None and sought(found, second.var, second.body) is not None
 
 
 def _touches(n: object, buffer: str) -> bool:
