@@ -4,8 +4,9 @@ A heuristic sees the kernel with its hints for sizes, made odd so that nothing s
 steps stay that apply to the kernel as it is and make no tile that is of unknown size, or larger than at the hints. What
 is left is right for every size, and may be slow where sizes are far from what was to be expected.
 
-Tensor instructions need all of their steps. They are for products that are summed over a known depth, of buffers whose
-rows are as far apart as products of sizes say: only of those do odd hints tell what divides them.
+Tensor instructions need all of their steps. They are for products of buffers whose rows are as far apart as products
+of sizes say: only of those do odd hints tell what divides them. Where small sizes would be one tile, larger ones are
+tried.
 """
 
 from __future__ import annotations
@@ -13,18 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from compiler.ir import loop, tile
+from compiler.ir import tile
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Size, SymbolicError, sizes_in, substitute
-from compiler.ir.index import has_sizes, linear
+from compiler.ir.expr import Const, SymbolicError, sizes_in, substitute
+from compiler.ir.index import linear
 from compiler.ir.statement import Kernel, Program
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.steps import apply, apply_step
-from compiler.schedule.steps import Bind, Collapse, Fold, Reorder, Schedule, ScheduleError, Split, Stage, Step
+from compiler.schedule.steps import Bind, Collapse, Cover, Fold, Reorder, Schedule, ScheduleError, Split, Stage, Step
 
 Choose = Callable[[Kernel], Schedule]
 Lower = Callable[[Program], object]
 # Steps of which each alone leaves a kernel that runs well enough; others only make sense together.
+LARGER = (1, 8, 64)
 APART = (Bind, Collapse, Fold, Reorder, Split, Stage)
 
 
@@ -34,14 +36,17 @@ def on_hint(program: Program, kernel: Kernel, choose: Choose, plain: Choose, low
     `plain` chooses without tensor instructions. `lower` takes a program of the scheduled kernel alone further down; a
     schedule for which it raises ValueError is given up for one with fewer kinds of steps.
     """
-    likely: Kernel = substitute(kernel, {s: Const(_odd(s), i64) for s in sizes_in(kernel)})  # type: ignore[call-overload]
-    alone, expected = (loop_to_tile(program.replace(kernels=(k,))) for k in (kernel, likely))
-    wanted = choose(likely)
-    if not all(isinstance(step, APART) for step in wanted.steps):
-        if _is_regular(kernel) and _applies(alone, wanted, lower):
-            return wanted
-        wanted = plain(likely)
-    kept = list(_kept(alone, expected, wanted))
+    alone = loop_to_tile(program.replace(kernels=(kernel,)))
+    for factor in LARGER if _is_regular(kernel) else ():
+        wanted = choose(_likely(kernel, factor))
+        if all(isinstance(step, APART) for step in wanted.steps):
+            break
+        made = Schedule(tuple(map(_any_extent, wanted.steps)))
+        if _applies(alone, loop_to_tile(program.replace(kernels=(_likely(kernel, factor),))), made, lower):
+            return made
+    likely = _likely(kernel)
+    wanted = plain(likely)
+    kept = list(_kept(alone, loop_to_tile(program.replace(kernels=(likely,))), wanted))
     tried = (kept, [x for x in kept if not isinstance(x, Stage | Fold)],
              [x for x in kept if isinstance(x, Bind) and x.level == "blocks"])  # fmt: skip
     for steps in tried:
@@ -54,30 +59,40 @@ def on_hint(program: Program, kernel: Kernel, choose: Choose, plain: Choose, low
     return Schedule()
 
 
-def _odd(s: Size) -> int:
-    """An odd number near what a size is expected to be."""
-    return max(s.hint - 1 + s.hint % 2, s.low | 1)
+def _likely(kernel: Kernel, factor: int = 1) -> Kernel:
+    """The kernel with odd numbers near what its sizes are expected to be, or so many times as large."""
+    table = {s: Const(max(s.hint * factor - 1 + s.hint * factor % 2, s.low | 1), i64) for s in sizes_in(kernel)}
+    made: Kernel = substitute(kernel, table)  # type: ignore[call-overload]
+    return made
 
 
 def _is_regular(kernel: Kernel) -> bool:
-    """Sums are over known extents, and rows of all buffers begin at products of sizes."""
-    loops = (n for s in kernel.body for n in s.walk() if isinstance(n, loop.For))
+    """Rows of all buffers begin at products of sizes."""
     strides = (linear(s) for p in kernel.params for s in p.strides)
-    return all(f.kind == "parallel" or not has_sizes(f.extent) for f in loops) and all(
-        len(terms) + bool(rest) <= 1 for terms, rest in strides
-    )
+    return all(len(terms) + bool(rest) <= 1 for terms, rest in strides)
 
 
-def _applies(program: Program, wanted: Schedule, lower: Lower) -> bool:
-    """All steps apply, and what they give can be lowered."""
+def _any_extent(step: Step) -> Step:
+    """A last piece can begin earlier only where a loop is known to be long enough: it is cut short instead."""
+    return Split(step.loop, step.factor) if isinstance(step, Cover) else step
+
+
+def _applies(program: Program, likely: Program, wanted: Schedule, lower: Lower) -> bool:
+    """All steps apply, to tiles that are no larger than with likely numbers, and the result can be lowered."""
     try:
-        made = apply(program, program.kernels[0], wanted)
-        if any(sizes_in(n) for n in _tiles(made.kernels[0])):
+        made, other = (apply(p, p.kernels[0], wanted) for p in (program, likely))
+        if not _alike(made.kernels[0], other.kernels[0]):
             return False
         lower(made)
     except ValueError:
         return False
     return True
+
+
+def _alike(kernel: Kernel, likely: Kernel) -> bool:
+    """No tile is of unknown size, or larger than its like."""
+    most = {n.tensor.name: _elements(n) for n in _tiles(likely)}
+    return all(not sizes_in(n) and _elements(n) <= most.get(n.tensor.name, 0) for n in _tiles(kernel))
 
 
 def _kept(program: Program, likely: Program, wanted: Schedule) -> Iterator[Step]:
@@ -89,8 +104,7 @@ def _kept(program: Program, likely: Program, wanted: Schedule) -> Iterator[Step]
             changed, new = apply_step(program, kernel, step)
         except (ScheduleError, SymbolicError):
             continue
-        expected = {n.tensor.name: _elements(n) for n in _tiles(other)}
-        if all(not sizes_in(n) and _elements(n) <= expected.get(n.tensor.name, 0) for n in _tiles(new)):
+        if _alike(new, other):
             program, kernel = changed, new
             yield step
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, dim, names, op, substitute
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, dim, names, op, substitute, variables
 from compiler.ir.index import Range, from_linear, linear, simplify, value_range
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
@@ -210,6 +210,6 @@ def _padded(t: Tensor) -> Tensor:
 def _check_extents(step: Step, loops: Loops, outside: Sequence[tile.For]) -> None:
     known = {f.var for f in outside}
     for f in loops:
-        if names(f.extent) - known:
+        if {v.name for v in variables(f.extent) if not isinstance(v, Size)} - known:
             raise ScheduleError(step, f"the extent of {f.var} depends on a loop inside the place of the tile")
         known.add(f.var)
