@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import compiler
-from conformance import ladder
+from conformance import ladder, sanitizer
 from conformance.cases import Arg, Case, Dynamic, Tolerance, to_json
 
 SEED = random.SystemRandom().randrange(2**31)
@@ -212,3 +212,41 @@ def test_another_backend_has_a_final_stage_only() -> None:
     row = check(case("x.exp()"), backend="eager")
     assert (row["verdict"], verdicts(row)) == ("pass", {"cpp": "pass"}), row
     assert check(case("x.exp()"), backend="none such")["verdict"] == "fail"
+
+
+class Reporting:
+    """A sanitizer's watch with something to say."""
+
+    tool = "racecheck"
+
+    def __init__(self, *said: str) -> None:
+        self.said = said
+
+    def findings(self) -> tuple[str, ...]:
+        return self.said
+
+
+def watched(monkeypatch: pytest.MonkeyPatch, *said: str) -> Row:
+    monkeypatch.setattr(sanitizer, "watch", lambda tool, log: Reporting(*said))
+    options = {"target": "sm_90a", "stages": ("cuda",), "sanitizer": {"tool": "racecheck", "log": "nowhere"}}
+    return check(case("F.softmax(x, -1)"), **options)
+
+
+def test_what_a_sanitizer_reports_fails_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watched(monkeypatch)["verdict"] == "pass"
+    row = watched(monkeypatch, "kernel.cu:31: Error: Race reported between Write access and Read access")
+    assert (row["verdict"], row["first_bad_stage"]) == ("fail", "cuda") and "kernel.cu:31: Error: Race" in row["detail"]
+
+
+def test_what_a_sanitizer_reports_is_told_with_the_error_that_came_of_it(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fault(*_: Any, **__: Any) -> Any:
+        raise compiler.CompilerError("the GPU found an illegal address")
+
+    monkeypatch.setattr(compiler, "execute_guarded", fault)
+    row = watched(monkeypatch, "kernel.cu:31: Invalid __global__ read of size 4 bytes")
+    assert (
+        row["verdict"] == "fail" and "Invalid __global__ read" in row["detail"] and "illegal address" in row["detail"]
+    )
+    assert "Invalid __global__ read" in capfd.readouterr().err, "said before the process may be lost"
