@@ -27,6 +27,7 @@ from compiler.targets.target import Instruction, Target
 LEAST_QUERIES = 9  # fewer are products of a matrix and few rows, which wait for memory whatever multiplies them
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
 CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
+THREEFOLD_KEYS = 32  # a block of keys where a product takes three
 PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
 # Groups of four warps in a block, each with 64 queries, and keys: two groups read keys and values once for both; of one
 # with few keys, two blocks or more fit in a multiprocessor, and multiply in turn while the other is at its softmax.
@@ -114,7 +115,7 @@ class _Plan:
         sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
         if sync is not None:
             unit = CHUNK if kind == "f32" else sync.k
-            keys = CHUNK if kind == "f32" else min(KEYS, _up(self.keys, sync.k))
+            keys = THREEFOLD_KEYS if kind == "f32" else min(KEYS, _up(self.keys, sync.k))
             for warps in WARPS:
                 yield _Way(sync, sync, warps * sync.m, keys, warps * WARP, unit)
 
@@ -152,7 +153,7 @@ class _Plan:
         add, f = self.steps.append, self.found
         query, key, feature, depth = f.query.var, f.key, f.feature.var, self.scores.depth.var
         self.way = way
-        where = ("shared", f.weight.bytes * way.keys) if way.threefold else ("registers", 0)
+        where = ("shared", min(f.weight.bytes * way.keys, parts.ROW)) if way.threefold else ("registers", 0)
         add(Online(f.accumulator.name, way.rows, way.keys, way.unit, *where, self.masks(way)))
         if online.reach(f.score, query) and self.near():
             add(Reorder((f"{query}0", *(x.var for x in f.batch))))
