@@ -156,6 +156,26 @@ def test_warpgroups_compute_it_without_a_race(name: str) -> None:
     close(made, run_threads.run(made.stages["kernel"], arrays)[0], want, seed)
 
 
+BY_WARPS = {
+    "f32": attention(65, 65, 64, GROUPED, "float32", (4, 2)),
+    "f32, by hand": by_hand(33, 72, 64, "float32"),
+    "few queries": attention(20, 70, 64),
+}
+
+
+@pytest.mark.parametrize("name", BY_WARPS)
+def test_the_copy_engine_brings_what_warps_multiply(name: str) -> None:
+    made = lowered(BY_WARPS[name], TARGETS["sm_90a"], "kernel")
+    nodes = [n for k in made.stages["tile"].kernels for s in k.body for n in s.walk()]
+    assert {
+        n.how for n in nodes if isinstance(n, tile.Copy) and n.target.buffer.endswith(("_query", "_key", "_value"))
+    } == {"tma"}
+    assert not any(n.instruction.startswith("wgmma") for n in nodes if isinstance(n, tile.Mma))
+    seed = fresh_seed()
+    arrays = given(made, seed)
+    close(made, run_threads.run(made.stages["kernel"], arrays)[0], wanted(made, arrays), seed)
+
+
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_every_target_has_a_schedule(dtype: str, target: str) -> None:

@@ -109,11 +109,15 @@ def _start(low: Lowering) -> Body:
 
 
 def _hands_over(low: Lowering, warps: int) -> bool:
-    """Whether threads that compute need more registers than all alike get, so that four warps give up theirs."""
+    """Whether threads that compute need more registers than all alike get, so that four warps give up theirs.
+
+    Accumulators of four warps are needed whole; what a warp by itself adds up, the compiler may hold a part at a time.
+    """
     need = BESIDES + sum(f.count * low.tiles[n].dtype.bytes // 4 for n, f in low.fragments.items() if n in low.tiles)
     have = REGISTERS // (low.threads + warps * WARP) // 8 * 8
     able = "setmaxnreg" in low.target.features and low.threads % GROUP == 0 and warps * WARP <= GROUP
-    return able and need > min(have, MOST_REGISTERS)
+    whole = any(wgmma.is_asynchronous(low, n) for s in low.source.body for n in s.walk() if isinstance(n, tile.Mma))
+    return able and whole and need > min(have, MOST_REGISTERS)
 
 
 def _counters(low: Lowering) -> Body:

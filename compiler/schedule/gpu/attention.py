@@ -1,9 +1,9 @@
 """A loop nest that sums values weighted by a softmax and a target in; one pass over blocks of keys by tensor cores out.
 
-Each warp has 16 queries of a block. Keys and values come to shared memory while those before are multiplied: by copies
-of all threads, or of a warp of its own where four warps multiply what lies in shared memory without loading it. Scores
-and sums stay in registers, and so do weights of 16 bits: what a thread holds of the scores is what it needs of these as
-a left operand. That is not so for weights of 32 bits, which take the way through shared memory.
+Each warp has 16 queries of a block. Keys and values come to shared memory while those before are multiplied: by the
+copy engine, which a warp of its own asks for them, or else by copies of all threads. Scores and sums stay in registers,
+and so do weights of 16 bits: what a thread holds of the scores is what it needs of these as a left operand. That is not
+so for weights of 32 bits, which take the way through shared memory.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class _Way:
     keys: int
     threads: int
     unit: int
+    by_tma: bool
 
     @property
     def threefold(self) -> bool:
@@ -70,8 +71,8 @@ class _Way:
         return self.score.a_type == "f32"
 
     @property
-    def by_tma(self) -> bool:
-        """Operands stay in shared memory, where copies by a warp of its own bring them."""
+    def by_groups(self) -> bool:
+        """Four warps multiply together what stays in shared memory."""
         return self.score.b_space == "shared"
 
 
@@ -103,13 +104,13 @@ class _Plan:
             return
         kind = kinds.pop().name
         rows = [r for r in self.target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
-        even = all(x.even for x in (self.q, self.k, self.v)) and self.depth % 16 == 0
+        by_tma = all(x.even for x in (self.q, self.k, self.v)) and "tma" in self.target.features
         value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
-        if value and kind != "f32" and even and "tma" in self.target.features:
+        if value and kind != "f32" and by_tma and self.depth % 16 == 0:
             for groups, most in GROUPS:
                 keys = min(most, _up(self.keys, KEYS))
                 score = next(r for r in rows if r.function == "mlc_wgmma" and r.n == keys)
-                yield _Way(score, value[0], groups * score.m, keys, groups * score.threads, score.k)
+                yield _Way(score, value[0], groups * score.m, keys, groups * score.threads, score.k, by_tma)
         if max(self.depth, self.features) > MOST_FEATURES:
             return
         sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
@@ -117,7 +118,7 @@ class _Plan:
             unit = CHUNK if kind == "f32" else sync.k
             keys = THREEFOLD_KEYS if kind == "f32" else min(KEYS, _up(self.keys, sync.k))
             for warps in WARPS:
-                yield _Way(sync, sync, warps * sync.m, keys, warps * WARP, unit)
+                yield _Way(sync, sync, warps * sync.m, keys, warps * WARP, unit, by_tma)
 
     def schedule(self) -> Schedule | None:
         if self.queries < LEAST_QUERIES:
@@ -125,8 +126,8 @@ class _Plan:
         batch = math.prod(parts.size(_loop(f)) for f in self.found.batch)
         fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
         full = [w for w in fits if batch * -(-self.queries // w.rows) >= self.target.cores]
-        by_tma = [w for w in fits if w.by_tma and self.queries > FEW_QUERIES]
-        return self.applied(full[0] if full else (by_tma or fits)[-1]) if fits else None
+        by_groups = [w for w in fits if w.by_groups and self.queries > FEW_QUERIES]
+        return self.applied(full[0] if full else (by_groups or fits)[-1]) if fits else None
 
     def near(self) -> bool:
         """Keys and values of all heads stay in the L2, so that queries of all may go at once, those with most first."""
@@ -138,12 +139,13 @@ class _Plan:
         depth, features = _up(self.depth, way.unit), _up(self.features, way.unit)
         weights = way.rows * way.keys if way.threefold else 0
         masks = sum(self.tensors[x].dtype.bytes for x in self.masks(way)) * DEPTH * way.rows * way.keys
-        operands = way.rows * depth + DEPTH * (weights + way.keys * (depth + features))
+        operands = way.rows * depth + weights + DEPTH * way.keys * (depth + features)
         return self.found.weight.bytes * operands + masks
 
     def masks(self, way: _Way) -> tuple[str, ...]:
-        """What scores load by query and key, as far as tensor maps bring it: threads would load few bytes at a time."""
-        found = online.masks(self.found.score, self.found.query.var) if way.by_tma else []
+        """What scores load by query and key, as far as tensor maps bring it, and it is worth the memory: of 16 bits,
+        threads would load few bytes at a time."""
+        found = online.masks(self.found.score, self.found.query.var) if way.by_groups else []
         whole = [x.buffer for x in found if way.keys * x.dtype.bytes % parts.ROW == 0]
         return tuple(x for x in whole if parts.even(self.tensors[x]))
 
@@ -204,7 +206,7 @@ class _Plan:
         `width` is how many columns there are, where they may be more than go together.
         """
         add, (m, n, k) = self.steps.append, nest
-        if self.way.by_tma:
+        if self.way.by_groups:
             add(Tensorize(nest, row.name))
             return
         if self.way.threefold:
