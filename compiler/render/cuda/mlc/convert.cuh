@@ -23,7 +23,14 @@ MLC_DEVICE unsigned mlc_to_bits(float x) {
 #endif
 
 MLC_DEVICE float mlc_from_bf16(unsigned short raw) {
+#ifdef __CUDACC__
+    // Either half of a word by one instruction; a shift would follow another that takes the half out.
+    float x;
+    asm("mov.b32 %0, {%1, %2};" : "=f"(x) : "h"((unsigned short)0), "h"(raw));
+    return x;
+#else
     return mlc_from_bits((unsigned)raw << 16);
+#endif
 }
 // To nearest even; NaN stays NaN.
 MLC_DEVICE unsigned short mlc_to_bf16(float x) {
