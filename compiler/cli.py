@@ -129,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="compile, run, and compare with PyTorch")
     run.add_argument("--bench", action="store_true", help="time it against PyTorch in turns, on the CPU on one thread")
     run.add_argument("--profile", action="store_true", help="what Nsight Compute says of its kernels, on a GPU")
+    run.add_argument("--latency", action="store_true", help="how long each part of compiling takes, on the CPU")
     run.set_defaults(run=_run)
     for command in (show, run):
         command.add_argument(
@@ -283,6 +284,8 @@ def _run(options: argparse.Namespace) -> int:
 
     machine = named.target(options.target)
     emulated = machine.kind == "cuda" and expression.device(machine) == "cpu"
+    if options.latency and machine.kind != "cpu":
+        raise CompilerError(f"--latency with target {machine.name}: it is for kernels of the CPU; leave the option out")
     for option in ("bench", "profile"):
         if getattr(options, option) and (emulated or (option == "profile" and machine.kind != "cuda")):
             why = "no GPU here that runs it" if emulated else "the profiler is for GPUs"
@@ -300,7 +303,19 @@ def _run(options: argparse.Namespace) -> int:
         print(f"eager {best['eager'] * 1e6:.2f} us, mlcomp {best['mlcomp'] * 1e6:.2f} us: {speedup:.2f}x")
     if options.profile:
         _profile(options, made.compiled)
+    if options.latency:
+        _latency(options)
     return 0 if made.right else 1
+
+
+def _latency(options: argparse.Namespace) -> None:
+    from compiler import latency  # noqa: PLC0415
+
+    found = latency.measure(_code(options), options.seed, options.target)
+    for what, parts in (("new, in a warm process", found.new), ("the same again", found.again)):
+        shown = (("capture", parts.captured), ("passes", parts.lowered), ("build", parts.built), ("load", parts.loaded))
+        print(f"{what}: {parts.whole * 1e3:.1f} ms ({', '.join(f'{n} {s * 1e3:.1f}' for n, s in shown)})")
+    print(f"a call: {found.call * 1e6:.2f} us")
 
 
 def _profile(options: argparse.Namespace, compiled: Executable) -> None:

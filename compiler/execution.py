@@ -85,7 +85,7 @@ def execute(
     return tuple(to_tensor(a, t, at) for a, t in zip(made, kinds, strict=True))
 
 
-def _built(lowering: Lowering, cache: Path | None) -> Path:
+def built(lowering: Lowering, cache: Path | None) -> Path:
     """The text as a shared object; raises CompilerError where this machine could not run it."""
     if lacking := named.missing(lowering.target):
         raise CompilerError(
@@ -111,7 +111,7 @@ def _run_text(
     lowering: Lowering, inputs: Sequence[torch.Tensor], planned: launcher.Plan, cache: Path | None
 ) -> tuple[torch.Tensor, ...]:
     """Poisoned outputs and temporaries: what the text does not write shows."""
-    path = _built(lowering, cache)
+    path = built(lowering, cache)
     at = dict(zip(lowering.stages["kernel"].sizes, planned.sizes, strict=True))
     outputs = [poisoned(b) for b in planned.outputs]
     temps = [poisoned(b) for b in buffers.temporaries(lowering.stages["kernel"], at)]
@@ -144,7 +144,7 @@ def execute_guarded(
         emulate = emulate or bool(patience)
         call = execution_gpu.caller(lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart)
     else:
-        call = guarded.entry(_built(lowering, cache), planned.sizes, torch.get_num_threads())
+        call = guarded.entry(built(lowering, cache), planned.sizes, torch.get_num_threads())
     return guarded.run(call, planned, inputs, buffers.temporaries(program, at), runs, patience)
 
 
@@ -242,7 +242,7 @@ def build_captured(
     machine = _named(target)
     folder = cache if cache is not None else detect.default_cache(os.environ)
     with garbage.held_back():
-        lowering = _lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
+        lowering = lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
     names = [i.name for i in captured.program.inputs]
     bound = {names.index(name): value for name, value in captured.constants.items()}
     return Executable(captured, lowering, _launcher(captured, lowering, bound, threads, folder))
@@ -255,7 +255,7 @@ def _launcher(
     if lowering.target.kind == "cuda":
         load = execution_gpu.loader(lowering, bound, threads, folder)
     else:
-        path = _built(lowering, folder)
+        path = built(lowering, folder)
 
         def load(planned: launcher.Plan) -> launcher.Launcher:
             return launcher.load(path, planned, constants=bound, threads=threads, cache=folder)
@@ -277,7 +277,8 @@ def _named(which: Target | str) -> Target:
 
 
 @functools.lru_cache(maxsize=1024)
-def _lowered(program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...]) -> Lowering:
+def lowered(program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...] = ()) -> Lowering:
+    """The program at every stage down to text; one that was lowered before, of the same text, costs nothing."""
     return pipeline.lower(program, machine, dict(schedules) or None)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pty
+import re
 import signal
 import subprocess
 import sys
@@ -110,6 +111,19 @@ def test_run_compares_and_races(capsys: pytest.CaptureFixture[str]) -> None:
     assert counted.startswith("1 kernel, captured in ")
     assert compared.endswith(": ok")
     assert raced.startswith("eager ") and raced.endswith("x")
+
+
+def test_run_with_latency_says_how_long_the_parts_take(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "-c", SOFTMAX, "--latency"]) == 0
+    *_, new, again, call = capsys.readouterr().out.splitlines()
+    parts = r"[\d.]+ ms \(capture [\d.]+, passes [\d.]+, build [\d.]+, load [\d.]+\)"
+    assert re.fullmatch(f"new, in a warm process: {parts}", new) and re.fullmatch(f"the same again: {parts}", again)
+    assert re.fullmatch(r"a call: [\d.]+ us", call)
+
+
+def test_latency_is_for_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["run", "-c", SOFTMAX, "--latency", "--target", "sm_90a"]) == 1
+    assert "--latency with target sm_90a: it is for kernels of the CPU" in capsys.readouterr().err
 
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -1,0 +1,77 @@
+"""An expression over torch goes in as text; what comes out is how long each part of compiling it takes, warm.
+
+Another program is compiled before, so that PyTorch's first capture and the first run of each pass are not counted;
+kernels are built into a folder of their own, so that none is there already.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+import timeit
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compiler import execution, expression, frontend
+from compiler.runtime import garbage
+from compiler.targets import named
+from compiler.targets.target import Target
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Seconds of wall time: PyTorch's capture, the passes, compiler and linker, the loading of what they made."""
+
+    captured: float
+    lowered: float
+    built: float
+    loaded: float
+
+    @property
+    def whole(self) -> float:
+        return self.captured + self.lowered + self.built + self.loaded
+
+
+@dataclass(frozen=True)
+class Latency:
+    """A program compiled for the first time and once more, and one call of it (the least mean of several turns)."""
+
+    new: Parts
+    again: Parts
+    call: float
+
+
+def measure(code: str, seed: int, target: str) -> Latency:
+    """The latency of an expression for a target whose code runs on this CPU, on one thread."""
+    machine = named.target(target)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder, torch.no_grad():
+        cache = Path(folder)
+        execution.compile(lambda x: torch.relu(x) + 1, (torch.ones(3, 5, 7),), machine, cache=cache)
+        function, inputs = expression.program(code, seed)
+        new, _ = _parts(function, inputs, machine, cache)
+        again, compiled = _parts(function, inputs, machine, cache)
+        timer = timeit.Timer("f(*x)", globals={"f": compiled, "x": inputs})
+        calls = max(1, timer.autorange()[0] // 4)
+        return Latency(new, again, min(timer.repeat(5, calls)) / calls)
+
+
+def _parts(
+    function: Callable[..., Any], inputs: Sequence[Any], machine: Target, cache: Path
+) -> tuple[Parts, execution.Executable]:
+    times = [time.perf_counter()]
+    with garbage.held_back():
+        captured = frontend.capture(function, inputs)
+        times.append(time.perf_counter())
+        lowering = execution.lowered(captured.program, machine)
+        times.append(time.perf_counter())
+        execution.built(lowering, cache)
+        times.append(time.perf_counter())
+        compiled = execution.build_captured(captured, machine, cache=cache)
+        times.append(time.perf_counter())
+    return Parts(*(b - a for a, b in itertools.pairwise(times))), compiled
