@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import COMBINE, Const, Expr, Var, both, const, identity, loads, names, op, static
+from compiler.ir.expr import COMBINE, Expr, Var, both, const, identity, loads, names, op, static
 from compiler.ir.index import simplify
-from compiler.ir.statement import If, Let, Stmt, Store
+from compiler.ir.statement import Let, Stmt, Store
+from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import fragments, mma
 from compiler.passes.gpu.fragments import WARP, Digit, Fragment
-from compiler.passes.gpu.lanes import accumulated, vector_loop
+from compiler.passes.gpu.lanes import accumulated, wide
 from compiler.passes.gpu.scope import Part, Scope
-from compiler.passes.gpu.vectors import uniform
 
 if TYPE_CHECKING:
     from compiler.passes.gpu.threads import Lowering
@@ -38,7 +38,7 @@ def over_rows(low: Lowering, f: tile.For, fragment: Fragment, scope: Scope) -> B
     start, _ = low.origin(fragment)
     inner = scope.inner(level="thread")
     digits = [d for d in fragment.registers if d.row]
-    if _stores_down(f) and digits:
+    if _stores_down(f, scope) and digits:
         return _down(low, f, fragment, inner)
     variables, offset = _variables(low, digits, [d.row for d in digits], inner, "row")
     inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
@@ -102,14 +102,20 @@ def _matrices_stored(
     return _loops(list(others), rest, [k.Array(near, dtype, weight, "local", 16), *made, call])
 
 
-def _stores_down(f: tile.For) -> bool:
-    """A loop over rows and columns and nothing else, that stores with the rows innermost."""
+def _stores_down(f: tile.For, scope: Scope) -> bool:
+    """A loop over rows and columns and nothing else, that stores with the rows innermost in memory."""
     match f.body:
         case (tile.For(bind=tile.Bind(level="lanes"), kind="parallel") as columns,):
             stores = [n for n in columns.walk() if isinstance(n, Store)]
-            last = [names(n.index[-1]) for n in stores if n.index]
+            last = [names(n.index[_nearest(n, scope)]) for n in stores if n.index]
             return any(f.var in used and columns.var not in used for used in last)
     return False
+
+
+def _nearest(s: Store, scope: Scope) -> int:
+    """The axis along which what is stored to has its neighbours."""
+    held = scope.buffers.get(s.buffer)
+    return memory_order(held)[-1] if held is not None and len(held.shape) == len(s.index) else -1
 
 
 def _down(low: Lowering, f: tile.For, fragment: Fragment, inner: Scope) -> Body:
@@ -128,7 +134,7 @@ def _down(low: Lowering, f: tile.For, fragment: Fragment, inner: Scope) -> Body:
     inner.values[f.var] = simplify(row + down + lane, inner.ranges, index=True)
     inner.values[columns.var] = simplify(column + aside, inner.ranges, index=True)
     inner.part = Part(fragment, f.var, down + lane, columns.var, aside)
-    made = _wide(low, columns.body, inner, lane, count)
+    made = wide(low, columns.body, inner, lane, count)
     return _loops(variables, across, _loops(others, rest, made))
 
 
@@ -176,21 +182,8 @@ def _columns(low: Lowering, f: tile.For, fragment: Fragment, part: Part, inner: 
     at = offset + lane if count > 1 else offset
     inner.values[f.var] = simplify(start + at, inner.ranges, index=True)
     inner.part = Part(fragment, part.rows, part.row, f.var, at)
-    made = _wide(low, f.body, inner, lane, count) if count > 1 else low.sequence(f.body, inner)
+    made = wide(low, f.body, inner, lane, count) if count > 1 else low.sequence(f.body, inner)
     return _loops(variables, rest, made)
-
-
-def _wide(low: Lowering, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int) -> Body:
-    """A body for neighbours in a row, behind the guards that they have in common."""
-    match body:
-        case (If(cond, inner),):
-            alike = uniform(low.value(cond, scope), lane, vector, scope.multiples)
-            if isinstance(alike, Const):
-                return _wide(low, inner, scope, lane, vector) if alike.value else []
-            if alike is not None:
-                return [k.If(alike, tuple(_wide(low, inner, scope, lane, vector)))]
-            return [k.For(lane.name, const(0), const(vector), 1, tuple(low.sequence(body, scope)), "unroll")]
-    return vector_loop(low, body, scope, lane, vector)
 
 
 def only_one(low: Lowering, fragment: Fragment) -> Expr:

@@ -9,10 +9,10 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
 from compiler.ir.index import range_below, simplify
-from compiler.ir.statement import Accum, Init, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Stmt, Store
 from compiler.passes.gpu import groups
 from compiler.passes.gpu.scope import WARP, Lanes, Scope, Spread
-from compiler.passes.gpu.vectors import Neighbours, divides, neighbours
+from compiler.passes.gpu.vectors import Neighbours, divides, neighbours, uniform
 from compiler.schedule.extremes import extreme, sought
 
 if TYPE_CHECKING:
@@ -182,7 +182,20 @@ def by_vector(low: Lowering, f: tile.For, scope: Scope, vector: int) -> Body:
     lane = Var(low.fresh(f.var))
     inner = scope.inner()
     inner.values[f.var], inner.ranges[lane.name] = lane, (0, vector - 1)
-    return vector_loop(low, f.body, inner, lane, vector)
+    return wide(low, f.body, inner, lane, vector)
+
+
+def wide(low: Lowering, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int) -> Body:
+    """A body for neighbours in a row, behind the guards that they have in common."""
+    match body:
+        case (If(cond, inner),):
+            alike = uniform(low.value(cond, scope), lane, vector, scope.multiples)
+            if isinstance(alike, Const):
+                return wide(low, inner, scope, lane, vector) if alike.value else []
+            if alike is not None:
+                return [k.If(alike, tuple(wide(low, inner, scope, lane, vector)))]
+            return [k.For(lane.name, const(0), const(vector), 1, tuple(low.sequence(body, scope)), "unroll")]
+    return vector_loop(low, body, scope, lane, vector)
 
 
 def vector_loop(low: Lowering, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int) -> Body:

@@ -179,7 +179,7 @@ class _Plan:
         if not self.p.across:
             add(Reorder((m.name, n.name)))
         row, column, part = f"{outer.name}_sum", f"{inner.name}_sum", f"{k.name}_part"
-        if all(conv.exact(x, long) if x.boxed else x.size % long == 0 for x, long in ((m, t.m), (n, t.n))):
+        if all(x.boxed or x.size % long == 0 for x, long in ((m, t.m), (n, t.n))):
             add(Split(column, NEIGHBOURS))
             add(Distribute(f"{self.acc}_sum", (f"{column}1",)))
             add(Reorder((f"{part}_sum", f"{column}1")))

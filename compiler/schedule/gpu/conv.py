@@ -185,12 +185,6 @@ def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> 
     return Result(s.buffer, t.dtype.bytes, True, True), across
 
 
-def exact(x: Axis, length: int) -> bool:
-    """Boxes of so many elements cover the loops of an axis and nothing else."""
-    sizes = tuple(size(f) for f in x.loops)
-    return all(n % b == 0 for n, b in zip(sizes, box(sizes, length, x.step), strict=True))
-
-
 def boxed(x: Axis, length: int) -> list[Step]:
     """Steps after which the loops of an axis are two: over boxes, and through a box. The axis is named after these."""
     lengths = box(tuple(size(f) for f in x.loops), length, x.step)
