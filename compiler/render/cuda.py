@@ -10,7 +10,7 @@ import math
 
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, f32, i64
-from compiler.ir.expr import Cast, Const, Expr, Load, Op
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
 from compiler.render import c
 from compiler.render.c import SHIFT, UNARY, Code, Writer
 from compiler.render.cpp_expression import TYPES, half_bits, is_half, lane_type, memory
@@ -130,6 +130,14 @@ def _filled(start: str, words: list[str], end: str) -> list[str]:
 # ---- expressions
 
 
+def _at_once(w: Writer, cond: Expr) -> Code:
+    """A guard of a load without branches in it, so that loads which follow each other are asked for together."""
+    match cond:
+        case Op("and", (a, b)) if a.dtype is boolean:
+            return Code(f"{_at_once(w, a).at(c.AND)} & {_at_once(w, b).at(UNARY)}", c.AND)
+    return Code(w.of(cond, UNARY), UNARY)
+
+
 def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
     if e.dtype.lanes > 1:
         raise ValueError(f"{e.dtype}: a thread computes with one element at a time")
@@ -144,6 +152,9 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             if dtype is boolean:
                 return Code(f"{at} != 0", c.EQUAL)
             return Code(at + ".bits" if is_half(dtype) else at)
+        case Select(Op("and") as cond, then, other) if loads(then) and not loads(cond) and not e.dtype.is_integer:
+            text = f"{_at_once(w, cond).at(c.LOR)} ? {w.of(then, c.LOR, bits)} : {w.of(other, c.TERNARY, bits)}"
+            return Code(text, c.TERNARY)
         case Cast(arg, dtype):
             return _cast(w, arg, dtype)
         case k.Peer(buffer, index, rank):

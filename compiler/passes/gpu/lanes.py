@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, loads, op, static, substitute
 from compiler.ir.index import range_below, simplify
 from compiler.ir.statement import Accum, If, Init, Stmt, Store
 from compiler.passes.gpu import groups
@@ -23,6 +23,7 @@ Body = list[k.Stmt]
 ROUNDS_UNROLLED = 16  # of a loop over lanes that keeps nothing in registers
 ROUNDS_AHEAD = 4  # of a longer one at a time
 WORDS_AHEAD = 64  # of 4 bytes that a thread has loaded before it uses the first, of 255 registers
+ROUNDS_GATHERED = 8  # of one that brings narrow elements from anywhere
 WIDEST = 16  # bytes that one instruction moves
 
 
@@ -121,7 +122,8 @@ def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Sco
     size = max((scope.buffers[b].dtype.bytes for b in tile.buffers((f,)) if b in scope.buffers), default=4)
     few = every is not None and every <= ROUNDS_UNROLLED and every * spread.vector * size <= 4 * room
     whole = every is not None and (bool(kept) or few)
-    rounds = every if whole and every is not None else ROUNDS_AHEAD
+    gathered = spread.vector == 1 and not whole and _gathers(low, f)
+    rounds = every if whole and every is not None else ROUNDS_GATHERED if gathered else ROUNDS_AHEAD
     me = low.thread(scope)
     stem = f.var.replace(" ", "_")
     number = Var(low.fresh(stem if spread.vector == 1 else f"{stem}_vector"))
@@ -129,7 +131,7 @@ def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Sco
     turn = Var(low.fresh("turn"))
     inner.ranges[turn.name] = (0, rounds - 1)
     share = _share(low, f, spread, inner, number, turn if rounds > 1 else const(0), rounds)
-    if not whole and not share.loads:
+    if not whole and not share.loads and not gathered:
         return [k.For(number.name, me, count, spread.threads, tuple(share.rest))]
     base: Expr = const(0) if whole else Var(low.fresh(f"{stem}_base"))
     place = base + turn * spread.threads + me if rounds > 1 else base + me
@@ -150,6 +152,14 @@ def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Sco
     phases = [*phase(share.loads), *phase(share.rest)] if apart else phase([*share.loads, *share.rest])
     body = [*share.arrays, *(phases if share.rest else phase(share.loads))]
     return body if not isinstance(base, Var) else [k.For(base.name, const(0), count, step, tuple(body), "rolled")]
+
+
+def _gathers(low: Lowering, f: tile.For) -> bool:
+    """A loop that brings elements from global memory to shared memory one by one: several are asked for together."""
+    match f.body:
+        case (Store(buffer, _, value, "set"),):
+            return buffer in low.shared and any(low.is_parameter(n.buffer) for n in loads(value))
+    return False
 
 
 @dataclass(frozen=True)

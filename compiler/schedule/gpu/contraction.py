@@ -54,7 +54,7 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     best: tuple[Parts, Tiling] | None = None
     least = math.inf
     tensors = {p.name: p for p in kernel.params}
-    for parts in (*ways(found, tensors), *conv.ways(found, tensors)):
+    for parts in (*conv.ways(found, tensors), *ways(found, tensors)):
         made = _tiling(parts, target)
         clocks = math.inf if made is None else made.clocks + tiles.copying(parts.copied, target) + _waits(parts, made)
         if made is not None and clocks < least:

@@ -21,7 +21,7 @@ from compiler.schedule.blocks import block, narrow
 from compiler.schedule.contraction import Contraction
 from compiler.schedule.gpu import permutes
 from compiler.schedule.gpu.boxes import box
-from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, Result, axis, size
+from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, Result, axis, factor, size
 from compiler.schedule.gpu.tiles import Operand
 from compiler.schedule.steps import Collapse, Pad, Permute, Reorder, Split, Step
 
@@ -37,6 +37,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
         columns = [f for f in long if f.var in names(right) and f.var not in names(left)]
         if not rows or not columns:
             continue
+        yield from _computed(c, (left, rows), (right, columns), tensors, ranges)
         for inner in c.depth:
             for (a, first), (b, second) in itertools.product(
                 *(_factors(x, own, inner, tensors, ranges) for x, own in ((left, rows), (right, columns)))
@@ -53,6 +54,31 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
                 read = sum(_bytes(tensors[n.buffer]) for x in (left, right) for n in loads(x))
                 if m.boxed or n.boxed or copies or len(c.depth) > 1:
                     yield Parts(c, m, n, k, batch, a, b, across, result, tuple(steps), copied, read)
+
+
+def _computed(
+    c: Contraction,
+    left: tuple[Expr, Sequence[loop.For]],
+    right: tuple[Expr, Sequence[loop.For]],
+    tensors: Mapping[str, Tensor],
+    ranges: Mapping[str, Range],
+) -> Iterator[Parts]:
+    """The rows are boxes, so that places in them are bits, but elements of these are brought one by one."""
+    (x, rows), (y, columns) = left, right
+    if len(rows) < 2 or len(columns) > 1 or _load(x, tensors) is None:
+        return
+    found = loads(x)[0]
+    place = access.address(found.index, tensors[found.buffer], ranges)
+    far = {f.var: access.stride(place, Var(f.var)) or 0 for f in c.depth}
+    k = axis(sorted(c.depth, key=lambda f: -far[f.var]))
+    m, n = axis(rows), axis(columns)
+    m.boxed = True
+    a, b = (factor(v, part, k, tensors, ranges) for v, part in ((x, m), (y, n)))
+    batch = tuple(f for f in c.rows if f not in rows and f not in columns)
+    read = sum(_bytes(tensors[n.buffer]) for n in (*loads(x), *loads(y)))
+    _, across = _result(c, m, n, tensors)
+    if not a.operand.copied:
+        yield Parts(c, m, n, k, batch, a, b, across, None, read=read)
 
 
 def _factors(
