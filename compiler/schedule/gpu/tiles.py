@@ -30,6 +30,7 @@ HALVES_APART = 11.0  # the same where nothing hides it: 97 TF/s by tiles of 256 
 ALONE = 3.0  # times that for one group of warps: 61 TF/s by tiles of 128 x 64
 STEP = 60.0  # clocks of a step of the pipeline that no other work covers: its barrier and its addresses
 START = 1500.0  # clocks until the first block computes and after the last one has stored
+CHANGE = 4000.0  # clocks from the last product of a block to the first of the next, where no other block covers them
 LAUNCH = 3000.0  # clocks that a second launch costs
 APART = 8  # elements by which rows of what they pass on lie further apart than they are long
 CLUSTER = 1000.0  # clocks in which the blocks of a cluster pass each other what they have
@@ -132,7 +133,8 @@ def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[
                 out = _beside(p, row, (m, n), parts, target)
                 deepest = min(longest, (target.shared - RESERVED - out) // stage)
                 # A shallow pipeline may leave room for a second block.
-                for depth in {d for d in (3, 4, deepest) if 2 <= d <= deepest}:
+                least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else 2
+                for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
                     clocks = _clocks(p, row, (m, n, k), grid, depth, parts, target)
                     if math.isfinite(clocks):
                         yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, clocks)
@@ -224,7 +226,7 @@ def _clocks(
     brought = (0.0 if p.a.copied else 1.5) * m * k / 4 + (0.0 if p.b.copied else 1.5) * n * k / 4
     pieces = 0.0 if apart else _moves(p.a, m * k) + _moves(p.b, n * k)
     moved = k * (m * p.a.bytes + n * p.b.bytes)
-    wait = LATENCY / (depth - 1)
+    wait = LATENCY / max(depth - 1, 1)
     step = max(resident * max(products, read, moved / FROM_L2, brought + pieces), wait) + (0.0 if apart else STEP)
     steps = _over(_over(p.k, parts), k)
     # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
@@ -232,6 +234,8 @@ def _clocks(
     clustered = parts > 2 and in_cluster(parts, (m, n), target)
     waves = _over(tiles, int(target.cores * fits * (CLUSTERED if clustered else 1)))
     total = waves * (LATENCY + steps * step + resident * stored) + START
+    if apart and fits == 1 and any(p.loops):
+        total += (waves - 1) * CHANGE
     least = (p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)) / (FROM_DRAM * target.cores)
     if parts > 1:
         gathered = CLUSTER if in_cluster(parts, (m, n), target) else LAUNCH
