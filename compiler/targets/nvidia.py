@@ -43,6 +43,29 @@ _RATES = {
 }  # fmt: skip
 
 
+# Of blocks that fill a multiprocessor each, how many clusters of each size an H200 runs at once: what
+# cuOccupancyMaxActiveClusters says there. They do not cross the borders of its processing clusters, whose
+# multiprocessors are not all in use.
+_CLUSTERS = {90: {2: 66, 4: 30, 8: 15}}
+# What products by wgmma cost beside their multiply-adds, in clocks of 1755 MHz and bytes a clock for each
+# multiprocessor. Fitted to 604 times of products of f32 (as three of tf32) and bf16 on an H200, in graphs of up to 20
+# launches: 32 to 512 rows, 256 to 18944 columns and squares of 512 to 4096, in tiles of 64 to 256 rows and 8 to 256
+# columns, pipelines 3 to 8 deep, sums in 1 to 16 parts. The estimates are within 14 % of these times (rms of the
+# logarithm), and of the tiles timed for a product those estimated best took 3 % longer than the best (geometric mean).
+_COSTS = {
+    90: {
+        "reached": 0.97, "reached.split": 0.9,  # of the multiply-adds; the latter of numbers split into two
+        "beside": 82.0, "beside.split": 310.0,  # a group of warps between the products of two steps
+        "prepare": 490.0, "prepare.column": 4.9,  # the warps that split the columns of a tile
+        "l2": 75.0, "dram": 14.0, "latency": 1000.0,  # bytes a clock; clocks until a tile that was asked for is there
+        "start": 1310.0, "fill": 1500.0,  # a kernel; each wave of blocks before its pipelines are full
+        "cluster": 2230.0, "cluster.byte": 0.076,  # the exchange of parts, and each byte of a block's tile
+        "ticket": 1480.0, "store.byte": 0.18, "sum.byte": 0.021,  # the same through memory of all blocks
+        "ragged": 1.8,  # times as much for tiles beyond the result's edge
+    },
+}  # fmt: skip
+
+
 def features(number: int, specific: bool) -> tuple[str, ...]:
     """What a compute capability has; `specific` for the targets whose name ends in `a`."""
     has = [f for since, some in _FEATURES.items() if since <= number for f in some]
@@ -58,8 +81,9 @@ def target(name: str, *, cores: int, l2: int) -> Target:
     rows = tuple(r for r in instructions.TENSOR if r.needs in has)
     transfers = tuple(t for t in instructions.TRANSFERS if t.needs in has)
     fragments = tuple(f for f in instructions.FRAGMENTS if f.needs in has)
+    clusters, costs = tuple(_CLUSTERS.get(number, {}).items()), tuple(_COSTS.get(number, {}).items())
     return Target(name, "cuda", has, 0, cores, l1 * KiB, l2, 0, rows, transfers, WARP, shared * KiB, fragments,
-                  threads, blocks, _REGISTERS, rates)  # fmt: skip
+                  threads, blocks, _REGISTERS, rates, clusters, costs)  # fmt: skip
 
 
 def strict(full: Target) -> Target:

@@ -97,6 +97,8 @@ class Target(Node):
     `vector` is the width of a vector register, 0 where `warp` threads in step take its place; `l1` is for each core,
     `shared` what a block of threads may have of it. A core of a GPU (a multiprocessor) holds at most so many `threads`,
     `blocks` and 32-bit `registers` at once, and does in a clock, of the multiply-adds of each kind in `rates`, so many.
+    Of blocks that fill a core each, so many `clusters` of each size run at once. `costs` are what the products of a
+    pipeline of tiles were measured to take beside that, by name, where they were.
     """
 
     name: str
@@ -116,6 +118,8 @@ class Target(Node):
     blocks: int = 0
     registers: int = 0
     rates: tuple[tuple[str, int], ...] = ()
+    clusters: tuple[tuple[int, int], ...] = ()
+    costs: tuple[tuple[str, float], ...] = ()
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of that size in a vector register."""

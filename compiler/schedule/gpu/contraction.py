@@ -25,6 +25,7 @@ from compiler.schedule.steps import (
     Distribute,
     Pad,
     Permute,
+    Persist,
     Promote,
     Raster,
     Reorder,
@@ -140,6 +141,8 @@ class _Plan:
         self.steps += [Bind(var, "blocks") for var in grid]
         add(Distribute(self.acc, (m.name, n.name), "registers"))
         self.mainloop()
+        if t.blocks:
+            add(Persist(tuple(grid), t.blocks))
         return Schedule(tuple(self.steps))
 
     @property

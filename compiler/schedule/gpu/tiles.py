@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from compiler.schedule.gpu import clocks
 from compiler.schedule.gpu.boxes import box, count
 from compiler.targets.target import Instruction, Target
 
@@ -26,18 +27,13 @@ FROM_SHARED = 128.0  # bytes a clock for each multiprocessor: 32 banks of 4 byte
 LANES = 128.0  # scalar operations a clock for each multiprocessor
 REACHED = 0.85  # of the multiply-adds that a multiprocessor could do: the best kernels there are, at the clock they run
 HALVES = 6.0  # scalar operations to load an f32 number, make two of tf32 out of it, and add up what they gave
-HALVES_APART = 11.0  # the same where nothing hides it: 97 TF/s by tiles of 256 x 64 on an H200
-ALONE = 3.0  # times that for one group of warps: 61 TF/s by tiles of 128 x 64
 STEP = 60.0  # clocks of a step of the pipeline that no other work covers: its barrier and its addresses
 START = 1500.0  # clocks until the first block computes and after the last one has stored
-CHANGE = 4000.0  # clocks from the last product of a block to the first of the next, where no other block covers them
+CHANGE = 2500.0  # clocks more that a block alone on its multiprocessor takes to begin and end, where tiles are boxes
 LAUNCH = 3000.0  # clocks that a second launch costs
 APART = 8  # elements by which rows of what they pass on lie further apart than they are long
 CLUSTER = 1000.0  # clocks in which the blocks of a cluster pass each other what they have
 MOST_BLOCKS = 8  # of a cluster
-# Of the blocks that fit, those that run at once where clusters are of more than two: the others find no neighbours in
-# their part of the GPU (30 clusters of 4 and 15 of 8 on an H200's 132 multiprocessors, by occupancy).
-CLUSTERED = 0.91
 MOST_REGISTERS = 255  # of a thread
 OTHER_REGISTERS = 40  # addresses, counters, and what the compiler needs
 ROW = 128  # bytes
@@ -46,7 +42,7 @@ DEEPEST_APART = 8  # where copies have warps of their own: more bytes under way 
 MOST_PARTS = 32
 COPYING = 4  # warps that copy, and prepare what they copied
 GROUP = 128  # threads of a group of warps that may give registers away
-KEPT = 24  # registers that each of them keeps
+KEPT, KEPT_SPLITTING = 24, 56  # registers that each of them keeps; the second where it makes two of numbers as well
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
 
 
@@ -87,7 +83,7 @@ class Product:
 @dataclass(frozen=True)
 class Tiling:
     """The instruction, and how often for each product; the tile of each part, the threads that multiply it, stages of
-    its pipeline, parts of k, and clocks in all."""
+    its pipeline, parts of k, and clocks in all; how many blocks make tile after tile, 0 where each makes one."""
 
     row: Instruction
     terms: int
@@ -98,6 +94,7 @@ class Tiling:
     depth: int
     parts: int
     clocks: float
+    blocks: int = 0
 
 
 # Tiles of a thread block, and the warps that multiply them.
@@ -109,6 +106,8 @@ _TILES = (
 # Rows of tiles by wgmma and the groups of four warps that multiply them. Four groups would have too few registers each.
 _GROUPS = ((64, 1), (128, 2))
 _FROM_REGISTERS = ((64, 1), (128, 1), (128, 2), (256, 2))
+COLUMNS = 16  # a tile has a multiple of so many, or fewer
+SHARED_COLUMNS = 64  # fewer do not pay for a second row of instructions by the same warps
 
 
 def choose(p: Product, rows: tuple[Instruction, ...], target: Target) -> Tiling | None:
@@ -125,19 +124,21 @@ def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[
             grid = (warps // 4, 1) if wide else warp_grid(m, n, warps, row)
             if grid is None or (m >= 2 * _up(p.m, row.m) and m > row.m) or (n >= 2 * _up(p.n, 8) and n > 32):
                 continue
+            if wide and ((m > row.m * warps // 4 and n < SHARED_COLUMNS) or (n % COLUMNS and n > COLUMNS)):
+                continue
             stage = stage_bytes(p, row, m, n, k)
             longest = min(DEEPEST_APART if wide else DEEPEST, max(2, -(-p.k // k)))
-            if registers(p, row, (m, n), grid) > _available(warps * WARP, wide, target):
+            if registers(p, row, (m, n), grid) > _available(warps * WARP, wide, p.terms > 1, target):
                 continue
             for parts in _parts(p, k):
                 out = _beside(p, row, (m, n), parts, target)
                 deepest = min(longest, (target.shared - RESERVED - out) // stage)
                 # A shallow pipeline may leave room for a second block.
-                least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else 2
+                least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else min(3 if wide else 2, longest)
                 for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
-                    clocks = _clocks(p, row, (m, n, k), grid, depth, parts, target)
-                    if math.isfinite(clocks):
-                        yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, clocks)
+                    takes, blocks = _clocks(p, row, (m, n, k), grid, depth, parts, target)
+                    if math.isfinite(takes):
+                        yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks)
 
 
 def warp_grid(m: int, n: int, warps: int, row: Instruction) -> tuple[int, int] | None:
@@ -165,13 +166,13 @@ def _beside(p: Product, row: Instruction, tile: tuple[int, int], parts: int, tar
     return tile[0] * tile[1] * p.out_bytes if row.a_space == "shared" else 0
 
 
-def _available(threads: int, wide: bool, target: Target) -> int:
+def _available(threads: int, wide: bool, split: bool, target: Target) -> int:
     """Registers that a thread may have; warps that only copy give theirs to those that multiply."""
     if not wide:
         return MOST_REGISTERS
     alike = target.registers // (threads + WARP) // 8 * 8
     launched = target.registers // (threads + GROUP) // 8 * 8
-    given = (launched * (threads + GROUP) - KEPT * GROUP) // threads // 8 * 8
+    given = (launched * (threads + GROUP) - (KEPT_SPLITTING if split else KEPT) * GROUP) // threads // 8 * 8
     return min(MOST_REGISTERS, max(alike, given))
 
 
@@ -195,52 +196,78 @@ def _parts(p: Product, k: int) -> Iterator[int]:
 
 def _clocks(
     p: Product, row: Instruction, tile: Sizes, grid: tuple[int, int], depth: int, parts: int, target: Target
-) -> float:
-    (m, n, k), (down, across) = tile, grid
+) -> tuple[float, int]:
+    """Clocks in all, and how many blocks stay for tile after tile, 0 where each makes one."""
+    m, n, k = tile
     apart = row.threads > WARP  # warps of their own copy, and the products read shared memory
-    groups = down * across
+    groups = math.prod(grid)
     threads = groups * row.threads + (WARP * (1 if p.terms == 1 else COPYING) if apart else 0)
     tiles = _count(p.m, p.loops[0], m) * _count(p.n, p.loops[1], n) * p.batch * parts
     stage = stage_bytes(p, row, m, n, k)
     out = _beside(p, row, (m, n), parts, target)
     fits = min(
-        target.shared // (stage * depth + out + RESERVED),
+        (target.shared + RESERVED) // (stage * depth + out + RESERVED),
         target.threads // threads,
         max(target.registers // (_up(registers(p, row, (m, n), grid), 8) * threads), 1),
         target.blocks,
     )
     if not fits:
-        return math.inf
-    resident = min(fits, _over(tiles, target.cores))
-    unit = "wgmma" if apart else "mma"
-    rate = REACHED * dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)
-    # Each of the four schedulers needs a warp to keep its tensor core busy, and a second to hide what else that does.
-    warps = resident * groups * row.threads // WARP
-    busy = min(1.0, warps / 4) * (1.0 if apart or warps >= 8 else 0.8)
-    products = m * n * k * p.terms / (rate * busy)
-    if p.terms > 1:
-        made = groups * k * (m // down + (0 if apart else n // across)) / LANES
-        products += made * (HALVES if not apart else HALVES_APART * (1 if resident * groups > 1 else ALONE))
-    read = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / FROM_SHARED
-    products += 0.0 if apart else read / 2  # what one warp loads, no other covers, as there are few
-    brought = (0.0 if p.a.copied else 1.5) * m * k / 4 + (0.0 if p.b.copied else 1.5) * n * k / 4
-    pieces = 0.0 if apart else _moves(p.a, m * k) + _moves(p.b, n * k)
-    moved = k * (m * p.a.bytes + n * p.b.bytes)
-    wait = LATENCY / max(depth - 1, 1)
-    step = max(resident * max(products, read, moved / FROM_L2, brought + pieces), wait) + (0.0 if apart else STEP)
+        return math.inf, 0
     steps = _over(_over(p.k, parts), k)
+    read = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
+    cluster = parts > 1 and in_cluster(parts, (m, n), target)
+    # Split numbers are stored from registers: blocks that stay gain nothing there.
+    boxes = any(p.loops)
+    stay = row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and not boxes
+
+    def step(resident: int) -> float:
+        if not apart:
+            return _by_warps(p, row, tile, grid, depth, resident, target)
+        rate = _rate("wgmma", row, target)
+        prepared = n if p.terms > 1 else 0
+        brought = k * (m * p.a.bytes + n * p.b.bytes)
+        s = clocks.Step(m, n, k, groups, p.terms, rate, brought, depth, prepared)
+        return clocks.step(s, resident, dict(target.costs))
+
+    if target.costs:
+        whole = p.m % m == 0 and p.n % n == 0
+        size = m * n * p.acc_bytes
+        change = CHANGE if boxes and fits == 1 and apart else 0.0
+        work = clocks.Work(tiles, steps, fits, read, size, parts, cluster, whole, stay, change)
+        return clocks.total(work, step, target), target.cores * fits if stay else 0
+    resident = min(fits, _over(tiles, target.cores))
     # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
     stored = m * n * p.acc_bytes / FROM_DRAM * (0.5 if out and p.across else 1 if out or p.across else 2)
-    clustered = parts > 2 and in_cluster(parts, (m, n), target)
-    waves = _over(tiles, int(target.cores * fits * (CLUSTERED if clustered else 1)))
-    total = waves * (LATENCY + steps * step + resident * stored) + START
-    if apart and fits == 1 and any(p.loops):
-        total += (waves - 1) * CHANGE
-    least = (p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)) / (FROM_DRAM * target.cores)
+    total = _over(tiles, target.cores * fits) * (LATENCY + steps * step(resident) + resident * stored) + START
     if parts > 1:
-        gathered = CLUSTER if in_cluster(parts, (m, n), target) else LAUNCH
+        gathered = CLUSTER if cluster else LAUNCH
         total += gathered + 2 * parts * p.m * p.n * p.batch * p.acc_bytes / (FROM_L2 * target.cores)
-    return max(total, least)
+    return max(total, read / (FROM_DRAM * target.cores)), 0
+
+
+def _rate(unit: str, row: Instruction, target: Target) -> float:
+    """Multiply-adds a clock of a unit's instruction."""
+    return dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)
+
+
+def _by_warps(
+    p: Product, row: Instruction, tile: Sizes, grid: tuple[int, int], depth: int, resident: int, target: Target
+) -> float:
+    """Clocks of a step of so many blocks in which all warps copy, and multiply what they have in registers."""
+    (m, n, k), (down, across) = tile, grid
+    groups = down * across
+    # Each of the four schedulers needs a warp to keep its tensor core busy, and a second to hide what else that does.
+    warps = resident * groups * row.threads // WARP
+    busy = min(1.0, warps / 4) * (1.0 if warps >= 8 else 0.8)
+    products = m * n * k * p.terms / (REACHED * _rate("mma", row, target) * busy)
+    if p.terms > 1:
+        products += HALVES * groups * k * (m // down + n // across) / LANES
+    read = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / FROM_SHARED
+    products += read / 2  # what one warp loads, no other covers, as there are few
+    made = (0.0 if p.a.copied else 1.5) * m * k / 4 + (0.0 if p.b.copied else 1.5) * n * k / 4
+    pieces = _moves(p.a, m * k) + _moves(p.b, n * k)
+    moved = k * (m * p.a.bytes + n * p.b.bytes)
+    return max(resident * max(products, read, moved / FROM_L2, made + pieces), LATENCY / max(depth - 1, 1)) + STEP
 
 
 def copying(copies: tuple[int, ...], target: Target) -> float:
