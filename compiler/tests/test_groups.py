@@ -48,9 +48,9 @@ def check(text: str, target: str, marks: str) -> None:
 
 # Results contiguous along rows and along columns, sizes that tiles do not divide, other types and what follows the sum.
 PRODUCTS = [
-    Product(32, 128, 1024, right="nk", dtype="bf16"),
-    Product(64, 128, 1024, right="kn", dtype="bf16", epilogue="relu"),
-    Product(30, 120, 1024, right="nk", dtype="bf16"),
+    Product(32, 128, 2048, right="nk", dtype="bf16"),
+    Product(64, 128, 4096, right="kn", dtype="bf16", epilogue="relu"),
+    Product(30, 120, 2048, right="nk", dtype="bf16"),
     Product(32, 64, 512, right="nk"),
 ]
 
