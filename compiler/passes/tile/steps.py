@@ -326,11 +326,15 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
                 m = update(max, row[r])
             for j in serial(10):
                 y[i, j] = row[j] - m
+
+    What is loaded where another buffer says is left where it is, if other places are staged.
     """
     buffer = next((p for p in kernel.params if p.name == step.buffer), None)
     if buffer is None or buffer.name in kernel.writes:
         raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
-    axes = _axes(kernel, f, buffer, [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name])
+    uses = [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name]
+    uses = [n for n in uses if not _picked(n)] or uses
+    axes = _axes(kernel, f, buffer, uses)
     kept = [(k, extent, start) for k, (extent, start) in enumerate(axes) if extent is not None]
     shape = tuple(extent for _, extent, _ in kept)
     small = Tensor(step.tile, buffer.dtype, shape, padded(shape, step.pad))
@@ -345,8 +349,13 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     copy: tuple[Stmt, ...] = (Store(step.tile, tuple(loops), value),)
     for v, extent in zip(reversed(loops), reversed(shape), strict=True):
         copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
-    body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile)
+    body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile, uses)
     return (f.replace(body=(tile.Alloc(small, step.space), *copy, *body)),)
+
+
+def _picked(n: Load) -> bool:
+    """Another buffer says where."""
+    return any(isinstance(x, Load) for i in n.index for x in i.walk())
 
 
 def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:
@@ -382,8 +391,17 @@ def _apart(index: Expr, around: set[str]) -> tuple[Expr, Expr]:
     return from_linear((fixed, 0)), from_linear(({t: n for t, n in terms.items() if t not in fixed}, rest))
 
 
-def _reindex(body: tuple[Stmt, ...], buffer: str, axes: list[tuple[int, Expr]], name: str = "") -> tuple[Stmt, ...]:
-    """The body with the buffer, called `name` from now on, reduced to the axes that are left, counted from `start`."""
+def _reindex(
+    body: tuple[Stmt, ...],
+    buffer: str,
+    axes: list[tuple[int, Expr]],
+    name: str = "",
+    uses: Sequence[Load] | None = None,
+) -> tuple[Stmt, ...]:
+    """The body with the buffer, called `name` from now on, reduced to the axes that are left, counted from `start`.
+
+    Of loads only `uses` change, if given.
+    """
 
     def moved(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
         return tuple(index[k] if start is const(0) else from_linear(linear(index[k] - start)) for k, start in axes)
@@ -391,7 +409,7 @@ def _reindex(body: tuple[Stmt, ...], buffer: str, axes: list[tuple[int, Expr]], 
     table: dict[object, object] = {}
     for s in body:
         for n in s.walk():
-            if isinstance(n, Load) and n.buffer == buffer:
+            if isinstance(n, Load) and n.buffer == buffer and (uses is None or n in uses):
                 table[n] = n.replace(buffer=name or buffer, index=moved(n.index))
     body = substitute(body, table)
 

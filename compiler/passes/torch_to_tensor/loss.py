@@ -20,7 +20,7 @@ from compiler.passes.torch_to_tensor.builder import (
     numel,
     without,
 )
-from compiler.passes.torch_to_tensor.normalize import log_softmax
+from compiler.passes.torch_to_tensor.normalize import log_chance, log_softmax
 from compiler.passes.torch_to_tensor.positions import broadcast_shape, clamped
 from compiler.passes.torch_to_tensor.reduce import over
 
@@ -193,13 +193,17 @@ def nll_forward(
 ) -> tuple[Value, Value]:
     """The loss, and the weight that a mean divides by (0 if it is no mean or sum)."""
     of = _classes(self, target, weight, ignore_index)
+    return _of_right(b, of, lambda at: of.of(at, of.right(at)), reduction)
+
+
+def _of_right(b: Builder, of: Classes, chance: Element, reduction: int) -> tuple[Value, Value]:
+    """The loss of the right classes, given what each of them scores, and the weight that a mean divides by."""
 
     def element(at: Index) -> Expr:
-        k = of.right(at)
-        return of.if_counted(at, -of.of(at, k) * of.weight_of(k))
+        return of.if_counted(at, -chance(at) * of.weight_of(of.right(at)))
 
-    mass = of.mass(b) if reduction != NONE else b.map((), lambda at: const(0, self.compute), "weight")
-    return reduced(b, target.shape, element, reduction, mass), mass
+    mass = of.mass(b) if reduction != NONE else b.map((), lambda at: const(0, of.scores.compute), "weight")
+    return reduced(b, of.target.shape, element, reduction, mass), mass
 
 
 def nll(
@@ -214,12 +218,14 @@ def cross_entropy(
 ) -> Value:  # fmt: skip
     """Scores need not be scaled. Targets are classes, or, in the shape of the scores, their probabilities."""
     c = 0 if self.rank == 1 else 1
-    log_chance = log_softmax(b, self, c)
-    of = _classes(log_chance, target, weight, ignore_index)
+    if not target.dtype.is_float and not label_smoothing:
+        # Of each row the right class alone: the others' chances are summed up, and not stored.
+        of, score = _classes(self, target, weight, ignore_index), log_chance(b, self, c)
+        right = b.map(target.shape, lambda at: score(merge(at, (of.right(at),), (c,))), "chance")
+        return _of_right(b, of, right.at, reduction)[0]
+    of = _classes(log_softmax(b, self, c), target, weight, ignore_index)
     if target.dtype.is_float:
         return _of_chances(b, of, reduction, label_smoothing)
-    if not label_smoothing:
-        return nll(b, log_chance, target, weight, reduction, ignore_index)
     smooth = _over_classes(b, of, lambda full: of.weight_of(full[c]), label_smoothing / _number(b, of.count))
 
     def element(at: Index) -> Expr:

@@ -49,6 +49,11 @@ def safe_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) 
 
 
 def log_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
+    return b.map(self.shape, log_chance(b, self, dim, dtype))
+
+
+def log_chance(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Element:
+    """The elements of a log_softmax, for those who need some of them."""
     which = dims(b, dim, self.rank)
     element = converted(self, dtype or self.dtype)
     best = over(b, "max", self.shape, which, False, element, "max")
@@ -57,7 +62,7 @@ def log_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -
         return element(at) - best.at(without(at, which))
 
     total = over(b, "sum", self.shape, which, False, lambda at: op("exp", shifted(at)), "sum")
-    return b.map(self.shape, lambda at: shifted(at) - op("log", total.at(without(at, which))))
+    return lambda at: shifted(at) - op("log", total.at(without(at, which)))
 
 
 def _core(rule: Callable[..., Value]) -> Rule:
