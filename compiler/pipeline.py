@@ -42,7 +42,7 @@ from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
 from compiler.schedule import heuristic
 from compiler.schedule.gpu import heuristic as gpu_heuristic
-from compiler.schedule.steps import Schedule
+from compiler.schedule.steps import Online, Schedule
 from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
@@ -124,7 +124,14 @@ def _apply_schedules(program: statement.Program, context: Context) -> statement.
 
 
 def _share_rows(program: statement.Program, context: Context) -> statement.Program:
-    return program if program.sizes else share_rows(program, context.target)
+    made = share_rows(program, context.target)
+    if made is program or not program.sizes:
+        return made
+    # What was joined for a schedule that needs to know its sizes would be slower than it was.
+    chosen = schedules_for(made, context.target)
+    joined = [k for k in made.kernels if k not in program.kernels]
+    online = all(any(isinstance(step, Online) for step in chosen[k.name].steps) for k in joined)
+    return made if online else program
 
 
 def _render(program: kernel.Program, context: Context) -> str:

@@ -21,6 +21,7 @@ from compiler.ir.dtype import STORAGE_ONLY, DType
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, const, identity, names, op, select, substitute
 from compiler.ir.index import linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
+from compiler.schedule.likely import number
 
 For = loop.For | tile.For
 # Stands for the loops over keys, of which every statement has its own.
@@ -270,9 +271,9 @@ class _Reader:
     def query(self, value: Expr, scores: Scores | None) -> For:
         """The longest row that neither keys nor values depend on."""
         shared = names(value) | (names(scores.right) if scores else set())
-        free = [f for f in self.rows if f.var not in shared and isinstance(f.extent, Const)]
+        free = [f for f in self.rows if f.var not in shared and not names(f.extent) & {r.var for r in self.rows}]
         _want(bool(free))
-        return max(reversed(free), key=lambda f: int(f.extent.value) if isinstance(f.extent, Const) else 0)
+        return max(reversed(free), key=lambda f: number(f.extent))
 
 
 def guarded(maximum: Expr) -> Expr:

@@ -104,3 +104,18 @@ def test_a_schedule_for_the_size_to_expect_is_right_at_others(rows: int, depth: 
         x, w = (torch.randint(-2, 3, shape).bfloat16() for shape in ((m, depth), (1024, depth)))
         for stage in ("kernel", "cuda"):
             assert torch.equal(compiler.execute(lowering, stage, [x, w])[0], F.linear(x, w)), (stage, m)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_over_any_number_of_keys_is_one_kernel(causal: bool) -> None:
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    shapes = ({2: N},) * 3
+    captured = compiler.capture(attended, [torch.empty(1, 2, 128, 64).bfloat16()] * 3, dynamic_shapes=shapes)
+    lowering = compiler.lower(captured.program, compiler.target("sm_90a"))
+    assert len(lowering.stages["kernel"].functions) == 1
+    for n in (1, 65, 130):
+        inputs = [torch.randn(1, 2, n, 64).bfloat16() for _ in range(3)]
+        for stage in ("kernel", "cuda"):
+            check(compiler.execute(lowering, stage, inputs), attended(*inputs), f"{stage} at {n}")

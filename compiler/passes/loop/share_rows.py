@@ -10,6 +10,7 @@ from compiler.ir import loop
 from compiler.ir.expr import Load, Var, substitute
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.schedule.gpu import attention
+from compiler.schedule.likely import likely
 from compiler.targets.target import Target
 
 MOST = 4  # kernels in one nest: a product, what is between, a softmax, a product
@@ -40,7 +41,7 @@ def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel
             return None
         gone.append(producer)
         made = both
-        if attention.choose(made, _private(program, made, [*gone, last]), target) is not None:
+        if attention.choose(likely(made), _private(program, made, [*gone, last]), target) is not None:
             return gone, made
     return None
 

@@ -15,12 +15,12 @@ import math
 from collections.abc import Callable, Iterator
 
 from compiler.ir import tile
-from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, SymbolicError, sizes_in, substitute
+from compiler.ir.expr import Const, SymbolicError, sizes_in
 from compiler.ir.index import linear
 from compiler.ir.statement import Kernel, Program
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.steps import apply, apply_step
+from compiler.schedule.likely import likely
 from compiler.schedule.steps import Bind, Collapse, Cover, Fold, Reorder, Schedule, ScheduleError, Split, Stage, Step
 
 Choose = Callable[[Kernel], Schedule]
@@ -38,15 +38,15 @@ def on_hint(program: Program, kernel: Kernel, choose: Choose, plain: Choose, low
     """
     alone = loop_to_tile(program.replace(kernels=(kernel,)))
     for factor in LARGER if _is_regular(kernel) else ():
-        wanted = choose(_likely(kernel, factor))
+        wanted = choose(likely(kernel, factor))
         if all(isinstance(step, APART) for step in wanted.steps):
             break
         made = Schedule(tuple(map(_any_extent, wanted.steps)))
-        if _applies(alone, loop_to_tile(program.replace(kernels=(_likely(kernel, factor),))), made, lower):
+        if _applies(alone, loop_to_tile(program.replace(kernels=(likely(kernel, factor),))), made, lower):
             return made
-    likely = _likely(kernel)
-    wanted = plain(likely)
-    kept = list(_kept(alone, loop_to_tile(program.replace(kernels=(likely,))), wanted))
+    guess = likely(kernel)
+    wanted = plain(guess)
+    kept = list(_kept(alone, loop_to_tile(program.replace(kernels=(guess,))), wanted))
     tried = (kept, [x for x in kept if not isinstance(x, Stage | Fold)],
              [x for x in kept if isinstance(x, Bind) and x.level == "blocks"])  # fmt: skip
     for steps in tried:
@@ -57,13 +57,6 @@ def on_hint(program: Program, kernel: Kernel, choose: Choose, plain: Choose, low
             continue
         return made
     return Schedule()
-
-
-def _likely(kernel: Kernel, factor: int = 1) -> Kernel:
-    """The kernel with odd numbers near what its sizes are expected to be, or so many times as large."""
-    table = {s: Const(max(s.hint * factor - 1 + s.hint * factor % 2, s.low | 1), i64) for s in sizes_in(kernel)}
-    made: Kernel = substitute(kernel, table)  # type: ignore[call-overload]
-    return made
 
 
 def _is_regular(kernel: Kernel) -> bool:
@@ -77,10 +70,10 @@ def _any_extent(step: Step) -> Step:
     return Split(step.loop, step.factor) if isinstance(step, Cover) else step
 
 
-def _applies(program: Program, likely: Program, wanted: Schedule, lower: Lower) -> bool:
+def _applies(program: Program, guess: Program, wanted: Schedule, lower: Lower) -> bool:
     """All steps apply, to tiles that are no larger than with likely numbers, and the result can be lowered."""
     try:
-        made, other = (apply(p, p.kernels[0], wanted) for p in (program, likely))
+        made, other = (apply(p, p.kernels[0], wanted) for p in (program, guess))
         if not _alike(made.kernels[0], other.kernels[0]):
             return False
         lower(made)
@@ -89,17 +82,17 @@ def _applies(program: Program, likely: Program, wanted: Schedule, lower: Lower) 
     return True
 
 
-def _alike(kernel: Kernel, likely: Kernel) -> bool:
+def _alike(kernel: Kernel, guess: Kernel) -> bool:
     """No tile is of unknown size, or larger than its like."""
-    most = {n.tensor.name: _elements(n) for n in _tiles(likely)}
+    most = {n.tensor.name: _elements(n) for n in _tiles(guess)}
     return all(not sizes_in(n) and _elements(n) <= most.get(n.tensor.name, 0) for n in _tiles(kernel))
 
 
-def _kept(program: Program, likely: Program, wanted: Schedule) -> Iterator[Step]:
-    """The steps that apply to the kernel of `program` as to that of `likely`."""
-    kernel, other = program.kernels[0], likely.kernels[0]
+def _kept(program: Program, guess: Program, wanted: Schedule) -> Iterator[Step]:
+    """The steps that apply to the kernel of `program` as to that of `guess`."""
+    kernel, other = program.kernels[0], guess.kernels[0]
     for step in wanted.steps:
-        likely, other = apply_step(likely, other, step)
+        guess, other = apply_step(guess, other, step)
         try:
             changed, new = apply_step(program, kernel, step)
         except (ScheduleError, SymbolicError):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from compiler.ir import tile
-from compiler.ir.dtype import STORAGE_ONLY, DType, compute, f32
+from compiler.ir.dtype import STORAGE_ONLY, DType, boolean, compute, f32
 from compiler.ir.expr import (
     Cast,
     Const,
@@ -123,8 +123,8 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
     for name in found.inner:
         if name not in temps or name in others:
             raise ScheduleError(step, f"{name} is used outside of kernel {kernel.name}")
-    if not all(isinstance(f.extent, Const) for f in (*found.rows, found.feature)) or not isinstance(found.keys, Const):
-        raise ScheduleError(step, "how many queries, keys and features there are must be known when compiling")
+    if not isinstance(found.feature.extent, Const):
+        raise ScheduleError(step, "how many features there are must be known when compiling")
     unknown = set(step.masks) - {x.buffer for x in recognised.masks(found.score, found.query.var)}
     if unknown:
         raise ScheduleError(step, f"{', '.join(sorted(unknown))}: no score loads that by query and key")
@@ -139,6 +139,15 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
 ROW = 128  # bytes of a row of a mask's block, as many as all banks of shared memory hold together
 
 
+def _pieces(size: Expr, by: int) -> Expr:
+    """How many pieces of so many there are, the last of which may be shorter."""
+    return (size + (by - 1)) // by
+
+
+def _divides(by: int, size: Expr) -> bool:
+    return isinstance(size, Const) and int(size.value) % by == 0
+
+
 @dataclass
 class _Maker:
     found: recognised.Online
@@ -148,8 +157,8 @@ class _Maker:
     def __post_init__(self) -> None:
         f = self.found
         self.query, self.feature = f.query.var, f.feature.var
-        self.rows, self.queries = self.step.rows, static(f.query.extent)
-        self.cols, self.keys = self.step.keys, static(f.keys)
+        self.rows, self.queries = self.step.rows, f.query.extent
+        self.cols, self.keys = self.step.keys, f.keys
         self.features = static(f.feature.extent)
         self.width = self.padded(self.features)
         self.depth = static(f.scores.depth.extent) if f.scores else 0
@@ -157,11 +166,11 @@ class _Maker:
         self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
         self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
         self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]
-        self.turn, place, last = Var(f"{f.key}0"), Var(f"{self.query}0"), -(-self.queries // self.rows) - 1
-        self.ranges[place.name] = (0, last)
-        self.blocks: tuple[Var, int] = place, last + 1
-        self.block: Expr = last - place if reach(f.score, self.query) else place
-        self.ranges[self.turn.name] = (0, -(-self.keys // self.cols) - 1)
+        self.turn, place, count = Var(f"{f.key}0"), Var(f"{self.query}0"), _pieces(self.queries, self.rows)
+        self.ranges[place.name] = extent_range(count)
+        self.blocks: tuple[Var, Expr] = place, count
+        self.block: Expr = count - 1 - place if reach(f.score, self.query) else place
+        self.ranges[self.turn.name] = extent_range(_pieces(self.keys, self.cols))
 
     def padded(self, size: int) -> int:
         return -(-size // self.step.unit) * self.step.unit
@@ -185,11 +194,11 @@ class _Maker:
         table = {
             "row": (self.block * self.rows + Var(var), self.queries, self.rows),
             "column": (self.turn * self.cols + Var(var), self.keys, self.cols),
-            "feature": (Var(var), self.features, self.width),
-            "depth": (Var(var), self.depth, self.padded(self.depth)),
+            "feature": (Var(var), dim(self.features), self.width),
+            "depth": (Var(var), dim(self.depth), self.padded(self.depth)),
         }
         place, size, by = table[what]
-        return op("lt", place, dim(size)) if size % by else const(True, op("lt", place, dim(size)).dtype)
+        return const(True, boolean) if _divides(by, size) else op("lt", place, size)
 
     def guarded(self, factor: Expr, *inside: Expr) -> Expr:
         """A factor that is zero where it is outside."""
@@ -242,7 +251,7 @@ class _Maker:
             self.last(),
         ]
         place, count = self.blocks
-        outer = tile.For(place.name, dim(count), "parallel", SERIAL, tuple(inside))
+        outer = tile.For(place.name, count, "parallel", SERIAL, tuple(inside))
         body: Body = (outer,)
         for r in reversed(f.batch):
             body = (tile.For(r.var, r.extent, r.kind, SERIAL, body),)
@@ -250,7 +259,7 @@ class _Maker:
 
     def turns(self) -> Expr:
         """How many blocks of keys count for a block of queries."""
-        count: Expr = dim(-(-self.keys // self.cols))
+        count = _pieces(self.keys, self.cols)
         for slope, most in reach(self.found.score, self.query):
             last = (self.block * self.rows + (self.rows - 1)) * slope + most
             count = op("min", count, op("max", last // self.cols + 1, dim(0)))
@@ -383,8 +392,8 @@ class _Maker:
             return (nest,)
         last = self.turn * self.cols + (self.cols - 1)
         ends = [op("gt", last, self.block * (self.rows * a) + b) for a, b in reach(f.score, self.query)]
-        if self.keys % self.cols:
-            ends.append(op("ge", last, dim(self.keys)))
+        if not _divides(self.cols, self.keys):
+            ends.append(op("ge", last, self.keys))
         cond = functools.reduce(lambda x, y: op("or", x, y), (simplify(e, self.ranges, index=True) for e in ends))
         return (nest,) if isinstance(cond, Const) else (If(cond, (nest,)),)
 
