@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Var, names
-from compiler.ir.index import Range, value_range
+from compiler.ir.index import Range, simplify, value_range
 from compiler.ir.statement import Kernel
 from compiler.passes.gpu import fragments
 from compiler.passes.gpu.fragments import Fragment
@@ -88,8 +89,15 @@ class Start:
         if fragment not in self.origins:
             row, column = fragments.place(fragment, self.lane(), self.warp(), self.known)
             rows, columns = fragment.shape
-            self.origins[fragment] = self.once("row", row, rows), self.once("column", column, columns)
+            self.origins[fragment] = self._begin("row", row, rows), self._begin("column", column, columns)
         return self.origins[fragment]
+
+    def _begin(self, stem: str, value: Expr, count: int) -> Expr:
+        """A place as a variable times what divides it, so that digits of what is added to it can be told apart."""
+        by = math.gcd(multiple(value, self.multiples), count)
+        if by == 1 or isinstance(value, Const):
+            return self.once(stem, value, count)
+        return self.once(stem, simplify(value // by, self.known, index=True), count // by) * by
 
 
 @dataclass
