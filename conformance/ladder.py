@@ -140,7 +140,8 @@ def judge_all(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: T
         if row["verdict"] != "pass":
             return row | {"detail": f"at {_sizes(at)}: {row['detail']}"}
         rows.append(row)
-    wrong = called(made, points, ladder)
+    # A sanitizer has seen the same code at the same sizes by now.
+    wrong = "" if options.get("sanitizer") else called(made, points, ladder)
     if wrong:
         last = cases.stages_of(options["target"])[-1]
         return rows[-1] | {"verdict": "fail", "first_bad_stage": last, "detail": wrong}
