@@ -99,6 +99,16 @@ def test_hopper_multiplies_from_shared_memory(size: tuple[int, int, int], left: 
     assert copies and all(c.how == "tma" for c in copies)
 
 
+@pytest.mark.parametrize("epilogue", ["none", "relu"])
+def test_blocks_stay_where_there_are_many_tiles(epilogue: str) -> None:
+    p = Product(1100, 520, 200, right="kn", dtype="bf16", epilogue=epilogue)
+    made = check(p, SMALL["sm_90a"])
+    outer = [s for k in made.kernels for s in k.body if isinstance(s, tile.For)]
+    assert [f.bind.level for f in outer] == ["blocks"] and static(outer[0].extent) % 2 == 0
+    (turns,) = outer[0].body
+    assert isinstance(turns, tile.For) and turns.var.endswith("_turn")
+
+
 def test_rows_that_begin_anywhere_are_not_copied_by_maps() -> None:
     made = check(Product(320, 320, 131, dtype="bf16"), SMALL["sm_90a"])
     assert {name.partition(".")[0] for name in instructions(made)} == {"mma"}
