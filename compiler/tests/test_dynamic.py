@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.export import Dim
 
 import compiler
@@ -119,3 +120,33 @@ def test_attention_over_any_number_of_keys_is_one_kernel(causal: bool) -> None:
         inputs = [torch.randn(1, 2, n, 64).bfloat16() for _ in range(3)]
         for stage in ("kernel", "cuda"):
             check(compiler.execute(lowering, stage, inputs), attended(*inputs), f"{stage} at {n}")
+
+
+class Language(nn.Module):
+    """A layer of a language model, with rotary positions."""
+
+    def __init__(self, width: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.heads, self.features = heads, width // heads
+        self.embedding, self.norm = nn.Embedding(50, width), nn.RMSNorm(width)
+        self.mixed, self.out = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, 50, bias=False)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x, (batch, length) = self.embedding(tokens), tokens.shape
+        parts = self.mixed(self.norm(x)).view(batch, length, 3, self.heads, self.features)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        at = torch.arange(length)[:, None] / 100 ** (torch.arange(self.features) / self.features)
+        q, k = (t * at.cos() + t.flip(-1) * at.sin() for t in (q, k))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+        made: torch.Tensor = self.out(x + mixed)
+        return made
+
+
+def test_a_language_model_of_any_batch_and_length() -> None:
+    model = Language().eval()
+    shapes = {"tokens": {0: Dim("batch", min=1, max=64), 1: Dim("length", min=2, max=512)}}
+    with torch.no_grad():
+        fast = compiler.compile(model, [torch.randint(50, (2, 17))], dynamic_shapes=shapes)
+        for batch, length in ((1, 2), (3, 40), (2, 17)):
+            tokens = torch.randint(50, (batch, length))
+            check([fast(tokens)], model(tokens), f"{batch} x {length}")

@@ -215,6 +215,19 @@ def test_plans_that_disagree_are_refused() -> None:
         load(driver(), plan=Plan((vector("x"),), (vector("z"),)))
 
 
+def test_plans_share_a_module_until_none_is_left() -> None:
+    fake = driver()
+    module = gpu.Module(fake, b"image")
+    plans = [gpu.Kernels(fake, module, x) for x in (ONE, CHAIN)]
+    assert len(fake.asked("load")) == 1
+    del module, plans[0]
+    gc.collect()
+    assert not fake.asked("unload")
+    plans.clear()
+    gc.collect()
+    assert fake.asked("unload") == [("unload", 1000)]
+
+
 def test_a_dropped_program_gives_its_module_back() -> None:
     fake = driver()
     call = load(fake, CHAIN, graphs_from=1)
