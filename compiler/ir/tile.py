@@ -31,7 +31,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "columns": ("warps",),
     "lanes": ("threads", "vector"),  # spread over the threads of a block, `vector` neighbours to a thread
     # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches,
-    # `rolled` asks the C++ compiler to leave the loop as it is, which it then compiles faster.
+    # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster.
     "vector": ("width", "unroll", "ahead", "past", "rolled"),
     "unroll": (),
     # Copies run up to `depth` iterations ahead, issued by the first of `producers` warps of their own; loops over the

@@ -53,15 +53,12 @@ def narrowed(width: int, extent: Expr) -> int:
 
 
 def together(extent: Expr, width: int, most: int) -> int:
-    """How many vectors to take at a time: one less than `most` where that leaves none over and chains no longer.
+    """How many vectors to take at a time: `most`, or one less where two turns of that leave none over.
 
-    What is left over is code of its own, and goes one vector after the other into one accumulator.
+    What is left over is code of its own, here as much as a turn, and goes through one accumulator vector by vector.
     """
-    if most < 3 or not isinstance(extent, Const):
-        return most
-    vectors = int(extent.value) // width
     fewer = most - 1
-    return fewer if vectors and vectors % fewer == 0 and vectors // fewer <= sum(divmod(vectors, most)) else most
+    return fewer if fewer > 1 and isinstance(extent, Const) and int(extent.value) // width == 2 * fewer else most
 
 
 def first_time(value: Expr, again: int, how: str) -> Expr:

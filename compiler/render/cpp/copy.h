@@ -50,7 +50,7 @@ static void mlc_copy_rows(
     const T* row = from + i * from_m;
     T* copy = to + i * to_m;
     long j = 0;
-#pragma GCC unroll 1
+#pragma GCC unroll 4
     for (; j + W <= columns; j += W) {
       __builtin_prefetch(row + AHEAD * from_m + j);
       mlc_store(copy + j, mlc_load<T, W>(row + j));
