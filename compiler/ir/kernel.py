@@ -20,7 +20,7 @@ from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, type_erro
 from compiler.ir.node import Node
 from compiler.ir.tensor import Tensor
 
-# How to run a loop, which changes nothing of what it computes: `rolled` asks not to unroll it, `ahead` asks memory
+# How to run a loop, which changes nothing of what it computes: `rolled` asks not to write it out, `ahead` asks memory
 # early for what it loads, `past` keeps what it stores out of the caches.
 MARKS = ("", "parallel", "unroll", "rolled", "ahead", "past")
 SPACES = ("local", "shared")
