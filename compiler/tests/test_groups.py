@@ -65,6 +65,10 @@ def test_blocks_of_a_cluster_add_up_a_product(product: Product) -> None:
     check(product.text, "sm_90a", "MLC_CLUSTER")
 
 
+def test_a_cluster_needs_no_warps_that_copy() -> None:
+    check(PRODUCTS[0].text, "sm_120", "MLC_CLUSTER")
+
+
 def found(case: str, old: str, new: str) -> set[str]:
     """The kinds of reports about the text of a program of `CASES` in which the only `old` is `new`."""
     program = tile_text.parse((CASES / case).read_text(encoding="utf-8"))
