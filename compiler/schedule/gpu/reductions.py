@@ -19,7 +19,6 @@ WARP = 32
 ROWS_AHEAD = 8  # of a column that a thread loads before it adds them up
 LEAST_COLUMN = 64  # elements of a column in a part
 LEAST_ROW = 4096  # elements of a row in a part: four wide loads for each thread
-LONG_ROW = 65536  # the same where rows keep half of the machine busy: the last block's work is a tenth of a part's
 PARTS_AHEAD = 64  # parts that a thread loads before it adds them up
 
 
@@ -139,9 +138,8 @@ def _parts_of_columns(extent: int, places: int, wanted: int) -> int:
 
 def split_rows(found: Reduction, vector: int, cores: int) -> list[Step] | None:
     """Each row goes to several blocks; None where there are enough rows, or they are too short for that."""
-    least = LEAST_ROW if 2 * found.count <= cores else LONG_ROW
-    parts = min(-(-2 * cores // max(1, found.count)), found.extent // least)
-    if parts < 2 or 4 * found.count > 3 * cores:
+    parts = min(-(-2 * cores // max(1, found.count)), found.extent // LEAST_ROW)
+    if parts < 2 or 2 * found.count > cores:
         return None
     steps: list[Step] = []
     row, along = merge(found.rows, steps), merge(found.loops, steps)
