@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import compiler
 from conformance import bench, cases, device, roofline, systems
@@ -325,6 +326,19 @@ def test_a_causal_mask_halves_the_flops() -> None:
 
     full, causal = (roofline.work(attend(flag), (query,)).flops for flag in (False, True))
     assert full == 2 * (2 * 2 * 8 * 8 * 16) == 2 * causal
+
+
+def test_attention_on_a_gpu_is_counted_with_fewer_heads_of_keys() -> None:
+    query, key = (torch.empty(1, heads, 32, 64, device="meta", dtype=torch.bfloat16) for heads in (8, 2))
+    ops = torch.ops.aten
+    for call in (
+        lambda: ops._scaled_dot_product_flash_attention(query, key, key, 0.0, True, False),
+        lambda: ops._scaled_dot_product_efficient_attention(query, key, key, None, False, 0.0, True),
+        lambda: ops._scaled_dot_product_cudnn_attention(query, key, key, None, False, 0.0, True, False),
+    ):
+        with FlopCounterMode(display=False, custom_mapping=roofline._ATTENTION) as counter:
+            call()
+        assert counter.get_total_flops() == 8 * 32 * 32 * (64 + 64)
 
 
 @pytest.mark.parametrize("causal_at", [4, 6])
