@@ -331,11 +331,12 @@ def test_a_causal_mask_halves_the_flops() -> None:
 def test_attention_on_a_gpu_is_counted_with_fewer_heads_of_keys() -> None:
     query, key = (torch.empty(1, heads, 32, 64, device="meta", dtype=torch.bfloat16) for heads in (8, 2))
     ops = torch.ops.aten
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: ops._scaled_dot_product_flash_attention(query, key, key, 0.0, True, False),
         lambda: ops._scaled_dot_product_efficient_attention(query, key, key, None, False, 0.0, True),
         lambda: ops._scaled_dot_product_cudnn_attention(query, key, key, None, False, 0.0, True, False),
-    ):
+    )
+    for call in calls:
         with FlopCounterMode(display=False, custom_mapping=roofline._ATTENTION) as counter:
             call()
         assert counter.get_total_flops() == 8 * 32 * 32 * (64 + 64)
