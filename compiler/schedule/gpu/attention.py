@@ -30,9 +30,12 @@ CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed b
 THREEFOLD_KEYS = 32  # a block of keys where a product takes three
 PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
 # Groups of four warps in a block, each with 64 queries, and keys: two groups read keys and values once for both; of one
-# with few keys, two blocks or more fit in a multiprocessor, and multiply in turn while the other is at its softmax.
+# alone, two blocks or more fit in a multiprocessor, and multiply in turn while the other is at its softmax. These were
+# the fastest for 512 to 4096 queries on an H200, where blocks with less than every other multiprocessor to fill lost to
+# warps that go by themselves, with 32 queries to a block.
 GROUPS = ((2, 128), (1, 64))
-FEW_QUERIES = 32  # so many or fewer would leave more than half of a group idle
+GROUPS_NARROW = ((1, 128),)
+NARROW = 64  # features: three blocks of a group and 128 keys fit, and threefold products gain more than they lose
 WARPS = (8, 4, 2)  # of a block, most first: the more, the fewer times keys and values are read
 DEPTH = 2  # blocks of keys in shared memory
 MOST_FEATURES = 128  # of one warp: the sums of wider values do not fit in registers beside the rest
@@ -107,7 +110,7 @@ class _Plan:
         by_tma = all(x.even for x in (self.q, self.k, self.v)) and "tma" in self.target.features
         value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
         if value and kind != "f32" and by_tma and self.depth % 16 == 0:
-            for groups, most in GROUPS:
+            for groups, most in GROUPS_NARROW if max(self.depth, self.features) <= NARROW else GROUPS:
                 keys = min(most, _up(self.keys, KEYS))
                 score = next(r for r in rows if r.function == "mlc_wgmma" and r.n == keys)
                 yield _Way(score, value[0], groups * score.m, keys, groups * score.threads, score.k, by_tma)
@@ -125,9 +128,23 @@ class _Plan:
             return None
         batch = math.prod(parts.size(_loop(f)) for f in self.found.batch)
         fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
-        full = [w for w in fits if batch * -(-self.queries // w.rows) >= self.target.cores]
-        by_groups = [w for w in fits if w.by_groups and self.queries > FEW_QUERIES]
-        return self.applied(full[0] if full else (by_groups or fits)[-1]) if fits else None
+        if not fits or (fits[0].threefold and self.apart(batch)):
+            return None
+        return self.applied(next((w for w in fits if self.fills(w, batch)), fits[-1]))
+
+    def fills(self, way: _Way, batch: int) -> bool:
+        """There are blocks for all multiprocessors, or for half of them where each multiplies as fast as it can."""
+        blocks = batch * -(-self.queries // way.rows)
+        return blocks * (2 if way.by_groups and way.rows == way.score.m else 1) >= self.target.cores
+
+    def apart(self, batch: int) -> bool:
+        """Products of f32 by four warps each, between which scores go through the L2, are faster than by one at a time.
+
+        For heads of 128 features 1.0 to 1.9 times on an H200, for those of 64 they took 1.1 to 1.4 times as long.
+        """
+        by_groups = any(r.function == "mlc_wgmma_rs" and r.a_type == "f32" for r in self.target.instructions)
+        stay = batch * self.queries * self.keys * self.scores.name.dtype.bytes <= self.target.l2
+        return by_groups and stay and max(self.depth, self.features) > NARROW and self.keys > THREEFOLD_KEYS
 
     def near(self) -> bool:
         """Keys and values of all heads stay in the L2, so that queries of all may go at once, those with most first."""
