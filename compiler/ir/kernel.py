@@ -282,6 +282,11 @@ def verify(program: Program) -> None:
         if unknown:
             raise ValueError(f"function {f.name}: tensor maps of {sorted(unknown)}, which are not there")
         readonly = set(buffers) - set(f.writes)
+        names = {s.name for s in program.sizes}
+        own = {n.name if isinstance(n, Declare | Array) else n.var for s in f.body for n in s.walk()
+               if isinstance(n, Declare | Array | For)}  # fmt: skip
+        if names & {*own, *buffers}:
+            raise ValueError(f"function {f.name}: {sorted(names & {*own, *buffers})} are sizes, and bound otherwise")
         _verify_body(f.name, f.body, set(program.sizes), buffers, readonly)
 
 

@@ -42,7 +42,7 @@ class _Checker:
     def __init__(self, kernel: Kernel, sizes: tuple[Size, ...]) -> None:
         self.kernel, self.sizes = kernel, sizes
         self.known: dict[str, tuple[DType, int]] = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
-        self.bound: set[str] = set()
+        self.bound: set[str] = {s.name for s in sizes}
 
     def check(self) -> None:
         unknown = set(self.kernel.writes) - set(self.known)

@@ -163,6 +163,8 @@ def bound(equation: Equation) -> tuple[Axis, ...]:
 def verify(program: Program) -> None:
     """Names bound once and before use, ranks and types right, free variables are axes or sizes; raises ValueError."""
     known = {t.name: (t.dtype, len(t.shape)) for t in program.inputs}
+    if taken := {s.name for s in program.sizes} & {*known, *(e.name for e in equations(program))}:
+        raise ValueError(f"{program.name}: {sorted(taken)} are sizes, and names of tensors")
     for equation in equations(program):
         if equation.name in known:
             raise ValueError(f"{program.name}: {equation.name} is defined twice")
@@ -180,6 +182,8 @@ def _verify_equation(program: Program, equation: Equation, known: dict[str, tupl
     axes = [a.name for a in equation.axes + (equation.over if isinstance(equation, Reduce | Scatter) else ())]
     if len(set(axes)) != len(axes):
         raise ValueError(f"{where}: an axis name occurs twice in {axes}")
+    if taken := {s.name for s in program.sizes} & set(axes):
+        raise ValueError(f"{where}: {sorted(taken)} are sizes, and names of its axes")
     inner, outer = {a.name for a in bound(equation)}, {a.name for a in equation.axes}
     for e in expressions(equation):
         allowed = outer if isinstance(equation, Scatter) and e is equation.base else inner

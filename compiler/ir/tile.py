@@ -164,7 +164,7 @@ def verify(program: Program) -> None:
     for kernel in program.kernels:
         known = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
         state = _State(known, set(program.sizes), {}, ())
-        _body(kernel, kernel.body, state, set())
+        _body(kernel, kernel.body, state, {s.name for s in program.sizes})
 
 
 def _body(kernel: Kernel, body: tuple[Stmt, ...], state: _State, bound: set[str]) -> None:

@@ -33,6 +33,7 @@ CASES: dict[str, tuple[Callable[..., Any], Make, Any]] = {
     ),
     "join": (lambda x, y: torch.cat([x, y], 0).var(0), lambda n: [torch.randn(n, 9), torch.randn(4, 9)],
              ({0: N}, None)),
+    "place": (lambda x: x.argmax(), lambda n: [torch.randn(n, n + 1, 3)], ({0: N, 1: Dim("m", min=2, max=301)},)),
     "linear": (lambda x, w: F.silu(F.linear(x, w)) / x.shape[0], lambda n: [torch.randn(n, 24), torch.randn(32, 24)],
                ({0: N}, None)),
 }  # fmt: skip

@@ -14,6 +14,7 @@ from compiler.ir.loop_text import show as show_loop
 from compiler.ir.sizes import SizeError, bind, fixed, numbers, unbound
 from compiler.ir.tensor import row_major
 from compiler.ir.text import TextError, show
+from compiler.pipeline import IRS
 from compiler.tests.test_index import Values, value
 
 S, T = Size("s", i64, 1, None, 5), Size("t", i64, 1, 6, 3)
@@ -111,3 +112,21 @@ def test_binding() -> None:
 def test_strides_of_symbolic_shapes_have_one_form() -> None:
     assert row_major((T, S, const(4), const(2)))[0] is simplify(const(8) * S, {}, index=True)
     assert substitute(row_major((T, S))[0], {S: const(9)}) is const(9)
+
+
+@pytest.mark.parametrize("stage", ["tensor", "loop", "tile", "kernel"])
+def test_a_name_that_a_size_has_is_refused(stage: str) -> None:
+    body = {
+        "tensor": ['with kernel("k"):', "    y[s1: s1]: f32 = x[s1]"],
+        "loop": ['with kernel("k", [x, y], writes=[y]):', "    for s1 in parallel(s1):", "        y[s1] = x[s1]"],
+        "tile": ['with kernel("k", [x, y], writes=[y]):', "    for s1 in serial(s1):", "        y[s1] = x[s1]"],
+        "kernel": [
+            'with function("k", [x, y], writes=[y]):',
+            "    for s1 in range(0, s1, 1):",
+            "        y[s1] = x[s1]",
+        ],
+    }[stage]
+    head = f"def f(s1: size[1, inf, 7], x: f32[s1]{'' if stage == 'tensor' else ', *, y: f32[s1]'}):"
+    program = IRS[stage].parse("\n".join([head, *("    " + line for line in body)]) + "\n")
+    with pytest.raises(ValueError, match=r"s1.*(size|bound twice)"):
+        IRS[stage].verify(program)

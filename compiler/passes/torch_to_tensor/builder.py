@@ -79,10 +79,12 @@ Operand = Value | bool | int | float | Expr
 class Builder:
     """Collects the equations of one call at a time, and gives them names that are free in the whole program."""
 
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = set(taken)
-        self._axes = [c for c in _AXES if c not in self._taken]
-        self._over = [c for c in _OVER if c not in self._taken]
+    def __init__(self, taken: Iterable[str], sizes: Iterable[str] = ()) -> None:
+        self._taken = {*taken, *sizes}
+        # Of an axis `s`, loops would be called `s0` and `s1`, as sizes may be.
+        reserved = self._taken | {name[0] for name in sizes}
+        self._axes = [c for c in _AXES if c not in reserved]
+        self._over = [c for c in _OVER if c not in reserved]
         self._taken |= {*_AXES, *_OVER}
         self.equations: list[Equation] = []
         self.types: tuple[Type | None, ...] = ()

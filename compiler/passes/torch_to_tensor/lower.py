@@ -54,7 +54,7 @@ def lower(program: aten.Program, *, round_every_call: bool = False) -> Program:
     calls = [c for c in program.calls if any(t is not None for t in c.types)]
     check(program, calls)
     known = aten.types(program)
-    b = Builder([*known, *(s.name for s in program.sizes)])
+    b = Builder(known, [s.name for s in program.sizes])
     env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype, i.type.strides) for i in program.inputs}
     groups: list[Group] = []
     for call in calls:
