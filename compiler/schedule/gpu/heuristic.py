@@ -25,7 +25,7 @@ from compiler.targets.target import Target
 THREADS = 256  # a multiple of every scheduler's share, and small enough for eight blocks on a multiprocessor
 WIDEST = 16  # bytes that one instruction loads or stores
 MOST_NEIGHBOURS = 8  # elements of a thread side by side: more make code longer and nothing faster
-MOST_ROUNDS = 4  # of wide loads in flight for each thread: 4 x 16 bytes hide the latency of memory at half occupancy
+FILLED = 4  # times that wide accesses fill the machine with threads before each thread makes two
 SHORT_ROW = 8  # a row that a thread goes through alone
 # Rows for each multiprocessor, and elements of a row for each thread: many rows need few threads each, few rows many.
 PER_THREAD = ((8, 32), (2, 16), (0, 8))
@@ -249,10 +249,12 @@ class _Plan:
         total = last.extent * others // vector
         # No more than the last axis takes, and few where there is little to do, so that all multiprocessors have some.
         most = min(_power(-(-last.extent // vector)), _power(total // self.target.cores + 1) // 2)
-        threads = max(WARP_LANES, min(THREADS, most))
-        rounds = max(1, min(MOST_ROUNDS, total // (2 * self.target.cores * threads)))
+        # Two rounds each where the machine is filled several times all the same: blocks that come after each other load
+        # while others compute.
+        rounds = 2 if total >= FILLED * self.target.cores * self.target.threads and not paths_of(inside) else 1
+        threads = max(WARP_LANES, min(THREADS // rounds, most))
         steps += self.own(last.name, inside)
-        steps += [Split(last.name, threads * vector * (rounds if not paths_of(inside) else 1))]
+        steps += [Split(last.name, threads * vector * rounds)]
         steps += [Bind(f"{last.name}0", "blocks"), Bind(f"{last.name}1", "lanes", _lanes(threads, vector))]
         return steps
 

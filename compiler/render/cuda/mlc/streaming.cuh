@@ -1,7 +1,8 @@
 // Loads and stores of global memory with advice to the caches: BYTES (1, 2, 4, 8 or 16) at a multiple of BYTES.
 //
-// `once`: nobody reads it again, so it displaces nothing; `keep`: it will be read again soon, so others go first.
-// Loads are of memory that nobody writes while the kernel runs.
+// `once`: nobody reads it again in this kernel; `keep`: it will be read again soon, so others go first. Loads are of
+// memory that nobody writes while the kernel runs. Those that are made once ask for nothing more than that: to leave L1
+// out and fetch 128 bytes took 5 to 10 % longer on an H200.
 #pragma once
 #include "memory.cuh"
 
@@ -17,7 +18,7 @@
                 : "=" constraint(word)                                                                            \
                 : "l"(from));                                                                                     \
         else                                                                                                      \
-            asm volatile("ld.global.nc.L1::no_allocate." suffix " %0, [%1];" : "=" constraint(word) : "l"(from)); \
+            asm volatile("ld.global.nc." suffix " %0, [%1];" : "=" constraint(word) : "l"(from));                 \
         memcpy(to, &word, BYTES);                                                                       \
     }
 template <int BYTES, bool KEEP>
@@ -36,7 +37,7 @@ MLC_DEVICE void mlc_load_advised(void* to, const void* from) {
                 : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                 : "l"(from));
         else
-            asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+            asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
                          : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
                          : "l"(from));
         memcpy(to, w, BYTES);
