@@ -33,6 +33,7 @@ CHANGE = 2500.0  # clocks more that a block alone on its multiprocessor takes to
 LAUNCH = 3000.0  # clocks that a second launch costs
 APART = 8  # elements by which rows of what they pass on lie further apart than they are long
 CLUSTER = 1000.0  # clocks in which the blocks of a cluster pass each other what they have
+TICKETS = LAUNCH  # the same for blocks that pass it through memory of all: no more than a launch
 MOST_BLOCKS = 8  # of a cluster
 MOST_REGISTERS = 255  # of a thread
 OTHER_REGISTERS = 40  # addresses, counters, and what the compiler needs
@@ -240,7 +241,7 @@ def _clocks(
     stored = m * n * p.acc_bytes / FROM_DRAM * (0.5 if out and p.across else 1 if out or p.across else 2)
     total = _over(tiles, target.cores * fits) * (LATENCY + steps * step(resident) + resident * stored) + START
     if parts > 1:
-        gathered = CLUSTER if cluster else LAUNCH
+        gathered = CLUSTER if cluster else TICKETS
         total += gathered + 2 * parts * p.m * p.n * p.batch * p.acc_bytes / (FROM_L2 * target.cores)
     return max(total, read / (FROM_DRAM * target.cores)), 0
 
