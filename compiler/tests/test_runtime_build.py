@@ -145,6 +145,20 @@ def test_an_undefined_function_is_named_at_build_time(tmp_path: Path) -> None:
         build.build('extern "C" int nowhere(); int f() { return nowhere(); }', cache=tmp_path)
 
 
+def test_libraries_are_linked_where_they_are_needed(tmp_path: Path) -> None:
+    visible = 'extern "C" __attribute__((visibility("default")))'
+    text = f'extern "C" double cbrt(double);\n{visible} double root(double x) {{ return cbrt(x); }}\n'
+    path = build.build(text, cache=tmp_path)
+    root = ctypes.CDLL(str(path)).root
+    root.restype, root.argtypes = ctypes.c_double, (ctypes.c_double,)
+    assert abs(root(27.0) - 3.0) < 1e-12 and b"libm.so" in path.read_bytes()
+    copy = f"{visible} void copy(char* a, const char* b, long n) {{ __builtin_memcpy(a, b, n); }}\n"
+    path = build.build(copy, cache=tmp_path)
+    made = ctypes.create_string_buffer(5)
+    ctypes.CDLL(str(path)).copy(made, b"four", ctypes.c_long(4))
+    assert made.value == b"four" and b"libm.so" not in path.read_bytes(), "memcpy is in every process"
+
+
 def test_a_compiler_that_was_killed(tmp_path: Path) -> None:
     compiler = script(tmp_path / "cc", "kill -9 $$")
     with pytest.raises(ToolchainError, match=r"signal 9.*out of memory"):
