@@ -217,9 +217,11 @@ def _clocks(
     steps = _over(_over(p.k, parts), k)
     read = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
     cluster = parts > 1 and in_cluster(parts, (m, n), target)
-    # Split numbers are stored from registers: blocks that stay gain nothing there.
     boxes = any(p.loops)
-    stay = row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and not boxes
+    # Split numbers are stored from registers: blocks that stay gain nothing there. Where memory decides, blocks that
+    # come when others have ended share it out better.
+    busy = target.costs and read / dict(target.costs)["dram"] < p.m * p.n * p.k * p.batch / _rate("wgmma", row, target)
+    stay = row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and bool(busy) and not boxes
 
     def step(resident: int) -> float:
         if not apart:
