@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -56,9 +57,8 @@ class Symbols:
                 return _folded(lambda a, b: a * b, [self._expression(x) for x in e.args])
             case sympy.Pow(args=(base, sympy.Integer() as times)) if int(times) > 0:
                 return _folded(lambda a, b: a * b, [self._expression(base)] * int(times))
-        if type(e) in _BINARY and len(e.args) == 2:
-            a, b = map(self._expression, e.args)
-            return op(_BINARY[type(e)], a, b)
+        if type(e) in _BINARY:
+            return _folded(partial(op, _BINARY[type(e)]), [self._expression(x) for x in e.args])
         raise Unsupported("symbolic size", (str(e),), "sums, products and whole quotients of sizes only")
 
     def _size(self, symbol: Any) -> Size:
