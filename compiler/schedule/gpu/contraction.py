@@ -40,6 +40,7 @@ from compiler.targets.target import Instruction, Target
 
 LEAST_DEPTH = 16  # shorter sums are not worth the tiles
 LEAST_ROWS = 2  # few are enough: an instruction that is mostly empty still reads the other factor once
+GATHERED = 2.0  # times the clocks of tiles that are copied
 GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
 WARPS, FROM_SHARED, FROM_REGISTERS = "mlc_mma_sync", "mlc_wgmma", "mlc_wgmma_rs"  # functions of instructions
 NEIGHBOURS = 4  # elements of a result that a thread adds up side by side
@@ -57,7 +58,7 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     tensors = {p.name: p for p in kernel.params}
     for parts in (*conv.ways(found, tensors), *ways(found, tensors)):
         made = _tiling(parts, target)
-        clocks = math.inf if made is None else made.clocks + tiles.copying(parts.copied, target) + _waits(parts, made)
+        clocks = math.inf if made is None else _estimate(parts, made, target)
         if made is not None and clocks < least:
             best, least = (parts, made), clocks
     if best is None:
@@ -66,9 +67,11 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     return schedule if _fresh(kernel, schedule) else None
 
 
-def _waits(p: Parts, t: Tiling) -> float:
-    """Clocks of one tile in which the threads that multiply wait for what they load themselves."""
-    return 0.0 if p.a.operand.copied and p.b.operand.copied else tiles.LATENCY * -(-p.k.size // (t.k * t.parts))
+def _estimate(p: Parts, t: Tiling, target: Target) -> float:
+    """Clocks of all of it. The threads that multiply wait for what they load themselves, and that takes them as long
+    as the products do."""
+    clocks = t.clocks + tiles.copying(p.copied, target)
+    return clocks if p.a.operand.copied and p.b.operand.copied else GATHERED * clocks
 
 
 def _tiling(p: Parts, target: Target) -> Tiling | None:
