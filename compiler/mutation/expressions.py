@@ -21,6 +21,7 @@ SWAPS: dict[str, tuple[str, ...]] = {
     "ge": ("gt", "le"), "eq": ("ne",), "ne": ("eq",), "and": ("or",), "or": ("and",), "xor": ("or",),
     "shl": ("shr",), "shr": ("shl",), "floor": ("ceil", "trunc"), "ceil": ("floor",), "trunc": ("floor", "round"),
     "round": ("trunc",), "sqrt": ("rsqrt",), "rsqrt": ("sqrt",), "exp": ("exp2", "expm1"), "exp2": ("exp",),
+    "exp2_ftz": ("exp",),
     "expm1": ("exp",), "log": ("log2", "log1p"), "log2": ("log",), "log10": ("log",), "log1p": ("log",),
     "sin": ("cos",), "cos": ("sin",), "tan": ("tanh",), "asin": ("acos",), "acos": ("asin",), "atan": ("asin",),
     "sinh": ("cosh",), "cosh": ("sinh",), "tanh": ("atan",), "erf": ("erfc", "tanh"), "erfc": ("erf",),

@@ -33,6 +33,7 @@ _TOKENS: tuple[tuple[str, str, str], ...] = (
     (r"mlc_max\(", "mlc_min(", "min instead of max"),
     (r"mlc_min\(", "mlc_max(", "max instead of min"),
     (r"mlc_exp\(", "mlc_exp2(", "exp2 instead of exp"),
+    (r"mlc_exp2_ftz\(", "mlc_exp(", "exp instead of exp2"),
     (r"mlc_erf\(", "mlc_tanh(", "tanh instead of erf"),
     (r"mlc_sqrt\(", "mlc_rsqrt(", "rsqrt instead of sqrt"),
     (r"mlc_rsqrt\(", "mlc_sqrt(", "sqrt instead of rsqrt"),

@@ -134,7 +134,8 @@ def test_threads_compute_it_without_a_race(name: str) -> None:
 WARPGROUPS = {
     "80 features": attention(65, 130, 80, CAUSAL),
     "keys of 48 features, values of 256": attention(40, 70, 48, heads=(1, 1), values=256),
-    "two groups": attention(130, 200, 64, GROUPED, heads=(2, 1)),
+    "one group": attention(65, 200, 64, GROUPED, heads=(2, 1)),
+    "two groups": attention(130, 140, 96, GROUPED, heads=(2, 1)),
     "f16, 128 features": attention(70, 129, 128, dtype="float16"),
     "few keys, bool mask": attention(65, 50, 64, ", attn_mask=torch.randn(65, 50) > 0"),
     "keys that lie along the heads": by_hand(64, 136, 64, "bfloat16"),
