@@ -14,6 +14,14 @@ MLC_DEVICE void mlc_tma_prefetch(const mlc_tensor_map& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+// The shared memory of the block itself. Hopper's assemblers want the cluster's spelling; without clusters that costs a
+// test of every address, and a call where it fails.
+#if __CUDA_ARCH__ >= 1200 && __CUDACC_VER_MAJOR__ >= 13
+#define MLC_OWN_BLOCK "shared::cta"
+#else
+#define MLC_OWN_BLOCK "shared::cluster"
+#endif
+
 // The box at these 1 to 5 coordinates into `to`.
 template <typename... At>
 MLC_DEVICE void mlc_tma_load(void* to, const mlc_tensor_map& map, void* barrier, At... coordinates) {
@@ -23,31 +31,31 @@ MLC_DEVICE void mlc_tma_load(void* to, const mlc_tensor_map& map, void* barrier,
     const unsigned target = mlc_shared_address(to), signal = mlc_shared_address(barrier);
     if constexpr (RANK == 1)
         asm volatile(
-            "cp.async.bulk.tensor.1d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3}], "
+            "cp.async.bulk.tensor.1d." MLC_OWN_BLOCK ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3}], "
             "[%2];" ::"r"(target),
             "l"(&map), "r"(signal), "r"(at[0])
             : "memory");
     else if constexpr (RANK == 2)
         asm volatile(
-            "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+            "cp.async.bulk.tensor.2d." MLC_OWN_BLOCK ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
             "[%2];" ::"r"(target),
             "l"(&map), "r"(signal), "r"(at[0]), "r"(at[1])
             : "memory");
     else if constexpr (RANK == 3)
         asm volatile(
-            "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
+            "cp.async.bulk.tensor.3d." MLC_OWN_BLOCK ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
             "%5}], [%2];" ::"r"(target),
             "l"(&map), "r"(signal), "r"(at[0]), "r"(at[1]), "r"(at[2])
             : "memory");
     else if constexpr (RANK == 4)
         asm volatile(
-            "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+            "cp.async.bulk.tensor.4d." MLC_OWN_BLOCK ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
             "%6}], [%2];" ::"r"(target),
             "l"(&map), "r"(signal), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3])
             : "memory");
     else if constexpr (RANK == 5)
         asm volatile(
-            "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+            "cp.async.bulk.tensor.5d." MLC_OWN_BLOCK ".global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
             "%6, %7}], [%2];" ::"r"(target),
             "l"(&map), "r"(signal), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
             : "memory");
