@@ -124,9 +124,11 @@ class _Reader:
     def call(self, node: Node) -> list[Call]:
         if node.target is operator.getitem or str(node.target) in IGNORED:
             return []
-        if isinstance(node.meta.get("val"), _SYMBOLIC):  # a size, which is written where it is used
-            return []
         op = node.target
+        if isinstance(node.meta.get("val"), _SYMBOLIC):  # a size, which is written where it is used
+            if isinstance(op, OpOverload):
+                self.refuse_effects(op, node)
+            return []
         if not isinstance(op, OpOverload):
             raise Unsupported(str(getattr(op, "__name__", op)), self.shown(node), "not an ATen op")
         self.refuse_effects(op, node)
