@@ -4,7 +4,7 @@
 // fma isnan max min sqrt where -> vector.h
 // abs ceil floor neg round rsqrt shl shr sign trunc -> arithmetic.h
 // floordiv fmod remainder truncdiv -> division.h
-// cosh exp exp2 expm1 sinh -> exponential.h
+// cosh exp exp2 exp2_ftz expm1 sinh -> exponential.h
 // tanh -> tanh.h
 // acosh asinh atanh log log10 log1p log2 -> logarithm.h
 // pow -> power.h

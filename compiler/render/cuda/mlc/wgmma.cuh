@@ -17,8 +17,8 @@ enum mlc_axes { mlc_mk, mlc_km, mlc_kn, mlc_nk };
 
 // The descriptor of an operand (PTX ISA, "Matrix Descriptor Format"): in units of 16 bytes where it begins and two
 // strides, between panels and between groups of 8 rows, in an order that depends on the kind; then the kind of swizzle.
-// Addresses in shared memory have less than 18 bits. With a sum in place of the "or", ptxas runs the products one after
-// another (C7514).
+// Addresses in shared memory have less than 18 bits, but above them, in clusters, the block's rank: it must not get into
+// the stride. With a sum in place of the "or", ptxas runs the products one after another (C7514).
 template <int SPAN, bool K_MAJOR>
 MLC_DEVICE unsigned long long mlc_matrix_descriptor(const void* p, long panel) {
     static_assert(SPAN == 0 || SPAN == 32 || SPAN == 64 || SPAN == 128, "no such swizzle");
@@ -26,7 +26,7 @@ MLC_DEVICE unsigned long long mlc_matrix_descriptor(const void* p, long panel) {
     const bool swapped = SPAN == 0 && !K_MAJOR;
     const unsigned leading = swapped ? rows : (unsigned)panel, stride = swapped ? (unsigned)panel : rows;
     const unsigned address = (unsigned)__cvta_generic_to_shared(p);
-    return (unsigned long long)(address >> 4 | (leading & 0x3ffff) >> 4 << 16) |
+    return (unsigned long long)((address & 0x3ffff) >> 4 | (leading & 0x3ffff) >> 4 << 16) |
            (unsigned long long)((stride & 0x3ffff) >> 4 | kind << 30) << 32;
 }
 
