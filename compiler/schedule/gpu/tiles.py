@@ -112,8 +112,15 @@ SHARED_COLUMNS = 64  # fewer do not pay for a second row of instructions by the 
 
 
 def choose(p: Product, rows: tuple[Instruction, ...], target: Target) -> Tiling | None:
-    """The tiling of fewest clocks by one of these instructions; None if no tile fits the target."""
-    return min(_all(p, rows, target), key=lambda t: (t.clocks, -t.m * t.n, -t.depth), default=None)
+    """The tiling of fewest clocks by one of these instructions; None if no tile fits the target.
+
+    Where an element of the result takes one product, groups of warps, which multiply twice as fast as single ones, go
+    first: the estimates of the two kinds were not fitted to the same times, and do not compare for small products.
+    """
+    found = list(_all(p, rows, target))
+    if p.terms == 1:
+        found = [t for t in found if t.row.threads > WARP] or found
+    return min(found, key=lambda t: (t.clocks, -t.m * t.n, -t.depth), default=None)
 
 
 def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[Tiling]:
