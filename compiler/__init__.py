@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from compiler.frontend import Captured, capture
     from compiler.inspection import inspect
     from compiler.instructions.checks import NotRun, instruction_checks
-    from compiler.interpret.accumulated import Moments, count_blocks, moments
+    from compiler.interpret.accumulated import Moments, moments
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
     from compiler.mutation import mutants
@@ -45,7 +45,7 @@ _HOME = {
     "compiler.frontend": ("Captured", "capture"),
     "compiler.instructions.checks": ("NotRun", "instruction_checks"),
     "compiler.inspection": ("inspect",),
-    "compiler.interpret.accumulated": ("Moments", "count_blocks", "moments"),
+    "compiler.interpret.accumulated": ("Moments", "moments"),
     "compiler.interpret.bounded": ("Accuracy",),
     "compiler.interpret.bounds": ("bounds",),
     "compiler.mutation": ("mutants",),
@@ -87,7 +87,6 @@ __all__ = [
     "bounds",
     "capture",
     "compile",
-    "count_blocks",
     "eager_equations",
     "execute",
     "execute_guarded",

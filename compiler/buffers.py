@@ -9,7 +9,7 @@ from typing import Protocol
 from compiler.ir import aten, kernel
 from compiler.ir.expr import Size
 from compiler.ir.sizes import bind, numbers
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, row_major
 from compiler.pipeline import Lowering
 from compiler.runtime import launcher, memory
 
@@ -68,10 +68,6 @@ def layout(made: Tensor, kind: aten.Type, sizes: Sizes) -> tuple[tuple[int, ...]
     """Shape and strides of an output as the caller sees it, who does the reshape that the program left out."""
     wanted, own = numbers(kind.shape, sizes), numbers(made.shape, sizes)
     if tuple(n for n in wanted if n != 1) != tuple(n for n in own if n != 1):
-        return wanted, _row_major(wanted)
+        return wanted, numbers(row_major(kind.shape), sizes)
     given = iter(s for n, s in zip(own, numbers(made.strides, sizes), strict=True) if n != 1)
     return wanted, tuple(1 if n == 1 else next(given) for n in wanted)
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[d + 1 :]) for d in range(len(shape)))

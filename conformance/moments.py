@@ -14,17 +14,9 @@ def on_gpu(x: Array, y: Array) -> compiler.Moments:
     """As `compiler.moments`."""
     if x.size * y.shape[-1] < LEAST:
         return compiler.moments(x, y)
-    a, b = _moved(x), _moved(y)
-    k = x.shape[-1]
-    blocks = compiler.count_blocks(k)
-    total = torch.zeros(1, dtype=a.dtype, device=a.device)
-    partial = torch.zeros_like(total)
-    for block in range(blocks):
-        part = slice(block * k // blocks, (block + 1) * k // blocks)
-        total = total + a[..., part] @ b[..., part, :]
-        partial = partial + total**2 / blocks
-    found = (total, a.abs() @ b.abs(), (a * a) @ (b * b), partial)
-    return compiler.Moments(*(tensor.cpu().numpy() for tensor in found))
+    found = compiler.moments(_moved(x), _moved(y))
+    parts = (found.total, found.absolute, found.squares, found.partial)
+    return compiler.Moments(*(part.cpu().numpy() for part in parts))
 
 
 def _moved(x: Array) -> torch.Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -166,26 +167,25 @@ class Moments:
     """Of products of finite matrices: themselves, those of absolute values, those of squares, and the mean square of
     the partial sums as `BLOCKS` blocks of the summed axis are added one by one."""
 
-    total: Array
-    absolute: Array
-    squares: Array
-    partial: Array
+    total: Any  # arrays
+    absolute: Any
+    squares: Any
+    partial: Any
 
 
-def moments(x: Array, y: Array) -> Moments:
-    """Of batches of matrix products."""
+def moments(x: Any, y: Any) -> Moments:
+    """Of batches of matrix products, in the library whose arrays `x` and `y` are: NumPy's, or torch's on a device."""
     k = x.shape[-1]
-    blocks = count_blocks(k)
-    total = np.zeros((*x.shape[:-1], y.shape[-1]))
-    partial = np.zeros(total.shape)
+    blocks = _blocks(k)
+    total = partial = 0.0
     for block in range(blocks):
         part = slice(block * k // blocks, (block + 1) * k // blocks)
-        total = total + np.matmul(x[..., part], y[..., part, :])
-        partial += total**2 / blocks
-    return Moments(total, np.matmul(np.abs(x), np.abs(y)), np.matmul(x * x, y * y), partial)
+        total = total + x[..., part] @ y[..., part, :]
+        partial = partial + total**2 / blocks
+    return Moments(total, abs(x) @ abs(y), (x * x) @ (y * y), partial)
 
 
-def count_blocks(k: int) -> int:
+def _blocks(k: int) -> int:
     """Into how many blocks a summed axis of `k` elements is divided."""
     return max(1, min(BLOCKS, k))
 
@@ -204,7 +204,7 @@ def contract(
         if not dtype.is_float:
             return made(v, *brought)
         k = x.shape[-1]
-        mean_square = found.squares / count_blocks(k) + found.partial
+        mean_square = found.squares / _blocks(k) + found.partial
         own = accuracy.computes(dtype)
         rounds = accuracy.rounds(k) + 1
         if accuracy.product and dtype is f32 and not accuracy.algebra and _long(x, y):

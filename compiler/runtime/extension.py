@@ -85,7 +85,7 @@ def torch_functions(abi: bool = True) -> tuple[int, tuple[int, ...]]:
 
 def wrapper(offset: int) -> int:
     """Where the function is that makes the object around an at::Tensor; 0 where there is none that does."""
-    symbol = getattr(ctypes.CDLL(str(LIBRARIES / "libtorch_python.so")), WRAP, None)
+    symbol = getattr(_library("libtorch_python.so"), WRAP, None)
     named = ctypes.cast(symbol, ctypes.c_void_p).value if symbol is not None else 0
     address = getattr(getattr(torch._C._dynamo, "guards", None), "_torchinductor_thp_variable_wrap", named)
     if not address:
@@ -95,6 +95,7 @@ def wrapper(offset: int) -> int:
     return int(address) if wrapped is probe else 0
 
 
+@functools.cache
 def gives_tensors_anywhere() -> bool:
     """Whether this torch has what a native launcher needs to read and to make tensors on devices other than the CPU."""
     offset, addresses = torch_functions()
@@ -178,5 +179,5 @@ def _function(name: str) -> Callable[..., int]:
 
 
 @functools.cache
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL(str(LIBRARIES / "libtorch_cpu.so"))
+def _library(name: str = "libtorch_cpu.so") -> ctypes.CDLL:
+    return ctypes.CDLL(str(LIBRARIES / name))
