@@ -20,7 +20,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import compiler
-from conformance import cases, device, duel, inputs, lock, oracle, roofline, systems
+from conformance import cases, device, duel, inputs, ladder, lock, oracle, roofline, systems
 from conformance.cases import BenchCase, Case
 from conformance.duel import Clock, Protocol, Ratio, Samples
 from conformance.systems import EAGER, Built, Function
@@ -114,7 +114,7 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet |
     settings = Settings(**options)
     row: Row = {"id": case.id, "suite": case.suite, "op": case.op, "target": settings.target, "dtype": case.dtype}
     vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, "compile")
-    with torch.no_grad(), kept_memory(), _threads(settings.threads), _machine(settings, quiet) as alone:
+    with torch.no_grad(), kept_memory(), ladder.threads(settings.threads), _machine(settings, quiet) as alone:
         try:
             if cases.kind_of(settings.target) == "cuda" and settings.where == "cpu":
                 raise Wrong(f"no GPU of this machine runs code for {settings.target}")
@@ -296,7 +296,7 @@ def fitness(options: Mapping[str, Any], quiet: Quiet | None = None) -> Row:
         "matmul": partial(torch.mm, x, y),
     }
     rng = np.random.default_rng(settings.seed)
-    with torch.no_grad(), _threads(settings.threads), _machine(settings, quiet) as alone, alone():
+    with torch.no_grad(), ladder.threads(settings.threads), _machine(settings, quiet) as alone, alone():
         if settings.clock_name == "device":
             kernels, clock = device.graphs(kernels)[0], device.clock
         else:
@@ -405,16 +405,6 @@ def _dominant_dtype(tensors: Tensors) -> torch.dtype:
     """The type that most of the floating data has: its arithmetic rate is the limit."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     return max(floating, key=lambda tensor: tensor.numel()).dtype if floating else torch.float32
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @contextmanager
