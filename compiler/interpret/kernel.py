@@ -238,7 +238,7 @@ def _wrap(dtype: DType) -> Callable[[int], int]:
     return wrap
 
 
-def _through_f64(u: np.ufunc) -> Callable[..., Any]:
+def _through_f64(u: Callable[..., Any]) -> Callable[..., Any]:
     """A function of f32, computed in f64 and rounded once."""
     return lambda *args: type(args[0])(u(*map(float, args)))
 
@@ -275,8 +275,8 @@ _FLOATS: dict[str, Callable[..., Any]] = {
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint, "sqrt": np.sqrt,
     "erf": _same_type(math.erf), "erfc": _same_type(math.erfc),
 }
-_UFUNCS = {
-    "pow": np.power, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10":
+_THROUGH_F64: dict[str, Callable[..., Any]] = {
+    "pow": scalar.power, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10":
     np.log10, "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos":
     np.arccos, "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
@@ -291,7 +291,7 @@ def _plain(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def _float_functions() -> dict[str, Callable[..., Any]]:
     made = {name: _plain(FUNCTIONS[name]) for name in OPS}
-    return made | {name: _through_f64(u) for name, u in _UFUNCS.items()} | _FLOATS
+    return made | {name: _through_f64(u) for name, u in _THROUGH_F64.items()} | _FLOATS
 
 
 def _reductions() -> dict[str, Callable[[Array], Any]]:

@@ -56,6 +56,12 @@ def _rsqrt(x: Array) -> Array:
     return np.divide(1.0, np.sqrt(x))
 
 
+def power(x: Array, y: Array) -> Array:
+    """As C's: NumPy takes the square root where a whole array has the exponent 1/2, but (-inf)**0.5 is inf."""
+    made = np.power(x, y)
+    return np.where(y == 0.5, np.where(np.isneginf(x), np.inf, made + 0.0), made)
+
+
 def _sign(x: Array) -> Array:
     """-1, 0 or 1; 0 for NaN and -0, as in torch."""
     return np.asarray((x > 0).astype(np.int8) - (x < 0).astype(np.int8)).astype(x.dtype)
@@ -121,7 +127,7 @@ FUNCTIONS: dict[str, Function] = {
     "shl": np.left_shift, "shr": np.right_shift,
     "where": np.where, "isnan": np.isnan, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
     "tf32": _tf32,
-    "sqrt": np.sqrt, "rsqrt": _through_f64(_rsqrt), "pow": _through_f64(np.power), "fma": _fma,
+    "sqrt": np.sqrt, "rsqrt": _through_f64(_rsqrt), "pow": _through_f64(power), "fma": _fma,
     "exp": _through_f64(np.exp), "exp2": _through_f64(np.exp2), "expm1": _through_f64(np.expm1),
     "exp2_ftz": _exp2_ftz, "log": _through_f64(np.log), "log2": _through_f64(np.log2), "log10": _through_f64(np.log10),
     "log1p": _through_f64(np.log1p),

@@ -30,17 +30,19 @@ def fresh_seed() -> int:
     return int(np.random.SeedSequence().generate_state(1)[0])
 
 
-def random_arrays(tensors: Sequence[Tensor], seed: int) -> list[Array]:
-    """Random inputs; integers are small and not negative, so that they may be indices."""
+def random_arrays(tensors: Sequence[Tensor], seed: int, unit: float = 0.0) -> list[Array]:
+    """Random inputs, floats as multiples of `unit` if that is not 0; integers are small and not negative, so that they
+    may be indices."""
     rng = np.random.default_rng(seed)
     least = min((static(n) for t in tensors for n in t.shape), default=1)
-    return [_random(t, max(1, least), rng) for t in tensors]
+    return [_random(t, max(1, least), rng, unit) for t in tensors]
 
 
-def _random(t: Tensor, least: int, rng: np.random.Generator) -> Array:
+def _random(t: Tensor, least: int, rng: np.random.Generator, unit: float) -> Array:
     shape = [static(n) for n in t.shape]
     if t.dtype.is_float:
-        x = np.asarray(rng.standard_normal(shape)).astype(storage(t.dtype))
+        x = np.asarray(rng.standard_normal(shape))
+        x = (np.rint(x / unit) * unit if unit else x).astype(storage(t.dtype))
         return round_bf16(x) if t.dtype is bf16 else x
     high = 2 if t.dtype is boolean else least
     return np.asarray(rng.integers(0, high, shape)).astype(storage(t.dtype))
@@ -69,15 +71,19 @@ def run(staged: Staged, arrays: Sequence[Array], *, native: bool = False) -> tup
 
 
 def same_meaning(before: Staged, after: Staged, seed: int, *, native: bool = False) -> None:
-    """Both compute the same, up to the order of sums; raises Disagreement with the seed."""
-    arrays = random_arrays(before[1].inputs, seed)
+    """Both compute the same, whatever the order of sums; raises Disagreement with the seed.
+
+    How far two orders may be apart depends on the data: a sum near zero may lose every digit. So the data make them
+    agree: f32 holds sums of multiples of 2**-7 exactly up to 2**17, and sums of products of two up to 2**10.
+    """
+    arrays = random_arrays(before[1].inputs, seed, unit=2.0**-7)
     results = [run(s, arrays, native=native) for s in (before, after)]
     for n, (x, y) in enumerate(zip(*results, strict=True)):
         agree(x, y, f"output {n} of {before[0]} and {after[0]}, seed {seed}")
 
 
 def agree(x: Array, y: Array, what: str) -> None:
-    """Equal up to rounding, and up to axes of extent 1."""
+    """Equal up to the roundings of a few operations, and up to axes of extent 1."""
     flat, other = np.asarray(x).reshape(-1), np.asarray(y).reshape(-1)
     if flat.size != other.size or not np.allclose(flat, other, rtol=2e-5, atol=2e-5, equal_nan=True):
         raise Disagreement(f"{what} differ:\n{x}\n{y}")

@@ -55,6 +55,15 @@ def test_tf32_keeps_ten_bits_of_the_fraction(kind: type[Any]) -> None:
 
 
 @pytest.mark.parametrize("name", TORCH2)
+def test_a_number_for_all_is_that_number_for_each(name: str) -> None:
+    """NumPy has other code for a whole array and one number; its powers of 0.5 differ at -inf and -0."""
+    x = np.array(SPECIAL)
+    for number in SPECIAL:
+        shared, spread = (scalar.apply(name, (x, np.full(n, number))) for n in (1, len(x)))
+        _same(shared, spread, 1e-15)
+
+
+@pytest.mark.parametrize("name", TORCH2)
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 def test_functions_of_two_arguments(name: str, kind: type[Any]) -> None:
     a, b = (x.ravel() for x in np.meshgrid(np.array(SPECIAL, kind), np.array(SPECIAL, kind)))
