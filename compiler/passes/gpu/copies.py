@@ -41,8 +41,8 @@ class _Piece:
     left: Expr  # elements from its beginning to the end of the source's rows
 
 
-def copy(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
-    """A copy where it stands; an asynchronous one is waited for at once, by the threads that issued it."""
+def copy(low: Lowering, s: tile.Copy, scope: Scope, waits: bool = True) -> Body:
+    """A copy where it stands; an asynchronous one `waits` for its bytes, unless something later does for all."""
     if s.target.buffer in low.fragments:
         return mma.load_fragment(low, s, scope)
     if s.how == "tma":
@@ -51,7 +51,8 @@ def copy(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
         return tma.waited(low, s, scope) if s.target.buffer in low.shared else tma.store(low, s, scope)
     made = pieces(low, s, scope)
     if s.how == "cp.async":
-        made += [k.Call("mlc_cp_async_commit", (), ()), k.Call("mlc_cp_async_wait", (0,), ())]
+        made.append(k.Call("mlc_cp_async_commit", (), ()))
+        made += [k.Call("mlc_cp_async_wait", (0,), ())] if waits else []
     return made
 
 

@@ -66,6 +66,15 @@ def split(f: tile.For, low: Lowering) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...
     return (*lets, *ahead) if ahead else (), rest
 
 
+def waits_for(low: Lowering, s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
+    """Whether a pipeline comes next that waits for a copy's group before its own ones, and nothing else needs it."""
+    match after:
+        case (tile.For(bind=tile.Bind(level="pipeline")) as f, *others):
+            runs_ahead = dict(f.bind.args).get("depth", 1) > 1 and bool(split(f, low)[0])
+            return runs_ahead and s.target.buffer not in tile.buffers(tuple(others))
+    return False
+
+
 def _prologue(
     low: Lowering, f: tile.For, copied: tuple[Stmt, ...], extent: Expr, depth: int, used: frozenset[str], scope: Scope
 ) -> Body:

@@ -221,7 +221,7 @@ class Lowering(Signals):
             case tile.For(bind=tile.Bind(level="unroll")) if scope.level == "block" and mma.loads_fragments(self, s):
                 return mma.unrolled(self, s, scope)
             case tile.Copy() if scope.level == "block":
-                return copies.copy(self, s, scope)
+                return copies.copy(self, s, scope, not pipelines.waits_for(self, s, after))
             case tile.Mma() if scope.level == "block":
                 return mma.multiply(self, s, scope)
             case tile.For(bind=tile.Bind(level="warps")) if scope.level == "block":
