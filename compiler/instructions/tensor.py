@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,13 +27,15 @@ TILE_ALIGNMENT = 1024
 @dataclass(frozen=True)
 class Use:
     """One way to use a row: the operands' axes, the swizzles of those in shared memory, bytes at which their rows are
-    entered, whether the accumulator is added to, and whether operands have bits that the instruction cuts off."""
+    entered, whether the accumulator is added to, whether operands have bits that the instruction cuts off, and how many
+    blocks of a cluster do the same, each in its own shared memory, whose addresses begin with the block's rank."""
 
     axes: tuple[str, str]
     spans: tuple[int, int] = (128, 128)
     enter: tuple[int, int] = (0, 0)
     accumulate: bool = True
     long_fractions: bool = False
+    cluster: int = 1
 
 
 def uses(row: Instruction, thorough: bool) -> list[Use]:
@@ -47,10 +49,20 @@ def uses(row: Instruction, thorough: bool) -> list[Use]:
             enter = tuple(
                 32 * (turn % (s // 32)) if s and x in ("mk", "nk") else 0 for s, x in zip((a, b), axes, strict=True)
             )
-            out.append(Use(axes, (a, b), (enter[0], enter[1]), not shared or (i + j) % 2 == 0))
+            use = Use(axes, (a, b), (enter[0], enter[1]), not shared or (i + j) % 2 == 0)
+            out.append(replace(use, cluster=2) if _strides(row, use) else use)
     if row.fraction:
         out.append(Use(row.layouts[0], long_fractions=True))
     return out
+
+
+def _strides(row: Instruction, use: Use) -> bool:
+    """Whether an operand has several panels, whose distance is what a descriptor has beside the address. Only wgmma
+    reads operands in shared memory, and what has it has clusters."""
+    return any(
+        space == "shared" and (not span or (axes in ("km", "kn") and rows * dt.DTYPES[row.a_type].bytes > span))
+        for space, axes, span, rows in zip((row.a_space, row.b_space), use.axes, use.spans, (row.m, row.n), strict=True)
+    )
 
 
 def trials(row: Instruction, seed: int, thorough: bool = False) -> list[Trial]:
@@ -111,9 +123,11 @@ def _trial(row: Instruction, use: Use, name: str, rng: np.random.Generator) -> T
         wanted = meaning(row, acc if use.accumulate else np.zeros_like(acc), a, b)
         tolerance = np.zeros(())
     text, includes, bytes_shared = _text(row, use, name)
-    launch = Launch(name, (1, 1, 1), (row.threads, 1, 1), (0, 1, 2, 3), shared=bytes_shared)
+    blocks = (use.cluster, 1, 1)
+    launch = Launch(name, blocks, (row.threads, 1, 1), (0, 1, 2, 3), shared=bytes_shared, cluster=blocks)
     inputs = (("a", stored(a, a_type)), ("b", stored(b, a_type)), ("c", stored(acc, acc_type)))
-    return Trial(text, includes, launch, inputs, (("out", acc_type, wanted),), tolerance)
+    every = np.broadcast_to(wanted, (use.cluster, *wanted.shape))
+    return Trial(text, includes, launch, inputs, (("out", acc_type, np.ascontiguousarray(every)),), tolerance)
 
 
 def _text(row: Instruction, use: Use, name: str) -> tuple[str, tuple[str, ...], int]:
@@ -147,13 +161,14 @@ def _text(row: Instruction, use: Use, name: str) -> tuple[str, tuple[str, ...], 
             call = f"mlc_wgmma<{row.n}, {operand}, {a_code}, {b_code}>(acc, {at['a']}, {panels['a']}, {tail}"
         body += ["mlc_fence_async();", "mlc_block_barrier();", f"mlc_wgmma_fence<{count}>(acc);", call,
                  "mlc_wgmma_commit();", "mlc_wgmma_wait<0>();", f"mlc_wgmma_hold<{count}>(acc);"]  # fmt: skip
-    body += each(row.acc_layout, "out[at] = acc[r]")
+    block = f"blockIdx.x * {row.m * row.n} + " if use.cluster > 1 else ""
+    body += each(row.acc_layout, f"out[{block}at] = acc[r]")
     if base:
         body.insert(0, "MLC_DYNAMIC_SHARED(shared);")
-    includes = ("wgmma", "mbarrier") if base else ("matrix",)
+    includes = (*(("wgmma", "mbarrier") if base else ("matrix",)), *(("cluster",) if use.cluster > 1 else ()))
     params = (f"const {operand}* __restrict__ a", f"const {operand}* __restrict__ b", f"const {total}* __restrict__ c",
               f"{total}* __restrict__ out")  # fmt: skip
-    return kernel(name, row.threads, params, body), includes, base
+    return kernel(name, row.threads, params, body, use.cluster), includes, base
 
 
 def kernel(name: str, threads: int, params: Sequence[str], body: Sequence[str], cluster: int = 1) -> str:

@@ -11,8 +11,9 @@ struct MBarrierWord {
     unsigned mark, index;
 };
 
-static MBarrier* find_mbarrier(void* address, unsigned site) {
+static MBarrier* find_mbarrier(unsigned at, unsigned site) {
     not_flat(site);
+    char* const address = memory_at(at, site);
     hooks::touch_mbarrier(address, site, true);
     MBarrierWord word;
     if ((uintptr_t)address & 7) fatal("misaligned", site, "an mbarrier needs 8 bytes of alignment");
@@ -23,9 +24,10 @@ static MBarrier* find_mbarrier(void* address, unsigned site) {
     return worker->barriers[word.index];
 }
 
-void mbarrier_init(void* address, unsigned count) {
+void mbarrier_init(unsigned at, unsigned count) {
     unsigned site = MLC_SITE;
     not_flat(site);
+    char* const address = memory_at(at, site);
     if ((uintptr_t)address & 7) fatal("misaligned", site, "an mbarrier needs 8 bytes of alignment");
     if (count == 0 || count >= 1u << 20) fatal("mbarrier", site, "its count must be 1 to 2^20 - 1");
     hooks::touch_mbarrier(address, site, false);
@@ -49,11 +51,6 @@ void mbarrier_init(void* address, unsigned count) {
     hooks::forget(m->complete);
     MBarrierWord word{MBARRIER_MARK, index};
     memcpy(address, &word, 8);
-}
-
-void mbarrier_invalidate(void* address) {
-    MBarrier* m = find_mbarrier(address, MLC_SITE);
-    m->live = false;
 }
 
 static void complete_phase(MBarrier* m) {
@@ -80,32 +77,22 @@ static void expect(MBarrier* m, unsigned bytes, unsigned site) {
     if (m->tx >= 1 << 20) fatal("mbarrier", site, "more than 2^20 - 1 bytes expected in one phase");
 }
 
-void mbarrier_arrive(void* address, unsigned count) { arrive(find_mbarrier(address, MLC_SITE), count, MLC_SITE); }
-void mbarrier_expect_tx(void* address, unsigned bytes) { expect(find_mbarrier(address, MLC_SITE), bytes, MLC_SITE); }
-void mbarrier_arrive_expect_tx(void* address, unsigned bytes) {
-    MBarrier* m = find_mbarrier(address, MLC_SITE);
+void mbarrier_arrive(unsigned at, unsigned count) { arrive(find_mbarrier(at, MLC_SITE), count, MLC_SITE); }
+void mbarrier_arrive_expect_tx(unsigned at, unsigned bytes) {
+    MBarrier* m = find_mbarrier(at, MLC_SITE);
     expect(m, bytes, MLC_SITE);
     arrive(m, 1, MLC_SITE);
 }
 
-void mbarrier_wait(void* address, unsigned parity) {
+void mbarrier_wait(unsigned at, unsigned parity) {
     unsigned site = MLC_SITE;
-    MBarrier* m = find_mbarrier(address, site);
-    if ((m->phase & 1) == (parity & 1)) {
+    MBarrier* m = find_mbarrier(at, site);
+    if (parity > 1) fatal("mbarrier", site, "a parity is 0 or 1");
+    if ((m->phase & 1) == parity) {
         m->waiters.push(me());
         block_fiber("mbarrier wait", site, m);
     }
     hooks::acquire(me(), m->complete);
-}
-
-bool mbarrier_test(void* address, unsigned parity) {
-    MBarrier* m = find_mbarrier(address, MLC_SITE);
-    if ((m->phase & 1) == (parity & 1)) {
-        yield_fiber(MLC_SITE);
-        if ((m->phase & 1) == (parity & 1)) return false;
-    }
-    hooks::acquire(me(), m->complete);
-    return true;
 }
 
 // ---- The copy engine -------------------------------------------------------------------------------------------------
@@ -149,7 +136,7 @@ bool land_one() {
     return true;
 }
 
-void async_load(const Piece* pieces, unsigned count, void* barrier, unsigned bytes) {
+void async_load(const Piece* pieces, unsigned count, unsigned barrier, unsigned bytes) {
     unsigned site = MLC_KERNEL_SITE;
     MBarrier* m = find_mbarrier(barrier, site);
     Landing* l = new Landing{{pieces, pieces + count}, {}, m, bytes, 0, 0, 0, nullptr, me()};
@@ -157,11 +144,11 @@ void async_load(const Piece* pieces, unsigned count, void* barrier, unsigned byt
     worker->landings.push_back(l);
 }
 
-void store_async(void* to, const void* from, unsigned bytes, void* barrier) {
+void store_async(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
     unsigned site = MLC_KERNEL_SITE;
     MBarrier* m = find_mbarrier(barrier, site);
     Landing* l = new Landing{{}, {(const char*)from, (const char*)from + bytes}, m, bytes, 0, 0, 0, nullptr, me()};
-    l->pieces.push_back({to, l->own.data(), bytes});
+    l->pieces.push_back({memory_at(to, site), l->own.data(), bytes});
     hooks::load_issued(*l, site);
     worker->landings.push_back(l);
 }
@@ -189,41 +176,41 @@ void bulk_wait(unsigned pending, bool read) {
     hooks::bulk_waited(me(), done, read);
 }
 
-void cp_async(void* to, const void* from, unsigned bytes, unsigned valid) { hooks::cp_async(to, from, bytes, valid, MLC_SITE); }
+void cp_async(unsigned to, const void* from, unsigned bytes, unsigned valid) {
+    hooks::cp_async(memory_at(to, MLC_SITE), from, bytes, valid, MLC_SITE);
+}
 void cp_async_commit() { me()->check.copy_group++; }
 void cp_async_wait(unsigned pending) { hooks::cp_async_wait(me(), pending); }
-void cp_async_mbarrier_arrive(void* barrier, bool noinc) {
+void cp_async_mbarrier_arrive(unsigned barrier) {
     unsigned site = MLC_SITE;
     MBarrier* m = find_mbarrier(barrier, site);
     me()->check.copy_group++;
     hooks::cp_async_wait(me(), 0);
-    if (!noinc) m->pending++;
     arrive(m, 1, site);
 }
 
 #else  // copies land as they are issued
 
 bool land_one() { return false; }
-void async_load(const Piece* pieces, unsigned count, void* barrier, unsigned bytes) {
+void async_load(const Piece* pieces, unsigned count, unsigned barrier, unsigned bytes) {
     move_pieces(pieces, count, nullptr);
     complete_copy(find_mbarrier(barrier, MLC_SITE), bytes);
 }
-void store_async(void* to, const void* from, unsigned bytes, void* barrier) {
-    memcpy(to, from, bytes);
+void store_async(unsigned to, const void* from, unsigned bytes, unsigned barrier) {
+    memcpy(memory_at(to, MLC_SITE), from, bytes);
     complete_copy(find_mbarrier(barrier, MLC_SITE), bytes);
 }
 void async_store(const Piece* pieces, unsigned count, Apply* apply) { move_pieces(pieces, count, apply); }
 void bulk_commit() {}
 void bulk_wait(unsigned, bool) {}
-void cp_async(void* to, const void* from, unsigned bytes, unsigned valid) {
+void cp_async(unsigned at, const void* from, unsigned bytes, unsigned valid) {
+    char* const to = memory_at(at, MLC_SITE);
     memcpy(to, from, valid);
-    memset((char*)to + valid, 0, bytes - valid);
+    memset(to + valid, 0, bytes - valid);
 }
 void cp_async_commit() {}
 void cp_async_wait(unsigned) {}
-void cp_async_mbarrier_arrive(void* barrier, bool noinc) {
-    if (noinc) arrive(find_mbarrier(barrier, MLC_SITE), 1, MLC_SITE);
-}
+void cp_async_mbarrier_arrive(unsigned barrier) { arrive(find_mbarrier(barrier, MLC_SITE), 1, MLC_SITE); }
 void fence_mbarrier_init() {}
 void fence_proxy_async() {}
 void wgmma_fence() {}

@@ -1,6 +1,6 @@
 // Where threads wait for each other: block, warp, named and cluster barriers, and the meetings of collectives.
 #pragma once
-#include "fibers.h"
+#include "addresses.h"
 
 namespace mlc::emu {
 
@@ -217,7 +217,7 @@ static void describe_wait(Fiber* f, char* note, size_t room) {
         }
     } else if (!strcmp(what, "mbarrier wait")) {
         const MBarrier* m = (const MBarrier*)f->waits_on;
-        snprintf(note, room, "mbarrier at shared address %u: its phase %u lacks %u arrivals and %d bytes of copies",
+        snprintf(note, room, "mbarrier at shared address %#x: its phase %u lacks %u arrivals and %d bytes of copies",
                  shared_address(m->address), m->phase, m->pending, m->tx);
     } else if (!strcmp(what, "bar.sync")) {
         const NamedBarrier* n = (const NamedBarrier*)f->waits_on;

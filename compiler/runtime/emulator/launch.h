@@ -33,11 +33,6 @@ void* shared_array(SharedArray* a) {
     return me()->block_of->window + a->offset;
 }
 char* dynamic_shared() { return me()->block_of->window + FIRST_DYNAMIC; }
-void* shared_pointer(unsigned address) { return me()->block_of->window + address; }
-void* cluster_map(const void* p, unsigned rank) {
-    if (rank >= worker->blocks) fatal("cluster", MLC_SITE, "no block of this rank");
-    return worker->windows + rank * WINDOW + shared_address(p);
-}
 
 // ---- Workers ---------------------------------------------------------------------------------------------------------
 

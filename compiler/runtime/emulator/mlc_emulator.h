@@ -100,7 +100,7 @@ extern __thread Thread* self __attribute__((tls_model("initial-exec")));
 #endif
 #define warpSize 32
 
-// ---- Shared memory: a window of 256 KB per block, so that an address in it has the 18 bits of a wgmma descriptor -----
+// ---- Shared memory: a window of 256 KB per block, so that an offset in it has the 18 bits of a wgmma descriptor ------
 
 struct SharedArray {
     const char* name;
@@ -115,10 +115,15 @@ char* dynamic_shared();
 #define MLC_DYNAMIC_SHARED(name) char* const name = ::mlc::emu::dynamic_shared()
 
 constexpr unsigned long WINDOW = 1ul << 18;
-// The address of shared memory as instructions see it, and back (in the calling thread's own block).
-MLC_DEVICE unsigned shared_address(const void* p) { return (unsigned)((unsigned long)p & (WINDOW - 1)); }
-void* shared_pointer(unsigned address);
+// Addresses of shared memory as instructions take them: as on sm_90, the block's rank in its cluster from bit 24 on, and
+// below it the offset in the block's window.
+constexpr unsigned RANK_BIT = 24, NO_ADDRESS = ~0u;
+unsigned shared_address(const void* p) __attribute__((const));  // cvta.to.shared; NO_ADDRESS for what is not shared
+void* shared_pointer(unsigned address);                         // back, wherever in the cluster
+unsigned own_address(unsigned address);                         // itself, of what must be of the thread's own block
+char* own_window();
 // The same place in the shared memory of another block of the cluster (mapa).
+unsigned cluster_address(unsigned address, unsigned rank);
 void* cluster_map(const void* p, unsigned rank);
 unsigned cluster_rank();
 unsigned cluster_size();
@@ -192,24 +197,21 @@ void named_barrier_arrive(unsigned id, unsigned threads);  // bar.arrive
 void cluster_arrive();                                     // barrier.cluster.arrive.release
 void cluster_wait();                                       // barrier.cluster.wait.acquire
 
-// mbarrier: 8 bytes of shared memory, of this block or of another in the cluster.
-void mbarrier_init(void* barrier, unsigned count);
-void mbarrier_invalidate(void* barrier);
-void mbarrier_arrive(void* barrier, unsigned count = 1);
-void mbarrier_expect_tx(void* barrier, unsigned bytes);         // without arriving
-void mbarrier_arrive_expect_tx(void* barrier, unsigned bytes);
-void mbarrier_wait(void* barrier, unsigned parity);             // until the phase of this parity is complete
-bool mbarrier_test(void* barrier, unsigned parity);
+// mbarrier: 8 bytes at an address of shared memory, of this block or of another in the cluster.
+void mbarrier_init(unsigned barrier, unsigned count);
+void mbarrier_arrive(unsigned barrier, unsigned count = 1);
+void mbarrier_arrive_expect_tx(unsigned barrier, unsigned bytes);
+void mbarrier_wait(unsigned barrier, unsigned parity);             // until the phase of this parity is complete
 void fence_mbarrier_init();
 void fence_proxy_async();
 
 // ---- Asynchronous copies ---------------------------------------------------------------------------------------------
 
 // cp.async of 4, 8 or 16 bytes to shared memory; what lies beyond `valid` source bytes is filled with zeros.
-void cp_async(void* to, const void* from, unsigned bytes, unsigned valid);
+void cp_async(unsigned to, const void* from, unsigned bytes, unsigned valid);
 void cp_async_commit();
 void cp_async_wait(unsigned pending);                              // all but the last `pending` groups have landed
-void cp_async_mbarrier_arrive(void* barrier, bool noinc);          // arrives once this thread's copies have landed
+void cp_async_mbarrier_arrive(unsigned barrier);                   // arrives (.noinc) once this thread's copies have landed
 
 struct Piece {
     void* to;
@@ -218,14 +220,14 @@ struct Piece {
 };
 // A copy by the engine (TMA, cp.async.bulk) into shared memory: issued by one thread; complete_tx(bytes) on `barrier`
 // when all has landed. With a tensor map, `bytes` is that of the whole box, what lies outside of the tensor included.
-void async_load(const Piece* pieces, unsigned count, void* barrier, unsigned bytes);
+void async_load(const Piece* pieces, unsigned count, unsigned barrier, unsigned bytes);
 // A copy out of shared memory, part of the issuing thread's current bulk group; `apply` replaces plain copying (reductions).
 typedef void Apply(void* to, const void* from, unsigned bytes);
 void async_store(const Piece* pieces, unsigned count, Apply* apply = nullptr);
 void bulk_commit();
 void bulk_wait(unsigned pending, bool read);  // read: sources may be overwritten; else the writes are done as well
 // st.async: bytes of the caller's registers to the shared memory of a block in the cluster.
-void store_async(void* to, const void* from, unsigned bytes, void* barrier);
+void store_async(unsigned to, const void* from, unsigned bytes, unsigned barrier);
 
 // ---- wgmma: call all of these in every thread of the warpgroup -------------------------------------------------------
 

@@ -210,6 +210,7 @@ MLC_DEVICE unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)((unsign
 MLC_DEVICE unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
     return (unsigned long long)((unsigned __int128)a * b >> 64);
 }
+MLC_DEVICE unsigned long __cvta_generic_to_shared(const void* p) { return mlc::emu::shared_address(p); }
 template <class T>
 __forceinline__ T __ldg(const T* p) {
     return *p;
@@ -227,6 +228,7 @@ MLC_MATH1(trunc) MLC_MATH1(round) MLC_MATH1(rint) MLC_MATH1(nearbyint)
 MLC_MATH2(pow) MLC_MATH2(fmod) MLC_MATH2(fmax) MLC_MATH2(fmin) MLC_MATH2(atan2) MLC_MATH2(hypot) MLC_MATH2(copysign)
 MLC_MATH2(remainder) MLC_MATH2(nextafter)
 float fmaf(float, float, float) noexcept;
+void* memcpy(void*, const void*, unsigned long) noexcept;
 double fma(double, double, double) noexcept;
 float ldexpf(float, int) noexcept;
 double ldexp(double, int) noexcept;

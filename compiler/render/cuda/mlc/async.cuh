@@ -3,13 +3,14 @@
 #pragma once
 #include "prelude.cuh"
 
-#ifdef __CUDACC__
-
 // L2 is how much of the line is fetched into the second-level cache besides: 0 (no hint), 64, 128 or 256 bytes.
 // 16 bytes bypass the first-level cache (.cg), which only knows that size.
 template <int BYTES, int L2>
 MLC_DEVICE void mlc_cp_async_sized(void* to, const void* from, int bytes) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    const unsigned at = mlc_shared_address(to);
+    static_assert(BYTES == 16 || ((BYTES == 4 || BYTES == 8) && L2 == 0),
+                  "cp.async moves 4, 8 or 16 bytes; the hint is for 16");
+#ifdef __CUDACC__
     if constexpr (BYTES == 16) {
         if constexpr (L2 == 256)
             asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes)
@@ -23,10 +24,12 @@ MLC_DEVICE void mlc_cp_async_sized(void* to, const void* from, int bytes) {
         else
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes) : "memory");
     } else {
-        static_assert((BYTES == 4 || BYTES == 8) && L2 == 0, "cp.async moves 4, 8 or 16 bytes; the hint is for 16");
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(at), "l"(from), "n"(BYTES), "r"(bytes)
                      : "memory");
     }
+#else
+    mlc::emu::cp_async(mlc::emu::own_address(at), from, BYTES, (unsigned)bytes);
+#endif
 }
 
 // BYTES (4, 8 or 16) from global to shared memory, both at multiples of BYTES.
@@ -43,39 +46,28 @@ MLC_DEVICE void mlc_cp_async_zero(void* to, const void* from, long bytes) {
 
 // Ends the group of all copies since the last one; a group may be empty.
 MLC_DEVICE void mlc_cp_async_commit() {
+#ifdef __CUDACC__
     asm volatile("cp.async.commit_group;" ::: "memory");
+#else
+    mlc::emu::cp_async_commit();
+#endif
 }
 
 // Until at most PENDING of this thread's groups, the latest, are under way.
 template <int PENDING>
 MLC_DEVICE void mlc_cp_async_wait() {
+#ifdef __CUDACC__
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#else
+    mlc::emu::cp_async_wait(PENDING);
+#endif
 }
 // Arrives at an mbarrier, of whose arrivals this is one, once all copies of this thread so far have landed.
 MLC_DEVICE void mlc_cp_async_arrive(void* barrier) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    const unsigned at = mlc_shared_address(barrier);
+#ifdef __CUDACC__
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
-}
-
 #else
-
-template <int BYTES, int L2 = 0>
-MLC_DEVICE void mlc_cp_async(void* to, const void* from) {
-    mlc::emu::cp_async(to, from, BYTES, BYTES);
-}
-template <int BYTES, int L2 = 0>
-MLC_DEVICE void mlc_cp_async_zero(void* to, const void* from, long bytes) {
-    mlc::emu::cp_async(to, from, BYTES, (unsigned)bytes);
-}
-MLC_DEVICE void mlc_cp_async_commit() {
-    mlc::emu::cp_async_commit();
-}
-template <int PENDING>
-MLC_DEVICE void mlc_cp_async_wait() {
-    mlc::emu::cp_async_wait(PENDING);
-}
-MLC_DEVICE void mlc_cp_async_arrive(void* barrier) {
-    mlc::emu::cp_async_mbarrier_arrive(barrier, true);
-}
-
+    mlc::emu::cp_async_mbarrier_arrive(mlc::emu::own_address(at));
 #endif
+}

@@ -4,80 +4,80 @@
 #pragma once
 #include "memory.cuh"
 
-#ifdef __CUDACC__
-
 // Stands before the name of a kernel whose blocks come in clusters of so many.
+#ifdef __CUDACC__
 #define MLC_CLUSTER(x, y, z) __cluster_dims__(x, y, z)
+#else
+#define MLC_CLUSTER(x, y, z)
+#endif
 
 // This block's place in its cluster, and how many there are.
 MLC_DEVICE long mlc_cluster_rank() {
+#ifdef __CUDACC__
     unsigned rank;
     asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
+#else
+    return mlc::emu::cluster_rank();
+#endif
 }
 MLC_DEVICE long mlc_cluster_size() {
+#ifdef __CUDACC__
     unsigned size;
     asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
     return size;
+#else
+    return mlc::emu::cluster_size();
+#endif
 }
 // All threads of all blocks arrive before any goes on; what each wrote before is what the others read after.
 MLC_DEVICE void mlc_cluster_arrive() {
+#ifdef __CUDACC__
     asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#else
+    mlc::emu::cluster_arrive();
+#endif
 }
 MLC_DEVICE void mlc_cluster_wait() {
+#ifdef __CUDACC__
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+    mlc::emu::cluster_wait();
+#endif
 }
 // The same place in the shared memory of block `rank`, to be read and written like any other.
 template <typename T>
 MLC_DEVICE T* mlc_cluster_map(T* p, long rank) {
+    const int block = (int)rank;
+#ifdef __CUDACC__
     unsigned long there;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"((int)rank));
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(block));
     return (T*)there;
+#else
+    return (T*)mlc::emu::cluster_map(p, block);
+#endif
 }
 // Four bytes to the shared memory of block `rank`; they count as four bytes of the barrier there, at the same place as
 // `barrier` here, and are visible to who waits for it.
 template <typename T>
 MLC_DEVICE void mlc_cluster_store_async(T* to, T value, void* barrier, long rank) {
     static_assert(sizeof(T) == 4, "st.async stores four bytes");
+    const unsigned place = mlc_shared_address(to), signal = mlc_shared_address(barrier);
+    const int block = (int)rank;
     unsigned bits;
     memcpy(&bits, &value, 4);
+#ifdef __CUDACC__
     asm volatile(
         "{\n.reg .b32 place, signal;\nmapa.shared::cluster.u32 place, %0, %3;\nmapa.shared::cluster.u32 signal, %1, "
         "%3;\n"
-        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %2, [signal];\n}\n" ::"r"(
-            (unsigned)__cvta_generic_to_shared(to)),
-        "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(bits), "r"((int)rank)
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [place], %2, [signal];\n}\n" ::"r"(place),
+        "r"(signal), "r"(bits), "r"(block)
         : "memory");
-}
-
 #else
-
-#define MLC_CLUSTER(x, y, z)
-
-MLC_DEVICE long mlc_cluster_rank() {
-    return mlc::emu::cluster_rank();
-}
-MLC_DEVICE long mlc_cluster_size() {
-    return mlc::emu::cluster_size();
-}
-MLC_DEVICE void mlc_cluster_arrive() {
-    mlc::emu::cluster_arrive();
-}
-MLC_DEVICE void mlc_cluster_wait() {
-    mlc::emu::cluster_wait();
-}
-template <typename T>
-MLC_DEVICE T* mlc_cluster_map(T* p, long rank) {
-    return (T*)mlc::emu::cluster_map(p, (unsigned)rank);
-}
-template <typename T>
-MLC_DEVICE void mlc_cluster_store_async(T* to, T value, void* barrier, long rank) {
-    static_assert(sizeof(T) == 4, "st.async stores four bytes");
-    mlc::emu::store_async(mlc_cluster_map(to, rank), &value, 4, mlc_cluster_map((char*)barrier, rank));
-}
-
+    mlc::emu::store_async(mlc::emu::cluster_address(place, block), &bits, 4,
+                          mlc::emu::cluster_address(signal, block));
 #endif
-
+}
 MLC_DEVICE void mlc_cluster_barrier() {
     mlc_cluster_arrive();
     mlc_cluster_wait();

@@ -3,19 +3,50 @@
 #pragma once
 #include "emulated.cuh"
 
-#ifdef __CUDACC__
+#ifndef __CUDACC__
 
-template <typename A, typename B>
-constexpr bool mlc_same = false;
-template <typename A>
-constexpr bool mlc_same<A, A> = true;
+namespace mlc::emu {
+
+// Word (row r, words 0 to 3) of matrix j lies at the address that lane 8 j + r passed. Lane l has word l % 4 of row l /
+// 4; transposed, it has column l / 4 of rows 2 (l % 4) and the next.
+template <int COUNT, bool TRANSPOSED, bool STORE>
+MLC_DEVICE void move_matrices(unsigned address, void* fragment, const char* name, int line) {
+    void* row = nullptr;
+    if (lane() < 8 * COUNT) {
+        row = shared_pointer(own_address(address));
+        if (address & 15) fail("a row of a matrix is not at a multiple of 16 bytes");
+        if (STORE)
+            write(row, 16);
+        else
+            read(row, 16);
+    }
+    warp_collective(
+        ~0u, name, row, fragment,
+        [](Lanes& lanes) MLC_UNCHECKED {
+            for (int l = 0; l < 32; l++)
+                for (int j = 0; j < COUNT; j++)
+                    for (int half = 0; half < 2; half++) {
+                        const int r = TRANSPOSED ? 2 * (l % 4) + half : l / 4,
+                                  c = TRANSPOSED ? l / 4 : 2 * (l % 4) + half;
+                        void* shared = (unsigned short*)lanes.in[8 * j + r] + c;
+                        void* held = (unsigned short*)lanes.out[l] + 2 * j + half;
+                        __builtin_memcpy(STORE ? shared : held, STORE ? held : shared, 2);
+                    }
+        },
+        line);
+}
+
+}  // namespace mlc::emu
+
+#endif
 
 // COUNT (1, 2 or 4) matrices of 8 rows of 16 bytes; this thread passes the address of row `lane` of all of them, and
 // gets two neighbours of 16 bits (or one value of 32) of each: COUNT * 4 bytes.
 template <int COUNT, typename T>
-MLC_DEVICE void mlc_ldmatrix(T* fragment, const void* row) {
+MLC_DEVICE void mlc_ldmatrix(T* fragment, const void* row MLC_LINE_OF_CALL) {
     static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4, "ldmatrix loads 1, 2 or 4 matrices");
-    const unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    const unsigned at = mlc_shared_address(row);
+#ifdef __CUDACC__
     unsigned r[COUNT];
     if constexpr (COUNT == 1)
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(at) : "memory");
@@ -30,13 +61,17 @@ MLC_DEVICE void mlc_ldmatrix(T* fragment, const void* row) {
                      : "r"(at)
                      : "memory");
     memcpy(fragment, r, sizeof r);
+#else
+    mlc::emu::move_matrices<COUNT, false, false>(at, fragment, "ldmatrix", line);
+#endif
 }
 
 // The same for 16-bit types with rows and columns exchanged: two neighbours of a column.
 template <int COUNT, typename T>
-MLC_DEVICE void mlc_ldmatrix_transposed(T* fragment, const void* row) {
+MLC_DEVICE void mlc_ldmatrix_transposed(T* fragment, const void* row MLC_LINE_OF_CALL) {
     static_assert(sizeof(T) == 2 && (COUNT == 1 || COUNT == 2 || COUNT == 4), "ldmatrix transposes 1, 2 or 4 matrices");
-    const unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    const unsigned at = mlc_shared_address(row);
+#ifdef __CUDACC__
     unsigned r[COUNT];
     if constexpr (COUNT == 1)
         asm volatile("ldmatrix.sync.aligned.m8n8.x1.trans.shared.b16 {%0}, [%1];" : "=r"(r[0]) : "r"(at) : "memory");
@@ -51,13 +86,17 @@ MLC_DEVICE void mlc_ldmatrix_transposed(T* fragment, const void* row) {
                      : "r"(at)
                      : "memory");
     memcpy(fragment, r, sizeof r);
+#else
+    mlc::emu::move_matrices<COUNT, true, false>(at, fragment, "ldmatrix.trans", line);
+#endif
 }
 
 // The reverse of mlc_ldmatrix.
 template <int COUNT, typename T>
-MLC_DEVICE void mlc_stmatrix(void* row, const T* fragment) {
+MLC_DEVICE void mlc_stmatrix(void* row, const T* fragment MLC_LINE_OF_CALL) {
     static_assert(COUNT == 1 || COUNT == 2 || COUNT == 4, "stmatrix stores 1, 2 or 4 matrices");
-    const unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    const unsigned at = mlc_shared_address(row);
+#ifdef __CUDACC__
     unsigned r[COUNT];
     memcpy(r, fragment, sizeof r);
     if constexpr (COUNT == 1)
@@ -69,13 +108,17 @@ MLC_DEVICE void mlc_stmatrix(void* row, const T* fragment) {
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]), "r"(r[1]),
                      "r"(r[2]), "r"(r[3])
                      : "memory");
+#else
+    mlc::emu::move_matrices<COUNT, false, true>(at, (void*)fragment, "stmatrix", line);
+#endif
 }
 
 // The reverse of mlc_ldmatrix_transposed.
 template <int COUNT, typename T>
-MLC_DEVICE void mlc_stmatrix_transposed(void* row, const T* fragment) {
+MLC_DEVICE void mlc_stmatrix_transposed(void* row, const T* fragment MLC_LINE_OF_CALL) {
     static_assert(sizeof(T) == 2 && (COUNT == 1 || COUNT == 2 || COUNT == 4), "stmatrix transposes 1, 2 or 4 matrices");
-    const unsigned at = (unsigned)__cvta_generic_to_shared(row);
+    const unsigned at = mlc_shared_address(row);
+#ifdef __CUDACC__
     unsigned r[COUNT];
     memcpy(r, fragment, sizeof r);
     if constexpr (COUNT == 1)
@@ -87,7 +130,17 @@ MLC_DEVICE void mlc_stmatrix_transposed(void* row, const T* fragment) {
         asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(r[0]),
                      "r"(r[1]), "r"(r[2]), "r"(r[3])
                      : "memory");
+#else
+    mlc::emu::move_matrices<COUNT, true, true>(at, (void*)fragment, "stmatrix.trans", line);
+#endif
 }
+
+#ifdef __CUDACC__
+
+template <typename A, typename B>
+constexpr bool mlc_same = false;
+template <typename A>
+constexpr bool mlc_same<A, A> = true;
 
 // mma.sync with operands of one 32-bit register each for b, or with two, four: what the element types and K ask for.
 #define MLC_MMA_4_2(types, shape, d, a, b)                                          \
@@ -170,54 +223,6 @@ MLC_DEVICE void mlc_mma_sync(double* d, const double* a, const double* b) {
 #undef MLC_MMA_2_1
 
 #else
-
-namespace mlc::emu {
-
-// Word (row r, words 0 to 3) of matrix j lies at the address that lane 8 j + r passed. Lane l has word l % 4 of row l /
-// 4; transposed, it has column l / 4 of rows 2 (l % 4) and the next.
-template <int COUNT, bool TRANSPOSED, bool STORE>
-MLC_DEVICE void move_matrices(const void* row, void* fragment, const char* name, int line) {
-    if (lane() < 8 * COUNT) {
-        if ((unsigned long)row & 15) fail("a row of a matrix is not at a multiple of 16 bytes");
-        if (STORE)
-            write(row, 16);
-        else
-            read(row, 16);
-    }
-    warp_collective(
-        ~0u, name, row, fragment,
-        [](Lanes& lanes) MLC_UNCHECKED {
-            for (int l = 0; l < 32; l++)
-                for (int j = 0; j < COUNT; j++)
-                    for (int half = 0; half < 2; half++) {
-                        const int r = TRANSPOSED ? 2 * (l % 4) + half : l / 4,
-                                  c = TRANSPOSED ? l / 4 : 2 * (l % 4) + half;
-                        void* shared = (unsigned short*)lanes.in[8 * j + r] + c;
-                        void* held = (unsigned short*)lanes.out[l] + 2 * j + half;
-                        __builtin_memcpy(STORE ? shared : held, STORE ? held : shared, 2);
-                    }
-        },
-        line);
-}
-
-}  // namespace mlc::emu
-
-template <int COUNT, typename T>
-MLC_DEVICE void mlc_ldmatrix(T* fragment, const void* row, int line = __builtin_LINE()) {
-    mlc::emu::move_matrices<COUNT, false, false>(row, fragment, "ldmatrix", line);
-}
-template <int COUNT, typename T>
-MLC_DEVICE void mlc_ldmatrix_transposed(T* fragment, const void* row, int line = __builtin_LINE()) {
-    mlc::emu::move_matrices<COUNT, true, false>(row, fragment, "ldmatrix.trans", line);
-}
-template <int COUNT, typename T>
-MLC_DEVICE void mlc_stmatrix(void* row, const T* fragment, int line = __builtin_LINE()) {
-    mlc::emu::move_matrices<COUNT, false, true>(row, (void*)fragment, "stmatrix", line);
-}
-template <int COUNT, typename T>
-MLC_DEVICE void mlc_stmatrix_transposed(void* row, const T* fragment, int line = __builtin_LINE()) {
-    mlc::emu::move_matrices<COUNT, true, true>(row, (void*)fragment, "stmatrix.trans", line);
-}
 
 template <int M, int N, int K, typename T, typename Acc>
 MLC_DEVICE void mlc_mma_sync(Acc* acc, const T* a, const T* b, int line = __builtin_LINE()) {

@@ -25,6 +25,15 @@ struct __align__(64) mlc_tensor_map {
 
 #endif
 
+// A call in the emulator knows its line, by which it tells collectives apart: the last parameter and the last argument.
+#ifdef __CUDACC__
+#define MLC_LINE_OF_CALL
+#define MLC_LINE
+#else
+#define MLC_LINE_OF_CALL , int line = __builtin_LINE()
+#define MLC_LINE , line
+#endif
+
 #define mlc_block_barrier() __syncthreads()
 #define mlc_warp_barrier() __syncwarp()
 
@@ -35,3 +44,8 @@ struct mlc_bf16 {
 struct mlc_f16 {
     unsigned short bits;
 };
+
+// The address of shared memory as instructions have it: in a cluster, the block's rank comes above the offset.
+MLC_DEVICE unsigned mlc_shared_address(const void* p) {
+    return (unsigned)__cvta_generic_to_shared(p);
+}
