@@ -19,24 +19,20 @@ from typing import Any
 
 import torch
 
-from compiler.errors import CompilerError
 from compiler.runtime import device as devices
-from compiler.runtime import faults, gpu_native, launcher
+from compiler.runtime import faults, gpu_native, launcher, limits
 from compiler.runtime.cubin import Cubin
 from compiler.runtime.device import ANY_CLUSTER, FREE_SHARED, MAX_DYNAMIC_SHARED, PORTABLE_CLUSTER, Driver
 from compiler.runtime.gpu_graph import Replays
 from compiler.runtime.gpu_native import Prepared
 from compiler.runtime.launcher import DTYPES, Buffer, Launcher, Plan
-from compiler.runtime.launches import Extent, Launch, LaunchPlan, Map, Size
+from compiler.runtime.launches import Launch, LaunchPlan, Map, Size
 from compiler.runtime.tensor_map import Argument
 
 # Kernels may read and write 16 bytes at once, from the start of any buffer; torch's own allocations lie at 512.
 ALIGNMENT = 16
 # A replay costs about as much as three launches.
 GRAPHS_FROM = 4
-MOST_BLOCKS: Extent = (2**31 - 1, 65535, 65535)
-MOST_THREADS: Extent = (1024, 1024, 64)
-MOST_SHARED = 227 << 10
 
 
 class Module:
@@ -57,7 +53,7 @@ class Kernels:
         self.maps: list[tuple[int, Argument]] = []
         self._kept: list[Any] = []  # the memory that addresses below are of
         for launch in plan.launches:
-            check(launch, len(plan.buffers))
+            limits.check(launch, len(plan.buffers))
         self._module = image if isinstance(image, Module) else Module(driver, image)
         module = self._module.number
         self.prepared = [self._prepare(module, x) for x in plan.launches if all(x.grid)]
@@ -120,29 +116,6 @@ def _give_back(replays: Replays, module: Module) -> None:
 def _unload(driver: Driver, module: int) -> None:
     with contextlib.suppress(faults.DeviceError):
         driver.unload(module)
-
-
-def check(launch: Launch, buffers: int) -> None:
-    """Raise CompilerError for a launch that no GPU takes: CUDA itself would only say that a value is invalid."""
-    numbers = [a.buffer if isinstance(a, Map) else a for a in launch.args if not isinstance(a, Size)]
-    threads = math.prod(launch.block)
-    claims = (
-        (all(0 <= n <= m for n, m in zip(launch.grid, MOST_BLOCKS, strict=True)), f"grids are at most {MOST_BLOCKS}"),
-        (
-            all(0 < n <= m for n, m in zip(launch.block, MOST_THREADS, strict=True)),
-            f"blocks are at most {MOST_THREADS}",
-        ),
-        (threads <= 1024, f"blocks have at most 1024 threads, not {threads}"),
-        (
-            all(n > 0 and m % n == 0 for n, m in zip(launch.cluster, launch.grid, strict=True)),
-            "clusters divide the grid",
-        ),
-        (all(0 <= n < buffers for n in numbers), f"buffers are numbered 0 to {buffers - 1}"),
-        (0 <= launch.shared <= MOST_SHARED, f"no GPU has more than {MOST_SHARED} bytes of shared memory for a block"),
-    )
-    for holds, claim in claims:
-        if not holds:
-            raise CompilerError(f"kernel {launch.kernel} cannot be launched as {launch}: {claim}")
 
 
 # ---- tensors

@@ -12,7 +12,7 @@ from compiler.runtime import build as builder
 from compiler.runtime import detect
 from compiler.runtime.emulator import emulator
 from compiler.runtime.emulator.emulator import Outcome
-from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Size
+from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map, Size
 from compiler.tests import emulator_programs as programs
 
 INCLUDE = (programs.HEADERS,)
@@ -272,17 +272,35 @@ def test_runs_in_a_forked_process() -> None:
 @pytest.mark.parametrize(
     ("launch", "words"),
     [
-        (Launch("kernel", (1, 1, 1), (1025, 1, 1), (0,)), "1 to 1024 threads"),
-        (Launch("kernel", (3, 1, 1), (32, 1, 1), (0,), cluster=(2, 1, 1)), "do not divide"),
-        (Launch("kernel", (1, 1, 1), (32, 1, 1), (0,), shared=228 << 10), "227 KB"),
+        (Launch("kernel", (1, 1, 1), (1025, 1, 1), (0,)), "blocks are at most"),
+        (Launch("kernel", (1, 1, 1), (1, 1, 65), (0,)), "blocks are at most"),
+        (Launch("kernel", (1, 1, 1), (64, 32, 1), (0,)), "at most 1024 threads, not 2048"),
+        (Launch("kernel", (1, 65536, 1), (32, 1, 1), (0,)), "grids are at most"),
+        (Launch("kernel", (3, 1, 1), (32, 1, 1), (0,), cluster=(2, 1, 1)), "divide the grid"),
+        (Launch("kernel", (32, 1, 1), (32, 1, 1), (0,), cluster=(32, 1, 1)), "at most 16 blocks, not 32"),
+        (Launch("kernel", (1, 1, 1), (32, 1, 1), (0,), shared=228 << 10), "232448 bytes of shared memory"),
+        (Launch("kernel", (1, 1, 1), (32, 1, 1), (0, *[Size(1)] * 512)), "take at most 4096 bytes"),
+        (Launch("kernel", (2, 1, 1), (32, 1, 1), (0,), cluster=(2, 1, 1)), r"its text says \(1, 1, 1\)"),
+        (Launch("pairs", (2, 1, 1), (32, 1, 1), (0,)), r"its text says \(2, 1, 1\)"),
+        (Launch("pairs", (2, 1, 1), (96, 1, 1), (0,), cluster=(2, 1, 1)), "96 threads, and its text allows 64"),
         (Launch("colonel", (1, 1, 1), (32, 1, 1), (0,)), "no kernel colonel"),
+        (Launch("kernel", (1, 1, 1), (32, 1, 1), (Map(0, "f32", (512,), (4,), (512,)),)), "1 to 256 elements"),
+        (Launch("kernel", (1, 1, 1), (32, 1, 1), (Map(0, "f32", (9, 2), (4, 36), (8, 2)),)), "multiples of 16 bytes"),
+        (Launch("kernel", (1, 1, 1), (32, 1, 1), (Map(0, "f32", (64,), (4,), (64,), 128),)), "fits in the swizzle"),
+        (Launch("kernel", (1, 1, 1), (32, 1, 1), (Map(1, "f32", (64,), (4,), (64,)),)), "y does not lie at a multiple"),
     ],
 )
 def test_what_a_gpu_would_refuse(launch: Launch, words: str) -> None:
-    path = emulator.build(f'{PRELUDE}extern "C" __global__ void kernel(long* y) {{ y[0] = 1; }}\n', INCLUDE)
-    plan = LaunchPlan((), (Buffer("y", 8),), (launch,))
+    source = f"""{PRELUDE}#include "mlc/cluster.cuh"
+extern "C" __global__ void kernel(long* y) {{ y[0] = 1; }}
+extern "C" __global__ void MLC_CLUSTER(2, 1, 1) __launch_bounds__(64, 1) pairs(long* y) {{ y[0] = 1; }}
+"""
+    path = emulator.build(source, INCLUDE)
+    plan = LaunchPlan((Buffer("x", 8),), (Buffer("y", 8),), (launch,))
+    memory = np.zeros(64, np.uint8)
+    start = -memory.ctypes.data % 16
     with pytest.raises(CompilerError, match=words):
-        emulator.run(path, plan, [np.zeros(1, np.int64)])
+        emulator.run(path, plan, [memory[start : start + 8], memory[start + 24 : start + 32]])
 
 
 def test_mistakes_of_the_caller() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from compiler.errors import CompilerError
+from compiler.runtime import tensor_map
 from compiler.runtime.emulator import native
 from compiler.runtime.launches import Buffer, Launch, LaunchPlan, Map, Size
 
@@ -75,6 +76,12 @@ def _blocks(launch: Launch) -> int:
 
 def _with_maps(machine: native.Machine, plan: LaunchPlan, made: Arguments) -> Arguments:
     for m in {argument for launch in plan.launches for argument in launch.args if isinstance(argument, Map)}:
+        tensor_map.encoding(m)
+        if made.addresses[m.buffer] % tensor_map.BASE:
+            name = plan.buffers[m.buffer].name
+            raise CompilerError(
+                f"{name} does not lie at a multiple of {tensor_map.BASE} bytes: the copy engine needs it"
+            )
         rank, rest = len(m.dims), (0,) * (5 - len(m.dims))
         value = native.TensorMap(
             made.addresses[m.buffer], rank, _SIZES[m.dtype], m.swizzle, (*m.box, *rest),

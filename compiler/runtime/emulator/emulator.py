@@ -8,6 +8,7 @@ copies and products that are not waited for.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from compiler.errors import CompilerError
 from compiler.runtime import build as builder
-from compiler.runtime import detect, launcher
+from compiler.runtime import detect, launcher, limits
 from compiler.runtime.emulator import buffers, findings, native
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.launches import Launch, LaunchPlan
@@ -139,6 +140,9 @@ def run_pointers(
     if machine.checks != check:
         raise CompilerError(f"{path} was not built for {'check' if check else 'fast'} mode")
     workers = 1 if check else threads or len(os.sched_getaffinity(0))
+    for launch in plan.launches:
+        limits.check(launch, len(named))
+        limits.check_text(launch, _text(path))
     reports: list[Report] = []
     switches = accesses = 0
     complete = True
@@ -160,6 +164,12 @@ def run_pointers(
     return Outcome(tuple(reports), complete, switches, accesses)
 
 
+@functools.lru_cache(maxsize=64)
+def _text(path: Path) -> str:
+    """What a shared object was made of, which is published with it."""
+    return path.with_suffix(".cpp").read_text()
+
+
 @dataclass(frozen=True)
 class _Manner:
     """How launches run."""
@@ -176,7 +186,6 @@ def _launch(
         kernel = ctypes.cast(getattr(library, launch.kernel), ctypes.c_void_p)
     except AttributeError as error:
         raise CompilerError(f"the built text has no kernel {launch.kernel}") from error
-    _refuse(launch)
     words = [arguments.word(argument) for argument in launch.args]
     room = max(6, len(words))
     packed = (ctypes.c_long * room)(*(word - (1 << 64) if word >= 1 << 63 else word for word in words))
@@ -188,14 +197,3 @@ def _launch(
     if all(launch.grid):
         machine.launch(ctypes.byref(request), ctypes.byref(result))
     return result
-
-
-def _refuse(launch: Launch) -> None:
-    """What a GPU would refuse as well."""
-    threads = launch.block[0] * launch.block[1] * launch.block[2]
-    if not 1 <= threads <= 1024:
-        raise CompilerError(f"{launch.kernel}: a block has 1 to 1024 threads, not {threads}")
-    if any(n % c for n, c in zip(launch.grid, launch.cluster, strict=True)):
-        raise CompilerError(f"{launch.kernel}: clusters of {launch.cluster} do not divide a grid of {launch.grid}")
-    if launch.shared > 227 << 10:
-        raise CompilerError(f"{launch.kernel}: {launch.shared} bytes of shared memory are more than 227 KB")

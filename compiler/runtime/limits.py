@@ -1,0 +1,68 @@
+"""What no GPU takes: a launch in, CompilerError with the reason out, for the GPU's runtime and for the emulator.
+
+Limits are those of the CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from compiler.errors import CompilerError
+from compiler.runtime.launches import Extent, Launch, Map, Size
+
+MOST_BLOCKS: Extent = (2**31 - 1, 65535, 65535)
+MOST_THREADS: Extent = (1024, 1024, 64)
+MOST_IN_CLUSTER = 16
+MOST_SHARED = 227 << 10
+MOST_PARAMETERS = 4096  # bytes
+_MAP = 128  # bytes of a tensor map among the parameters, at multiples of 64
+_KERNEL = re.compile(
+    r"\bvoid\s+(?:MLC_CLUSTER\((\d+), (\d+), (\d+)\)\s+)?(?:__launch_bounds__\((\d+)[^)]*\)\s+)?(\w+)\("
+)
+
+
+def check(launch: Launch, buffers: int) -> None:
+    """Raise CompilerError for a launch that no GPU takes: CUDA itself would only say that a value is invalid."""
+    numbers = [a.buffer if isinstance(a, Map) else a for a in launch.args if not isinstance(a, Size)]
+    threads, together = math.prod(launch.block), math.prod(launch.cluster)
+    claims = (
+        (all(0 <= n <= m for n, m in zip(launch.grid, MOST_BLOCKS, strict=True)), f"grids are at most {MOST_BLOCKS}"),
+        (
+            all(0 < n <= m for n, m in zip(launch.block, MOST_THREADS, strict=True)),
+            f"blocks are at most {MOST_THREADS}",
+        ),
+        (threads <= 1024, f"blocks have at most 1024 threads, not {threads}"),
+        (
+            all(n > 0 and m % n == 0 for n, m in zip(launch.cluster, launch.grid, strict=True)),
+            "clusters divide the grid",
+        ),
+        (together <= MOST_IN_CLUSTER, f"a cluster has at most {MOST_IN_CLUSTER} blocks, not {together}"),
+        (all(0 <= n < buffers for n in numbers), f"buffers are numbered 0 to {buffers - 1}"),
+        (0 <= launch.shared <= MOST_SHARED, f"no GPU has more than {MOST_SHARED} bytes of shared memory for a block"),
+        (_parameters(launch) <= MOST_PARAMETERS, f"the parameters of a kernel take at most {MOST_PARAMETERS} bytes"),
+    )
+    for holds, claim in claims:
+        if not holds:
+            raise CompilerError(f"kernel {launch.kernel} cannot be launched as {launch}: {claim}")
+
+
+def _parameters(launch: Launch) -> int:
+    size = 0
+    for argument in launch.args:
+        size = -(-size // 64) * 64 + _MAP if isinstance(argument, Map) else size + 8
+    return size
+
+
+def check_text(launch: Launch, text: str) -> None:
+    """Raise CompilerError where the kernel's own text says something else of its blocks than the launch does."""
+    for x, y, z, most, name in _KERNEL.findall(text):
+        if name != launch.kernel:
+            continue
+        cluster, threads = (int(x or 1), int(y or 1), int(z or 1)), math.prod(launch.block)
+        if cluster != launch.cluster:
+            raise CompilerError(
+                f"kernel {name} is launched in clusters of {launch.cluster}, and its text says {cluster} by MLC_CLUSTER"
+            )
+        if most and threads > int(most):
+            raise CompilerError(f"kernel {name} is launched with {threads} threads, and its text allows {most} at most")
