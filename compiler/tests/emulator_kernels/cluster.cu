@@ -1,7 +1,8 @@
 // y[block] = sum of x over the four blocks of its cluster, each reading the others' shared memory.
 #include "mlc/cluster.cuh"
 
-extern "C" __global__ void __launch_bounds__(32) kernel(const float* __restrict__ x, float* __restrict__ y) {
+extern "C" __global__ void MLC_CLUSTER(4, 1, 1) __launch_bounds__(32)
+    kernel(const float* __restrict__ x, float* __restrict__ y) {
     MLC_SHARED(float, mine, 32, 16);
     const unsigned t = threadIdx.x;
     mine[t] = x[blockIdx.x * 32 + t];

@@ -2,7 +2,8 @@
 #include "mlc/cluster.cuh"
 #include "mlc/tma.cuh"
 
-extern "C" __global__ void __launch_bounds__(64) kernel(MLC_TENSOR_MAP(x), float* __restrict__ y, long tiles) {
+extern "C" __global__ void MLC_CLUSTER(2, 1, 1) __launch_bounds__(64)
+    kernel(MLC_TENSOR_MAP(x), float* __restrict__ y, long tiles) {
     MLC_SHARED(float, stage, 2 * 64, 128);
     MLC_SHARED(unsigned long, full, 2, 8);
     MLC_SHARED(unsigned long, empty, 2, 8);

@@ -2,7 +2,8 @@
 #include "mlc/cluster.cuh"
 #include "mlc/mbarrier.cuh"
 
-extern "C" __global__ void __launch_bounds__(32) kernel(const float* __restrict__ x, float* __restrict__ y) {
+extern "C" __global__ void MLC_CLUSTER(4, 1, 1) __launch_bounds__(32)
+    kernel(const float* __restrict__ x, float* __restrict__ y) {
     MLC_SHARED(float, parts, 4, 16);
     MLC_SHARED(unsigned long, ready, 1, 8);
     const unsigned t = threadIdx.x;
