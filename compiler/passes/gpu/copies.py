@@ -42,7 +42,7 @@ class _Piece:
 
 
 def copy(low: Lowering, s: tile.Copy, scope: Scope, waits: bool = True) -> Body:
-    """A copy where it stands; an asynchronous one `waits` for its bytes, unless something later does for all."""
+    """A copy where it stands; an asynchronous one `waits` for its bytes, unless it joins a group that comes next."""
     if s.target.buffer in low.fragments:
         return mma.load_fragment(low, s, scope)
     if s.how == "tma":
@@ -50,9 +50,8 @@ def copy(low: Lowering, s: tile.Copy, scope: Scope, waits: bool = True) -> Body:
             raise ValueError(f"kernel {low.source.name}: a tensor copy stands in no kernel with producers")
         return tma.waited(low, s, scope) if s.target.buffer in low.shared else tma.store(low, s, scope)
     made = pieces(low, s, scope)
-    if s.how == "cp.async":
-        made.append(k.Call("mlc_cp_async_commit", (), ()))
-        made += [k.Call("mlc_cp_async_wait", (0,), ())] if waits else []
+    if s.how == "cp.async" and waits:
+        made += [k.Call("mlc_cp_async_commit", (), ()), k.Call("mlc_cp_async_wait", (0,), ())]
     return made
 
 

@@ -149,7 +149,10 @@ def meet(low: Lowering, s: Meeting, scope: Scope) -> Body:
         k.Call("mlc_take_ticket", (), (flag, drawn, const(group.count)), (group.last, tickets.name)),
         k.Call("mlc_fence_device", (), ()),
     ]
-    ticket = [low.meet(scope), k.If(first, tuple(take)), low.meet(scope)]
+    # A part of one element was stored by the thread that takes the ticket.
+    alone = all(n is const(1) for n in group.held.tensor.shape[1:])
+    stored = [] if alone else [low.meet(scope)]
+    ticket = [*stored, k.If(first, tuple(take)), low.meet(scope)]
     around, low.hazards = low.hazards, Hazards()
     after = low.sequence(s.after, scope.inner())
     low.hazards = around

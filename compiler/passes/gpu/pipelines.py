@@ -67,7 +67,7 @@ def split(f: tile.For, low: Lowering) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...
 
 
 def waits_for(low: Lowering, s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
-    """Whether a pipeline comes next that waits for a copy's group before its own ones, and nothing else needs it."""
+    """Whether a pipeline comes next, whose first copies a copy can join, and nothing behind it needs its target."""
     match after:
         case (tile.For(bind=tile.Bind(level="pipeline")) as f, *others):
             runs_ahead = dict(f.bind.args).get("depth", 1) > 1 and bool(split(f, low)[0])
