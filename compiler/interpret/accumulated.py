@@ -52,7 +52,7 @@ def reduce(op: str, x: Bounded, axes: tuple[int, ...], dtype: DType, accuracy: A
                 return _sum(v, terms, dtype, accuracy)
             case "prod":
                 size = np.abs(terms.v.astype(np.float64))
-                grown = _grown(size, errors(terms), lambda e: np.asarray(e.prod(-1)))
+                grown = _grown(size, errors(terms), lambda f, e: np.asarray(f.reduce(e, -1)))
                 count = accuracy.rounds(size.shape[-1])
                 return _product(v, grown, np.maximum(size, 1.0).prod(-1), count, _whole(accuracy, x.v), dtype, accuracy)
         return _extreme(op, v, terms, lambda e: scalar.reduce(_PICK[op], e, (len(free),), f64))
@@ -125,11 +125,17 @@ def _partial(x: Array, lanes: int) -> Array:
     return np.asarray((running**2).mean((-1, -2)))
 
 
-def _grown(size: Array, e: Errors, product: Callable[[Array], Array]) -> Errors:
+def _grown(size: Array, e: Errors, along: Callable[[np.ufunc, Array], Array]) -> Errors:
     """What a product of independent factors grows by when each has an error."""
-    whole = product(size)
-    more = product(size + e[0]) - whole, product(size**2 + e[1]) - product(size**2), product(size + e[2]) - whole
-    return np.maximum(more[0], 0.0), np.maximum(more[1], 0.0), np.maximum(more[2], 0.0)
+
+    def more(size: Array, e: Array) -> Array:
+        whole = along(np.multiply, size)
+        # By the sum of relative errors at least: added to a factor, one of less than 2**-53 would be lost.
+        least = whole * along(np.add, np.where(size > 0, e / size, 0.0))
+        all_terms = np.maximum(along(np.multiply, size + e) - whole, 0.0)
+        return np.asarray(np.where(np.isnan(least), all_terms, np.maximum(all_terms, least)))
+
+    return more(size, e[0]), more(size**2, e[1]), more(size, e[2])
 
 
 def _product(
@@ -265,7 +271,7 @@ def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bo
                 return _rounded_sum(v, brought, np.abs(terms).cumsum(axis), squares, rounds, _whole(accuracy, x.v), own)
             case "prod":
                 size = np.abs(x.v.astype(np.float64))
-                grown = _grown(size, errors(x), lambda e: np.asarray(e.cumprod(axis)))
+                grown = _grown(size, errors(x), lambda f, e: np.asarray(f.accumulate(e, axis)))
                 return _product(
                     v, grown, np.maximum(size, 1.0).cumprod(axis), rounds, _whole(accuracy, x.v), dtype, accuracy
                 )

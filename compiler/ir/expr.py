@@ -19,6 +19,10 @@ from compiler.ir.node import Node
 N = TypeVar("N", bound=Node)
 
 
+class IllTyped(TypeError):
+    """An operation that its argument types do not have."""
+
+
 class Expr(Node):
     """A value. Python's arithmetic operators build and fold index expressions and typed arithmetic alike."""
 
@@ -219,7 +223,7 @@ def op(name: str, *args: Expr | bool | int | float) -> Expr:
 def _op(name: str, exprs: tuple[Expr, ...]) -> Expr:
     problem = type_error(name, exprs)
     if problem:
-        raise TypeError(problem)
+        raise IllTyped(problem)
     if name == "neg" and isinstance(exprs[0], Const) and exprs[0].dtype.is_float:
         return Const(-exprs[0].value, exprs[0].dtype)
     if exprs[-1].dtype.is_integer and exprs[-1].dtype.lanes == 1:

@@ -115,7 +115,7 @@ class _Lowering:
                     return []
                 return [self.declare(name, value, scope)]
             case Init(name, value):
-                return [self.declare(name, self.spread(self.value(value, scope), scope), scope)]
+                return [self.declare(name, self.spread(self.value(value, scope), scope), scope, varies=True)]
             case Accum(name, how, value):
                 old = scope.values[name]
                 assert isinstance(old, Var)
@@ -145,10 +145,11 @@ class _Lowering:
                 return self.mma(s, scope)
         raise TypeError(f"{type(s).__name__} has no meaning on a CPU")
 
-    def declare(self, name: str, value: Expr, scope: _Scope) -> k.Stmt:
+    def declare(self, name: str, value: Expr, scope: _Scope, varies: bool = False) -> k.Stmt:
+        """What `varies` is accumulated into, so that its first value says nothing of its range."""
         made = self.fresh(name + scope.suffix)
         scope.values[name] = Var(made, value.dtype)
-        if value.dtype is i64:
+        if value.dtype is i64 and not varies:
             scope.ranges[made] = value_range(value, scope.ranges)
         return k.Declare(made, value)
 

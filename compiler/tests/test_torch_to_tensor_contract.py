@@ -60,6 +60,8 @@ PRODUCTS = """
     torch.mv(m, v)
     torch.dot(v, v + 1)
     torch.outer(v, c)
+    torch.outer(v.bfloat16(), c > 0)
+    torch.outer(v > 0, c > 0)
     torch.addmm(c, m, k, beta=0.5, alpha=2)
     torch.addmm(nans, m, k, beta=0)
     torch.baddbmm(start, a, bk, alpha=2)

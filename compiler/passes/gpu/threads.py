@@ -245,7 +245,7 @@ class Lowering(Signals):
                     return []
                 return [self.declare(name, value, scope)]
             case Init(name, value):
-                return [self.declare(name, self.value(value, scope), scope)]
+                return [self.declare(name, self.value(value, scope), scope, varies=True)]
             case Accum(name, how, value):
                 old = scope.values[name]
                 assert isinstance(old, Var)
@@ -263,10 +263,11 @@ class Lowering(Signals):
                 return self.alloc(s, scope, after)
         raise ValueError(f"kernel {self.source.name}: {type(s).__name__} has no meaning for threads")
 
-    def declare(self, name: str, value: Expr, scope: Scope) -> k.Stmt:
+    def declare(self, name: str, value: Expr, scope: Scope, varies: bool = False) -> k.Stmt:
+        """What `varies` is accumulated into, so that its first value says nothing of its range."""
         made = self.fresh(name)
         scope.values[name] = Var(made, value.dtype)
-        if value.dtype is i64:
+        if value.dtype is i64 and not varies:
             scope.ranges[made] = value_range(value, scope.ranges)
         return k.Declare(made, value)
 

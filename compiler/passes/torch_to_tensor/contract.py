@@ -22,6 +22,7 @@ from compiler.passes.torch_to_tensor.builder import (
     is_one,
     rounded,
 )
+from compiler.passes.torch_to_tensor.formula import mul
 from compiler.passes.torch_to_tensor.normalize import soften, soften_some
 
 Element = Callable[[Index, Index], Expr]
@@ -87,7 +88,9 @@ def addbmm(b: Builder, self: Value, batch1: Value, batch2: Value, beta: float = 
 
 
 def outer(b: Builder, self: Value, vec2: Value) -> Value:
-    return b.map(b.out.shape, lambda at: self.at(at[:1]) * vec2.at(at[1:]))
+    """Of any two types, as `mul` is; no sum, hence no contraction."""
+    dtype = dt.compute(b.out.dtype)
+    return b.map(b.out.shape, lambda at: mul(cast(self.at(at[:1]), dtype), cast(vec2.at(at[1:]), dtype)))
 
 
 def linear(b: Builder, input: Value, weight: Value, bias: Value | None = None) -> Value:

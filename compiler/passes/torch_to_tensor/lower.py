@@ -14,7 +14,7 @@ from compiler.errors import Unsupported, call_text
 from compiler.ir import aten
 from compiler.ir import dtype as dt
 from compiler.ir.aten import Call, Ref, Type
-from compiler.ir.expr import Expr, Load, SymbolicError, cast
+from compiler.ir.expr import Expr, IllTyped, Load, SymbolicError, cast
 from compiler.ir.node import Node
 from compiler.ir.tensor import Equation, Group, Program, Tensor, reads, row_major
 from compiler.ir.text import show_type
@@ -120,7 +120,7 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
     b.begin(prefix, call.types, call.op, args, kwargs)
     try:
         results = RULES[call.op](b, *args, **kwargs)
-    except SymbolicError as problem:
+    except (SymbolicError, IllTyped) as problem:
         raise b.refuse(str(problem)) from problem
     except (TypeError, ValueError) as problem:
         if not any(isinstance(x, Expr) for x in _leaves((args, tuple(kwargs.values())))):

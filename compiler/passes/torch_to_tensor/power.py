@@ -38,14 +38,15 @@ def power(b: Builder, self: Operand, exponent: Operand) -> Value:
 
 def power_by(b: Builder, self: Value, exponent: float) -> Value:
     """A power with an exponent that is known when compiling."""
-    if b.out.dtype.is_float:
+    dtype = b.out.dtype
+    if dtype.is_float:
         return pointwise(lambda x: f.power_by(x, exponent))(b, self)
-    count = scalar(b, exponent, self.dtype).value
+    count = scalar(b, exponent, dtype).value
     if count != exponent or exponent < 0:
         raise b.refuse("the exponent of integers is a whole number, not negative")
 
     def factor(at: Index, n: int) -> Expr:
-        base = self.at(at)
+        base = element(self, at, dtype)
         return base if int(count) >> n & 1 else f.lit(1, base)
 
     return _by_digits(b, max(int(count).bit_length(), 1), factor)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Load, Var, product
+from compiler.ir.expr import Const, Load, Var, dim, product
 from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -369,11 +369,12 @@ class _Plan:
         return True
 
     def whole_row(self, buffer: str, leaves: list[_Leaf]) -> bool:
-        """A row of the buffer is as long as the loops, so that all of it may be read."""
-        found = {n.index for leaf in leaves for n in _loads(leaf) if n.buffer == buffer}
-        axes = [k for index in found for k, i in enumerate(index) if any(i is Var(x.original.var) for x in leaves)]
-        extents = [self.tensors[buffer].shape[k] for k in axes]
-        return len(set(axes)) == 1 and all(isinstance(e, Const) and e.value == leaves[0].extent for e in extents)
+        """It is one row of the buffer, as long as the loops, so that all of it may be read."""
+        along = {Var(x.original.var) for x in leaves}
+        loads = [n for leaf in leaves for n in _loads(leaf) if n.buffer == buffer]
+        rows = {tuple(None if i in along else i for i in n.index) for n in loads}
+        extents = [e for row in rows for e, i in zip(self.tensors[buffer].shape, row, strict=True) if i is None]
+        return len(rows) == 1 and extents == [dim(leaves[0].extent)]
 
 
 WARP_LANES = 32

@@ -67,8 +67,10 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
         return made
 
     scalar = Var(name, first.dtype)
-    summed = substitute(moved(head, part, total), {scalar: Var(f"{name}_sum", first.dtype)})
-    summed = tuple(s.replace(name=f"{name}_sum") if isinstance(s, Accum) else s for s in summed)
+    own = {scalar: Var(f"{name}_sum", first.dtype)}  # the names that the first of the two nests has for itself
+    own |= {Var(s.name, s.value.dtype): Var(f"{s.name}_sum", s.value.dtype) for s in head if isinstance(s, Let)}
+    summed = substitute(moved(head, part, total), own)
+    summed = tuple(s.replace(name=f"{s.name}_sum") if isinstance(s, Accum | Let) else s for s in summed)
     sums: tuple[Stmt, ...] = (
         Init(f"{name}_sum", first),
         tile.For(total.name, share(part), "reduce", SERIAL, summed),
