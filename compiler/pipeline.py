@@ -160,7 +160,7 @@ PIPELINE = (
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", lambda p, _: fuse(p), optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
-    Pass("share-rows", "loop", "loop", "products around a softmax share its rows", _share_rows, True, "cuda"),
+    Pass("share-rows", "loop", "loop", "products around a softmax share its rows", _share_rows, True),
     Pass("narrow", "loop", "loop", "what is only read rounded is stored rounded", lambda p, _: narrow(p), True, "cuda"),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),

@@ -94,19 +94,19 @@ def _all(p: Product, target: Target) -> Iterator[Blocking]:
     for function in functions:
         rows = [r for r in target.instructions if r.function == function and r.acc_type == p.dtype and r.m <= p.m]
         if rows:
-            yield _blocks(p, target, min(rows, key=lambda r: (_step(p, target, r), -r.m * r.n)))
+            yield _blocks(p, target, min(rows, key=lambda r: (step(p.m, p.n, p.bytes, target, r), -r.m * r.n)))
 
 
-def _step(p: Product, target: Target, row: Instruction) -> float:
-    """Cycles of one step of k (of one vector of k) for all rows and columns, rests included."""
+def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
+    """Cycles of one step of k (of one vector of k) for all of m x n elements of `size` bytes, rests included."""
     flat = row.function == DOT
 
     def tile(m: int, n: int) -> float:
-        vectors = n if flat else _over(n, target.lanes(p.bytes))
+        vectors = n if flat else _over(n, target.lanes(size))
         loads = m * FAR + vectors * NEAR if flat else m * NEAR + vectors * FAR
         return max(m * vectors / 2, loads, LATENCY) + (m + vectors) * LOAD if m and n else 0.0
 
-    (down, low), (across, narrow) = divmod(p.m, row.m), divmod(p.n, row.n)
+    (down, low), (across, narrow) = divmod(m, row.m), divmod(n, row.n)
     return across * (down * tile(row.m, row.n) + tile(low, row.n)) + down * tile(row.m, narrow) + tile(low, narrow)
 
 
@@ -138,7 +138,7 @@ def _strips(p: Product, target: Target, row: Instruction) -> Blocking:
         m = _cut(p.m, min(l2 // 4 // (n * size), _over(p.m, cores)), row.m)
     pack_b = p.b.along != "n" or k < p.k or p.b.step != n * size or p.b.step % PAGE == 0
     times = _over(p.m, m) if k < p.k or m > row.m else 1
-    cycles = p.k * _step(p, target, row) + (p.k * p.n * times * _packing(p.b, "n") if pack_b else 0)
+    cycles = p.k * step(p.m, p.n, p.bytes, target, row) + (p.k * p.n * times * _packing(p.b, "n") if pack_b else 0)
     return Blocking(row, m, n, k, False, pack_b, cores, cycles, strips=True)
 
 
@@ -177,7 +177,7 @@ def _tiles(p: Product, target: Target, row: Instruction) -> Blocking:
         # Of many columns summed along vectors, a few more or less cost little; whole vectors of them store best.
         n = _cut(p.n, share, target.lanes(size) if flat and share >= MANY * row.n else row.n)
     steps = p.k / target.lanes(size) if flat else p.k
-    cycles = steps * _step(p, target, row) + (p.m * p.n * _over(p.k, k) * ADD_LANES if flat else 0)
+    cycles = steps * step(p.m, p.n, p.bytes, target, row) + (p.m * p.n * _over(p.k, k) * ADD_LANES if flat else 0)
     cycles += p.k * p.n * _over(p.m, m) * _packing(p.b, "k" if flat else "n") if pack_b else 0
     cycles += p.m * p.k * _packing(p.a, "k") if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)

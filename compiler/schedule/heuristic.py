@@ -9,7 +9,7 @@ from compiler.ir.expr import Const, Expr, Load, Var, product
 from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule import access, contraction
+from compiler.schedule import access, attention, contraction
 from compiler.schedule.nests import contiguous, paths_of, rows_of, used_as_value
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Step
 from compiler.targets.target import Target
@@ -27,7 +27,7 @@ UNROLL_REDUCE = 4  # independent accumulators hide the latency of an add or max 
 
 def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
     """A schedule for `kernel`; `private` names the temporaries that no other kernel uses."""
-    products = contraction.choose(kernel, target)
+    products = contraction.choose(kernel, target) or attention.choose(kernel, private, target)
     if products is not None:
         return products
     return plain(kernel, private, target)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from compiler.ir import loop
 from compiler.ir.expr import Load, Var, substitute
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
-from compiler.schedule.gpu import attention
+from compiler.schedule import attention
+from compiler.schedule.gpu import attention as gpu_attention
 from compiler.schedule.likely import likely
 from compiler.targets.target import Target
 
@@ -19,7 +20,7 @@ Body = tuple[Stmt, ...]
 
 
 def share_rows(program: Program, target: Target) -> Program:
-    """Kernels joined wherever `attention.choose` has a schedule for what they become."""
+    """Kernels joined wherever `attention.choose` of the target's kind has a schedule for what they become."""
     for last in reversed(program.kernels):
         if last in program.kernels:
             found = _joined(program, last, target)
@@ -34,6 +35,7 @@ def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel
     """The kernels before `last` to be joined with it, and what they become."""
     gone: list[Kernel] = []
     made = last
+    choose = {"cpu": attention.choose, "cuda": gpu_attention.choose}[target.kind]
     while len(gone) < MOST - 1:
         producer = _producer(program, made, [*gone, last])
         both = joined(producer, made) if producer is not None else None
@@ -41,7 +43,7 @@ def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel
             return None
         gone.append(producer)
         made = both
-        if attention.choose(likely(made), _private(program, made, [*gone, last]), target) is not None:
+        if choose(likely(made), _private(program, made, [*gone, last]), target) is not None:
             return gone, made
     return None
 

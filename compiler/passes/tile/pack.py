@@ -25,6 +25,7 @@ from compiler.passes.tile.nests import (
     wrap,
 )
 from compiler.schedule.access import address, stride
+from compiler.schedule.blocks import block
 from compiler.schedule.steps import Interior, Pack, ScheduleError, Step
 
 PAGE, LINE = 4096, 64
@@ -80,7 +81,8 @@ def _filled(
     long = {f.var: longest(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
     held = _padded(Tensor(step.tile, factor.dtype, shape, row_major(shape)))
-    copied = _copied(factor, held, loops, long, step.tile) if isinstance(factor, Load) else None
+    load = block(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()})
+    copied = _copied(load, held, loops, long, step.tile) if load is not None else None
     if copied is not None:
         return copied
     own = tuple(Var(f.var) for f in loops)

@@ -12,7 +12,6 @@ from compiler.ir.statement import Accum, If, Init, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
 from compiler.passes.tile.gpu.cache import cache
-from compiler.passes.tile.gpu.online import online
 from compiler.passes.tile.gpu.pad import pad
 from compiler.passes.tile.gpu.permute import permute
 from compiler.passes.tile.gpu.persist import persist
@@ -23,6 +22,7 @@ from compiler.passes.tile.gpu.sums import compensate, promote
 from compiler.passes.tile.gpu.writeback import writeback
 from compiler.passes.tile.guards import interior
 from compiler.passes.tile.nests import padded, ranges_around, ranges_of
+from compiler.passes.tile.online import online
 from compiler.passes.tile.pack import pack
 from compiler.schedule.steps import (
     Bind,

@@ -22,10 +22,14 @@ MLC_INLINE void mlc_transpose_steps(V* row) {
     mlc_transpose_steps<2 * STEP>(row);
   }
 }
+// Elements of narrow types need not fill a vector: larger squares take more instructions an element.
+template <typename T>
+constexpr int mlc_square = MLC_VECTOR_BYTES / sizeof(T) < 16 ? MLC_VECTOR_BYTES / sizeof(T) : 16;
+
 // to[j][i] = from[i][j] for one square of vectors
 template <typename T>
 static void mlc_transpose_square(const T* from, long from_row, T* to, long to_row) {
-  constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
+  constexpr int W = mlc_square<T>;
   mlc_vec<T, W> row[W];
 #pragma GCC unroll 64
   for (int i = 0; i < W; i++) row[i] = mlc_load<T, W>(from + i * from_row);
@@ -61,11 +65,10 @@ static void mlc_copy_rows(
   if (!WHOLE)
     for (long i = rows; i < m; i++) __builtin_memset(to + i * to_m, 0, n * sizeof(T));
 }
-// to[i][j] = from[i][j] for i < m, j < n, of which only i < m_there, j < n_there exist: the others read as zero
-template <int HOW = MLC_ANY, typename T>
-static void mlc_copy_block(long m, long n, long m_there, long n_there, const T* from, long from_m, long from_n, T* to,
+template <int HOW, typename T>
+static void mlc_copy_raw(long m, long n, long m_there, long n_there, const T* from, long from_m, long from_n, T* to,
     long to_m, long to_n) {
-  constexpr int W = MLC_VECTOR_BYTES / sizeof(T);
+  constexpr int W = mlc_square<T>;
   if constexpr (HOW == MLC_WHOLE_ROWS)
     return mlc_copy_rows<true>(m, n, m, n, from, from_m, to, to_m);
   else {
@@ -86,4 +89,11 @@ static void mlc_copy_block(long m, long n, long m_there, long n_there, const T* 
           to[k * to_m + j * to_n] = k < rows && j < columns ? from[k * from_m + j * from_n] : T(0);
     }
   }
+}
+// to[i][j] = from[i][j] for i < m, j < n, of which only i < m_there, j < n_there exist: the others read as zero
+template <int HOW = MLC_ANY, typename T>
+static void mlc_copy_block(long m, long n, long m_there, long n_there, const T* from, long from_m, long from_n, T* to,
+    long to_m, long to_n) {
+  typedef mlc_raw<T> R;
+  mlc_copy_raw<HOW>(m, n, m_there, n_there, (const R*)from, from_m, from_n, (R*)to, to_m, to_n);
 }

@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY, DType, boolean, compute, f32
@@ -136,6 +137,8 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
     )
 
 
+T = TypeVar("T")
+Loop = tuple[str, Expr, str]  # name, extent, kind
 ROW = 128  # bytes of a row of a mask's block, as many as all banks of shared memory hold together
 
 
@@ -163,14 +166,20 @@ class _Maker:
         self.width = self.padded(self.features)
         self.depth = static(f.scores.depth.extent) if f.scores else 0
         self.dtype: DType = f.accumulator.dtype
+        # Local weights are rounded, but not narrower: each of an instruction's rows would widen them again.
+        self.weight = self.dtype if self.step.space == "local" else f.weight
         self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
         self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
         self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]
+        self.local = self.step.space == "local"
         self.turn, place, count = Var(f"{f.key}0"), Var(f"{self.query}0"), _pieces(self.queries, self.rows)
         self.ranges[place.name] = extent_range(count)
         self.blocks: tuple[Var, Expr] = place, count
         self.block: Expr = count - 1 - place if reach(f.score, self.query) else place
         self.ranges[self.turn.name] = extent_range(_pieces(self.keys, self.cols))
+        left = self.keys - self.turn * self.cols
+        whole = not self.local or _divides(self.cols, self.keys)
+        self.columns = dim(self.cols) if whole else op("min", self.cols, left)
 
     def padded(self, size: int) -> int:
         return -(-size // self.step.unit) * self.step.unit
@@ -191,6 +200,8 @@ class _Maker:
 
     def inside(self, what: str, var: str) -> Expr:
         """Whether a row, column, feature or step of depth counts, or is one that a tile has too many."""
+        if self.local and what == "column":
+            return const(True, boolean)
         table = {
             "row": (self.block * self.rows + Var(var), self.queries, self.rows),
             "column": (self.turn * self.cols + Var(var), self.keys, self.cols),
@@ -216,39 +227,47 @@ class _Maker:
 
     # ---- statements
 
-    def nest(self, loops: Sequence[tuple[str, int, str]], body: Iterable[Stmt]) -> tile.For:
+    def nest(self, loops: Sequence[Loop], body: Iterable[Stmt]) -> tile.For:
         made = tuple(body)
         for name, extent, kind in reversed(loops):
-            made = (tile.For(name, dim(extent), kind, SERIAL, made),)
+            made = (tile.For(name, extent, kind, SERIAL, made),)
         (out,) = made
         assert isinstance(out, tile.For)
         return out
 
-    def rows_and(self, end: str, name: str, extent: int, body: Callable[[Expr, Expr], Stmt]) -> tile.For:
+    def rows_and(self, end: str, name: str, extent: Expr, body: Callable[[Expr, Expr], Stmt], *depth: Loop) -> tile.For:
+        """A statement for all rows and columns, in the order in which tiles of both lie, and each step of `depth`."""
         row, column = f"{self.query}_{end}", f"{name}_{end}"
-        return self.nest([(row, self.rows, "parallel"), (column, extent, "parallel")], [body(Var(row), Var(column))])
+        around = self.lying((row, dim(self.rows), "parallel"), (column, extent, "parallel"))
+        return self.nest([*around, *depth], [body(Var(row), Var(column))])
+
+    def lying(self, row: T, column: T) -> tuple[T, T]:
+        """Rows are queries, columns are keys or features: the latter come first where tiles are local."""
+        return (column, row) if self.local else (row, column)
 
     def tensor(self, name: str, dtype: DType, *shape: int) -> Tensor:
         dims = tuple(map(dim, shape))
         return Tensor(name, dtype, dims, row_major(dims))
 
-    def alloc(self, name: str, *shape: int) -> Stmt:
-        return tile.Alloc(self.tensor(name, self.dtype, *shape), "registers")
+    def alloc(self, name: str, *columns: int) -> Stmt:
+        """A tile of rows, or of one number for each."""
+        shape = self.lying(self.rows, *columns) if columns else (self.rows,)
+        return tile.Alloc(self.tensor(name, self.dtype, *shape), "local" if self.local else "registers")
 
     def body(self) -> Body:
         f = self.found
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
         zero, low = identity("sum", self.dtype), identity("max", self.dtype)
-        first = Var(f"{self.query}_first")
+        first, rows = Var(f"{self.query}_first"), dim(self.rows)
         inside: list[Stmt] = [
-            self.alloc(o, self.rows, self.width),
-            self.alloc(m, self.rows),
-            self.alloc(total, self.rows),
-            self.alloc(f"{o}_scale", self.rows),
-            self.nest([(first.name, self.rows, "parallel")], [Store(m, (first,), low), Store(total, (first,), zero)]),
-            self.rows_and("begin", self.feature, self.width, lambda i, d: Store(o, (i, d), zero)),
+            self.alloc(o, self.width),
+            self.alloc(m),
+            self.alloc(total),
+            self.alloc(f"{o}_scale"),
+            self.nest([(first.name, rows, "parallel")], [Store(m, (first,), low), Store(total, (first,), zero)]),
+            self.rows_and("begin", self.feature, dim(self.width), lambda i, d: Store(o, self.lying(i, d), zero)),
             tile.For(self.turn.name, self.turns(), "scan", SERIAL, tuple(self.turned())),
-            self.last(),
+            *self.last(),
         ]
         place, count = self.blocks
         outer = tile.For(place.name, count, "parallel", SERIAL, tuple(inside))
@@ -271,40 +290,46 @@ class _Maker:
         o, key = f.accumulator.name, f.key
         scores = f.scores.name.name if f.scores else f"{o}_scores"
         weights = f"{o}_weights"
-        out = [*self.copied(), self.alloc(scores, self.rows, self.cols)]
+        out = [*self.copied(), self.alloc(scores, self.cols)]
         if f.scores:
             zero = identity("sum", self.dtype)
-            out.append(self.rows_and("zero", key, self.cols, lambda i, j: Store(scores, (i, j), zero)))
+            out.append(self.rows_and("zero", key, self.columns, lambda i, j: Store(scores, self.lying(i, j), zero)))
             out.append(self.product(scores))
-        held = self.tensor(weights, f.weight, self.rows, self.cols)
+        held = self.tensor(weights, self.weight, *self.lying(self.rows, self.cols))
         out.append(tile.Alloc(held, self.step.space, self.step.swizzle))
         out += [*self.counted(scores), self.softmax(scores, weights)]
 
         def rescaled(i: Expr, d: Expr) -> Stmt:
-            return Store(o, (i, d), Load(o, (i, d), self.dtype) * Load(f"{o}_scale", (i,), self.dtype))
+            place = self.lying(i, d)
+            return Store(o, place, Load(o, place, self.dtype) * Load(f"{o}_scale", (i,), self.dtype))
 
-        out.append(self.rows_and("scale", self.feature, self.width, rescaled))
         row, column, feature = f"{self.query}_value", f"{key}_value", f"{self.feature}_value"
-        weight = cast(Load(weights, (Var(row), Var(column)), f.weight), self.dtype)
-        value = self.at(f.value, row, column, feature)
-        value = self.guarded(value, self.inside("column", column), self.inside("feature", feature))
-        out.append(
-            self.nest(
-                [(row, self.rows, "parallel"), (feature, self.width, "parallel"), (column, self.cols, "reduce")],
-                [Store(o, (Var(row), Var(feature)), weight * value, "sum")],
-            )
-        )
+
+        def added(i: Expr, d: Expr) -> Stmt:
+            place = self.lying(i, Var(column))
+            weight = cast(Load(weights, place, self.weight), self.dtype)
+            value = self.at(f.value, row, column, feature)
+            value = self.guarded(value, self.inside("column", column), self.inside("feature", feature))
+            return Store(o, self.lying(i, d), weight * value, "sum")
+
+        width, step = dim(self.width), (column, self.columns, "reduce")
+        out.append(self.rows_and("scale", self.feature, width, rescaled))
+        out.append(self.rows_and("value", self.feature, width, added, step))
         return out
 
     def copied(self) -> Iterator[Stmt]:
-        """Blocks of masks, which come to shared memory."""
+        """Blocks of masks, which come to shared memory, or lie as the scores do."""
         for x in self.masks:
             held = self.tensor(f"{x.buffer}_mask", x.dtype, self.rows, self.cols)
+            swizzle = ROW if not self.local and self.cols * x.dtype.bytes % ROW == 0 else 0
+            if self.local:
+                held = held.replace(strides=(dim(1), dim(self.rows)))
             starts = tuple(self.at(i) for i in x.index)
             lengths: dict[Expr, int] = {Var(self.query): self.rows, KEY: self.cols}
             source = tile.Slice(x.buffer, starts, tuple(lengths.get(i, 0) for i in x.index))
-            yield tile.Alloc(held, "shared", ROW if self.cols * x.dtype.bytes % ROW == 0 else 0)
-            yield tile.Copy(tile.Slice(held.name, (dim(0), dim(0)), (self.rows, self.cols)), source, "tma")
+            yield tile.Alloc(held, "local" if self.local else "shared", swizzle)
+            whole = tile.Slice(held.name, (dim(0), dim(0)), (self.rows, self.cols))
+            yield tile.Copy(whole, source, "plain" if self.local else "tma")
 
     def product(self, scores: str) -> Stmt:
         found = self.found.scores
@@ -314,11 +339,13 @@ class _Maker:
         ends = self.inside("depth", depth)
         left, right = (self.at(x, row, column, depth=depth) for x in (found.left, found.right))
         left = self.guarded(left, *self.bounds(left, "row", row), ends)
-        right = self.guarded(right, *self.bounds(right, "column", column), ends)
-        return self.nest(
-            [(row, self.rows, "parallel"), (column, self.cols, "parallel"), (depth, self.padded(self.depth), "reduce")],
-            [Store(scores, (Var(row), Var(column)), left * right, "sum")],
-        )
+        right = right if self.local else self.guarded(right, *self.bounds(right, "column", column), ends)
+        step = (depth, dim(self.padded(self.depth)), "reduce")
+
+        def added(i: Expr, j: Expr) -> Stmt:
+            return Store(scores, self.lying(i, j), left * right, "sum")
+
+        return self.rows_and("score", self.found.key, self.columns, added, step)
 
     def softmax(self, scores: str, weights: str) -> Stmt:
         f, dtype = self.found, self.dtype
@@ -329,14 +356,14 @@ class _Maker:
         more, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
 
         def score(end: str) -> Load:
-            return Load(scores, (row, columns[end]), dtype)
+            return Load(scores, self.lying(row, columns[end]), dtype)
 
         def over(end: str, kind: str, *body: Stmt) -> Stmt:
-            return self.nest([(columns[end].name, self.cols, kind)], body)
+            return self.nest([(columns[end].name, self.columns, kind)], body)
 
         old, sums = Load(m, (row,), dtype), Load(total, (row,), dtype)
         return self.nest(
-            [(row.name, self.rows, "parallel")],
+            [(row.name, dim(self.rows), "parallel")],
             [
                 Init(new.name, old),
                 over("max", "reduce", Accum(new.name, "max", score("max"))),
@@ -346,7 +373,7 @@ class _Maker:
                     "exp",
                     "reduce",
                     Let(weight.name, self.power(score("exp") - safe)),
-                    Store(weights, (row, columns["exp"]), cast(weight, f.weight)),
+                    Store(weights, self.lying(row, columns["exp"]), cast(cast(weight, f.weight), self.weight)),
                     Accum(more.name, "sum", weight),
                 ),
                 Let(scale.name, self.power(old - safe)),
@@ -367,7 +394,7 @@ class _Maker:
         f = self.found
         value = self.at(self.base, row.name, column.name)
         if f.scores:
-            value = substitute(value, {f.scores.name: Load(scores, (row, column), self.dtype)})
+            value = substitute(value, {f.scores.name: Load(scores, self.lying(row, column), self.dtype)})
         for x in self.masks:
             there = self.at(x, row.name, column.name)
             value = substitute(value, {there: Load(f"{x.buffer}_mask", (row, column), x.dtype)})
@@ -382,22 +409,21 @@ class _Maker:
     def counted(self, scores: str) -> Body:
         """What makes scores out of their products: only where these are not, or may not be, the scores themselves."""
         f = self.found
-        place = Var(f"{self.query}_edge"), Var(f"{f.key}_edge")
-        value = self.score(*place, scores)
+        value = self.score(Var(f"{self.query}_edge"), Var(f"{f.key}_edge"), scores)
         if f.scores and isinstance(value, Load):
             return ()
-        loops = zip((x.name for x in place), (self.rows, self.cols), ("parallel", "parallel"), strict=True)
-        nest = self.nest(list(loops), [Store(scores, place, value)])
+        nest = self.rows_and("edge", f.key, self.columns, lambda i, j: Store(scores, self.lying(i, j), value))
         if f.scores is None or not recognised.told_by_places(self.base, self.query, f.scores.name):
             return (nest,)
         last = self.turn * self.cols + (self.cols - 1)
         ends = [op("gt", last, self.block * (self.rows * a) + b) for a, b in reach(f.score, self.query)]
-        if not _divides(self.cols, self.keys):
+        if not self.local and not _divides(self.cols, self.keys):
             ends.append(op("ge", last, self.keys))
         cond = functools.reduce(lambda x, y: op("or", x, y), (simplify(e, self.ranges, index=True) for e in ends))
         return (nest,) if isinstance(cond, Const) else (If(cond, (nest,)),)
 
-    def last(self) -> Stmt:
+    def last(self) -> Iterator[Stmt]:
+        """What becomes of the sums, row by row: local ones are turned for that."""
         f = self.found
         row, feature = Var(f"{self.query}_last"), Var(f"{self.feature}_last")
         inverse = Var(f"{f.total.name}_inverse", self.dtype)
@@ -405,7 +431,15 @@ class _Maker:
         own: dict[Expr, Expr] = {f.total: total, f.maximum: most * const(self.factor, self.dtype)}
         if self.factor == 1.0:
             own[f.maximum] = most
-        held = Load(f.accumulator.name, (row, feature), self.dtype)
+        place, rows = f.accumulator.name, dim(self.rows)
+        if self.local:
+            place, shape = f"{place}_rows", (self.width, self.rows)
+            turned = self.tensor(place, self.dtype, *shape).replace(strides=(dim(1), dim(self.width)))
+            yield tile.Alloc(turned, "local")
+            whole = tile.Slice(place, (dim(0), dim(0)), shape)
+            yield tile.Copy(whole, whole.replace(buffer=f.accumulator.name), "plain")
+            rows = rows if _divides(self.rows, self.queries) else op("min", rows, self.queries - self.block * self.rows)
+        held = Load(place, self.lying(row, feature), self.dtype)
         divided = f.last is op("div", f.accumulator, f.total) and self.dtype is f32
         done = held * inverse if divided else substitute(f.last, own | {f.accumulator: held})
         table = own | {f.accumulator: done}
@@ -417,8 +451,9 @@ class _Maker:
             for s in f.after
             if isinstance(s, Store)
         )
-        cond = both(self.inside("row", row.name), self.inside("feature", feature.name))
+        inside = [] if self.local else [self.inside("row", row.name)]
+        cond = both(*inside, self.inside("feature", feature.name))
         body: Body = stores if isinstance(cond, Const) else (If(cond, stores),)
         before = (Let(inverse.name, const(1.0, self.dtype) / total),) if divided else ()
-        columns = self.nest([(feature.name, self.width, "parallel")], body)
-        return self.nest([(row.name, self.rows, "parallel")], [*before, columns])
+        columns = self.nest([(feature.name, dim(self.width), "parallel")], body)
+        yield self.nest([(row.name, rows, "parallel")], [*before, columns])

@@ -1,0 +1,174 @@
+"""A loop nest that sums values weighted by a softmax and a CPU in; one pass over blocks of keys by tensor instructions
+out, or nothing for any other nest.
+
+A block of queries lies along vectors, in tiles of which the rows are keys or features: a softmax goes down the columns,
+where neither its maximum nor its sum crosses the lanes of a vector, and keys and values are read where they lie, an
+element at a time. Only queries and results are turned, once each, however many blocks of keys there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from compiler.ir.expr import Const, Expr, Load, Var, loads, names
+from compiler.ir.index import linear
+from compiler.ir.statement import Init, Kernel, Let
+from compiler.schedule import access, blocking, online
+from compiler.schedule.steps import Bind, Collapse, Online, Pack, Schedule, Step, Tensorize
+from compiler.targets.target import Instruction, Target
+
+MOST_VECTORS = 4  # of queries in a block: as many as stay in registers beside a softmax, and as instructions have
+KEYS = (32, 256)  # the fewest keys of a block that what is done once for each pays for, and the most that stay near
+# Cycles that a vector takes beside products: for a weight, one more or less of which does not show; for a sum that is
+# scaled or added to; and for an element that is turned.
+WEIGHT, SUM, TURN = 12.0, 3.0, 6.0
+
+
+def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule | None:
+    """A schedule for `kernel`, or None if it holds no such sum, or none that pays.
+
+    `private` names the temporaries that no other kernel uses.
+    """
+    found = online.recognise(kernel)
+    if found is None or found.scores is None or not set(found.inner) <= set(private):
+        return None
+    known = (*found.rows, found.feature, found.scores.depth)
+    if not all(isinstance(f.extent, Const) for f in known) or not isinstance(found.keys, Const):
+        return None
+    made = _Plan(found, found.scores, target).schedule()
+    return made if made is not None and _fresh(kernel, made) else None
+
+
+@dataclass(frozen=True)
+class _Way:
+    """The queries and keys of a block, and the instructions for scores and for values."""
+
+    rows: int
+    keys: int
+    score: Instruction
+    value: Instruction
+
+
+@dataclass
+class _Plan:
+    found: online.Online
+    scores: online.Scores
+    target: Target
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        f = self.found
+        self.dtype = f.accumulator.dtype
+        self.lanes = self.target.lanes(self.dtype.bytes)
+        extents = (f.query.extent, f.keys, self.scores.depth.extent, f.feature.extent)
+        self.queries, self.keys, self.depth, self.features = map(_number, extents)
+        self.batch = math.prod(_number(r.extent) for r in f.batch)
+
+    def schedule(self) -> Schedule | None:
+        """The steps; None where queries do not fill a vector, or the target has no instruction for the types."""
+        way = min(self.ways(), key=self.cycles, default=None)
+        if way is None or self.queries < self.lanes or self.scores.name.dtype is not self.dtype:
+            return None
+        masks = tuple(x.buffer for x in online.masks(self.found.score, self.found.query.var))
+        read = [x for x in loads(self.found.score) if x.buffer not in masks and self.found.query.var in names(x)]
+        if read and self.queries % way.rows:
+            return None  # a block's last queries are none, which only tiles have room for
+        return self.applied(way, masks)
+
+    # ---- the choice
+
+    def ways(self) -> Iterator[_Way]:
+        every = [r for r in self.target.instructions if r.function == blocking.PANEL and r.acc_type == self.dtype.name]
+        counts = range(1, -(-self.keys // KEYS[0]) + 1)
+        blocks = {n for count in counts if (n := -(-self.keys // count)) <= KEYS[1]}
+        for rows in (self.lanes * n for n in range(1, MOST_VECTORS + 1)):
+            value = self.best(every, self.features, rows)
+            for keys in sorted(blocks):
+                score = self.best(every, keys, rows)
+                if score is not None and value is not None:
+                    yield _Way(rows, keys, score, value)
+
+    def best(self, instructions: Iterable[Instruction], m: int, n: int) -> Instruction | None:
+        fit = [r for r in instructions if r.m <= m and r.n <= n]
+        return min(fit, key=lambda r: (self.step(r, m, n), -r.m * r.n), default=None)
+
+    def step(self, row: Instruction, m: int, n: int) -> float:
+        return blocking.step(m, n, self.dtype.bytes, self.target, row)
+
+    def cycles(self, way: _Way) -> float:
+        """What all queries of a head take, by blocks of keys of which some may not count."""
+        vectors, blocks = way.rows // self.lanes, -(-self.queries // way.rows)
+        every = -(-self.keys // way.keys)
+        turns = 0
+        for block in range(blocks):
+            ends = [a * (block * way.rows + way.rows - 1) + b for a, b in self.reach()]
+            turns += min([every, *(max(0, end // way.keys + 1) for end in ends)])
+        products = self.depth * self.step(way.score, way.keys, way.rows) + way.keys * self.step(
+            way.value, self.features, way.rows
+        )
+        rest = vectors * (way.keys * (WEIGHT + SUM) + 2 * self.features * SUM)
+        return turns * (products + rest) + blocks * vectors * TURN * (self.depth + self.features)
+
+    def reach(self) -> list[tuple[int, int]]:
+        return online.reach(self.found.score, self.found.query.var)
+
+    # ---- steps
+
+    def applied(self, way: _Way, masks: tuple[str, ...]) -> Schedule:
+        add, f = self.steps.append, self.found
+        query, key, feature, depth = f.query.var, f.key, f.feature.var, self.scores.depth.var
+        add(Online(f.accumulator.name, way.rows, way.keys, 1, "local", 0, masks))
+        if self.batch * self.queries * self.keys * (self.depth + self.features) >= blocking.WORTH_CORES:
+            name = f"{query}0"
+            for r in reversed(f.batch):
+                add(Collapse(r.var, name))
+                name = r.var + name
+            add(Bind(name, "blocks"))
+        rows, columns = f"{query}_score", f"{key}_score"
+        self.pack(self.scores.left, "query", (depth, rows))
+        if not self.direct(self.scores.right, online.KEY.name, depth):
+            self.pack(self.scores.right, "key", (columns, depth))
+        add(Tensorize((columns, rows, depth), way.score.name))
+        rows, columns, keys = f"{query}_value", f"{feature}_value", f"{key}_value"
+        if not self.direct(f.value, feature, online.KEY.name):
+            self.pack(f.value, "value", (keys, columns))
+        add(Tensorize((columns, rows, keys), way.value.name))
+        for end in ("first", "begin", "zero", "scale"):
+            self.lanes_of(f"{query}_{end}", self.lanes)
+        if online.scaled(f.score)[1] is not self.scores.name:
+            self.lanes_of(f"{query}_edge", self.lanes)
+        self.lanes_of(f"{query}_row", self.lanes, way.rows // self.lanes)
+        self.lanes_of(f"{feature}_last", self.target.lanes(access.widest(f.after)))
+        return Schedule(tuple(self.steps))
+
+    def lanes_of(self, name: str, width: int, unroll: int = 1) -> None:
+        if width > 1:
+            rolled = (("rolled", 1),) if unroll == 1 else ()
+            self.steps.append(Bind(name, "vector", (("width", width), ("unroll", unroll), *rolled)))
+
+    def direct(self, factor: Expr, *loops: str) -> bool:
+        """An instruction reads the factor where it lies: a load of the sum's type, in which each loop moves an axis of
+        its own by one. What is narrower would be widened again by each row of the instruction's tiles."""
+        if not isinstance(factor, Load):
+            return False
+        moved = [[d for d, e in enumerate(factor.index) if v in names(e)] for v in loops]
+        ones = all(linear(factor.index[d])[0].get(Var(v)) == 1 for v, ds in zip(loops, moved, strict=True) for d in ds)
+        return all(len(ds) == 1 for ds in moved) and moved[0] != moved[1] and ones
+
+    def pack(self, factor: Expr, word: str, order: tuple[str, str]) -> None:
+        buffer = next(x.buffer for x in factor.walk() if isinstance(x, Load))
+        self.steps.append(Pack(buffer, f"{buffer}_{word}", order, self.lanes))
+
+
+def _number(e: Expr) -> int:
+    assert isinstance(e, Const)
+    return int(e.value)
+
+
+def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
+    """None of the names that the steps make up is taken."""
+    made = {s.tile if isinstance(s, Pack) else s.loop for s in schedule.steps if isinstance(s, Pack | Bind)}
+    taken = {n.name for top in kernel.body for n in top.walk() if isinstance(n, Let | Init)}
+    return not made & (taken | {p.name for p in kernel.params})
