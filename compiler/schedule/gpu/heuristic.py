@@ -309,7 +309,7 @@ class _Plan:
             leaves.append(leaf)
             steps += merging
         vector = max(1, min(self.neighbours(leaf.original, leaf.original.body) for leaf in leaves))
-        while vector > 1 and any(leaf.extent % vector or leaf.extent < vector * threads // 2 for leaf in leaves):
+        while vector > 1 and any(leaf.extent % vector or _idle(leaf.extent, vector, threads) for leaf in leaves):
             vector //= 2
         lanes = _lanes(threads, vector)
         extent = leaves[0].extent
@@ -432,6 +432,12 @@ def _rest(rows: list[loop.For], r: loop.For) -> int:
 
 def _lanes(threads: int, vector: int) -> tuple[tuple[str, int], ...]:
     return (("threads", threads), *((("vector", vector),) if vector > 1 else ()))
+
+
+def _idle(extent: int, vector: int, threads: int) -> bool:
+    """Half as many neighbours for each thread would halve what the busiest has to do."""
+    busiest, halved = (-(-extent // (n * threads)) * n for n in (vector, vector // 2))
+    return 2 * halved <= busiest
 
 
 def _power(n: int) -> int:
