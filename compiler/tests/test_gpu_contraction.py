@@ -170,3 +170,11 @@ def test_without_tensor_instructions_threads_hold_squares(size: tuple[int, int, 
     assert not instructions(made) and own.space == "registers" and {t.space for t in parts} <= {"device"}
     assert min(static(n) for n in own.tensor.shape) >= 2
     legal.verify(made, target)
+
+
+@pytest.mark.parametrize("right", ["kn", "nk"])
+def test_rows_of_parts_lie_in_banks_of_their_own(right: str) -> None:
+    _, made = scheduled(Product(512, 512, 3584, "mk", right, "bf16").text, TARGETS["sm_90a"])
+    allocs = [n for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, tile.Alloc)]
+    (parts,) = (n.tensor for n in allocs if n.space == "cluster")
+    assert static(parts.strides[-2]) - static(parts.shape[-1]) == 8

@@ -185,22 +185,21 @@ class _Plan:
         if not self.p.across:
             add(Reorder((m.name, n.name)))
         row, column, part = f"{outer.name}_sum", f"{inner.name}_sum", f"{k.name}_part"
-        if all(x.boxed or x.size % long == 0 for x, long in ((m, t.m), (n, t.n))):
-            add(Split(column, NEIGHBOURS))
-            add(Distribute(f"{self.acc}_sum", (f"{column}1",)))
-            add(Reorder((f"{part}_sum", f"{column}1")))
-            self.steps += [
-                Bind(f"{column}1{end}", level)
-                for end, level in (("_first", "unroll"), ("", "vector"), ("_last", "vector"))
-            ]
-            column += "0"
-        else:
+        whole = all(x.boxed or x.size % long == 0 for x, long in ((m, t.m), (n, t.n)))
+        if not whole:
             add(Pad((row, column), (rows, columns)))
         if space == "cluster":
             self.steps += [Split(row, rows // t.parts), Bind(f"{row}0", "blocks")]
             row += "1"
         add(Collapse(row, column))
-        self.steps += [Bind(row + column, "lanes", (("threads", t.threads),)), Bind(f"{part}_sum", "unroll")]
+        each = row + column
+        lanes = (("threads", t.threads), *((("vector", NEIGHBOURS),) if whole else ()))
+        if whole:
+            # All that a thread adds up is asked for before it stores any.
+            add(Distribute(f"{self.acc}_sum", (each,), "registers"))
+            add(Reorder((f"{part}_sum", each)))
+            self.steps += [Bind(f"{each}{end}", "lanes", lanes) for end in ("_first", "_last")]
+        self.steps += [Bind(each, "lanes", lanes), Bind(f"{part}_sum", "unroll")]
         return [part]
 
     def mainloop(self) -> None:

@@ -8,8 +8,8 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, cast, dim, loads, names, op, static
 from compiler.ir.index import Range, from_linear, linear, simplify
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
-from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of, replace, wrap
+from compiler.ir.tensor import Tensor
+from compiler.passes.tile.nests import Body, find_nest, longest, padded, ranges_of, replace, wrap
 from compiler.schedule.blocks import block, conjuncts, guarded, narrow, zero
 from compiler.schedule.steps import Pad, ScheduleError
 
@@ -77,7 +77,8 @@ def _grown(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:
             case tile.Alloc(t) if t.name == stored.buffer:
                 wanted = [lengths.get(i, 0) if isinstance(i, Var) else 0 for i in stored.index]
                 shape = tuple(dim(max(n, static(old))) for n, old in zip(wanted, t.shape, strict=True))
-                out.append(s.replace(tensor=t.replace(shape=shape, strides=row_major(shape))))
+                apart = static(t.strides[-2]) - static(t.shape[-1]) if len(shape) > 1 else 0
+                out.append(s.replace(tensor=t.replace(shape=shape, strides=padded(shape, apart))))
             case tile.For(body=inner) | If(body=inner):
                 out.append(s.replace(body=_grown(inner, stored, lengths)))
             case _:
