@@ -5,78 +5,30 @@ Each is a kernel by hand with what it must give, by NumPy. `needs` is the featur
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 
-from compiler.instructions.tensor import kernel
-from compiler.instructions.trial import TYPES, Trial, stored
-from compiler.interpret.scalar import Array, storage
-from compiler.ir.dtype import DType, bf16, f16, f32, f64, i8, i16, i32, i64, u8
-from compiler.runtime.launches import Extent, Launch, Map
-
-Memory = tuple[str, DType, Array]  # values as the interpreters hold them
+from compiler.instructions.formulas import by_hand, formulas, small
+from compiler.instructions.trial import TYPES, Trial
+from compiler.interpret.scalar import storage
+from compiler.ir.dtype import bf16, f16, f32, f64, i8, i16, i32, i64, u8
+from compiler.runtime.launches import Map
 
 
 def functions(seed: int) -> Iterator[tuple[str, str, Trial]]:
     """(name, feature, trial)."""
     rng = np.random.default_rng(seed)
-    arithmetic = (_formulas, _atomics, _vectors_added, _warp)
+    arithmetic = (formulas, _atomics, _vectors_added, _warp)
     for made in (*arithmetic, _hinted, _barriers, _arriving_copies, _clusters, _bulk, _launches):
         yield from made(rng)
-
-
-def _trial(name: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory, ...], outputs: tuple[Memory, ...], *,
-           threads: int = 32, blocks: int = 1, cluster: Extent = (1, 1, 1), maps: tuple[Map, ...] = (),
-           shared: int = 0) -> Trial:  # fmt: skip
-    """Parameters are the inputs, the outputs, and then the maps, as m0, m1, .."""
-    params = [
-        *(f"const {TYPES[t.name]}* __restrict__ {x}" for x, t, _ in inputs),
-        *(f"{TYPES[t.name]}* __restrict__ {x}" for x, t, _ in outputs),
-        *(f"MLC_TENSOR_MAP(m{i})" for i in range(len(maps))),
-    ]
-    text = kernel(name, threads, params, body.strip("\n").splitlines(), cluster[0])
-    arguments = (*range(len(inputs) + len(outputs)), *maps)
-    launch = Launch(name, (blocks, 1, 1), (threads, 1, 1), arguments, shared=shared, cluster=cluster)
-    return Trial(text, includes, launch, tuple((x, stored(v, t)) for x, t, v in inputs), outputs)
-
-
-def _small(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], low: int = -8, high: int = 9) -> Array:
-    """Small whole numbers, of which any sum here is exact in every type."""
-    return rng.integers(0 if dtype is u8 else low, high, shape).astype(storage(dtype))
-
-
-def _formulas(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
-    """Functions that have a sequence of their own on the GPU, over all of f32, within an ulp of correct rounding."""
-    places = [0.0, 2.0**-149, 2.0**-126, 2.0**-124, 1.0, 0.921875, 4.0, 2.0**124, 2.0**126, (2 - 2.0**-23) * 2.0**127]
-    special = np.array([*places, np.inf, np.nan], np.float32)
-    special = np.concatenate((special, -special))
-    some = rng.integers(0, 2**32, (2, 2048), dtype=np.uint64).astype(np.uint32).view(np.float32)
-    near = rng.uniform(-4, 4, (2, 2048)).astype(np.float32)
-    edges = np.stack((np.repeat(special, special.size), np.tile(special, special.size)))
-    x, y = np.concatenate((some, near, edges), axis=1)
-    with np.errstate(all="ignore"):
-        quotients = x / y
-        shares = x / (np.abs(y) + np.float32(1))
-        errors = np.array([math.erf(a) for a in x], np.float32)
-        steps = [np.where(np.isfinite(w), np.spacing(np.abs(w)), 0) for w in (quotients, shares, 2 * errors)]
-    for name, header, call, wanted, step in (
-        ("division", "arithmetic", "mlc_div(x[i], y[i])", quotients, steps[0]),
-        ("division_by_large", "arithmetic", "mlc_div_large(x[i], fabsf(y[i]) + 1.0f)", shares, steps[1]),
-        ("error_function", "mathematics", "mlc_erf(x[i])", errors, steps[2]),
-    ):
-        body = f"for (int i = t; i < {x.size}; i += 64) out[i] = {call};"
-        made = _trial(name, body, (header,), (("x", f32, x), ("y", f32, y)), (("out", f32, wanted),), threads=64)
-        yield name, "", replace(made, tolerance=step)
 
 
 def _atomics(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
     for dtype in (f32, f64, bf16, f16, i64, i32, i16, i8, u8):
         for op, combine in (("add", np.add), ("max", np.maximum), ("min", np.minimum), ("mul", np.multiply)):
             # Four threads combine into each of 8 places.
-            x, start = _small(rng, dtype, (4, 8), -2, 3), _small(rng, dtype, (8,), -4, 5)
+            x, start = small(rng, dtype, (4, 8), -2, 3), small(rng, dtype, (8,), -4, 5)
             if dtype.is_float and op in ("max", "min"):
                 x[1, 3] = np.nan
             wanted = combine.reduce(np.concatenate((start[None], x)).astype(np.float64), axis=0)
@@ -88,9 +40,9 @@ mlc_atomic_{op}(out + t % 8, x[t]);
 """
             with np.errstate(invalid="ignore"):
                 memory = wanted.astype(storage(dtype))
-            yield name, "", _trial(name, body, ("atomics",), (("x", dtype, x), ("start", dtype, start)),
-                                   (("out", dtype, memory),))  # fmt: skip
-    x = _small(rng, i32, (4, 64), 0, 100)
+            yield name, "", by_hand(name, body, ("atomics",), (("x", dtype, x), ("start", dtype, start)),
+                                    (("out", dtype, memory),))  # fmt: skip
+    x = small(rng, i32, (4, 64), 0, 100)
     body = """
 const int before = mlc_atomic_add(ticket, 1);
 mlc_fence_device();
@@ -98,7 +50,7 @@ out[before] = before;
 """
     wanted = np.arange(64, dtype=np.int32)
     setup = "if (blockIdx.x == 0 && t < 1) ticket[0] = 0;"  # one block: the counter is set before it is taken
-    yield "atomic_ticket", "", _trial(
+    yield "atomic_ticket", "", by_hand(
         "atomic_ticket", f"{setup}\nmlc_block_barrier();{body}", ("atomics",), (("x", i32, x),),
         (("ticket", i32, np.array([64], np.int32)), ("out", i32, wanted)), threads=64,
     )  # fmt: skip
@@ -109,7 +61,7 @@ int last;
 mlc_take_ticket(&last, tickets, 64);
 if (last) out[0] = x[0] + tickets[0];
 """
-    yield "take_ticket", "", _trial(
+    yield "take_ticket", "", by_hand(
         "take_ticket", body, ("atomics",), (("x", i32, x),),
         (("tickets", i32, np.zeros(1, np.int32)), ("out", i32, x.reshape(-1)[:1].astype(np.int32))), threads=64,
     )  # fmt: skip
@@ -117,7 +69,7 @@ if (last) out[0] = x[0] + tickets[0];
 
 def _vectors_added(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
     for dtype, width in ((f32, 4), (f16, 2), (bf16, 2)):
-        x = _small(rng, dtype, (32, width))
+        x = small(rng, dtype, (32, width))
         name = f"red_add{width}_{dtype}"
         body = f"""
 if (t < {width}) out[t] = start[t];
@@ -126,16 +78,16 @@ mlc_block_barrier();
 for (int i = 0; i < {width}; i++) mine[i] = x[t * {width} + i];
 mlc_red_add{width}(out, mine);
 """
-        start = _small(rng, dtype, (width,))
+        start = small(rng, dtype, (width,))
         wanted = start + x.sum(0)
-        yield name, "" if dtype is f16 else "red.vector", _trial(
+        yield name, "" if dtype is f16 else "red.vector", by_hand(
             name, body, ("atomics",), (("x", dtype, x), ("start", dtype, start)),
             (("out", dtype, wanted.astype(storage(dtype))),),
         )  # fmt: skip
 
 
 def _warp(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
-    x = _small(rng, i32, (32,))
+    x = small(rng, i32, (32,))
     lanes = np.arange(32)
     every = (x > 0).astype(np.int64) @ (1 << lanes.astype(np.int64))
     rows = [
@@ -157,7 +109,7 @@ const bool chosen = mlc_elect();
 out[256 + t] = __popc(mlc_ballot(chosen));
 """
     wanted = np.stack(rows).astype(np.int64)
-    yield "warp", "", _trial("warp", body, ("vote",), (("x", i32, x),), (("out", i64, wanted),))
+    yield "warp", "", by_hand("warp", body, ("vote",), (("x", i32, x),), (("out", i64, wanted),))
 
 
 def _hinted(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
@@ -170,11 +122,11 @@ __align__({size}) signed char mine[{size}];
 mlc_load_{hint}<{size}>(mine, x + t * {size});
 mlc_store_once<{size}>(out + t * {size}, mine);
 """
-            yield name, "", _trial(name, body, ("streaming",), (("x", i8, x),), (("out", i8, x),), threads=64)
+            yield name, "", by_hand(name, body, ("streaming",), (("x", i8, x),), (("out", i8, x),), threads=64)
 
 
 def _barriers(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
-    x = _small(rng, f32, (4, 64))
+    x = small(rng, f32, (4, 64))
     # Two warps fill, two others use, twice over one buffer: barrier 1 says that it is full, barrier 2 that it is empty.
     body = """
 MLC_SHARED(float, s, 64, 16);
@@ -191,8 +143,8 @@ for (long i = 0; i < 4; i++) {
 }
 """
     wanted = x[:, ::-1].copy()
-    yield "named_barrier", "", _trial("named_barrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),),
-                                      threads=128)  # fmt: skip
+    yield "named_barrier", "", by_hand("named_barrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),),
+                                       threads=128)  # fmt: skip
     body = """
 MLC_SHARED(float, s, 64, 16);
 MLC_SHARED(unsigned long, full, 1, 8);
@@ -215,12 +167,12 @@ for (long i = 0; i < 4; i++) {
     }
 }
 """
-    yield "mbarrier", "mbarrier", _trial("mbarrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),),
-                                         threads=128)  # fmt: skip
+    yield "mbarrier", "mbarrier", by_hand("mbarrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),),
+                                          threads=128)  # fmt: skip
 
 
 def _arriving_copies(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
-    x = _small(rng, f32, (3, 32, 4))
+    x = small(rng, f32, (3, 32, 4))
     body = """
 MLC_SHARED(float, s, 384, 16);
 MLC_SHARED(unsigned long, full, 3, 8);
@@ -238,12 +190,12 @@ for (long i = 0; i < 3; i++) {
     for (long j = 0; j < 4; j++) out[i * 128 + t * 4 + j] = s[i * 128 + (31 - t) * 4 + j];
 }
 """
-    yield "cp_async_arrive", "mbarrier", _trial("cp_async_arrive", body, ("async", "mbarrier"), (("x", f32, x),),
-                                                (("out", f32, x[:, ::-1].copy()),))  # fmt: skip
+    yield "cp_async_arrive", "mbarrier", by_hand("cp_async_arrive", body, ("async", "mbarrier"), (("x", f32, x),),
+                                                 (("out", f32, x[:, ::-1].copy()),))  # fmt: skip
 
 
 def _clusters(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
-    x = _small(rng, f32, (4, 32))
+    x = small(rng, f32, (4, 32))
     body = """
 MLC_SHARED(float, s, 32, 16);
 MLC_SHARED(unsigned long, full, 1, 8);
@@ -260,8 +212,8 @@ out[blockIdx.x * 32 + t] = s[t];
 mlc_cluster_barrier();
 """
     wanted = np.roll(x, 1, 0)
-    yield "store_async", "cluster", _trial("store_async", body, ("cluster", "mbarrier"), (("x", f32, x),),
-                                           (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
+    yield "store_async", "cluster", by_hand("store_async", body, ("cluster", "mbarrier"), (("x", f32, x),),
+                                            (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
     body = """
 MLC_SHARED(float, s, 32, 16);
 MLC_SHARED(unsigned long, full, 1, 8);
@@ -277,8 +229,8 @@ mlc_mbarrier_wait_cluster(full, 0);
 out[blockIdx.x * 32 + t] = s[t];
 mlc_cluster_barrier();
 """
-    yield "arrive_cluster", "cluster", _trial("arrive_cluster", body, ("cluster", "mbarrier"), (("x", f32, x),),
-                                              (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
+    yield "arrive_cluster", "cluster", by_hand("arrive_cluster", body, ("cluster", "mbarrier"), (("x", f32, x),),
+                                               (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
     body = """
 MLC_SHARED(float, s, 32, 16);
 const long next = (mlc_cluster_rank() + 1) % mlc_cluster_size();
@@ -292,8 +244,8 @@ if (t < 8) {
 mlc_cluster_barrier();
 """
     wanted = np.roll(x, -1, 0)
-    yield "cluster_get", "cluster", _trial("cluster_get", body, ("cluster",), (("x", f32, x),), (("out", f32, wanted),),
-                                           blocks=4, cluster=(4, 1, 1))  # fmt: skip
+    yield "cluster_get", "cluster", by_hand("cluster_get", body, ("cluster",), (("x", f32, x),),
+                                            (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
 
 
 def _bulk(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
@@ -323,9 +275,9 @@ if (t == 0) {{
     mlc_bulk_wait<0>();
 }}
 """
-    yield "bulk", "tma", _trial("bulk", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1032)
+    yield "bulk", "tma", by_hand("bulk", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1032)
     # Block 0 loads for both; each takes the sum of what it got and its rank.
-    y = _small(rng, f32, (8, 32))
+    y = small(rng, f32, (8, 32))
     body = f"""{arrived}
 mlc_cluster_barrier();
 if (t == 0) mlc_mbarrier_expect(full, 1024);
@@ -339,14 +291,14 @@ mlc_cluster_barrier();
 """
     wanted = np.stack((y, y + 1))
     tensor = Map(0, "f32", (32, 8), (4, 128), (32, 8))
-    yield "tma_multicast", "tma", _trial(
+    yield "tma_multicast", "tma", by_hand(
         "tma_multicast", body, ("tma", "cluster"), (("x", f32, y),), (("out", f32, wanted),), blocks=2,
         cluster=(2, 1, 1), maps=(tensor,), shared=1032,
     )  # fmt: skip
     for dtype in (f32, i32, f16, bf16):
         c = TYPES[dtype.name]
         size = dtype.bytes
-        z, start = _small(rng, dtype, (4, 16)), _small(rng, dtype, (4, 16))
+        z, start = small(rng, dtype, (4, 16)), small(rng, dtype, (4, 16))
         body = f"""
 MLC_DYNAMIC_SHARED(s);
 for (long e = t; e < 64; e += 32) out[e] = start[e];
@@ -362,17 +314,17 @@ if (t == 0) {{
         wanted = start.copy()
         wanted[1:] = start[1:] + z[:-1]
         tensor = Map(2, dtype.name, (16, 4), (size, 16 * size), (16, 4))
-        yield f"tma_add_{dtype}", "tma", _trial(
+        yield f"tma_add_{dtype}", "tma", by_hand(
             f"tma_add_{dtype}", body, ("tma",), (("x", dtype, z), ("start", dtype, start)), (("out", dtype, wanted),),
             maps=(tensor,), shared=1024,
         )  # fmt: skip
 
 
 def _launches(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
-    x = _small(rng, f32, (256,))
+    x = small(rng, f32, (256,))
     body = "mlc_wait_dependencies();\nout[t] = x[t];\nmlc_launch_dependents();"
-    yield "dependent_launch", "pdl", _trial("dependent_launch", body, ("launch",), (("x", f32, x[:32]),),
-                                            (("out", f32, x[:32]),))  # fmt: skip
+    yield "dependent_launch", "pdl", by_hand("dependent_launch", body, ("launch",), (("x", f32, x[:32]),),
+                                             (("out", f32, x[:32]),))  # fmt: skip
     body = """
 if (mlc_warp_uniform(t / 128) == 0) {
     mlc_registers_decrease<40>();
@@ -383,5 +335,5 @@ if (mlc_warp_uniform(t / 128) == 0) {
 }
 """
     wanted = x + np.repeat(np.array([0, 1], np.float32), 128)
-    yield "registers", "setmaxnreg", _trial("registers", body, ("registers", "vote"), (("x", f32, x),),
-                                            (("out", f32, wanted),), threads=256)  # fmt: skip
+    yield "registers", "setmaxnreg", by_hand("registers", body, ("registers", "vote"), (("x", f32, x),),
+                                             (("out", f32, wanted),), threads=256)  # fmt: skip

@@ -78,7 +78,8 @@ def judge(trial: Trial, outputs: Sequence[Array]) -> None:
     """Raise Different, naming the first element, unless the outputs are those wanted."""
     for (name, dtype, wanted), memory in zip(trial.wanted, outputs, strict=True):
         made = read(memory, dtype)
-        away = np.abs(made.astype(np.float64) - wanted.astype(np.float64))
+        with np.errstate(invalid="ignore"):
+            away = np.abs(made.astype(np.float64) - wanted.astype(np.float64))
         wrong = ~((made == wanted) | (np.isnan(made) & np.isnan(wanted)) | (away <= trial.tolerance))
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])

@@ -168,6 +168,76 @@ def test_a_loop_that_never_ends_is_stopped() -> None:
     assert "time limit" in {r.kind for r in outcome.reports}
 
 
+@pytest.mark.parametrize(("more", "kinds"), [(232, []), (240, ["registers"])])
+def test_registers_of_warpgroups(more: int, kinds: list[str]) -> None:
+    body = f"""#include "mlc/registers.cuh"
+extern "C" __global__ void __launch_bounds__(384, 1) kernel(long* y) {{
+    if (threadIdx.x < 128) {{
+        mlc_registers_decrease<40>();
+    }} else {{
+        mlc_registers_increase<{more}>();
+    }}
+    y[threadIdx.x] = 1;
+}}
+"""
+    plan = LaunchPlan((), (Buffer("y", 384 * 8),), (Launch("kernel", (1, 1, 1), (384, 1, 1), (0,)),))
+    for check in (False, True):
+        outcome = emulator.run(emulator.build(body, INCLUDE, check), plan, [np.zeros(384, np.int64)], check)
+        assert [r.kind for r in outcome.reports] == kinds
+
+
+@MODES
+@pytest.mark.parametrize(("count", "shared", "fits"), [(6144, 0, True), (6145, 0, False), (6144, 180 << 10, False)])
+def test_room_for_static_arrays(check: bool, count: int, shared: int, fits: bool) -> None:
+    body = f"MLC_SHARED(long, s, {count}, 16);\ns[threadIdx.x] = threadIdx.x;\ny[threadIdx.x] = s[threadIdx.x];"
+    outcome, _ = run(body, 32, check=check, shared=shared)
+    assert {r.kind for r in outcome.reports} == (set() if fits else {"shared memory"})
+
+
+def checked(body: str, headers: tuple[str, ...], inputs: int = 8) -> set[str]:
+    """Kinds of findings in one warp, with an input x of so many integers and an output y of 32."""
+    includes = "".join(f'#include "mlc/{name}.cuh"\n' for name in headers)
+    source = f'{includes}extern "C" __global__ void kernel(const long* x, long* y) {{\n{body}\n}}\n'
+    plan = LaunchPlan(
+        (Buffer("x", 8 * inputs),), (Buffer("y", 256),), (Launch("kernel", (1, 1, 1), (32, 1, 1), (0, 1), 65536),)
+    )
+    memory = [np.zeros(inputs, np.int64), np.zeros(32, np.int64)]
+    return {r.kind for r in emulator.run(emulator.build(source, INCLUDE, True), plan, memory, True).reports}
+
+
+def test_constant_loads() -> None:
+    load = "long mine;\nmlc_load_once<8>(&mine, {});\ny[threadIdx.x] = mine;"
+    assert checked(load.format("x"), ("streaming",)) == set()
+    written = "y[threadIdx.x] = 1;\nmlc_warp_barrier();\n"
+    assert checked(written + load.format("y + 31 - threadIdx.x"), ("streaming",)) == {"constant written", "race"}
+    shared = "MLC_SHARED(long, s, 32, 16);\ns[threadIdx.x] = 1;\n"
+    assert checked(shared + load.format("s + threadIdx.x"), ("streaming",)) == {"shared address"}
+    stored = shared + "mlc_store_global<2>(s, x);"
+    assert checked(stored, ("memory",)) == {"shared address"}
+
+
+def test_the_warp_s_index_is_asked_for_by_whole_warps() -> None:
+    assert checked("y[threadIdx.x] = mlc_warp_index();", ("places",)) == set()
+    assert checked("if (threadIdx.x < 7) y[threadIdx.x] = mlc_warp_index();", ("places",)) & {
+        "deadlock",
+        "divergent collective",
+    }
+
+
+def test_bytes_that_nobody_expects() -> None:
+    body = """
+    MLC_DYNAMIC_SHARED(s);
+    MLC_SHARED(unsigned long, full, 1, 8);
+    if (threadIdx.x == 0) {
+        mlc_mbarrier_init(full, 1);
+        mlc_mbarrier_fence_init();
+        for (int i = 0; i < 17; i++) mlc_bulk_load(s, x, 65536, full);
+        mlc_mbarrier_wait(full, 0);
+    }
+    """
+    assert "mbarrier" in checked(body, ("tma",), 8192)
+
+
 def test_a_launch_that_says_it_does_not_synchronize_must_not() -> None:
     for check in (False, True):
         outcome, _ = run("mlc_block_barrier();\ny[threadIdx.x] = 1;", 32, check=check, synchronizes=False)

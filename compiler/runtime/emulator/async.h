@@ -111,6 +111,7 @@ static void move_pieces(const Piece* pieces, unsigned count, Apply* apply) {
 
 static void complete_copy(MBarrier* m, unsigned bytes) {
     m->tx -= (int)bytes;
+    if (m->tx <= -(1 << 20)) fatal("mbarrier", m->site, "more than 2^20 - 1 bytes have come before they were expected");
     complete_phase(m);
 }
 

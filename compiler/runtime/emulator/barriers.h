@@ -126,6 +126,7 @@ void group_rendezvous(unsigned first, unsigned warps, const char* name, int line
 
 static bool arrive_named(unsigned id, unsigned threads, unsigned site) {
     not_flat(site);
+    if (id == 0) fatal("named barrier", site, "barrier 0 is that of the whole block");
     if (id >= NAMED_BARRIERS || threads % 32 || threads == 0 || threads > worker->threads)
         fatal("named barrier", site, "no such barrier, or not a number of whole warps of this block");
     NamedBarrier& n = me()->block_of->named[id];
@@ -136,8 +137,15 @@ static bool arrive_named(unsigned id, unsigned threads, unsigned site) {
     }
     n.expected = threads;
     hooks::release(me(), n.open);
+    unsigned& lanes = n.of_warp[me()->linear / 32];
+    if (lanes >> me()->lane & 1) fatal("named barrier", site, "a thread arrives twice in one phase");
+    lanes |= 1u << me()->lane;
     if (++n.arrived < threads) return false;
     n.arrived = 0;
+    for (unsigned& warp : n.of_warp) {
+        if (warp && ~warp) fatal("named barrier", site, "lanes arrive by themselves; the hardware counts whole warps (.aligned)");
+        warp = 0;
+    }
     hooks::move(n.open, n.complete);
     for (Fiber* f = n.waiters.head; f; f = f->next) hooks::acquire(f, n.complete);
     wake(n.waiters);
@@ -153,6 +161,25 @@ void named_barrier_sync(unsigned id, unsigned threads) {
     }
     n.waiters.push(me());
     block_fiber("bar.sync", site, &n);
+}
+
+// ---- Registers handed between warpgroups -------------------------------------------------------------------------------
+
+constexpr unsigned MOST_REGISTERS = 65536;  // of a multiprocessor
+
+void registers_set(unsigned count) {
+    const unsigned site = MLC_SITE;
+    Block* b = me()->block_of;
+    b->registers[me()->linear / 128] = count;
+    b->registers_site = site;
+}
+static void look_at_registers(const Block* b) {
+    unsigned all = 0;
+    for (unsigned count : b->registers) all += 128 * count;
+    if (all <= MOST_REGISTERS) return;
+    char note[160];
+    snprintf(note, sizeof note, "the warpgroups of a block ask for %u in the end, and there are %u", all, MOST_REGISTERS);
+    report("registers", b->registers_site, note);
 }
 
 // ---- Clusters --------------------------------------------------------------------------------------------------------
@@ -191,6 +218,7 @@ unsigned cluster_size() { return worker->blocks; }
 static void leave_block(Fiber* f) {
     hooks::end_fiber(f);
     Block* b = f->block_of;
+    if (b->alive == 1 && b->registers_site) look_at_registers(b);
     b->alive--;
     b->exited++;
     f->warp->alive &= ~(1u << f->lane);

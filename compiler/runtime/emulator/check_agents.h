@@ -134,6 +134,8 @@ void bulk_waited(Fiber* f, unsigned groups, bool read) {
 
 void cp_async(void* to, const void* from, unsigned bytes, unsigned valid, unsigned site) {
     Fiber* f = me();
+    if (valid > bytes) fatal("cp.async", site, "more bytes are to be read than the copy has");
+    if (valid) look_global(from, site);
     if (((uintptr_t)to | (valid ? (uintptr_t)from : 0)) & (bytes - 1))
         fatal("misaligned", site, "cp.async needs both addresses at multiples of its size");
     if (valid) access(from, valid, READ, site);
@@ -200,6 +202,8 @@ void end_fiber(Fiber* f) {
     if (worker->blocks > 1 && f->block_of->alive == 1) look_at_visits(f->block_of);
     if (c.bulk_open || c.bulk_read_done < c.bulk_groups)
         report("bulk copy", c.bulk_site, "the thread ends without waiting for its copy to have read shared memory");
+    for (const Registers& r : c.registers)
+        if (r.batch >= c.wgmma_done) report("wgmma", r.site, "the thread ends without wgmma.wait_group for it");
     if (!c.copies.empty()) report("copy in flight", c.copies[0].site, "the thread ends without waiting for its cp.async");
 }
 
@@ -316,9 +320,9 @@ void wgmma_registers(const void* p, unsigned bytes) {
         report("wgmma", MLC_SITE, "its registers were written, or never fenced, since the last wgmma.fence");
     c.registers_fenced = true;  // said once
     if (known)
-        *known = {low, low + bytes, c.wgmma_batch, false};
+        *known = {low, low + bytes, c.wgmma_batch, MLC_SITE, false};
     else
-        c.registers.push_back({low, low + bytes, c.wgmma_batch, false});
+        c.registers.push_back({low, low + bytes, c.wgmma_batch, MLC_SITE, false});
 }
 
 static void touch_registers(Fiber* f, const char* p, unsigned bytes, bool writes, unsigned site) {

@@ -346,6 +346,26 @@ bool arm(bool on) {
     return was;
 }
 void read(const void* p, unsigned bytes) { access(p, bytes, READ, MLC_SITE); }
+static void look_global(const void* p, unsigned site) {
+    if (armed && shared_address(p) != NO_ADDRESS)
+        fatal("shared address", site, "an instruction for global memory is given shared memory");
+}
+void global(const void* p) { look_global(p, MLC_SITE); }
+void read_constant(const void* p, unsigned bytes) {
+    unsigned site = MLC_SITE;
+    if (!armed) return;
+    look_global(p, site);
+    access(p, bytes, READ, site);
+    if ((const char*)p < arena || (const char*)p >= arena_end) return;
+    size_t at = (size_t)((const char*)p - arena);
+    const Page* page = pages[at >> PAGE_BITS];
+    if (!page || page->cells.empty()) return;
+    const Cell& c = page->cells[(at & ((1u << PAGE_BITS) - 1)) >> page->shift];
+    if (c.epoch == launch_epoch && c.clock)
+        memory_report("constant written", page->region, p, bytes, site,
+                      "ld.global.nc may read what was there before this kernel wrote it", thread_of(c.writer), c.site);
+}
+bool is_flat() { return worker->flat; }
 void write(const void* p, unsigned bytes) { access(p, bytes, WRITE, MLC_SITE); }
 void atomic(const void* p, unsigned bytes, bool writes, Order order) {
     if (!armed) return;

@@ -7,7 +7,9 @@
 namespace mlc::emu {
 
 constexpr unsigned FIRST_DYNAMIC = 1024, GAP = 512;
-static unsigned launch_serial, statics_end;
+constexpr unsigned MOST_STATIC = 48 << 10, MOST_SHARED = 227 << 10;
+static unsigned launch_serial, statics_end, statics_bytes;
+static const Request* current;
 static pthread_mutex_t launch_lock = PTHREAD_MUTEX_INITIALIZER, statics_lock = PTHREAD_MUTEX_INITIALIZER;
 
 // ---- Shared memory ---------------------------------------------------------------------------------------------------
@@ -19,9 +21,15 @@ static void place_array(SharedArray* a, unsigned site) {
         unsigned align = a->align < GAP ? GAP : a->align;
         a->offset = (statics_end + align - 1) / align * align;
         statics_end = a->offset + (a->bytes + GAP - 1) / GAP * GAP + GAP;
-        if (statics_end > WINDOW) {
+        statics_bytes = (statics_bytes + a->align - 1) / a->align * a->align + a->bytes;
+        // Dynamic memory comes behind them, at a multiple of 1024 bytes.
+        unsigned all = current->shared ? (statics_bytes + 1023) / 1024 * 1024 + current->shared : statics_bytes;
+        if (statics_bytes > MOST_STATIC || all > MOST_SHARED || statics_end > WINDOW) {
             pthread_mutex_unlock(&statics_lock);
-            fatal("shared memory", site, "the kernel's arrays do not fit");
+            char note[160];
+            snprintf(note, sizeof note, "static arrays take %u bytes and dynamic memory %u: more than %u, or than %u together",
+                     statics_bytes, current->shared, MOST_STATIC, MOST_SHARED);
+            fatal("shared memory", site, note);
         }
         hooks::new_array(a);
         __atomic_store_n(&a->launch, launch_serial, __ATOMIC_RELEASE);
@@ -90,11 +98,14 @@ static void begin_block(Worker* w, unsigned rank) {
     b->alive = w->threads;
     b->exited = b->arrived = 0;
     b->window = w->windows + rank * WINDOW;
+    memset(b->registers, 0, sizeof b->registers);
+    b->registers_site = 0;
     b->fibers = w->fibers + (size_t)rank * w->threads;
     b->warps = w->warp_array + (size_t)rank * warps;
     b->waiters = FiberList();
     for (NamedBarrier& n : b->named) {
         n.arrived = 0;
+        memset(n.of_warp, 0, sizeof n.of_warp);
         n.waiters = FiberList();
         hooks::forget(n.open);
         hooks::forget(n.complete);
@@ -167,7 +178,6 @@ static void run_cluster(Worker* w, uint64_t number) {
 
 static std::vector<Worker*> idle_workers;
 static pthread_mutex_t idle_lock = PTHREAD_MUTEX_INITIALIZER;
-static const Request* current;
 static uint64_t next_cluster, all_clusters;
 
 // The cluster that runs as the n-th: forward, backward, or by steps of a stride that passes by every one.
@@ -232,6 +242,7 @@ extern "C" __attribute__((visibility("default"))) void mlc_launch(const Request*
     block_extent = {r->block[0], r->block[1], r->block[2]};
     grid_extent = {r->grid[0], r->grid[1], r->grid[2]};
     launch_serial++;
+    statics_bytes = 0;
     statics_end = FIRST_DYNAMIC + (r->shared + GAP - 1) / GAP * GAP + GAP;
     Dl_info where;
     image = dladdr(r->kernel, &where) ? (uintptr_t)where.dli_fbase : 0;

@@ -40,7 +40,7 @@ struct PendingCopy {  // a cp.async that has not landed
 };
 struct Registers {  // registers that a wgmma batch may still read or write
     const char *low, *high;
-    unsigned batch;
+    unsigned batch, site;
     bool written;  // by ordinary code since the last fence
 };
 // What check mode keeps for a thread.
@@ -101,6 +101,7 @@ struct Group {  // a collective of up to four warps
 
 struct NamedBarrier {
     unsigned arrived = 0, expected = 0;
+    unsigned of_warp[WARPS] = {};  // lanes of each that have arrived
     FiberList waiters;
     Sync open, complete;
 };
@@ -147,6 +148,8 @@ struct Block {
     unsigned site;
     FiberList waiters;
     NamedBarrier named[NAMED_BARRIERS];
+    unsigned registers[WARPS / 4];  // for each thread of a warpgroup, as setmaxnreg has set them; 0: never
+    unsigned registers_site;
     Warp* warps;
     Group groups[WARPS];
 };

@@ -133,6 +133,8 @@ unsigned cluster_size();
 #ifdef MLC_CHECK
 void wait_dependencies();                   // what launches before this one wrote is there (griddepcontrol.wait)
 void read(const void* p, unsigned bytes);   // generic proxy, by the calling thread
+void read_constant(const void* p, unsigned bytes);  // ld.global.nc: of memory that nobody writes while the kernel runs
+void global(const void* p);                 // what an instruction for global memory alone is given
 void write(const void* p, unsigned bytes);
 // An atomic operation on p, which reads and, if it `writes`, writes: call it before performing the operation itself.
 enum Order { RELAXED = 0, ACQUIRE = 1, RELEASE = 2, ACQUIRE_RELEASE = 3 };
@@ -144,6 +146,8 @@ bool arm(bool on);   // whether accesses are looked at; returns what was
 enum Order { RELAXED = 0, ACQUIRE = 1, RELEASE = 2, ACQUIRE_RELEASE = 3 };
 MLC_DEVICE void wait_dependencies() {}
 MLC_DEVICE void read(const void*, unsigned) {}
+MLC_DEVICE void read_constant(const void*, unsigned) {}
+MLC_DEVICE void global(const void*) {}
 MLC_DEVICE void write(const void*, unsigned) {}
 MLC_DEVICE void atomic(const void*, unsigned, bool, Order = RELAXED) {}
 MLC_DEVICE void atomic_store(const void*, unsigned, Order = RELAXED) {}
@@ -190,6 +194,21 @@ MLC_DEVICE unsigned warp() { return thread_in_block() >> 5; }
 
 // ---- Barriers --------------------------------------------------------------------------------------------------------
 
+// What a warp does as one (.aligned): its lanes must come here together.
+bool is_flat();  // whether threads run one after the other
+MLC_DEVICE void converged(const char* name, int line) {
+#ifdef MLC_CHECK
+    if (!is_flat()) warp_collective(~0u, name, nullptr, nullptr, [](Lanes&) MLC_UNCHECKED {}, line);
+#else
+    (void)name, (void)line;
+#endif
+}
+void registers_set(unsigned count);
+// setmaxnreg: all threads of a warpgroup.
+MLC_DEVICE void hand_over(unsigned count, int line) {
+    group_collective(warp() & ~3u, 4, "setmaxnreg", nullptr, nullptr, [](Lanes&) MLC_UNCHECKED {}, line);
+    registers_set(count);
+}
 void block_barrier(int line);
 void warp_barrier(unsigned mask, int line);
 void named_barrier_sync(unsigned id, unsigned threads);    // bar.sync id, threads

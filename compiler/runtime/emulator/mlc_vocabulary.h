@@ -200,6 +200,22 @@ MLC_AS(__double_as_longlong, long long, double)
 MLC_AS(__longlong_as_double, double, long long)
 #undef MLC_AS
 
+namespace mlc::emu {
+
+// What instructions with .ftz make of a number below the normal range.
+MLC_DEVICE float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
+// An exact result as an .approx.ftz instruction may give it: of each four one is an ulp too large and one too small. What
+// PTX says to be exact (zero, one, infinity, NaN) is.
+MLC_DEVICE float approximate(float exact) {
+    const unsigned bits = __float_as_uint(exact), magnitude = bits & 0x7fffffffu;
+    if (magnitude < 0x00800000u) return flushed(exact);
+    if (magnitude == 0x3f800000u || magnitude == 0x00800000u || magnitude >= 0x7f7fffffu) return exact;
+    const unsigned dice = bits * 0x9e3779b1u >> 30;
+    return __uint_as_float(bits + (dice == 1) - (dice == 2));
+}
+
+}  // namespace mlc::emu
+
 MLC_DEVICE int __popc(unsigned x) { return __builtin_popcount(x); }
 MLC_DEVICE int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 MLC_DEVICE int __clz(int x) { return x ? __builtin_clz((unsigned)x) : 32; }

@@ -100,7 +100,6 @@ MLC_DEVICE T mlc_shr(T x, T count) {
 MLC_DEVICE double mlc_div(double x, double y) {
     return x / y;
 }
-#ifdef __CUDACC__
 // As exact as `/`, whose rare cases are a subroutine, around which nothing can be overlapped: a quotient by a reciprocal
 // to an ulp, and what the rest that it leaves adds, which fma has exactly. Only where the true quotient is within 2^-45
 // of halfway between two floats, as one of a million is, may it be the other one; below 2^-116 the rest is less exact.
@@ -110,13 +109,17 @@ MLC_DEVICE float mlc_quotient_from(float x, float y, float reciprocal) {
     return fabsf(better) > 0.0f ? better : quotient;  // no rest is left of infinity, no sign of what rounds to zero
 }
 MLC_DEVICE float mlc_reciprocal_approximate(float y) {
+#ifdef __CUDACC__
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(y));
     return reciprocal;
+#else
+    return mlc::emu::approximate(1.0f / mlc::emu::flushed(y));
+#endif
 }
 MLC_DEVICE float mlc_div(float x, float y) {
     // Both times the power of 2 that brings y to 1 .. 2, or 0.5 .. 1 so that x is never made too large.
-    const unsigned exponent = min(__float_as_uint(y) & 0x7f800000u, 0x7e000000u);
+    const unsigned exponent = mlc_min(__float_as_uint(y) & 0x7f800000u, 0x7e000000u);
     const float scale = __uint_as_float((exponent < 0x3f800000u ? 0x7e800000u : 0x7f000000u) - exponent);
     return mlc_quotient_from(x * scale, y * scale, mlc_reciprocal_approximate(y * scale));
 }
@@ -124,14 +127,6 @@ MLC_DEVICE float mlc_div(float x, float y) {
 MLC_DEVICE float mlc_div_large(float x, float y) {
     return mlc_quotient_from(x, y, 0.25f * mlc_reciprocal_approximate(0.25f * y));
 }
-#else
-MLC_DEVICE float mlc_div(float x, float y) {
-    return x / y;
-}
-MLC_DEVICE float mlc_div_large(float x, float y) {
-    return x / y;
-}
-#endif
 MLC_DEVICE double mlc_div_large(double x, double y) {
     return x / y;
 }

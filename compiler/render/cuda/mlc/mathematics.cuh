@@ -38,18 +38,16 @@ MLC_MATH_2(atan2)
 #undef MLC_MATH_1
 #undef MLC_MATH_2
 
-// 2^x to 2^-22.5 of it, for x that is not NaN; below the normal range 0.
-#ifdef __CUDACC__
+// 2^x to 2^-22.5 of it; below the normal range 0.
 MLC_DEVICE float mlc_exp2_approximate(float x) {
+#ifdef __CUDACC__
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
     return power;
-}
 #else
-MLC_DEVICE float mlc_exp2_approximate(float x) {
-    return exp2f(x);
-}
+    return mlc::emu::approximate(exp2f(mlc::emu::flushed(x)));
 #endif
+}
 // To 2 ulp, as CUDA's own, which selects each coefficient of a polynomial, at half the rate of other arithmetic: here
 // are both, of erf near 0 and of log2(1 - erf) beyond. (erff of N. Juffa, with powers of 2.)
 MLC_DEVICE float mlc_erf(float x) {
@@ -78,13 +76,7 @@ MLC_DEVICE double mlc_fma(double x, double y, double z) {
 }
 // exp2, but zero where that is less than the least normal number: one instruction for float.
 MLC_DEVICE float mlc_exp2_ftz(float x) {
-#ifdef __CUDACC__
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#else
-    return x < -126.0f ? 0.0f : exp2f(x);
-#endif
+    return mlc_exp2_approximate(x);
 }
 MLC_DEVICE double mlc_exp2_ftz(double x) {
     return x < -1022.0 ? 0.0 : exp2(x);

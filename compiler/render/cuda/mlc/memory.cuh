@@ -49,6 +49,9 @@ MLC_DEVICE void mlc_store(T* to, const T* from) {
 // Global memory. Spelled out, since a vector that was put together from elements may be taken apart again.
 template <typename P>
 MLC_DEVICE void mlc_put_global(P* to, P x) {
+#ifndef __CUDACC__
+    mlc::emu::global(to);
+#endif
     *to = x;
 }
 #ifdef __CUDACC__

@@ -27,10 +27,12 @@ struct __align__(64) mlc_tensor_map {
 
 // A call in the emulator knows its line, by which it tells collectives apart: the last parameter and the last argument.
 #ifdef __CUDACC__
+#define MLC_LINE_ALONE
 #define MLC_LINE_OF_CALL
 #define MLC_LINE
 #else
-#define MLC_LINE_OF_CALL , int line = __builtin_LINE()
+#define MLC_LINE_ALONE int line = __builtin_LINE()
+#define MLC_LINE_OF_CALL , MLC_LINE_ALONE
 #define MLC_LINE , line
 #endif
 

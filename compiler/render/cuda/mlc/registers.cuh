@@ -7,17 +7,21 @@
 
 // Gives back all registers beyond COUNT.
 template <int COUNT>
-MLC_DEVICE void mlc_registers_decrease() {
+MLC_DEVICE void mlc_registers_decrease(MLC_LINE_ALONE) {
     static_assert(COUNT >= 24 && COUNT <= 256 && COUNT % 8 == 0, "a multiple of 8 from 24 to 256");
 #ifdef __CUDACC__
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+#else
+    mlc::emu::hand_over(COUNT, line);
 #endif
 }
 // Waits until there are COUNT registers to be had, and takes them.
 template <int COUNT>
-MLC_DEVICE void mlc_registers_increase() {
+MLC_DEVICE void mlc_registers_increase(MLC_LINE_ALONE) {
     static_assert(COUNT >= 24 && COUNT <= 256 && COUNT % 8 == 0, "a multiple of 8 from 24 to 256");
 #ifdef __CUDACC__
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+#else
+    mlc::emu::hand_over(COUNT, line);
 #endif
 }

@@ -72,7 +72,7 @@ MLC_UNCHECKED __noinline__ void move(void* to, const void* from) {
 template <int BYTES>
 MLC_DEVICE void mlc_load_once(void* to, const void* from) {
     if ((unsigned long)from % BYTES) mlc::emu::fail("a load is not at a multiple of its size");
-    mlc::emu::read(from, BYTES);
+    mlc::emu::read_constant(from, BYTES);
     mlc::emu::move<BYTES>(to, from);
 }
 template <int BYTES>

@@ -1,0 +1,134 @@
+"""Trials of arithmetic that a GPU has its own instructions or sequences for, and how such kernels are put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from compiler.instructions.tensor import kernel
+from compiler.instructions.trial import TYPES, Trial, stored
+from compiler.interpret.scalar import Array, storage
+from compiler.ir.dtype import DType, f32, i32, u8
+from compiler.runtime.launches import Extent, Launch, Map
+
+Memory = tuple[str, DType, Array]  # values as the interpreters hold them
+Trials = Iterator[tuple[str, str, Trial]]  # name, feature
+
+
+def by_hand(name: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory, ...], outputs: tuple[Memory, ...], *,
+           threads: int = 32, blocks: int = 1, cluster: Extent = (1, 1, 1), maps: tuple[Map, ...] = (),
+           shared: int = 0) -> Trial:  # fmt: skip
+    """Parameters are the inputs, the outputs, and then the maps, as m0, m1, .."""
+    params = [
+        *(f"const {TYPES[t.name]}* __restrict__ {x}" for x, t, _ in inputs),
+        *(f"{TYPES[t.name]}* __restrict__ {x}" for x, t, _ in outputs),
+        *(f"MLC_TENSOR_MAP(m{i})" for i in range(len(maps))),
+    ]
+    text = kernel(name, threads, params, body.strip("\n").splitlines(), cluster[0])
+    arguments = (*range(len(inputs) + len(outputs)), *maps)
+    launch = Launch(name, (blocks, 1, 1), (threads, 1, 1), arguments, shared=shared, cluster=cluster)
+    return Trial(text, includes, launch, tuple((x, stored(v, t)) for x, t, v in inputs), outputs)
+
+
+def small(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], low: int = -8, high: int = 9) -> Array:
+    """Small whole numbers, of which any sum here is exact in every type."""
+    return rng.integers(0 if dtype is u8 else low, high, shape).astype(storage(dtype))
+
+
+def formulas(rng: np.random.Generator) -> Trials:
+    """All of them."""
+    for made in (_sequences, _conversions, _extremes, _powers):
+        yield from made(rng)
+
+
+def _sequences(rng: np.random.Generator) -> Trials:
+    """Functions that have a sequence of their own on the GPU, over all of f32, within an ulp of correct rounding."""
+    places = [0.0, 2.0**-149, 2.0**-126, 2.0**-124, 1.0, 0.921875, 4.0, 2.0**124, 2.0**126, (2 - 2.0**-23) * 2.0**127]
+    special = np.array([*places, np.inf, np.nan], np.float32)
+    special = np.concatenate((special, -special))
+    some = rng.integers(0, 2**32, (2, 2048), dtype=np.uint64).astype(np.uint32).view(np.float32)
+    near = rng.uniform(-4, 4, (2, 2048)).astype(np.float32)
+    edges = np.stack((np.repeat(special, special.size), np.tile(special, special.size)))
+    x, y = np.concatenate((some, near, edges), axis=1)
+    with np.errstate(all="ignore"):
+        quotients = x / y
+        shares = x / (np.abs(y) + np.float32(1))
+        errors = np.array([math.erf(a) for a in x], np.float32)
+        steps = [np.where(np.isfinite(w), np.spacing(np.abs(w)), 0) for w in (quotients, shares, 2 * errors)]
+    for name, header, call, wanted, step in (
+        ("division", "arithmetic", "mlc_div(x[i], y[i])", quotients, steps[0]),
+        ("division_by_large", "arithmetic", "mlc_div_large(x[i], fabsf(y[i]) + 1.0f)", shares, steps[1]),
+        ("error_function", "mathematics", "mlc_erf(x[i])", errors, steps[2]),
+    ):
+        body = f"for (int i = t; i < {x.size}; i += 64) out[i] = {call};"
+        made = by_hand(name, body, (header,), (("x", f32, x), ("y", f32, y)), (("out", f32, wanted),), threads=64)
+        yield name, "", replace(made, tolerance=step)
+
+
+def _conversions(rng: np.random.Generator) -> Trials:
+    """Every number of 16 bits to f32, and of f32 to 16 bits some of each exponent, halfway cases and special ones."""
+    every = np.arange(1 << 16, dtype=np.int32)
+    wide = (every.astype(np.uint32) << 16).view(np.float32)
+    half = every.astype(np.uint16).view(np.float16).astype(np.float32)
+    for name, values in (("bf16", wide), ("f16", half)):
+        body = f"for (int i = t; i < {every.size}; i += 64) out[i] = mlc_from_{name}((unsigned short)x[i]);"
+        memory = (("x", i32, every),), (("out", f32, values),)
+        yield f"from_{name}", "", by_hand(f"from_{name}", body, ("convert",), *memory, threads=64)
+    halfway = rng.integers(0, 2**16, (1024,), dtype=np.uint32) << 16 | np.uint32(0x8000)
+    of_half = half[np.isfinite(half)].astype(np.float64)
+    between = ((of_half[:-1] + of_half[1:]) / 2).astype(np.float32)[rng.integers(0, of_half.size - 1, 1024)]
+    some = rng.integers(0, 2**32, 4096, dtype=np.uint64).astype(np.uint32).view(np.float32)
+    places = [0, 2.0**-25, 65504, 65519.996, 65520, 2.0**-133, 2.0**-134, 3.3961775e38, np.inf, np.nan]
+    near = rng.uniform(-9e4, 9e4, 2048)
+    x = np.concatenate((some, halfway.view(np.float32), between, np.array([*near, *places], np.float32)))
+    x = np.concatenate((x, -x))
+    with np.errstate(all="ignore"):
+        to_half = x.astype(np.float16).view(np.uint16)
+    bits = x.view(np.uint32).astype(np.uint64)
+    to_wide = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    for name, raw in (("bf16", to_wide), ("f16", to_half)):
+        wanted = np.where(np.isnan(x), 0x7FFF, raw).astype(np.int64)
+        pairs = (wanted[0::2] | wanted[1::2] << 16).astype(np.uint32).view(np.int32)
+        body = f"""
+for (int i = t; i < {x.size}; i += 64) out[i] = mlc_to_{name}(x[i]);
+for (int i = t; i < {x.size // 2}; i += 64) pairs[i] = (int)mlc_pack_{name}(x[2 * i], x[2 * i + 1]);
+"""
+        outputs = (("out", i32, wanted.astype(np.int32)), ("pairs", i32, pairs))
+        yield f"to_{name}", "", by_hand(f"to_{name}", body, ("convert",), (("x", f32, x),), outputs, threads=64)
+
+
+def _extremes(rng: np.random.Generator) -> Trials:
+    """NaN wins."""
+    special = np.array([0.0, 2.0**-149, 1.0, 3.0e38, np.inf, np.nan], np.float32)
+    special = np.concatenate((special, -special))
+    x, y = np.repeat(special, special.size), np.tile(special, special.size)
+    for name, combine in (("max", np.maximum), ("min", np.minimum)):
+        body = f"for (int i = t; i < {x.size}; i += 64) out[i] = mlc_{name}(x[i], y[i]);"
+        memory = (("x", f32, x), ("y", f32, y)), (("out", f32, combine(x, y)),)
+        yield f"{name}_f32", "", by_hand(f"{name}_f32", body, ("arithmetic",), *memory, threads=64)
+
+
+def _powers(rng: np.random.Generator) -> Trials:
+    """Powers of two to 2^-22 of them, reciprocal roots to two ulp; below the normal range powers are zero."""
+    x = np.concatenate((rng.uniform(-150, 130, 4096), [0.0, -0.0, 1.0, -126.0, 127.0, 128.0, np.inf, -np.inf, np.nan]))
+    x = x.astype(np.float32)
+    with np.errstate(all="ignore"):
+        exact = np.exp2(x.astype(np.float64))
+        powers = np.where(exact < 2.0**-126, 0, exact).astype(np.float32)
+        slack = np.where(np.isfinite(powers), 2.0**-22 * np.abs(powers), 0) + np.where(x < -125.99, 2.0**-126, 0)
+        slack = np.where((x == 0) | ~np.isfinite(x), 0, slack)
+    bits = np.concatenate((rng.integers(1, 0x7F800000, 4096), [1, 0x007FFFFF, 0x00800000, 0x7F800000, 0x7FC00000]))
+    y = np.concatenate((bits.astype(np.uint32).view(np.float32), [0.0, -1.0])).astype(np.float32)
+    with np.errstate(all="ignore"):
+        roots = (1 / np.sqrt(y.astype(np.float64))).astype(np.float32)
+        steps = np.where(np.isfinite(roots), 2 * np.spacing(np.abs(roots)), 0)
+    for name, call, values, wanted, step in (
+        ("exp2_ftz", "mlc_exp2_ftz(x[i])", x, powers, slack),
+        ("rsqrt", "mlc_rsqrt(x[i])", y, roots, steps),
+    ):
+        body = f"for (int i = t; i < {values.size}; i += 64) out[i] = {call};"
+        made = by_hand(name, body, ("mathematics",), (("x", f32, values),), (("out", f32, wanted),), threads=64)
+        yield name, "", replace(made, tolerance=step)
