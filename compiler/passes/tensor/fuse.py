@@ -287,12 +287,15 @@ def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) 
     """No dear map is read at an index that repeats its elements (as by a broadcast inside the rows)."""
     rows = {a.name for a in found.rows}
     sweeps = any(isinstance(e, Reduce | Scan) for e in members)
+    prices = _with_what_they_read(members)
     for e in members:
-        if not isinstance(e, Map) or cost(e.value) < WORTH_KEEPING:
+        if not isinstance(e, Map) or prices[e.name] < WORTH_KEEPING:
             continue
         read = [(n, r) for r in members for x in expressions(r) for n in loads(x) if n.buffer == e.name]
         if len(read) + (e.name in stored) > 1 and any(_moved(n) for n, _ in read):
             return False
+        if cost(e.value) < WORTH_KEEPING:
+            continue
         if e.name in stored or (len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1]))):
             continue
         own = {found.names[e.name, a.name] for a in e.axes if _long(a)}
@@ -305,6 +308,17 @@ def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) 
                 if theirs - own and not own <= rows:
                     return False
     return True
+
+
+def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
+    """What an element of each map costs with those of the maps that it reads, which are computed anew with it."""
+    own: dict[str, int] = {}
+    behind: dict[str, set[str]] = {}
+    for e in members:
+        if isinstance(e, Map):
+            own[e.name] = cost(e.value)
+            behind[e.name] = {e.name}.union(*(behind.get(n, ()) for n in reads(e)))
+    return {name: sum(own[n] for n in names) for name, names in behind.items()}
 
 
 def _moved(load: Load) -> bool:

@@ -1,13 +1,26 @@
-"""Sorting by counting: an element's place is the number of those that come before it, and so of n² comparisons."""
+"""Sorting: runs of neighbours by counting, then pairs of runs merged until one is left, all as gathers.
+
+By counting, the place of an element is the number of those that come before it: m² comparisons for a run of m, but
+one flat sum. In a merge, each place of the result finds by bisection how many of the elements before it are of the
+first of two runs: about log2 m comparisons. Where only the first k places are asked for, runs keep no more than k.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from compiler.ir.dtype import i64
-from compiler.ir.expr import Expr, cast, const, op
-from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, set_dim
-from compiler.passes.torch_to_tensor.positions import is_empty, one_dim, zeros
+from compiler.ir import dtype as dt
+from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op, product, select, variables
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, set_dim, without
+from compiler.passes.torch_to_tensor.positions import clamped, is_empty, one_dim, zeros
+
+# What sorting costs, in comparisons of a sum that counts: a CPU does eight of those at once, and a step of a bisection
+# waits for two loads from places that data decide. Starting a kernel on a GPU takes as long as a million or so.
+STEP = 10
+LAUNCH = 1_000_000
+
+Before = Callable[[Expr, Expr], Expr]
 
 
 def sort(b: Builder, self: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
@@ -29,40 +42,179 @@ def topk(
     return _first(b, self, dim, set_dim(self.shape, one_dim(b, dim, self.rank), k) if self.rank else (), largest)
 
 
-def _first(b: Builder, self: Value, dim: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
-    """The elements whose places along `dim` lie within `shape`, and where each was."""
-    nowhere = Value("", i64, shape, i64)
+def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
+    """The elements whose places along a dimension lie within `shape`, and where each was."""
+    nowhere = Value("", dt.i64, shape, dt.i64)
     if is_empty(shape):
         return zeros(b, shape, self), zeros(b, shape, nowhere)
     if not self.rank:
         return self, zeros(b, shape, nowhere)
-    d = one_dim(b, dim, self.rank)
+    d = one_dim(b, along, self.rank)
 
-    def beats(x: Expr, y: Expr) -> Expr:
+    def strictly(x: Expr, y: Expr) -> Expr:
         return _less(y, x) if descending else _less(x, y)
 
-    def comes_before(at: Index, r: Index) -> Expr:
-        """Whether element `r` goes before the one at `at`: of equal ones, whether it was before."""
-        there, here = self.at(set_dim(at, d, r[0])), self.at(at)
-        return cast(op("where", op("lt", r[0], at[d]), op("not", beats(here, there)), beats(there, here)), i64)
+    runs = _counted(b, self, d, run_length(self.shape, d, shape[d]), shape[d], strictly)
+    while runs.number > 1:
+        runs = _merged(b, runs, shape[d], strictly)
 
-    places = b.reduce("sum", self.shape, (self.shape[d],), comes_before, "place")
+    def at(index: Index) -> Index:
+        return (*without(index, (d,)), dim(0), index[d])
 
-    def put(value: Callable[[Index], Expr], hint: str) -> Value:
-        def update(r: Index) -> tuple[Index, Expr, Expr]:
-            return set_dim(r, d, places.at(r)), value(r), op("lt", places.at(r), shape[d])
-
-        return b.scatter("set", shape, lambda at: const(0, value(at).dtype), self.shape, update, hint)
-
-    return put(self.at, "value"), put(lambda r: r[d], "index")
+    values = b.map(shape, lambda i: runs.values.at(at(i)), "value")
+    return values, b.map(shape, lambda i: cast(runs.indices.at(at(i)), dt.i64), "index")
 
 
 def _less(x: Expr, y: Expr) -> Expr:
     """NaN is greater than all else."""
-    less = op("lt", x, y)
     if not x.dtype.is_float:
-        return less
-    return op("or", less, op("and", op("isnan", y), op("not", op("isnan", x))))
+        return op("lt", x, y)
+    return op("and", op("not", op("ge", x, y)), op("not", op("isnan", x)))
+
+
+def run_length(shape: Shape, d: int, kept: Expr) -> Expr:
+    """How many neighbours along dimension `d` to sort by counting: what is cheapest, all of them if sizes vary."""
+    extent = shape[d]
+    if not (isinstance(extent, Const) and isinstance(kept, Const)):
+        return extent
+    n, k = int(extent.value), int(kept.value)
+    elements = hint(product(shape)) if all(isinstance(v, Size) for s in shape for v in variables(s)) else n
+    lengths = [n, *(1 << e for e in range(2, 11) if 1 << e < n)]
+    return dim(min(lengths, key=lambda length: _price(n, k, length, elements)))
+
+
+def _price(n: int, k: int, length: int, elements: int) -> float:
+    """Comparisons to put the first `k` of `n` in order, from runs of `length` on, in all `elements / n` rows."""
+    price = float(n * length + -(-n // length) * min(k, length) * length) * (elements / n)
+    while length < n:
+        steps = len(_halves(min(k, length))) + 1
+        length *= 2
+        price += -(-n // length) * min(k, length) * steps * STEP * (elements / n) + LAUNCH
+    return price
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Sorted runs, each of the first elements of `length` neighbours: tensors [rows.., number, kept].
+
+    `indices` are positions in the row. What lies beyond the elements that the last run has is undefined.
+    """
+
+    values: Value
+    indices: Value
+    length: int
+    extent: Expr
+
+    @property
+    def number(self) -> int:
+        return _number(self.indices.shape[-2])
+
+    @property
+    def kept(self) -> int:
+        return _number(self.indices.shape[-1])
+
+
+def _number(size: Expr) -> int:
+    assert isinstance(size, Const)
+    return int(size.value)
+
+
+def _counted(b: Builder, x: Value, d: int, length: Expr, most: Expr, strictly: Before) -> _Runs:
+    """Runs of `length` neighbours along dimension `d`, of each its first elements, at most `most`."""
+    extent, rows = x.shape[d], without(x.shape, (d,))
+    whole = length is extent
+    number = dim(1) if whole else dim(-(-_number(extent) // _number(length)))
+    exact = whole or _number(extent) % _number(length) == 0
+    kept = most if whole else dim(min(_number(most), _number(length)))
+    small = dt.i32 if isinstance(extent, Const) else dt.i64
+
+    def position(run: Expr, k: Expr) -> Expr:
+        return run * length + k
+
+    def at(row: Index, position: Expr) -> Expr:
+        inside = position if exact else clamped(position, extent)
+        return x.at((*row[:d], inside, *row[d:]))
+
+    def exists(run: Expr, k: Expr) -> Expr:
+        return const(True, dt.boolean) if exact else op("lt", position(run, k), extent)
+
+    def comes_before(i: Index, r: Index) -> Expr:
+        """Whether element `r` of a run goes before its element `e`: of equal ones, whether it was before."""
+        *row, run, e = i
+        there, here = at(tuple(row), position(run, r[0])), at(tuple(row), position(run, e))
+        before = op("where", op("lt", r[0], e), op("not", strictly(here, there)), strictly(there, here))
+        return cast(both(exists(run, r[0]), before), small)
+
+    places = b.reduce("sum", (*rows, number, length), (length,), comes_before, "place")
+
+    def has(i: Index, r: Index) -> Expr:
+        *row, run, place = i
+        found = op("eq", places.at((*row, run, r[0])), cast(place, small))
+        return op("where", both(exists(run, r[0]), found), cast(position(run, r[0]), small), const(0, small))
+
+    indices = b.reduce("sum", (*rows, number, kept), (length,), has, "from")
+    values = b.map(indices.shape, lambda i: at(i[:-2], cast(indices.at(i), dt.i64)), "first")
+    return _Runs(values, indices, 0 if whole else _number(length), extent)
+
+
+def _merged(b: Builder, runs: _Runs, most: Expr, strictly: Before) -> _Runs:
+    """Half as many runs, each of two neighbours; of equal elements those of the first go first.
+
+    Of the first p elements of a merged run, t or more are of the first run exactly if its element t-1 goes before
+    element p-t of the second, or there is none.
+    """
+    kept, extent = runs.kept, _number(runs.extent)
+    number, length = -(-runs.number // 2), 2 * runs.length
+    shape = (*runs.indices.shape[:-2], dim(number), dim(min(_number(most), length)))
+    full = runs.number % 2 == 0 and extent >= (runs.number - 1) * runs.length + kept
+
+    def of(i: Index, second: Expr, k: Expr) -> Index:
+        """Where element `k` of the first or second of two runs is."""
+        run = i[-2] * 2 + second
+        return (*i[:-2], run if full else clamped(run, dim(runs.number)), clamped(k, dim(kept)))
+
+    def first_goes(i: Index, first: Expr, second: Expr) -> Expr:
+        """Whether an element of the first run goes before one of the second, which may not exist."""
+        there = dim(kept) if full else op("min", extent - (i[-2] * 2 + 1) * runs.length, kept)
+        beaten = strictly(runs.values.at(of(i, dim(1), second)), runs.values.at(of(i, dim(0), first)))
+        return op("or", op("ge", second, there), op("not", beaten))
+
+    taken: Value | None = None
+    for half in _halves(kept):
+
+        def more(i: Index, before: Value | None = taken, half: int = half) -> Expr:
+            sure = before.at(i) if before else dim(0)
+            t = sure + half
+            return op("where", op("and", op("le", t, i[-1]), first_goes(i, t - 1, i[-1] - t)), t, sure)
+
+        taken = b.map(shape, more, "taken")
+    assert taken is not None
+    count = taken
+
+    def mine(i: Index) -> Expr:
+        first, second = count.at(i), i[-1] - count.at(i)
+        return op("and", op("lt", first, kept), first_goes(i, first, second))
+
+    first = b.map(shape, mine, "first")
+
+    def of_both(x: Value) -> Value:
+        def chosen(i: Index) -> Expr:
+            one, other = of(i, dim(0), count.at(i)), of(i, dim(1), i[-1] - count.at(i))
+            return select(first.at(i), x.at(one), x.at(other))
+
+        return b.map(shape, chosen, "merged")
+
+    values, indices = of_both(runs.values), of_both(runs.indices)
+    return _Runs(values, indices, length, runs.extent)
+
+
+def _halves(count: int) -> list[int]:
+    """Steps of a bisection among 0 .. count: what is left, halved each time, and never a step beyond."""
+    out = []
+    while count:
+        out.append((count + 1) // 2)
+        count //= 2
+    return out
 
 
 RULES: dict[str, Rule] = {
