@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from compiler.ir.expr import dim
+from compiler.passes.torch_to_tensor.order import run_length
 from compiler.tests.eager import check, expressions
 
 nan, inf = float("nan"), float("inf")
@@ -16,6 +18,8 @@ def inputs() -> dict[str, torch.Tensor]:
     return {
         "x": x, "s": special, "i": i, "u": i.abs().to(torch.uint8), "b": i > 0, "h": x.bfloat16().round(),
         "n": torch.tensor(3.0), "z": torch.zeros(0, 3), "across": torch.randn(5, 4, 3).transpose(0, 2),
+        "long": torch.randn(2, 1500), "ties": torch.randint(-9, 9, (2, 2049)), "tall": torch.randn(1031, 3),
+        "holes": torch.where(torch.rand(3, 1200) < 0.1, nan, torch.randn(3, 1200).round()),
     }  # fmt: skip
 
 
@@ -41,9 +45,32 @@ EXPRESSIONS = """
     x.topk(0)
     n.topk(1)
     across.topk(2, -1)
+    torch.sort(long)
+    torch.sort(ties, stable=True)
+    torch.sort(ties, stable=True, descending=True)
+    torch.sort(holes, stable=True)
+    torch.sort(holes, stable=True, descending=True)
+    torch.sort(holes.bfloat16(), stable=True)
+    torch.sort(tall, 0)
+    long.topk(7)
+    long.topk(1)
+    tall.topk(50, 0, largest=False)
+    ties.topk(600).values
+    holes.topk(130, largest=False).values
 """
 
 
 @pytest.mark.parametrize("expression", expressions(EXPRESSIONS))
 def test_agrees_with_eager(expression: str) -> None:
     check(f"tuple({expression})" if "sort(n" not in expression else f"({expression}[0],)", inputs)
+
+
+def test_few_elements_are_counted_and_many_merged() -> None:
+    def chosen(rows: int, length: int, kept: int) -> int:
+        made = run_length((dim(rows), dim(length)), 1, dim(kept))
+        return int(made.value)  # type: ignore[attr-defined]
+
+    assert chosen(64, 64, 8) == 64  # one kernel more costs more than it saves
+    assert chosen(1, 300, 300) == 300
+    assert chosen(64, 4096, 4096) < 128
+    assert chosen(8, 32000, 50) < 128

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op, product, select, variables
+from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op, product, variables
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, set_dim, without
 from compiler.passes.torch_to_tensor.positions import clamped, is_empty, one_dim, zeros
 
-# What sorting costs, in comparisons of a sum that counts: a CPU does eight of those at once, and a step of a bisection
-# waits for two loads from places that data decide. Starting a kernel on a GPU takes as long as a million or so.
-STEP = 10
+# What sorting costs, in comparisons of a sum that counts. A step of a bisection takes ten of them on a CPU, which counts
+# in vectors, and two or three on a GPU; a GPU takes as long as for some millions to start a kernel, a CPU no time.
+STEP = 5
 LAUNCH = 1_000_000
 
 Before = Callable[[Expr, Expr], Expr]
@@ -142,7 +142,8 @@ def _counted(b: Builder, x: Value, d: int, length: Expr, most: Expr, strictly: B
         """Whether element `r` of a run goes before its element `e`: of equal ones, whether it was before."""
         *row, run, e = i
         there, here = at(tuple(row), position(run, r[0])), at(tuple(row), position(run, e))
-        before = op("where", op("lt", r[0], e), op("not", strictly(here, there)), strictly(there, here))
+        earlier = op("lt", cast(r[0], small), cast(e, small))
+        before = op("where", earlier, op("not", strictly(here, there)), strictly(there, here))
         return cast(both(exists(run, r[0]), before), small)
 
     places = b.reduce("sum", (*rows, number, length), (length,), comes_before, "place")
@@ -161,31 +162,36 @@ def _merged(b: Builder, runs: _Runs, most: Expr, strictly: Before) -> _Runs:
     """Half as many runs, each of two neighbours; of equal elements those of the first go first.
 
     Of the first p elements of a merged run, t or more are of the first run exactly if its element t-1 goes before
-    element p-t of the second, or there is none.
+    element p-t of the second: a bisection finds the most, between what the second run leaves over and all p.
     """
     kept, extent = runs.kept, _number(runs.extent)
     number, length = -(-runs.number // 2), 2 * runs.length
     shape = (*runs.indices.shape[:-2], dim(number), dim(min(_number(most), length)))
     full = runs.number % 2 == 0 and extent >= (runs.number - 1) * runs.length + kept
 
-    def of(i: Index, second: Expr, k: Expr) -> Index:
+    def of(i: Index, second: int, k: Expr) -> Index:
         """Where element `k` of the first or second of two runs is."""
         run = i[-2] * 2 + second
-        return (*i[:-2], run if full else clamped(run, dim(runs.number)), clamped(k, dim(kept)))
+        return (*i[:-2], run if full or not second else op("min", run, runs.number - 1), k)
 
-    def first_goes(i: Index, first: Expr, second: Expr) -> Expr:
-        """Whether an element of the first run goes before one of the second, which may not exist."""
-        there = dim(kept) if full else op("min", extent - (i[-2] * 2 + 1) * runs.length, kept)
-        beaten = strictly(runs.values.at(of(i, dim(1), second)), runs.values.at(of(i, dim(0), first)))
-        return op("or", op("ge", second, there), op("not", beaten))
+    def seconds(i: Index) -> Expr:
+        """How many elements the second run has."""
+        left = extent - (i[-2] * 2 + 1) * runs.length
+        return dim(kept) if full else op("max", op("min", left, kept), 0)
+
+    def second_goes(i: Index, first: Expr, second: Expr) -> Expr:
+        """Whether an element of the second run goes before one of the first; indices beyond the runs' are moved."""
+        one = runs.values.at(of(i, 0, first))
+        return strictly(runs.values.at(of(i, 1, op("min", second, kept - 1))), one)
 
     taken: Value | None = None
     for half in _halves(kept):
 
         def more(i: Index, before: Value | None = taken, half: int = half) -> Expr:
-            sure = before.at(i) if before else dim(0)
-            t = sure + half
-            return op("where", op("and", op("le", t, i[-1]), first_goes(i, t - 1, i[-1] - t)), t, sure)
+            sure = before.at(i) if before else op("max", i[-1] - seconds(i), 0)
+            t = op("min", sure + half, op("min", i[-1], kept))
+            # Whichever way it goes is a coin's toss, so that a branch would be guessed wrong half the time.
+            return op("where", second_goes(i, op("max", t - 1, 0), i[-1] - t), sure, t)
 
         taken = b.map(shape, more, "taken")
     assert taken is not None
@@ -193,14 +199,15 @@ def _merged(b: Builder, runs: _Runs, most: Expr, strictly: Before) -> _Runs:
 
     def mine(i: Index) -> Expr:
         first, second = count.at(i), i[-1] - count.at(i)
-        return op("and", op("lt", first, kept), first_goes(i, first, second))
+        better = op("not", second_goes(i, op("min", first, kept - 1), second))
+        return op("and", op("lt", first, kept), op("or", op("ge", second, seconds(i)), better))
 
     first = b.map(shape, mine, "first")
 
     def of_both(x: Value) -> Value:
         def chosen(i: Index) -> Expr:
-            one, other = of(i, dim(0), count.at(i)), of(i, dim(1), i[-1] - count.at(i))
-            return select(first.at(i), x.at(one), x.at(other))
+            one, other = op("min", count.at(i), kept - 1), op("min", i[-1] - count.at(i), kept - 1)
+            return op("where", first.at(i), x.at(of(i, 0, one)), x.at(of(i, 1, other)))
 
         return b.map(shape, chosen, "merged")
 
