@@ -15,8 +15,8 @@ from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, set_dim, without
 from compiler.passes.torch_to_tensor.positions import clamped, is_empty, one_dim, zeros
 
-# What sorting costs, in comparisons of a sum that counts. A step of a bisection takes ten of them on a CPU, which counts
-# in vectors, and two or three on a GPU; a GPU takes as long as for some millions to start a kernel, a CPU no time.
+# What sorting costs, in comparisons of a sum that counts. A step of a bisection takes ten of them on a CPU, which
+# counts in vectors, and two or three on a GPU; to start a kernel takes a GPU as long as some millions, a CPU no time.
 STEP = 5
 LAUNCH = 1_000_000
 
