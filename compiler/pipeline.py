@@ -29,6 +29,7 @@ from compiler.ir import (
 from compiler.ir.expr import SymbolicError, sizes_in
 from compiler.ir.text import show_size
 from compiler.passes.gpu.threads import tile_to_threads
+from compiler.passes.loop.merge import merge
 from compiler.passes.loop.narrow import narrow
 from compiler.passes.loop.share_rows import share_rows
 from compiler.passes.loop_to_tile import loop_to_tile
@@ -162,6 +163,7 @@ PIPELINE = (
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
     Pass("share-rows", "loop", "loop", "products around a softmax share its rows", _share_rows, True),
     Pass("narrow", "loop", "loop", "what is only read rounded is stored rounded", lambda p, _: narrow(p), True, "cuda"),
+    Pass("merge", "loop", "loop", "axes that products go through as one are one", lambda p, _: merge(p), True, "cuda"),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),

@@ -42,7 +42,7 @@ def run(program: Program, arrays: Sequence[Array], cache: Path | None = None) ->
     pointers = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
     entry(pointers, (ctypes.c_longlong * (len(sizes) + 1))(*(sizes[s.name] for s in program.sizes)), 1)
     if violation[5]:
-        raise InterpretError(_explain(program, violation.tolist(), memory))
+        raise InterpretError(_explain(program, violation.tolist(), sizes))
     return tuple(_result(program, t, memory[t.name]) for t in program.outputs)
 
 
@@ -66,13 +66,13 @@ def _result(program: Program, t: Tensor, a: Array) -> Array:
     return scalar.from_memory(a, t.dtype)
 
 
-def _explain(program: Program, violation: list[int], memory: dict[str, Array]) -> str:
+def _explain(program: Program, violation: list[int], sizes: dict[str, int]) -> str:
     kernel, buffer, dimension, index, store, _ = violation
     t = program.kernels[kernel].params[buffer]
     where = f"{program.name}: kernel {program.kernels[kernel].name}"
     done = f"{'stores to' if store else 'loads'} element {index} of {t.name}"
-    extents = memory[t.name].shape
-    return f"{where}: index out of bounds: {done} along dimension {dimension}, which has {extents[dimension]}"
+    has = extent(t.shape[dimension], sizes)
+    return f"{where}: index out of bounds: {done} along dimension {dimension}, which has {has}"
 
 
 @functools.cache

@@ -102,8 +102,9 @@ def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
 def _kernel(
     program: Program, kernel: Kernel, sizes: dict[str, int], memory: dict[str, Array], written: dict[str, Array]
 ) -> None:
-    own = {p.name: memory[p.name] for p in kernel.params}
-    known = {p.name: written[p.name] for p in kernel.params if p.name in written}
+    seen = {p.name: [extent(e, sizes) for e in p.shape] for p in kernel.params}
+    own = {name: memory[name].reshape(shape) for name, shape in seen.items()}
+    known = {name: written[name].reshape(shape) for name, shape in seen.items() if name in written}
     machine = _Machine(f"{program.name}: kernel {kernel.name}", sizes, dtypes(kernel), own, known)
     _body(kernel.body, machine, _Here())
 

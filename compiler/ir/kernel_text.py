@@ -10,7 +10,8 @@ def f(x: f32[64, 100], *, y: f32[64, 100]):
                 m = max(m, x[i * 100 + j, f32x8])
             t[i] = across(max, m)
 ```
-Behind a temporary, ` = 0` says that it is zero before and after a run.
+Behind a temporary, ` = 0` says that it is zero before and after a run. Tensor maps are of parameters as a function sees
+them: `view(x, f32[6400])` is x with other axes in the same memory.
 
 `name: type = value` declares, `name = value` assigns. A load of a vector names its type behind the index; others are
 `gather(x, index)`, those from another block of the cluster `peer(x, index, rank)`. A buffer's element by address is
@@ -20,6 +21,7 @@ Behind a temporary, ` = 0` says that it is zero before and after a run.
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 from compiler.ir import dtype as dt
@@ -28,7 +30,19 @@ from compiler.ir import text
 from compiler.ir.dtype import i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, substitute
 from compiler.ir.tensor import Tensor
-from compiler.ir.text import Scope, fail, function, indent, show_size, show_tensor, show_type, tensor, tensor_type
+from compiler.ir.text import (
+    Scope,
+    fail,
+    function,
+    indent,
+    seen,
+    show_seen,
+    show_size,
+    show_tensor,
+    show_type,
+    tensor,
+    tensor_type,
+)
 
 _WORD = {"and": "all", "or": "any"}
 _MEANT = {word: name for name, word in _WORD.items()}
@@ -42,13 +56,14 @@ def show(program: k.Program) -> str:
     lines = [f"def {program.name}({', '.join(arguments)}):"]
     zero = {name: " = 0" for name in program.zeros}
     lines += [f"    {t.name}: {show_type(t.dtype, t.shape, t.strides)}{zero.get(t.name, '')}" for t in program.temps]
+    known = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
     for f in program.functions:
-        lines += indent(show_function(f))
+        lines += indent(show_function(f, known))
     return "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]) + "\n"
 
 
-def show_function(f: k.Function) -> list[str]:
-    words = [f'"{f.name}"', f"[{', '.join(p.name for p in f.params)}]", f"writes=[{', '.join(f.writes)}]"]
+def show_function(f: k.Function, known: Mapping[str, Tensor]) -> list[str]:
+    words = [f'"{f.name}"', f"[{', '.join(show_seen(p, known) for p in f.params)}]", f"writes=[{', '.join(f.writes)}]"]
     words += [f"grid=[{', '.join(map(show_expr, f.grid))}]"] if f.grid else []
     words += [f"{name}={list(value)!r}" for name, value in (("block", f.block), ("origin", f.origin)) if value]
     words += [f"schedule={f.schedule!r}"] if f.schedule else []
@@ -171,15 +186,12 @@ def _function(head: ast.Call, body: list[ast.stmt], known: dict[str, Tensor], ou
             pass
         case _:
             raise fail(head, 'expected function("name", [parameters], writes=[..])')
-    names = _names(params)
-    missing = [n for n in names if n not in known]
-    if missing:
-        raise fail(head, f"{missing} are not tensors of this program")
+    seen_as = tuple(seen(p, known, outer) for p in params)
     scope = outer.inner()
-    scope.buffers |= {n: known[n].dtype for n in names}
+    scope.buffers |= {t.name: t.dtype for t in seen_as}
     return k.Function(
         name,
-        tuple(known[n] for n in names),
+        seen_as,
         _names(getattr(words.get("writes"), "elts", [])),
         _body(body, scope),
         tuple(expression(e, scope) for e in getattr(words.get("grid"), "elts", [])),

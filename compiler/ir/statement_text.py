@@ -6,13 +6,14 @@ def f(x: f32[64, 100], *, y: f32[64, 100]):
     with kernel("rows", [x, t], writes=[t]):
         ...
 ```
-Inputs come before the star, outputs after it, temporaries are declared inside.
+Inputs come before the star, outputs after it, temporaries are declared inside. A kernel may see a tensor with other
+axes in the same memory: `[view(x, f32[6400]), t]`.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from compiler.ir import text
 from compiler.ir.dtype import i64
@@ -26,6 +27,8 @@ from compiler.ir.text import (
     function,
     indent,
     indices,
+    seen,
+    show_seen,
     show_size,
     show_tensor,
     show_type,
@@ -48,14 +51,16 @@ def show(program: Program, own: ShowOwn) -> str:
     lines = [f"def {program.name}({', '.join(arguments)}):"]
     for t in program.temps:
         lines.append(f"    {t.name}: {show_type(t.dtype, t.shape, t.strides)}")
+    known = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
     for k in program.kernels:
-        lines += indent(show_kernel(k, own))
+        lines += indent(show_kernel(k, own, known))
     return "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]) + "\n"
 
 
-def show_kernel(k: Kernel, own: ShowOwn) -> list[str]:
+def show_kernel(k: Kernel, own: ShowOwn, known: Mapping[str, Tensor]) -> list[str]:
     origin = f", origin={list(k.origin)!r}" if k.origin else ""
-    head = f'with kernel("{k.name}", [{", ".join(p.name for p in k.params)}], writes=[{", ".join(k.writes)}]{origin}):'
+    params = ", ".join(show_seen(p, known) for p in k.params)
+    head = f'with kernel("{k.name}", [{params}], writes=[{", ".join(k.writes)}]{origin}):'
     return [head, *indent(show_body(k.body, own))]
 
 
@@ -109,7 +114,7 @@ def parse(source: str, own: ParseOwn) -> Program:
                 [ast.withitem(ast.Call(ast.Name("kernel"), [ast.Constant(str() as name), ast.List(params)], keywords))],
                 body,
             ):
-                kernels.append(_kernel(s, name, params, keywords, body, known, scope, own))
+                kernels.append(_kernel(name, params, keywords, body, known, scope, own))
             case ast.Pass():
                 pass
             case _:
@@ -117,18 +122,15 @@ def parse(source: str, own: ParseOwn) -> Program:
     return Program(f.name, inputs, outputs, tuple(temps), tuple(kernels), sizes)
 
 
-def _kernel(at: ast.stmt, name: str, params: list[ast.expr], keywords: list[ast.keyword], body: list[ast.stmt],
+def _kernel(name: str, params: list[ast.expr], keywords: list[ast.keyword], body: list[ast.stmt],
             known: dict[str, Tensor], outer: Scope, own: ParseOwn) -> Kernel:  # fmt: skip
     words = {k.arg: k.value for k in keywords}
-    names = [p.id for p in params if isinstance(p, ast.Name)]
-    missing = [n for n in names if n not in known]
-    if missing:
-        raise fail(at, f"{missing} are not tensors of this program")
+    seen_as = tuple(seen(p, known, outer) for p in params)
     scope = outer.inner()
-    scope.buffers |= {n: known[n].dtype for n in names}
+    scope.buffers |= {t.name: t.dtype for t in seen_as}
     writes = tuple(w.id for w in getattr(words.get("writes"), "elts", []) if isinstance(w, ast.Name))
     origin = tuple(ast.literal_eval(words["origin"])) if "origin" in words else ()
-    return Kernel(name, tuple(known[n] for n in names), writes, statements(body, scope, own), origin)
+    return Kernel(name, seen_as, writes, statements(body, scope, own), origin)
 
 
 def statements(body: list[ast.stmt], scope: Scope, own: ParseOwn) -> tuple[Stmt, ...]:

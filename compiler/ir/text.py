@@ -83,6 +83,11 @@ def show_tensor(t: Tensor) -> str:
     return f"{t.name}: constant({text})" if t.constant else f"{t.name}: {text}"
 
 
+def show_seen(t: Tensor, known: Mapping[str, Tensor]) -> str:
+    """A parameter: its name, and how it is seen where that is not as the tensor that is known by the name."""
+    return t.name if known.get(t.name) == t else f"view({t.name}, {show_type(t.dtype, t.shape, t.strides)})"
+
+
 class Scope:
     """What names mean while parsing: scalar variables by type, and buffers by element type."""
 
@@ -212,6 +217,17 @@ def tensor(a: ast.arg, scope: Scope) -> Tensor:
     if a.annotation is None:
         raise TextError(f"line {a.lineno}: {a.arg} has no type")
     return Tensor(a.arg, *tensor_type(a.annotation, scope))
+
+
+def seen(e: ast.expr, known: Mapping[str, Tensor], scope: Scope) -> Tensor:
+    """A parameter from its syntax tree; the other way round, see `show_seen`."""
+    match e:
+        case ast.Name(name) if name in known:
+            return known[name]
+        case ast.Call(ast.Name("view"), [ast.Name(name), kind]) if name in known:
+            dtype, shape, strides, _ = tensor_type(kind, scope)
+            return known[name].replace(dtype=dtype, shape=shape, strides=strides)
+    raise fail(e, f"{ast.unparse(e)!r} is not a tensor of this program, nor a view of one")
 
 
 def show_size(s: Size) -> str:

@@ -115,3 +115,10 @@ def test_boxes_hold_what_was_asked_for(extents: tuple[int, ...], length: int) ->
     assert size == length
     assert count(extents, made) * length >= extents[0] * extents[1] * extents[2]
     assert all(n & (n - 1) == 0 for n in made[1:])
+
+
+@pytest.mark.parametrize("filters", [24, 64])
+def test_pixels_without_a_window_are_rows_of_a_matrix(filters: int) -> None:
+    made = check(Conv(window=1, padding=0, side=8, filters=filters, layout="first").text, SMALL["sm_90a"])
+    assert not made.temps
+    assert copies(made) == {"tma"}

@@ -41,6 +41,7 @@ from compiler.targets.target import Instruction, Target
 LEAST_DEPTH = 16  # shorter sums are not worth the tiles
 LEAST_ROWS = 2  # few are enough: an instruction that is mostly empty still reads the other factor once
 GATHERED = 2.0  # times the clocks of tiles that are copied
+SCATTERED = 3.0  # the same for single warps that copy short runs of a box, and store such: 3 to 5 on an H200
 GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
 WARPS, FROM_SHARED, FROM_REGISTERS = "mlc_mma_sync", "mlc_wgmma", "mlc_wgmma_rs"  # functions of instructions
 NEIGHBOURS = 4  # elements of a result that a thread adds up side by side
@@ -53,24 +54,22 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     if found is None:
         return None
     found, splits = by_groups(found)
-    best: tuple[Parts, Tiling] | None = None
-    least = math.inf
     tensors = {p.name: p for p in kernel.params}
-    for parts in (*conv.ways(found, tensors), *ways(found, tensors)):
-        made = _tiling(parts, target)
-        clocks = math.inf if made is None else _estimate(parts, made, target)
-        if made is not None and clocks < least:
-            best, least = (parts, made), clocks
-    if best is None:
+    every = [(p, t) for p in (*conv.ways(found, tensors), *ways(found, tensors)) if (t := _tiling(p, target))]
+    if not every:
         return None
+    alone = any(t.row.threads > tiles.WARP for _, t in every)
+    best = min(every, key=lambda x: (_estimate(*x, alone, target), not x[0].across))
     schedule = _Plan(*best, target, splits).schedule()
     return schedule if _fresh(kernel, schedule) else None
 
 
-def _estimate(p: Parts, t: Tiling, target: Target) -> float:
-    """Clocks of all of it. The threads that multiply wait for what they load themselves, and that takes them as long
-    as the products do."""
+def _estimate(p: Parts, t: Tiling, groups: bool, target: Target) -> float:
+    """Clocks of all of it; `groups` says that there are ways for groups of warps, too. The threads that multiply wait
+    for what they load themselves, and that takes them as long as the products do."""
     clocks = t.clocks + tiles.copying(p.copied, target)
+    if groups and t.terms == 1 and p.n.boxed and t.row.threads == tiles.WARP:
+        clocks *= SCATTERED
     return clocks if p.a.operand.copied and p.b.operand.copied else GATHERED * clocks
 
 
