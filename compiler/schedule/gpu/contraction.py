@@ -59,7 +59,7 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     if not every:
         return None
     alone = any(t.row.threads > tiles.WARP for _, t in every)
-    best = min(every, key=lambda x: (_estimate(*x, alone, target), not x[0].across))
+    best = min(every, key=lambda x: (_estimate(x[0], x[1], alone, target), not x[0].across))
     schedule = _Plan(*best, target, splits).schedule()
     return schedule if _fresh(kernel, schedule) else None
 
@@ -83,8 +83,9 @@ def _tiling(p: Parts, target: Target) -> Tiling | None:
     out = p.result.bytes if p.result else 0
     boxes = tuple(map(size, p.m.loops)) if p.m.boxed else (), tuple(map(size, p.n.loops)) if p.n.boxed else ()
     sizes = Product(
-        p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes
-    )
+        p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
+        (p.m.near, p.n.near),
+    )  # fmt: skip
     return tiles.choose(sizes, _rows(p, target), target)
 
 
@@ -245,13 +246,13 @@ class _Plan:
         self.tensorize(nest)
 
     def writeback(self, nest: tuple[str, str]) -> None:
-        """Results leave through shared memory in one copy, which knows where the tensor ends."""
+        """Results leave through shared memory in one copy, which knows where the tensor ends: neighbours together."""
         p, t, r = self.p, self.t, self.p.result
         if r is None or t.row.function != FROM_SHARED or t.parts > 1:
             return
         if (r.m_ends or p.m.size % t.m == 0) and (r.n_ends or p.n.size % t.n == 0):
             swizzle = _swizzle((t.n if p.across else t.m) * r.bytes)
-            self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, "tma", swizzle))
+            self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, r.how, swizzle))
 
     def halves(self, tile_a: str, tile_b: str) -> None:
         """Products of two numbers for each: of the right factor in shared memory, of the left one in registers, where

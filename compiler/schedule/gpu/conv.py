@@ -48,6 +48,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
                 m, n = (_axis(own, x, tensors) for own, x in ((rows, left), (columns, right)))
                 batch = tuple(f for f in c.rows if f not in rows and f not in columns)
                 result, across = _result(c, m, n, tensors)
+                m.near, n.near = not across, across
                 copies = [x for x in (first, second) if x is not None]
                 steps = [s for x in copies for s in (x, *permutes.steps(x, tensors[x.buffer]))]
                 copied = tuple(_bytes(tensors[x.buffer]) for x in copies)
@@ -77,6 +78,7 @@ def _computed(
     batch = tuple(f for f in c.rows if f not in rows and f not in columns)
     read = sum(_bytes(tensors[n.buffer]) for n in (*loads(x), *loads(y)))
     _, across = _result(c, m, n, tensors)
+    m.near = not across
     if not a.operand.copied:
         yield Parts(c, m, n, k, batch, a, b, across, None, read=read)
 
@@ -186,7 +188,7 @@ def _factor(
 
 
 def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> tuple[Result | None, bool]:
-    """Where a tensor map can store a tile of the result, if it can; whether the result is contiguous along n."""
+    """Where a tile of the result can be copied to, if it can; whether the result is contiguous along n."""
     stores = [s for s in c.after if isinstance(s, Store)]
     ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in c.rows}
     near = {
@@ -206,14 +208,15 @@ def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> 
     axes = [at[f.var] for f in loops]
     alike = axes == [d for d in memory_order(t) if d in axes]
     rows = _steps(t, axes[-1])
-    if not alike or last.boxed or t.strides[axes[-1]] is not const(1) or any(x % 16 for x in rows):
+    if t.strides[axes[-1]] is not const(1):
         return None, across
-    return Result(s.buffer, t.dtype.bytes, True, True), across
+    by_tma = alike and not last.boxed and not any(x % 16 for x in rows)
+    return Result(s.buffer, t.dtype.bytes, True, True, "tma" if by_tma else "plain"), across
 
 
 def boxed(x: Axis, length: int) -> list[Step]:
     """Steps after which the loops of an axis are two: over boxes, and through a box. The axis is named after these."""
-    lengths = box(tuple(size(f) for f in x.loops), length, x.step)
+    lengths = box(tuple(size(f) for f in x.loops), length, x.step, x.near)
     loops = [f.var for f in x.loops]
     full = tuple(-(-size(f) // n) * n for f, n in zip(x.loops, lengths, strict=True))
     steps: list[Step] = []

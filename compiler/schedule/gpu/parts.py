@@ -29,6 +29,7 @@ class Axis:
     """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles.
 
     Tiles of a `boxed` axis are boxes of its loops, which take up to `step` elements at a time of what they go through.
+    Those of a `near` one are neighbours in the result.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Axis:
     outer: str = ""
     boxed: bool = False
     step: int = 1
+    near: bool = False
 
 
 @dataclass(frozen=True)
@@ -58,19 +60,23 @@ class Factor:
 
 @dataclass(frozen=True)
 class Result:
-    """The buffer that a product is stored to and the bytes of its elements; whether m and n end where its axes do."""
+    """The buffer that a product is stored to and the bytes of its elements; whether m and n end where its axes do.
+
+    `how` says what copies a tile of it out of shared memory: a tensor map if that can describe it, else all threads.
+    """
 
     buffer: str
     bytes: int
     m_ends: bool
     n_ends: bool
+    how: str = "tma"
 
 
 @dataclass(frozen=True)
 class Parts:
     """The parts of a product: acc[m, n] += a[m, k] * b[k, n] for every iteration of the loops of the batch.
 
-    `across` says that the result is contiguous along n rather than along m; `result` is where a tensor map can store.
+    `across` says that the result is contiguous along n rather than along m; `result` is where tiles can be copied to.
     """
 
     found: Contraction

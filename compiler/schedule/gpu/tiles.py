@@ -64,7 +64,7 @@ class Product:
     `across` says that the result is contiguous along n, `out_bytes` how large the elements of a tile of it are that
     leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,
     where those of a's and b's elements are not. Where tiles are boxes of several loops, `loops` are the extents of
-    those that make m and n.
+    those that make m and n, and `near` says of which neighbours are neighbours in the result.
     """
 
     m: int
@@ -79,6 +79,7 @@ class Product:
     out_bytes: int = 0
     read: int = 0
     loops: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    near: tuple[bool, bool] = (False, False)
 
 
 @dataclass(frozen=True)
@@ -210,7 +211,7 @@ def _clocks(
     apart = row.threads > WARP  # warps of their own copy, and the products read shared memory
     groups = math.prod(grid)
     threads = groups * row.threads + (WARP * (1 if p.terms == 1 else COPYING) if apart else 0)
-    tiles = _count(p.m, p.loops[0], m) * _count(p.n, p.loops[1], n) * p.batch * parts
+    tiles = _count(p.m, p.loops[0], m, p.near[0]) * _count(p.n, p.loops[1], n, p.near[1]) * p.batch * parts
     stage = stage_bytes(p, row, m, n, k)
     out = _beside(p, row, (m, n), parts, target)
     fits = min(
@@ -296,9 +297,9 @@ def _moves(x: Operand, elements: int) -> float:
     return elements * x.bytes / x.piece / 8 if x.copied else 0.0
 
 
-def _count(size: int, loops: tuple[int, ...], length: int) -> int:
+def _count(size: int, loops: tuple[int, ...], length: int, near: bool) -> int:
     """Tiles of so many rows."""
-    return count(loops, box(loops, length)) if loops else _over(size, length)
+    return count(loops, box(loops, length, near=near)) if loops else _over(size, length)
 
 
 def _up(a: int, b: int) -> int:
