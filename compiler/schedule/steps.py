@@ -85,11 +85,13 @@ class Permute(Step):
     """What the kernel loads of `buffer` it loads of the temporary `tile`, whose axes are the buffer's in this `order`.
 
     A nest of its own copies all of it beforehand, by loops called `tile`_at0, `tile`_at1, .. along the axes of `tile`.
+    With `every`, it is every so many elements along each of the buffer's axes that are copied.
     """
 
     buffer: str
     tile: str
     order: tuple[int, ...]
+    every: tuple[int, ...] = ()
 
 
 class Distribute(Step):
@@ -301,7 +303,7 @@ def show_step(step: Step) -> str:
             said = [repr(loop), level, *(f"{n}={v}" for n, v in args)]
         case Fold(first, second, "local") | Distribute(first, second, "local"):
             said = [repr(first), repr(second)]
-        case Stage(pad=0) | Share(pad=0) | Online(masks=()):
+        case Stage(pad=0) | Share(pad=0) | Online(masks=()) | Permute(every=()):
             said = [repr(f) for f in fields[:-1]]
         case _:
             said = [repr(f) for f in fields]

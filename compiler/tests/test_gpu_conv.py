@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from compiler.ir import tile
+from compiler.ir.expr import static
 from compiler.schedule.gpu.boxes import box, count
 from compiler.tests.test_gpu_contraction import SMALL, check, instructions
 
@@ -122,3 +123,10 @@ def test_pixels_without_a_window_are_rows_of_a_matrix(filters: int) -> None:
     made = check(Conv(window=1, padding=0, side=8, filters=filters, layout="first").text, SMALL["sm_90a"])
     assert not made.temps
     assert copies(made) == {"tma"}
+
+
+def test_what_a_step_leaves_out_is_not_permuted() -> None:
+    conv = Conv(images=16, side=16, filters=128, window=1, padding=0, stride=2, layout="first")
+    made = check(conv.text, SMALL["sm_90a"])
+    assert [static(n) for t in made.temps for n in t.shape] == [16, 8, 8, 64]
+    assert "tma" in copies(made)

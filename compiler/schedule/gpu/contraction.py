@@ -118,6 +118,7 @@ class _Plan:
 
     def schedule(self) -> Schedule:
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
+        self.steps += self.p.copies
         around = [f.var for f in self.p.batch]
         order = [*around, *(f.var for x in (m, n) for f in x.loops)]
         if order != [f.var for f in self.p.found.rows]:
@@ -133,7 +134,6 @@ class _Plan:
         self.collapse(depth)
         batch = self.collapse(around)
         grid = [batch] if batch else []
-        self.steps += self.p.copies
         for x, length in ((m, t.m), (n, t.n)):
             if not x.boxed:
                 self.split(x, length)

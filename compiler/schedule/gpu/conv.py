@@ -51,7 +51,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
                 m.near, n.near = not across, across
                 copies = [x for x in (first, second) if x is not None]
                 steps = [s for x in copies for s in (x, *permutes.steps(x, tensors[x.buffer]))]
-                copied = tuple(_bytes(tensors[x.buffer]) for x in copies)
+                copied = tuple(permutes.moved(x, tensors[x.buffer]) for x in copies)
                 read = sum(_bytes(tensors[n.buffer]) for x in (left, right) for n in loads(x))
                 if m.boxed or n.boxed or copies or len(c.depth) > 1:
                     yield Parts(c, m, n, k, batch, a, b, across, result, tuple(steps), copied, read)
@@ -98,15 +98,23 @@ def _factors(
     if len(last) != 1 or len(set(loads(value))) != 1:
         return
     order = (*(d for d in range(len(t.shape)) if d not in last), *last)
-    step = Permute(t.name, f"{t.name}_permuted", order)
+    # Where there is nothing to guard, what no index comes to need not be copied.
+    every = tuple(map(_every, load.index)) if narrow(value) is load else ()
+    step = Permute(t.name, f"{t.name}_permuted", order, every if set(every) - {1} else ())
     if not permutes.steps(step, t):
         return
-    shape = tuple(t.shape[d] for d in order)
+    shape = tuple(permutes.length(step, t, d) for d in order)
     held = t.replace(name=step.tile, shape=shape, strides=row_major(shape))
-    moved = load.replace(buffer=step.tile, index=tuple(load.index[d] for d in order))
+    moved = load.replace(buffer=step.tile, index=tuple(permutes.index(load.index[d], step, d) for d in order))
     made = _factor(substitute(value, {load: moved}), own, inner, {**tensors, step.tile: held}, ranges)
     if made is not None:
         yield made, step
+
+
+def _every(e: Expr) -> int:
+    """Of how many elements of an axis an index comes to one."""
+    terms, rest = linear(e)
+    return math.gcd(*terms.values(), rest) or 1
 
 
 def _bytes(t: Tensor) -> int:

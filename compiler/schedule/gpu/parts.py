@@ -89,7 +89,7 @@ class Parts:
     across: bool
     result: Result | None
     copies: tuple[Step, ...] = ()  # steps that copy buffers beforehand, so that factors are blocks of the copies
-    copied: tuple[int, ...] = ()  # bytes of each of these
+    copied: tuple[int, ...] = ()  # bytes that each of these reads and writes
     read: int = 0  # bytes of both factors' buffers, where elements of these are read again and again
 
 

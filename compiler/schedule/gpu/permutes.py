@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 
-from compiler.ir.expr import Const, const, static
+from compiler.ir.expr import Const, Expr, const, static
+from compiler.ir.index import from_linear, linear
 from compiler.ir.tensor import Tensor
 from compiler.schedule.steps import Bind, Collapse, Permute, Reorder, Split, Stage, Step
 
@@ -22,20 +23,21 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     """The steps for the loops `tile`_at0, .. that follow `step`; none where neighbours are too few either way."""
     if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
         return []
-    sizes = [static(n) for n in t.shape]
+    sizes = [static(length(step, t, d)) for d in range(len(t.shape))]
+    every = step.every or (1,) * len(sizes)
     loop = {d: f"{step.tile}_at{n}" for n, d in enumerate(step.order)}
     last = step.order[-1]
     side = _side(sizes[last], WIDEST // t.dtype.bytes)
-    read = _read(t, sizes, last)
+    read = _read(t, sizes, every, last)
     if not side or not read:
         return []
     made: list[Step] = []
     inner: list[str] = []
     outer = [loop[d] for d in step.order if d != last and d not in read]
-    for d, length in (*read.items(), (last, side)):
+    for d, part in (*read.items(), (last, side)):
         name = loop[d]
-        if length < sizes[d]:
-            made.append(Split(name, length))
+        if part < sizes[d]:
+            made.append(Split(name, part))
             outer.append(f"{name}0")
             name += "1"
         inner.append(name)
@@ -50,7 +52,8 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
         outer[:2] = [outer[0] + outer[1]]
     made += [Bind(name, "blocks") for name in outer]
     along = {**read, last: side}
-    for names, row in (([f"{tile}_at{n}" for n in range(len(kept))], along[kept[-1]]), (inner, side)):
+    staged = (along[kept[-1]] - 1) * every[kept[-1]] + 1
+    for names, row in (([f"{tile}_at{n}" for n in range(len(kept))], staged), (inner, side)):
         name = names[0]
         for other in names[1:]:
             made.append(Collapse(name, other))
@@ -61,27 +64,47 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     return made
 
 
-def _read(t: Tensor, sizes: list[int], last: int) -> dict[int, int]:
+def length(step: Permute, t: Tensor, d: int) -> Expr:
+    """How many elements of an axis of the buffer are copied."""
+    every = step.every[d] if step.every else 1
+    return t.shape[d] if every == 1 else const(-(-static(t.shape[d]) // every))
+
+
+def index(e: Expr, step: Permute, d: int) -> Expr:
+    """Where what was at an index along an axis of the buffer is in the copy."""
+    every = step.every[d] if step.every else 1
+    terms, rest = linear(e)
+    return e if every == 1 else from_linear(({t: c // every for t, c in terms.items()}, rest // every))
+
+
+def moved(step: Permute, t: Tensor) -> int:
+    """Bytes that are read, of which a line holds some of every row that is read at all, and those that are written."""
+    every = step.every or (1,) * len(t.shape)
+    near = max(range(len(every)), key=lambda d: t.strides[d] is const(1))
+    written = math.prod(static(length(step, t, d)) for d in range(len(every))) * t.dtype.bytes
+    return written * every[near] + written
+
+
+def _read(t: Tensor, sizes: list[int], every: tuple[int, ...], last: int) -> dict[int, int]:
     """How long a tile is along the axes that are neighbours in the buffer, the longer strides first."""
     near = [d for d, n in enumerate(t.strides) if n is const(1) and sizes[d] > 1]
     if len(near) != 1 or near[0] == last or near[0] < last:
         return {}
     (d,) = near
-    length = sizes[d] if sizes[d] <= MOST else _side(sizes[d], 1)
-    found = {d: length} if length else {}
-    while found and length == sizes[d] and math.prod(found.values()) * 2 <= MOST:
+    part = sizes[d] if sizes[d] <= MOST else _side(sizes[d], WIDEST // t.dtype.bytes)
+    found = {d: part} if part else {}
+    while found and part == sizes[d] and every[d] == 1 and math.prod(found.values()) * 2 <= MOST:
         d, run = d - 1, math.prod(found.values())
-        if d == last or d < 0 or t.strides[d] is not const(run):
+        if d == last or d < 0 or t.strides[d] is not const(run) or every[d] > 1:
             break
-        length = max(n for n in range(1, MOST // run + 1) if sizes[d] % n == 0)
-        if length == 1:
+        part = max(n for n in range(1, MOST // run + 1) if sizes[d] % n == 0)
+        if part == 1:
             break
-        found = {d: length, **found}
+        found = {d: part, **found}
     return found
 
 
 def _side(size: int, vector: int) -> int:
-    """A divisor that is a good side of a tile, in whole vectors if it can be; 0 where there is none."""
+    """A divisor that is a good side of a tile, of vectors as wide as can be; 0 where there is none."""
     fitting = [n for n in range(LEAST, MOST + 1) if size % n == 0]
-    whole = [n for n in fitting if n % vector == 0]
-    return max(whole or fitting, default=size if LEAST <= size <= LONGEST else 0)
+    return max(fitting, key=lambda n: (math.gcd(n, vector), n), default=size if LEAST <= size <= LONGEST else 0)

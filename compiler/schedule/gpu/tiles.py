@@ -282,8 +282,8 @@ def _by_warps(
 
 
 def copying(copies: tuple[int, ...], target: Target) -> float:
-    """Clocks to copy so many bytes each from memory to memory beforehand."""
-    return sum(LAUNCH + 2 * n / (FROM_DRAM * target.cores) for n in copies)
+    """Clocks of copies beforehand that move so many bytes each."""
+    return sum(LAUNCH + n / (FROM_DRAM * target.cores) for n in copies)
 
 
 def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:

@@ -43,7 +43,7 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
     }
     tiles = {n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
     tensors = {p.name: p for p in kernel.params}
-    given = tensors.keys() - kernel.writes
+    given = tensors.keys() - {n.buffer for s in nest[-1].body for n in s.walk() if isinstance(n, Store)}
     summing = {f.var for f in nest if f.kind == "reduce"}
     if any(f.kind == "scan" for f in nest):
         raise ScheduleError(step, "a scan runs in order")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, Var, substitute
+from compiler.ir.index import linear
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL, Body, wrap
+from compiler.schedule.gpu import permutes
 from compiler.schedule.steps import Permute, ScheduleError
 
 
@@ -28,13 +30,18 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
         raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
     if sorted(step.order) != list(range(len(buffer.shape))):
         raise ScheduleError(step, f"{step.order} are not the {len(buffer.shape)} axes of {step.buffer}")
-    shape = tuple(buffer.shape[d] for d in step.order)
+    every = step.every or (1,) * len(buffer.shape)
+    if len(every) != len(buffer.shape) or min(every) < 1:
+        raise ScheduleError(step, f"{every} are not steps along the {len(buffer.shape)} axes of {step.buffer}")
+    shape = tuple(permutes.length(step, buffer, d) for d in step.order)
     held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
     loops = tuple(Var(f"{step.tile}_at{n}") for n in range(len(shape)))
-    index = tuple(loops[step.order.index(d)] for d in range(len(shape)))
+    index = tuple(loops[step.order.index(d)] * every[d] for d in range(len(shape)))
     copy = Store(held.name, loops, Load(buffer.name, index, buffer.dtype))
     nest = tuple(tile.For(v.name, n, "parallel", SERIAL, ()) for v, n in zip(loops, shape, strict=True))
     found = {n for s in kernel.body for n in s.walk() if isinstance(n, Load) and n.buffer == buffer.name}
+    if not all(_met(e, n) for x in found for e, n in zip(x.index, every, strict=True)):
+        raise ScheduleError(step, f"kernel {kernel.name} loads elements of {step.buffer} between those of {every}")
     table: dict[Expr, Expr] = {n: permuted(n, step) for n in found}
     body: Body = (*wrap(nest, (copy,)), *substitute(kernel.body, table))
     return kernel.replace(body=body, params=(*kernel.params, held), writes=(*kernel.writes, held.name))
@@ -42,4 +49,10 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
 
 def permuted(load: Load, step: Permute) -> Load:
     """The load of the temporary that gives what a load of the buffer does."""
-    return load.replace(buffer=step.tile, index=tuple(load.index[d] for d in step.order))
+    return load.replace(buffer=step.tile, index=tuple(permutes.index(load.index[d], step, d) for d in step.order))
+
+
+def _met(e: Expr, step: int) -> bool:
+    """An index is of every `step`-th element only."""
+    terms, rest = linear(e)
+    return all(c % step == 0 for c in (*terms.values(), rest))
