@@ -1,7 +1,8 @@
 """Loop IR in, Loop IR out: loops in which a sum of products goes through neighbouring axes of all its buffers are one.
 
 The kernel then sees these buffers with fewer axes, in the same memory: the pixels of an image over which no window
-moves are one axis, as the rows of a matrix are.
+moves are one axis, as the columns of a matrix are. Runs of neighbours in memory are longer so. Where there are none,
+two loops are better than one: boxes of both fit more sizes.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
     if any(n.index[axes[n.buffer] :][:2] != pair for n in accesses if n.buffer in axes):
         return None
     if not all(_together(tensors[name], d, inner.extent) for name, d in axes.items()):
+        return None
+    if all(tensors[name].strides[d + 1] is not const(1) for name, d in axes.items()):
         return None
 
     def go(n: Any) -> Any:
