@@ -132,7 +132,8 @@ class _Builder:
         return Kernel(name, tuple(tensors[p] for p in params), writes, body, self.group.origin)
 
     def _fresh(self, name: str) -> str:
-        stem, k = name, 0
+        """The name, or it and a number: a second loop `i` is `i_1`, since `i1` is what splitting `i` makes."""
+        stem, k = name if name.endswith("_") else name + "_", 0
         while name in self.taken or name in self.made:
             k += 1
             name = f"{stem}{k}"

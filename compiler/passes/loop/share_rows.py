@@ -124,14 +124,14 @@ def _wrap(nest: list[loop.For], body: Body) -> Body:
 
 
 def _renamed(kernel: Kernel, other: Kernel) -> Kernel:
-    """The kernel with no name in it that the other one binds."""
+    """The kernel with no name in it that the other one binds; `i1` is left to the step that splits `i`."""
     taken = {n for s in (*other.body, *kernel.body) for n in _bound(s)} | {p.name for p in other.params}
     table: dict[str, str] = {}
     for old in sorted({n for s in other.body for n in _bound(s)} & {n for s in kernel.body for n in _bound(s)}):
         number = 1
-        while f"{old}{number}" in taken:
+        while (name := f"{old.removesuffix('_')}_{number}") in taken:
             number += 1
-        table[old] = f"{old}{number}"
+        table[old] = name
         taken.add(table[old])
     used = {n for s in kernel.body for n in s.walk() if isinstance(n, Var) and n.name in table}
     body = substitute(kernel.body, {v: Var(table[v.name], v.type) for v in used})
