@@ -14,7 +14,6 @@ from compiler.schedule.steps import Bind, Collapse, Permute, Reorder, Split, Sta
 
 THREADS = 256
 WIDEST = 16  # bytes that one instruction moves
-BANK = 4  # bytes of a bank of shared memory
 LEAST, MOST = 16, 64  # elements of a side of a tile
 LONGEST = 256  # of a side that has no divisor in between
 
@@ -44,15 +43,16 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     if not outer:
         return []
     tile = f"{step.tile}_in"
+    along = {**read, last: side}
     kept = [d for d in range(len(sizes)) if d in {*read, last}]
     made.append(Reorder((*outer, *inner)))
-    made.append(Stage(t.name, tile, outer[-1], "shared", max(1, BANK // t.dtype.bytes)))
+    staged = (along[kept[-1]] - 1) * every[kept[-1]] + 1
+    # Odd rows of the tile begin in other banks, also if these hold two elements each.
+    made.append(Stage(t.name, tile, outer[-1], "shared", 1 + staged % 2))
     while len(outer) > 3:
         made.append(Collapse(outer[0], outer[1]))
         outer[:2] = [outer[0] + outer[1]]
     made += [Bind(name, "blocks") for name in outer]
-    along = {**read, last: side}
-    staged = (along[kept[-1]] - 1) * every[kept[-1]] + 1
     for names, row in (([f"{tile}_at{n}" for n in range(len(kept))], staged), (inner, side)):
         name = names[0]
         for other in names[1:]:
