@@ -20,19 +20,21 @@ static char* memory_at(unsigned address, unsigned site) {
     }
     return worker->windows + rank * WINDOW + offset;
 }
-void* shared_pointer(unsigned address) { return memory_at(address, MLC_KERNEL_SITE); }
-unsigned own_address(unsigned address) {
-    memory_at(address, MLC_KERNEL_SITE);
+static unsigned own(unsigned address, unsigned site) {
+    memory_at(address, site);
     if (address >> RANK_BIT != me()->block_of->rank)
-        fatal("shared address", MLC_KERNEL_SITE, "the instruction reaches its own block's memory (shared::cta), not another's");
+        fatal("shared address", site, "the instruction reaches its own block's memory (shared::cta), not another's");
     return address;
 }
-char* own_window() { return me()->block_of->window; }
-unsigned cluster_address(unsigned address, unsigned rank) {
-    if (rank >= worker->blocks) fatal("cluster", MLC_KERNEL_SITE, "no block of this rank");
-    memory_at(address, MLC_KERNEL_SITE);
+static unsigned of_block(unsigned address, unsigned rank, unsigned site) {
+    if (rank >= worker->blocks) fatal("cluster", site, "no block of this rank");
+    memory_at(address, site);
     return rank << RANK_BIT | (address & OFFSETS);
 }
+void* shared_pointer(unsigned address) { return memory_at(address, MLC_KERNEL_SITE); }
+unsigned own_address(unsigned address) { return own(address, MLC_KERNEL_SITE); }
+char* own_window() { return me()->block_of->window; }
+unsigned cluster_address(unsigned address, unsigned rank) { return of_block(address, rank, MLC_KERNEL_SITE); }
 void* cluster_map(const void* p, unsigned rank) {
     return memory_at(cluster_address(shared_address(p), rank), MLC_KERNEL_SITE);
 }

@@ -27,7 +27,7 @@ static MBarrier* find_mbarrier(unsigned at, unsigned site) {
 void mbarrier_init(unsigned at, unsigned count) {
     unsigned site = MLC_SITE;
     not_flat(site);
-    char* const address = memory_at(at, site);
+    char* const address = memory_at(own(at, site), site);
     if ((uintptr_t)address & 7) fatal("misaligned", site, "an mbarrier needs 8 bytes of alignment");
     if (count == 0 || count >= 1u << 20) fatal("mbarrier", site, "its count must be 1 to 2^20 - 1");
     hooks::touch_mbarrier(address, site, false);
@@ -77,16 +77,19 @@ static void expect(MBarrier* m, unsigned bytes, unsigned site) {
     if (m->tx >= 1 << 20) fatal("mbarrier", site, "more than 2^20 - 1 bytes expected in one phase");
 }
 
-void mbarrier_arrive(unsigned at, unsigned count) { arrive(find_mbarrier(at, MLC_SITE), count, MLC_SITE); }
+void mbarrier_arrive(unsigned at) { arrive(find_mbarrier(own(at, MLC_SITE), MLC_SITE), 1, MLC_SITE); }
+void mbarrier_arrive_cluster(unsigned at, unsigned rank) {
+    arrive(find_mbarrier(of_block(at, rank, MLC_SITE), MLC_SITE), 1, MLC_SITE);
+}
 void mbarrier_arrive_expect_tx(unsigned at, unsigned bytes) {
-    MBarrier* m = find_mbarrier(at, MLC_SITE);
+    MBarrier* m = find_mbarrier(own(at, MLC_SITE), MLC_SITE);
     expect(m, bytes, MLC_SITE);
     arrive(m, 1, MLC_SITE);
 }
 
 void mbarrier_wait(unsigned at, unsigned parity) {
     unsigned site = MLC_SITE;
-    MBarrier* m = find_mbarrier(at, site);
+    MBarrier* m = find_mbarrier(own(at, site), site);
     if (parity > 1) fatal("mbarrier", site, "a parity is 0 or 1");
     if ((m->phase & 1) == parity) {
         m->waiters.push(me());
@@ -178,13 +181,13 @@ void bulk_wait(unsigned pending, bool read) {
 }
 
 void cp_async(unsigned to, const void* from, unsigned bytes, unsigned valid) {
-    hooks::cp_async(memory_at(to, MLC_SITE), from, bytes, valid, MLC_SITE);
+    hooks::cp_async(memory_at(own(to, MLC_SITE), MLC_SITE), from, bytes, valid, MLC_SITE);
 }
 void cp_async_commit() { me()->check.copy_group++; }
 void cp_async_wait(unsigned pending) { hooks::cp_async_wait(me(), pending); }
 void cp_async_mbarrier_arrive(unsigned barrier) {
     unsigned site = MLC_SITE;
-    MBarrier* m = find_mbarrier(barrier, site);
+    MBarrier* m = find_mbarrier(own(barrier, site), site);
     me()->check.copy_group++;
     hooks::cp_async_wait(me(), 0);
     arrive(m, 1, site);
@@ -205,13 +208,13 @@ void async_store(const Piece* pieces, unsigned count, Apply* apply) { move_piece
 void bulk_commit() {}
 void bulk_wait(unsigned, bool) {}
 void cp_async(unsigned at, const void* from, unsigned bytes, unsigned valid) {
-    char* const to = memory_at(at, MLC_SITE);
+    char* const to = memory_at(own(at, MLC_SITE), MLC_SITE);
     memcpy(to, from, valid);
     memset(to + valid, 0, bytes - valid);
 }
 void cp_async_commit() {}
 void cp_async_wait(unsigned) {}
-void cp_async_mbarrier_arrive(unsigned barrier) { arrive(find_mbarrier(barrier, MLC_SITE), 1, MLC_SITE); }
+void cp_async_mbarrier_arrive(unsigned barrier) { mbarrier_arrive(barrier); }
 void fence_mbarrier_init() {}
 void fence_proxy_async() {}
 void wgmma_fence() {}

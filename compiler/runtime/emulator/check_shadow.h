@@ -365,7 +365,6 @@ void read_constant(const void* p, unsigned bytes) {
         memory_report("constant written", page->region, p, bytes, site,
                       "ld.global.nc may read what was there before this kernel wrote it", thread_of(c.writer), c.site);
 }
-bool is_flat() { return worker->flat; }
 void write(const void* p, unsigned bytes) { access(p, bytes, WRITE, MLC_SITE); }
 void atomic(const void* p, unsigned bytes, bool writes, Order order) {
     if (!armed) return;

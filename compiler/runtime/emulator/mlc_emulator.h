@@ -195,14 +195,11 @@ MLC_DEVICE unsigned warp() { return thread_in_block() >> 5; }
 // ---- Barriers --------------------------------------------------------------------------------------------------------
 
 // What a warp does as one (.aligned): its lanes must come here together.
-bool is_flat();  // whether threads run one after the other
-MLC_DEVICE void converged(const char* name, int line) {
 #ifdef MLC_CHECK
-    if (!is_flat()) warp_collective(~0u, name, nullptr, nullptr, [](Lanes&) MLC_UNCHECKED {}, line);
+void converged(const char* name, int line);
 #else
-    (void)name, (void)line;
+MLC_DEVICE void converged(const char*, int) {}
 #endif
-}
 void registers_set(unsigned count);
 // setmaxnreg: all threads of a warpgroup.
 MLC_DEVICE void hand_over(unsigned count, int line) {
@@ -216,9 +213,10 @@ void named_barrier_arrive(unsigned id, unsigned threads);  // bar.arrive
 void cluster_arrive();                                     // barrier.cluster.arrive.release
 void cluster_wait();                                       // barrier.cluster.wait.acquire
 
-// mbarrier: 8 bytes at an address of shared memory, of this block or of another in the cluster.
+// mbarrier: 8 bytes at an address of the block's own shared memory.
 void mbarrier_init(unsigned barrier, unsigned count);
-void mbarrier_arrive(unsigned barrier, unsigned count = 1);
+void mbarrier_arrive(unsigned barrier);
+void mbarrier_arrive_cluster(unsigned barrier, unsigned rank);     // at the same place in another block of the cluster
 void mbarrier_arrive_expect_tx(unsigned barrier, unsigned bytes);
 void mbarrier_wait(unsigned barrier, unsigned parity);             // until the phase of this parity is complete
 void fence_mbarrier_init();

@@ -206,7 +206,7 @@ namespace mlc::emu {
 MLC_DEVICE float flushed(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
 // An exact result as an .approx.ftz instruction may give it: of each four one is an ulp too large and one too small. What
 // PTX says to be exact (zero, one, infinity, NaN) is.
-MLC_DEVICE float approximate(float exact) {
+__noinline__ inline float approximate(float exact) {
     const unsigned bits = __float_as_uint(exact), magnitude = bits & 0x7fffffffu;
     if (magnitude < 0x00800000u) return flushed(exact);
     if (magnitude == 0x3f800000u || magnitude == 0x00800000u || magnitude >= 0x7f7fffffu) return exact;

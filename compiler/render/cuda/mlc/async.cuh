@@ -28,7 +28,7 @@ MLC_DEVICE void mlc_cp_async_sized(void* to, const void* from, int bytes) {
                      : "memory");
     }
 #else
-    mlc::emu::cp_async(mlc::emu::own_address(at), from, BYTES, (unsigned)bytes);
+    mlc::emu::cp_async(at, from, BYTES, (unsigned)bytes);
 #endif
 }
 
@@ -68,6 +68,6 @@ MLC_DEVICE void mlc_cp_async_arrive(void* barrier) {
 #ifdef __CUDACC__
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
 #else
-    mlc::emu::cp_async_mbarrier_arrive(mlc::emu::own_address(at));
+    mlc::emu::cp_async_mbarrier_arrive(at);
 #endif
 }

@@ -66,7 +66,7 @@ MLC_UNCHECKED MLC_DEVICE void check_box(const mlc_tensor_map& map, const void* s
     if (at[0] * (int)map.element % 16) fail("a box begins amid 16 bytes along the innermost axis");
 }
 
-MLC_DEVICE void load_box(unsigned address, const mlc_tensor_map& map, unsigned barrier, const int* at, int rank) {
+MLC_UNCHECKED __noinline__ static void load_box(unsigned address, const mlc_tensor_map& map, unsigned barrier, const int* at, int rank) {
     void* const to = shared_pointer(address);
     check_box(map, to, at, rank);
     Piece pieces[SOME_PIECES];
@@ -82,7 +82,11 @@ MLC_DEVICE void load_box(unsigned address, const mlc_tensor_map& map, unsigned b
     async_load(pieces, count, barrier, bytes);
 }
 
-MLC_DEVICE void store_box(const mlc_tensor_map& map, unsigned address, const int* at, int rank, Apply* apply) {
+MLC_UNCHECKED __noinline__ static void load_own_box(unsigned address, const mlc_tensor_map& map, unsigned barrier, const int* at, int rank) {
+    load_box(own_address(address), map, own_address(barrier), at, rank);
+}
+
+MLC_UNCHECKED __noinline__ static void store_box(const mlc_tensor_map& map, unsigned address, const int* at, int rank, Apply* apply) {
     void* const from = shared_pointer(own_address(address));
     check_box(map, from, at, rank);
     for (int d = 0; d < rank; d++)
@@ -107,8 +111,8 @@ MLC_UNCHECKED MLC_DEVICE void check_bytes(unsigned shared, const void* global, i
 }
 MLC_DEVICE void load_bytes(unsigned to, const void* from, int bytes, unsigned barrier) {
     check_bytes(to, from, bytes);
-    const Piece piece{shared_pointer(to), from, (unsigned)bytes};
-    async_load(&piece, 1, barrier, (unsigned)bytes);
+    const Piece piece{shared_pointer(own_address(to)), from, (unsigned)bytes};
+    async_load(&piece, 1, own_address(barrier), (unsigned)bytes);
 }
 MLC_DEVICE void store_bytes(void* to, unsigned from, int bytes) {
     check_bytes(from, to, bytes);

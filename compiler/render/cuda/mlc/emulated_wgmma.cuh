@@ -58,7 +58,7 @@ MLC_UNCHECKED __noinline__ static void gather_operand(Acc* to, unsigned long lon
 template <typename Acc>
 struct WgmmaOperands {
     Acc* acc;
-    const void* held;  // a in registers, or null
+    const void* held;  // a in registers
     unsigned long long a, b;
     int accumulate;
 };
@@ -69,7 +69,8 @@ MLC_DEVICE int accumulator(int thread, int i) {
     return (thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8) * N + i / 4 * 8 + thread % 4 * 2 + i % 2;
 }
 
-template <int N, typename T, bool TA, bool TB, typename Acc>
+// HELD: a is in registers.
+template <int N, typename T, bool HELD, bool TA, bool TB, typename Acc>
 MLC_DEVICE void wgmma(const WgmmaOperands<Acc>& operands, const char* name, int line) {
     static_assert(N % 8 == 0 && N >= 8 && N <= 256, "n is a multiple of 8 up to 256");
     wgmma_registers(operands.acc, N / 2 * sizeof(Acc));
@@ -84,9 +85,9 @@ MLC_DEVICE void wgmma(const WgmmaOperands<Acc>& operands, const char* name, int 
                 if (mine.a != first.a || mine.b != first.b || mine.accumulate != first.accumulate)
                     fail("wgmma: threads of the warpgroup name different operands");
                 for (int i = 0; i < N / 2; i++) sum[accumulator<N>(t, i)] = first.accumulate ? mine.acc[i] : 0;
-                if (first.held) gather_left<16, DEPTH>(a + t / 32 * 16 * DEPTH, (const T*)mine.held, t % 32);
+                if constexpr (HELD) gather_left<16, DEPTH>(a + t / 32 * 16 * DEPTH, (const T*)mine.held, t % 32);
             }
-            if (!first.held) gather_operand<T>(a, first.a, !TA, 64, DEPTH, 1);
+            if constexpr (!HELD) gather_operand<T>(a, first.a, !TA, 64, DEPTH, 1);
             gather_operand<T>(b, first.b, !TB, N, 1, N);
             product(sum, a, b, 64, N, DEPTH);
             for (int t = 0; t < 128; t++) {

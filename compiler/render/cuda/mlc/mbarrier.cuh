@@ -13,7 +13,7 @@ MLC_DEVICE void mlc_mbarrier_init(void* barrier, long arrivals) {
 #ifdef __CUDACC__
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 #else
-    mlc::emu::mbarrier_init(mlc::emu::own_address(at), count);
+    mlc::emu::mbarrier_init(at, count);
 #endif
 }
 // Makes the initialisations of this thread visible to the copy engine and to the cluster.
@@ -29,7 +29,7 @@ MLC_DEVICE void mlc_mbarrier_arrive(void* barrier) {
 #ifdef __CUDACC__
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
 #else
-    mlc::emu::mbarrier_arrive(mlc::emu::own_address(at));
+    mlc::emu::mbarrier_arrive(at);
 #endif
 }
 // Arrives, and lets the phase wait for so many more bytes of copies.
@@ -39,7 +39,7 @@ MLC_DEVICE void mlc_mbarrier_expect(void* barrier, long bytes) {
 #ifdef __CUDACC__
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(more) : "memory");
 #else
-    mlc::emu::mbarrier_arrive_expect_tx(mlc::emu::own_address(at), more);
+    mlc::emu::mbarrier_arrive_expect_tx(at, more);
 #endif
 }
 // At the barrier of the same place in block `rank` of the cluster.
@@ -53,7 +53,7 @@ MLC_DEVICE void mlc_mbarrier_arrive_cluster(void* barrier, long rank) {
         "r"(block)
         : "memory");
 #else
-    mlc::emu::mbarrier_arrive(mlc::emu::cluster_address(at, block));
+    mlc::emu::mbarrier_arrive_cluster(at, block);
 #endif
 }
 // Until the phase of this parity is complete: the latest one, or the one before the running one.
@@ -67,7 +67,7 @@ MLC_DEVICE void mlc_mbarrier_wait(void* barrier, long parity) {
         "r"(phase)
         : "memory");
 #else
-    mlc::emu::mbarrier_wait(mlc::emu::own_address(at), phase);
+    mlc::emu::mbarrier_wait(at, phase);
 #endif
 }
 // The same where other blocks of the cluster arrive or write: their stores before arriving are visible after it.
@@ -81,7 +81,7 @@ MLC_DEVICE void mlc_mbarrier_wait_cluster(void* barrier, long parity) {
         "r"(phase)
         : "memory");
 #else
-    mlc::emu::mbarrier_wait(mlc::emu::own_address(at), phase);
+    mlc::emu::mbarrier_wait(at, phase);
 #endif
 }
 // What this thread has written to shared memory is what the copy engine and wgmma read afterwards.

@@ -63,7 +63,7 @@ MLC_DEVICE void mlc_tma_load(void* to, const mlc_tensor_map& map, void* barrier,
             "l"(&map), "r"(signal), "r"(at[0]), "r"(at[1]), "r"(at[2]), "r"(at[3]), "r"(at[4])
             : "memory");
 #else
-    mlc::emu::load_box(mlc::emu::own_address(target), map, mlc::emu::own_address(signal), at, RANK);
+    mlc::emu::load_own_box(target, map, signal, at, RANK);
 #endif
 }
 
@@ -201,7 +201,7 @@ MLC_DEVICE void mlc_bulk_load(void* to, const void* from, long bytes, void* barr
                  "l"(from), "r"(count), "r"(signal)
                  : "memory");
 #else
-    mlc::emu::load_bytes(mlc::emu::own_address(target), from, count, mlc::emu::own_address(signal));
+    mlc::emu::load_bytes(target, from, count, signal);
 #endif
 }
 MLC_DEVICE void mlc_bulk_store(void* to, const void* from, long bytes) {

@@ -107,13 +107,13 @@ struct mlc_wgmma_instruction {
     template <int TA, int TB, typename Acc>
     MLC_DEVICE void shared(Acc* d, unsigned long long a, unsigned long long b, int accumulate, int line) {
         const mlc::emu::WgmmaOperands<Acc> operands{d, nullptr, a, b, accumulate};
-        mlc::emu::wgmma<N, T, TA, TB>(operands, "wgmma", line);
+        mlc::emu::wgmma<N, T, false, TA, TB>(operands, "wgmma", line);
     }
     template <int TB, typename Acc>
     MLC_DEVICE void registers(Acc* d, const T* a, unsigned long long b, int accumulate, int line) {
         const mlc::emu::WgmmaOperands<Acc> operands{d, a, 0, b, accumulate};
         mlc::emu::wgmma_registers(a, 16);
-        mlc::emu::wgmma<N, T, 0, TB>(operands, "wgmma.rs", line);
+        mlc::emu::wgmma<N, T, true, false, TB>(operands, "wgmma.rs", line);
     }
 };
 
