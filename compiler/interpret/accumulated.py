@@ -32,6 +32,7 @@ from compiler.interpret.bounded import (
 )
 from compiler.interpret.scalar import Array
 from compiler.ir.dtype import DType, f32, f64
+from compiler.ir.expr import COMBINE
 
 BLOCKS = 32  # partial sums looked at
 LANES = 16  # accumulators of a vectorised sum, whose partial sums may be much larger than the plain ones
@@ -310,3 +311,17 @@ def scatter(
         e2 = at("prod", size**2 + before[1], sizes**2 + update[1]) - product**2
         largest = at("prod", np.maximum(size, 1.0), np.maximum(sizes, 1.0))
         return _product(v, (e1, e2, common), largest, rounds, whole, dtype, accuracy)
+
+
+def perhaps(op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:
+    """`base` if `value` may or may not be set at, or combined with what is at, `index`: any such step is an error."""
+    shape = base.v.shape
+    at = np.ravel_multi_index(index, shape) if index else np.zeros(value.v.shape, np.int64)
+    there = base.v.reshape(-1)[at]
+    with np.errstate(all="ignore"):
+        then = value.v if op == "set" else scalar.apply(COMBINE[op], (there, value.v))
+        step = distance(then, there) + worst(value)
+    e1, e2, common = (np.array(e).reshape(-1) for e in errors(base))
+    np.add.at(e1, at, step)
+    np.add.at(e2, at, (step / LAMBDA) ** 2)
+    return made(base.v, *(e.reshape(shape) for e in (e1, e2, common)))

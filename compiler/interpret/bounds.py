@@ -116,3 +116,6 @@ class Propagation:
 
     def scatter(self, op: str, base: Bounded, index: tuple[Array, ...], value: Bounded, dtype: DType) -> Bounded:
         return accumulated.scatter(op, base, index, value, dtype, self.accuracy).full(base.v.shape)
+
+    def perhaps(self, op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:
+        return accumulated.perhaps(op, base, index, value)

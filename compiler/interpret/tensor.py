@@ -52,6 +52,9 @@ class TensorAlgebra(Algebra[T], Protocol[T]):
 
     def scatter(self, op: str, base: T, index: tuple[Array, ...], value: T, dtype: DType) -> T: ...
 
+    def perhaps(self, op: str, base: T, index: tuple[Array, ...], value: T) -> T:
+        """`base`, of which it is not certain that `value` is not scattered into it as well."""
+
 
 @dataclass(frozen=True)
 class Plain:
@@ -112,6 +115,9 @@ class Plain:
         out = base.copy()
         scalar.combine_at(op, out, index, value)
         return out
+
+    def perhaps(self, op: str, base: Array, index: tuple[Array, ...], value: Array) -> Array:
+        raise TypeError("plain numbers are certain")
 
 
 def run(program: Program, arrays: Sequence[Array], *, exact: bool = False) -> tuple[Array, ...]:
@@ -282,15 +288,29 @@ def _scatter(algebra: TensorAlgebra[T], equation: Scatter, free: tuple[Span, ...
     if equation.op != "set" and equation.op not in COMBINE:
         raise InterpretError(f"{grid.where}: {equation.op!r} is not a reduction")
     points = grid.over(_spans(equation.over, grid.sizes))
-    guard, _ = algebra.possible(value_of(equation.guard, points))
-    inner = points.within(guard)
-    kept = np.broadcast_to(guard, points.shape)
+    guard = value_of(equation.guard, points)
+    possible, taken = algebra.possible(guard)[0], algebra.candidates(guard)[0]
+    inner = points.within(possible)
+    kept = np.broadcast_to(taken, points.shape)
     written = ", ".join(map(show, equation.index))
+    places = [algebra.candidates(value_of(e, inner)) for e in equation.index]
     index = []
-    for d, (e, n) in enumerate(zip(equation.index, shape, strict=True)):
-        at = np.broadcast_to(algebra.candidates(value_of(e, inner))[0], points.shape)[kept]
+    for d, (where, n) in enumerate(zip(places, shape, strict=True)):
+        at = np.broadcast_to(where[0], points.shape)[kept]
         outside = (at < 0) | (at >= n)
         refuse(outside, at, n, f"the update at [{written}] writes", d, grid.where)
         index.append(at)
-    value = algebra.rearrange(algebra.full(value_of(equation.value, inner), points.shape), lambda x: x[kept])
-    return algebra.scatter(equation.op, base, tuple(index), value, equation.dtype)
+    value = algebra.full(value_of(equation.value, inner), points.shape)
+    out = algebra.scatter(equation.op, base, tuple(index), algebra.rearrange(value, lambda x: x[kept]), equation.dtype)
+    doubtful = np.broadcast_to(possible & ~taken, points.shape)
+    for which in range(max(map(len, places), default=1) if doubtful.any() else 0):
+        found = [np.broadcast_to(w[which % len(w)], points.shape) for w in places]
+        out = _perhaps(algebra, equation.op, out, found, value, doubtful)
+    return out
+
+
+def _perhaps(algebra: TensorAlgebra[T], op: str, out: T, index: list[Array], value: T, doubtful: Array) -> T:
+    """What may happen at doubtful points, as far as it is inside."""
+    sizes = algebra.shape(out)
+    inside = doubtful & np.logical_and.reduce([(at >= 0) & (at < n) for at, n in zip(index, sizes, strict=True)])
+    return algebra.perhaps(op, out, tuple(at[inside] for at in index), algebra.rearrange(value, lambda x: x[inside]))

@@ -158,6 +158,24 @@ def test_reductions_scans_and_scatters_of_rounded_values() -> None:
         assert (bounded.tolerance(b) <= 1e-3 * np.abs(b.v) + 1e-5).all(), f"output {k}, seed {SEED}"
 
 
+def test_of_two_that_are_nearly_the_same_either_may_be_the_greatest() -> None:
+    text = """
+def f(x: f32[2]):
+    with kernel("f"):
+        e[i: 2]: f32 = exp(x[i])
+        place[i: 2]: i64 = sum(i64(e[i] < e[r]) for r in range(2))
+        y[i: 1]: f32 = scatter(set, 0.0, [([place[r]], e[r], place[r] < 1) for r in range(2)])
+        z[()]: f32 = scatter(set, 0.0, [([], e[r], place[r] < 1) for r in range(2)])
+    result(y, f32[1])
+    result(z, f32[()])
+"""
+    x = np.array([1.0, np.nextafter(np.float32(1.0), np.float32(2.0))], np.float32)
+    for given in (x, x[::-1]):
+        for b in bounds(tensor_text.parse(text), [given]):
+            allowed = bounded.tolerance(b).reshape(-1)[0]
+            assert np.abs(np.exp(x.astype(np.float64)) - b.v).max() <= allowed < 2e-6
+
+
 def test_an_error_that_a_row_shares_grows_with_the_row() -> None:
     text = """
 def f(r: f32[1], x: f32[4096]):
