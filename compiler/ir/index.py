@@ -511,7 +511,7 @@ def _divide(a: Expr, d: int, ranges: Ranges) -> Expr:
     match a:
         case Op("floordiv", (x, Const(int() as d2))) if d2 > 0:
             return _divide(x, d * d2, ranges)
-        case Op("mod", (x, Const(int() as m))) if m % d == 0:  # a higher digit of x
+        case Op("mod", (x, Const(int() as m))) if m > 0 and m % d == 0:  # a higher digit of x
             return _modulo(_divide(x, d, ranges), m // d, ranges)
     return op("floordiv", a, d)
 
@@ -527,6 +527,6 @@ def _modulo(a: Expr, d: int, ranges: Ranges) -> Expr:
         g, upper, lower = digits
         return from_linear(_add(_scale(linear(_modulo(from_linear(upper), d // g, ranges)), g), lower, 1))
     match rest:
-        case Op("mod", (x, Const(int() as m))) if m % d == 0:
+        case Op("mod", (x, Const(int() as m))) if m > 0 and m % d == 0:
             return _modulo(x, d, ranges)
     return op("mod", rest, d)

@@ -7,12 +7,12 @@ warp or a thread each, by how long they are and along which way memory is contig
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Load, Var, dim, product
-from compiler.ir.index import Range, extent_range
+from compiler.ir.expr import Const, Expr, Load, Var, dim, product
+from compiler.ir.index import Range, extent_range, value_range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
@@ -369,15 +369,28 @@ class _Plan:
         return True
 
     def whole_row(self, buffer: str, leaves: list[_Leaf]) -> bool:
-        """It is one row of the buffer, as long as the loops, so that all of it may be read."""
+        """It is one row of the buffer, as long as the loops and always there, so that all of it may be read."""
         along = {Var(x.original.var) for x in leaves}
         loads = [n for leaf in leaves for n in _loads(leaf) if n.buffer == buffer]
         rows = {tuple(None if i in along else i for i in n.index) for n in loads}
-        extents = [e for row in rows for e, i in zip(self.tensors[buffer].shape, row, strict=True) if i is None]
-        return len(rows) == 1 and extents == [dim(leaves[0].extent)]
+        places = [(e, i) for row in rows for e, i in zip(self.tensors[buffer].shape, row, strict=True)]
+        if len(rows) != 1 or [e for e, i in places if i is None] != [dim(leaves[0].extent)]:
+            return False
+        loops = {Var(f.var): f.extent for s in self.kernel.body for f in s.walk() if isinstance(f, loop.For)}
+        return all(_inside(i, e, loops) for e, i in places if i is not None)
 
 
 WARP_LANES = 32
+
+
+def _inside(index: Expr, extent: Expr, loops: Mapping[Var, Expr]) -> bool:
+    """An index is certainly of an axis, whatever guards its load: it is that of a loop as long, or in range."""
+    if isinstance(index, Var) and loops.get(index) is extent:
+        return True
+    low, high = value_range(index, {v.name: extent_range(n) for v, n in loops.items()})
+    if low is None or low < 0 or high is None:
+        return False
+    return high < (extent.value if isinstance(extent, Const) else 1)
 
 
 def _between(kernel: Kernel, leaf: loop.For) -> list[loop.For]:
