@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from compiler.ir import tile
@@ -377,7 +378,9 @@ def _part(extent: Expr, indices: list[Expr], around: set[str], ranges: dict[str,
     if set(rests) == {const(0)}:
         return None, starts[0]
     longest = 1 + max(high for _, high in spans if high is not None)
-    if isinstance(extent, Const) and longest >= extent.value:
+    # What is left out behind the last element is no more than between two of them.
+    between = math.gcd(*(c for r in rests for c in (*linear(r)[0].values(), linear(r)[1]))) - 1
+    if isinstance(extent, Const) and longest + max(between, 0) >= extent.value:
         return extent, const(0)
     return const(longest), starts[0]
 

@@ -46,7 +46,8 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     along = {**read, last: side}
     kept = [d for d in range(len(sizes)) if d in {*read, last}]
     made.append(Reorder((*outer, *inner)))
-    staged = (along[kept[-1]] - 1) * every[kept[-1]] + 1
+    whole, staged = static(t.shape[kept[-1]]), along[kept[-1]] * every[kept[-1]]
+    staged = whole if staged >= whole else staged - every[kept[-1]] + 1
     # Odd rows of the tile begin in other banks, also if these hold two elements each.
     made.append(Stage(t.name, tile, outer[-1], "shared", 1 + staged % 2))
     while len(outer) > 3:
