@@ -139,6 +139,7 @@ WARPGROUPS = {
     "f16, 128 features": attention(70, 129, 128, dtype="float16"),
     "few keys, bool mask": attention(65, 50, 64, ", attn_mask=torch.randn(65, 50) > 0"),
     "keys that lie along the heads": by_hand(64, 136, 64, "bfloat16"),
+    "two groups, a mask of floats": attention(70, 136, 96, ", attn_mask=torch.randn(2, 1, 70, 136)", heads=(1, 1)),
     "a mask of floats for each batch": attention(130, 72, 64, ", attn_mask=torch.randn(2, 1, 130, 72)", heads=(1, 1)),
 }
 
@@ -155,6 +156,13 @@ def test_warpgroups_compute_it_without_a_race(name: str) -> None:
     want = wanted(made, arrays)
     close(made, tile_interpreter.run(tiles, arrays)[0], want, seed)
     close(made, run_threads.run(made.stages["kernel"], arrays)[0], want, seed)
+
+
+@pytest.mark.parametrize("name", ["two groups", "one group"])
+def test_of_two_groups_the_softmax_runs_beside_the_products(name: str) -> None:
+    made = lowered(WARPGROUPS[name], TARGETS["sm_90a"].replace(cores=2), "cuda")
+    text = made.show("cuda")
+    assert ("overlap=1" in text) == ("mlc_wgmma_wait<1>" in text) == (name == "two groups")
 
 
 BY_WARPS = {
@@ -299,6 +307,7 @@ def test_whoever_leaves_the_pass_out_keeps_three_kernels() -> None:
 def test_machine_code_keeps_everything_in_registers(tmp_path: Path) -> None:
     measured = [attention(512, 512, d, GROUPED, t, (28, 4)) for d in (64, 128) for t in ("bfloat16", "float32")]
     measured.append(by_hand(128, 128, 128, "float32"))
+    measured.append(attention(1024, 1024, 128, GROUPED, heads=(28, 4)))
     made = [lowered(e, TARGETS[t], "cuda") for e in measured for t in ("sm_80", "sm_90a")]
     public = [compiler.Lowering(m.stages, m.target, m.schedules) for m in made]
     for found in inspection.inspect(public, tmp_path):

@@ -150,6 +150,15 @@ def following(slot: Var, depth: int) -> Expr:
     return select(op("lt", slot, const(depth - 1)), slot + 1, const(0))
 
 
+def next_slot(slot: Var, phase: Var, depth: int) -> Body:
+    """The next slot of a ring; each time that the ring begins again, phases change."""
+    if depth == 1:
+        return [k.Assign(phase.name, op("xor", phase, const(1)))]
+    more = op("lt", slot, const(depth - 1))
+    turned = k.Assign(phase.name, select(more, phase, op("xor", phase, const(1))))
+    return [turned, k.Assign(slot.name, following(slot, depth))]
+
+
 def rest_of(rest: tuple[Stmt, ...], used: frozenset[str]) -> tuple[Stmt, ...]:
     """Without the allocation of the pipeline's own tiles."""
     return tuple(s for s in rest if not (isinstance(s, tile.Alloc) and s.tensor.name in used))

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, field
 
 from compiler.ir import kernel as k
-from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Var, names
 from compiler.ir.index import Range, simplify, value_range
@@ -102,7 +101,7 @@ class Start:
 
 @dataclass
 class Signals(Start):
-    """Shared arrays; rings by loop variable, barriers with their slots and arrivals, parities; tensor maps."""
+    """Shared arrays; rings by loop variable or key, barriers with their slots and arrivals, parities; tensor maps."""
 
     arrays: Body = field(default_factory=list)
     rings: dict[str, Ring] = field(default_factory=dict)
@@ -117,7 +116,7 @@ class Signals(Start):
         self.signals.append((name, slots, arrivals))
         return name
 
-    def ring(self, f: tile.For, depth: int, preparing: int) -> None:
+    def ring(self, key: str, depth: int, preparing: int) -> None:
         """The barriers of a pipeline: one arrival, with the bytes, fills a slot; all warps that compute empty it.
 
         Where warps prepare what comes, these arrive in between.
@@ -126,7 +125,7 @@ class Signals(Start):
         ready = self.barriers("ready", depth, preparing) if preparing else ""
         stems = ("slot", "phase", "slot_asked", "phase_asked", "slot_prepared", "phase_prepared")
         a, b, c, d, e, g = (Var(self.fresh(n)) for n in stems)
-        self.rings[f.var] = Ring(depth, full, empty, ready, a, b, (c, d), (e, g))
+        self.rings[key] = Ring(depth, full, empty, ready, a, b, (c, d), (e, g))
 
     def parity(self, barrier: str) -> Var:
         """The parity of the phase of a barrier that is waited for next."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import Expr, Var, both, const, names, op, select
+from compiler.ir.expr import Expr, Var, both, const, names, op
 from compiler.ir.index import range_below
 from compiler.ir.statement import If, Let, Stmt, Store
-from compiler.passes.gpu import pipelines, tma, wgmma
+from compiler.passes.gpu import overlap, pipelines, tma, wgmma
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.hazards import Hazards
 from compiler.passes.gpu.scope import THREAD, Scope
@@ -135,7 +135,9 @@ def _allocate(low: Lowering, f: tile.For, scope: Scope) -> None:
         if isinstance(s, tile.Alloc) and s.tensor.name in used:
             low.allocate(s, depth)
             scope.buffers[s.tensor.name] = s.tensor
-    low.ring(f, depth, dict(f.bind.args)["producers"] - 1 if prepared(f) else 0)
+    low.ring(f.var, depth, dict(f.bind.args)["producers"] - 1 if prepared(f) else 0)
+    if overlap.asked(f):
+        low.ring(overlap.later(f), depth, 0)
 
 
 def slotted(low: Lowering, f: tile.For) -> frozenset[str]:
@@ -213,19 +215,25 @@ def _loop(low: Lowering, f: tile.For, slot: Var, scope: Scope) -> tuple[Var, Exp
 
 def _asking(low: Lowering, f: tile.For, scope: Scope) -> Body:
     """What the thread that asks for copies does in a pipeline."""
-    ring = low.rings[f.var]
-    slot, phase = ring.asked
     copied, _ = pipelines.split(f, low)
-    var, extent, inner = _loop(low, f, slot, scope)
-    full, empty = k.Address(ring.full, slot), k.Address(ring.empty, slot)
-    total = sum(tma.size(low, s) for s in copied if isinstance(s, tile.Copy))
-    body: Body = [
-        k.Call("mlc_mbarrier_wait", (), (empty, phase), (ring.empty,)),
-        k.Call("mlc_mbarrier_expect", (), (full, const(total)), (ring.full,)),
-    ]
+    var, extent, inner = _loop(low, f, low.rings[f.var].asked[0], scope)
+    body: Body = []
     for s in copied:
-        body += tma.load(low, s, full, inner) if isinstance(s, tile.Copy) else low.stmt(s, inner)
-    body += _next(slot, phase, ring.depth)
+        if not isinstance(s, tile.Copy):
+            body += low.stmt(s, inner)
+    for key, tiles in overlap.rings(low, f, slotted(low, f)):
+        ring = low.rings[key]
+        slot, phase = ring.asked
+        inner.ranges[slot.name] = (0, ring.depth - 1)
+        pipelines.at(low, tiles, slot)
+        full, empty = k.Address(ring.full, slot), k.Address(ring.empty, slot)
+        own = [s for s in copied if isinstance(s, tile.Copy) and s.target.buffer in tiles]
+        body.append(k.Call("mlc_mbarrier_wait", (), (empty, phase), (ring.empty,)))
+        total = const(sum(tma.size(low, s) for s in own))
+        body.append(k.Call("mlc_mbarrier_expect", (), (full, total), (ring.full,)))
+        for s in own:
+            body += tma.load(low, s, full, inner)
+        body += pipelines.next_slot(slot, phase, ring.depth)
     return [k.For(var.name, const(0), extent, 1, tuple(body))]
 
 
@@ -242,17 +250,8 @@ def _preparing(low: Lowering, f: tile.For, scope: Scope) -> Body:
     body += low.sequence((*lets, *own), inner)
     arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(ring.ready, slot),), (ring.ready,))
     body += [k.Call("mlc_fence_async", (), ()), k.Barrier("warp"), k.If(op("eq", low.lane(), const(0)), (arrive,))]
-    body += _next(slot, phase, ring.depth)
+    body += pipelines.next_slot(slot, phase, ring.depth)
     return [k.For(var.name, const(0), extent, 1, tuple(body))]
-
-
-def _next(slot: Var, phase: Var, depth: int) -> Body:
-    """The next slot of a ring; each time that the ring begins again, phases change."""
-    if depth == 1:
-        return [k.Assign(phase.name, op("xor", phase, const(1)))]
-    more = op("lt", slot, const(depth - 1))
-    turned = k.Assign(phase.name, select(more, phase, op("xor", phase, const(1))))
-    return [turned, k.Assign(slot.name, pipelines.following(slot, depth))]
 
 
 def _prepare_warps(low: Lowering, body: tuple[Stmt, ...], scope: Scope, count: int) -> Body:
@@ -277,6 +276,8 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
 
     Where products alone use the slots, a slot is given back an iteration later, when the next ones are on their way.
     """
+    if overlap.asked(f):
+        return overlap.computed(low, f, slotted(low, f), scope)
     ring = low.rings[f.var]
     used = slotted(low, f)
     _, rest = pipelines.split(f, low)
@@ -316,7 +317,7 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
             body.append(k.Barrier("warp"))
         body.append(k.If(warp_first, (arrive,)))
         after = []
-    body += _next(ring.slot, ring.phase, ring.depth)
+    body += pipelines.next_slot(ring.slot, ring.phase, ring.depth)
     return [*out, k.For(var.name, const(0), extent, 1, tuple(body)), *after]
 
 

@@ -168,6 +168,7 @@ class _Maker:
         self.dtype: DType = f.accumulator.dtype
         # Local weights are rounded, but not narrower: each of an instruction's rows would widen them again.
         self.weight = self.dtype if self.step.space == "local" else f.weight
+        self.narrow = self.weight is not self.dtype
         self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
         self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
         self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]
@@ -303,6 +304,9 @@ class _Maker:
             place = self.lying(i, d)
             return Store(o, place, Load(o, place, self.dtype) * Load(f"{o}_scale", (i,), self.dtype))
 
+        def rounded(i: Expr, j: Expr) -> Stmt:
+            return Store(weights, self.lying(i, j), cast(Load(scores, self.lying(i, j), self.dtype), self.weight))
+
         row, column, feature = f"{self.query}_value", f"{key}_value", f"{self.feature}_value"
 
         def added(i: Expr, d: Expr) -> Stmt:
@@ -314,6 +318,8 @@ class _Maker:
 
         width, step = dim(self.width), (column, self.columns, "reduce")
         out.append(self.rows_and("scale", self.feature, width, rescaled))
+        if self.narrow:
+            out.append(self.rows_and("weight", key, self.columns, rounded))
         out.append(self.rows_and("value", self.feature, width, added, step))
         return out
 
@@ -348,12 +354,14 @@ class _Maker:
         return self.rows_and("score", self.found.key, self.columns, added, step)
 
     def softmax(self, scores: str, weights: str) -> Stmt:
+        """Weights that are rounded to a narrower type take the place of their scores until these are seen by nobody."""
         f, dtype = self.found, self.dtype
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
         row = Var(f"{self.query}_row")
         columns = {end: Var(f"{f.key}_{end}") for end in ("max", "exp")}
         new, safe, scale = Var(f"{m}_new", dtype), Var(f"{m}_safe", dtype), Var(f"{m}_scale", dtype)
         more, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
+        held, value = (scores, weight) if self.narrow else (weights, cast(cast(weight, f.weight), self.weight))
 
         def score(end: str) -> Load:
             return Load(scores, self.lying(row, columns[end]), dtype)
@@ -372,22 +380,34 @@ class _Maker:
                 over(
                     "exp",
                     "reduce",
-                    Let(weight.name, self.power(score("exp") - safe)),
-                    Store(weights, self.lying(row, columns["exp"]), cast(cast(weight, f.weight), self.weight)),
+                    Let(weight.name, self.weighed(score("exp"), safe)),
+                    Store(held, self.lying(row, columns["exp"]), value),
                     Accum(more.name, "sum", weight),
                 ),
-                Let(scale.name, self.power(old - safe)),
+                Let(scale.name, self.power(self.scaled(old - safe))),
                 Store(total, (row,), sums * scale + more),
                 Store(m, (row,), new),
                 Store(f"{o}_scale", (row,), scale),
             ],
         )
 
+    def scaled(self, e: Expr) -> Expr:
+        """A score, which lacks its factor, as an exponent."""
+        return e * const(self.factor * math.log2(math.e), self.dtype) if self.dtype is f32 else e
+
     def power(self, e: Expr) -> Expr:
-        """exp of a difference of scores, which lack their factor; weights that are no normal numbers do not count."""
-        if self.dtype is not f32:
-            return op("exp", e)
-        return op("exp2_ftz", e * const(self.factor * math.log2(math.e), self.dtype))
+        """A power by an exponent; weights that are no normal numbers do not count."""
+        return op("exp2_ftz", e) if self.dtype is f32 else op("exp", e)
+
+    def weighed(self, score: Expr, most: Expr) -> Expr:
+        """The weight of a score: by one operation before the power, where what is subtracted is rounded once for all.
+
+        All weights of a row have that rounding in common, and so has their sum.
+        """
+        if self.dtype is not f32 or self.local:
+            return self.power(self.scaled(score - most))
+        factor = const(self.factor * math.log2(math.e), self.dtype)
+        return self.power(op("fma", score, factor, op("neg", self.scaled(most))))
 
     def score(self, row: Var, column: Var, scores: str) -> Expr:
         """What the softmax is taken of, -inf for a column too many; buffers are not read outside of their bounds."""

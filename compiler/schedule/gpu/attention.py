@@ -183,6 +183,8 @@ class _Plan:
             self.spread(f"{query}_{end}", f"{column}_{end}")
         if online.scaled(f.score)[1] is not self.scores.name or self.keys % way.keys:
             self.spread(f"{query}_edge", f"{key}_edge")
+        if not way.threefold:
+            self.spread(f"{query}_weight", f"{key}_weight")
         self.spread(f"{query}_row", f"{key}_max", f"{key}_exp")
         widths = _up(self.depth, way.unit), _up(self.features, way.unit)
         nest = f"{query}_score", f"{key}_score", depth
@@ -193,7 +195,9 @@ class _Plan:
         v = self.shared(self.v, "value", {"own": (nest[1], widths[1]), "k": (nest[2], way.keys)})
         weights = f"{f.accumulator.name}_weights" if way.threefold else ""
         self.product(f.accumulator.name, nest, (weights, v), way.value, widths[1])
-        add(Bind(f"{key}0", "pipeline", (("depth", DEPTH), *((("producers", 1),) if way.by_tma else ()))))
+        producers = (("producers", 1),) if way.by_tma else ()
+        overlap = (("overlap", 1),) if way.by_groups and way.rows > way.score.m else ()
+        add(Bind(f"{key}0", "pipeline", (("depth", DEPTH), *producers, *overlap)))
         return Schedule(tuple(self.steps))
 
     def spread(self, rows: str, *columns: str) -> None:
