@@ -242,7 +242,8 @@ class Online(Step):
     tiles in registers, weights one in `space`, laid out there by `swizzle`. Of the loops over queries, keys and
     features, `q`, `j` and `d`, are made q0 and j0 over blocks and, with ends, those over scores (`q_score`), the
     softmax (`q_row`) and values (`q_value`). Buffers `masks` that scores load by query and key are copied to shared
-    memory in such blocks, by tensor maps.
+    memory in such blocks, by tensor maps. Weights that come `late` take the place of their scores at first, and are
+    rounded to their type (`q_weight`) right before they are multiplied.
     """
 
     accumulator: str
@@ -252,6 +253,7 @@ class Online(Step):
     space: str = "registers"
     swizzle: int = 0
     masks: tuple[str, ...] = ()
+    late: int = 0
 
 
 class Interior(Step):
@@ -303,7 +305,9 @@ def show_step(step: Step) -> str:
             said = [repr(loop), level, *(f"{n}={v}" for n, v in args)]
         case Fold(first, second, "local") | Distribute(first, second, "local"):
             said = [repr(first), repr(second)]
-        case Stage(pad=0) | Share(pad=0) | Online(masks=()) | Permute(every=()):
+        case Online(masks=(), late=0):
+            said = [repr(f) for f in fields[:-2]]
+        case Stage(pad=0) | Share(pad=0) | Online(late=0) | Permute(every=()):
             said = [repr(f) for f in fields[:-1]]
         case _:
             said = [repr(f) for f in fields]

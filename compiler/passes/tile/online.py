@@ -168,7 +168,6 @@ class _Maker:
         self.dtype: DType = f.accumulator.dtype
         # Local weights are rounded, but not narrower: each of an instruction's rows would widen them again.
         self.weight = self.dtype if self.step.space == "local" else f.weight
-        self.narrow = self.weight is not self.dtype
         self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
         self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
         self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]
@@ -318,7 +317,7 @@ class _Maker:
 
         width, step = dim(self.width), (column, self.columns, "reduce")
         out.append(self.rows_and("scale", self.feature, width, rescaled))
-        if self.narrow:
+        if self.step.late:
             out.append(self.rows_and("weight", key, self.columns, rounded))
         out.append(self.rows_and("value", self.feature, width, added, step))
         return out
@@ -354,14 +353,13 @@ class _Maker:
         return self.rows_and("score", self.found.key, self.columns, added, step)
 
     def softmax(self, scores: str, weights: str) -> Stmt:
-        """Weights that are rounded to a narrower type take the place of their scores until these are seen by nobody."""
         f, dtype = self.found, self.dtype
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
         row = Var(f"{self.query}_row")
         columns = {end: Var(f"{f.key}_{end}") for end in ("max", "exp")}
         new, safe, scale = Var(f"{m}_new", dtype), Var(f"{m}_safe", dtype), Var(f"{m}_scale", dtype)
         more, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
-        held, value = (scores, weight) if self.narrow else (weights, cast(cast(weight, f.weight), self.weight))
+        held, value = (scores, weight) if self.step.late else (weights, cast(cast(weight, f.weight), self.weight))
 
         def score(end: str) -> Load:
             return Load(scores, self.lying(row, columns[end]), dtype)
