@@ -29,6 +29,7 @@ from compiler.ir import (
 from compiler.ir.expr import SymbolicError, sizes_in
 from compiler.ir.text import show_size
 from compiler.passes.gpu.threads import tile_to_threads
+from compiler.passes.loop.join_rows import join_rows
 from compiler.passes.loop.merge import merge
 from compiler.passes.loop.narrow import narrow
 from compiler.passes.loop.share_rows import share_rows
@@ -135,6 +136,10 @@ def _share_rows(program: statement.Program, context: Context) -> statement.Progr
     return made if online else program
 
 
+def _join_rows(program: statement.Program, context: Context) -> statement.Program:
+    return join_rows(program, context.target)
+
+
 def _render(program: kernel.Program, context: Context) -> str:
     return cpp.render(program, target=context.target.name)
 
@@ -162,6 +167,7 @@ PIPELINE = (
     Pass("fuse", "tensor", "tensor", "each group is one kernel", lambda p, _: fuse(p), optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
     Pass("share-rows", "loop", "loop", "products around a softmax share its rows", _share_rows, True),
+    Pass("join-rows", "loop", "loop", "what a row hands on stays in its block", _join_rows, True, "cuda"),
     Pass("narrow", "loop", "loop", "what is only read rounded is stored rounded", lambda p, _: narrow(p), True, "cuda"),
     Pass("merge", "loop", "loop", "axes that products go through as one are one", lambda p, _: merge(p), True, "cuda"),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),

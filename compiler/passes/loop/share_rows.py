@@ -17,6 +17,7 @@ from compiler.targets.target import Target
 MOST = 4  # kernels in one nest: a product, what is between, a softmax, a product
 
 Body = tuple[Stmt, ...]
+Nest = tuple[list[loop.For], Body]
 
 
 def share_rows(program: Program, target: Target) -> Program:
@@ -62,22 +63,19 @@ def _private(program: Program, kernel: Kernel, own: list[Kernel], others: int = 
     return {name for name, n in users.items() if n <= others}
 
 
-def joined(first: Kernel, second: Kernel) -> Kernel | None:
+def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | None:
     """One nest over the rows that both kernels go through, of which each does the one, then the other; None for none.
 
     Rows are loops that go along the same axis of all that the first kernel hands to the second: what an iteration
-    reads, the same iteration has made.
+    reads, the same iteration has made. No more than `most` of them are shared, the outermost ones.
     """
-    read = {p.name for p in second.params} & set(first.writes)
     rows, body = _rows(first)
     others, rest = _rows(_renamed(second, first))
-    pairs: dict[str, str] | None = None
-    for name in sorted(read):
-        found = _same_rows(name, (rows, body), (others, rest))
-        pairs = found if pairs is None else {v: w for v, w in pairs.items() if found.get(v) == w}
-    if not pairs:
+    pairs = _pairs(first, second, (rows, body), (others, rest))
+    shared = [f for f in rows if f.var in pairs][:most]
+    if not shared:
         return None
-    shared = [f for f in rows if f.var in pairs]
+    pairs = {f.var: pairs[f.var] for f in shared}
     table = {Var(pairs[f.var]): Var(f.var) for f in shared}
     inside = [f for f in others if f.var not in pairs.values()]
     both = (*_wrap([f for f in rows if f not in shared], body), *substitute(_wrap(inside, rest), table))
@@ -88,7 +86,23 @@ def joined(first: Kernel, second: Kernel) -> Kernel | None:
     return Kernel(second.name, tuple(ordered), writes, _wrap(shared, both), origin)
 
 
-def _rows(kernel: Kernel) -> tuple[list[loop.For], Body]:
+def rows_between(first: Kernel, second: Kernel) -> list[loop.For]:
+    """The rows of the first kernel that the second one could share."""
+    rows, body = _rows(first)
+    pairs = _pairs(first, second, (rows, body), _rows(_renamed(second, first)))
+    return [f for f in rows if f.var in pairs]
+
+
+def _pairs(first: Kernel, second: Kernel, one: Nest, other: Nest) -> dict[str, str]:
+    """The rows of two kernels that are the same for all that the first hands to the second."""
+    pairs: dict[str, str] | None = None
+    for name in sorted({p.name for p in second.params} & set(first.writes)):
+        found = _same_rows(name, one, other)
+        pairs = found if pairs is None else {v: w for v, w in pairs.items() if found.get(v) == w}
+    return pairs or {}
+
+
+def _rows(kernel: Kernel) -> Nest:
     """The parallel loops around everything, and what they hold."""
     rows: list[loop.For] = []
     body = kernel.body
@@ -98,7 +112,7 @@ def _rows(kernel: Kernel) -> tuple[list[loop.For], Body]:
     return rows, body
 
 
-def _same_rows(buffer: str, first: tuple[list[loop.For], Body], second: tuple[list[loop.For], Body]) -> dict[str, str]:
+def _same_rows(buffer: str, first: Nest, second: Nest) -> dict[str, str]:
     """The rows of two nests that go along the same axis of a buffer, wherever either touches it."""
     out: dict[str, str] = {}
     before, after = (_indices(buffer, body) for _, body in (first, second))

@@ -16,9 +16,9 @@ from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape,
 from compiler.passes.torch_to_tensor.positions import clamped, is_empty, one_dim, zeros
 
 # What sorting costs, in comparisons of a sum that counts. A step of a bisection takes ten of them on a CPU, which
-# counts in vectors, and two or three on a GPU; to start a kernel takes a GPU as long as some millions, a CPU no time.
+# counts in vectors, and two or three on a GPU; what starts a merge takes a GPU as long as some 200,000, a CPU no time.
 STEP = 5
-LAUNCH = 1_000_000
+LAUNCH = 200_000
 
 Before = Callable[[Expr, Expr], Expr]
 

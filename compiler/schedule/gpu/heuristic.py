@@ -17,7 +17,7 @@ from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access
 from compiler.schedule.extremes import extreme, sought
-from compiler.schedule.gpu import attention, contraction, ffma, reductions, transposes
+from compiler.schedule.gpu import attention, contraction, ffma, reductions, sequences, transposes
 from compiler.schedule.nests import Row, contiguous, paths_of, rows_of, used_as_value
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, SplitScan, Stage, Step
 from compiler.targets.target import Target
@@ -54,6 +54,9 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
 
 def plain(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
     """A schedule that takes sums of products as it takes other sums."""
+    sequence = sequences.choose(kernel, frozenset(private), target)
+    if sequence is not None:
+        return sequence
     plan = _Plan(kernel, frozenset(private), target, {p.name: p for p in kernel.params})
     if not all(isinstance(s, loop.For) for s in kernel.body):
         return Schedule(tuple(plan.alone()))
