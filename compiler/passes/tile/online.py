@@ -92,7 +92,7 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
                     m_safe = where(m_new == -inf, 0.0, m_new)
                     l_new: f32 = 0.0
                     for j_exp in serial(4, reduce):
-                        o_weight = exp2_ftz((c[q_row, j_exp] - m_safe) * 1.4426950216293335)
+                        o_weight = exp2_ftz(fma(c[q_row, j_exp], 1.4426950216293335, -(m_safe * 1.4426950216293335)))
                         o_weights[q_row, j_exp] = o_weight
                         l_new += o_weight
                     m_scale = exp2_ftz((m[q_row] - m_safe) * 1.4426950216293335)
