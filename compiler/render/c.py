@@ -229,6 +229,8 @@ def _settles(e: Expr) -> bool:
 
 def _loose(w: Writer, e: Expr, rank: int) -> str:
     match e:
+        case k.Broadcast(Select() | Op("where") as arg) if arg.dtype.is_integer and arg.dtype.bits < 32:
+            return w.of(e, rank)  # C makes an int of it, cast or not
         case k.Broadcast(arg) if arg.dtype.kind != "bool":
             return w.of(arg, rank)
         case Const(value, dtype) if dtype.lanes > 1 and dtype.kind != "bool":
