@@ -241,7 +241,7 @@ if (t < 8) {
     mlc_cluster_get<4>(theirs, s + t * 4, next);
     for (int i = 0; i < 4; i++) out[blockIdx.x * 32 + t * 4 + i] = theirs[i];
 }
-mlc_cluster_barrier();
+mlc_cluster_leave();
 """
     wanted = np.roll(x, -1, 0)
     yield "cluster_get", "cluster", by_hand("cluster_get", body, ("cluster",), (("x", f32, x),),

@@ -42,7 +42,7 @@ HEADERS = {
     "wgmma": "wgmma wgmma_rs wgmma_hold wgmma_fence wgmma_commit wgmma_wait",
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic fence_device take_ticket",
-    "cluster": "cluster_barrier cluster_load cluster_get",
+    "cluster": "cluster_barrier cluster_leave cluster_load cluster_get",
 }
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}

@@ -86,11 +86,7 @@ IN_A_CLUSTER = {
     "no wait until all parts are there": (MADE, MADE.replace(BARRIER, ""), "distributed shared memory"),
     "arrived and not waited": (MADE, MADE.replace("_barrier", "_arrive"), "cluster"),
     "threads of the block alone waited for": (MADE, MADE.replace("cluster", "block"), "distributed shared memory"),
-    "no wait before a block ends": (
-        "  }\n" + BARRIER + "}",
-        "  }\n}",
-        "distributed shared memory",
-    ),
+    "no wait before a block ends": ("  mlc_cluster_leave();\n", "", "distributed shared memory"),
     "a part that is not there": ("(long)r_share_all", "r_share_all + 1L", "cluster"),
     "a part stored by every block": (
         "s_shares[i1] = s;",

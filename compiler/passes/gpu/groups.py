@@ -140,7 +140,8 @@ def meet(low: Lowering, s: Meeting, scope: Scope) -> Body:
     low.hazards.clear()
     if group.cluster:
         # No block may end while others read its memory.
-        return [k.Barrier("cluster"), *low.sequence(s.after, scope.inner()), k.Barrier("cluster")]
+        leave = k.Call("mlc_cluster_leave", (), ())
+        return [k.Barrier("cluster"), *low.sequence(s.after, scope.inner()), leave]
     first = op("eq", low.thread(scope), const(0))
     _, tickets = group.memory
     drawn, flag = k.Address(tickets.name, low.value(group.number, scope)), k.Address(group.last, const(0))

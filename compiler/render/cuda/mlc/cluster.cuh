@@ -1,6 +1,6 @@
 // Blocks of a cluster: their shared memory as one (sm_90), and barriers of all their threads.
 //
-// A block leaves no earlier than all others have done with its shared memory: end with mlc_cluster_barrier.
+// A block leaves no earlier than all others have done with its shared memory: end with mlc_cluster_leave.
 #pragma once
 #include "memory.cuh"
 
@@ -45,6 +45,14 @@ MLC_DEVICE void mlc_cluster_wait() {
     mlc::emu::cluster_wait();
 #endif
 }
+// The same, but that it says nothing of what was written before.
+MLC_DEVICE void mlc_cluster_arrive_relaxed() {
+#ifdef __CUDACC__
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#else
+    mlc::emu::cluster_arrive();
+#endif
+}
 // The same place in the shared memory of block `rank`, to be read and written like any other.
 template <typename T>
 MLC_DEVICE T* mlc_cluster_map(T* p, long rank) {
@@ -78,8 +86,21 @@ MLC_DEVICE void mlc_cluster_store_async(T* to, T value, void* barrier, long rank
                           mlc::emu::cluster_address(signal, block));
 #endif
 }
+// All threads of all blocks arrive before any goes on; what each wrote to shared memory before is what the others read
+// after. Of what it wrote to global memory they know nothing: to wait for that takes as long as a read from there.
 MLC_DEVICE void mlc_cluster_barrier() {
-    mlc_cluster_arrive();
+#ifdef __CUDACC__
+    asm volatile("fence.release.sync_restrict::shared::cta.cluster;" ::: "memory");
+#endif
+    mlc_cluster_arrive_relaxed();
+    mlc_cluster_wait();
+#ifdef __CUDACC__
+    asm volatile("fence.acquire.sync_restrict::shared::cluster.cluster;" ::: "memory");
+#endif
+}
+// The same for blocks that have read what they wanted from each other, and may end.
+MLC_DEVICE void mlc_cluster_leave() {
+    mlc_cluster_arrive_relaxed();
     mlc_cluster_wait();
 }
 // One element of the shared memory of block `rank`.
