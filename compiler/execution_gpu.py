@@ -14,6 +14,7 @@ from compiler.errors import CompilerError
 from compiler.ir import kernel as k
 from compiler.ir.sizes import numbers
 from compiler.ir.tensor import memory_order
+from compiler.passes.gpu.dependents import overlaps
 from compiler.pipeline import Lowering
 from compiler.render import cuda
 from compiler.runtime import cubin, device, gpu, guarded, launcher
@@ -30,7 +31,12 @@ STAGES = ("kernel", "cuda")  # that run as launches
 WATCHED = 30.0  # seconds that one run may take on a GPU
 _ALIGNMENT = 64  # bytes, to which buffers are aligned but for what their tensors are off
 # Device functions in which a thread has nothing to do with others.
-_ALONE = frozenset({"mlc_load", "mlc_load_keep", "mlc_load_once", "mlc_store", "mlc_store_global", "mlc_store_once"})
+_ALONE = frozenset(
+    """
+    mlc_load mlc_load_keep mlc_load_once mlc_store mlc_store_global mlc_store_once mlc_launch_dependents
+    mlc_wait_dependencies
+    """.split()  # noqa: SIM905
+)
 
 
 # ---- launches
@@ -49,8 +55,8 @@ def launches(program: k.Program, plan: Plan) -> LaunchPlan:
             args: list[int | Size | Map] = [places[p.name] for p in f.params]
             args += [Size(n) for n in plan.sizes]
             args += [_map(m, f, places[m.buffer], at) for m in f.maps]
-            shared, synchronizes = k.dynamic_shared(f)[1], _meets(f)
-            made.append(Launch(name, grid, _extent(f.block), tuple(args), shared, (f.cluster, 1, 1), synchronizes))
+            shared, block, cluster = k.dynamic_shared(f)[1], _extent(f.block), (f.cluster, 1, 1)
+            made.append(Launch(name, grid, block, tuple(args), shared, cluster, _meets(f), overlaps(f)))
     return LaunchPlan(
         tuple(map(_buffer, plan.inputs)), tuple(map(_buffer, plan.outputs)), tuple(made), temps, plan.temporaries,
         plan.arena, plan.zeros,

@@ -28,6 +28,7 @@ from compiler.ir import (
 )
 from compiler.ir.expr import SymbolicError, sizes_in
 from compiler.ir.text import show_size
+from compiler.passes.gpu import dependents
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop.join_rows import join_rows
 from compiler.passes.loop.merge import merge
@@ -156,6 +157,10 @@ def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_threads(program, context.target, _texts(context))
 
 
+def _wait(program: kernel.Program, context: Context) -> kernel.Program:
+    return dependents.wait(program, context.target)
+
+
 def _texts(context: Context) -> dict[str, str]:
     return {name: show_schedule(s) for name, s in context.schedules.items()}
 
@@ -175,6 +180,7 @@ PIPELINE = (
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
+    Pass("wait", "kernel", "kernel", "kernels wait themselves for those before", _wait, True, "cuda"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
 )
 # fmt: on

@@ -21,6 +21,8 @@ from compiler.runtime.launches import Extent
 from compiler.runtime.tensor_map import Encoding
 
 INSTALL = "install a CUDA build of torch and CuPy (`pip install 'pytest-mlcomp[cuda]'`) on a machine with an NVIDIA GPU"
+# CUlaunchAttributeID: programmatic stream serialization
+OVERLAP = 6
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED, ANY_CLUSTER = 8, 14
 PORTABLE_CLUSTER = 8  # blocks; more need leave
@@ -55,8 +57,11 @@ class Driver(Protocol):
     def allow(self, function: int, attribute: int, value: int) -> None:
         """Raise a limit that kernels have by default."""
 
-    def launch(self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int) -> None:
-        """Enqueue a kernel; `arguments` is the address of an array of addresses of arguments."""
+    def launch(
+        self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int, overlaps: bool
+    ) -> None:
+        """Enqueue a kernel; `arguments` is the address of an array of addresses of arguments. One that `overlaps` may
+        begin before the kernel before it in the stream has ended."""
 
     def encode(self, storage: int, address: int, made: Encoding) -> None:
         """Write a tensor map over the memory at `address` to 128 bytes of `storage`, which is aligned to 64."""
@@ -161,16 +166,19 @@ class CupyDriver:
         with faults.told(f"raising a kernel's limit (attribute {attribute}) to {value}"):
             self._driver.funcSetAttribute(function, attribute, value)
 
-    def launch(self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int) -> None:
-        try:
-            self._driver.launchKernel(function, *grid, *block, shared, stream, arguments, 0)
-        except self._driver.CUDADriverError as error:
-            if error.status != faults.INVALID_CONTEXT:
-                raise faults.fault(error.status, "launching a kernel", str(error)) from error
+    def launch(
+        self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int, overlaps: bool
+    ) -> None:
+        attributes = (_Attribute * 1)(_Attribute(OVERLAP, 0, 1))
+        config = _Config(grid, block, shared, stream, ctypes.addressof(attributes), int(overlaps))
+        status = _launch_with()(ctypes.byref(config), function, arguments, None)
+        if status == faults.INVALID_CONTEXT:
             # A thread that has not used the GPU before has no context.
             with faults.told("launching a kernel"):
                 self._driver.ctxSetCurrent(self._context)
-                self._driver.launchKernel(function, *grid, *block, shared, stream, arguments, 0)
+            status = _launch_with()(ctypes.byref(config), function, arguments, None)
+        if status:
+            raise faults.fault(status, "launching a kernel")
 
     def encode(self, storage: int, address: int, made: Encoding) -> None:
         n = len(made.dims)
@@ -221,6 +229,28 @@ class CupyDriver:
 def driver(index: int) -> CupyDriver:
     """The driver of GPU number `index`, started once."""
     return CupyDriver(index)
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute, of a kind whose value is a flag."""
+
+    _fields_ = (("kind", ctypes.c_int), ("unused", ctypes.c_int), ("on", ctypes.c_int), ("room", ctypes.c_char * 60))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3), ("shared", ctypes.c_uint32),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+@functools.cache
+def _launch_with() -> Callable[..., int]:
+    function = ctypes.CDLL("libcuda.so.1").cuLaunchKernelEx
+    function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    return function
 
 
 @functools.cache

@@ -71,7 +71,7 @@ class Kernels:
         words = [self._word(argument) for argument in launch.args]
         array = (ctypes.c_uint64 * max(1, len(words)))(*words)
         self._kept.append(array)
-        return Prepared(function, launch.grid, launch.block, launch.shared, ctypes.addressof(array))
+        return Prepared(function, launch.grid, launch.block, launch.shared, ctypes.addressof(array), launch.overlaps)
 
     def _word(self, argument: int | Size | Map) -> int:
         """Where the driver finds an argument's value at every launch."""
@@ -101,7 +101,7 @@ class Kernels:
     def _enqueue(self, stream: int) -> None:
         launch = self._driver.launch
         for p in self.prepared:
-            launch(p.function, p.grid, p.block, p.shared, stream, p.arguments)
+            launch(p.function, p.grid, p.block, p.shared, stream, p.arguments, p.overlaps)
 
     def __len__(self) -> int:
         return len(self.prepared)

@@ -7,9 +7,27 @@ typedef void* Handle;  // of the driver: functions, streams, graphs, contexts
 
 typedef struct {
   Handle function;
-  uint32_t grid[3], block[3], shared, unused;
+  uint32_t grid[3], block[3], shared, overlaps;
   void** arguments;
 } Launch;
+
+typedef struct {  // CUlaunchAttribute
+  int kind, unused;
+  union {
+    int on;
+    char room[64];
+  } value;
+} Attribute;
+
+typedef struct {  // CUlaunchConfig
+  uint32_t grid[3], block[3], shared;
+  Handle stream;
+  const Attribute* attributes;
+  uint32_t count;
+} Config;
+
+// CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+static const Attribute OVERLAP = {6, 0, {1}};
 
 typedef struct {  // a tensor map over a buffer; `over` is the address that it is encoded for
   int64_t buffer;
@@ -65,13 +83,21 @@ typedef struct {
   int (*capture_of)(Handle, int*, unsigned long long*, Handle*, const Handle**, size_t*);
   int (*clear)(uint64_t, unsigned char, size_t, Handle);
   int (*exchange_mode)(int*);
+  int (*launch_with)(const Config*, Handle, void**, void**);
 } Plan;
 
 static int enqueue(Plan* p, Handle stream) {
   for (int64_t i = 0; i < p->n_launches; i++) {
     const Launch* l = &p->launches[i];
-    int status = p->launch(l->function, l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2],
-                           l->shared, stream, l->arguments, 0);
+    int status;
+    if (l->overlaps) {
+      const Config c = {{l->grid[0], l->grid[1], l->grid[2]}, {l->block[0], l->block[1], l->block[2]}, l->shared, stream,
+                        &OVERLAP, 1};
+      status = p->launch_with(&c, l->function, l->arguments, 0);
+    } else {
+      status = p->launch(l->function, l->grid[0], l->grid[1], l->grid[2], l->block[0], l->block[1], l->block[2],
+                         l->shared, stream, l->arguments, 0);
+    }
     if (status) return status;
   }
   return 0;

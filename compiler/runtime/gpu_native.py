@@ -32,7 +32,7 @@ DRIVER = (
     "cuLaunchKernel", "cuTensorMapEncodeTiled", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing",
     "cuStreamBeginCapture_v2", "cuStreamEndCapture", "cuGraphInstantiateWithFlags", "cuGraphLaunch",
     "cuGraphExecDestroy", "cuGraphDestroy", "cuStreamGetId", "cuStreamGetCaptureInfo_v2", "cuMemsetD8Async",
-    "cuThreadExchangeStreamCaptureMode",
+    "cuThreadExchangeStreamCaptureMode", "cuLaunchKernelEx",
 )  # fmt: skip
 STREAM = "aoti_torch_get_current_cuda_stream"
 
@@ -40,7 +40,7 @@ STREAM = "aoti_torch_get_current_cuda_stream"
 class _Launch(ctypes.Structure):
     _fields_ = (
         ("function", ctypes.c_void_p), ("grid", ctypes.c_uint32 * 3), ("block", ctypes.c_uint32 * 3),
-        ("shared", ctypes.c_uint32), ("unused", ctypes.c_uint32), ("arguments", ctypes.c_void_p),
+        ("shared", ctypes.c_uint32), ("overlaps", ctypes.c_uint32), ("arguments", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -68,13 +68,15 @@ class _Plan(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Prepared:
-    """A launch but for the stream; `arguments` is the address of its array of addresses."""
+    """A launch but for the stream; `arguments` is the address of its array of addresses. One that `overlaps` may begin
+    before the kernel before it in the stream has ended."""
 
     function: int
     grid: Extent
     block: Extent
     shared: int
     arguments: int
+    overlaps: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def lay_out(
     """The plan as C has it, and the memory that it points to."""
     rows = (_Launch * max(1, len(launches)))()
     for row, p in zip(rows, launches, strict=False):
-        row.function, row.shared, row.arguments = p.function, p.shared, p.arguments
+        row.function, row.shared, row.arguments, row.overlaps = p.function, p.shared, p.arguments, p.overlaps
         row.grid[:], row.block[:] = p.grid, p.block
     places = (_Map * max(1, len(maps)))()
     for place, (number, argument) in zip(places, maps, strict=False):

@@ -58,10 +58,12 @@ class FakeDriver:
     def allow(self, function: int, attribute: int, value: int) -> None:
         self._note("allow", function, attribute, value)
 
-    def launch(self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int) -> None:
+    def launch(
+        self, function: int, grid: Extent, block: Extent, shared: int, stream: int, arguments: int, overlaps: bool
+    ) -> None:
         count, kernel = list(self.kernels.values())[function - 1]
         pointers = list((ctypes.c_uint64 * count).from_address(arguments))
-        self._note("launch", function, grid, block, shared, stream)
+        self._note("launch", function, grid, block, shared, stream, *(["overlaps"] if overlaps else []))
         if self._capturing is not None:
             # A graph has copies of the arguments from when it was captured.
             copies = [ctypes.create_string_buffer(ctypes.string_at(p, 8), 8) for p in pointers]

@@ -13,6 +13,7 @@ from compiler.interpret.loop import poison
 from compiler.ir import kernel as k
 from compiler.ir.expr import static
 from compiler.ir.tensor import Tensor, memory_order
+from compiler.passes.gpu.dependents import overlaps
 from compiler.render import cuda
 from compiler.runtime.emulator import emulator
 from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map
@@ -28,7 +29,7 @@ def plan(program: k.Program) -> LaunchPlan:
     launches = [
         Launch(name, _extent(f), (f.block[0], f.block[1], f.block[2]),
                (*(names.index(p.name) for p in f.params), *(_map(m, f, names.index(m.buffer)) for m in f.maps)),
-               k.dynamic_shared(f)[1], (f.cluster, 1, 1))
+               k.dynamic_shared(f)[1], (f.cluster, 1, 1), overlaps=overlaps(f))
         for f, name in zip(program.functions, cuda.names(program), strict=True)
     ]  # fmt: skip
     temps = tuple(map(_buffer, program.temps))

@@ -51,7 +51,7 @@ FAMILIES: dict[str, Family] = {
 
 _DROPPED = re.compile(
     r"mlc_(block|warp|cluster|named)_barrier\(|mlc_cp_async_(wait|commit)|mlc_mbarrier_(wait|expect)\(|mlc_fence_|"
-    r"mlc_wgmma_(commit|wait)|mlc_bulk_(wait|commit)|mlc_tma_(wait|commit)"
+    r"mlc_wgmma_(commit|wait)|mlc_bulk_(wait|commit)|mlc_tma_(wait|commit)|mlc_cluster_leave|mlc_wait_dependencies"
 )
 _LOOSER = re.compile(r"(_wait\w*)<(\d+)>")
 _EXCHANGE = re.compile(r"^(  \w.*)scratch_f32_\d+\)")  # nothing else lies between it and the one before

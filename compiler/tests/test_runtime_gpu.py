@@ -6,6 +6,7 @@ import ctypes
 import gc
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,14 @@ def test_large_shared_memory_and_clusters_are_asked_for() -> None:
         ("allow", 1, device.MAX_DYNAMIC_SHARED, 200 << 10),
         ("allow", 1, device.ANY_CLUSTER, 1),
     ]
+
+
+def test_a_kernel_that_waits_itself_may_overlap() -> None:
+    fake, (z, x, y) = driver(), torch.rand(3, N)
+    launches = LaunchPlan(ONE.inputs, ONE.outputs, (ADD, replace(ADD, overlaps=True)))
+    (z,) = load(fake, launches)(x, y)
+    assert torch.allclose(z, x + y)
+    assert [entry[6:] for entry in fake.asked("launch")] == [(), ("overlaps",)]
 
 
 def test_an_empty_grid_launches_nothing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,10 @@ class NativeDriver(FakeDriver):
         super().__init__({})
         source = Path(__file__).with_name("fake_cuda.c").read_text()
         self.library = ctypes.CDLL(str(build.build(source, gpu_native.FLAGS, cache=cache)))
-        for name in ("launched", "encoded", "captured", "replayed", "dropped", "refuse", "user_captures", "cleared"):
+        for name in (
+            "launched", "encoded", "captured", "replayed", "dropped", "refuse", "user_captures", "cleared",
+            "overlapping",
+        ):  # fmt: skip
             self.variable(name).value = 0
 
     def variable(self, name: str) -> ctypes.c_int64:
@@ -201,6 +205,16 @@ def test_a_failed_capture_is_told_and_leaves_no_graph(driver: NativeDriver, cach
     assert call(buffers) == 701
     driver.variable("refuse").value = 0
     assert call(buffers) == 0, f"seed {seed}"
+
+
+def test_kernels_that_wait_themselves_may_overlap(driver: NativeDriver, cache: Path, seed: int) -> None:
+    x, y = torch.rand(2, N)
+    launches = replace(CHAIN, launches=(CHAIN.launches[0], *(replace(x, overlaps=True) for x in CHAIN.launches[1:])))
+    call = load(driver, cache, launches, graphs_from=1)
+    for _ in range(SIGHTS + 2):
+        assert torch.allclose(call(x, y)[0], 4 * x + y), f"seed {seed}"
+    assert driver.count("overlapping") > 0
+    assert 2 * driver.count("launched") == 3 * driver.count("overlapping")
 
 
 def test_few_launches_make_no_graph(driver: NativeDriver, cache: Path) -> None:

@@ -300,6 +300,9 @@ static void access_as(const Actor& a, const void* address, unsigned bytes, unsig
     Region* region = page->region;
     if ((uintptr_t)p & (bytes - 1) && !(bytes & (bytes - 1)) && bytes <= 16)
         memory_report("misaligned", region, p, bytes, site, "an address must be a multiple of the access's size");
+    // Inputs as well: a launch before the program may have written them.
+    if (region->kind != SHARED && region->kind != ARGUMENT && worker->request->overlaps && !a.view->seen[launches_before()])
+        memory_report("launch dependency", region, p, bytes, site, "accessed before the launches before this one have been waited for");
     if (region->kind == INPUT || region->kind == ARGUMENT) {
         if (access & WRITE) {
             memory_report("write to an input", region, p, bytes, site);
@@ -307,8 +310,6 @@ static void access_as(const Actor& a, const void* address, unsigned bytes, unsig
         }
         return;
     }
-    if (region->kind != SHARED && worker->request->overlaps && !a.view->seen[launches_before()])
-        memory_report("launch dependency", region, p, bytes, site, "accessed before the launches before this one have been waited for");
     if (region->kind == SHARED && region->rank != me()->block_of->rank) {
         if (me()->check.cluster_barriers == 0)
             memory_report("distributed shared memory", region, p, bytes, site, "accessed before a cluster barrier has been passed");
