@@ -224,6 +224,23 @@ def test_the_warp_s_index_is_asked_for_by_whole_warps() -> None:
     }
 
 
+@pytest.mark.parametrize(("fence", "kinds"), [("_all", set()), ("", {"missing proxy fence"})])
+def test_fences_of_global_memory(fence: str, kinds: set[str]) -> None:
+    body = f"""
+    MLC_DYNAMIC_SHARED(s);
+    y[threadIdx.x] = 1;
+    ((long*)s)[threadIdx.x] = 2;
+    mlc_fence_async{fence}();
+    mlc_block_barrier();
+    if (threadIdx.x == 0) {{
+        mlc_bulk_store(y, s, 256);
+        mlc_bulk_commit();
+        mlc_bulk_wait<0>();
+    }}
+    """
+    assert checked(body, ("tma",)) == kinds
+
+
 def test_bytes_that_nobody_expects() -> None:
     body = """
     MLC_DYNAMIC_SHARED(s);

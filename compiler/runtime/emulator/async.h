@@ -216,7 +216,7 @@ void cp_async_commit() {}
 void cp_async_wait(unsigned) {}
 void cp_async_mbarrier_arrive(unsigned barrier) { mbarrier_arrive(barrier); }
 void fence_mbarrier_init() {}
-void fence_proxy_async() {}
+void fence_proxy_async(bool) {}
 void wgmma_fence() {}
 void wgmma_commit() {}
 void wgmma_wait(unsigned) {}

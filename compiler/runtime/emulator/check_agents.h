@@ -34,7 +34,7 @@ void fence_mbarrier_init() {
     for (unsigned i = 0; i < worker->barriers_used; i++)
         if (worker->barriers[i]->maker == me()) worker->barriers[i]->visible = true;
 }
-void fence_proxy_async() {
+void fence_proxy_async(bool global) {
     Checked& c = me()->check;
     for (unsigned i = 0; i < worker->barriers_used; i++) {
         MBarrier* m = worker->barriers[i];
@@ -42,7 +42,12 @@ void fence_proxy_async() {
     }
     View* v = copy(c.view);
     raise(v->proxy, v->seen, view_size);
-    v->proxy[c.id] = c.now++;
+    v->proxy[c.id] = c.now;
+    if (global) {
+        raise(v->proxy_global, v->seen, view_size);
+        v->proxy_global[c.id] = c.now;
+    }
+    c.now++;
     set(c.view, v);
 }
 
@@ -99,7 +104,7 @@ void load_issued(Landing& l, unsigned site) {
 void landed(Landing& l) {
     Sync& s = l.barrier->open;
     View* v = s.view ? copy(s.view) : copy(nothing);
-    if (v->seen[l.slot] < l.clock) v->seen[l.slot] = v->proxy[l.slot] = l.clock;
+    if (v->seen[l.slot] < l.clock) v->seen[l.slot] = v->proxy[l.slot] = v->proxy_global[l.slot] = l.clock;
     set(s.view, v);
 }
 
@@ -343,7 +348,7 @@ static View* known_to_all() {
     for (const Fiber* f = collective.first; f < end; f++) {
         const View* v = f->check.view;
         if (v == collective.first->check.view && f != collective.first && f[-1].check.view == v) continue;
-        for (unsigned i = 0; i < 2 * view_size; i++)
+        for (unsigned i = 0; i < 3 * view_size; i++)
             if (v->seen[i] < all->seen[i]) all->seen[i] = v->seen[i];
     }
     // A thread's own accesses are known to the others only if their views say so.

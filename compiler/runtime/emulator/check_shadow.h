@@ -124,9 +124,12 @@ static void look_at_writer(Cell& c, const Actor& a, const Region* region, const 
     bool ordered = c.cluster == worker->serial ? known(a, c.writer, c.clock) : known_elsewhere(c.cluster, c.writer, c.clock);
     if (!ordered) {
         race(access & WRITE ? "write after write" : "read after write", a, region, p, bytes, site, c.writer, c.site, c.cluster);
-    } else if (a.asynchronous && !c.asynchronous && c.cluster == worker->serial && a.view->proxy[c.writer] < c.clock) {
+    } else if (a.asynchronous && !c.asynchronous && c.cluster == worker->serial &&
+               (region->kind == SHARED ? a.view->proxy : a.view->proxy_global)[c.writer] < c.clock) {
         memory_report("missing proxy fence", region, p, bytes, site,
-                      "written by threads, then accessed by an asynchronous copy or product without fence.proxy.async",
+                      region->kind == SHARED
+                          ? "written by threads, then accessed by an asynchronous copy or product without fence.proxy.async"
+                          : "written by threads, then by a copy without fence.proxy.async (that of shared::cta does not do)",
                       thread_of(c.writer), c.site);
     }
 }

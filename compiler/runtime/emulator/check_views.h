@@ -1,9 +1,9 @@
 // Check mode: what each thread knows to have happened. Happens-before by vector clocks, exact to the thread.
 //
 // A view has, for every thread of the cluster and every asynchronous agent (copy engine, wgmma of a warpgroup, bulk
-// stores of a thread), the clock up to which its accesses are known. Twice: `seen` for ordinary accesses, and `proxy` for
+// stores of a thread), the clock up to which its accesses are known. Three times: `seen` for ordinary accesses, and for
 // asynchronous agents that read on the knower's behalf, which know ordinary writes only across a fence.proxy.async
-// (PTX 8.7, "proxy-preserved base causality order"). Views are shared until changed; most threads of a warp share one.
+// (PTX 8.7, "proxy-preserved base causality order"), `proxy` of shared memory and `proxy_global` of global. Views are shared until changed; most threads of a warp share one.
 #pragma once
 #include <cstdlib>
 #include <map>
@@ -18,17 +18,20 @@ struct View {
     unsigned refs;
     unsigned* seen;
     unsigned* proxy;
+    unsigned* proxy_global;
 };
 
+constexpr size_t CLOCKS = 3 * sizeof(unsigned);  // bytes of a view for each thread and agent
 static unsigned view_size;                 // a multiple of 8
 static std::vector<View*> views, free_views;  // of this cluster
 static View* nothing;                      // the view of a thread that begins
 
 static View* new_view() {
     if (free_views.empty()) {
-        View* v = (View*)aligned_alloc(64, (sizeof(View) + 63) / 64 * 64 + (size_t)view_size * 8);
+        View* v = (View*)aligned_alloc(64, (sizeof(View) + 63) / 64 * 64 + view_size * CLOCKS);
         v->seen = (unsigned*)((char*)v + (sizeof(View) + 63) / 64 * 64);
         v->proxy = v->seen + view_size;
+        v->proxy_global = v->proxy + view_size;
         views.push_back(v);
         free_views.push_back(v);
     }
@@ -50,13 +53,13 @@ static void set(View*& to, View* v) {  // takes over v's reference
 }
 static View* copy(const View* v) {
     View* c = new_view();
-    memcpy(c->seen, v->seen, (size_t)view_size * 8);
+    memcpy(c->seen, v->seen, view_size * CLOCKS);
     return c;
 }
 static void raise(unsigned* to, const unsigned* from, unsigned n) {
     for (unsigned i = 0; i < n; i++) to[i] = to[i] < from[i] ? from[i] : to[i];
 }
-static void raise(View* to, const View* from) { raise(to->seen, from->seen, 2 * view_size); }
+static void raise(View* to, const View* from) { raise(to->seen, from->seen, 3 * view_size); }
 
 // All views of the last cluster are dead: whoever holds one is set anew.
 static void reset_views(unsigned size) {
@@ -67,7 +70,7 @@ static void reset_views(unsigned size) {
     }
     free_views = views;
     nothing = new_view();
-    memset(nothing->seen, 0, (size_t)view_size * 8);
+    memset(nothing->seen, 0, view_size * CLOCKS);
 }
 
 // The union of two views, remembered: the threads of a warp ask for the same one after the other.
@@ -90,7 +93,7 @@ static View* with_clock(View* v, unsigned id, unsigned clock) {
     if (v->seen[id] >= clock) return keep(v);
     if (v == raised_from && id == raised_id && clock == raised_clock) return keep(raised_is);
     View* r = copy(v);
-    r->seen[id] = r->proxy[id] = clock;
+    r->seen[id] = r->proxy[id] = r->proxy_global[id] = clock;
     drop(raised_from), drop(raised_is);
     raised_from = keep(v), raised_is = keep(r), raised_id = id, raised_clock = clock;
     return r;

@@ -220,7 +220,7 @@ void mbarrier_arrive_cluster(unsigned barrier, unsigned rank);     // at the sam
 void mbarrier_arrive_expect_tx(unsigned barrier, unsigned bytes);
 void mbarrier_wait(unsigned barrier, unsigned parity);             // until the phase of this parity is complete
 void fence_mbarrier_init();
-void fence_proxy_async();
+void fence_proxy_async(bool global);  // of shared memory, or of global as well
 
 // ---- Asynchronous copies ---------------------------------------------------------------------------------------------
 

@@ -89,7 +89,7 @@ MLC_DEVICE void mlc_fence_async() {
 #ifdef __CUDACC__
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #else
-    mlc::emu::fence_proxy_async();
+    mlc::emu::fence_proxy_async(false);
 #endif
 }
 // The same for global memory as well.
@@ -97,7 +97,7 @@ MLC_DEVICE void mlc_fence_async_all() {
 #ifdef __CUDACC__
     asm volatile("fence.proxy.async;" ::: "memory");
 #else
-    mlc::emu::fence_proxy_async();
+    mlc::emu::fence_proxy_async(true);
 #endif
 }
 // Barrier `id` (1 to 15; 0 is the block's) of so many threads, whole warps.
