@@ -127,7 +127,7 @@ def _powers(rng: np.random.Generator) -> Trials:
         steps = np.where(np.isfinite(roots), 2 * np.spacing(np.abs(roots)), 0)
     for name, call, values, wanted, step in (
         ("exp2_ftz", "mlc_exp2_ftz(x[i])", x, powers, slack),
-        ("rsqrt", "mlc_rsqrt(x[i])", y, roots, steps),
+        ("reciprocal_root", "mlc_rsqrt(x[i])", y, roots, steps),
     ):
         body = f"for (int i = t; i < {values.size}; i += 64) out[i] = {call};"
         made = by_hand(name, body, ("mathematics",), (("x", f32, values),), (("out", f32, wanted),), threads=64)

@@ -26,7 +26,6 @@ OVERLAP = 6
 # CUfunction_attribute
 MAX_DYNAMIC_SHARED, ANY_CLUSTER = 8, 14
 PORTABLE_CLUSTER = 8  # blocks; more need leave
-FREE_SHARED = 48 << 10  # bytes; more need leave
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch
 from compiler.runtime import device as devices
 from compiler.runtime import faults, gpu_native, launcher, limits
 from compiler.runtime.cubin import Cubin
-from compiler.runtime.device import ANY_CLUSTER, FREE_SHARED, MAX_DYNAMIC_SHARED, PORTABLE_CLUSTER, Driver
+from compiler.runtime.device import ANY_CLUSTER, MAX_DYNAMIC_SHARED, PORTABLE_CLUSTER, Driver
 from compiler.runtime.gpu_graph import Replays
 from compiler.runtime.gpu_native import Prepared
 from compiler.runtime.launcher import DTYPES, Buffer, Launcher, Plan
@@ -52,6 +52,7 @@ class Kernels:
         self.table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
         self.maps: list[tuple[int, Argument]] = []
         self._kept: list[Any] = []  # the memory that addresses below are of
+        self._leave: dict[int, int] = {}  # bytes of dynamic shared memory by function
         for launch in plan.launches:
             limits.check(launch, len(plan.buffers))
         self._module = image if isinstance(image, Module) else Module(driver, image)
@@ -64,8 +65,10 @@ class Kernels:
 
     def _prepare(self, module: int, launch: Launch) -> Prepared:
         function = self._driver.function(module, launch.kernel)
-        if launch.shared > FREE_SHARED:
+        # With the kernel's static arrays it may be more than the 48 KB that need no leave.
+        if launch.shared > self._leave.get(function, 0):
             self._driver.allow(function, MAX_DYNAMIC_SHARED, launch.shared)
+            self._leave[function] = launch.shared
         if math.prod(launch.cluster) > PORTABLE_CLUSTER:
             self._driver.allow(function, ANY_CLUSTER, 1)
         words = [self._word(argument) for argument in launch.args]

@@ -179,8 +179,9 @@ def test_large_shared_memory_and_clusters_are_asked_for() -> None:
     fake = driver()
     big = Launch("add", (16, 1, 1), (128, 1, 1), ADD.args, 200 << 10, (16, 1, 1))
     small = Launch("add", (2, 1, 1), (128, 1, 1), ADD.args, 48 << 10, (2, 1, 1))
-    load(fake, LaunchPlan(ONE.inputs, ONE.outputs, (small, big)))
+    load(fake, LaunchPlan(ONE.inputs, ONE.outputs, (small, big, small)))
     assert fake.asked("allow") == [
+        ("allow", 1, device.MAX_DYNAMIC_SHARED, 48 << 10),
         ("allow", 1, device.MAX_DYNAMIC_SHARED, 200 << 10),
         ("allow", 1, device.ANY_CLUSTER, 1),
     ]
