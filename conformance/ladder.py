@@ -101,6 +101,8 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell |
             ladder = climb(made.program, compiler.target(options["target"]))
         except compiler.Unsupported as refusal:
             return Report("unsupported", remarks=[str(refusal)]).row()
+        except compiler.CompilerError as problem:  # says by itself what is wrong: most often the case is
+            return Report("fail", "torch", "capture", remarks=[str(problem)]).row()
         except Exception:
             return Report("fail", "torch", "capture", remarks=[traceback.format_exc(limit=-4)]).row()
         if isinstance(ladder.error, compiler.Unsupported):

@@ -54,7 +54,8 @@ def shape_file(path: str, text: str, data: Mapping[str, Any]) -> ShapeFile:
     place = Place(path, text)
     _table(place, data, "the file")
     if data.get("format") != 1:
-        place.at("format").fail(f"a shape file starts with `format = 1`, not {data.get('format', 'without it')!r}")
+        found = f"this one has {data['format']!r}" if "format" in data else "this one has none"
+        place.at("format").fail(f"a shape file starts with `format = 1`; {found}")
     defaults = _table(place.at("defaults"), data.get("defaults", {}), "the defaults")
     timed = _table(place.at("defaults", "perf"), defaults.pop("perf", {}), "a perf table")
     known = _distributions(place.at("distributions"), data.get("distributions", {}))
@@ -395,7 +396,7 @@ def _family(place: Place, value: Any, op: str) -> str | None:
 
 
 def _layouts(place: Place, value: Any) -> tuple[str, ...]:
-    layouts = strings(place, value, "layouts")
+    layouts = strings(place, value, "layouts", some=True)
     for layout in layouts:
         if parse(layout) is None:
             forms = [f"{name}({','.join('n' * count)})" if count else name for name, (count, _, _) in LAYOUTS.items()]
@@ -404,7 +405,7 @@ def _layouts(place: Place, value: Any) -> tuple[str, ...]:
 
 
 def _dtypes(place: Place, value: Any) -> tuple[str, ...]:
-    dtypes = strings(place, value, "dtypes")
+    dtypes = strings(place, value, "dtypes", some=True)
     for dtype in dtypes:
         if dtype not in DTYPES:
             place.fail(f"{dtype!r} is no dtype;{nearest(dtype, DTYPES)}")

@@ -60,6 +60,8 @@ def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
     """Make the data, or `blank` only tensors, and capture the function; raises Unsupported."""
     function, arguments = inputs.bind(case, inputs.make(case, seed, blank=blank))
     captured = compiler.capture(function, arguments, dynamic_shapes=dynamic_shapes(case))
+    if not captured.program.outputs:
+        raise compiler.CompilerError(f"{case.expr} gives no tensor: there is nothing to check")
     return _subject(case, function, arguments, captured)
 
 

@@ -51,9 +51,9 @@ def any_table(place: Place, value: Any) -> Collection[tuple[str, Any]]:
     return value.items()
 
 
-def strings(place: Place, value: Any, what: str) -> tuple[str, ...]:
-    """A list of words, each once."""
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+def strings(place: Place, value: Any, what: str, some: bool = False) -> tuple[str, ...]:
+    """A list of words, each once, and at least one if there must be `some`."""
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value) or (some and not value):
         place.fail(f"a list of {what} is needed, not {value!r}")
     if len(set(value)) != len(value):
         place.fail(f"{value!r} names something twice; write each once")

@@ -136,7 +136,8 @@ def toolchain(compiler: str = "g++") -> Toolchain:
         raise ToolchainError(f"cannot run the C++ compiler {path}: {error.strerror}; {INSTALL_COMPILER}.") from error
     if answer.returncode != 0:
         raise ToolchainError(
-            f"the C++ compiler {path} does not answer: {answer.stderr.strip()[:300]}; {INSTALL_COMPILER}."
+            f"the C++ compiler {path} does not answer (exit status {answer.returncode}): "
+            f"{answer.stderr.strip()[:300] or 'it says nothing'}; {INSTALL_COMPILER}."
         )
     return Toolchain(path, f"{answer.stdout.strip()} {machine.stdout.strip()}")
 

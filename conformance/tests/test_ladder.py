@@ -113,7 +113,13 @@ def test_what_cannot_be_compiled_is_unsupported_by_name() -> None:
 
 def test_a_function_that_fails_is_a_failure_of_its_own() -> None:
     row = check(case("x.reshape(7, 7)"))
-    assert (row["verdict"], row["first_bad_stage"]) == ("fail", "torch") and "reshape" in row["detail"]
+    assert (row["verdict"], row["first_bad_stage"]) == ("fail", "torch")
+    assert "'[7, 7]' is invalid" in row["detail"] and "Traceback" not in row["detail"]
+
+
+def test_a_function_without_a_tensor_to_check_is_a_failure() -> None:
+    row = check(case("x.shape[0]"))
+    assert row["verdict"] == "fail" and "gives no tensor: there is nothing to check" in row["detail"]
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, name: str, spoil: Callable[[Any], Any]) -> None:

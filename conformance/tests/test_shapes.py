@@ -259,6 +259,8 @@ REFUSED = {
     "tolerance = { rtol = 0.1 }": (7, 'belong to mode = "fixed"'),
     'xfail."cpu.f23" = { reason = "x" }': (7, "TARGET.DTYPE"),
     'xfail."cpu.f32" = { stage = "kernel" }': (7, "needs a `reason`"),
+    "dtypes = []": (7, "a list of dtypes is needed, not []"),
+    "layouts = []": (7, "a list of layouts is needed, not []"),
     'combine = "pairs"': (7, "did you mean 'pairwise'?"),
     'targets = ["gpu"]': (7, "no target"),
     'tier = "smok"': (7, "did you mean 'smoke'?"),
