@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Var, const, op, select
-from compiler.ir.index import simplify
+from compiler.ir.expr import Const, Expr, Var, const, names, op, select
+from compiler.ir.index import from_linear, linear, simplify
 from compiler.ir.statement import Stmt, Store
 from compiler.passes.gpu import shared
 from compiler.passes.gpu.fragments import WARP
@@ -38,6 +38,7 @@ def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body
     inner = scope.inner()
     all_of = repeats(low, s, row, inner)
     long, at = all_of.long, all_of.at
+    repeated = {v.name for v in at.values() if isinstance(v, Var)}
     group = low.warp() // (row.threads // WARP)
     place = {
         "m": group % low.groups.m * (long["m"] // low.groups.m) + at["m"] * row.m,
@@ -45,7 +46,9 @@ def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body
         "k": at["k"] * row.k,
     }
 
-    def there(x: tile.Slice, axes: str) -> tuple[k.Address, Expr]:
+    def there(x: tile.Slice, axes: str) -> tuple[k.Address, Expr, Expr]:
+        """Where the products begin, the bytes from panel to panel, and from there to this one: the repetitions of a
+        product then differ by no more than a sum."""
         held = low.shared[x.buffer]
         bytes_ = held.tensor.dtype.bytes
         if not held.swizzle and held.width * bytes_ != ROW:
@@ -55,8 +58,10 @@ def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body
         local = iter(place[axis] for axis in axes)
         starts = (low.value(e, scope) for e in x.starts)
         index = tuple(e + next(local) if n else e for e, n in zip(starts, x.lengths, strict=True))
-        offset = shared.slot_offset(held, index, inner.ranges)
-        return k.Address(held.array, offset), const(held.panel * bytes_)
+        terms, start = linear(shared.slot_offset(held, index, inner.ranges))
+        moves = {e: n * bytes_ for e, n in terms.items() if names(e) <= repeated}
+        begin = from_linear(({e: n for e, n in terms.items() if e not in moves}, start))
+        return k.Address(held.array, begin), const(held.panel * bytes_), from_linear((moves, 0))
 
     first = low.blank.pop(s.acc.buffer, None)
     accumulate: Expr = const(1)
@@ -66,17 +71,17 @@ def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body
         accumulate = const(0) if isinstance(start, Const) and start.value else select(start, const(0), const(1))
     unit = at["m"] * acc.stride("m") + at["n"] * acc.stride("n")
     target = k.Address(array, simplify(unit, inner.ranges, index=True))
-    b, b_panel = there(s.b, s.layout[1])
+    b, b_panel, b_moved = there(s.b, s.layout[1])
     b_words = (f"mlc_{s.layout[1]}", low.shared[s.b.buffer].swizzle)
     if row.a_space == "shared":
-        a, a_panel = there(s.a, s.layout[0])
+        a, a_panel, a_moved = there(s.a, s.layout[0])
         words = (row.n, _TYPES[row.a_type], f"mlc_{s.layout[0]}", low.shared[s.a.buffer].swizzle, *b_words)
-        call = k.Call(row.function, words, (target, a, a_panel, b, b_panel, accumulate), (array,))
+        call = k.Call(row.function, words, (target, a, a_panel, b, b_panel, accumulate, a_moved, b_moved), (array,))
     else:
         left = low.fragments[s.a.buffer]
         begin = at["m"] * left.stride("m") + at["k"] * left.stride("k")
         a = k.Address((scope.registers or {})[s.a.buffer], simplify(begin, inner.ranges, index=True))
-        call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate), (array,))
+        call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate, b_moved), (array,))
         low.lent.add(a.buffer)
     # One fence is enough for products that follow each other; what is in flight already need not be held.
     held = 0 if array in low.flight else acc.count

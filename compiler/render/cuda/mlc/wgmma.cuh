@@ -15,16 +15,20 @@ enum mlc_axes { mlc_mk, mlc_km, mlc_kn, mlc_nk };
 // The descriptor of an operand (PTX ISA, "Matrix Descriptor Format"): in units of 16 bytes where it begins and two
 // strides, between panels and between groups of 8 rows, in an order that depends on the kind; then the kind of swizzle.
 // Addresses in shared memory have less than 18 bits, but above them, in clusters, the block's rank: it must not get into
-// the stride. With a sum in place of the "or", ptxas runs the products one after another (C7514).
+// the stride. What products differ by is given in bytes, `moved`, and added last, to the descriptor that they then have in
+// common: in 64 bits, since ptxas runs products one after another (C7514) for some sums of 32, and for sums in place of
+// the "or".
 template <int SPAN, bool K_MAJOR>
-MLC_DEVICE unsigned long long mlc_matrix_descriptor(const void* p, long panel) {
+MLC_DEVICE unsigned long long mlc_matrix_descriptor(const void* p, long panel, long moved) {
     static_assert(SPAN == 0 || SPAN == 32 || SPAN == 64 || SPAN == 128, "no such swizzle");
     const unsigned rows = 8 * (SPAN ? SPAN : 16), kind = SPAN == 128 ? 1 : SPAN == 64 ? 2 : SPAN == 32 ? 3 : 0;
     const bool swapped = SPAN == 0 && !K_MAJOR;
     const unsigned leading = swapped ? rows : (unsigned)panel, stride = swapped ? (unsigned)panel : rows;
     const unsigned address = mlc_shared_address(p);
-    return (unsigned long long)((address & 0x3ffff) >> 4 | (leading & 0x3ffff) >> 4 << 16) |
-           (unsigned long long)((stride & 0x3ffff) >> 4 | kind << 30) << 32;
+    const unsigned begin = (address & 0x3ffff) >> 4 | (leading & 0x3ffff) >> 4 << 16;
+    const unsigned long long first = (unsigned long long)begin |
+                                     (unsigned long long)((stride & 0x3ffff) >> 4 | kind << 30) << 32;
+    return first + ((unsigned long)moved >> 4);
 }
 
 #ifdef __CUDACC__
@@ -122,16 +126,17 @@ struct mlc_wgmma_instruction {
 // acc[64][N] += a . b, or = where `accumulate` is 0; T is the type of a and b (float is read as tf32).
 template <int N, typename T, mlc_axes A, int A_SPAN, mlc_axes B, int B_SPAN, typename Acc>
 MLC_DEVICE void mlc_wgmma(Acc* acc, const void* a, long a_panel, const void* b, long b_panel,
-                          long accumulate MLC_LINE_OF_CALL) {
+                          long accumulate, long a_moved = 0, long b_moved = 0 MLC_LINE_OF_CALL) {
     static_assert((A == mlc_mk || A == mlc_km) && (B == mlc_kn || B == mlc_nk), "a is mk or km, b kn or nk");
     static_assert(sizeof(T) == 2 || (A == mlc_mk && B == mlc_nk), "only 16-bit types are transposed");
     mlc_wgmma_instruction<N, T>::template shared<A == mlc_km, B == mlc_kn>(
-        acc, mlc_matrix_descriptor<A_SPAN, A == mlc_mk>(a, a_panel),
-        mlc_matrix_descriptor<B_SPAN, B == mlc_nk>(b, b_panel), accumulate != 0 MLC_LINE);
+        acc, mlc_matrix_descriptor<A_SPAN, A == mlc_mk>(a, a_panel, a_moved),
+        mlc_matrix_descriptor<B_SPAN, B == mlc_nk>(b, b_panel, b_moved), accumulate != 0 MLC_LINE);
 }
 // The same with a in registers.
 template <int N, mlc_axes B, int B_SPAN, typename T, typename Acc>
-MLC_DEVICE void mlc_wgmma_rs(Acc* acc, const T* a, const void* b, long b_panel, long accumulate MLC_LINE_OF_CALL) {
+MLC_DEVICE void mlc_wgmma_rs(Acc* acc, const T* a, const void* b, long b_panel, long accumulate,
+                             long b_moved = 0 MLC_LINE_OF_CALL) {
     static_assert(B == mlc_kn || B == mlc_nk, "b is kn or nk");
     static_assert(sizeof(T) == 2 || B == mlc_nk, "only 16-bit types are transposed");
 #ifdef __CUDACC__
@@ -141,7 +146,7 @@ MLC_DEVICE void mlc_wgmma_rs(Acc* acc, const T* a, const void* b, long b_panel, 
     const T* const left = a;  // where the thread has them, to be watched there
 #endif
     mlc_wgmma_instruction<N, T>::template registers<B == mlc_kn>(
-        acc, left, mlc_matrix_descriptor<B_SPAN, B == mlc_nk>(b, b_panel), accumulate != 0 MLC_LINE);
+        acc, left, mlc_matrix_descriptor<B_SPAN, B == mlc_nk>(b, b_panel, b_moved), accumulate != 0 MLC_LINE);
 }
 
 // Ties accumulators to this point: else the compiler may move copies of them to where the hardware owns them.
