@@ -17,7 +17,7 @@ from compiler.passes.torch_to_tensor.positions import clamped, is_empty, one_dim
 
 # What sorting costs, in comparisons of a sum that counts. A step of a bisection takes ten of them on a CPU, which
 # counts in vectors, and two or three on a GPU; what starts a merge takes a GPU as long as some 200,000, a CPU no time.
-STEP = 5
+STEP = 3
 LAUNCH = 200_000
 
 Before = Callable[[Expr, Expr], Expr]
