@@ -43,7 +43,7 @@ HEADERS = {
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic fence_device take_ticket",
     "cluster": "cluster_barrier cluster_leave cluster_load cluster_get",
-    "launch": "launch_dependents wait_dependencies",
+    "launch": "wait_dependencies",
 }
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}

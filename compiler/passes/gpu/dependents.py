@@ -1,9 +1,9 @@
-"""Kernels for threads in; the same, that may begin before those before them have ended, out.
+"""Kernels for threads in; the same, that may begin while those before them end, out.
 
 Each waits for those before it where it first touches memory of all. What stands before that, such as setting up
-barriers, is done while the last blocks of others end. Where blocks are small, the next ones may come as soon as all of
-these run. Large ones would find multiprocessors half full, and spread unevenly: on an H200, products of one wave that
-came early took up to three times as long.
+barriers, is done while others end. None lets the next one begin before its own blocks have ended: large blocks would
+spread unevenly over multiprocessors that are half full (products of one wave took up to three times as long on an
+H200), and what a multiprocessor has in its first cache from kernels still running would not be what is read later.
 """
 
 from __future__ import annotations
@@ -12,20 +12,16 @@ from compiler.ir import kernel as k
 from compiler.ir.expr import Load
 from compiler.targets.target import Target
 
-NEXT = k.Call("mlc_launch_dependents", (), ())
 WAIT = k.Call("mlc_wait_dependencies", (), ())
 # Reads the parameter that a tensor map is, and no tensor.
 _PREFETCH = "mlc_tma_prefetch"
-SMALL = 16 * 1024  # bytes of shared memory, with which a multiprocessor holds as many blocks as threads allow
 
 
 def wait(program: k.Program, target: Target) -> k.Program:
     """Every function that touches a tensor waits by itself, where the target has kernels that can."""
     if "pdl" not in target.features:
         return program
-    small = [*map(_is_small, program.functions), True]
-    pairs = zip(program.functions, small, small[1:], strict=False)
-    return program.replace(functions=tuple(_waiting(f, own and following) for f, own, following in pairs))
+    return program.replace(functions=tuple(map(_waiting, program.functions)))
 
 
 def overlaps(function: k.Function) -> bool:
@@ -33,17 +29,12 @@ def overlaps(function: k.Function) -> bool:
     return WAIT in function.body
 
 
-def _is_small(f: k.Function) -> bool:
-    arrays = [n for s in f.body for n in s.walk() if isinstance(n, k.Array) and n.space == "shared"]
-    return sum(a.size * a.dtype.bytes for a in arrays) <= SMALL
-
-
-def _waiting(f: k.Function, early: bool) -> k.Function:
+def _waiting(f: k.Function) -> k.Function:
     tensors = {p.name for p in f.params}
     first = next((n for n, s in enumerate(f.body) if _touches(s, tensors)), None)
     if first is None or overlaps(f):
         return f
-    return f.replace(body=(*f.body[:first], *([NEXT] if early else []), WAIT, *f.body[first:]))
+    return f.replace(body=(*f.body[:first], WAIT, *f.body[first:]))
 
 
 def _touches(s: k.Stmt, tensors: set[str]) -> bool:
