@@ -38,7 +38,7 @@ def _run(kernels: list[Kernel], target: Target) -> list[Kernel]:
         shared = rows_between(before, k) if {p.name for p in k.params} & set(before.writes) else []
         sizes = [f.extent for f in shared]
         rows = math.prod(int(n.value) for n in sizes if isinstance(n, Const))
-        if not shared or not all(sequences.pays(x, rows, target) for x in (before, k)):
+        if not (shared and rows and all(sequences.pays(x, rows, target) for x in (before, k))):
             break
         run.append(k)
     return run
