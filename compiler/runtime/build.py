@@ -41,8 +41,8 @@ _LINKING = ("-l", "-Wl,", "-shared", "-nostdlib")  # how flags begin that only t
 def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str = "native") -> tuple[str, ...]:
     """Flags for a kernel; never -ffast-math, which reassociates the rounding inside exp (error 6e-3 in a softmax).
 
-    GCC 12 makes masked vectors of scalar loops with branches, and takes the wrong mask where rows of two elements are
-    guarded from an odd row on, as padding them does. What pays is in vectors before GCC sees it.
+    GCC 12 makes masked vectors of scalar loops with branches, and takes the wrong mask where short rows that it has
+    unrolled, of two or three elements, are guarded from some row on, as padding them does.
     """
     return (
         optimise,
