@@ -31,13 +31,10 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule |
 
     `private` names the temporaries that no other kernel uses.
     """
-    found = online.recognise(kernel)
-    if found is None or found.scores is None or not set(found.inner) <= set(private):
+    found = online.attention(kernel, private)
+    if found is None:
         return None
-    known = (*found.rows, found.feature, found.scores.depth)
-    if not all(isinstance(f.extent, Const) for f in known) or not isinstance(found.keys, Const):
-        return None
-    made = _Plan(found, found.scores, target).schedule()
+    made = _Plan(*found, target).schedule()
     return made if made is not None and _fresh(kernel, made) else None
 
 

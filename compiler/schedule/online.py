@@ -13,7 +13,7 @@ A pass that has seen some j knows m, l and o for these; a larger maximum scales 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from compiler.ir import loop, tile
@@ -81,6 +81,20 @@ def recognise(kernel: Kernel) -> Online | None:
         return _Reader(tuple(rows), kernel).read(body)
     except _Other:
         return None
+
+
+def attention(kernel: Kernel, private: Iterable[str]) -> tuple[Online, Scores] | None:
+    """Such a sum whose scores are sums of products, with all sizes known, and the scores; None for any other.
+
+    `private` names the temporaries that no other kernel uses: the buffers within a row must be among them.
+    """
+    found = recognise(kernel)
+    if found is None or found.scores is None or not set(found.inner) <= set(private):
+        return None
+    known = (*found.rows, found.feature, found.scores.depth)
+    if not all(isinstance(f.extent, Const) for f in known) or not isinstance(found.keys, Const):
+        return None
+    return found, found.scores
 
 
 class _Other(Exception):

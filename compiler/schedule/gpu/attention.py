@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from compiler.ir import loop
 from compiler.ir.dtype import f32
-from compiler.ir.expr import Const, static
+from compiler.ir.expr import static
 from compiler.ir.index import Range, extent_range
 from compiler.ir.statement import Init, Kernel, Let
 from compiler.ir.tensor import Tensor
@@ -46,13 +46,10 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule |
 
     `private` names the temporaries that no other kernel uses.
     """
-    found = online.recognise(kernel)
-    if found is None or found.scores is None or not set(found.inner) <= set(private):
+    found = online.attention(kernel, private)
+    if found is None:
         return None
-    known = (*found.rows, found.feature, found.scores.depth)
-    if not all(isinstance(f.extent, Const) for f in known) or not isinstance(found.keys, Const):
-        return None
-    made = _Plan(found, found.scores, {p.name: p for p in kernel.params}, target).schedule()
+    made = _Plan(*found, {p.name: p for p in kernel.params}, target).schedule()
     return made if made is not None and _fresh(kernel, made) else None
 
 
