@@ -11,7 +11,7 @@ import math
 
 from compiler.ir.expr import Const
 from compiler.ir.statement import Kernel, Program
-from compiler.passes.loop.share_rows import joined, rows_between
+from compiler.passes.loop.share_rows import joined, private, rows_between
 from compiler.schedule.gpu import sequences
 from compiler.targets.target import Target
 
@@ -52,6 +52,4 @@ def _one(program: Program, run: list[Kernel], target: Target) -> Kernel | None:
         made = joined(made, k, least) if made is not None else None
     if made is None:
         return None
-    outside = {p.name for k in program.kernels if k not in run for p in k.params}
-    private = frozenset(t.name for t in program.temps if t.name not in outside)
-    return made if sequences.choose(made, private, target) is not None else None
+    return made if sequences.choose(made, private(program, made, run), target) is not None else None

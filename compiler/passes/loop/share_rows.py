@@ -44,19 +44,19 @@ def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel
             return None
         gone.append(producer)
         made = both
-        if choose(likely(made), _private(program, made, [*gone, last]), target) is not None:
+        if choose(likely(made), private(program, made, [*gone, last]), target) is not None:
             return gone, made
     return None
 
 
 def _producer(program: Program, kernel: Kernel, own: list[Kernel]) -> Kernel | None:
     """The last kernel that makes a temporary for this one alone."""
-    temps = _private(program, kernel, own, 1)
+    temps = private(program, kernel, own, 1)
     makers = [k for k in program.kernels if k not in own and temps & set(k.writes)]
     return makers[-1] if makers else None
 
 
-def _private(program: Program, kernel: Kernel, own: list[Kernel], others: int = 0) -> set[str]:
+def private(program: Program, kernel: Kernel, own: list[Kernel], others: int = 0) -> set[str]:
     """Temporaries of `kernel`, made of `own`, that at most so many other kernels use."""
     rest = [k for k in program.kernels if k not in own]
     users = {t.name: sum(t in k.params for k in rest) for t in program.temps if t in kernel.params}
