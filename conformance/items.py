@@ -62,8 +62,9 @@ class _Item(pytest.Item):
 
     kind = ""
 
-    def __init__(self, **known: Any) -> None:
-        super().__init__(**known)
+    def __init__(self, *, name: str, parent: pytest.Collector, **known: Any) -> None:
+        # As one text, which pytest takes apart as it does what its cache holds: `--lf` and its kin compare the parts.
+        super().__init__(name=name, parent=parent, nodeid=f"{parent.nodeid}::{name}", **known)
         self.add_marker(f"mlcomp_{self.kind}")
 
     def record(self, row: rows.Row) -> None:

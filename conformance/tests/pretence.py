@@ -1,0 +1,103 @@
+"""A runner that only pretends, and what the tests of the plugin share around it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# Imported here so that runs inside this process, whose own imports pytester forgets, share one copy of each module.
+import conformance.session
+
+ROOT = Path(conformance.session.__file__).resolve().parent.parent
+
+FAKE = """
+import ctypes, os, time
+
+STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp")
+
+def check(case, options, tell):
+    op = case["op"]
+    bad = {"wrong": "tile", "expected": "tile"}.get(op)
+    stages = []
+    for stage in options["stages"]:
+        tell(stage)
+        if op == "falls" and stage == "loop": ctypes.string_at(0)
+        if op == "hangs" and stage == "kernel": time.sleep(60)
+        if op == "leaves": os._exit(7)
+        if op == "raises": raise ValueError("no such size")
+        verdict = "fail" if stage == bad else "pass"
+        stages.append({"stage": stage, "verdict": verdict, "err_over_tol": 12.5 if stage == bad else 0.25,
+                       "executor": "pretence", "seconds": 0.001, "message": "off by one" if stage == bad else ""})
+        if stage == bad: break
+    if op == "odd": return {"verdict": "splendid"}
+    if op == "refused": return {"verdict": "unsupported", "stages": [], "detail": "aten.fancy(x, 3) is not supported"}
+    verdict = "fail" if bad else "pass"
+    return {"verdict": verdict, "first_bad_stage": bad, "first_bad_pass": bad and "tile:fuse#3", "stages": stages,
+            "detail": "", "repro": options["dump"], "seed": options["seed"]}
+
+def bench(case, options, quiet):
+    with quiet():
+        path = os.environ["BENCH_LOG"]
+        with open(path, "a") as log: log.write(f"{time.time()} ")
+        time.sleep(0.05)
+        with open(path, "a") as log: log.write(f"{time.time()}\\n")
+    if case["op"] == "falls": ctypes.string_at(0)
+    factor = float(os.environ.get("SLOW", "1"))
+    ours = [1e-5 * factor * (1 + i % 3 / 100) for i in range(20)]
+    eager = [2e-5] * 20
+    return {"ours_us": 10.0 * factor, "eager_us": 20.0, "compile_us": None, "speedup": 2.0 / factor,
+            "ci": [1.9 / factor, 2.1 / factor], "over": {"eager": {"speedup": 2.0 / factor}}, "verdict": "FASTER",
+            "roofline": 0.5, "message": "",
+            "budget": [{"name": "min_speedup", "limit": 1.5, "verdict": "missed" if factor > 1 else "met"}],
+            "skipped": {"compile": "no compiler"}, "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns"}
+
+def fitness(options):
+    return {"fit": "NOISY" not in os.environ, "half_width": 0.01, "message": "equal kernels differ by 9 %"}
+
+def explain_unknown(name):
+    return None if name == "eagerly" else f"there is no system {name!r}"
+
+def gate(cases, options, tell):
+    tell(cases[0]["id"])
+    kernel = {"name": "add", "arch": "sm_90a", "registers": 30, "stack": 0, "spilled": 0, "shared": 256,
+              "opcodes": True, "complaints": []}
+    wrong = [case["id"] + " for sm_90a: spills" for case in cases if case["op"] == "spills"]
+    return {"verdict": "fail" if wrong else "pass", "detail": "\\n".join(wrong), "cases": len(cases),
+            "kernels": [{"case": case["id"], **kernel, "complaints": wrong} for case in cases]}
+
+def selftest(options):
+    rows = [{"stage": stage, "name": "flip", "caught": stage != "loop"} for stage in STAGES]
+    return {"planted": 6, "caught": 5, "false_alarms": 0, "rows": rows}
+"""
+
+PERF = "perf = { dims = [{ N = 64 }] }"
+
+
+def case(name: str, extra: str = "", dims: str = "dims.N = [4, 5]") -> str:
+    return f'[[case]]\nname = "{name}"\nexpr = "x + 1"\nargs.x = {{ shape = ["N"] }}\n{dims}\n{extra}\n'
+
+
+def shape_file(box: pytest.Pytester, *cases: str, name: str = "mine.toml") -> Path:
+    path = box.path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("format = 1\n" + "\n".join(cases))
+    return path
+
+
+def mlcomp(box: pytest.Pytester, *words: str, workers: int | None = 0) -> pytest.RunResult:
+    parallel = [] if workers is None else ["-n", str(workers)]
+    run = box.runpytest_subprocess if workers else box.runpytest_inprocess  # xdist hands on the outer run's sys.path
+    # Hypothesis is left out because importing it takes longer than all the rest of such a run, pytest-randomly, where
+    # it is installed, because the order is looked at.
+    plugins = ["-p", "conformance.plugin", "-p", "no:hypothesispytest", "-p", "no:randomly"]
+    return run(*plugins, "--mlcomp", "--mlcomp-runner", "fake", *parallel, *words)
+
+
+def report(box: pytest.Pytester, name: str = "run.json") -> Any:
+    (path,) = box.path.glob(f"reports/*/{name}")
+    return json.loads(path.read_text()) if name.endswith(".json") else path.read_text()
+
+
+def verdicts(box: pytest.Pytester) -> dict[str, str]:
+    return {row["id"]: row["verdict"] for row in report(box)["cases"]}
