@@ -416,8 +416,8 @@ def test_an_interrupt_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_an_interrupt_while_loading_ends_the_process() -> None:
     program = """
 import os, signal, time
-from compiler import cli
-with cli._loading():
+from compiler.cli import sources
+with sources.loading():
     try:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)

@@ -1,0 +1,92 @@
+"""The `mlcomp` command: show a program at any stage, run it, list the passes and the targets.
+
+Exit status: 0 when all went well, 1 when a program is refused or its result wrong, 2 for a command that makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from compiler.cli import passes, run, show, targets
+from compiler.cli.sources import Senseless
+from compiler.errors import CompilerError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        status: int = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader of our output has seen enough
+        _drop_output()
+        return 0
+    except KeyboardInterrupt:
+        return _complain("interrupted", 130)
+    except Exception as problem:  # the outermost place: whatever happened becomes one paragraph
+        if options.debug:
+            raise
+        _drop_output()
+        return _complain(_said(problem), 2 if isinstance(problem, Senseless) else 1)
+
+
+def _complain(text: str, status: int) -> int:
+    with suppress(BrokenPipeError):
+        print(f"mlcomp: {text}", file=sys.stderr)
+    return status
+
+
+def _drop_output() -> None:
+    """Print what is left if that is possible; Python would complain about it once more when it ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with suppress(OSError, ValueError):  # a stream that is no file has no number
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _said(problem: Exception) -> str:
+    match problem:
+        case CompilerError() | ValueError() | Senseless():
+            return str(problem)
+        case OSError(strerror=str(reason), filename=str(name)):
+            return f"{name}: {reason.lower()}"
+        case OSError():
+            return (problem.strerror or str(problem)).lower()
+    return (
+        f"internal error, which is a bug in mlcomp: {type(problem).__name__}: {problem}. "
+        "The same command with --debug shows where."
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mlcomp", description=__doc__.split("\n\n")[0] if __doc__ else None)
+    parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    shown = commands.add_parser("show", help="print a program at one stage")
+    show.options(shown)
+    shown.set_defaults(run=show.show)
+    ran = commands.add_parser("run", help="compile, run, and compare with PyTorch")
+    run.options(ran)
+    ran.set_defaults(run=run.run)
+    for command in (shown, ran):
+        command.add_argument(
+            "-c",
+            dest="code",
+            metavar="EXPRESSION",
+            help="an expression over torch, F and nn; torch.randn(..) and its like are the inputs",
+        )
+        command.add_argument("--target", default="cpu", help="cpu is this machine; `mlcomp targets` lists all")
+        command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
+    commands.add_parser("passes", help="list the passes with their invariants").set_defaults(run=passes.passes)
+    listed = commands.add_parser("targets", help="list the targets with their instructions")
+    targets.options(listed)
+    listed.set_defaults(run=targets.targets)
+    for command in commands.choices.values():
+        command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+    return parser

@@ -1,0 +1,127 @@
+"""`mlcomp show`: a program at one stage, and what the passes before it did."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from compiler.cli.sources import Senseless, loading, program, read_text
+from compiler.errors import CompilerError
+
+if TYPE_CHECKING:
+    from compiler.pipeline import Application, Lowering
+    from compiler.schedule.steps import Schedule
+    from compiler.targets.target import Target
+
+STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp", "cuda", "asm")
+
+
+def options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--ir", choices=STAGES, default="tile", help="the stage to print (default: tile)")
+    command.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="start from an edited text: FILE.torch, .tensor, .loop, .tile or .kernel",
+    )
+    command.add_argument(
+        "--schedule",
+        type=Path,
+        metavar="FILE",
+        help="steps to apply instead of the heuristic's, for a program of one kernel",
+    )
+    command.add_argument(
+        "-v",
+        action="count",
+        default=0,
+        dest="verbose",
+        help="-v: passes with their times; -vv: every application as a diff",
+    )
+
+
+def show(options: argparse.Namespace) -> int:
+    from compiler import pipeline  # noqa: PLC0415  (it loads NumPy; other commands need not wait)
+    from compiler.targets import named  # noqa: PLC0415
+
+    machine = named.target(options.target)
+    stages = pipeline.stages(machine)
+    until = stages[-1] if options.ir == "asm" else options.ir
+    if until not in stages:
+        raise Senseless(f"{machine.name} has no stage {until}; its stages are {', '.join(stages)}")
+    source, given = program(options)
+    if stages.index(until) < stages.index(source):
+        raise Senseless(f"--from {options.source} starts after --ir {options.ir}; ask for a stage from {source} on")
+    applications: list[Application] = []
+    clock = [time.perf_counter()]
+    seconds: list[float] = []
+
+    def trace(a: Application) -> None:
+        seconds.append(time.perf_counter() - clock[0])
+        applications.append(a)
+        clock[0] = time.perf_counter()
+
+    schedules = _schedules(options, source, given, machine) if options.schedule else None
+    clock[0] = time.perf_counter()
+    lowering = pipeline.lower(given, machine, schedules, source=source, until=until, trace=trace)
+    if options.verbose:
+        _tell(applications, seconds, options.verbose)
+    text = _assembly(lowering) if options.ir == "asm" else lowering.show(options.ir)
+    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    return 0
+
+
+def _assembly(lowering: Lowering) -> str:
+    with loading():
+        from compiler import execution  # noqa: PLC0415
+
+    return execution.assembly(lowering)
+
+
+def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Target) -> dict[str, Schedule]:
+    from compiler import pipeline  # noqa: PLC0415
+    from compiler.schedule import steps  # noqa: PLC0415
+
+    if pipeline.IR_STAGES.index(source) > pipeline.IR_STAGES.index("loop"):
+        raise Senseless(f"--schedule has nothing to do: {options.source} is scheduled already")
+    reached = pipeline.lower(given, machine, source=source, until="loop").stages["loop"]
+    if len(reached.kernels) != 1:
+        raise Senseless(f"--schedule is for programs of one kernel; this one has {len(reached.kernels)}")
+    try:
+        return {reached.kernels[0].name: steps.parse(read_text(options.schedule))}
+    except ValueError as problem:
+        raise CompilerError(f"{options.schedule}: {problem}") from problem
+
+
+def _tell(applications: list[Application], seconds: list[float], verbose: int) -> None:
+    """Passes on standard error with -v; on standard output as diffs between markers with -vv."""
+    if verbose == 1:
+        for a, s in zip(applications, seconds, strict=True):
+            print(f"{a.number:3d}  {a.stage}:{a.name:16s} {s * 1e3:8.2f} ms", file=sys.stderr)
+        return
+    for a in applications:
+        print(f">>> {a.stage}:{a.name}")
+        sys.stdout.writelines(_coloured(line) for line in _difference(a))
+        print(f"<<< {a.stage}:{a.name}")
+
+
+def _difference(a: Application) -> list[str]:
+    """What an application changed within its IR; the whole new text where it made another."""
+    from compiler.pipeline import IRS  # noqa: PLC0415
+
+    after = a.after if isinstance(a.after, str) else IRS[a.stage].show(a.after)
+    if not a.within:
+        return [line + "\n" for line in after.splitlines()]
+    before = IRS[a.stage].show(a.before)
+    return list(difflib.unified_diff(before.splitlines(True), after.splitlines(True), "before", "after", n=2))
+
+
+def _coloured(line: str) -> str:
+    if line[:1] not in "+-" or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        return line
+    return f"\033[{32 if line[0] == '+' else 31}m{line.rstrip()}\033[0m\n"

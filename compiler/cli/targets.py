@@ -1,0 +1,39 @@
+"""`mlcomp targets`: what code can be made for, with caches and tensor instructions."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+
+def options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-v", action="store_true", dest="verbose", help="every tensor instruction by name")
+
+
+def targets(options: argparse.Namespace) -> int:
+    from compiler.targets import named  # noqa: PLC0415  (they look at the machine)
+
+    for t in dict.fromkeys(map(named.target, named.NAMES)):  # `cuda` is one of the others or this machine's own
+        caches = ", ".join(f"{size >> 10} KiB" for size in (t.l1, t.l2, t.l3) if size)
+        cores = f"{t.cores} core{'s' if t.cores != 1 else ''}"
+        width = f"warps of {t.warp}, {t.shared >> 10} KiB shared" if t.warp else f"{t.vector * 8}-bit vectors"
+        print(f"{t.name}: {width}, {cores}, caches {caches}; {' '.join(t.features)}")
+        names = [i.name for i in t.instructions]
+        for line in names if options.verbose else _families(names):
+            print(f"  {line}")
+    return 0
+
+
+def _families(names: Sequence[str]) -> list[str]:
+    """Tensor instructions in one line for each kind and type.
+
+    >>> _families(["panel.1x8.f32", "panel.2x8.f32", "dot.1x1.f32"])
+    ['panel.*.f32: 2 sizes, 1x8 to 2x8', 'dot.*.f32: 1 size, 1x1']
+    """
+    found: dict[str, list[str]] = {}
+    for kind, size, *rest in (name.split(".") for name in names):
+        found.setdefault(".".join([kind, "*", *rest]), []).append(size)
+    return [
+        f"{family}: {len(sizes)} sizes, {sizes[0]} to {sizes[-1]}" if sizes[1:] else f"{family}: 1 size, {sizes[0]}"
+        for family, sizes in found.items()
+    ]
