@@ -91,6 +91,9 @@ class Case:
     init: Mapping[str, Value] = field(default_factory=dict, hash=False)
     large: bool = False  # too large for interpreters and emulators, which would take hours
     dynamic: Dynamic | None = None
+    mutates: tuple[str, ...] = ()  # the arguments that the program writes to
+    # Dims and params at which another backend is called as well, in the order of preference, with the arguments there.
+    enlarged: tuple[tuple[Mapping[str, Value], tuple[Arg, ...]], ...] = field(default=(), hash=False)
 
     @property
     def constants(self) -> tuple[str, ...]:
@@ -194,11 +197,15 @@ def from_json(data: Mapping[str, Any]) -> Case:
     values: dict[str, Any] = {item.name: frozen(data[item.name]) for item in fields(kind)}
     values["args"] = tuple(Arg(**arg) for arg in values["args"])
     values["tolerance"] = Tolerance(**values["tolerance"])
+    values["enlarged"] = _points(values["enlarged"])
     if values["dynamic"]:
-        points = ((dims, tuple(Arg(**arg) for arg in args)) for dims, args in values["dynamic"]["points"])
-        values["dynamic"] = Dynamic(values["dynamic"]["ranges"], tuple(points))
+        values["dynamic"] = Dynamic(values["dynamic"]["ranges"], _points(values["dynamic"]["points"]))
     values["xfail"] = tuple(Xfail(**expected) for expected in values["xfail"])
     return kind(**values)
+
+
+def _points(listed: Any) -> tuple[tuple[Mapping[str, Value], tuple[Arg, ...]], ...]:
+    return tuple((values, tuple(Arg(**arg) for arg in args)) for values, args in listed)
 
 
 def frozen(value: Any) -> Any:

@@ -35,14 +35,18 @@ from conformance.specs import ArgSpec, CaseSpec, PerfSpec, ShapeFile, ShapeFileE
 
 NIGHTLY_LIMIT = 1000
 CROSS_LIMIT = 5000
+MANY = 1 << 17  # elements of an enlarged row
 
 
 Choice = Mapping[str, Value]  # a value per dim and param, and "dtype", "layout", "inputs"
 
 
-def expand(shape_file: ShapeFile, tier: str = "smoke") -> tuple[Case, ...]:
-    """The rows of every case that belong to the tier or to a smaller one, smallest tier first within each case."""
-    rows = tuple(row for spec in shape_file.cases for row in _expand_case(spec, tier))
+def expand(shape_file: ShapeFile, tier: str = "smoke", *, enlarged: bool = False) -> tuple[Case, ...]:
+    """The rows of every case that belong to the tier or to a smaller one, smallest tier first within each case.
+
+    With `enlarged`, the first row of each case that can says at which larger sizes it may be called as well.
+    """
+    rows = tuple(row for spec in shape_file.cases for row in _expand_case(spec, tier, enlarged))
     _check_unique(shape_file.path, rows)
     return rows
 
@@ -60,10 +64,12 @@ def first_choice(spec: CaseSpec) -> Choice:
     return {**values, "dtype": spec.dtypes[0], "layout": spec.layouts[0], "inputs": next(iter(spec.inputs))}
 
 
-def _expand_case(spec: CaseSpec, tier: str) -> Iterator[Case]:
+def _expand_case(spec: CaseSpec, tier: str, enlarged: bool) -> Iterator[Case]:
     seen: dict[str, Case] = {}
     for of_tier, choice in _choices(spec, tier):
         row = _build(spec, choice, of_tier)
+        if enlarged and not any(row.enlarged for row in seen.values()):
+            row = dataclasses.replace(row, enlarged=tuple(_enlarged(spec, choice)))
         if repr((row.dims, row.params)) != repr((seen.setdefault(row.id, row).dims, seen[row.id].params)):
             raise _error(spec, f"two rows have the id {row.id!r}; write their values so that they differ in letters")
     if not seen:
@@ -127,6 +133,44 @@ def _check_used(spec: CaseSpec, chosen: list[Choice]) -> None:
                 raise _error(
                     spec, f"{key} {quoted(lost)} fits no row: no argument has the rank or the element type for it"
                 )
+
+
+def _enlarged(spec: CaseSpec, choice: Choice) -> Iterator[tuple[Choice, tuple[Arg, ...]]]:
+    """Sizes for which the arguments have `MANY` elements and not much more, by the names of dims and params or, where a
+    size has none, by what it was. Not all of them need make sense: the expression may rely on a size."""
+    if spec.dynamic:
+        return
+    shapes = [arg.shape for arg in spec.args]
+    names = [name for name in (*spec.dims, *spec.params) if name in spec.dims or name in shapes]
+    plain = sorted({size for shape in shapes for size in shape if isinstance(size, int) and size > 1})
+    for grown in dict.fromkeys([*((name,) for name in names), tuple(names), *((size,) for size in plain)]):
+        for doublings in range(1, MANY.bit_length()):
+            sizes: dict[Value, Value] = {k: _doubled(choice.get(str(k), k), doublings) for k in grown}
+            there: Choice = {**choice, **{str(k): size for k, size in sizes.items() if k in choice}}
+            resized = dataclasses.replace(spec, args=tuple(_resized(arg, sizes) for arg in spec.args))
+            args = _arguments(resized, there) if _targets(spec, there) else None
+            count = sum(math.prod(arg.shape) for arg in args or ())
+            if count >= MANY:
+                if args is not None and count <= 64 * MANY:
+                    yield {str(key): size for key, size in sizes.items()}, args
+                break
+
+
+def _resized(arg: ArgSpec, sizes: Mapping[Value, Value]) -> ArgSpec:
+    """The argument with other sizes where its shape has these numbers."""
+    if isinstance(arg.shape, str):
+        return arg
+    return dataclasses.replace(arg, shape=tuple(sizes.get(n, n) if isinstance(n, int) else n for n in arg.shape))
+
+
+def _doubled(size: Value, times: int) -> Value:
+    """A size, or the first one of a shape, doubled some times."""
+    match size:
+        case int():
+            return size << times
+        case (int() as first, *rest):
+            return (first << times, *rest)
+    return size
 
 
 def _with_zero(spec: CaseSpec, name: str, chosen: list[Choice]) -> Choice:
@@ -267,7 +311,7 @@ def _build(spec: CaseSpec, choice: Choice, tier: str) -> Case:
         expr=spec.expr, args=args, dims=dims, params=params, consts=spec.consts, dtype=choice["dtype"],
         layout=choice["layout"], distribution=choice["inputs"], targets=targets, tier=tier, tolerance=spec.tolerance,
         xfail=_xfail(spec, choice), timeout=spec.timeout, module=spec.module, init=spec.init,
-        dynamic=_dynamic(spec, choice),
+        dynamic=_dynamic(spec, choice), mutates=spec.mutates,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ Data is drawn on the CPU in fp32 (fp64 for f64), rounded to the argument's dtype
 stride 0 and offsets are there.
 """
 
+import functools
 import importlib
 import linecache
 import math
@@ -54,11 +55,24 @@ def source(case: Case) -> str:
 
 def bind(case: Case, tensors: Mapping[str, Tensor]) -> tuple[Function, tuple[Tensor, ...]]:
     """What the compiler is given: a callable and its inputs, with the constant arguments as a module's weights."""
-    inner = function(case)
-    if not case.constants:
-        return inner, tuple(tensors.values())
-    rest = tuple(tensor for name, tensor in tensors.items() if name not in case.constants)
-    return Bound(inner, tuple(tensors), {name: tensors[name] for name in case.constants}).eval(), rest
+    made = function(case)
+    rest = {name: tensor for name, tensor in tensors.items() if name not in case.constants}
+    if case.constants:
+        made = Bound(made, tuple(tensors), {name: tensors[name] for name in case.constants}).eval()
+    if case.mutates:
+        made = _on_copies(made, tuple(list(rest).index(name) for name in case.mutates))
+    return made, tuple(rest.values())
+
+
+def _on_copies(inner: Function, written: Sequence[int]) -> Function:
+    """A program that writes to arguments as a function that does not: it writes to copies, and gives them as well."""
+
+    @functools.wraps(inner)
+    def pure(*arguments: Tensor) -> tuple[Any, list[Tensor]]:
+        copies = [x.clone() if n in written else x for n, x in enumerate(arguments)]
+        return inner(*copies), [copies[n] for n in written]
+
+    return pure
 
 
 class Bound(nn.Module):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import compiler
-from conformance import cases, oracle, repro, sanitizer, subject, systems
+from conformance import cases, foreign, oracle, repro, sanitizer, subject
 from conformance.oracle import Verdict
 from conformance.sanitizer import Watch
 from conformance.subject import Subject, Tensors, Truth
@@ -97,7 +97,7 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell |
         try:
             made = subject.prepare(case, options["seed"])
             if options.get("backend"):
-                return foreign(made, options["backend"], options["target"], options["seed"])
+                return _foreign(made, options)
             ladder = climb(made.program, compiler.target(options["target"]))
         except compiler.Unsupported as refusal:
             return Report("unsupported", remarks=[str(refusal)]).row()
@@ -140,7 +140,7 @@ def judge_all(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: T
     for at in points:
         row = judge(at, ladder, options, tell)
         if row["verdict"] != "pass":
-            return row | {"detail": f"at {_sizes(at)}: {row['detail']}"}
+            return row | {"detail": f"at {subject.sizes(at)}: {row['detail']}"}
         rows.append(row)
     # A sanitizer has seen the same code at the same sizes by now.
     wrong = "" if options.get("sanitizer") else called(made, points, ladder)
@@ -167,13 +167,8 @@ def called(made: Subject, points: Sequence[Subject], ladder: Ladder) -> str:
             [x.cpu() for x in at.leaves(compiled(*arguments))]
         )
         if not found.ok:
-            return f"the function that was compiled once, called at {_sizes(at)}: {found.message}"
+            return f"the function that was compiled once, called at {subject.sizes(at)}: {found.message}"
     return ""
-
-
-def _sizes(at: Subject) -> str:
-    assert at.case.dynamic is not None
-    return ", ".join(f"{name} = {at.case.dims[name]}" for name in at.case.dynamic.ranges)
 
 
 def _worse(a: Row, b: Row) -> Row:
@@ -332,28 +327,9 @@ def guilty(truth: Truth, ladder: Ladder, stage: str) -> str | None:
     return None
 
 
-def foreign(made: Subject, backend: str, target: str, seed: int) -> Row:
-    """The row of a case as another torch.compile backend computes it: held to eager's bound."""
-    start, last = time.perf_counter(), cases.stages_of(target)[-1]
-    equations = compiler.eager_equations(made.program)
-    try:
-        built = systems.build(backend, made.function, made.arguments, target, subject.dynamic_shapes(made.case))
-        graphs = systems.graphs()
-        for at in subject.points(made, seed):
-            truth = Truth(at, equations)
-            found = truth.within(at.leaves(built.call(*at.arguments)), truth.eagers)
-            # A size of 1 is one that torch.compile always takes for itself.
-            if made.case.dynamic is not None and systems.graphs() != graphs and 1 not in at.case.dims.values():
-                found = Verdict(False, float("inf"), (), f"compiled again at {_sizes(at)}")
-            graphs = systems.graphs()
-            if not found.ok:
-                break
-    except Exception as error:  # any backend may fail in its own way
-        found = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
-    stage = {
-        "stage": last, "verdict": "pass" if found.ok else "fail", "err_over_tol": found.err_over_tol,
-        "executor": backend, "seconds": round(time.perf_counter() - start, 4), "message": found.message,
-    }  # fmt: skip
-    if found.ok:
+def _foreign(made: Subject, options: Mapping[str, Any]) -> Row:
+    """The row of a case as another torch.compile backend computes it."""
+    stage = foreign.judge(made, options["backend"], options["target"], options["seed"])
+    if stage["verdict"] == "pass":
         return Report(stages=[stage]).row()
-    return Report("fail", last, None, [stage], [found.message]).row()
+    return Report("fail", stage["stage"], None, [stage], [stage["message"]]).row()

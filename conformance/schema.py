@@ -31,8 +31,8 @@ _KEYS = {
     "the file": ("format", "defaults", "distributions", "case"),
     "the defaults": _DEFAULTS,
     "a case": (
-        "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "dims", "where",
-        "xfail", "dynamic", *_DEFAULTS,
+        "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "mutates", "dims",
+        "where", "xfail", "dynamic", *_DEFAULTS,
     ),
     "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
     "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),
@@ -118,6 +118,7 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         xfail=_xfail(here.at("xfail"), data.get("xfail", {})), perf=None,
         dynamic=_dynamic(here.at("dynamic"), data.get("dynamic", {}), dims),
         timeout=optional_number(here.at("timeout"), data.get("timeout")),
+        mutates=strings(here.at("mutates"), data.get("mutates", []), "names of args"),
     )  # fmt: skip
     if spec.dynamic and "perf" in data:
         here.at("perf").fail("a dynamic case is not timed; put `perf` into a case of its own")

@@ -18,9 +18,12 @@ def check_names(place: Place, spec: CaseSpec, constants: Collection[str]) -> Non
     for group, names in groups.items():
         for name in names:
             _check_name(place.at(group, name), name, group, owner)
-    for name in constants:
-        if name not in groups["args"]:
-            place.at("constants").fail(f"{name!r} is no argument;{nearest(name, groups['args'])}")
+    for key, listed in (("constants", constants), ("mutates", spec.mutates)):
+        for name in listed:
+            if name not in groups["args"]:
+                place.at(key).fail(f"{name!r} is no argument;{nearest(name, groups['args'])}")
+    if both := [name for name in spec.mutates if name in constants]:
+        place.at("mutates").fail(f"{both[0]!r} is a weight; a program that writes to its weights cannot be checked")
     for name in spec.zero:
         if name not in spec.dims:
             place.at("dims", "zero").fail(f"{name!r} is no dim;{nearest(name, spec.dims)}")

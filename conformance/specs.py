@@ -98,6 +98,7 @@ class CaseSpec:
     dynamic: Mapping[str, tuple[int, int | None]]  # the dims that vary, with their ranges
     perf: PerfSpec | None
     timeout: float | None
+    mutates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

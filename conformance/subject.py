@@ -55,6 +55,31 @@ class Subject:
         with torch.no_grad():
             return self.leaves(self.function(*self.arguments))
 
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the arguments that the case's program writes to."""
+        free = [arg.name for arg in self.case.args if not arg.constant]
+        return tuple(free.index(name) for name in self.case.mutates)
+
+    @property
+    def as_written(self) -> inputs.Function:
+        """The case's program, which writes to its arguments; `function` writes to copies, and gives those as well."""
+        inner: inputs.Function = getattr(self.function, "__wrapped__", self.function)
+        return inner if self.case.mutates else self.function
+
+    @functools.cached_property
+    def layouts(self) -> list[tuple[tuple[int, ...], frozenset[int]]]:
+        """For each result of eager its strides, and the positions of the arguments whose memory it lies in."""
+        copies = tuple(map(inputs.clone_storage, self.arguments))
+        with torch.no_grad():
+            made = self.as_written(*copies)
+        leaves = self.leaves((made, [copies[n] for n in self.written]) if self.written else made)
+        places = [x.untyped_storage().data_ptr() for x in copies]
+        return [
+            (y.stride(), frozenset(n for n, place in enumerate(places) if place == y.untyped_storage().data_ptr()))
+            for y in leaves
+        ]
+
 
 def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
     """Make the data, or `blank` only tensors, and capture the function; raises Unsupported."""
@@ -68,6 +93,23 @@ def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
 def _subject(case: Case, function: inputs.Function, arguments: Tensors, captured: compiler.Captured) -> Subject:
     given = dict(zip(captured.arguments, pytree.tree_leaves(arguments), strict=True)) | captured.constants
     return Subject(case, function, arguments, captured, tuple(given[i.name] for i in captured.program.inputs))
+
+
+def redrawn(made: Subject, seed: int) -> Subject:
+    """The subject on other data in storage of its own; weights stay."""
+    drawn = inputs.make(made.case, seed)
+    return called_with(made, tuple(drawn[arg.name] for arg in made.case.args if not arg.constant))
+
+
+def called_with(made: Subject, arguments: Tensors) -> Subject:
+    """The subject on these arguments."""
+    return _subject(made.case, made.function, arguments, made.captured)
+
+
+def sizes(at: Subject) -> str:
+    """The sizes that a dynamic case has here."""
+    assert at.case.dynamic is not None
+    return ", ".join(f"{name} = {at.case.dims[name]}" for name in at.case.dynamic.ranges)
 
 
 def points(made: Subject, seed: int) -> Iterator[Subject]:

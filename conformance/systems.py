@@ -62,6 +62,11 @@ def build(
     return _torch_compiled(name, function, inputs, dynamic)
 
 
+def through_torch(name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None = None) -> Built:
+    """As `build`, but ours too as the backend of torch.compile that it is to its users."""
+    return Built(name, function) if name == EAGER else _torch_compiled(name, function, inputs, dynamic)
+
+
 def graphs() -> int:
     """How many graphs torch.compile has handed to backends since the last reset."""
     return int(counters["stats"]["unique_graphs"])

@@ -1,0 +1,99 @@
+"""The judge of other torch.compile backends: each of many kinds of wrong ones is caught, and right ones are not."""
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch._dynamo.backends import registry
+
+from conformance import ladder
+from conformance.cases import Arg, Case, to_json
+from conformance.shapes import expand, find_shapes, load
+from conformance.tests import wrong_backends
+
+SEED = random.SystemRandom().randrange(2**31)
+SHAPE = (6, 33)
+
+
+def case(expr: str, shape: tuple[int, ...] = SHAPE, layout: str = "contig", data: str = "normal", **more: Any) -> Case:
+    args = tuple(Arg(name, shape, "f32", layout, {"kind": data}) for name in ("x", "y"))
+    made = Case(
+        id="case[f32]", file="case.toml", line=1, suite="case", op="case", expr=expr, args=args, dims={}, params={},
+        consts={}, dtype="f32", layout=layout, distribution=data, targets=("cpu",), tier="full",
+    )  # fmt: skip
+    return dataclasses.replace(made, **more)
+
+
+def check(made: Case, backend: str) -> dict[str, Any]:
+    options = {"target": "cpu", "stages": (), "seed": SEED, "threads": 1, "backend": backend, "dump": None}
+    return ladder.check(to_json(made), options)
+
+
+LARGE = case("x * y + x", (512, 256)).args
+# What shows a kind of wrongness, where any program would not.
+TELLING = {
+    "denormals flushed": case("x + y * 0, x * 1.5", data="denormal"),
+    "NaN taken for zero": case("x + y, x * 1.5", data="specials"),
+    "infinity taken for a large number": case("x + y, x * 1.5", (70, 70), data="specials"),
+    "strides ignored": case("x + y, x * 1.5", layout="transposed(0,1)"),
+    "mutation forgotten": case("x.add_(y)", mutates=("x",)),
+    "wrong when large": case("x * y + x", enlarged=(({}, LARGE),)),
+}
+PLAIN = case("x * y + x, (x - y) * 3")
+
+
+@pytest.fixture
+def registered(request: pytest.FixtureRequest) -> str:
+    name = f"wrong {request.param}"
+    if name not in registry._COMPILER_FNS:
+        registry.register_backend(compiler_fn=wrong_backends.backend(request.param), name=name)
+    return name
+
+
+@pytest.mark.parametrize("registered", wrong_backends.KINDS, indirect=True)
+def test_a_wrong_backend_is_caught(registered: str) -> None:
+    row = check(TELLING.get(registered.removeprefix("wrong "), PLAIN), registered)
+    assert (row["verdict"], row["first_bad_stage"]) == ("fail", "cpp"), (SEED, row)
+    assert row["detail"] and "Error:" not in row["detail"].replace("RuntimeError: out of memory", ""), row
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "mlcomp"])
+@pytest.mark.parametrize("made", [PLAIN, *TELLING.values(), case("x.t(), y[1:], x.view(-1)")])
+def test_a_right_backend_passes(backend: str, made: Case) -> None:
+    row = check(made, backend)
+    assert row["verdict"] == "pass", (SEED, row)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("one buffer for every call", "output 0 of call 1 was changed by a later call"),
+        ("first input written to", "call 1: argument 0 was written to"),
+        ("other strides", "call 1: output 0 has strides [1, 6], eager's [33, 1]"),
+        ("results remembered by address", "in the storage of the first with new data in it: output 0: element"),
+        ("result stored in an input", "output 0 lies in the memory of argument 1"),
+    ],
+)
+def test_the_message_says_what_was_wrong(kind: str, said: str) -> None:
+    name = f"wrong {kind}, told"
+    if name not in registry._COMPILER_FNS:
+        registry.register_backend(compiler_fn=wrong_backends.backend(kind), name=name)
+    assert said in check(PLAIN, name)["detail"]
+
+
+def test_what_a_program_writes_to_its_arguments_is_checked_in_every_stage() -> None:
+    made = case("x.add_(y)\nx.t()", mutates=("x",))
+    row = ladder.check(to_json(made), {"target": "cpu", "seed": SEED})
+    assert row["verdict"] == "pass", (SEED, row)
+
+
+def test_every_case_whose_sizes_have_names_has_a_row_for_which_small_buffers_do_not_do() -> None:
+    file = load(find_shapes() / "ops" / "softmax.toml")
+    rows = [row for row in expand(file, "full", enlarged=True) if row.enlarged]
+    assert len(rows) == len(file.cases)
+    for row in rows:
+        for _, args in row.enlarged:
+            assert sum(torch.Size(arg.shape).numel() for arg in args) > 100_000
+    assert not any(row.enlarged for row in expand(file, "full"))

@@ -1,0 +1,224 @@
+"""torch.compile backends that are wrong, each in a way of its own; the judge of other backends must catch them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+Call = Callable[..., Any]
+Tensors = tuple[torch.Tensor, ...]
+Wrong = Callable[[Call, Tensors], Tensors]  # how one call goes wrong, given what is right
+
+
+def _floats(outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [y for y in outputs if isinstance(y, torch.Tensor) and y.is_floating_point()]
+
+
+def changed(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Call]:
+    """Every result changed by a function of it."""
+    return lambda: lambda right, x: tuple(how(y) for y in right(*x))
+
+
+def inputs_changed(how: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Call]:
+    """Right for inputs other than those given."""
+    return lambda: lambda right, x: right(*[how(t) if t.is_floating_point() else t for t in x])
+
+
+def _last_element(y: torch.Tensor) -> torch.Tensor:
+    out = y.clone()
+    if out.numel():
+        out.view(-1)[-1] = 0
+    return out
+
+
+def _first_row_twice(y: torch.Tensor) -> torch.Tensor:
+    return torch.cat([y[:1], y[:-1]]) if y.dim() and y.shape[0] > 1 else y
+
+
+def _one_buffer() -> Call:
+    """Results in the same storage each time."""
+    buffers: dict[Any, torch.Tensor] = {}
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        out = []
+        for n, y in enumerate(right(*x)):
+            held = buffers.setdefault((n, y.shape, y.dtype), torch.empty_like(y))
+            out.append(held.copy_(y))
+        return tuple(out)
+
+    return call
+
+
+def _first_result() -> Call:
+    kept: dict[Any, Tensors] = {}
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        key = tuple(t.shape for t in x)
+        return tuple(y.clone() for y in kept.setdefault(key, right(*x)))
+
+    return call
+
+
+def _by_address() -> Call:
+    kept: dict[Any, Any] = {}
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        key = tuple(t.data_ptr() for t in x)
+        if key not in kept:
+            kept[key] = (x, right(*x))
+        return tuple(y.clone() for y in kept[key][1])
+
+    return call
+
+
+def _sometimes(period: int) -> Callable[[], Call]:
+    def make() -> Call:
+        calls = 0
+
+        def call(right: Call, x: Tensors) -> Tensors:
+            nonlocal calls
+            calls += 1
+            made = right(*x)
+            return tuple(y + 1 for y in made) if calls % period == 0 else made
+
+        return call
+
+    return make
+
+
+def _writes_to_input(position: int) -> Callable[[], Call]:
+    def make() -> Call:
+        def call(right: Call, x: Tensors) -> Tensors:
+            made = tuple(right(*x))
+            x[min(position, len(x) - 1)].view(-1)[0] = 1
+            return made
+
+        return call
+
+    return make
+
+
+def _stores_in_input() -> Call:
+    """The memory of the last input is taken for the first result."""
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        first, *rest = right(*x)
+        return (x[-1].copy_(first), *rest)
+
+    return call
+
+
+def _large_only() -> Call:
+    def call(right: Call, x: Tensors) -> Tensors:
+        made = right(*x)
+        return tuple(y + 1 for y in made) if max(t.numel() for t in x) > 100_000 else made
+
+    return call
+
+
+def _ignores_strides() -> Call:
+    """Inputs are taken for contiguous."""
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        return tuple(right(*[t.as_strided(t.shape, torch.empty(t.shape).stride()) for t in x]))
+
+    return call
+
+
+def _stale_tail() -> Call:
+    """The last eighth of a result stays what the call before left there."""
+    buffers: dict[Any, torch.Tensor] = {}
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        out = []
+        for n, y in enumerate(right(*x)):
+            held = buffers.setdefault((n, y.shape, y.dtype), torch.zeros_like(y))
+            done = y.numel() - y.numel() // 8
+            held.view(-1)[:done] = y.reshape(-1)[:done]
+            out.append(held.clone())
+        return tuple(out)
+
+    return call
+
+
+def _raises_later() -> Call:
+    calls = 0
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        nonlocal calls
+        calls += 1
+        if calls > 2:
+            raise RuntimeError("out of memory")
+        return tuple(right(*x))
+
+    return call
+
+
+def _forgets_mutation() -> Call:
+    """What the program writes to its arguments is written to copies."""
+    return lambda right, x: right(*[t.clone() for t in x])
+
+
+def _flushed(t: torch.Tensor) -> torch.Tensor:
+    return torch.where(t.abs() < torch.finfo(t.dtype).tiny, 0.0, t) if t.is_floating_point() else t
+
+
+def _rounded(t: torch.Tensor) -> torch.Tensor:
+    return t.bfloat16().to(t.dtype) if t.is_floating_point() else t
+
+
+def _strided(y: torch.Tensor) -> torch.Tensor:
+    """The right elements, in the other order of memory."""
+    back = tuple(reversed(range(y.dim())))
+    return y.permute(back).contiguous().permute(back)
+
+
+KINDS: dict[str, Callable[[], Call]] = {
+    "off by a thousandth": changed(lambda y: y * 1.001 if y.is_floating_point() else y),
+    "off by one": changed(lambda y: y + 1),
+    "zeros": changed(torch.zeros_like),
+    "last element lost": changed(_last_element),
+    "a row twice": changed(_first_row_twice),
+    "half precision inside": inputs_changed(_rounded),
+    "half precision outside": changed(_rounded),
+    "another dtype": changed(lambda y: y.double()),
+    "another shape": changed(lambda y: y.unsqueeze(0)),
+    "other strides": changed(_strided),
+    "NaN for a finite number": changed(lambda y: torch.where(y == y.max(), torch.nan, y) if y.numel() else y),
+    "NaN taken for zero": inputs_changed(lambda t: t.nan_to_num(0, torch.inf, -torch.inf)),
+    "infinity taken for a large number": inputs_changed(lambda t: t.nan_to_num(torch.nan, 1e30, -1e30)),
+    "denormals flushed": inputs_changed(_flushed),
+    "sign lost": changed(torch.abs),
+    "results exchanged": lambda: lambda right, x: tuple(reversed(right(*x))),
+    "strides ignored": _ignores_strides,
+    "one buffer for every call": _one_buffer,
+    "first result remembered": _first_result,
+    "results remembered by address": _by_address,
+    "every second call": _sometimes(2),
+    "every third call": _sometimes(3),
+    "every fourth call": _sometimes(4),
+    "first input written to": _writes_to_input(0),
+    "last input written to": _writes_to_input(9),
+    "result stored in an input": _stores_in_input,
+    "wrong when large": _large_only,
+    "stale tail": _stale_tail,
+    "raises later": _raises_later,
+    "mutation forgotten": _forgets_mutation,
+}  # fmt: skip
+
+
+def backend(kind: str) -> Callable[[GraphModule, Sequence[Any]], Call]:
+    """A torch.compile backend that is wrong in this way."""
+
+    def compiled(graph: GraphModule, examples: Sequence[Any]) -> Call:
+        how = KINDS[kind]()
+
+        def call(*x: Any) -> Any:
+            return how(lambda *given: tuple(graph(*given)), x)
+
+        return call
+
+    return compiled
