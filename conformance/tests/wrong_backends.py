@@ -203,6 +203,7 @@ KINDS: dict[str, Callable[[], Call]] = {
     "first input written to": _writes_to_input(0),
     "last input written to": _writes_to_input(9),
     "result stored in an input": _stores_in_input,
+    "input handed out as result": lambda: lambda right, x: x,
     "wrong when large": _large_only,
     "stale tail": _stale_tail,
     "raises later": _raises_later,
