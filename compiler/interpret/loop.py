@@ -26,7 +26,17 @@ from compiler.ir.tensor import Tensor
 from compiler.runtime import build
 
 PRELUDE = (Path(__file__).parent / "loop_prelude.h").read_text(encoding="utf-8")
-FLAGS = ("-O1", "-std=c++17", "-fwrapv", "-ffp-contract=off", "-fno-exceptions", "-shared", "-fPIC", *build.LIBRARIES)
+FLAGS = (
+    "-O1",
+    "-std=c++17",
+    "-fwrapv",
+    "-ffp-contract=off",
+    "-fno-exceptions",
+    "-shared",
+    "-fPIC",
+    *build.SOUND,
+    *build.LIBRARIES,
+)
 
 
 def run(program: Program, arrays: Sequence[Array], cache: Path | None = None) -> tuple[Array, ...]:

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from compiler.runtime.build import kernel_flags
+
 Array = npt.NDArray[Any]
 
 HEADERS = Path(__file__).parents[1] / "render" / "cpp"
-FLAGS = ["-O2", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-shared", "-fPIC"]
 WARNINGS = ["-Wall", "-Wextra", "-Wno-psabi", "-Werror"]
 # This machine, one with AVX2 and FMA, and the x86-64 baseline, which takes the code without special instructions.
 MACHINES = ("native", "x86-64-v3", "x86-64")
@@ -39,7 +40,9 @@ def build(folder: Path, headers: list[str], body: str, machine: str) -> ctypes.C
         pytest.skip(f"this processor cannot run {machine}")
     source, library = folder / "functions.cpp", folder / "functions.so"
     source.write_text("".join(f'#include "{HEADERS}/{name}"\n' for name in headers) + body)
-    command = ["g++", *FLAGS, *WARNINGS, f"-march={machine}", str(source), "-o", str(library), "-lm"]
+    # As kernels are built, but for -O3, which takes twice as long and is for their loops.
+    flags = kernel_flags(optimise="-O2", machine=machine)
+    command = ["g++", *WARNINGS, str(source), "-o", str(library), *flags, "-fvisibility=default"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(str(library))

@@ -27,9 +27,11 @@ def flags(machine: str = "native", optimise: str = "-O1") -> tuple[str, ...]:
     return (*build.kernel_flags(optimise=optimise, machine=machine), *cpp.FLAGS, *WARNINGS)
 
 
-def run(program: Program, arrays: list[Array], machine: str = "native", threads: int = 1) -> list[Array]:
+def run(
+    program: Program, arrays: list[Array], machine: str = "native", threads: int = 1, optimise: str = "-O1"
+) -> list[Array]:
     """The outputs; arrays hold bf16 as the float32 that equals it."""
-    path = build.build(cpp.render(program, target=machine), flags(machine), include=(HEADERS,))
+    path = build.build(cpp.render(program, target=machine), flags(machine, optimise), include=(HEADERS,))
     inputs = [np.ascontiguousarray(scalar.to_memory(a, t.dtype)) for a, t in zip(arrays, program.inputs, strict=True)]
     outputs = [poison(t, shape(t)) for t in program.outputs]
     temps = [poison(t, shape(t)) for t in program.temps]

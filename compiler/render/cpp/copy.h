@@ -56,7 +56,7 @@ static void mlc_copy_rows(
     long j = 0;
 #pragma GCC unroll 4
     for (; j + W <= columns; j += W) {
-      __builtin_prefetch(row + AHEAD * from_m + j);
+      mlc_prefetch(row + j, AHEAD * from_m * (long)sizeof(T));
       mlc_store(copy + j, mlc_load<T, W>(row + j));
     }
     if (j < columns) __builtin_memcpy(copy + j, row + j, (columns - j) * sizeof(T));

@@ -43,7 +43,7 @@ MLC_INLINE void mlc_fma_tile(
       else
         row[j] = mlc_load_as<T, W>(b + j * W);
       if (MR > 1) mlc_keep(row[j]);
-      __builtin_prefetch(b + 8 * b_k + j * W);
+      mlc_prefetch(b + j * W, 8 * b_k * (long)sizeof(B));
     }
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {

@@ -26,15 +26,19 @@ template <typename S, typename V>
 MLC_INLINE void mlc_store_as(S* p, V v) {
   mlc_store((mlc_raw<S>*)p, mlc_to_raw<S>(v));
 }
+// Memory is asked for what is so many bytes behind p. No pointer goes there: it may be outside of what p points into.
+MLC_INLINE void mlc_prefetch(const void* p, long bytes) {
+  __builtin_prefetch((const void*)((unsigned long)p + (unsigned long)bytes));
+}
 // The same loads, while memory is asked for what comes 4 KiB later: the machine's own prefetching stops at each page.
 template <typename T, int N>
 MLC_INLINE mlc_vec<T, N> mlc_load_ahead(const T* p) {
-  __builtin_prefetch((const char*)p + 4096);
+  mlc_prefetch(p, 4096);
   return mlc_load<T, N>(p);
 }
 template <typename T, int N, typename S>
 MLC_INLINE mlc_vec<T, N> mlc_load_as_ahead(const S* p) {
-  __builtin_prefetch((const char*)p + 4096);
+  mlc_prefetch(p, 4096);
   return mlc_load_as<T, N>(p);
 }
 // A store past the caches, where the address allows; the fence orders such stores before all that follow.

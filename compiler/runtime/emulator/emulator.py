@@ -29,6 +29,7 @@ HERE = Path(__file__).resolve().parent
 
 _COMMON = (
     "-std=c++17", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fno-exceptions", "-shared", "-fPIC",
+    *builder.SOUND,
 )  # fmt: skip
 _RUNTIME = (*_COMMON, "-O2", "-fno-rtti", "-static-libstdc++", "-static-libgcc", "-lpthread")
 # Texts read memory as vectors of another type and rely on integers that wrap, both of which nvcc takes as it is meant.
