@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         reference,
     )
     from compiler.execution_gpu import architecture, on_gpu
-    from compiler.frontend import Captured, capture
+    from compiler.frontend import Captured, capture, decompositions, from_graph
     from compiler.inspection import inspect
     from compiler.instructions.checks import NotRun, instruction_checks
     from compiler.interpret.accumulated import Moments, moments
@@ -42,7 +42,7 @@ _HOME = {
         "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "reference",
     ),
     "compiler.execution_gpu": ("architecture", "on_gpu"),
-    "compiler.frontend": ("Captured", "capture"),
+    "compiler.frontend": ("Captured", "capture", "decompositions", "from_graph"),
     "compiler.instructions.checks": ("NotRun", "instruction_checks"),
     "compiler.inspection": ("inspect",),
     "compiler.interpret.accumulated": ("Moments", "moments"),
@@ -87,9 +87,11 @@ __all__ = [
     "bounds",
     "capture",
     "compile",
+    "decompositions",
     "eager_equations",
     "execute",
     "execute_guarded",
+    "from_graph",
     "inspect",
     "instruction_checks",
     "lower",

@@ -30,7 +30,7 @@ _MAKER = 2**62  # beside the arguments' seeds, for the weights of a module
 
 def make(case: Case, run_seed: int = 0, *, blank: bool = False) -> dict[str, Tensor]:
     """The case's tensors by argument name, in the order of the arguments; `blank` ones hold anything."""
-    return {arg.name: _tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
+    return {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
 
 
 def function(case: Case) -> Function:
@@ -106,7 +106,8 @@ def _module(case: Case) -> nn.Module:
     return module.to(DTYPES[case.dtype]).eval().requires_grad_(False)
 
 
-def _tensor(arg: Arg, arg_seed: int, blank: bool) -> Tensor:
+def tensor(arg: Arg, arg_seed: int, blank: bool = False) -> Tensor:
+    """The data of one argument; `blank`: storage that holds anything."""
     generator = torch.Generator().manual_seed(arg_seed)
     shape = list(arg.shape)
     name, numbers = parse(arg.layout) or ("contig", ())

@@ -142,7 +142,7 @@ class Gate(_Item):
         return self.path, None, self.name
 
 
-class _Alone(_Item):
+class Alone(_Item):
     """An item that belongs to no file."""
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
@@ -150,7 +150,7 @@ class _Alone(_Item):
         return self.config.rootpath, None, self.name
 
 
-class Fitness(_Alone):
+class Fitness(Alone):
     """Equal kernels raced against each other: whether the benchmarks that follow mean anything."""
 
     kind = "fitness"
@@ -160,7 +160,7 @@ class Fitness(_Alone):
         self.record(self.config.stash[RUNNER].fitness())
 
 
-class SelfTest(_Alone):
+class SelfTest(Alone):
     """Known miscompiles, planted in every stage, against the checks."""
 
     kind = "selftest"

@@ -81,6 +81,18 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": False,
         "help": "by itself: check every instruction's row against its meaning, on the CPU and on a GPU if there is one",
     },
+    "fuzz": {
+        "type": int,
+        "metavar": "N",
+        "default": None,
+        "help": "by itself, unless shape files are named: run so many random programs through torch.compile",
+    },
+    "fuzz-only": {
+        "type": int,
+        "metavar": "INDEX",
+        "default": None,
+        "help": "of the random programs of --mlcomp-seed, run this one alone",
+    },
     # Internal: the module whose check, bench and selftest functions run in the child; the plugin's own tests use it.
     "runner": {"metavar": "MODULE", "default": None, "help": argparse.SUPPRESS},
 }
@@ -90,6 +102,7 @@ MARKERS = (
     "mlcomp_fitness: whether this machine can judge speed",
     "mlcomp_gate: the cases of one file compiled for GPUs, without running",
     "mlcomp_selftest: planted miscompiles against the checks",
+    "mlcomp_fuzz: some random programs on one target",
 )
 
 

@@ -100,6 +100,28 @@ def selftest_row(reply: Reply) -> Row:
     return finite(row | {"verdict": "fail" if complaints else "pass", "detail": "; ".join(complaints)})
 
 
+def fuzz_row(known: Row, reply: Reply, again: Reply | None = None) -> Row:
+    """The row of a random program; `again` is the search for the stage of one that was lost."""
+    row: Row = known | {
+        "line": "",
+        "arguments": "",
+        "verdict": "fail",
+        "kind": "",
+        "detail": "",
+        "why": "",
+        "repro": "",
+    }
+    row |= {"first_bad_stage": None, "first_bad_pass": None, "seconds": round(reply.seconds, 4)}
+    if reply.status is Status.DONE and isinstance(reply.value, dict):
+        return finite(row | reply.value)
+    if again is None:  # the program could not be drawn, or what judges it failed
+        return row | {"kind": "internal", "detail": f"{reply.message}\n{reply.output}".strip()}
+    found = again.value if again.status is Status.DONE and isinstance(again.value, dict) else {}
+    stage = found.get("first_bad_stage") or again.at or reply.at
+    detail = f"{reply.message}, at: {reply.at}\n{reply.output}".strip()
+    return finite(row | found | {"kind": str(reply.status), "detail": detail, "first_bad_stage": stage})
+
+
 def lost_row(nodeid: str, message: str) -> Row:
     """The row of an item that took its whole pytest worker with it."""
     file, _, name = nodeid.partition("::")

@@ -11,13 +11,14 @@ from typing import Any
 
 from conformance import environment, rows, sanitizer
 from conformance.cases import KINDS, STAGES, BenchCase, Case, to_json
-from conformance.executor import GIB, Executor, Reply
+from conformance.executor import GIB, Executor, Reply, Status
 from conformance.settings import Settings
 
 EXPLAIN_SECONDS = 60.0
 NATIVE = (STAGES[0], *KINDS.values())  # stages that PyTorch or the machine itself runs
 MEMORY, MEMORY_SHARE = 8 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
 CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
+FUZZ_SECONDS = 120.0
 
 
 class Runner:
@@ -111,6 +112,21 @@ class Runner:
         """The counts of the self-test."""
         options = {"targets": self.settings.targets, "seed": self.settings.seed, "threads": self.threads}
         return rows.selftest_row(self._call("selftest", options, timeout=self.settings.timeout or SELFTEST_SECONDS))
+
+    def fuzz(self, index: int, target: str) -> rows.Row:
+        """The row of one random program."""
+        seed = self.settings.seed
+        folder = self.settings.report / self.device / "repro" / f"random-{seed}.{index}-{target.replace(':', '_')}"
+        options = {"target": target, "threads": self.threads, "dump": str(folder)}
+        words = ["pytest", "--mlcomp", "--mlcomp-fuzz-only", str(index), "--mlcomp-seed", str(seed)]
+        words += ["--mlcomp-target", target] if target != "cpu" else []
+        known = {"index": index, "seed": seed, "target": target, "command": shlex.join(words)}
+        limit = self.settings.timeout or FUZZ_SECONDS
+        reply = self._call("fuzz", seed, index, options, timeout=limit)
+        if reply.status in (Status.CRASH, Status.TIMEOUT):
+            again = self._call("fuzz", seed, index, {**options, "lost": True}, timeout=limit)
+            return rows.fuzz_row(known, reply, again)
+        return rows.fuzz_row(known, reply)
 
     def command(self, known: rows.Row) -> str:
         """The line that runs one item again with the same data."""

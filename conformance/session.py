@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from conformance.fuzz.session import Fuzzing
 from conformance.items import FOREIGN, RUNNER, Bench, Fitness, SelfTest, ShapeFile
 from conformance.progress import on_terminal
 from conformance.results import Results
@@ -23,9 +24,11 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check the options, and collect the shape files that come along where no path is given."""
     settings = config.stash[KEY] = read(config)
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args = [str(find_shapes())]
+        config.args = [] if settings.fuzz else [str(find_shapes())]
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     config.stash[RUNNER] = Runner(settings, config.invocation_params.dir, workers)
+    if settings.fuzz:
+        config.pluginmanager.register(Fuzzing(config, settings), "mlcomp-fuzzing")
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(Results(config, settings), "mlcomp-results")
         progress = on_terminal()

@@ -22,6 +22,7 @@ FUNCTIONS = {
     "fitness": "conformance.bench:fitness",
     "selftest": "conformance.selftest:run",
     "gate": "conformance.gate:run",
+    "fuzz": "conformance.fuzz.check:fuzz",
     "explain_unknown": "conformance.systems:explain_unknown",
 }
 KEY: pytest.StashKey["Settings"] = pytest.StashKey()
@@ -44,6 +45,7 @@ class Settings:
     first_diff: bool
     gate: bool
     sanitizers: tuple[str, ...]
+    fuzz: range  # the numbers of the random programs to run
     runner: str | None
 
     @property
@@ -107,8 +109,20 @@ def read(config: pytest.Config) -> Settings:
         first_diff=bool(option("first_diff")),
         gate=bool(option("gate")),
         sanitizers=sanitizers,
+        fuzz=_fuzz(option("fuzz"), option("fuzz_only")),
         runner=None if option("runner") is None else str(option("runner")),
     )
+
+
+def _fuzz(count: object, only: object) -> range:
+    """The numbers of the random programs asked for."""
+    if count is not None and not (isinstance(count, int) and count > 0):
+        raise pytest.UsageError(f"--mlcomp-fuzz: {count} is no number of programs above 0")
+    if isinstance(only, int):
+        if only < 0:
+            raise pytest.UsageError(f"--mlcomp-fuzz-only: {only} is no number of a program, the first of which is 0")
+        return range(only, only + 1)
+    return range(count if isinstance(count, int) else 0)
 
 
 def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs: bool) -> tuple[str, ...]:

@@ -66,6 +66,17 @@ def gate(cases, options, tell):
     return {"verdict": "fail" if wrong else "pass", "detail": "\\n".join(wrong), "cases": len(cases),
             "kernels": [{"case": case["id"], **kernel, "complaints": wrong} for case in cases]}
 
+def fuzz(seed, index, options, tell):
+    tell("torch.compile")
+    row = {"line": f"def f(x0): return x0 + {index}", "arguments": "x0: f32[3] normal", "verdict": "pass", "kind": "",
+           "detail": "", "why": "", "first_bad_stage": None, "first_bad_pass": None}
+    if options.get("lost"): return row | {"verdict": "fail", "first_bad_stage": "cpp", "first_bad_pass": "render#12"}
+    if index == 1: ctypes.string_at(0)
+    if index == 2: return row | {"verdict": "unsupported", "detail": "aten.fancy(x, 3) is not supported"}
+    if index == 3: return row | {"verdict": "fail", "kind": "value", "detail": "element [0] is 2", "repro": "there",
+                                 "first_bad_stage": "tile", "first_bad_pass": "schedule#7"}
+    return row
+
 def selftest(options):
     rows = [{"stage": stage, "name": "flip", "caught": stage != "loop"} for stage in STAGES]
     return {"planted": 6, "caught": 5, "false_alarms": 0, "rows": rows}

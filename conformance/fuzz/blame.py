@@ -1,0 +1,222 @@
+"""A program that went wrong in; the stage and the pass that are to blame out.
+
+The graphs that `torch.compile` makes of it, forward and backward, are recorded with the very inputs that they get, run
+stage by stage, and judged by the derived bounds. Where all are right, the program is run once more with each graph
+done by its last stage: if that gives what `torch.compile` gave, only the bounds allow for the difference; else the
+backend around the graphs is to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._ops import OpOverload
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+import compiler
+from conformance import ladder, oracle
+from conformance.cases import Case
+from conformance.fuzz import repro, runs
+from conformance.fuzz.program import Program, arguments, function
+from conformance.inputs import clone_storage
+from conformance.subject import Subject
+
+Row = dict[str, Any]
+BACKEND = "torch.compile"  # the stage before and after all others
+
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+Execute = Callable[[GraphModule, Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Met:
+    """A graph, and the inputs of one call of it."""
+
+    graph: GraphModule
+    inputs: tuple[Any, ...]
+
+
+def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> Row:
+    """The first bad stage and pass of any graph, whether the bounds allow for everything, and the repro's folder."""
+    target = compiler.target(options["target"])
+    found: Row = {"first_bad_stage": BACKEND, "first_bad_pass": None, "why": "", "cleared": False}
+    lowerings: list[compiler.Lowering] = []
+    met: list[Met] = []
+    try:
+        tell("the graphs, in eager")
+        met = recorded(program)
+        for number, one in enumerate(met):
+            bad = _first_bad(one, target, lowerings, lambda stage, at=number: tell(f"stage {stage} of graph {at}"))  # type: ignore[misc]
+            if bad is not None:
+                found |= bad
+                break
+        else:
+            tell("the graphs, by their last stage")
+            found["cleared"] = not options.get("lost") and _alike(program, target)
+    except Exception as error:  # of torch, for a graph that it cannot make; of a pass, where capture fails
+        found["why"] = f"{type(error).__name__}: {error}"
+    if not found["cleared"]:
+        found["repro"] = kept(program, options, [one.inputs for one in met], lowerings, found)
+    return found
+
+
+def kept(
+    program: Program,
+    options: Mapping[str, Any],
+    inputs: Sequence[Sequence[Any]] = (),
+    lowerings: Sequence[compiler.Lowering] = (),
+    found: Mapping[str, Any] = {"first_bad_stage": BACKEND, "first_bad_pass": None, "why": ""},
+) -> str:
+    """The folder of a repro, if one is wanted."""
+    if not options.get("dump"):
+        return ""
+    return repro.dump(Path(options["dump"]), program, str(options["target"]), inputs, lowerings, found)
+
+
+def _first_bad(
+    one: Met, target: compiler.Target, lowerings: list[compiler.Lowering], tell: Callable[[str], None]
+) -> Row | None:
+    """What the ladder says of a graph: None if all is well; its stages are added to `lowerings`."""
+    made = subject(one)
+    climbed = ladder.climb(made.program, target)
+    lowerings.append(climbed.lowering)
+    with torch.no_grad():
+        row = ladder.judge(made, climbed, {}, tell)
+    if row["verdict"] == "pass":
+        return None
+    return {**{key: row[key] for key in ("first_bad_stage", "first_bad_pass")}, "why": row["detail"]}
+
+
+def recorded(program: Program) -> list[Met]:
+    """Every graph that a call of the program at each of its sizes runs, in order, run by eager."""
+    met: list[Met] = []
+
+    def execute(graph: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
+        met.append(Met(graph, tuple(clone_storage(x.detach()) if isinstance(x, Tensor) else x for x in inputs)))
+        made: Sequence[Any] = graph.forward(*inputs)
+        return made
+
+    _through(program, execute)
+    return met
+
+
+def _through(program: Program, execute: Execute) -> list[runs.Run]:
+    """A call of the program at each of its sizes, its graphs made as our backend has them and run by `execute`."""
+
+    def made(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+        def run(inputs: list[Any]) -> Sequence[Any]:
+            return execute(gm, inputs)
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
+        return run
+
+    def backend(graph: GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        compiled: Callable[..., Any] = aot_module_simplified(
+            graph, examples, fw_compiler=made, bw_compiler=made, inference_compiler=made,
+            decompositions=compiler.decompositions(),
+        )  # fmt: skip
+        return compiled
+
+    return _called(program, backend=backend)
+
+
+def _called(program: Program, **options: Any) -> list[runs.Run]:
+    torch._dynamo.reset()
+    compiled = torch.compile(function(program), fullgraph=True, dynamic=program.dynamic, **options)
+    needs = [arg.name in program.gradients for arg in program.args]
+    given = [list(arguments(program, point).values()) for point in program.points]
+    return [runs.call(compiled, runs.copied(tensors), needs) for tensors in given]
+
+
+def _alike(program: Program, target: compiler.Target) -> bool:
+    """Whether the backend gives what the last stage of its graphs gives, to the bit."""
+
+    def execute(graph: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
+        made = subject(Met(graph, tuple(inputs)))
+        lowering = compiler.lower(made.program, target)
+        found = compiler.execute(lowering, compiler.stages(target)[-1], made.tensors)
+        computed = dict(zip(_computed(graph), found, strict=True))
+        passed = iter(_passed_on(graph, inputs))
+        return [computed[x] if x in computed else next(passed) for x in _results(graph)]
+
+    theirs = _called(program, backend="mlcomp", options={"fallback": False, "target": target.name})
+    pairs = zip(_through(program, execute), theirs, strict=True)
+    return all(
+        len(x) == len(y) and all(map(_same, x, y)) for a, b in pairs for x, y in zip(_parts(a), _parts(b), strict=True)
+    )
+
+
+def _parts(run: runs.Run) -> tuple[tuple[Tensor | None, ...], ...]:
+    return run.outputs, run.inputs, run.gradients
+
+
+def _same(a: Tensor | None, b: Tensor | None) -> bool:
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.dtype == b.dtype and oracle.exact(a, b).ok
+
+
+# ---- one graph
+
+
+def subject(one: Met) -> Subject:
+    """A graph as the ladder takes it: what it computes, without what it only passes on."""
+    with _disable_current_modes():
+        captured = compiler.from_graph(_with_results(one.graph, _computed(one.graph)))
+    tensors = tuple(x for x in one.inputs if isinstance(x, Tensor))
+    computed = set(_computed(one.graph))
+    places = [k for k, x in enumerate(_results(one.graph)) if x in computed]
+
+    def run(*_: Tensor) -> list[Any]:
+        made = one.graph.forward(*one.inputs)
+        first = {x: made[k] for k, x in zip(places, [_results(one.graph)[k] for k in places], strict=True)}
+        return [first[x] for x in _computed(one.graph)]
+
+    given = dict(zip(captured.arguments, tensors, strict=True)) | captured.constants
+    case = Case(
+        id="graph", file="", line=0, suite="fuzz", op="graph", expr="", args=(), dims={}, params={}, consts={},
+        dtype="f32", layout="contig", distribution="normal", targets=("cpu", "cuda"), tier="smoke",
+    )  # fmt: skip
+    return Subject(case, run, tensors, captured, tuple(given[i.name] for i in captured.program.inputs))
+
+
+def _results(graph: GraphModule) -> list[Any]:
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    return list(output.args[0])
+
+
+def _computed(graph: GraphModule) -> list[Node]:
+    """The results that are neither inputs, nor views of them, nor sizes."""
+    return list(dict.fromkeys(n for n in _results(graph) if isinstance(n, Node) and not _is_passed_on(n)))
+
+
+def _is_passed_on(node: Node) -> bool:
+    if node.op == "placeholder" or not isinstance(node.meta.get("val"), Tensor):
+        return True
+    is_view = isinstance(node.target, OpOverload) and node.target.is_view
+    return node.op == "call_function" and is_view and all(map(_is_passed_on, node.all_input_nodes))
+
+
+def _passed_on(graph: GraphModule, inputs: Sequence[Any]) -> list[Any]:
+    """The other results, of the very inputs."""
+    computed = set(_computed(graph))
+    others = [x for x in _results(graph) if x not in computed]
+    made: list[Any] = list(_with_results(graph, others).forward(*inputs)) if others else []
+    return made
+
+
+def _with_results(graph: GraphModule, results: Sequence[Any]) -> GraphModule:
+    """A copy of the graph that gives these results alone."""
+    copied = Graph()
+    table: dict[Node, Node] = {}
+    copied.graph_copy(graph.graph, table)
+    copied.output(tuple(table[n] if isinstance(n, Node) else n for n in results))
+    return GraphModule(graph, copied)

@@ -1,0 +1,219 @@
+"""One random program in; a row out: `torch.compile` against eager and f64, and on a difference the stage to blame.
+
+Runs in the child process, which a crash of compiled code may take down.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import compiler
+from conformance import oracle
+from conformance.fuzz import blame, generate, runs, wide
+from conformance.fuzz.program import Program, arguments, described, function, line
+from conformance.fuzz.runs import Run
+from conformance.inputs import Function
+from conformance.ladder import threads
+
+Row = dict[str, Any]
+Tell = Callable[[str], None]
+
+# A result may be so many times further from f64 than the worst element of eager's, and so many roundings of its own
+# largest element: far less than a wrong element, and what is more is judged by the bounds of each graph.
+EAGER, ROUNDINGS = 8.0, 16.0
+AROUND = frozenset({"stride", "offset", "alias", "reuse"})  # kinds of differences that no graph makes
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What is wrong, as a word and as a sentence."""
+
+    kind: str
+    message: str
+
+
+class Refused(Exception):
+    """The compiler does not have something, and says so by name."""
+
+
+def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> Row:
+    """The row of one random program; see `checked`."""
+    tell("the program itself")
+    return checked(generate.program(seed, index), options, tell)
+
+
+def checked(program: Program, options: Mapping[str, Any], tell: Tell) -> Row:
+    """The row of a program.
+
+    `options` gives target and threads, a folder for what failed, and whether to begin with the search for the stage,
+    because `torch.compile` took the process down.
+    """
+    row: Row = {
+        "index": program.index, "line": line(program), "arguments": described(program), "verdict": "pass", "kind": "",
+        "detail": "", "first_bad_stage": None, "first_bad_pass": None, "why": "",
+    }  # fmt: skip
+    with threads(options.get("threads", 1)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if options.get("lost"):
+            return row | {"verdict": "fail"} | blame.blamed(program, options, tell)
+        tell("torch.compile")
+        try:
+            found = difference(program, options["target"])
+        except Refused as refusal:
+            return row | {"verdict": "unsupported", "detail": str(refusal)}
+        return row if found is None else row | _weighed(program, found, options, tell)
+
+
+def _weighed(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> Row:
+    """What a difference says of the program: whose it is, or that it is none."""
+    said = {"kind": found.kind, "detail": found.message}
+    tell("aot_eager")
+    if found.kind != "value" and same_as_aot(program, found):
+        return {"verdict": "torch"} | said
+    if found.kind in AROUND:
+        return {"verdict": "fail", "first_bad_stage": blame.BACKEND, "repro": blame.kept(program, options)} | said
+    named = blame.blamed(program, options, tell)
+    if found.kind == "value" and named["cleared"]:
+        return {"detail": f"within the bounds of each graph: {found.message}"}
+    return {"verdict": "fail"} | said | named
+
+
+def difference(program: Program, target: str) -> Difference | None:
+    """How `torch.compile(backend="mlcomp")` differs from eager, first at one size and then at others."""
+    options = {"fallback": False, "target": None if compiler.on_gpu(compiler.target(target)) else target}
+    compiled = fresh_compiled(program, backend="mlcomp", options=options)
+    return first_difference(program, compiled, "cuda" if options["target"] is None else "cpu")
+
+
+def fresh_compiled(program: Program, **options: Any) -> Function:
+    """The program as `torch.compile` makes it, with nothing left of others."""
+    torch._dynamo.reset()
+    made: Function = torch.compile(function(program), fullgraph=True, dynamic=program.dynamic, **options)
+    return made
+
+
+def first_difference(program: Program, compiled: Function, device: str) -> Difference | None:
+    """How a compiled program differs from eager: at every size, and in a second call on the same data."""
+    needs = [arg.name in program.gradients for arg in program.args]
+    eager = function(program)
+    kept: list[tuple[Run, Run]] = []
+    for point in program.points:
+        given = list(arguments(program, point).values())
+        want = runs.call(eager, runs.copied(given, device), needs)
+        with wide.in_f64():
+            right = runs.call(eager, [wide.widened(x) for x in runs.copied(given, device)], needs)
+        where = "".join(f"{name} = {n}, " for name, n in point.items()) if program.dynamic else ""
+        for _ in range(1 if program.dynamic else 2):
+            try:
+                made = runs.call(compiled, runs.copied(given, device), needs)
+            except Exception as error:  # of whatever part of torch or of the compiler
+                _refuse(error)
+                return Difference("exception", f"{where}{type(error).__name__}: {_first_line(error)}")
+            if wrong := compared(made, want, right):
+                return Difference(wrong.kind, where + wrong.message)
+            kept.append((made, Run(tuple(x.clone() for x in made.outputs), ())))
+    for made, before in kept:
+        if any(not _equal(x, y) for x, y in zip(made.outputs, before.outputs, strict=True)):
+            return Difference("reuse", "a later call changed what an earlier one had returned")
+    return None
+
+
+def compared(made: Run, want: Run, right: Run) -> Difference | None:
+    """The first difference between a call's results and eager's."""
+    for name, a, b, c in _pairs(made, want, right):
+        if (a is None) != (b is None):
+            return Difference("gradient", f"{name} is {'None' if a is None else 'a tensor'}, in eager not so")
+        if a is None or b is None or c is None:
+            continue
+        if a.dtype != b.dtype:
+            return Difference("dtype", f"{name} is {a.dtype}, in eager {b.dtype}")
+        if a.shape != b.shape:
+            return Difference("shape", f"{name} has shape {list(a.shape)}, in eager {list(b.shape)}")
+        if wrong := _far(a, b, c):
+            return Difference("value", f"{name}: {wrong}")
+    for k, (a, b) in enumerate(zip(made.outputs, want.outputs, strict=True)):
+        if _strides(a) != _strides(b):
+            return Difference("stride", f"result {k} has strides {list(a.stride())}, in eager {list(b.stride())}")
+        if a.numel() and a.storage_offset() != b.storage_offset():
+            said = f"result {k} has offset {a.storage_offset()}, in eager {b.storage_offset()}"
+            return Difference("offset", said)
+    if (ours := _aliases(made)) != (theirs := _aliases(want)):
+        return Difference("alias", f"what shares storage differs: {ours}, in eager {theirs}")
+    return None
+
+
+def _pairs(made: Run, want: Run, right: Run) -> Iterator[tuple[str, Tensor | None, Tensor | None, Tensor | None]]:
+    for word, a, b, c in (
+        ("result", made.outputs, want.outputs, right.outputs),
+        ("input", made.inputs, want.inputs, right.inputs),
+        ("gradient", made.gradients, want.gradients, right.gradients),
+    ):
+        for k, (x, y, z) in enumerate(zip(a, b, c, strict=True)):
+            yield f"{word} {k}", x, y, z
+
+
+def _far(a: Tensor, b: Tensor, right: Tensor) -> str:
+    """Whether a result is further off than eager's error lets one expect."""
+    if not a.is_floating_point():
+        return oracle.exact(a, b).message
+    got, want, centre = a.double(), b.double(), right.double()
+    allowed = EAGER * _largest(want - centre) + ROUNDINGS * oracle.UNIT[oracle.NAMES[a.dtype]] * _largest(centre)
+    off = (got - centre).abs()
+    off = torch.where(torch.isfinite(got), off, torch.inf)
+    worst = _largest(off)
+    if worst <= allowed:
+        return ""
+    at = tuple(int(n) for n in torch.unravel_index(off.argmax(), off.shape))
+    return (
+        f"element {list(at)} is {float(got[at]):.9g}, in f64 {float(centre[at]):.9g}, in eager {float(want[at]):.9g}; "
+        f"{int((off > allowed).sum())} of {off.numel()} elements are off by more than {allowed:.3g}"
+    )
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def _strides(x: Tensor) -> list[int]:
+    """Those that say where an element is."""
+    return [step for step, n in zip(x.stride(), x.shape, strict=True) if n > 1] if x.numel() else []
+
+
+def _aliases(run: Run) -> list[int]:
+    """For each result the first of inputs and results whose storage it has."""
+    every = [x.untyped_storage().data_ptr() if x.numel() else -1 for x in (*run.inputs, *run.outputs)]
+    return [every.index(pointer) if pointer != -1 else -1 for pointer in every[len(run.inputs) :]]
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))) if a.is_floating_point() else torch.equal(a, b)
+
+
+def _refuse(error: BaseException) -> None:
+    """Raise Refused where the compiler refuses the program by name."""
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, compiler.Unsupported):
+            raise Refused(str(at)) from error
+        at = getattr(at, "inner_exception", None) or at.__cause__
+
+
+def _first_line(error: BaseException) -> str:
+    inner = getattr(error, "inner_exception", None) or error
+    word = "" if inner is error else f"{type(inner).__name__}: "
+    return word + (str(inner).strip().splitlines() or [""])[0]
+
+
+def same_as_aot(program: Program, found: Difference) -> bool:
+    """Whether PyTorch's own `aot_eager` differs from eager in the same way: then it is PyTorch's."""
+    try:
+        theirs = first_difference(program, fresh_compiled(program, backend="aot_eager"), "cpu")
+    except Refused:
+        return False
+    return theirs is not None and theirs.kind == found.kind

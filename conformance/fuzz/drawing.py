@@ -1,0 +1,263 @@
+"""A program while it is drawn: its values, run as they come by eager and in f64, and the choice of operands."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from conformance import inputs
+from conformance.cases import FLOATS, Arg
+from conformance.fuzz import wide
+from conformance.fuzz.program import SCOPE, Point, number
+from conformance.layouts import fits
+
+T = TypeVar("T")
+NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}
+SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 64, 65)
+SMALL = (1, 2, 3, 4, 5, 8)  # of tensors with many axes
+MOST = 4096  # elements of a value
+LAYOUTS = ("transposed(0,1)", "transposed(-1,-2)", "permuted", "strided(-1,2)", "strided(0,3)", "expanded(0)",
+           "expanded(-1)", "offset(1)", "offset(4)", "channels_last")  # fmt: skip
+
+
+class NotFitting(Exception):
+    """No value of the program can stand where one is wanted: another call is drawn."""
+
+
+@dataclass
+class Value:
+    """A name's tensor in eager and in f64; `exact`: nothing was rounded on the way; `whole`: of whole numbers."""
+
+    name: str
+    eager: Tensor
+    wide: Tensor
+    exact: bool
+    whole: bool
+    used: int = 0
+
+
+@dataclass
+class Drawing:
+    """`points` are the values of the sizes that vary, those it is drawn at first; `differentiable`: arguments may
+    require gradients; `integers`: floating data are whole numbers."""
+
+    seed: int
+    index: int
+    rng: random.Random
+    dtype: str
+    points: Sequence[Point] = ({},)
+    differentiable: bool = False
+    integers: bool = False
+    values: dict[str, Value] = field(default_factory=dict)
+    args: list[Arg] = field(default_factory=list)
+    gradients: list[str] = field(default_factory=list)
+    operands: list[Value] = field(default_factory=list)
+    new: list[tuple[Arg, Value]] = field(default_factory=list)
+
+    # ---- choice
+
+    def among(self, *choices: T) -> T:
+        """One of them."""
+        return self.rng.choice(choices)
+
+    def up_to(self, low: int, high: int) -> int:
+        """A number between these, both included."""
+        if high < low:
+            raise NotFitting
+        return self.rng.randint(low, high)
+
+    def chance(self, share: float) -> bool:
+        """True so often."""
+        return self.rng.random() < share
+
+    # ---- operands
+
+    @property
+    def first(self) -> Value:
+        """The first operand of the call that is being drawn."""
+        return self.operands[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The first operand's sizes."""
+        return tuple(self.first.eager.shape)
+
+    def tensor(self, rank: int = 0) -> str:
+        """A value of any type and at least this rank."""
+        return self._pick(lambda x: x.dim() >= rank)
+
+    def real(self, rank: int = 0, most: int = 9) -> str:
+        """A floating one."""
+        return self._pick(lambda x: rank <= x.dim() <= most and x.is_floating_point())
+
+    def number(self, rank: int = 0) -> str:
+        """One of numbers: no bool."""
+        return self._pick(lambda x: x.dim() >= rank and x.dtype is not torch.bool)
+
+    def integer(self, rank: int = 0) -> str:
+        """One of whole numbers."""
+        return self._pick(lambda x: x.dim() >= rank and not x.is_floating_point() and x.dtype is not torch.bool)
+
+    def boolean(self, rank: int = 0) -> str:
+        """One of truth values."""
+        return self._pick(lambda x: x.dim() >= rank and x.dtype is torch.bool)
+
+    def like(self) -> str:
+        """Numbers that broadcast with the first operand: there already, or an argument of its type."""
+        shape = self.shape
+
+        def broadcasts(x: Tensor) -> bool:
+            return x.dtype is not torch.bool and _broadcasts(tuple(x.shape), shape)
+
+        if self.chance(0.6) and (found := self._some(broadcasts)):
+            return self._take(found)
+        kept = [1 if self.chance(0.25) else n for n in shape]
+        return self.fresh(*kept[self.up_to(0, len(kept)) if self.chance(0.3) else 0 :])
+
+    def same(self) -> str:
+        """A value of the first operand's shape and type."""
+        x = self.first.eager
+        found = self._some(lambda y: y.shape == x.shape and y.dtype == x.dtype)
+        return self._take(found) if found and self.chance(0.6) else self.fresh(*x.shape)
+
+    def matching(self, fits: Callable[[Tensor], bool], *shape: int) -> str:
+        """A value of the first operand's type for which `fits` holds, else an argument of that shape."""
+        dtype = self.first.eager.dtype
+        found = self._some(lambda y: y.dtype == dtype and fits(y))
+        return self._take(found) if found and self.chance(0.7) else self.fresh(*shape)
+
+    def mask(self) -> str:
+        """Truth values that broadcast to the first operand."""
+        shape = self.shape
+        found = self._some(lambda y: y.dtype is torch.bool and _broadcasts(tuple(y.shape), shape, to=True))
+        return self._take(found) if found else self._argument(shape, "bool", {"kind": "bool"})
+
+    def fresh(self, *shape: int) -> str:
+        """A new argument of the first operand's type."""
+        return self._argument(shape, NAMES[self.first.eager.dtype], None)
+
+    def indices(self, below: int, *shape: int, unique_along: int | None = None) -> str:
+        """A new argument of indices below a number, along an axis each but once if asked."""
+        if below < 1:
+            raise NotFitting
+        options: dict[str, object] = {"kind": "index", "below": self._least(below)}
+        if unique_along is not None:
+            options["unique_along"] = unique_along
+        return self._argument(shape, "i64", options)
+
+    def axis(self) -> int:
+        """An axis of the first operand, counted from either end."""
+        rank = len(self.shape)
+        return self.up_to(-rank, rank - 1) if rank else self._unfit()
+
+    def size(self, axis: int) -> int:
+        """A size of the first operand."""
+        return self.shape[axis]
+
+    def spelled(self, axis: int) -> str:
+        """A size of the first operand as text that holds when sizes vary."""
+        n = self.shape[axis]
+        return f"{self.first.name}.size({axis})" if n in self.points[0].values() else str(n)
+
+    def start(self) -> str:
+        """The first argument."""
+        rank = self.rng.choices((0, 1, 2, 3, 4), (1, 4, 10, 4, 3))[0]
+        pool = SIZES if rank < 3 else SMALL
+        shape = [self.rng.choice(pool) for _ in range(rank)]
+        if rank >= 2 and self.chance(0.3):
+            shape[-1] = shape[-2]
+        for n in self.points[0].values():
+            if shape:
+                shape[self.rng.randrange(rank)] = n
+        return self._argument(tuple(shape), self.dtype, None)
+
+    # ---- inside
+
+    def _least(self, size: int) -> int:
+        """The least value of a size that varies."""
+        names = [name for name, n in self.points[0].items() if n == size]
+        return min((point[name] for name in names for point in self.points), default=size)
+
+    def _unfit(self) -> int:
+        raise NotFitting
+
+    def _some(self, fits: Callable[[Tensor], bool]) -> Value | None:
+        found = [v for v in self.values.values() if fits(v.eager)]
+        newest = list(self.values)[-3:]
+        weights = [(3.0 if not v.used else 1.0) * (2.0 if v.name in newest else 1.0) for v in found]
+        return self.rng.choices(found, weights)[0] if found else None
+
+    def _pick(self, fits: Callable[[Tensor], bool]) -> str:
+        found = self._some(fits)
+        if found is None:
+            raise NotFitting
+        return self._take(found)
+
+    def _take(self, value: Value) -> str:
+        self.operands.append(value)
+        return value.name
+
+    def _argument(self, shape: Iterable[int], dtype: str, drawn: Mapping[str, object] | None) -> str:
+        sizes = tuple(shape)
+        if len(self.args) + len(self.new) >= 8 or torch.Size(sizes).numel() > MOST:
+            raise NotFitting
+        whole = self.integers or dtype not in FLOATS
+        if drawn is None:
+            drawn = {"kind": "bool"} if dtype == "bool" else {"kind": "integers"} if whole else {"kind": "normal"}
+        layouts = [x for x in LAYOUTS if fits(x, sizes) and not (x.startswith("expanded") and drawn["kind"] == "index")]
+        layout = self.rng.choice(layouts) if layouts and self.chance(0.35) else "contig"
+        arg = Arg(f"x{len(self.args) + len(self.new)}", sizes, dtype, layout, dict(drawn))
+        eager = inputs.tensor(arg, number(self.seed, self.index, arg.name))
+        shadow = wide.widened(eager)
+        if self.differentiable and dtype in FLOATS and (not self.args or self.chance(0.6)):
+            eager.requires_grad_()
+            shadow.requires_grad_()
+        value = Value(arg.name, eager, shadow, True, whole)
+        self.new.append((arg, value))
+        return self._take(value)
+
+    def keep(self) -> None:
+        """The new arguments of the call that was drawn are the program's from now on."""
+        for arg, value in self.new:
+            self.args.append(arg)
+            self.values[arg.name] = value
+            if value.eager.requires_grad:
+                self.gradients.append(arg.name)
+        for value in self.operands:
+            value.used += 1
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the call that was drawn."""
+        self.new, self.operands = [], []
+
+    def every(self) -> list[Value]:
+        """The values of the program, and those of the call that is being drawn."""
+        return [*self.values.values(), *(value for _, value in self.new)]
+
+    def arguments(self) -> list[tuple[Arg, Value]]:
+        """The arguments of both."""
+        return [(arg, self.values[arg.name]) for arg in self.args] + self.new
+
+    def needs(self, name: str) -> bool:
+        """Whether an argument requires a gradient."""
+        return name in self.gradients or any(v.name == name and v.eager.requires_grad for _, v in self.new)
+
+    def scopes(self) -> tuple[dict[str, object], dict[str, object]]:
+        """The names that a line may use: in eager and in f64."""
+        every = self.every()
+        return {**SCOPE, **{v.name: v.eager for v in every}}, {**SCOPE, **{v.name: v.wide for v in every}}
+
+
+def _broadcasts(a: Sequence[int], b: Sequence[int], to: bool = False) -> bool:
+    """Whether shapes broadcast with each other, within the size of a value; `to`: the first to the second."""
+    try:
+        shape = torch.broadcast_shapes(tuple(a), tuple(b))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return False
+    return shape.numel() <= MOST and (not to or tuple(shape) == tuple(b))

@@ -1,0 +1,206 @@
+"""A seed and an index in, a program out that eager runs, whose values stay moderate and whose jumps are exact.
+
+Calls are tried one after the other: what eager refuses, or what f64 shows to be ill-conditioned, is drawn again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance import inputs
+from conformance.fuzz import operations, runs, wide
+from conformance.fuzz.drawing import MOST, Drawing, NotFitting, Value
+from conformance.fuzz.operations import OPERATIONS, Row
+from conformance.fuzz.program import SCOPE, Point, Program, arguments, function, number
+
+LEAST, MOST_CALLS = 2, 12
+ATTEMPTS = 50  # programs drawn, of which eager takes nearly every one
+TRIES = 12  # draws for each call wanted
+DTYPES = {"f32": 45, "bf16": 11, "f16": 8, "f64": 10, "i64": 9, "i32": 6, "i16": 3, "i8": 3, "u8": 3, "bool": 2}
+LARGEST = {torch.float16: 500.0, torch.bfloat16: 1e4, torch.float32: 1e5, torch.float64: 1e5}
+EXACT = {torch.float16: 2**10, torch.bfloat16: 2**7, torch.float32: 2**20, torch.float64: 2**20}
+LOST = 0.05  # the share of a value that eager's rounding may take
+# Sizes that vary, and those that they vary between: no other size of a program is like the first.
+POINTS = (({"n": 11, "m": 19}, {"n": 6, "m": 33}, {"n": 24, "m": 2}), ({"n": 12, "m": 21}, {"n": 1, "m": 40}))
+
+
+def program(seed: int, index: int) -> Program:
+    """The program of that number; equal numbers give equal programs, whatever was drawn before."""
+    for attempt in range(ATTEMPTS):
+        with contextlib.suppress(NotFitting), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _drawn(seed, index, random.Random(f"{seed}.{index}.{attempt}"))
+    raise ValueError(f"no program came of seed {seed}, index {index}")
+
+
+def _drawn(seed: int, index: int, rng: random.Random) -> Program:
+    dtype = rng.choices(list(DTYPES), list(DTYPES.values()))[0]
+    points: Sequence[Point] = rng.choice(POINTS) if rng.random() < 0.2 else ({},)
+    d = Drawing(seed, index, rng, dtype, points, rng.random() < 0.4, rng.random() < 0.4)
+    lines: list[str] = []
+    wanted = rng.randint(LEAST, MOST_CALLS)
+    d.start()
+    d.keep()
+    for _ in range(TRIES * wanted):
+        if len(lines) < wanted:
+            lines += _tried(d, lines)
+    made = Program(seed, index, tuple(d.args), tuple(lines), _results(d), tuple(d.gradients))
+    return _varied(made, points, d)
+
+
+def _tried(d: Drawing, lines: Sequence[str]) -> list[str]:
+    """One more line, or none if what was drawn will not do."""
+    row = d.rng.choices(OPERATIONS, [row.weight for row in OPERATIONS])[0]
+    try:
+        text = row.text(d)
+        return [_changed(d, row, text, lines) if row.changes else _added(d, row, text, len(lines))]
+    except (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):  # what eager refuses
+        return []
+    finally:
+        d.drop()
+
+
+def _added(d: Drawing, row: Row, text: str, n: int) -> str:
+    """The line of a call that gives a value."""
+    eager, shadow = d.scopes()
+    result = eval(text, eager)
+    made = _tensors(result)
+    with wide.in_f64():
+        right = _tensors(eval(text, shadow))
+    names = [f"t{n}"] if len(made) == 1 else [f"t{n}{letter}" for letter in "abc"[: len(made)]]
+    if len(names) != len(made):
+        raise NotFitting
+    values = [_value(name, x, y, row, d.operands) for name, x, y in zip(names, made, right, strict=True)]
+    d.keep()
+    d.values |= {value.name: value for value in values}
+    return f"{', '.join(names)}{'' if isinstance(result, Tensor) or len(made) > 1 else ','} = {text}"
+
+
+def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
+    """The line of a statement that writes: since it cannot be taken back, all lines run anew with it at their end."""
+    target = d.first
+    storage = target.eager.untyped_storage().data_ptr()
+    flags = _flags(row, d.operands)
+    names = [v.name for v in d.values.values() if v.eager.untyped_storage().data_ptr() == storage]
+    eager, shadow = _anew(d, [*lines, text])
+    written = {v.name: replace(v, eager=eager[v.name], wide=shadow[v.name]) for v in d.every()}
+    for name in names:
+        value = written[name]
+        exact, whole = flags[0] and value.exact, flags[1] and value.whole
+        _check(value.eager, value.wide, exact)
+        written[name] = replace(value, exact=exact, whole=whole)
+    d.keep()
+    d.values = {name: replace(written[name], used=v.used) for name, v in d.values.items()}
+    return text
+
+
+def _anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What the names of the program stand for after these lines, in eager and in f64."""
+    fresh = {v.name: inputs.tensor(arg, number(d.seed, d.index, arg.name)) for arg, v in d.arguments()}
+    text = "\n".join(lines)
+    eager: dict[str, Tensor] = {}
+    shadow: dict[str, Tensor] = {}
+    for scope, made in ((eager, fresh), (shadow, {name: wide.widened(x) for name, x in fresh.items()})):
+        for name, x in made.items():
+            scope[name] = x.requires_grad_() if d.needs(name) else x
+    exec(text, dict(SCOPE), eager)
+    with wide.in_f64():
+        exec(text, dict(SCOPE), shadow)
+    return eager, shadow
+
+
+def _flags(row: Row, operands: Sequence[Value]) -> tuple[bool, bool]:
+    """Whether the result of a call on these is exact, and of whole numbers."""
+    exact, whole = all(v.exact for v in operands), all(v.whole for v in operands)
+    match row.exactness:
+        case operations.JUMP:
+            if not exact:
+                raise NotFitting
+            return True, True
+        case operations.WHOLE:
+            return exact and whole, exact and whole
+        case operations.ROUND:
+            return False, False
+    return exact, whole
+
+
+def _value(name: str, eager: Tensor, right: Tensor, row: Row, operands: Sequence[Value]) -> Value:
+    exact, whole = _flags(row, operands)
+    if not eager.is_floating_point():
+        exact = whole = True
+    if exact and eager.is_floating_point() and not torch.equal(eager.double(), right.double()):
+        exact = whole = False  # a cast, or a whole number that is too large
+    _check(eager, right, exact)
+    return Value(name, eager, right, exact, whole)
+
+
+def _check(eager: Tensor, right: Tensor, exact: bool) -> None:
+    """Refuse values that a sound compiler might get wrong: large or undefined ones, and those that are mostly error."""
+    if eager.shape != right.shape or not 0 < eager.numel() <= MOST:
+        raise NotFitting
+    if not eager.is_floating_point():
+        if not torch.equal(eager, right) or (eager.numel() and float(eager.double().abs().max()) > 2**24):
+            raise NotFitting
+        return
+    got, want = eager.detach().double(), right.detach().double()
+    size = float(want.abs().max())
+    if not torch.isfinite(got).all() or not torch.isfinite(want).all() or size > LARGEST[eager.dtype]:
+        raise NotFitting
+    if float((got - want).abs().max()) > LOST * size or (exact and size > EXACT[eager.dtype]):
+        raise NotFitting
+
+
+def _tensors(made: object) -> list[Tensor]:
+    found: list[Any] = list(made) if isinstance(made, tuple | list) else [made]
+    if not found or not all(isinstance(x, Tensor) for x in found):
+        raise NotFitting
+    return found
+
+
+def _results(d: Drawing) -> tuple[str, ...]:
+    """What is returned: what nothing uses, and sometimes more."""
+    made = [v for v in d.values.values() if v.name.startswith("t")] or list(d.values.values())
+    unused = [v.name for v in made if not v.used] or [made[-1].name]
+    more = [v.name for v in d.values.values() if v.name not in unused and d.chance(0.12)]
+    return tuple(dict.fromkeys([*unused[-4:], *more[:2]]))
+
+
+def _varied(made: Program, points: Sequence[Point], d: Drawing) -> Program:
+    """With sizes that vary where it runs at all of them, and with gradients where eager gives them."""
+    names = {n: name for name, n in points[0].items()}
+    varying = {a.name: {k: names[n] for k, n in enumerate(a.shape) if n in names} for a in made.args}
+    if len(points) > 1 and any(varying.values()):
+        wider = replace(made, points=tuple(points), varying=varying)
+        if all(_runs(wider, point) for point in points):
+            return wider
+    if _runs(made, {}):
+        return made
+    without = replace(made, gradients=())
+    if not _runs(without, {}):
+        raise NotFitting
+    return without
+
+
+def _runs(program: Program, point: Point) -> bool:
+    """Whether eager gives moderate values, and f64 about the same."""
+    given = list(arguments(program, point).values())
+    needs = [arg.name in program.gradients for arg in program.args]
+    call = function(program)
+    try:
+        eager = runs.call(call, runs.copied(given), needs)
+        with wide.in_f64():
+            right = runs.call(call, [wide.widened(x) for x in given], needs)
+        for x, y in zip((*eager.outputs, *eager.gradients), (*right.outputs, *right.gradients), strict=True):
+            if x is not None and y is not None:
+                _check(x, y, False)
+    except (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError):
+        return False
+    return True

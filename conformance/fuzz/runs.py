@@ -1,0 +1,52 @@
+"""A function and its tensors in; what a call of it leaves behind out: results, its inputs afterwards, gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from conformance.inputs import clone_storage
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that one call gave; `gradients` has None for an input that none reaches."""
+
+    outputs: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    gradients: tuple[Tensor | None, ...] = ()
+
+
+def call(function: Callable[..., Any], tensors: Sequence[Tensor], needs: Sequence[bool]) -> Run:
+    """Call the function on these very tensors, of which some need gradients, and go backward if any does."""
+    given = [x.requires_grad_() if need else x for x, need in zip(tensors, needs, strict=True)]
+    leaves = [x for x, need in zip(given, needs, strict=True) if need]
+    with torch.set_grad_enabled(bool(leaves)):
+        outputs = tuple(pytree.tree_leaves(function(*given)))
+    gradients: tuple[Tensor | None, ...] = ()
+    ends = [x for x in outputs if x.requires_grad]
+    if ends and leaves:
+        gradients = torch.autograd.grad(ends, leaves, [weights(x) for x in ends], allow_unused=True)
+    return Run(tuple(x.detach() for x in outputs), tuple(x.detach() for x in given), gradients)
+
+
+def weights(x: Tensor) -> Tensor:
+    """Whole numbers from -2 to 2, by which the elements of a result count in what is differentiated."""
+    return ((torch.arange(x.numel(), device=x.device) * 7 % 5) - 2).to(x.dtype).reshape(x.shape)
+
+
+def copied(tensors: Sequence[Tensor], device: str = "cpu") -> list[Tensor]:
+    """Tensors with storages of their own, of the same strides, gaps and offsets."""
+    return [_moved(clone_storage(x.detach()), device) for x in tensors]
+
+
+def _moved(x: Tensor, device: str) -> Tensor:
+    if device == "cpu":
+        return x
+    count = x.untyped_storage().nbytes() // x.element_size()
+    return x.as_strided((count,), (1,), 0).to(device).as_strided(x.shape, x.stride(), x.storage_offset())

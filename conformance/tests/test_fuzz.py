@@ -1,0 +1,212 @@
+"""Random programs: they are what their seed says, eager runs them, and what is wrong with a compiler shows in them."""
+
+from __future__ import annotations
+
+import ast
+import random
+import runpy
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import compiler
+from conformance.cases import Arg
+from conformance.fuzz import blame, check, generate, runs, wide
+from conformance.fuzz.program import Program, arguments, function, line
+from conformance.fuzz.runs import Run
+from conformance.tests.pretence import mlcomp
+
+pytest_plugins = ["pytester"]
+SEED = random.SystemRandom().randrange(2**31)
+CONSTANT = 1.5 + SEED / 2**32  # in the text of a kernel that no other run has built
+
+X = Arg("x0", (6, 7), "f32", "transposed(0,1)")
+PLAIN = Program(SEED, 0, (X,), (f"t0 = x0 * {CONSTANT}", "t1 = torch.relu(t0).sum(1)"), ("t1", "t0"))
+OPTIONS = {"target": "cpu"}
+
+
+def told(at: str) -> None:
+    """Nobody listens."""
+
+
+@pytest.fixture(scope="module")
+def drawn() -> list[Program]:
+    return [generate.program(SEED, index) for index in range(30)]
+
+
+def test_a_program_is_what_its_numbers_say(drawn: list[Program]) -> None:
+    assert generate.program(SEED, 17) == drawn[17]
+    assert len({line(program) for program in drawn}) > 25, SEED
+    for program in drawn:
+        ast.parse(line(program))
+        assert 1 <= len(program.lines) <= generate.MOST_CALLS, line(program)
+
+
+def test_eager_runs_every_program_and_f64_agrees(drawn: list[Program]) -> None:
+    for program in drawn:
+        for point in program.points:
+            given = list(arguments(program, point).values())
+            needs = [arg.name in program.gradients for arg in program.args]
+            made = runs.call(function(program), runs.copied(given), needs)
+            with wide.in_f64():
+                right = runs.call(function(program), [wide.widened(x) for x in given], needs)
+            assert check.compared(made, made, right) is None, (SEED, line(program))
+
+
+def test_programs_have_everything_that_is_promised() -> None:
+    many = [generate.program(3, index) for index in range(120)]  # the same ones in each run
+    text = " ".join(map(line, many))
+    assert sum(bool(program.gradients) for program in many) >= 12
+    assert sum(program.dynamic for program in many) >= 8
+    assert sum(len(program.results) > 1 for program in many) >= 40
+    assert sum("_(" in line(program) for program in many) >= 10
+    assert {arg.dtype for program in many for arg in program.args} >= {"f32", "bf16", "f16", "f64", "i64", "bool"}
+    assert {arg.layout.partition("(")[0] for program in many for arg in program.args} >= {
+        "contig", "transposed", "strided", "expanded", "offset",
+    }  # fmt: skip
+    for word in ("matmul", ".sum(", "softmax", "gather", "F.pad", ".reshape(", "torch.where", "torch.cat"):
+        assert word in text, word
+
+
+def test_a_sound_compiler_passes() -> None:
+    row = check.checked(PLAIN, OPTIONS, told)
+    assert row["verdict"] == "pass", (SEED, row)
+
+
+def test_gradients_and_sizes_that_vary_pass() -> None:
+    varying = replace(
+        PLAIN, gradients=("x0",), points=({"n": 6}, {"n": 3}, {"n": 17}), varying={"x0": {0: "n"}}, index=1
+    )
+    row = check.checked(varying, OPTIONS, told)
+    assert row["verdict"] == "pass", (SEED, row)
+
+
+def test_a_wrong_text_is_found_and_its_pass_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    render = getattr(compiler, "pipeline").cpp.render  # noqa: B009  not of the public surface
+
+    def wrong(*args: Any, **kwargs: Any) -> str:
+        text: str = render(*args, **kwargs)
+        return text.replace(str(CONSTANT)[:6], "9.5678")
+
+    monkeypatch.setattr("compiler.pipeline.cpp.render", wrong)
+    planted = replace(PLAIN, index=2, lines=(f"t0 = x0 * {CONSTANT} - 3", *PLAIN.lines[1:]))
+    row = check.checked(planted, OPTIONS | {"dump": str(tmp_path / "repro")}, told)
+    assert (row["verdict"], row["kind"]) == ("fail", "value"), (SEED, row)
+    assert row["first_bad_stage"] == "cpp" and row["first_bad_pass"].startswith("render#"), row
+    assert (tmp_path / "repro" / "graph0" / "kernel.cpp").exists()
+    runpy.run_path(str(tmp_path / "repro" / "run.py"))
+
+
+def test_a_wrong_pass_in_the_middle_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    compose = getattr(compiler, "pipeline").compose  # noqa: B009
+    rng, found = random.Random(SEED), []
+
+    def wrong(program: Any) -> Any:
+        return next((mutant for _, mutant in compiler.mutants("tensor", compose(program), rng, 1)), program)
+
+    monkeypatch.setattr("compiler.pipeline.compose", wrong)
+    for n in range(5):
+        planted = replace(PLAIN, index=10 + n, lines=(f"t0 = x0 * {CONSTANT} + {n}", *PLAIN.lines[1:]))
+        row = check.checked(planted, OPTIONS, told)
+        found += [(row["first_bad_stage"], str(row["first_bad_pass"]).partition("#")[0])]
+    assert ("tensor", "compose") in found, (SEED, found)
+
+
+def test_a_pass_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(program: Any) -> Any:
+        raise IndexError("no such axis")
+
+    monkeypatch.setattr("compiler.pipeline.fuse", wrong)
+    row = check.checked(replace(PLAIN, lines=("t0 = x0 - 77", *PLAIN.lines[1:])), OPTIONS, told)
+    assert (row["verdict"], row["kind"]) == ("fail", "exception") and "no such axis" in row["detail"], row
+    assert row["first_bad_pass"].startswith("fuse#"), row
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        ("value", lambda x: x + 1e-3),
+        ("value", lambda x: x * float("nan")),
+        ("dtype", lambda x: x.double()),
+        ("shape", lambda x: x[:-1]),
+        ("stride", lambda x: x.t().contiguous().t() if x.dim() > 1 else x),
+        ("offset", lambda x: torch.cat([x[:1], x])[1:]),
+        ("exception", lambda x: x.no_such_method()),
+    ],
+)
+def test_what_a_backend_gets_wrong_is_named(
+    monkeypatch: pytest.MonkeyPatch, kind: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    def wrong(program: Program, **options: Any) -> Any:
+        return lambda *xs: tuple(change(x) for x in function(program)(*xs)) if options["backend"] == "mlcomp" else None
+
+    monkeypatch.setattr(check, "fresh_compiled", wrong)
+    monkeypatch.setattr(check, "same_as_aot", lambda program, found: False)
+    found = check.difference(replace(PLAIN, args=(replace(X, layout="contig"),)), "cpu")
+    assert found is not None and found.kind == kind, found
+
+
+def test_buffers_used_again_and_inputs_not_written_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = torch.empty(6)
+
+    def reusing(program: Program, **options: Any) -> Any:
+        made: list[int] = []
+
+        def run(*xs: Tensor) -> tuple[Tensor, ...]:
+            first, *rest = function(program)(*xs)
+            made.append(1)
+            return (buffer.copy_(first), *rest) if len(made) == 1 else (first.add_(buffer.fill_(0)), *rest)
+
+        return run
+
+    monkeypatch.setattr(check, "fresh_compiled", reusing)
+    found = check.difference(PLAIN, "cpu")
+    assert found is not None and found.kind == "reuse", found
+    monkeypatch.setattr(check, "fresh_compiled", lambda program, **options: lambda x: x.clone().add_(1))
+    found = check.difference(replace(PLAIN, lines=("t0 = x0.add_(1)",), results=("t0",)), "cpu")
+    assert found is not None and found.message.startswith("input 0"), found
+
+
+def test_outputs_that_share_storage_are_told_from_others() -> None:
+    x = torch.randn(4)
+    apart, together = Run((x, x.clone()), ()), Run((x, x[:]), ())
+    wrong = check.compared(apart, together, together)
+    assert wrong is not None and wrong.kind == "alias"
+
+
+def test_graphs_are_recorded_with_their_inputs() -> None:
+    met = blame.recorded(replace(PLAIN, gradients=("x0",)))
+    assert len(met) == 2  # forward and backward
+    assert torch.equal(met[0].inputs[0], arguments(PLAIN, {})["x0"])
+
+
+def test_programs_are_items_and_lost_ones_cost_themselves(box: pytest.Pytester) -> None:
+    result = mlcomp(box, "--mlcomp-fuzz", "30", "--mlcomp-seed", "5")
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines([
+        "*program 5.1 on cpu: crash: its process died of SIGSEGV*",
+        "  def f(x0): return x0 + 1",
+        "first bad stage: cpp, render#12",
+        "again: pytest --mlcomp --mlcomp-fuzz-only 1 --mlcomp-seed 5",
+        "*program 5.3 on cpu: value: element*",
+        "*30 random programs: 27 pass, 2 fail, 1 unsupported (1 crash in cpp, 1 value in tile)*",
+    ])  # fmt: skip
+    page = next((box.path / "reports").glob("*/fuzz.md")).read_text()
+    assert "seed 5" in page and "aten.fancy" in page and "schedule#7" in page
+
+
+def test_one_program_runs_alone_and_workers_share_the_rest(box: pytest.Pytester) -> None:
+    mlcomp(box, "--mlcomp-fuzz-only", "0").assert_outcomes(passed=1)
+    mlcomp(box, "--mlcomp-fuzz-only", "3", "--mlcomp-target", "cpu,cuda").assert_outcomes(failed=2)
+    mlcomp(box, "--mlcomp-fuzz", "80", workers=2).assert_outcomes(failed=1, passed=3)
+
+
+@pytest.mark.parametrize("words", [("--mlcomp-fuzz", "0"), ("--mlcomp-fuzz-only", "-1")])
+def test_numbers_that_make_no_sense_are_refused(box: pytest.Pytester, words: tuple[str, str]) -> None:
+    result = mlcomp(box, *words)
+    result.stderr.fnmatch_lines([f"*{words[0]}: {words[1]} is no number*"])
