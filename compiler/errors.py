@@ -25,13 +25,13 @@ class ToolchainError(CompilerError):
 
 
 class CacheError(CompilerError):
-    """The folder of built kernels cannot be read or written."""
+    """The folder of built kernels cannot be read or written, or others could have put code there."""
 
-    def __init__(self, folder: Path, problem: str):
+    def __init__(self, folder: Path, problem: str, remedy: str = "Free space there or make it writable"):
         self.folder, self.problem = folder, problem
         super().__init__(
             f"cannot use the kernel cache folder {folder}: {problem}. "
-            "Free space there or make it writable, or choose another folder: set MLCOMP_CACHE=DIR (or XDG_CACHE_HOME)."
+            f"{remedy}, or choose another folder: set MLCOMP_CACHE=DIR (or XDG_CACHE_HOME)."
         )
 
 

@@ -12,18 +12,13 @@ What a new kernel costs: g++ 12.2, Zen 3, wall ms, least of 15 interleaved, `rel
 import contextlib
 import functools
 import hashlib
-import logging
 import os
 import re
-import shutil
 import tempfile
-import time
 from pathlib import Path
 
 from compiler.errors import CacheError, ToolchainError
 from compiler.runtime import detect, process, store
-
-log = logging.getLogger("mlcomp")
 
 # By default g++ links libstdc++ and start files, 3-7 ms that no kernel needs. These four resolve what GCC emits by
 # itself (memcpy, GOMP_parallel, scalar libm calls, 16-bit float conversions); --no-undefined turns any other call into
@@ -87,16 +82,9 @@ def build(
     known = _seen.get(request)
     if known is not None and os.path.exists(known):
         return known
-    folder = cache if cache is not None else store.process_folder()
-    path = store.entry(folder, key(source, flags, compiler, include), ".so")
-    match store.inspect(path):
-        case "intact":
-            pass
-        case "damaged":
-            log.warning("mlcomp: the cached kernel %s is damaged (a crash or a full disk?); building it again", path)
-            _compile(source, flags, compiler, include, path)
-        case _:
-            _compile(source, flags, compiler, include, path)
+    path = store.entry(cache, key(source, flags, compiler, include), ".so")
+    if not store.intact(path, path.with_suffix(".cpp")):
+        _compile(source, flags, compiler, include, path)
     _seen[request] = path
     return path
 
@@ -156,7 +144,7 @@ def _compile(source: str, flags: tuple[str, ...], compiler: str, include: tuple[
             code, messages = _run(command, work)
         if code != 0:
             raise _refusal(command, code, messages, source, path)
-        os.replace(text, path.with_suffix(".cpp"))
+        store.publish(text, path.with_suffix(".cpp"))
         store.publish(product, path)
 
 
@@ -181,7 +169,7 @@ def _run(command: list[str], work: Path) -> tuple[int, str]:
 
 def _refusal(command: list[str], code: int, messages: str, source: str, path: Path) -> CacheError | ToolchainError:
     """The error that a failed compilation becomes; the text is kept beside the cache for a look at it."""
-    folder = path.parent.parent
+    folder = store.cache_of(path)
     if "No space left on device" in messages or "Disk quota exceeded" in messages:
         return CacheError(folder, "no space left on its disk")
     short = re.sub(r"\S*/\.build-\w+/", "", messages)
@@ -200,14 +188,3 @@ def _refusal(command: list[str], code: int, messages: str, source: str, path: Pa
         + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"])
         + f"  try again: {' '.join(words)}"
     )
-
-
-def sweep(cache: Path, older_than: float = 3600.0) -> int:
-    """Remove build folders that a killed process left behind; returns how many."""
-    now, removed = time.time(), 0
-    for left in cache.glob("??/.build-*"):
-        with contextlib.suppress(OSError):
-            if now - left.stat().st_mtime > older_than:
-                shutil.rmtree(left)
-                removed += 1
-    return removed

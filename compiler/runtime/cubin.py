@@ -6,7 +6,6 @@ NVRTC compiles where it is installed (0.05 s for a small kernel, no process), el
 import contextlib
 import functools
 import hashlib
-import logging
 import os
 import re
 import shlex
@@ -19,8 +18,6 @@ from pathlib import Path
 
 from compiler.errors import CacheError, ToolchainError
 from compiler.runtime import build, nvrtc, process, store
-
-log = logging.getLogger("mlcomp")
 
 INSTALL_COMPILER = (
     "install NVRTC (`pip install nvidia-cuda-nvrtc`) or a CUDA toolkit, 12.8 or newer, whose nvcc is on PATH, "
@@ -84,14 +81,11 @@ def build_cubin(
     known = _seen.get(request)
     if known is not None and known.path.exists():
         return known
-    folder = cache if cache is not None else store.process_folder()
-    path = store.entry(folder, key(source, arch, flags, include, tool), ".cubin")
-    sealed = store.read(path)
-    if sealed is None:
-        if path.exists():
-            log.warning("mlcomp: the cached kernel %s is damaged (a crash or a full disk?); building it again", path)
-        sealed = _compile(source, arch, flags, include, tool, path)
-    _seen[request] = made = _unpack(path, arch, sealed)
+    path = store.entry(cache, key(source, arch, flags, include, tool), ".cubin")
+    packed = store.read(path) if store.intact(path, path.with_suffix(".cu")) else None
+    if packed is None:
+        packed = _compile(source, arch, flags, include, tool, path)
+    _seen[request] = made = _unpack(path, arch, packed)
     return made
 
 
@@ -113,11 +107,11 @@ def _compile(
         said = re.sub(r"\S*/\.build-\w+/|.*Compile time = .*\n?", "", messages)
         if code != 0:
             raise _refusal(tool, code, said, source, arch, flags, include, path)
-        sealed = _pack(image, said)
-        product.write_bytes(sealed)
-        os.replace(text, path.with_suffix(".cu"))
+        packed = _pack(image, said)
+        product.write_bytes(packed)
+        store.publish(text, path.with_suffix(".cu"))
         store.publish(product, path)
-    return sealed
+    return packed
 
 
 def _pack(image: bytes, messages: str) -> bytes:
@@ -126,10 +120,10 @@ def _pack(image: bytes, messages: str) -> bytes:
     return image + said + struct.pack("<Q", len(said))
 
 
-def _unpack(path: Path, arch: str, sealed: bytes) -> Cubin:
-    (length,) = struct.unpack("<Q", sealed[-8:])
-    end = len(sealed) - 8 - length
-    return Cubin(path, arch, sealed[:end], sealed[end:-8].decode())
+def _unpack(path: Path, arch: str, packed: bytes) -> Cubin:
+    (length,) = struct.unpack("<Q", packed[-8:])
+    end = len(packed) - 8 - length
+    return Cubin(path, arch, packed[:end], packed[end:-8].decode())
 
 
 def _refusal(
@@ -137,7 +131,7 @@ def _refusal(
     include: tuple[Path, ...], path: Path,
 ) -> CacheError | ToolchainError:  # fmt: skip
     """The error that a failed compilation becomes; the text is kept beside the cache for a look at it."""
-    folder = path.parent.parent
+    folder = store.cache_of(path)
     if "No space left on device" in messages or "Disk quota exceeded" in messages:
         return CacheError(folder, "no space left on its disk")
     lines = [line for line in messages.splitlines() if line.strip()]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.errors import ToolchainError
+from compiler.errors import CacheError, ToolchainError
 
 INSTALL_COMPILER = (
     "install one (Debian, Ubuntu: `apt-get install g++`; Fedora: `dnf install gcc-c++`) and run the same command again"
@@ -156,8 +156,29 @@ def default_cache(environment: Mapping[str, str]) -> Path:
     """
     if chosen := environment.get("MLCOMP_CACHE"):
         return Path(chosen).expanduser().absolute()
-    root = environment.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path("~/.cache").expanduser()) / "mlcomp"
+    folder = _of_user(environment.get("XDG_CACHE_HOME"), "~/.cache")
+    if folder is None:
+        raise CacheError(Path("~/.cache/mlcomp"), "this user has no home folder")
+    return folder
+
+
+def default_state(environment: Mapping[str, str]) -> Path | None:
+    """Where a user's key of the cache lies; None for a user without a home.
+
+    >>> default_state({"XDG_STATE_HOME": "/var/s"}).as_posix()
+    '/var/s/mlcomp'
+    """
+    return _of_user(environment.get("XDG_STATE_HOME"), "~/.local/state")
+
+
+def _of_user(chosen: str | None, otherwise: str) -> Path | None:
+    """Our folder in one that a user has for a purpose; a relative one does not count, as the XDG specification says."""
+    if chosen and Path(chosen).is_absolute():
+        return Path(chosen) / "mlcomp"
+    try:
+        return Path(otherwise).expanduser() / "mlcomp"
+    except RuntimeError:
+        return None
 
 
 def _text(path: Path) -> str:

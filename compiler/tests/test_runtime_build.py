@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from compiler.errors import CacheError, ToolchainError
-from compiler.runtime import build, detect
+from compiler.runtime import build, detect, store
 
 FIVE = 'extern "C" __attribute__((visibility("default"))) int five() { return 5; }\n'
 
@@ -236,9 +236,9 @@ def test_sweep_removes_what_killed_processes_left(tmp_path: Path) -> None:
     path = build.build(FIVE, cache=tmp_path)
     left = path.parent / ".build-left"
     left.mkdir()
-    assert build.sweep(tmp_path) == 0 and left.exists(), "it may still be in use"
+    assert store.sweep(tmp_path) == 0 and left.exists(), "it may still be in use"
     os.utime(left, (1, 1))
-    assert build.sweep(tmp_path) == 1 and not left.exists() and path.exists()
+    assert store.sweep(tmp_path) == 1 and not left.exists() and path.exists()
 
 
 def test_the_text_compiles_with_the_flags_of_the_oldest_machine(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from compiler.errors import CompilerError
 from compiler.runtime import build as builder
-from compiler.runtime import detect, launcher, limits
+from compiler.runtime import detect, launcher, limits, store
 from compiler.runtime.emulator import buffers, findings, native
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.launches import Launch, LaunchPlan
@@ -168,7 +168,10 @@ def run_pointers(
 @functools.lru_cache(maxsize=64)
 def _text(path: Path) -> str:
     """What a shared object was made of, which is published with it."""
-    return path.with_suffix(".cpp").read_text()
+    text = store.read(path.with_suffix(".cpp"))
+    if text is None:
+        raise CompilerError(f"the text of the compiled kernel {path} is lost; run the same again, which builds it anew")
+    return text.decode()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,115 @@
+"""The seal of a cached file: its name and content in; a keyed digest that only this user's processes can make, out.
+
+The key lies in a file of the user's own, outside of the cache. Where there can be none, this process has a key for
+itself.
+"""
+
+import contextlib
+import functools
+import hmac
+import logging
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+
+from compiler.runtime import detect, trust
+
+log = logging.getLogger("mlcomp")
+
+# A comment in a text, and behind what the loader reads of a binary: the seal travels inside the file.
+MARK = b"\n// mlcomp-hmac-sha256:"
+LENGTH = len(MARK) + 64 + 1
+_BYTES = 32  # of a key
+
+
+def sealed(body: bytes, name: str) -> bytes:
+    """`body` with the seal of the entry that it is for."""
+    return body + _trailer(body, name)
+
+
+def opened(content: bytes, name: str) -> bytes | None:
+    """The body of what was sealed for the entry `name` with this user's key; None for anything else."""
+    body, trailer = content[:-LENGTH], content[-LENGTH:]
+    return body if hmac.compare_digest(trailer, _trailer(body, name)) else None
+
+
+def _trailer(body: bytes, name: str) -> bytes:
+    return MARK + hmac.digest(_key()[0], name.encode() + b"\0" + body, "sha256").hex().encode() + b"\n"
+
+
+def lasts() -> bool:
+    """Whether other processes of this user have the same key."""
+    return _key()[1]
+
+
+def place() -> Path | None:
+    """The file with the key; None where the user has no folder for it."""
+    state = detect.default_state(os.environ)
+    return state / "key" if state is not None else None
+
+
+@functools.cache
+def _key() -> tuple[bytes, bool]:
+    """The key, and whether it lasts."""
+    where = place()
+    try:
+        if where is None:
+            raise OSError("there is no home folder")
+        trust.make(where.parent)
+        folder = where.parent.resolve()
+        if problem := trust.complaint(folder, folder):
+            raise OSError(problem)
+        return _lasting(where), True
+    except OSError as error:
+        log.warning(
+            "mlcomp: no key for the kernel cache in %s: %s. Kernels are built anew by each process; set XDG_STATE_HOME "
+            "to a folder of your own.",
+            where.parent if where is not None else "~/.local/state",
+            error,
+        )
+        return secrets.token_bytes(_BYTES), False
+
+
+def _lasting(where: Path) -> bytes:
+    """The user's key, made by the first process that asks for it."""
+    with contextlib.suppress(FileNotFoundError):
+        if key := _read(where):
+            return key
+        # Of two processes that do this at once one may lose its entries, which are built again then.
+        log.warning(
+            "mlcomp: the key %s is not as it was made: a new one takes its place, kernels are built again", where
+        )
+        with contextlib.suppress(FileNotFoundError):
+            where.unlink()
+    number, draft = tempfile.mkstemp(prefix=".key-", dir=where.parent)
+    try:
+        with os.fdopen(number, "wb") as file:
+            file.write(secrets.token_bytes(_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):  # another process was first, and nobody sees half a key
+            os.link(draft, where)
+    finally:
+        os.unlink(draft)
+    key = _read(where)
+    if key is None:
+        raise OSError(f"{where} is not a key")
+    return key
+
+
+def _read(where: Path) -> bytes | None:
+    """The key in a file that nobody else can read or write; None if the file is none such."""
+    try:
+        number = os.open(where, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        return None
+    with os.fdopen(number, "rb") as file:
+        found = os.fstat(number)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            return None
+        key = file.read(_BYTES + 1)
+    return key if len(key) == _BYTES else None
