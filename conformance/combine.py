@@ -4,6 +4,7 @@ Greedy and deterministic: the first row holds the first value of every factor wh
 """
 
 import random
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import combinations, product
 from math import prod
@@ -52,8 +53,10 @@ def cross(counts: Sequence[int], valid: Callable[[Row], bool], limit: int, name:
     total = prod(counts)
     if total <= limit:
         return [row for row in product(*map(range, counts)) if valid(row)]
-    drawn = sorted(random.Random(name).sample(range(total), limit))
-    return [row for row in (_digits(number, counts) for number in drawn) if valid(row)]
+    draw = random.Random(name)
+    # A range longer than a machine word cannot be sampled, and numbers drawn from it do not meet.
+    drawn = draw.sample(range(total), limit) if total <= sys.maxsize else [draw.randrange(total) for _ in range(limit)]
+    return [row for row in (_digits(number, counts) for number in sorted(drawn)) if valid(row)]
 
 
 def _digits(number: int, counts: Sequence[int]) -> Row:

@@ -4,7 +4,6 @@ A row's id states all of its choices, so rows may come and go without changing e
 """
 
 import dataclasses
-import functools
 import itertools
 import math
 import re
@@ -36,6 +35,7 @@ from conformance.specs import ArgSpec, CaseSpec, PerfSpec, ShapeFile, ShapeFileE
 NIGHTLY_LIMIT = 1000
 CROSS_LIMIT = 5000
 MANY = 1 << 17  # elements of an enlarged row
+PAIRWISE_LIMIT = 10_000
 
 
 Choice = Mapping[str, Value]  # a value per dim and param, and "dtype", "layout", "inputs"
@@ -95,6 +95,8 @@ def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:
             raise _error(spec, f'the cross product has {total} rows; use combine = "pairwise" or shorter lists')
         chosen = [choice(row) for row in cross(counts, valid, CROSS_LIMIT, spec.name)]
     else:
+        if (least := math.prod(sorted(counts)[-2:])) > PAIRWISE_LIMIT:
+            raise _error(spec, f"every pair of values in some row takes {least} rows or more; use shorter lists")
         chosen = [choice(row) for row in pairwise(counts, valid)]
     _check_used(spec, chosen)
     first, rest = {None: ("smoke", "full"), "smoke": ("smoke", "smoke")}.get(
@@ -382,14 +384,9 @@ def _check_unique(path: str, rows: tuple[Case, ...]) -> None:
 
 def _formula(spec: CaseSpec, what: str, text: str, names: Mapping[str, Value]) -> tuple[CodeType, frozenset[str]]:
     try:
-        return _compiled(text, frozenset(names))
+        return formula(text, names.keys())
     except ExpressionError as error:
         raise _error(spec, f"{what}: {error}") from None
-
-
-@functools.lru_cache(maxsize=4096)
-def _compiled(text: str, names: frozenset[str]) -> tuple[CodeType, frozenset[str]]:
-    return formula(text, names)
 
 
 def _evaluate(spec: CaseSpec, what: str, code: CodeType, scope: Mapping[str, Value]) -> Value:

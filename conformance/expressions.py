@@ -1,11 +1,12 @@
 """The three little languages of a shape file: sizes and filters are evaluated, a case's program becomes a function.
 
-Sizes and filters are a small part of Python, checked node by node before they run. A program is any Python over tensor
-arguments whose free names are known; dims, params and consts are written into it as literals, so that its text stands
-alone.
+Sizes and filters are a small part of Python, checked node by node before they run: without loops a short text takes few
+steps, and what makes large values of small ones is bounded. A program is any Python over tensor arguments whose free
+names are known; dims, params and consts are written into it as literals, so that its text stands alone.
 """
 
 import ast
+import functools
 import math
 import re
 from collections.abc import Collection, Mapping
@@ -43,6 +44,9 @@ BUILTINS = frozenset(
     ]
 )
 FUNCTIONS = {"len": len, "min": min, "max": max, "abs": abs}
+FORMULA_LIMIT, PROGRAM_LIMIT = 2_000, 50_000  # characters of a size or filter, and of a program
+SHALLOW = 300  # characters that cannot be nested too deep for any walk
+BITS_LIMIT, ITEMS_LIMIT = 4_096, 10_000  # of a number, and of a sequence, that a formula makes on the way
 # "bool" stays the Python type, which torch takes as a dtype too.
 RESERVED = NAMESPACES | (frozenset(DTYPES) - {"bool"}) | {"dtype", "module"} | BUILTINS
 
@@ -64,28 +68,85 @@ def formula(text: str, names: Collection[str]) -> tuple[CodeType, frozenset[str]
     >>> evaluate(code, {"B": 8, "M": 8, "dtype": "f32"}), sorted(used)
     (True, ['B', 'M', 'dtype'])
     """
+    return _formula(text, frozenset(names))
+
+
+@functools.lru_cache(maxsize=4096)  # cases of a file repeat each other's
+def _formula(text: str, names: frozenset[str]) -> tuple[CodeType, frozenset[str]]:
+    if len(text) > FORMULA_LIMIT:
+        raise ExpressionError(f"{shortened(text)!r} has {len(text)} characters; {FORMULA_LIMIT} are the most")
     try:
         tree = ast.parse(text.strip(), mode="eval")
+        used = _checked(text, tree, names)
+        bounded = ast.fix_missing_locations(_Bounded().visit(tree))
+        return compile(bounded, "<shape file>", "eval"), used
     except SyntaxError as error:
         raise ExpressionError(f"{text!r} is no expression: {error.msg}") from None
+    except ExpressionError:
+        raise
+    except (ValueError, RecursionError, MemoryError):  # NUL bytes, too many brackets in brackets
+        raise ExpressionError(f"{shortened(text)!r} is no expression that Python can read") from None
+
+
+def _checked(text: str, tree: ast.Expression, names: frozenset[str]) -> frozenset[str]:
+    """The names that a formula uses, if it is one."""
     for node in ast.walk(tree):
         plain_call = not isinstance(node, ast.Call) or (isinstance(node.func, ast.Name) and not node.keywords)
         if not isinstance(node, _ALLOWED) or not plain_call:
             raise ExpressionError(
                 f"{text!r} holds `{ast.unparse(node)}`; only arithmetic, comparisons, and/or/not/in work"
             )
-    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - FUNCTIONS.keys()
-    if unknown := sorted(used - set(names)):
+    used = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - FUNCTIONS.keys()
+    if unknown := sorted(used - names):
         raise ExpressionError(f"{text!r} names {quoted(unknown)}, but only {quoted(sorted(names))} are defined")
-    return compile(tree, "<shape file>", "eval"), frozenset(used)
+    return used
 
 
 def evaluate(code: CodeType, scope: Mapping[str, Value]) -> Value:
     """The value of a compiled formula."""
     try:
-        return eval(code, {"__builtins__": {}, **FUNCTIONS}, dict(scope))
+        return eval(code, {"__builtins__": {}, **FUNCTIONS, **_BOUNDED}, dict(scope))
     except (ArithmeticError, TypeError, LookupError, ValueError) as error:
         raise ExpressionError(f"{type(error).__name__}: {error}") from None
+
+
+class _Bounded(ast.NodeTransformer):
+    """Puts a function that looks at its operands in the place of what makes large values of small ones."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        name = {ast.Pow: "power of", ast.Mult: "product of", ast.Mod: "remainder of"}.get(type(node.op))
+        return node if name is None else ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], [])
+
+
+def _power(base: Value, exponent: Value) -> Value:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > BITS_LIMIT:
+        raise ValueError(f"{base}**{exponent} is too large a number")
+    return base**exponent
+
+
+def _product(a: Value, b: Value) -> Value:
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, tuple | list | str) and isinstance(other, int) and len(one) * other > ITEMS_LIMIT:
+            raise ValueError(f"a sequence of {len(one) * other} items is too long; {ITEMS_LIMIT} are the most")
+    if isinstance(a, int) and isinstance(b, int) and a.bit_length() + b.bit_length() > BITS_LIMIT:
+        raise ValueError("a product is too large a number")
+    return a * b
+
+
+def _remainder(a: Value, b: Value) -> Value:
+    if isinstance(a, str):
+        raise TypeError("a text has no remainder")
+    return a % b
+
+
+# No name that an expression could spell.
+_BOUNDED = {"power of": _power, "product of": _product, "remainder of": _remainder}
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The beginning of a text, for a message."""
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def names_in_program(text: str, args: Collection[str], values: Collection[str]) -> frozenset[str]:
@@ -152,10 +213,17 @@ class _Literals(ast.NodeTransformer):
 
 
 def _parse_program(text: str) -> ast.Module:
+    if len(text) > PROGRAM_LIMIT:
+        raise ExpressionError(f"the expression has {len(text)} characters; {PROGRAM_LIMIT} are the most")
     try:
         tree = ast.parse(_dedented(text))
+        if len(text) > SHALLOW:
+            ast.unparse(tree)  # as `program_source` will do: it goes less deep than the parser
     except SyntaxError as error:
-        raise ExpressionError(f"the expression is not Python: {error.msg} at {(error.text or '').strip()!r}") from None
+        where = shortened((error.text or "").strip(), 200)
+        raise ExpressionError(f"the expression is not Python: {error.msg} at {where!r}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ExpressionError(f"the expression is nothing that Python can read: {type(error).__name__}") from None
     if not tree.body or not isinstance(tree.body[-1], ast.Expr):
         raise ExpressionError("the expression has no value: its last line must be an expression")
     return tree

@@ -1,7 +1,7 @@
 """Parsed TOML in, checked case specifications out; whatever the format does not know is an error at its line."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ _KEYS = {
 }  # fmt: skip
 COMBINE = ("pairwise", "cross", "zip")
 _NUMBER = (int, float)
+VALUES_LIMIT = 1_000  # of a dim or a param
 
 
 def shape_file(path: str, text: str, data: Mapping[str, Any]) -> ShapeFile:
@@ -62,19 +63,18 @@ def shape_file(path: str, text: str, data: Mapping[str, Any]) -> ShapeFile:
     entries = data.get("case", [])
     if not isinstance(entries, list) or not entries:
         place.at("case").fail("there is no [[case]]; add one")
-    cases: list[CaseSpec] = []
+    cases: dict[str, CaseSpec] = {}
     for index, entry in enumerate(entries):
         here = place.at("case", index)
         own = {**defaults, **_table(here, entry, "a case")}
         if isinstance(own.get("perf"), dict):
             own["perf"] = {**timed, **own["perf"]}
         for spec in _case(here, own, known):
-            if earlier := next((case for case in cases if case.name == spec.name), None):
+            if (earlier := cases.setdefault(spec.name, spec)) is not spec:
                 here.at("name").fail(
                     f"the name {spec.name!r} is taken by the case in line {earlier.line}; choose another"
                 )
-            cases.append(spec)
-    return ShapeFile(path, Path(path).stem, tuple(cases))
+    return ShapeFile(path, Path(path).stem, tuple(cases.values()))
 
 
 def _case(place: Place, data: Mapping[str, Any], known: Mapping[str, Mapping[str, Value]]) -> list[CaseSpec]:
@@ -177,6 +177,7 @@ def _params(place: Place, data: Any) -> Mapping[str, tuple[Value, ...]]:
     for key, values in any_table(place, data):
         if not isinstance(values, list) or not values:
             place.at(key).fail(f"a param is a non-empty list of values, not {values!r}")
+        _few(place.at(key), len(values))
         params[key] = tuple(_value(place.at(key), value) for value in values)
     return params
 
@@ -201,27 +202,35 @@ def _dims(place: Place, data: Any) -> tuple[Mapping[str, tuple[int, ...]], tuple
 
 
 def _sizes(place: Place, value: Any) -> tuple[int, ...]:
-    sizes: list[int]
+    sizes: Iterable[int]
     match value:
         case int() if not isinstance(value, bool):
             sizes = [value]
         case list() if value and all(is_kind(size, (int,)) for size in value):
+            _few(place, len(value))
             sizes = value
         case {"range": [int(first), int(last)], **rest} if rest.keys() <= {"step"}:
             step = rest.get("step", 1)
             if not isinstance(step, int) or step < 1:
                 place.at("step").fail(f"{step!r} is no step; it is a whole number of at least 1")
-            sizes = list(range(first, last + 1, step))
+            _few(place, (last - first) // step + 1)
+            sizes = range(first, last + 1, step)
         case {"around": list(middles), "delta": list(deltas), **rest} if not rest:
             if not all(is_kind(number, (int,)) for number in middles + deltas):
                 place.fail("`around` and `delta` are lists of ints")
+            _few(place, len(middles) * len(deltas))
             sizes = [middle + delta for middle in middles for delta in deltas]
         case _:
             forms = "{ range = [a, b], step = n } or { around = [..], delta = [..] }"
             place.fail(f"{value!r} is no int, no list of ints, and not {forms}")
-    if not sizes or min(sizes) < 0:
+    if min(sizes, default=-1) < 0:
         place.fail(f"{value!r} gives {min(sizes, default='no size')}; sizes are 0 or more")
     return tuple(dict.fromkeys(sizes))
+
+
+def _few(place: Place, count: int) -> None:
+    if count > VALUES_LIMIT:
+        place.fail(f"{count} values, of which {VALUES_LIMIT} are the most: each makes a row; choose the telling ones")
 
 
 def _dynamic(place: Place, data: Any, dims: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, int | None]]:

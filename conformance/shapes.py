@@ -33,6 +33,8 @@ __all__ = [
     "benches", "expand", "find_shapes", "from_json", "load", "matches", "runs_on", "seed", "to_json", "xfail_for",
 ]  # fmt: skip
 
+DEEPEST = 50  # parts of a dotted key
+
 
 def find_shapes() -> Path:
     """The folder of shape files that belongs to this copy: inside the package in a wheel, beside it in a checkout."""
@@ -52,6 +54,10 @@ def load(path: Path | str) -> ShapeFile:
         raise ShapeFileError(name, 1, f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ShapeFileError(name, 1, f"is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    # The parser, and a search for lines, take quadratic time over these.
+    if deep := re.search(rf"(?<![\w-])(?:[\w-]+\s*\.\s*){{{DEEPEST}}}", text):
+        line = text.count("\n", 0, deep.start()) + 1
+        raise ShapeFileError(name, line, f"a key has more than {DEEPEST} parts")
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -60,4 +66,8 @@ def load(path: Path | str) -> ShapeFile:
         hint = "; an inline table { } is closed, so write dims, args and params as lines like dims.M = ..."
         closed = "immutable" in str(error) or "overwrite" in str(error)
         raise ShapeFileError(name, line, f"is not TOML: {error}{hint if closed else ''}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
+        lines = text.splitlines()
+        line = 1 + max(range(len(lines)), key=lambda n: len(lines[n]))
+        raise ShapeFileError(name, line, f"holds what cannot be read: {type(error).__name__}: {error}") from None
     return shape_file(name, text, table)

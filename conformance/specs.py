@@ -5,12 +5,15 @@ from dataclasses import dataclass
 
 from conformance.cases import Tolerance, Value, Xfail
 
+LONGEST = 2_000  # characters of a message
+
 
 class ShapeFileError(ValueError):
     """A shape file says something that cannot be: where, what, and what to do."""
 
     def __init__(self, file: str, line: int, message: str) -> None:
-        super().__init__(f"{file}:{line}: {message}")
+        # What is quoted of the file may be all of it.
+        super().__init__(f"{file}:{line}: {message if len(message) <= LONGEST else message[:LONGEST] + '…'}")
         self.file, self.line = file, line
 
 

@@ -1,7 +1,8 @@
 """TOML text in, the line of each key out: the standard parser keeps no positions, and errors need them."""
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 Path = tuple[str | int, ...]
 _WORD = r"(?:[\w-]+|\"[^\"]*\"|'[^']*')"
@@ -10,7 +11,8 @@ _HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]")
 _KEY = re.compile(rf"\s*({_DOTTED})\s*=")
 
 
-def key_lines(text: str) -> dict[Path, int]:
+@functools.lru_cache(maxsize=4)  # every key of a file asks
+def key_lines(text: str) -> Mapping[Path, int]:
     """The line of every table header and of every key that starts a line.
 
     >>> key_lines('a = 1\\n[[case]]\\nargs.x = { shape = [] }\\n[case.perf]\\nvs = []')[("case", 0, "perf", "vs")]

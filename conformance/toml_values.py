@@ -2,7 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from conformance.expressions import quoted
@@ -21,7 +21,7 @@ class Place:
 
     def at(self, *keys: str | int) -> "Place":
         """The place of a key below."""
-        return replace(self, path=(*self.path, *keys))
+        return Place(self.file, self.text, (*self.path, *keys), self.case)
 
     @property
     def line(self) -> int:
