@@ -75,6 +75,8 @@ template <class T> static inline T op_xor(T a, T b) { return (T)(a ^ b); }
 static inline bool op_not(bool a) { return !a; }
 template <class T> static inline T op_not(T a) { return (T)~a; }
 template <class T> static inline bool op_isnan(T a) { return a != a; }
+static inline bool op_signbit(f64 a) { return __builtin_signbit(a); }
+static inline bool op_signbit(f32 a) { return __builtin_signbit(a); }
 template <class T> static inline T op_where(bool c, T a, T b) { return c ? a : b; }
 template <class T> static inline T op_shl(T a, T b) {
     return b < 0 || (i64)b >= (i64)(8 * sizeof(T)) ? (T)0 : (T)((unsigned long long)a << b);

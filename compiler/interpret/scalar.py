@@ -125,7 +125,8 @@ FUNCTIONS: dict[str, Function] = {
     # a shift by at least the width, or by a negative count, gives 0 (right shift of a negative number: -1)
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
     "shl": np.left_shift, "shr": np.right_shift,
-    "where": np.where, "isnan": np.isnan, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
+    "where": np.where, "isnan": np.isnan, "signbit": np.signbit,
+    "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
     "tf32": _tf32,
     "sqrt": np.sqrt, "rsqrt": _through_f64(_rsqrt), "pow": _through_f64(power), "fma": _fma,
     "exp": _through_f64(np.exp), "exp2": _through_f64(np.exp2), "expm1": _through_f64(np.expm1),

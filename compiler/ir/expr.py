@@ -166,7 +166,7 @@ OPS: dict[str, Row] = {
     "ge": Row(2, _ANY, "bool", ">="), "eq": Row(2, _ANY, "bool", "=="), "ne": Row(2, _ANY, "bool", "!="),
     "and": Row(2, _BITS, infix="&"), "or": Row(2, _BITS, infix="|"), "xor": Row(2, _BITS, infix="^"),
     "not": Row(1, _BITS), "shl": Row(2, _INT, infix="<<"), "shr": Row(2, _INT, infix=">>"),
-    "where": Row(3, _ANY), "isnan": Row(1, _FLOAT, "bool"),
+    "where": Row(3, _ANY), "isnan": Row(1, _FLOAT, "bool"), "signbit": Row(1, _FLOAT, "bool"),
     "floor": Row(1, _FLOAT), "ceil": Row(1, _FLOAT), "trunc": Row(1, _FLOAT),
     "round": Row(1, _FLOAT),  # halves go to even
     # to 10 bits of fraction, halves away from zero, as tensor cores take f32; of a NaN x, x - tf32(x) is NaN

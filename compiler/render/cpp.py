@@ -32,7 +32,7 @@ LARGE_ARRAY = 32 * 1024  # bytes; larger ones do not go on the stack, which thre
 # header: the functions that it declares, as far as the text calls them by themselves.
 HEADERS = {
     "parallel.h": "parallel",
-    "vector.h": "vec broadcast iota where isnan max min sqrt fma "
+    "vector.h": "vec broadcast iota where isnan signbit max min sqrt fma "
     "reduce_add reduce_mul reduce_max reduce_min reduce_and reduce_or any all",
     "indices.h": "floordiv_by mod_by",
     "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",

@@ -242,8 +242,8 @@ def _mask(w: Writer, e: Expr, bits: int) -> Code:
             made = Code(w.names[name])
         case Cast(arg):
             made = Code(f"{_widened(w, arg).at(SHIFT)} != 0", c.EQUAL)
-        case Op("isnan", (arg,)):
-            made = w.call("mlc_isnan", w.of(arg))
+        case Op("isnan" | "signbit" as name, (arg,)):
+            made = w.call(f"mlc_{name}", w.of(arg))
         case Op(name, args) if name in c.INFIX:
             made = c.infix(w, c.INFIX[name], args)
         case _:

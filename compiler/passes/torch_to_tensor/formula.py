@@ -194,9 +194,8 @@ def gelu(x: E, approximate: str = "none") -> E:
 
 
 def _half_of(x: E, share: E) -> E:
-    """x / 2 * (1 + share), of which the last two operations are one fma."""
-    half = x * 0.5
-    return half * share + half
+    """x * (1 + share) / 2, a zero with the sign of x; nothing overflows on the way, and two operations are one fma."""
+    return x * (share * 0.5 + 0.5)
 
 
 def lerp(start: E, end: E, weight: E) -> E:
@@ -246,10 +245,7 @@ def nan_to_num(x: E, nan: float, posinf: float, neginf: float) -> E:
 
 
 def signbit(x: E) -> E:
-    """Also for -0.0, whose reciprocal is -inf."""
-    if not x.dtype.is_float:
-        return op("lt", x, lit(0, x))
-    return op("or", op("lt", x, 0), op("lt", lit(1, x) / x, 0))
+    return op("signbit", x) if x.dtype.is_float else op("lt", x, lit(0, x))
 
 
 def finite(x: E) -> E:

@@ -1,5 +1,5 @@
 // Arithmetic beyond + - * /: neg abs sign floor ceil round tf32 trunc rsqrt, shl and shr.
-// (mlc_min, mlc_max, mlc_where, mlc_isnan, mlc_sqrt and mlc_fma are in vector.h, divisions in division.h.)
+// (mlc_min, mlc_max, mlc_where, mlc_isnan, mlc_signbit, mlc_sqrt and mlc_fma are in vector.h, divisions in division.h.)
 #pragma once
 #include "vector.h"
 

@@ -1,7 +1,7 @@
 // Every device function; a kernel includes only the headers of the functions that it calls.
 //
 // function -> header
-// fma isnan max min sqrt where -> vector.h
+// fma isnan max min signbit sqrt where -> vector.h
 // abs ceil floor neg round rsqrt shl shr sign trunc -> arithmetic.h
 // floordiv fmod remainder truncdiv -> division.h
 // cosh exp exp2 exp2_ftz expm1 sinh -> exponential.h
@@ -12,7 +12,7 @@
 // acos asin atan atan2 cos sin tan -> trigonometric.h
 //
 // The C++ name has the prefix mlc_. All take scalars and vectors (mlc_vec<T, N>) of one type and return that type,
-// except isnan, which returns a mask, and where(mask, a, b). Loads and stores are in memory.h, conversions and masks in
+// except isnan and signbit, which return a mask, and where(mask, a, b). Loads and stores are in memory.h, conversions and masks in
 // convert.h, matrix products in gemm.h.
 #pragma once
 #include "arithmetic.h"

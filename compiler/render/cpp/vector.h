@@ -215,6 +215,11 @@ template <typename V>
 MLC_INLINE auto mlc_isnan(V x) {
   return x != x;
 }
+// Of NaN and zero as well.
+template <typename V>
+MLC_INLINE auto mlc_signbit(V x) {
+  return mlc_bitcast<mlc_bits<V>>(x) < 0;
+}
 
 // ---- minimum and maximum
 

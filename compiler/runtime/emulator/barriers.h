@@ -16,18 +16,19 @@ static void open_block_barrier(Block* b) {
     wake(b->waiters);
 }
 
-void block_barrier(int line) {
+void block_barrier(int line, int number) {
     unsigned site = MLC_SITE;
     not_flat(site);
     Fiber* f = me();
     Block* b = f->block_of;
-    if (b->arrived && b->line != line) {
+    if (b->arrived && (b->line != line || b->number != number)) {
         char note[160];
-        snprintf(note, sizeof note, "threads of one block wait at __syncthreads of lines %d and %d", b->line, line);
+        snprintf(note, sizeof note, "threads of one block wait at different __syncthreads, of lines %d and %d", b->line, line);
         fatal("barrier divergence", site, note, b->site);
     }
     if (hooks::strict() && b->exited) report("barrier divergence", site, "threads have exited without reaching it");
     b->line = line;
+    b->number = number;
     b->site = site;
     if (++b->arrived == b->alive) {
         open_block_barrier(b);

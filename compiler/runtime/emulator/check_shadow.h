@@ -385,7 +385,7 @@ static void written(const void* p, unsigned bytes) {  // a write alone does not 
     for (unsigned i = 0; i < bytes; i += 1u << page->shift)
         fresh(page->cells[((at & 511) + i) >> page->shift], page->region).state = WRITTEN;
 }
-// Volatile accesses count as relaxed atomics.
+// Volatile loads count as relaxed atomics.
 static void atomic_at(const void* p, unsigned bytes, unsigned kind, unsigned site, Order order = RELAXED) {
     if (!armed) return;
     if (kind == WRITE) written(p, bytes);
@@ -393,6 +393,17 @@ static void atomic_at(const void* p, unsigned bytes, unsigned kind, unsigned sit
     order_atomic(p, kind == WRITE, order);
 }
 void atomic_store(const void* p, unsigned bytes, Order order) { atomic_at(p, bytes, WRITE, MLC_SITE, order); }
+// So do volatile stores, but in shared memory only those behind a fence, as flags are. Of others, threads hand values to
+// each other without anything that they wait for, as those of a warp could while they ran in lockstep.
+static void volatile_store(const void* p, unsigned bytes, unsigned site) {
+    if (!armed) return;
+    bool flag = me()->check.flag_next || shared_address(p) == NO_ADDRESS;
+    me()->check.flag_next = false;
+    if (flag)
+        atomic_at(p, bytes, WRITE, site);
+    else
+        access(p, bytes, WRITE, site);
+}
 
 }  // namespace mlc::emu
 
@@ -400,7 +411,7 @@ void atomic_store(const void* p, unsigned bytes, Order order) { atomic_at(p, byt
     void __tsan_read##bytes(void* p) { mlc::emu::access(p, bytes, mlc::emu::READ, MLC_SITE); }        \
     void __tsan_write##bytes(void* p) { mlc::emu::access(p, bytes, mlc::emu::WRITE, MLC_SITE); }      \
     void __tsan_volatile_read##bytes(void* p) { mlc::emu::atomic_at(p, bytes, mlc::emu::READ, MLC_SITE); }   \
-    void __tsan_volatile_write##bytes(void* p) { mlc::emu::atomic_at(p, bytes, mlc::emu::WRITE, MLC_SITE); } \
+    void __tsan_volatile_write##bytes(void* p) { mlc::emu::volatile_store(p, bytes, MLC_SITE); } \
     void __tsan_unaligned_read##bytes(void* p) { mlc::emu::access(p, bytes, mlc::emu::READ, MLC_SITE); } \
     void __tsan_unaligned_write##bytes(void* p) { mlc::emu::access(p, bytes, mlc::emu::WRITE, MLC_SITE); }
 #define MLC_SANITIZER_ATOMIC(bits, type)                                                                              \
@@ -419,6 +430,21 @@ MLC_SANITIZER(8)
 MLC_SANITIZER(16)
 void __tsan_read_range(void* p, size_t n) { mlc::emu::access(p, (unsigned)n, mlc::emu::READ, MLC_SITE); }
 void __tsan_write_range(void* p, size_t n) { mlc::emu::access(p, (unsigned)n, mlc::emu::WRITE, MLC_SITE); }
+// An array of the text, such as a thread's own, is accessed beyond what its type says.
+struct mlc_ubsan_type {
+    unsigned short kind, info;
+    char name[1];
+};
+struct mlc_ubsan_index {
+    const char* file;
+    unsigned line, column;
+    const mlc_ubsan_type *array, *index;
+};
+[[noreturn]] void __ubsan_handle_out_of_bounds_abort(const mlc_ubsan_index* at, uintptr_t index) {
+    char note[160];
+    snprintf(note, sizeof note, "element %ld of a %s", (long)index, at->array->name);
+    mlc::emu::fatal("out of bounds", MLC_SITE, note);
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

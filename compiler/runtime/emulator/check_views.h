@@ -156,6 +156,7 @@ static void prepare_release(Fiber* f) {
 void fence() {
     take_in(me());
     prepare_release(me());
+    me()->check.flag_next = true;
 }
 static void order_atomic(const void* p, bool writes, Order order) {
     Fiber* f = me();

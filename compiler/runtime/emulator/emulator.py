@@ -41,6 +41,7 @@ _KERNEL = (
 _CHECKED = (
     "-O1", "-g1", "-fno-tree-sra", "-fno-omit-frame-pointer", "-DMLC_CHECK", "-fsanitize=thread",
     "--param", "tsan-instrument-func-entry-exit=0", "--param", "tsan-distinguish-volatile=1",
+    "-fsanitize=bounds", "-fno-sanitize-recover=bounds",
 )  # fmt: skip
 _FILLED = "-ftrivial-auto-var-init=pattern"  # registers that nobody has written hold numbers that show; since GCC 12
 

@@ -50,6 +50,7 @@ struct Checked {
     View* view = nullptr;
     Elsewhere foreign;                   // what is known of other clusters
     View* fenced = nullptr;              // what the last fence made releasable
+    bool flag_next = false;              // a fence came last: a volatile store may be a flag
     Elsewhere fenced_foreign;
     Elsewhere acquired;                  // what relaxed atomics have read, known after the next fence
     std::vector<PendingCopy> copies;
@@ -144,7 +145,7 @@ struct Block {
     char* window;
     Fiber* fibers;
     unsigned arrived;
-    int line;
+    int line, number;  // of the barrier that some wait at: its line, and which one of the text it is
     unsigned site;
     FiberList waiters;
     NamedBarrier named[NAMED_BARRIERS];

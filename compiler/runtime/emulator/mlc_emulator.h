@@ -206,7 +206,7 @@ MLC_DEVICE void hand_over(unsigned count, int line) {
     group_collective(warp() & ~3u, 4, "setmaxnreg", nullptr, nullptr, [](Lanes&) MLC_UNCHECKED {}, line);
     registers_set(count);
 }
-void block_barrier(int line);
+void block_barrier(int line, int number);
 void warp_barrier(unsigned mask, int line);
 void named_barrier_sync(unsigned id, unsigned threads);    // bar.sync id, threads
 void named_barrier_arrive(unsigned id, unsigned threads);  // bar.arrive

@@ -1,7 +1,8 @@
 // CUDA's built-in functions by their own names: barriers, shuffles, votes, atomics, bits.
 #pragma once
 
-MLC_DEVICE void __syncthreads(int line = __builtin_LINE()) { mlc::emu::block_barrier(line); }
+// Each in the text is another one, on one line and in a body as well: by its number.
+#define __syncthreads() ::mlc::emu::block_barrier(__builtin_LINE(), __COUNTER__)
 MLC_DEVICE void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) { mlc::emu::warp_barrier(mask, line); }
 MLC_DEVICE void __threadfence() { mlc::emu::fence(); }
 MLC_DEVICE void __threadfence_block() { mlc::emu::fence(); }

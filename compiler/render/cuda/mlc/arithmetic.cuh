@@ -27,6 +27,13 @@ template <typename T>
 MLC_DEVICE bool mlc_isnan(T x) {
     return x != x;
 }
+// Of NaN and zero as well.
+MLC_DEVICE bool mlc_signbit(float x) {
+    return __float_as_int(x) < 0;
+}
+MLC_DEVICE bool mlc_signbit(double x) {
+    return __double_as_longlong(x) < 0;
+}
 template <typename T>
 MLC_DEVICE T mlc_max(T a, T b) {
     return b > a || b != b ? b : a;

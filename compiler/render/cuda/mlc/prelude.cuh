@@ -37,6 +37,12 @@ struct __align__(64) mlc_tensor_map {
 #endif
 
 #define mlc_block_barrier() __syncthreads()
+// In a device function with the line of its call.
+#ifdef __CUDACC__
+#define mlc_block_barrier_of_call() __syncthreads()
+#else
+#define mlc_block_barrier_of_call() ::mlc::emu::block_barrier(line, __COUNTER__)
+#endif
 #define mlc_warp_barrier() __syncwarp()
 
 // 16-bit floats in memory; arithmetic is in float.

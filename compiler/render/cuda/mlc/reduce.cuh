@@ -75,12 +75,12 @@ MLC_DEVICE T mlc_warp_reduce(T x) {
 }
 // `scratch` is shared, with an element for each warp; after the next barrier it may be used again.
 template <typename OP, int THREADS, typename T, typename S>
-MLC_DEVICE T mlc_block_reduce(T x, S* scratch) {
+MLC_DEVICE T mlc_block_reduce(T x, S* scratch MLC_LINE_OF_CALL) {
     constexpr int WARPS = THREADS / 32;
     static_assert((WARPS & (WARPS - 1)) == 0, "a block has a power of two warps");
     x = mlc_warp_reduce<OP>(x);
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = (S)x;
-    mlc_block_barrier();
+    mlc_block_barrier_of_call();
     T total = (T)scratch[threadIdx.x % 32 % WARPS];
 #pragma unroll
     for (int distance = WARPS / 2; distance > 0; distance /= 2)
@@ -89,9 +89,9 @@ MLC_DEVICE T mlc_block_reduce(T x, S* scratch) {
 }
 // Over the lanes of one number in all WARPS of a block; `scratch` has an element for each thread.
 template <typename OP, int WARPS, typename T, typename S>
-MLC_DEVICE T mlc_columns_reduce(T x, S* scratch) {
+MLC_DEVICE T mlc_columns_reduce(T x, S* scratch MLC_LINE_OF_CALL) {
     scratch[threadIdx.x] = (S)x;
-    mlc_block_barrier();
+    mlc_block_barrier_of_call();
     T total = (T)scratch[threadIdx.x % 32];
 #pragma unroll
     for (int warp = 1; warp < WARPS; warp++) total = OP::of(total, (T)scratch[32 * warp + threadIdx.x % 32]);

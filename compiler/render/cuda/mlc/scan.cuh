@@ -21,7 +21,8 @@ struct mlc_itself {
 // warp by itself, which needs no `scratch`: a shared array with an element for each warp, which may be used again.
 template <typename OP, int THREADS, typename T>
 MLC_DEVICE void mlc_scan_before(
-    T* out, typename mlc_itself<T>::type x, typename mlc_itself<T>::type none, typename mlc_itself<T>::type* scratch) {
+    T* out, typename mlc_itself<T>::type x, typename mlc_itself<T>::type none,
+    typename mlc_itself<T>::type* scratch MLC_LINE_OF_CALL) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const T mine = mlc_warp_scan<OP>((T)x);
     const T up = __shfl_up_sync(0xffffffffu, mine, 1);
@@ -32,10 +33,10 @@ MLC_DEVICE void mlc_scan_before(
     }
     constexpr int WARPS = THREADS / 32;
     if (lane == 31) scratch[warp] = mine;
-    mlc_block_barrier();
+    mlc_block_barrier_of_call();
     const T totals = mlc_warp_scan<OP>((T)(lane < WARPS ? scratch[lane] : none));
     const T warps = __shfl_sync(0xffffffffu, totals, warp > 0 ? warp - 1 : 0);
     out[1] = __shfl_sync(0xffffffffu, totals, WARPS - 1);
     if (warp > 0) out[0] = OP::of(warps, out[0]);
-    mlc_block_barrier();
+    mlc_block_barrier_of_call();
 }
