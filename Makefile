@@ -1,4 +1,5 @@
-# make mlcomp   check and measure the compiler over the shape files, print the tables, write reports/
+# make mlcomp   check and measure the compiler over the shape files, print the tables, write reports/<device>/;
+#               where ARGS leaves something out, reports/.last/
 # make test     lint, formatting, types, import contract, the project's own tests
 # Both set up .venv first, and again only after pyproject.toml or constraints.txt changed.
 #   ARGS="shapes/ops/softmax.toml -k bf16"    more arguments for pytest

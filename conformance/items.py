@@ -14,8 +14,6 @@ from conformance.shapes import ShapeFileError, benches, expand, load
 
 PROPERTY = "mlcomp"  # the user property that carries a row to the controller
 RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
-# TOML files that tools put beside shape files; a folder given to pytest is searched for every other one.
-FOREIGN = frozenset({"pyproject.toml", "pytest.toml", "ruff.toml", "tox.toml", "pylock.toml", "Cargo.toml"})
 
 
 class Failed(Exception):

@@ -46,7 +46,8 @@ OPTIONS: dict[str, dict[str, object]] = {
     "report": {
         "metavar": "DIR",
         "default": None,
-        "help": "where the reports go (default: reports, beside pytest's settings or else here)",
+        "help": "where the reports go, in a folder for each device (default: reports, beside pytest's settings or else "
+        "here; of a part of the suite: reports/.last)",
     },
     "backend": {
         "metavar": "NAME",

@@ -47,12 +47,13 @@ class Results:
         if not self.rows:
             return
         self.run = self._summary()
-        folder = self.settings.report / str(self.run.env["device"])
-        if exitstatus not in FINISHED:
+        folder = self.settings.reports(str(self.run.env["device"]))
+        stopped = bool(session.shouldfail or session.shouldstop) and not self.settings.part
+        if exitstatus not in FINISHED or stopped:
             self.notes.append(f"mlcomp: the run was interrupted; the reports in {folder} are left as they were")
             return
         try:
-            report.write(folder, self._documents(folder))
+            report.write(folder, self._documents())
             report.append(os.environ.get("GITHUB_STEP_SUMMARY"), pages.summary(self.run))
         except report.ReportError as error:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -72,18 +73,17 @@ class Results:
             for note in self.notes:
                 terminalreporter.write_line(note, bold=True)
 
-    def _documents(self, folder: Path) -> dict[str, str]:
-        """The files of this run; without a benchmark in it, those that an earlier run measured stay."""
+    def _documents(self) -> dict[str, str]:
+        """The files of this run, all of them: none of an earlier run stays among them."""
         assert self.run is not None
-        documents = {
+        return {
             "run.json": json.dumps(report.run_json(self.run), indent=1, allow_nan=False) + "\n",
             "summary.md": pages.summary(self.run),
             "coverage.md": pages.coverage(self.run),
+            "speedup.md": pages.speedup(self.run),
+            "benchmark.json": json.dumps(report.benchmark_json(self.run), indent=1, allow_nan=False) + "\n",
+            **({".gitignore": "*\n"} if self.settings.part else {}),
         }
-        if self.run.benches or not (folder / "speedup.md").exists():
-            documents["speedup.md"] = pages.speedup(self.run)
-            documents["benchmark.json"] = json.dumps(report.benchmark_json(self.run), indent=1, allow_nan=False) + "\n"
-        return documents
 
     def _summary(self) -> report.Run:
         # Workers finish in any order; a report must not depend on it.

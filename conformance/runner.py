@@ -116,7 +116,7 @@ class Runner:
     def fuzz(self, index: int, target: str) -> rows.Row:
         """The row of one random program."""
         seed = self.settings.seed
-        folder = self.settings.report / self.device / "repro" / f"random-{seed}.{index}-{target.replace(':', '_')}"
+        folder = self.settings.reports(self.device) / "repro" / f"random-{seed}.{index}-{target.replace(':', '_')}"
         options = {"target": target, "threads": self.threads, "dump": str(folder)}
         words = ["pytest", "--mlcomp", "--mlcomp-fuzz-only", str(index), "--mlcomp-seed", str(seed)]
         words += ["--mlcomp-target", target] if target != "cpu" else []
@@ -163,7 +163,7 @@ class Runner:
             "backend": self.settings.backend,
             "first_diff": self.settings.first_diff,
             "threads": self.threads,
-            "dump": str(self.settings.report / self.device / "repro" / folder),
+            "dump": str(self.settings.reports(self.device) / "repro" / folder),
         }
 
     def _bench_options(self, target: str) -> dict[str, Any]:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from conformance.fuzz.session import Fuzzing
-from conformance.items import FOREIGN, RUNNER, Bench, Fitness, SelfTest, ShapeFile
+from conformance.items import RUNNER, Bench, Fitness, SelfTest, ShapeFile
 from conformance.progress import on_terminal
 from conformance.results import Results
 from conformance.runner import Runner
 from conformance.settings import KEY, read
-from conformance.shapes import find_shapes
+from conformance.shapes import FOREIGN, own_suite
 
 ORDER = {
     "mlcomp_selftest": 1,
@@ -21,10 +21,10 @@ ORDER = {
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Check the options, and collect the shape files that come along where no path is given."""
+    """Check the options, and collect this folder's shape files, or those that come along, where no path is given."""
     settings = config.stash[KEY] = read(config)
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args = [] if settings.fuzz else [str(find_shapes())]
+        config.args = [] if settings.fuzz else [str(path) for path in own_suite(config.invocation_params.dir)]
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     config.stash[RUNNER] = Runner(settings, config.invocation_params.dir, workers)
     if settings.fuzz:
@@ -55,8 +55,9 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Give a worker of xdist this run's seed."""
-    node.workerinput["mlcomp_seed"] = node.config.stash[KEY].seed
+    """Give a worker of xdist what was decided here: this run's seed, and whose reports it writes."""
+    settings = node.config.stash[KEY]
+    node.workerinput |= {"mlcomp_seed": settings.seed, "mlcomp_part": settings.part}
 
 
 def pytest_report_header(config: pytest.Config) -> str:

@@ -11,9 +11,15 @@ import pytest
 
 from conformance import environment, sanitizer
 from conformance.cases import KINDS, STAGES, kind_of, stages_of
+from conformance.shapes import find_shapes, own_suite
 
 TARGETS = ("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 RIVALS = ("eager", "compile", "max-autotune")
+LAST = ".last"  # the folder of reports on a part of the suite, which is no device's
+# Options of pytest and its plugins that choose among the items.
+SELECTING = (
+    "keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "benchmark_only", "benchmark_skip",
+)  # fmt: skip
 # loadscope and its kin hang for ever after a worker dies, and put the cases of one file on one worker.
 DISTRIBUTIONS = ("no", "load", "worksteal")
 FUNCTIONS = {
@@ -40,6 +46,7 @@ class Settings:
     vs: tuple[str, ...] | None
     timeout: float | None
     report: Path
+    part: bool  # of the suite is run, and nobody said where its reports go
     backend: str | None
     selftest: bool
     first_diff: bool
@@ -47,6 +54,10 @@ class Settings:
     sanitizers: tuple[str, ...]
     fuzz: range  # the numbers of the random programs to run
     runner: str | None
+
+    def reports(self, device: str) -> Path:
+        """The folder of this run's reports: what a device's says is said of the whole suite."""
+        return self.report / (LAST if self.part else device)
 
     @property
     def foreign(self) -> tuple[str, ...]:
@@ -85,6 +96,8 @@ def read(config: pytest.Config) -> Settings:
     if report.exists() and not report.is_dir():
         raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
     backend, vs, stages = option("backend"), option("vs"), option("stages")
+    fuzz = _fuzz(option("fuzz"), option("fuzz_only"))
+    part = named is None and (stages is not None or bool(fuzz) or _selects(config))
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
     targets = _words("target", str(option("target")), TARGETS, featured=True)
@@ -104,14 +117,26 @@ def read(config: pytest.Config) -> Settings:
         vs=None if vs is None else _words("vs", str(vs), None),
         timeout=None if timeout is None else float(str(timeout)),
         report=report,
+        part=bool(getattr(config, "workerinput", {}).get("mlcomp_part", part)),
         backend=None if backend is None else str(backend),
         selftest=bool(option("selftest")),
         first_diff=bool(option("first_diff")),
         gate=bool(option("gate")),
         sanitizers=sanitizers,
-        fuzz=_fuzz(option("fuzz"), option("fuzz_only")),
+        fuzz=fuzz,
         runner=None if option("runner") is None else str(option("runner")),
     )
+
+
+def _selects(config: pytest.Config) -> bool:
+    """Whether the command line leaves out some of what a run without arguments has."""
+    if any(getattr(config.option, name, None) for name in SELECTING):
+        return True
+    here = config.invocation_params.dir
+    suite = {path.resolve() for path in own_suite(here)}
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return not suite <= {(here / arg).resolve() for arg in config.args}
+    return any(path != find_shapes() and path.is_relative_to(find_shapes()) for path in suite)
 
 
 def _fuzz(count: object, only: object) -> range:

@@ -30,9 +30,13 @@ from conformance.specs import ShapeFile, ShapeFileError
 
 __all__ = [
     "DTYPES", "STAGES", "TIERS", "Arg", "BenchCase", "Case", "ShapeFile", "ShapeFileError", "Tolerance", "Xfail",
-    "benches", "expand", "find_shapes", "from_json", "load", "matches", "runs_on", "seed", "to_json", "xfail_for",
+    "benches", "expand", "find_shapes", "from_json", "load", "matches", "own_suite", "runs_on", "seed", "to_json",
+    "xfail_for",
 ]  # fmt: skip
 
+# TOML files that tools put beside shape files; a folder given to pytest is searched for every other one.
+FOREIGN = frozenset({"pyproject.toml", "pytest.toml", "ruff.toml", "tox.toml", "pylock.toml", "Cargo.toml"})
+HEAD = 1 << 16  # characters in which a shape file says that it is one
 DEEPEST = 50  # parts of a dotted key
 
 
@@ -43,6 +47,25 @@ def find_shapes() -> Path:
     if found is None:
         raise FileNotFoundError(f"no shapes folder in {here} or {here.parent}; install again, or name the files")
     return found
+
+
+def own_suite(folder: Path) -> list[Path]:
+    """What a run without arguments collects: shape files of this folder and its `shapes`, else those of this copy."""
+    beside = sorted(path for path in folder.glob("*.toml") if _claims_to_be_one(path))
+    below = folder / "shapes"
+    has_some = below.is_dir() and any(_claims_to_be_one(path) for path in below.rglob("*.toml"))
+    return [*beside, *([below] if has_some else [])] or [find_shapes()]
+
+
+def _claims_to_be_one(path: Path) -> bool:
+    """Whether it looks like a shape file, whatever is wrong with it."""
+    if path.name in FOREIGN or path.name.startswith("."):
+        return False
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return re.search(r"^format\s*=\s*\d", file.read(HEAD), re.MULTILINE) is not None
+    except OSError:
+        return False
 
 
 def load(path: Path | str) -> ShapeFile:

@@ -96,13 +96,15 @@ def shape_file(box: pytest.Pytester, *cases: str, name: str = "mine.toml") -> Pa
     return path
 
 
-def mlcomp(box: pytest.Pytester, *words: str, workers: int | None = 0) -> pytest.RunResult:
+def mlcomp(box: pytest.Pytester, *words: str, workers: int | None = 0, bare: bool = False) -> pytest.RunResult:
+    """Run the plugin on what `words` say; its reports have a place, unless it is `bare`."""
     parallel = [] if workers is None else ["-n", str(workers)]
     run = box.runpytest_subprocess if workers else box.runpytest_inprocess  # xdist hands on the outer run's sys.path
     # Hypothesis is left out because importing it takes longer than all the rest of such a run, pytest-randomly, where
     # it is installed, because the order is looked at.
+    named = [] if "--mlcomp-report" in words or bare else ["--mlcomp-report", "reports"]
     plugins = ["-p", "conformance.plugin", "-p", "no:hypothesispytest", "-p", "no:randomly"]
-    return run(*plugins, "--mlcomp", "--mlcomp-runner", "fake", *parallel, *words)
+    return run(*plugins, "--mlcomp", "--mlcomp-runner", "fake", *named, *parallel, *words)
 
 
 def report(box: pytest.Pytester, name: str = "run.json") -> Any:

@@ -314,14 +314,13 @@ def test_another_backend_is_checked_for_and_reported_apart(box: pytest.Pytester)
     assert folder.name.endswith("-eagerly")
 
 
-def test_a_run_without_benchmarks_keeps_the_measured_ones(box: pytest.Pytester) -> None:
+def test_tables_of_one_run_never_stand_beside_older_ones(box: pytest.Pytester) -> None:
     shape_file(box, case("fine", PERF))
+    mlcomp(box, "mine.toml", "--mlcomp-bench", "quick")
+    assert "FASTER" in report(box, "speedup.md")
     mlcomp(box, "mine.toml")
     assert "No benchmark has run" in report(box, "speedup.md")
-    mlcomp(box, "mine.toml", "--mlcomp-bench", "quick")
-    mlcomp(box, "mine.toml")
-    assert "FASTER" in report(box, "speedup.md")
-    assert len(report(box, "benchmark.json")["benchmarks"]) == 1
+    assert report(box, "benchmark.json")["benchmarks"] == []
 
 
 def test_the_selftest_is_run_printed_and_recorded(box: pytest.Pytester) -> None:
@@ -365,7 +364,7 @@ def test_wrong_words_are_usage_errors(box: pytest.Pytester, words: list[str], me
 def test_reports_stand_where_pytest_was_started(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     shape_file(box, case("fine"), name="there/mine.toml")
     monkeypatch.chdir(box.mkdir("here"))
-    mlcomp(box, "../there/mine.toml").assert_outcomes(passed=1)
+    mlcomp(box, "../there/mine.toml", bare=True).assert_outcomes(passed=1)
     assert list(box.path.glob("here/reports/*/run.json")) and not (box.path / "reports").exists()
 
 
