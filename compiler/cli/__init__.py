@@ -1,4 +1,4 @@
-"""The `mlcomp` command: show a program at any stage, run it, list the passes and the targets.
+"""The `mlcomp` command: show a program at any stage, run it, list passes and targets, keep its cache.
 
 Exit status: 0 when all went well, 1 when a program is refused or its result wrong, 2 for a command that makes no sense.
 """
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from compiler.cli import passes, run, show, targets
+from compiler.cli import cache, passes, run, show, targets
 from compiler.cli.sources import Senseless
 from compiler.errors import CompilerError
 
@@ -87,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     listed = commands.add_parser("targets", help="list the targets with their instructions")
     targets.options(listed)
     listed.set_defaults(run=targets.targets)
+    kept = commands.add_parser("cache", help="show, verify or shrink the folder of compiled kernels")
+    cache.options(kept)
+    kept.set_defaults(run=cache.cache)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
     return parser

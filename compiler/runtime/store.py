@@ -24,7 +24,7 @@ log = logging.getLogger("mlcomp")
 
 FORMAT = "sealed-1"  # the folder of entries of this form, inside of the cache; others are left alone
 _DAY = 24 * 3600.0
-_LEFT = 3600.0  # seconds after which a build folder is one that a killed process left behind
+LEFT = 3600.0  # seconds after which a build folder is one that a killed process left behind
 
 
 def entry(cache: Path | None, digest: str, suffix: str) -> Path:
@@ -57,7 +57,7 @@ _own: set[Path] = set()  # folders that nobody but this user could let others in
 def intact(*paths: Path) -> bool:
     """Whether all parts of an entry are as they were published; what is there but is not is said, since it is built
     again. A part that may not be read is a CacheError."""
-    found = [inspect(path) for path in paths]
+    found = [inspect(path, use=True) for path in paths]
     for path, state in zip(paths, found, strict=True):
         if state == "damaged":
             log.warning(
@@ -68,9 +68,10 @@ def intact(*paths: Path) -> bool:
     return all(state == "intact" for state in found)
 
 
-def inspect(path: Path) -> str:
-    """intact, damaged or missing; an entry that may not be read is a CacheError."""
-    content = _content(path)
+def inspect(path: Path, use: bool = False) -> str:
+    """intact, damaged or missing; an entry that may not be read is a CacheError. `use` is kept as the file's time, to
+    the day, so that those that nobody uses can be told from the others."""
+    content = _content(path, use)
     if content is None:
         return "missing"
     return "damaged" if seal.opened(content, name(path)) is None else "intact"
@@ -87,7 +88,7 @@ def name(path: Path) -> str:
     return f"{FORMAT} {path.parent.name}{path.name}"
 
 
-def _content(path: Path) -> bytes | None:
+def _content(path: Path, use: bool = False) -> bytes | None:
     """What is in a file that nobody else can have open for writing, nothing of any other; None where there is none."""
     try:
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -101,8 +102,8 @@ def _content(path: Path) -> bytes | None:
         found = os.fstat(number)
         if not stat.S_ISREG(found.st_mode) or not trust.ours(found) or trust.others_write(found):
             return b""
-        if time.time() - found.st_mtime > _DAY:
-            with contextlib.suppress(OSError):  # so that those that nobody uses can be told from the others
+        if use and time.time() - found.st_mtime > _DAY:
+            with contextlib.suppress(OSError):  # a read-only cache serves all the same
                 os.utime(number)
         return file.read()
 
@@ -135,15 +136,20 @@ def publish(product: Path, path: Path) -> None:
     os.replace(product, path)
 
 
-def sweep(cache: Path, older_than: float = _LEFT) -> int:
+def sweep(cache: Path, older_than: float = LEFT) -> int:
     """Remove build folders that a killed process left behind; returns how many."""
     now, removed = time.time(), 0
-    for left in cache.glob(f"{FORMAT}/??/.build-*"):
+    for left in left_behind(cache):
         with contextlib.suppress(OSError):
             if now - left.stat().st_mtime > older_than:
                 shutil.rmtree(left)
                 removed += 1
     return removed
+
+
+def left_behind(cache: Path) -> list[Path]:
+    """Folders of builders, those that are still at work included."""
+    return sorted(cache.glob(f"{FORMAT}/??/.build-*"))
 
 
 def _sweep_daily(cache: Path) -> None:

@@ -166,7 +166,7 @@ def passes(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return capsys.readouterr().out.splitlines()[2:]
 
 
-@pytest.mark.parametrize("words", [["passes"], ["targets"], ["show", "--from", "FILE", "--ir", "cpp"]])
+@pytest.mark.parametrize("words", [["passes"], ["targets"], ["cache"], ["show", "--from", "FILE", "--ir", "cpp"]])
 def test_commands_that_run_nothing_do_not_load_pytorch(words: list[str], loops: Path) -> None:
     words = [str(loops) if word == "FILE" else word for word in words]
     done = subprocess.run([sys.executable, "-c", LIGHT, *words], cwd=ROOT, capture_output=True, text=True, check=True)
