@@ -31,11 +31,12 @@ from compiler.ir.tensor import (
     scaled,
     shape,
 )
+from compiler.passes.tensor.windows import narrow_windows
 
 
 def compose(program: Program) -> Program:
     """Views composed with what they view; dead equations removed."""
-    program = remove_dead(_forward(_squeeze(program)))
+    program = narrow_windows(remove_dead(_forward(_squeeze(program))))
     program = _reindex_reductions(program)
     program = _alias_outputs(program)
     return remove_dead(program)

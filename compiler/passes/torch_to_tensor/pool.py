@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, cast, const, identity, op, select, static
 from compiler.ir.expr import both as all_of
 from compiler.ir.index import simplify
@@ -108,7 +109,7 @@ def greatest(b: Builder, x: Value, windows: Windows, count: int) -> tuple[Value,
         found = op("where", op("eq", here, best.at(at)), position, nowhere)
         return op("where", op("isnan", here), -1 - position, found) if x.dtype.is_float else found
 
-    nowhere = const(2**62)
+    nowhere = identity("min", i64)
     first = windows.reduce(b, "min", place, nowhere, "place")
     index = b.map(first.shape, lambda at: op("max", first.at(at), -1 - first.at(at)), "index")
     return best, index
