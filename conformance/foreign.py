@@ -153,10 +153,11 @@ def _call(built: systems.Built, at: Subject, equations: Any, name: str, kept: li
 
 
 def _judged(at: Subject, equations: Any, outputs: Tensors) -> Verdict:
-    """Whether results are what eager gives, to the bit, or right.
+    """Whether results are what eager gives, or right.
 
-    The bounds round once after each call of the program, and know nothing of the steps inside of one. Where eager is
-    beyond them, twice its own worst error counts, relative to the sizes of the element and of the tensor.
+    The bounds round once after each call of the program, and know nothing of the steps inside of one. So an element may
+    also be what another formula for the same makes of eager's; and where eager is beyond its bounds, twice its own
+    worst error counts, relative to the sizes of the element and of the tensor.
     """
     eager = at.eager
     alike = [(y.shape, y.dtype) == (e.shape, e.dtype) for y, e in zip(outputs, eager, strict=False)]
@@ -167,10 +168,21 @@ def _judged(at: Subject, equations: Any, outputs: Tensors) -> Verdict:
         return truth.within(outputs, truth.eagers)
     bounded = truth.eagers if truth.within(eager, truth.eagers).ok else list(map(_widened, eager, truth.eagers))
     settled = [
-        torch.where((y == e) | ((y != y) & (e != e)), torch.from_numpy(np.array(b.v)).to(y.dtype), y)
+        torch.where(_as_eager(y, e), torch.from_numpy(np.array(b.v)).to(y.dtype), y)
         for y, e, b in zip(outputs, eager, bounded, strict=True)
     ]
     return truth.within(settled, bounded)
+
+
+def _as_eager(y: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
+    """Where elements are eager's but for the rounding of another formula: of its result, and of its steps."""
+    same = (y == eager) | ((y != y) & (eager != eager))
+    if not y.is_floating_point():
+        return same
+    a, e = y.double(), eager.double()
+    usual = float(e[torch.isfinite(e)].square().mean().nan_to_num(0.0).sqrt())
+    of_steps = oracle.UNIT["f64" if y.dtype is torch.float64 else "f32"]
+    return same | torch.isfinite(e) & ((a - e).abs() <= 2 * oracle.UNIT[oracle.NAMES[y.dtype]] * e.abs() + oracle.CLOSE * of_steps * usual)
 
 
 def _widened(eager: torch.Tensor, b: oracle.Bounded) -> oracle.Bounded:
