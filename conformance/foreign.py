@@ -182,7 +182,9 @@ def _as_eager(y: torch.Tensor, eager: torch.Tensor) -> torch.Tensor:
     a, e = y.double(), eager.double()
     usual = float(e[torch.isfinite(e)].square().mean().nan_to_num(0.0).sqrt())
     of_steps = oracle.UNIT["f64" if y.dtype is torch.float64 else "f32"]
-    return same | torch.isfinite(e) & ((a - e).abs() <= 2 * oracle.UNIT[oracle.NAMES[y.dtype]] * e.abs() + oracle.CLOSE * of_steps * usual)
+    return same | torch.isfinite(e) & (
+        (a - e).abs() <= 2 * oracle.UNIT[oracle.NAMES[y.dtype]] * e.abs() + oracle.CLOSE * of_steps * usual
+    )
 
 
 def _widened(eager: torch.Tensor, b: oracle.Bounded) -> oracle.Bounded:

@@ -35,8 +35,8 @@ LOGIC: dict[str, tuple[str, int, int, int]] = {
 }  # fmt: skip
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "signbit")
 _CALLS = (
-    "min max isnan signbit sqrt fma abs sign floor ceil round tf32 trunc rsqrt shl shr floordiv truncdiv exp exp2 exp2_ftz "
-    "expm1 sinh cosh tanh log log2 log10 log1p asinh acosh atanh pow erf erfc sin cos tan asin acos atan atan2"
+    "min max isnan signbit sqrt fma abs sign floor ceil round tf32 trunc rsqrt shl shr floordiv truncdiv exp exp2 "
+    "exp2_ftz expm1 sinh cosh tanh log log2 log10 log1p asinh acosh atanh pow erf erfc sin cos tan asin acos atan atan2"
 )
 # Scalar operations that are calls of device functions in every language.
 FUNCTIONS = {name: f"mlc_{name}" for name in _CALLS.split()} | {"mod": "mlc_remainder", "rem": "mlc_fmod"}

@@ -25,7 +25,8 @@ ALIGNED = 16  # bytes: what wide loads of a parameter rely on
 HEADERS = {
     "numbers": "infinity nan",
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
-    "arithmetic": "div div_large isnan signbit max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod round",
+    "arithmetic": "div div_large isnan signbit max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod "
+    "round",
     "rounding": "tf32",
     "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 exp2_ftz expm1 sinh cosh tanh log log2 log10 log1p asinh "
     "acosh atanh pow erf erfc sin cos tan asin acos atan atan2",
