@@ -32,7 +32,7 @@ _FEW_LIBRARIES = (
 )  # fmt: skip
 _LINKING = ("-l", "-Wl,", "-shared", "-nostdlib")  # how flags begin that only the linker needs
 # Where rows and columns meet, as in x + x.t(), GCC 12 counts one address in steps of another and writes the access as
-# one of base 0. Analysis after that takes it for an access to nothing, and drops the function that makes it or its call.
+# one of base 0. Analysis after that takes it for an access to nothing, and drops the function or the call of it.
 SOUND = ("-fno-delete-null-pointer-checks",)
 
 

@@ -55,7 +55,7 @@ def accesses(lanes: int) -> Iterator[Access]:
 
 
 def widths(dtype: DType, widest: int) -> Iterator[int]:
-    """From four lanes on, below which the compiler makes no vectors, to as many as the machine computes with at once."""
+    """From four lanes on, below which the compiler makes no vectors, to as many as the machine computes at once."""
     size, lanes = 4 if dtype in STORAGE_ONLY or dtype.kind == "bool" else dtype.bytes, 4
     while lanes * size <= max(widest, 32):
         yield lanes
