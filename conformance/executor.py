@@ -1,7 +1,7 @@
 """A function's name and JSON arguments in, a `Reply` out: a crash, hang or memory hog costs one call, not the run.
 
-The function runs in a persistent child process with its own pipes and its own process group. The parent alone watches
-time and memory, so nothing that runs in the child can defeat the watch.
+The function runs in a persistent child process with its own pipes, its own process group and its own temporary files.
+The parent alone watches time and memory, so nothing that runs in the child can defeat the watch.
 """
 
 import json
@@ -19,8 +19,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from conformance import lock
+from conformance import lock, scratch
 from conformance.child import LENGTH, STACK_SIGNAL, encode
+from conformance.scratch import Scratch
 
 GIB = 2**30
 START_SECONDS = 180.0  # importing torch from a cold disk on a loaded machine
@@ -64,6 +65,7 @@ class _Child:
     requests: BinaryIO
     replies: int
     log: BinaryIO
+    scratch: Scratch
     calls: int = 0
     at: str = ""
     buffer: bytearray = field(default_factory=bytearray)
@@ -222,6 +224,7 @@ class _Clock:
 def _spawn(
     preload: Sequence[str], machine: Path, cwd: Path | None, under: Sequence[str], environment: Mapping[str, str]
 ) -> _Child:
+    own = scratch.make()
     request_read, request_write = os.pipe()
     reply_read, reply_write = os.pipe()
     lent = [request_read, reply_write]
@@ -238,15 +241,17 @@ def _spawn(
     try:
         process = subprocess.Popen(
             [*under, sys.executable, "-P", "-u", "-c", BOOTSTRAP, json.dumps(setup)],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd, env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd,
+            env={**os.environ, **environment, **own.environment},
             pass_fds=() if under else lent, start_new_session=True,
         )  # fmt: skip
     except BaseException:
         for descriptor in (*lent, request_write, reply_read):
             os.close(descriptor)
+        own.close()
         raise
     os.set_blocking(reply_read, False)
-    child = _Child(process, os.fdopen(request_write, "wb"), reply_read, log, lent=lent)
+    child = _Child(process, os.fdopen(request_write, "wb"), reply_read, log, own, lent=lent)
     if not under:
         _let_go(child)
     return child
@@ -322,6 +327,7 @@ def _end(child: _Child) -> None:
         with suppress(BrokenPipeError):  # a request that the dead child never read
             stream.close()
     os.close(child.replies)
+    child.scratch.close()
 
 
 def _tail(child: _Child) -> str:

@@ -4,12 +4,11 @@ import json
 import os
 import re
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance import environment, rows, sanitizer
+from conformance import environment, rows, sanitizer, scratch
 from conformance.cases import KINDS, STAGES, BenchCase, Case, to_json
 from conformance.executor import GIB, Executor, Reply, Status
 from conformance.settings import Settings
@@ -35,7 +34,7 @@ class Runner:
         # NumPy's matrix products would take every processor, in each of the workers.
         limits = {"OPENBLAS_NUM_THREADS": str(self.threads)}
         self.executor = Executor(preload, memory, environment=limits)
-        self.logs = tempfile.TemporaryDirectory(prefix="mlcomp-") if settings.sanitizers else None
+        self.logs = scratch.make() if settings.sanitizers else None
         self.watched = {
             tool: Executor(
                 preload,
@@ -56,7 +55,7 @@ class Runner:
         for executor in (self.executor, *self.watched.values()):
             executor.close()
         if self.logs is not None:
-            self.logs.cleanup()
+            self.logs.close()
 
     def run(self, case: Case, target: str, path: Path) -> rows.Row:
         """The row of one case."""
@@ -86,7 +85,7 @@ class Runner:
 
     def _log(self, tool: str) -> Path:
         assert self.logs is not None
-        return Path(self.logs.name) / f"{tool}.txt"
+        return self.logs.folder / f"{tool}.txt"
 
     def fitness(self) -> rows.Row:
         """Whether this machine can judge speed now."""

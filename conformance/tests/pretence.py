@@ -12,7 +12,7 @@ import conformance.session
 ROOT = Path(conformance.session.__file__).resolve().parent.parent
 
 FAKE = """
-import ctypes, os, time
+import ctypes, os, subprocess, tempfile, time
 
 STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp")
 
@@ -23,6 +23,11 @@ def check(case, options, tell):
     for stage in options["stages"]:
         tell(stage)
         if op == "falls" and stage == "loop": ctypes.string_at(0)
+        if op == "litters":
+            tempfile.mkdtemp(prefix="mlcomp-")
+            stray = subprocess.Popen(["sleep", "60"], start_new_session=True)
+            open(f"littered.{os.getpid()}", "w").write(str(stray.pid))
+            time.sleep(60)
         if op == "hangs" and stage == "kernel": time.sleep(60)
         if op == "leaves": os._exit(7)
         if op == "raises": raise ValueError("no such size")

@@ -1,9 +1,19 @@
 """The suite among pytest's own features: what failed last, what parts of a run may overwrite, what is left behind."""
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
 import tomllib
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from conformance import scratch
 from conformance.tests.pretence import ROOT, case, mlcomp, shape_file
 
 pytest_plugins = ["pytester"]
@@ -75,3 +85,55 @@ def test_a_run_without_arguments_takes_the_shape_files_of_its_folder(box: pytest
     (box.path / "settings.toml").write_text("[tool]\nformat = 'none'\n")
     mlcomp(box, bare=True).assert_outcomes(passed=2)
     mlcomp(box, "mine.toml", bare=True, workers=2).assert_outcomes(passed=1)
+
+
+def left_behind(folder: Path) -> list[str]:
+    """Temporary folders of the suite, and the processes that know of one, below a folder."""
+    folders = [str(path) for path in folder.iterdir() if path.name.startswith((scratch.PREFIX, scratch.NAMELESS))]
+    marked = f"{scratch.MARK}={folder}/".encode()
+    running = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            running += [str(path)] if marked in path.read_bytes() else []
+    return folders + running
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return bool(holds())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_run_that_is_killed_leaves_nothing(box: pytest.Pytester, number: signal.Signals, workers: int) -> None:
+    shape_file(box, case("litters"))
+    command = [sys.executable, "-m", "pytest", "-p", "conformance.plugin", "--mlcomp", "--mlcomp-runner", "fake"]
+    run = subprocess.Popen(
+        [*command, "-n", str(workers), "mine.toml"], cwd=box.path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert wait_until(lambda: list(box.path.glob("littered.*"))), "no case ran"
+        assert left_behind(box.path)
+    finally:
+        run.send_signal(number)
+    assert wait_until(lambda: run.poll() is not None and not left_behind(box.path)), left_behind(box.path)
+
+
+def test_a_child_that_is_lost_leaves_nothing(box: pytest.Pytester) -> None:
+    shape_file(box, case("litters", "timeout = 0.5"), case("falls"), case("fine"))
+    mlcomp(box, "mine.toml").assert_outcomes(passed=1, failed=2)
+    assert list(box.path.glob("littered.*")) and not left_behind(box.path)
+
+
+def test_folders_that_nobody_keeps_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    first = scratch.make()
+    first.keeper.kill()
+    first.close()
+    stray = subprocess.Popen(["sleep", "60"], env=os.environ | first.environment)
+    second = scratch.make()
+    second.close()
+    assert not list(tmp_path.iterdir()) and stray.wait(timeout=10) == -signal.SIGKILL
