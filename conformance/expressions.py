@@ -62,7 +62,7 @@ class ExpressionError(ValueError):
 
 
 def formula(text: str, names: Collection[str]) -> tuple[CodeType, frozenset[str]]:
-    """Compile a size or filter over `names`, and say which of them it uses.
+    """Compile a size or filter over `names`, and say which of them it uses; what was compiled before is kept.
 
     >>> code, used = formula("B*M <= 64 and dtype != 'bf16'", {"B", "M", "dtype"})
     >>> evaluate(code, {"B": 8, "M": 8, "dtype": "f32"}), sorted(used)
@@ -151,7 +151,7 @@ def shortened(text: str, most: int = 60) -> str:
 
 def names_in_program(text: str, args: Collection[str], values: Collection[str]) -> frozenset[str]:
     """The names a program uses, after checking that each one is an argument, a value, or known everywhere."""
-    tree = _parse_program(text)
+    tree = parse_program(text)
     loaded, bound = _names(tree)
     known = set(args) | set(values) | RESERVED
     if unknown := sorted(loaded - bound - known):
@@ -173,7 +173,7 @@ def program_source(name: str, text: str, args: Collection[str], values: Mapping[
     def softmax(x):
         return F.softmax(x, dim=-1).to(torch.float32)
     """
-    tree = _Literals({**{key: key for key in DTYPES if key != "bool"}, **values}).visit(_parse_program(text))
+    tree = _Literals({**{key: key for key in DTYPES if key != "bool"}, **values}).visit(parse_program(text))
     last = tree.body[-1]
     body = [*tree.body[:-1], ast.Return(last.value)]
     lines = "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in body)
@@ -212,7 +212,8 @@ class _Literals(ast.NodeTransformer):
         return node
 
 
-def _parse_program(text: str) -> ast.Module:
+def parse_program(text: str) -> ast.Module:
+    """The lines of a program, the last of which is its value."""
     if len(text) > PROGRAM_LIMIT:
         raise ExpressionError(f"the expression has {len(text)} characters; {PROGRAM_LIMIT} are the most")
     try:

@@ -1,11 +1,12 @@
 """Parsed TOML in, checked case specifications out; whatever the format does not know is an error at its line."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conformance import compose
 from conformance.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, frozen, kind_of, token
 from conformance.distributions import OPTIONS
 from conformance.expressions import quoted
@@ -28,7 +29,7 @@ from conformance.toml_values import (
 
 _DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance", "perf")
 _KEYS = {
-    "the file": ("format", "defaults", "distributions", "case"),
+    "the file": ("format", "defaults", "distributions", "case", "compose"),
     "the defaults": _DEFAULTS,
     "a case": (
         "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "mutates", "dims",
@@ -50,8 +51,8 @@ _NUMBER = (int, float)
 VALUES_LIMIT = 1_000  # of a dim or a param
 
 
-def shape_file(path: str, text: str, data: Mapping[str, Any]) -> ShapeFile:
-    """The checked content of a file."""
+def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> ShapeFile:
+    """The checked content of a file; of meetings, those that a tier asks for."""
     place = Place(path, text)
     _table(place, data, "the file")
     if data.get("format") != 1:
@@ -61,12 +62,12 @@ def shape_file(path: str, text: str, data: Mapping[str, Any]) -> ShapeFile:
     timed = _table(place.at("defaults", "perf"), defaults.pop("perf", {}), "a perf table")
     known = _distributions(place.at("distributions"), data.get("distributions", {}))
     entries = data.get("case", [])
-    if not isinstance(entries, list) or not entries:
+    tables = data.get("compose", [])
+    if not isinstance(entries, list) or not isinstance(tables, list) or not entries + tables:
         place.at("case").fail("there is no [[case]]; add one")
     cases: dict[str, CaseSpec] = {}
-    for index, entry in enumerate(entries):
-        here = place.at("case", index)
-        own = {**defaults, **_table(here, entry, "a case")}
+    for here, entry in (*_entries(place, entries), *_composed(place, tables, defaults, tier)):
+        own = {**defaults, **entry}
         if isinstance(own.get("perf"), dict):
             own["perf"] = {**timed, **own["perf"]}
         for spec in _case(here, own, known):
@@ -75,6 +76,22 @@ def shape_file(path: str, text: str, data: Mapping[str, Any]) -> ShapeFile:
                     f"the name {spec.name!r} is taken by the case in line {earlier.line}; choose another"
                 )
     return ShapeFile(path, Path(path).stem, tuple(cases.values()))
+
+
+def _entries(place: Place, entries: list[Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    for index, entry in enumerate(entries):
+        here = place.at("case", index)
+        yield here, _table(here, entry, "a case")
+
+
+def _composed(
+    place: Place, tables: list[Any], defaults: Mapping[str, Any], tier: str
+) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """The cases of compose tables; what is wrong with one of them is said at its table."""
+    for index, table in enumerate(tables):
+        here = place.at("compose", index)
+        for case in compose.cases(here, table, defaults, tier):
+            yield here, case
 
 
 def _case(place: Place, data: Mapping[str, Any], known: Mapping[str, Mapping[str, Value]]) -> list[CaseSpec]:

@@ -68,8 +68,8 @@ def _claims_to_be_one(path: Path) -> bool:
         return False
 
 
-def load(path: Path | str) -> ShapeFile:
-    """Read and check one shape file."""
+def load(path: Path | str, tier: str = TIERS[-1]) -> ShapeFile:
+    """Read and check one shape file; of meetings, those that a tier asks for."""
     name = str(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -93,4 +93,4 @@ def load(path: Path | str) -> ShapeFile:
         lines = text.splitlines()
         line = 1 + max(range(len(lines)), key=lambda n: len(lines[n]))
         raise ShapeFileError(name, line, f"holds what cannot be read: {type(error).__name__}: {error}") from None
-    return shape_file(name, text, table)
+    return shape_file(name, text, table, tier)
