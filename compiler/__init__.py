@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from compiler.mutation import mutants
     from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower, passes_for, stages
     from compiler.schedule.steps import Schedule
-    from compiler.targets.named import target
+    from compiler.targets.named import cpus, target
     from compiler.targets.target import Target
 
 _HOME = {
@@ -51,7 +51,7 @@ _HOME = {
     "compiler.mutation": ("mutants",),
     "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower", "passes_for", "stages"),
     "compiler.schedule.steps": ("Schedule",),
-    "compiler.targets.named": ("target",),
+    "compiler.targets.named": ("cpus", "target"),
     "compiler.targets.target": ("Target",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
@@ -87,6 +87,7 @@ __all__ = [
     "bounds",
     "capture",
     "compile",
+    "cpus",
     "decompositions",
     "eager_equations",
     "execute",

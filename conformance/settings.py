@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import compiler
 from conformance import environment, sanitizer
 from conformance.cases import KINDS, STAGES, kind_of, stages_of
 from conformance.shapes import find_shapes, own_suite
 
 TARGETS = ("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
+EACH = "cpu:each"
 RIVALS = ("eager", "compile", "max-autotune")
 LAST = ".last"  # the folder of reports on a part of the suite, which is no device's
 # Options of pytest and its plugins that choose among the items.
@@ -100,7 +102,7 @@ def read(config: pytest.Config) -> Settings:
     part = named is None and (stages is not None or bool(fuzz) or _selects(config))
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
-    targets = _words("target", str(option("target")), TARGETS, featured=True)
+    targets = _targets(str(option("target")))
     if option("bench") != "off" and environment.emulates(targets):
         raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; leave the option or the cuda targets out")
     other = stages is not None or option("bench") != "off" or backend
@@ -166,6 +168,12 @@ def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs
     if sanitizer.installed() is None:
         raise pytest.UsageError("--mlcomp-sanitizer: compute-sanitizer is not on PATH; the CUDA toolkit has it")
     return tools
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    """The targets asked for, those that this machine can be in the place of `cpu:each`."""
+    words = _words("target", text, TARGETS, featured=True)
+    return tuple(dict.fromkeys(t for word in words for t in (compiler.cpus() if word == EACH else (word,))))
 
 
 def _words(option: str, text: str, known: Collection[str] | None, featured: bool = False) -> tuple[str, ...]:

@@ -36,6 +36,15 @@ def target(name: str = "cpu") -> Target:
     return _DESCRIBED[name]
 
 
+def cpus() -> tuple[str, ...]:
+    """The CPUs that are described and that this machine can stand for, least capable first.
+
+    >>> cpus()[0]
+    'cpu:baseline'
+    """
+    return tuple(t.name for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512) if not missing(t))
+
+
 def missing(wanted: Target) -> tuple[str, ...]:
     """The features of a target that this machine lacks: with any, its code would end in an illegal instruction."""
     return tuple(f for f in wanted.features if f not in _this_cpu().features)

@@ -11,7 +11,7 @@ from compiler.ir.expr import dim, static
 from compiler.ir.statement import Kernel, Program
 from compiler.ir.tensor import Tensor, row_major
 from compiler.ir.text import show
-from compiler.targets import cpu, nvidia
+from compiler.targets import cpu, named, nvidia
 from compiler.targets.layout import is_bijection, threads
 from compiler.targets.target import Instruction, Target
 from compiler.tests.meaning import fresh_seed, random_arrays
@@ -107,3 +107,9 @@ def test_features_grow_with_the_capability() -> None:
 
 def test_every_copy_but_a_plain_one_has_a_row() -> None:
     assert {t.name for t in nvidia.SM_90A.transfers} == set(tile.COPIES) - {"plain"}
+
+
+def test_the_kinds_of_cpu_that_a_machine_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for here, others in ((cpu.BASELINE, ()), (cpu.AVX2, ("cpu:avx2",)), (cpu.AVX512, ("cpu:avx2", "cpu:avx512"))):
+        monkeypatch.setattr(named, "_this_cpu", lambda here=here: here)
+        assert named.cpus() == ("cpu:baseline", *others)

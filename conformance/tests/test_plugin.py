@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import compiler
 from conformance import environment, sanitizer, settings, shapes
 from conformance.plugin import OPTIONS
 from conformance.tests.pretence import FAKE, PERF, ROOT, case, mlcomp, report, shape_file, verdicts
@@ -32,6 +33,13 @@ def test_the_gate_compiles_each_file_for_gpus(box: pytest.Pytester) -> None:
     assert rows["mine.toml"]["kernels"][0]["registers"] == 30
     page = report(box, "summary.md")
     assert "## Resources" in page and "### Complaints" in page and "| sm_90a" in page
+
+
+def test_every_kind_of_cpu_that_this_machine_can_be(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "cpus", lambda: ("cpu:baseline", "cpu:avx2"))
+    shape_file(box, case("fine", dims="dims.N = 4"))
+    mlcomp(box, "--mlcomp-target", "cpu:each,cpu", ".").assert_outcomes(passed=3)
+    assert {row["target"] for row in report(box)["cases"]} == {"cpu:baseline", "cpu:avx2", "cpu"}
 
 
 def test_each_target_has_its_items_and_stages(box: pytest.Pytester) -> None:
