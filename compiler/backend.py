@@ -1,37 +1,46 @@
 """`torch.compile(f, backend="mlcomp")`: a graph of Dynamo goes in, a function of its flat inputs comes out.
 
 AOTAutograd makes the graph functional, splits off the backward pass and hands over ATen calls; each such graph becomes
-one program. A graph with an op that mlcomp does not have runs in eager, with a warning that names the op; with
-`options={"fallback": False}` it is an error. A graph with symbolic sizes is compiled once for all of them, or, with a
-warning, for each set of sizes met where that cannot be.
+one program. A graph that cannot be compiled runs in eager, with a warning that names what was refused or what failed;
+with `options={"fallback": False}` it is an error. A graph with symbolic sizes is compiled once for all of them, or,
+with a warning, for each set of sizes met where that cannot be; so is one whose arguments do not lie as torch has said.
 The target is that of the device that a graph's tensors are on, unless `options={"target": ...}` names one.
 """
 
 from __future__ import annotations
 
+import operator
+import os
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch._dynamo.backends import registry
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import execution, execution_gpu, frontend
-from compiler.errors import CompilerError, Unsupported
+from compiler.errors import CacheError, CompilerError, Unsupported
+from compiler.runtime import detect, store
 from compiler.targets import named
 from compiler.targets.target import Target
 
 # A function of the list of a graph's inputs, which it may empty.
 Boxed = Callable[[list[Any]], Sequence[Any]]
+# What is done with inputs that a program has refused, given the refusal.
+Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
 _OPTIONS = {"fallback": True, "target": None}
 _TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by the type of the device
+_one_at_a_time = threading.RLock()  # what torch traces with is not made for threads
+_unusable: set[str] = set()  # cache folders
 
 
 class FallbackWarning(UserWarning):
@@ -39,7 +48,15 @@ class FallbackWarning(UserWarning):
 
 
 class SpecialisationWarning(UserWarning):
-    """Part of a model is compiled for each set of sizes that comes."""
+    """Part of a model is compiled for each set of sizes, or strides, that comes."""
+
+
+class CacheWarning(UserWarning):
+    """The folder of built kernels cannot be used."""
+
+
+class _Refused(CompilerError):
+    """Arguments that a program does not take."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,7 @@ def mlcomp(
     chosen = _options(options or {}, mode)
 
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
-        with _disable_current_modes():  # AOTAutograd's own: in it, what a graph holds would not be for real
+        with _one_at_a_time, _disable_current_modes():  # AOTAutograd's own: in it, what a graph holds is not for real
             made = _compiled(gm, example_inputs, chosen)
         made._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
         return made
@@ -77,81 +94,130 @@ def _options(given: dict[str, Any], mode: str | None) -> Options:
         asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
         raise CompilerError(f"backend mlcomp has no {asked}: its options are {_OPTIONS}, and it has no modes")
     chosen = _OPTIONS | given
-    target = chosen["target"]
-    return Options(bool(chosen["fallback"]), None if target is None else named.target(str(target)))
+    target = None if chosen["target"] is None else named.target(str(chosen["target"]))
+    if target is not None and target.kind == "cpu":
+        execution.check_runnable(target)
+    return Options(bool(chosen["fallback"]), target)
 
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
-    if any(isinstance(x, torch.SymInt) or (isinstance(x, torch.Tensor) and _is_symbolic(x)) for x in examples):
-        return _dynamic(graph, options)
+    """The graph as one program; else, where its sizes are symbolic, as one for each set of them; else in eager."""
     try:
-        return _program(graph, options)
-    except Unsupported as refusal:
-        if not options.fallback:
-            raise
-        calls = sum(n.op == "call_function" for n in graph.graph.nodes)
-        warnings.warn(f"mlcomp runs a graph of {calls} calls in eager: {refusal}", FallbackWarning, stacklevel=2)
-        return _eager(graph)
+        return _program(graph, options, _refitting(graph, options))
+    except Exception as problem:
+        if not any(isinstance(x, torch.SymInt) or (isinstance(x, torch.Tensor) and _is_symbolic(x)) for x in examples):
+            return _in_eager(graph, problem, options)
+        _warn_of_sizes("sizes", problem)
+        return _specialising(graph, options)
 
 
 def _is_symbolic(x: torch.Tensor) -> bool:
     return not all(isinstance(n, int) for n in (*x.shape, *x.stride()))
 
 
-def _eager(graph: GraphModule) -> Boxed:
+def _in_eager(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
+    if not options.fallback:
+        raise problem
+    calls = sum(n.op == "call_function" for n in graph.graph.nodes)
+    warnings.warn(f"mlcomp runs a graph of {calls} calls in eager: {_named(problem)}", FallbackWarning, stacklevel=2)
     return lambda inputs: graph.forward(*inputs)
 
 
-def _dynamic(graph: GraphModule, options: Options) -> Boxed:
-    """One program for all sizes; where that cannot be, one for each set of sizes, and a warning."""
-    try:
-        return _program(graph, options)
-    except Unsupported as refusal:
-        warnings.warn(f"mlcomp compiles a graph anew for other sizes: {refusal}", SpecialisationWarning, stacklevel=3)
-        return _specialising(graph, options)
+def _named(problem: Exception) -> str:
+    """What was refused; of any other exception also its kind and where it came up."""
+    if isinstance(problem, CompilerError):
+        return str(problem)
+    where = "".join(f", {note}" for note in getattr(problem, "__notes__", ()))
+    return f"{type(problem).__name__}: {problem}{where}; this is a bug in mlcomp"
+
+
+def _warn_of_sizes(what: str, problem: Exception) -> None:
+    warnings.warn(
+        f"mlcomp compiles a graph anew for other {what}: {_named(problem)}", SpecialisationWarning, stacklevel=3
+    )
 
 
 def _specialising(graph: GraphModule, options: Options) -> Boxed:
-    """Compiles a graph with symbolic sizes for the sizes of each call."""
+    """Compiles a graph for the sizes and strides of each call; what does not fit even then runs in eager."""
     made: dict[tuple[Any, ...], Boxed] = {}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        key = tuple((x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs)
+        key = tuple((x.dtype, x.shape, x.stride()) if isinstance(x, torch.Tensor) else x for x in inputs)
         if key not in made:
-            mode = FakeTensorMode()
-            fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
-            made[key] = _compiled(frontend.retrace(graph, fakes, mode), fakes, options)
+            with _one_at_a_time, _disable_current_modes():
+                made[key] = _specialised(graph, inputs, options)
         return made[key](inputs)
 
     return run
 
 
+def _specialised(graph: GraphModule, inputs: list[Any], options: Options) -> Boxed:
+    eager: list[Boxed] = []
+
+    def unfit(inputs: list[Any], problem: Exception) -> Sequence[Any]:
+        if not eager:
+            eager.append(_in_eager(graph, _Refused(str(problem)), options))
+        return eager[0](inputs)
+
+    try:
+        mode = FakeTensorMode()
+        fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
+        return _program(frontend.retrace(graph, fakes, mode), options, unfit)
+    except Exception as problem:
+        return _in_eager(graph, problem, options)
+
+
+def _refitting(graph: GraphModule, options: Options) -> Unfit:
+    """For arguments that do not lie in memory as torch said when the graph was compiled: compiles it for them."""
+    made: list[Boxed] = []
+
+    def unfit(inputs: list[Any], problem: Exception) -> Sequence[Any]:
+        if not made:
+            _warn_of_sizes("arguments", _Refused(str(problem)))
+            made.append(_specialising(graph, options))
+        plain = [x.resolve_neg() if type(x) is torch.Tensor and x.layout is torch.strided else x for x in inputs]
+        return made[0](plain)
+
+    return unfit
+
+
 # One graph ------------------------------------------------------------------------------------------------------------
 
 
-def _program(graph: GraphModule, options: Options) -> Boxed:
+def _program(graph: GraphModule, options: Options, unfit: Unfit) -> Boxed:
     """What is computed comes from one program; what the graph merely passes on (inputs, views of them) does not."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
-    results = list(next(n for n in graph.graph.nodes if n.op == "output").args[0])
-    computed = list(dict.fromkeys(n for n in results if isinstance(n, Node) and not _is_passed_on(n)))
-    if not computed:
-        return _eager(graph)
+    listed = list(next(n for n in graph.graph.nodes if n.op == "output").args[0])
+    computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not _is_passed_on(n)))
+    if not any(isinstance(n.meta.get("val"), torch.Tensor) for n in computed):
+        return lambda inputs: graph.forward(*inputs)
     target = options.target or _target_of([n.meta.get("val") for n in (*placeholders, *computed)])
-    captured = frontend.from_graph(_with_results(graph, computed))
+    captured = frontend.from_graph(frontend.with_results(graph, computed))
     # What torch has assumed of sizes Dynamo checks before each call.
-    launch = execution.build_captured(replace(captured, guards=()), target).launch
+    launch = _built(replace(captured, guards=()), target).launch
     tensors = [k for k, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
-    every = len(tensors) == len(placeholders)
-    if results == computed:
-        return lambda inputs: launch(*inputs) if every else launch(*[inputs[k] for k in tensors])
-
-    makers = [_maker(x, computed, placeholders) for x in results]
+    makers = None if listed == computed else [_maker(x, computed, placeholders) for x in listed]
 
     def run(inputs: list[Any]) -> Sequence[Any]:
-        made = launch(*[inputs[k] for k in tensors])
-        return [make(inputs, made) for make in makers]
+        try:
+            made = launch(*[inputs[k] for k in tensors])
+        except (TypeError, ValueError) as problem:
+            return unfit(inputs, problem)
+        return made if makers is None else [make(inputs, made) for make in makers]
 
     return run
+
+
+def _built(captured: frontend.Captured, target: Target) -> execution.Executable:
+    """The program, built in the cache, or in a folder of this process where that cannot be used."""
+    folder = str(detect.default_cache(os.environ))
+    if folder not in _unusable:
+        try:
+            return execution.build_captured(captured, target)
+        except CacheError as problem:
+            _unusable.add(folder)
+            warnings.warn(f"mlcomp builds in a temporary folder: {problem}", CacheWarning, stacklevel=2)
+    return execution.build_captured(captured, target, cache=store.process_folder())
 
 
 def _target_of(values: Sequence[Any]) -> Target:
@@ -168,21 +234,12 @@ def _target_of(values: Sequence[Any]) -> Target:
     return target
 
 
-def _with_results(graph: GraphModule, results: list[Node]) -> GraphModule:
-    """A copy of the graph that gives these results alone."""
-    copied = Graph()
-    table: dict[Node, Node] = {}
-    copied.graph_copy(graph.graph, table)
-    copied.output(tuple(table[n] for n in results))
-    return GraphModule(graph, copied)
-
-
 def _is_passed_on(node: Node) -> bool:
     """An input, a view of one, or a number that sizes of inputs give."""
     if node.op == "placeholder":
         return True
     is_number = isinstance(node.meta.get("val"), torch.SymInt)
-    is_view = isinstance(node.target, OpOverload) and node.target.is_view
+    is_view = node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view)
     return node.op == "call_function" and (is_number or is_view) and all(map(_is_passed_on, node.all_input_nodes))
 
 
@@ -202,3 +259,21 @@ def _maker(result: Any, computed: list[Node], placeholders: list[Node]) -> Calla
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     return lambda inputs, made: again(result, inputs)
+
+
+# Torch's table of backends -------------------------------------------------------------------------------------------
+
+
+class _Table(dict[str, Any]):
+    """Torch's table of backends, in which this one may be entered again.
+
+    Two threads that look a backend of another package up at the same time both load and enter it, which torch takes
+    for two backends of one name.
+    """
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) and self[str(name)] is not mlcomp
+
+
+if hasattr(registry, "_COMPILER_FNS"):
+    registry._COMPILER_FNS = _Table(registry._COMPILER_FNS)

@@ -9,7 +9,8 @@ from typing import Protocol
 from compiler.ir import aten, kernel
 from compiler.ir.expr import Size
 from compiler.ir.sizes import bind, numbers
-from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.tensor import Tensor
+from compiler.passes.torch_to_tensor.positions import dense_strides
 from compiler.pipeline import Lowering
 from compiler.runtime import launcher, memory
 
@@ -43,7 +44,7 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
         for i in torch_ir.inputs
     )
     outputs = tuple(
-        launcher.Buffer(t.name, t.dtype.name, *layout(t, kind, sizes))
+        launcher.Buffer(t.name, t.dtype.name, *layout(kind, sizes))
         for t, kind in zip(program.outputs, output_types(torch_ir), strict=True)
     )
     lifetimes = [_lifetime(t, program, sizes) for t in program.temps]
@@ -64,10 +65,6 @@ def _lifetime(t: Tensor, program: kernel.Program, sizes: Sizes) -> memory.Lifeti
     return memory.Lifetime(math.prod(numbers(t.shape, sizes)) * t.dtype.bytes, uses[0], uses[-1])
 
 
-def layout(made: Tensor, kind: aten.Type, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def layout(kind: aten.Type, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of an output as the caller sees it, who does the reshape that the program left out."""
-    wanted, own = numbers(kind.shape, sizes), numbers(made.shape, sizes)
-    if tuple(n for n in wanted if n != 1) != tuple(n for n in own if n != 1):
-        return wanted, numbers(row_major(kind.shape), sizes)
-    given = iter(s for n, s in zip(own, numbers(made.strides, sizes), strict=True) if n != 1)
-    return wanted, tuple(1 if n == 1 else next(given) for n in wanted)
+    return numbers(kind.shape, sizes), numbers(dense_strides(kind.shape, kind.strides), sizes)

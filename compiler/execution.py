@@ -33,6 +33,7 @@ from compiler.schedule.steps import Schedule
 from compiler.targets import named
 from compiler.targets.accuracy import THREEFOLD
 from compiler.targets.target import Target
+from compiler.views import viewed
 
 HEADERS = Path(__file__).parent / "render" / "cpp"
 # What g++ calls the machines that are only described.
@@ -87,12 +88,17 @@ def execute(
 
 def built(lowering: Lowering, cache: Path | None) -> Path:
     """The text as a shared object; raises CompilerError where this machine could not run it."""
-    if lacking := named.missing(lowering.target):
+    check_runnable(lowering.target)
+    return build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
+
+
+def check_runnable(machine: Target) -> None:
+    """Raise CompilerError where this machine cannot run code for a CPU like that."""
+    if lacking := named.missing(machine):
         raise CompilerError(
-            f"this machine cannot run code for {lowering.target.name}: it has no {', '.join(lacking)}; "
+            f"this machine cannot run code for {machine.name}: it has no {', '.join(lacking)}; "
             "`mlcomp show` prints the code all the same"
         )
-    return build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
 
 
 def to_array(t: torch.Tensor) -> np.ndarray[Any, Any]:
@@ -260,14 +266,16 @@ def _launcher(
         def load(planned: launcher.Plan) -> launcher.Launcher:
             return launcher.load(path, planned, constants=bound, threads=threads, cache=folder)
 
-    sizes = captured.program.sizes
-    if not sizes:
-        return load(buffers.plan(lowering, {}))
-    free = [(i.name, i.type.shape) for n, i in enumerate(captured.program.inputs) if n not in bound]
-
     def laid_out(at: Mapping[Size, int]) -> launcher.Launcher:
         captured.check(at)
-        return load(buffers.plan(lowering, at))
+        planned = buffers.plan(lowering, at)
+        made = load(planned)
+        return made if captured.views is None else viewed(made, planned.outputs, captured.views, at)
+
+    sizes = captured.program.sizes
+    if not sizes:
+        return laid_out({})
+    free = [(i.name, i.type.shape) for n, i in enumerate(captured.program.inputs) if n not in bound]
 
     return AnySize(sizes, free, laid_out)
 

@@ -6,6 +6,7 @@ Programs, targets and schedules are values; nothing here reads the environment, 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -271,6 +272,9 @@ def _lower(
             before, program = program, p.run(program, Context(target, schedules or {}))
         except SymbolicError as problem:
             raise Unsupported(f"pass {p.name}", [show_size(s) for s in program.sizes], str(problem)) from problem
+        except Exception as problem:
+            problem.add_note(f"in pass {p.name}")
+            raise
         stage = p.result
         if stage in IRS:
             IRS[stage].verify(program)
@@ -280,15 +284,28 @@ def _lower(
     return Lowering(made, target, schedules or {})
 
 
+_DEEP = 50_000
+_lock = threading.Lock()
+_deep: list[int] = []  # the limit that the first of those who need more found, once for each
+
+
 @contextmanager
 def _deep_recursion() -> Iterator[None]:
-    """A hundred equations in a row are walked by a recursion deeper than what Python allows by default."""
-    before = sys.getrecursionlimit()
-    sys.setrecursionlimit(max(before, 50_000))
+    """A hundred equations in a row are walked by a recursion deeper than what Python allows by default.
+
+    The limit is one for all threads: it stays until the last of those who lower has done.
+    """
+    with _lock:
+        found = _deep[0] if _deep else sys.getrecursionlimit()
+        _deep.append(found)
+        sys.setrecursionlimit(max(found, _DEEP))
     try:
         yield
     finally:
-        sys.setrecursionlimit(before)
+        with _lock:
+            _deep.pop()
+            if not _deep:
+                sys.setrecursionlimit(found)
 
 
 def pass_table() -> str:

@@ -2,6 +2,7 @@
 
 from compiler.frontend.convert import Converted, convert
 from compiler.frontend.decompose import Decompositions, decompositions, expand, retrace
+from compiler.frontend.results import with_results
 from compiler.frontend.run import execute, resolve
 from compiler.frontend.trace import Captured, capture, from_graph
 from compiler.frontend.types import our_dtype, tensor_type, torch_dtype
@@ -21,4 +22,5 @@ __all__ = [
     "retrace",
     "tensor_type",
     "torch_dtype",
+    "with_results",
 ]

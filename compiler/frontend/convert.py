@@ -33,13 +33,14 @@ _RESERVED = {*DTYPES, *keyword.kwlist, "inf", "nan", "size", "constant"}
 class Converted:
     """A program, the values of its constant inputs, and the program's name for each placeholder of the graph.
 
-    `guards` is what torch has assumed of its sizes beyond their ranges.
+    `guards` is what torch has assumed of its sizes beyond their ranges, `symbols` what torch's symbols are here.
     """
 
     program: Program
     constants: dict[str, torch.Tensor]
     inputs: tuple[str, ...]
-    guards: tuple[Guard, ...] = ()
+    guards: tuple[Guard, ...]
+    symbols: Symbols
 
 
 def convert(
@@ -93,7 +94,7 @@ def convert(
     aten.verify(program)
     for s in unbound(sizes, [(i.name, i.type.shape) for i in inputs]):
         raise Unsupported("symbolic size", (s.name,), "is not by itself a size of an input")
-    return Converted(program, values, tuple(names), reader.symbols.guards())
+    return Converted(program, values, tuple(names), reader.symbols.guards(), reader.symbols)
 
 
 class _Reader:

@@ -22,9 +22,10 @@ from torch.utils import _pytree as pytree
 from compiler.errors import CompilerError, Unsupported
 from compiler.frontend.convert import convert
 from compiler.frontend.decompose import decompose, expand
+from compiler.frontend.results import View, results, with_results
 from compiler.frontend.symbols import Guard
 from compiler.ir.aten import Program
-from compiler.ir.expr import Size
+from compiler.ir.expr import Expr, Size
 from compiler.ir.sizes import SizeError
 
 
@@ -34,6 +35,7 @@ class Captured:
 
     `arguments` names the program's input for each tensor among the flattened arguments of the function; `constants`
     holds the values of its constant inputs; `structure` and `literals` (by position) rebuild what it returned.
+    `views` are its results in the memory of the program's outputs, where these are not the results.
     """
 
     program: Program
@@ -42,6 +44,7 @@ class Captured:
     structure: pytree.TreeSpec
     literals: dict[int, object] = field(default_factory=dict)
     guards: tuple[Guard, ...] = ()
+    views: tuple[View | Expr, ...] | None = None
 
     def check(self, sizes: Mapping[Size, int]) -> None:
         """Raise SizeError for sizes of which the trace does not hold."""
@@ -191,12 +194,15 @@ def from_graph(graph: GraphModule, constants: Mapping[int, torch.Tensor] = {}) -
     """A graph of ATen calls that AOT Autograd or `make_fx` made, whose nodes carry example values.
 
     `constants` are the known values of some of its placeholders, by position. Decompose with `decompositions()` before.
+    Results that share memory in eager are views of one output of the program.
     """
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     tensors = [position for position, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
     (output,) = (n for n in graph.graph.nodes if n.op == "output")
     leaves, structure = pytree.tree_flatten(output.args[0])
     literals = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Node)}
-    made = convert(expand(graph), [n.name for n in placeholders], constants)
+    wanted = results(graph, [leaf for leaf in leaves if isinstance(leaf, Node)])
+    made = convert(expand(with_results(graph, wanted.computed)), [n.name for n in placeholders], constants)
     arguments = tuple(made.inputs[n] for n in tensors)
-    return Captured(made.program, made.constants, arguments, structure, literals, made.guards)
+    views = wanted.views(made.symbols)
+    return Captured(made.program, made.constants, arguments, structure, literals, made.guards, views)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, dataclass_transform
@@ -17,6 +18,7 @@ from weakref import WeakValueDictionary
 @dataclass_transform(frozen_default=True)
 class _Interned(type):
     _pool: ClassVar[WeakValueDictionary[Any, Any]] = WeakValueDictionary()
+    _lock: ClassVar[threading.RLock] = threading.RLock()
     fields: tuple[str, ...]
 
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kw: Any) -> Any:
@@ -31,7 +33,10 @@ class _Interned(type):
         key = (cls, *(map(_key, args) if _LITERALS.intersection(map(type, args)) else args))
         node = _Interned._pool.get(key)
         if node is None:
-            node = _Interned._pool[key] = super().__call__(*args)
+            with _Interned._lock:  # or two threads would each make one
+                node = _Interned._pool.get(key)
+                if node is None:
+                    node = _Interned._pool[key] = super().__call__(*args)
         return node
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from compiler.errors import CompilerError, ToolchainError
-from compiler.runtime import extension
+from compiler.errors import CacheError, CompilerError, ToolchainError
+from compiler.runtime import extension, store
 
 log = logging.getLogger("mlcomp")
 
@@ -215,7 +215,10 @@ def load(
 @functools.cache
 def _native(cache: Path | None) -> Any:  # the extension module, or None
     try:
-        return extension.load(cache)
+        try:
+            return extension.load(cache)
+        except CacheError:
+            return extension.load(store.process_folder())
     except ToolchainError as error:
         log.warning("mlcomp: calls go through ctypes, about 10 us slower each: %s", error)
         return None

@@ -2,11 +2,14 @@
 
 import math
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compiler import execution, frontend
-from compiler.backend import FallbackWarning, SpecialisationWarning, mlcomp
-from compiler.errors import CompilerError
+from compiler import execution, frontend, pipeline
+from compiler.backend import CacheWarning, FallbackWarning, SpecialisationWarning, mlcomp
+from compiler.errors import CompilerError, ToolchainError
+from compiler.ir import aten, aten_text
+from compiler.runtime import build
+from compiler.targets import named
 from compiler.tests.meaning import fresh_seed
 
 
@@ -401,6 +407,115 @@ def test_without_the_fallback_it_is_an_error() -> None:
         compiled(unsupported, options={"fallback": False})(torch.eye(3))
 
 
+def test_whatever_fails_in_the_compiler_is_named_and_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(program: Any) -> Any:
+        raise KeyError("a table without an entry")
+
+    monkeypatch.setattr(pipeline, "compose", broken)
+
+    def f(x: Tensor) -> Tensor:
+        return torch.relu(x) * 2 + 1.25
+
+    x = torch.randn(3, 5)
+    with pytest.warns(
+        FallbackWarning, match=r"3 calls in eager: KeyError: 'a table without an entry', in pass compose"
+    ):
+        assert torch.equal(compiled(f)(x), f(x))
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="KeyError: 'a table without an entry'"):
+        compiled(f, options={"fallback": False})(x)
+    torch._dynamo.reset()
+    with pytest.warns(SpecialisationWarning, match="KeyError"), pytest.warns(FallbackWarning, match="KeyError"):
+        torch.testing.assert_close(compiled(f, dynamic=True)(x), f(x))
+
+
+def test_without_a_compiler_models_run_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: Any, **__: Any) -> Any:
+        raise ToolchainError("the C++ compiler g++ is missing")
+
+    monkeypatch.setattr(build, "build", missing)
+    x = torch.randn(3)
+    with pytest.warns(FallbackWarning, match=r"in eager: the C\+\+ compiler g\+\+ is missing$"):
+        assert torch.equal(compiled(lambda x: torch.relu(x) * 7)(x), torch.relu(x) * 7)
+
+
+@pytest.mark.parametrize("kind", ["a file", "under a file"])
+def test_a_cache_that_cannot_be_used(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warning, and kernels in a folder of this process."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "file" / ("" if kind == "a file" else "below")))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        agree(lambda x: torch.relu(x) * 3 + 0.375, (torch.randn(3, 5),))
+        agree(lambda x: torch.relu(x) * 5 + 0.625, (torch.randn(3, 5),))
+    assert [w.category for w in said] == [CacheWarning]
+    assert re.search(r"temporary folder: cannot use the kernel cache folder", str(said[0].message))
+
+
+# Threads --------------------------------------------------------------------------------------------------------------
+
+THREADS = 4
+
+
+def in_threads(work: Callable[[int], None]) -> None:
+    """Run `work` of each number in a thread of its own, all at once; raise what the first of them raised."""
+    together = threading.Barrier(THREADS)
+
+    def begin(n: int) -> None:
+        together.wait()
+        work(n)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        for done in [pool.submit(begin, n) for n in range(THREADS)]:
+            done.result()
+
+
+def test_threads_compile_different_functions_at_once() -> None:
+    def work(n: int) -> None:
+        model = nn.Sequential(nn.Linear(6, 5 + n), nn.GELU(), nn.LayerNorm(5 + n))
+        x, weight = torch.randn(4, 6), torch.randn(4, 5 + n)
+        wanted = gradients(model, model, x, weight)
+        torch.testing.assert_close(gradients(model, compiled(model), x, weight), wanted, rtol=1e-4, atol=1e-5)
+
+    seeded()
+    in_threads(work)
+
+
+def test_threads_compile_the_same_function_at_once() -> None:
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).sum(-1).exp() + x.mean()
+
+    def work(n: int) -> None:
+        x = torch.randn(2 + n, 6)
+        torch.testing.assert_close(own(x), f(x), rtol=1e-4, atol=1e-5)
+
+    own = compiled(f)
+    seeded()
+    in_threads(work)
+
+
+def test_threads_lower_at_once() -> None:
+    """Equal nodes are one object, and long programs are walked deeply, whatever other threads do."""
+
+    def work(n: int) -> None:
+        for length in [150] if n == 0 else [3, 4] * 15:
+            texts.add((length, pipeline.lower(long_program(length), named.target("cpu:avx2")).show("cpp")))
+
+    texts: set[tuple[int, str]] = set()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        in_threads(work)
+    finally:
+        sys.setswitchinterval(interval)
+    assert len(texts) == 3
+
+
+def long_program(length: int) -> aten.Program:
+    lines = [f"    y{k}: f32[7] = aten.mul.Tensor({f'y{k - 1}' if k else 'x'}, {k}.5)" for k in range(length)]
+    return aten_text.parse("\n".join(["def f(x: f32[7]):", *lines, f"    return y{length - 1}"]))
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
@@ -414,6 +529,33 @@ def test_unknown_options(given: dict[str, Any], problem: str) -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=problem) as refusal:
         compiled(lambda x: torch.relu(x), **given)(x)
     assert isinstance(refusal.value.inner_exception, CompilerError)
+
+
+def test_a_target_that_this_machine_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named, "missing", lambda wanted: ("avx512f",))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"cannot run code for cpu:avx512: .* no avx512f"):
+        compiled(lambda x: x.relu(), options={"target": "cpu:avx512"})(torch.randn(3))
+
+
+def test_threads_look_the_backend_up_at_once() -> None:
+    """Torch takes a backend that two threads load at once for two of one name."""
+    code = """
+        import threading
+        import torch
+        from torch._dynamo.backends.registry import lookup_backend
+        lookup_backend("eager")
+        together, found = threading.Barrier(4), []
+        def work():
+            together.wait()
+            found.append(torch.compile(torch.relu, backend="mlcomp")(torch.ones(3)).sum().item())
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for t in threads: t.start()
+        for t in threads: t.join()
+        print(found)
+    """
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True)
+    assert run.stdout.strip() == "[3.0, 3.0, 3.0, 3.0]", run.stderr
 
 
 def test_the_entry_point_names_the_backend(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def _batched(x: Value, full: Index) -> Index:
 
 
 def _plus(b: Builder, self: Value, made: Value, beta: float, alpha: float) -> Value:
-    """beta * self + alpha * made; with beta 0 not even NaN of `self` counts."""
+    """beta * self + alpha * made; with beta 0 not even NaN of `self` counts. Of integers the factors are whole."""
+    if not b.out.dtype.is_float:
+        beta, alpha = int(beta), int(alpha)
 
     def value(at: Index) -> Expr:
         out = made.at(at)

@@ -16,7 +16,7 @@ from compiler.ir import dtype as dt
 from compiler.ir.aten import Call, Ref, Type
 from compiler.ir.expr import Expr, IllTyped, Load, SymbolicError, cast
 from compiler.ir.node import Node
-from compiler.ir.tensor import Equation, Group, Program, Tensor, reads, row_major
+from compiler.ir.tensor import Equation, Group, Program, Tensor, reads
 from compiler.ir.text import show_type
 from compiler.passes.torch_to_tensor import (
     contract,
@@ -37,7 +37,7 @@ from compiler.passes.torch_to_tensor import (
     views,
 )
 from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
-from compiler.passes.torch_to_tensor.positions import is_dense
+from compiler.passes.torch_to_tensor.positions import dense_strides
 
 _FAMILIES = (
     pointwise, power, reduce, order, normalize, scan, contract, recurrent, views, strided, join, create, indexing, pool,
@@ -185,7 +185,7 @@ def _renamed(equation: Equation, table: dict[str, str]) -> Equation:
 
 def _output(b: Builder, value: Value, kind: Type, taken: set[str]) -> tuple[Tensor, list[Group]]:
     """The tensor that the caller gets; a conversion or copy where the value is not that already."""
-    strides = kind.strides if is_dense(kind.shape, kind.strides) else row_major(kind.shape)
+    strides = dense_strides(kind.shape, kind.strides)
     if value.stored is kind.dtype and value.name not in taken:
         return Tensor(value.name, kind.dtype, kind.shape, strides), []
     b.begin(value.name, (kind,), "result", (), {})

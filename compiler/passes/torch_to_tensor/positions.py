@@ -44,6 +44,11 @@ def is_dense(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
     return True
 
 
+def dense_strides(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> tuple[Expr, ...]:
+    """Those of a result that torch has at these strides: the same where they are dense, else row-major ones."""
+    return strides if is_dense(shape, strides) else row_major(shape)
+
+
 def _is_dense(pairs: list[tuple[Expr, Expr]]) -> bool:
     """Of strides with their extents, some of which are symbolic: one begins where the one before it ends."""
     step: Expr = dim(1)

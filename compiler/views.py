@@ -1,0 +1,63 @@
+"""Results that share memory: a launcher of whole values and a view for each result in, a launcher of results out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-defined]
+
+from compiler.frontend.results import View
+from compiler.ir.expr import Expr, Size
+from compiler.ir.sizes import numbers
+from compiler.runtime.launcher import Buffer, Launcher
+
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset
+
+
+def viewed(
+    launch: Launcher, made: Sequence[Buffer], views: Sequence[View | Expr], sizes: Mapping[Size, int]
+) -> Launcher:
+    """A launcher of the results, from one of the buffers `made`; itself, where its outputs are the results."""
+    memory = {v.source: numbers(v.memory, sizes) for v in views if isinstance(v, View)}
+    moved = {n: strides for n, strides in memory.items() if not _lies(made[n], strides)}
+    taken = set(moved)
+    steps: list[tuple[int, Layout | None]] = []  # of a number -1 and no layout
+    for v in views:
+        if not isinstance(v, View):
+            steps.append((-1, None))
+            continue
+        own = (numbers(v.shape, sizes), numbers(v.strides, sizes), numbers((v.offset,), sizes)[0])
+        is_itself = v.source not in taken and own == (made[v.source].shape, made[v.source].stride, 0)
+        steps.append((v.source, None if is_itself else own))
+        taken |= {v.source} if is_itself else set()
+    if steps == [(n, None) for n in range(len(made))]:
+        return launch
+    constant = {n: numbers((v,), sizes)[0] for n, v in enumerate(views) if not isinstance(v, View)}
+
+    def run(*arguments: Any) -> tuple[Any, ...]:
+        outputs: Sequence[torch.Tensor] = launch(*arguments)
+        if moved:
+            outputs = [brought(x, moved[n]) if n in moved else x for n, x in enumerate(outputs)]
+        out = [outputs[n] if how is None else _reinterpret_tensor(outputs[n], *how) for n, how in steps]
+        for n, number in constant.items():
+            out[n] = number
+        return tuple(out)
+
+    return run
+
+
+def brought(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """The same elements at these strides; along an axis whose stride is 0 they are one."""
+    out = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+    first = tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)
+    out[first].copy_(x[first])
+    return out
+
+
+def _lies(buffer: Buffer, strides: tuple[int, ...]) -> bool:
+    """Whether the buffer has its elements at these strides, which matter only along axes that are stepped along."""
+    return 0 in buffer.shape or all(
+        n == 1 or mine == its for n, mine, its in zip(buffer.shape, buffer.stride, strides, strict=True)
+    )
