@@ -56,7 +56,7 @@ def capture(code: str, seed: int) -> tuple[Callable[..., Any], list[Any], fronte
     return function, inputs, captured
 
 
-def _try_eager(function: Callable[..., Any], inputs: list[Any], refusal: CompilerError) -> None:
+def _try_eager(function: Callable[..., Any], inputs: list[Any], refusal: Exception) -> None:
     """Raise if PyTorch does not run the function either: then its own message says more than that of the capture."""
     try:
         with torch.no_grad():
@@ -129,7 +129,11 @@ def run(code: str, seed: int, target: str) -> Outcome:
         between = time.perf_counter()
         compiled = execution.build_captured(captured, machine)
         end = time.perf_counter()
-        difference, allowed = execution.compare(compiled, function, inputs)
+        try:
+            difference, allowed = execution.compare(compiled, function, inputs)
+        except Exception as problem:  # the compiled function's, unless it is the expression's own
+            _try_eager(function, inputs, problem)
+            raise
     return Outcome(function, inputs, compiled, between - start, end - between, difference, allowed)
 
 

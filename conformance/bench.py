@@ -20,9 +20,10 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import compiler
-from conformance import cases, device, duel, inputs, ladder, lock, oracle, roofline, systems
+from conformance import cases, device, duel, inputs, ladder, lock, modules, oracle, roofline, systems
 from conformance.cases import BenchCase, Case
 from conformance.duel import Clock, Protocol, Ratio, Samples
+from conformance.faults import CaseError
 from conformance.systems import EAGER, Built, Function
 
 Row = dict[str, Any]
@@ -125,7 +126,7 @@ def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet |
             row["budget"] = judge_budget(case.budget if isinstance(case, BenchCase) else {}, row)
             return row
         except Exception as error:  # a foreign function under test may raise anything; the row carries it
-            return row | failure(error)
+            return row | failure(inputs.fault(case, settings.seed) or error)
 
 
 @contextmanager
@@ -372,7 +373,7 @@ def _brief(error: Exception) -> str:
     """The error on one line; torch puts the telling part of its messages anywhere but first."""
     text = " ".join(str(error).split())
     text = text if len(text) <= 600 else text[:597] + "..."
-    return text if isinstance(error, Wrong | compiler.CompilerError) else f"{type(error).__name__}: {text}"
+    return text if isinstance(error, Wrong | CaseError | compiler.CompilerError) else f"{type(error).__name__}: {text}"
 
 
 def _leaves(result: object) -> list[torch.Tensor]:
@@ -391,10 +392,9 @@ def _identical(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _modules(function: Function) -> list[torch.nn.Module]:
-    """The modules whose weights a case's function uses: itself, and the one that its text calls `module`."""
-    text = getattr(function, "inner", function)
-    parts = (function, getattr(text, "__globals__", {}).get("module"))
-    return [part for part in parts if isinstance(part, torch.nn.Module)]
+    """The modules whose weights a case's function uses: itself, and those that its text names."""
+    own = [function] if isinstance(function, torch.nn.Module) else []
+    return [*own, *modules.of(function).values()]
 
 
 def _widened(tensor: torch.Tensor) -> torch.Tensor:

@@ -42,6 +42,15 @@ def toolchain(targets: Sequence[str]) -> str | None:
     return "; ".join(filter(None, (_first_line("g++", "--version"), cuda))) or None
 
 
+def missing_tool() -> str | None:
+    """The program without which no kernel is built, if this machine lacks one."""
+    if shutil.which("g++") is None:
+        return "g++"
+    # Where it stands beside the compiler, that says its path, and else the mere name.
+    linker = _first_line("g++", "-print-prog-name=ld") or "ld"
+    return None if shutil.which(linker) else "ld"
+
+
 def emulates(targets: Sequence[str]) -> bool:
     """Whether a processor stands in for the GPU that some of these targets are for."""
     return any(kind_of(target) == "cuda" for target in targets) and gpu_model() is None

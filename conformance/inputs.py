@@ -5,52 +5,73 @@ stride 0 and offsets are there.
 """
 
 import functools
-import importlib
 import linecache
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from conformance import draw
+from conformance import draw, modules
 from conformance.cases import Arg, Case, seed
 from conformance.expressions import program_source
+from conformance.faults import CaseError, briefly
 from conformance.layouts import parse
 
-DTYPES = {
-    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
-    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
-}  # fmt: skip
+DTYPES = modules.DTYPES
 Function = Callable[..., Any]  # of tensors, to a tensor or a nest of them
-_MAKER = 2**62  # beside the arguments' seeds, for the weights of a module
+
+
+def fault(case: Case, run_seed: int = 0) -> CaseError | None:
+    """What is wrong with a case that PyTorch itself does not run; None if it does."""
+    try:
+        made, arguments = bind(case, make(case, run_seed))
+        with torch.no_grad():
+            made(*arguments)
+    except CaseError as error:
+        return error
+    except Exception as error:  # whatever the case's own program makes PyTorch or Python raise
+        return CaseError(case, f"expr: PyTorch itself does not run it: {briefly(error)}")
+    return None
 
 
 def make(case: Case, run_seed: int = 0, *, blank: bool = False) -> dict[str, Tensor]:
     """The case's tensors by argument name, in the order of the arguments; `blank` ones hold anything."""
-    return {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
+    try:
+        return {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
+    except (RuntimeError, MemoryError) as error:  # most often a size beyond all memory
+        raise CaseError(case, f"args: PyTorch cannot make them: {briefly(error)}") from error
 
 
 def function(case: Case) -> Function:
     """The case's program as a function of all its tensors, in order."""
-    text = source(case)
+    text, calls = _parts(case)
     file = f"<{case.file}::{case.id}>"
     # Tracebacks, and torch's own tracer, show the line of a function that came from no file.
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    scope: dict[str, object] = {"torch": torch, "F": F, "nn": nn, "math": math}
-    if case.module is not None:
-        scope["module"] = _module(case)
+    scope: dict[str, object] = {**modules.SCOPE, **modules.made(case, calls)}
     made: dict[str, Function] = {}
     exec(compile(text, file, "exec"), scope, made)
     return next(iter(made.values()))
 
 
 def source(case: Case) -> str:
-    """The text of the function, every dim, param and const a literal; it needs torch, F, nn and math in scope."""
+    """The text of the function, every dim, param and const a literal; it needs torch, F, nn and math in scope.
+
+    The modules that it makes have names there, those of `module_calls`.
+    """
+    return _parts(case)[0]
+
+
+def module_calls(case: Case) -> dict[str, str]:
+    """The calls that make the modules of the case's text, by the names that stand for them."""
+    return _parts(case)[1]
+
+
+def _parts(case: Case) -> tuple[str, dict[str, str]]:
     values = {**case.dims, **case.params, **case.consts, "dtype": case.dtype}
-    return program_source(case.op, case.expr, [arg.name for arg in case.args], values)
+    return modules.taken_out(program_source(case.op, case.expr, [arg.name for arg in case.args], values))
 
 
 def bind(case: Case, tensors: Mapping[str, Tensor]) -> tuple[Function, tuple[Tensor, ...]]:
@@ -91,19 +112,6 @@ class Bound(nn.Module):
         for place, name in self.places:
             args.insert(place, getattr(self, name))
         return self.inner(*args)
-
-
-def _module(case: Case) -> nn.Module:
-    package, _, attribute = str(case.module).partition(":")
-    made: object = importlib.import_module(package)
-    for word in attribute.split("."):
-        made = getattr(made, word)
-    assert callable(made), f"{case.module} is not callable"
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed(case, "module") % _MAKER)
-        module = made(**case.init)
-    assert isinstance(module, nn.Module), f"{case.module} makes no torch.nn.Module"
-    return module.to(DTYPES[case.dtype]).eval().requires_grad_(False)
 
 
 def tensor(arg: Arg, arg_seed: int, blank: bool = False) -> Tensor:

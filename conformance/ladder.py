@@ -18,7 +18,9 @@ from typing import Any
 import torch
 
 import compiler
-from conformance import cases, foreign, oracle, repro, sanitizer, subject
+from conformance import cases, foreign, inputs, oracle, repro, sanitizer, subject
+from conformance.cases import Case
+from conformance.faults import CaseError, briefly
 from conformance.oracle import Verdict
 from conformance.sanitizer import Watch
 from conformance.subject import Subject, Tensors, Truth
@@ -101,15 +103,27 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell |
             ladder = climb(made.program, compiler.target(options["target"]))
         except compiler.Unsupported as refusal:
             return Report("unsupported", remarks=[str(refusal)]).row()
-        except compiler.CompilerError as problem:  # says by itself what is wrong: most often the case is
-            return Report("fail", "torch", "capture", remarks=[str(problem)]).row()
-        except Exception:
-            return Report("fail", "torch", "capture", remarks=[traceback.format_exc(limit=-4)]).row()
+        except Exception as problem:  # a module's or a program's own, or the capture's
+            return unjudged(Report(), case, options["seed"], problem, "capture").row()
         if isinstance(ladder.error, compiler.Unsupported):
             return Report("unsupported", remarks=[str(ladder.error)]).row()
         if case.dynamic is not None:
             return judge_all(made, ladder, options, tell or (lambda stage: None))
         return judge(made, ladder, options, tell or (lambda stage: None))
+
+
+def unjudged(report: Report, case: Case, seed: int, problem: Exception, culprit: str | None = None) -> Report:
+    """The report on a case of which nothing can be said, blamed on its shape file if PyTorch does not run it either."""
+    fault = problem if isinstance(problem, CaseError) else inputs.fault(case, seed)
+    report.verdict = "fail"
+    if fault is not None:
+        report.remarks.append(str(fault))
+        return report
+    report.first_bad_stage, report.first_bad_pass = "torch", culprit
+    plain = isinstance(problem, compiler.CompilerError)  # says by itself what is wrong
+    said = "" if plain else "\n" + "".join(traceback.format_exception(problem, limit=-4))
+    report.remarks.append((str(problem) if plain else briefly(problem)) + said)
+    return report
 
 
 @contextmanager
@@ -182,9 +196,10 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
     report = Report()
     watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
     # Under a sanitizer PyTorch's kernels would be watched as well.
-    truth = _truth(made, ladder, report, on_gpu=watch is None and compiler.on_gpu(ladder.lowering.target))
-    if truth is None:
-        return report.row()
+    try:
+        truth = _truth(made, ladder, on_gpu=watch is None and compiler.on_gpu(ladder.lowering.target))
+    except Exception as problem:  # the case's own function, a lowering or the reference: nothing can be said without
+        return unjudged(report, made.case, options["seed"], problem).row()
     every = compiler.stages(ladder.lowering.target)
     for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
         tell(stage)
@@ -209,16 +224,11 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
     return row
 
 
-def _truth(made: Subject, ladder: Ladder, report: Report, on_gpu: bool) -> Truth | None:
-    """What is right; None, and a failure reported, if that cannot be known."""
-    try:
-        if ladder.equations is None:
-            raise ladder.error or ValueError("torch-to-tensor gave nothing")
-        return Truth(made, ladder.equations, compiler.accuracy(ladder.lowering), on_gpu)
-    except Exception:  # the case's own function, a lowering or the reference: nothing can be said without them
-        report.verdict, report.first_bad_stage, report.first_bad_pass = "fail", "torch", None
-        report.remarks.append(traceback.format_exc(limit=-4))
-        return None
+def _truth(made: Subject, ladder: Ladder, on_gpu: bool) -> Truth:
+    """What is right; raises whatever keeps that from being known."""
+    if ladder.equations is None:
+        raise ladder.error or ValueError("torch-to-tensor gave nothing")
+    return Truth(made, ladder.equations, compiler.accuracy(ladder.lowering), on_gpu)
 
 
 def _stage_row(truth: Truth, ladder: Ladder, stage: str, watch: Watch | None) -> Row:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import compiler
-from conformance import inputs
+from conformance import inputs, modules
 from conformance.cases import to_json
 from conformance.subject import Subject
 
@@ -47,12 +47,15 @@ for stage in compiler.stages(lowering.target):
     print(f"{{stage:8}} largest difference from f64:", *(f"{{d.max():.3g}}" if d.numel() else "none" for d in far))
 '''
 TEXTS = {"cpp": "kernel.cpp", "cuda": "kernel.cu"}
-MODULE = """
-from {package} import {root}
+IMPORT = """
+import sys
 
-torch.manual_seed(0)
-module = {path}({init}).to({dtype}).eval().requires_grad_(False)
-module.load_state_dict(torch.load(Path(__file__).parent / "weights.pt"))
+sys.path.insert(0, {folder!r})
+from {package} import {root}
+"""
+MODULE = """
+{name} = ({made}).to({dtype}).eval().requires_grad_(False)
+{name}.load_state_dict(torch.load(Path(__file__).parent / "{name}.pt"))
 """
 
 
@@ -90,7 +93,7 @@ def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: dict[
     return SCRIPT.format(
         title=f"{case.id} fails in stage {row['first_bad_stage']}, pass {row['first_bad_pass']}.",
         detail=row["detail"].replace("\\", "\\\\").replace('"""', "'''"),
-        module=_module(made, folder) if case.module is not None else "",
+        module=_modules(made, folder),
         source=text,
         threads=torch.get_num_threads(),
         name=name,
@@ -99,11 +102,16 @@ def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: dict[
     )
 
 
-def _module(made: Subject, folder: Path) -> str:
-    """Lines that make the case's module again, whose weights go to a file."""
-    inner = made.function.inner if isinstance(made.function, inputs.Bound) else made.function
-    torch.save(inner.__globals__["module"].state_dict(), folder / "weights.pt")
-    package, _, path = str(made.case.module).partition(":")
-    init = ", ".join(f"{k}={v!r}" for k, v in made.case.init.items())
-    dtype = str(inputs.DTYPES[made.case.dtype])
-    return MODULE.format(package=package, root=path.split(".")[0], path=path, init=init, dtype=dtype)
+def _modules(made: Subject, folder: Path) -> str:
+    """Lines that make the case's modules again, whose weights go to files."""
+    case = made.case
+    calls = inputs.module_calls(case)
+    lines = ""
+    if case.module is not None:
+        package, _, path = case.module.partition(":")
+        lines += IMPORT.format(folder=str(Path(case.file).resolve().parent), package=package, root=path.split(".")[0])
+        calls[modules.NAMED] = f"{path}({', '.join(f'{k}={v!r}' for k, v in case.init.items())})"
+    for name, module in modules.of(made.function).items():
+        torch.save(module.state_dict(), folder / f"{name}.pt")
+        lines += MODULE.format(name=name, made=calls[name], dtype=inputs.DTYPES[case.dtype])
+    return lines

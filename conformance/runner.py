@@ -1,6 +1,7 @@
 """A case and a target in; its row out, after a run in the warm child that this process owns."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import environment, rows, sanitizer, scratch
-from conformance.cases import KINDS, STAGES, BenchCase, Case, to_json
+from conformance.cases import BYTES, KINDS, STAGES, BenchCase, Case, to_json
 from conformance.executor import GIB, Executor, Reply, Status
 from conformance.settings import Settings
 
@@ -62,6 +63,10 @@ class Runner:
         known = rows.describe(case, target, rows.shown_path(path, self.folder))
         known["command"] = self.command(known)
         limit = self.settings.timeout or case.timeout
+        if needed := _beyond(case, self.executor.memory):
+            where = f"{known['file']}:{case.line}: case {case.id.partition('[')[0]!r}"
+            refusal = Reply(Status.RAISED, None, f"{where}: {needed}")
+            return rows.bench_row(known, refusal) if isinstance(case, BenchCase) else rows.check_row(known, refusal)
         if isinstance(case, BenchCase):
             reply = self._call("bench", to_json(case), self._bench_options(target), timeout=limit or BENCH_SECONDS)
             return rows.bench_row(known, reply)
@@ -174,3 +179,11 @@ class Runner:
             "seed": self.settings.seed,
             "system": self.settings.backend or "mlcomp",
         }
+
+
+def _beyond(case: Case, memory: int) -> str:
+    """Why no process could hold the case's arguments; empty where one could."""
+    needed = sum(BYTES[arg.dtype] * math.prod(arg.shape) for arg in case.args if not arg.layout.startswith("expanded"))
+    if needed <= memory:
+        return ""
+    return f"args: they take {needed / GIB:.1f} GiB, and a checking process may use {memory / GIB:.1f} GiB"

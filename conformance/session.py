@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from conformance import environment
 from conformance.fuzz.session import Fuzzing
 from conformance.items import RUNNER, Bench, Fitness, SelfTest, ShapeFile
 from conformance.progress import on_terminal
@@ -44,9 +45,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Refuse a backend that torch does not know, before anything is collected for it."""
+    """Refuse a machine that builds no kernels, and a backend that torch does not know, before anything is collected."""
     runner = session.config.stash[RUNNER]
-    if hasattr(session.config, "workerinput") or not runner.settings.foreign:
+    if hasattr(session.config, "workerinput"):
+        return
+    builds = runner.settings.backend is None and not session.config.option.collectonly
+    if builds and (tool := environment.missing_tool()):
+        raise pytest.UsageError(
+            f"kernels are built with g++ and ld, and {tool} was not found: install it (Debian: apt-get install g++)"
+        )
+    if not runner.settings.foreign:
         return
     if complaint := runner.explain_unknown():
         runner.close()

@@ -197,7 +197,9 @@ def _by_number(name: str) -> list[str | int]:
 
 
 def _remark(text: str) -> str:
-    return next(iter(text.strip().splitlines()), "")[:REMARK]
+    """The line of a message that says most: the first, of a traceback the last."""
+    lines = text.strip().splitlines() or [""]
+    return lines[-1 if lines[0].startswith("Traceback") else 0][:REMARK]
 
 
 def _is_bad(stage: Row) -> bool:

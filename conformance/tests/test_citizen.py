@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from conformance import scratch
-from conformance.tests.pretence import ROOT, case, mlcomp, shape_file
+from conformance import scratch, tables
+from conformance.tests.pretence import PERF, ROOT, case, mlcomp, report, shape_file
 
 pytest_plugins = ["pytester"]
 
@@ -137,3 +137,36 @@ def test_folders_that_nobody_keeps_are_swept(tmp_path: Path, monkeypatch: pytest
     second = scratch.make()
     second.close()
     assert not list(tmp_path.iterdir()) and stray.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_size_beyond_all_memory_is_the_shape_files_fault(box: pytest.Pytester) -> None:
+    shape_file(box, case("vast", PERF, dims="dims.N = 1000000000000"), case("fine"))
+    run = mlcomp(box, "mine.toml")
+    run.assert_outcomes(passed=1, failed=1)
+    run.stdout.fnmatch_lines(["mine.toml:2: case 'vast': args: they take 3725.3 GiB, and a checking process may use*"])
+    (row,) = (row for row in report(box)["cases"] if row["verdict"] == "fail")
+    assert (row["first_bad_stage"], row["first_bad_pass"]) == (None, None)
+
+
+@pytest.mark.parametrize("tool", ["g++", "ld"])
+def test_a_missing_compiler_is_said_once_and_first(
+    box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    shape_file(box, case("fine"), case("last"))
+    (box.path / "bin").mkdir()
+    if tool == "ld":
+        (box.path / "bin" / "g++").write_text("#!/bin/sh\necho ld\n")
+        (box.path / "bin" / "g++").chmod(0o755)
+    monkeypatch.setenv("PATH", str(box.path / "bin"))
+    run = mlcomp(box, "mine.toml")
+    assert run.ret == pytest.ExitCode.USAGE_ERROR
+    assert run.stderr.str().count(f"{tool} was not found: install it (Debian: apt-get install g++)") == 1
+    mlcomp(box, "mine.toml", "--collect-only").assert_outcomes()
+    mlcomp(box, "mine.toml", "--mlcomp-backend", "eagerly").assert_outcomes(passed=2)
+
+
+def test_a_table_tells_what_was_raised_not_that_there_was_a_traceback() -> None:
+    detail = "Traceback (most recent call last):\n  File ...\nValueError: seven\n"
+    known = {"kind": "check", "id": "a[f32]", "target": "cpu", "stages": (), "first_bad_pass": None}
+    row = {**known, "verdict": "fail", "first_bad_stage": "torch", "detail": detail}
+    assert "ValueError: seven" in tables.case_table([row]) and "Traceback" not in tables.case_table([row])
