@@ -114,13 +114,18 @@ def huge(draw: Draw) -> Tensor:
 
 
 def specials(draw: Draw) -> Tensor:
-    """Ordinary numbers, and at tile corners special ones: one per row, so that a reduction shows each of them."""
+    """Ordinary numbers, and at tile corners special ones: one per row, so that a reduction shows each of them.
+
+    They follow each other from a random one on, so that different ones meet where two arguments do.
+    """
     if draw.dtype is torch.bool:
         return boolean(draw)
     values = (draw.normal().double() if draw.dtype.is_floating_point else integers(draw)).to(draw.dtype)
     if not values.numel():
         return values
-    listed = cycle(_special_values(draw.dtype))
+    special = _special_values(draw.dtype)
+    first = int(torch.randint(len(special), (), generator=draw.generator))
+    listed = cycle([*special[first:], *special[:first]])
     rows = values.view(-1, values.shape[-1]) if values.dim() > 1 else values.view(1, -1)
     corners = [[i for i in (*_CORNERS, size - 1) if i < size] for size in rows.shape]
     if rows.shape[0] == 1:
@@ -133,12 +138,20 @@ def specials(draw: Draw) -> Tensor:
     return values
 
 
-def _special_values(dtype: torch.dtype) -> tuple[float, ...]:
+def _special_values(dtype: torch.dtype) -> tuple[Tensor, ...]:
     if not dtype.is_floating_point:
         info = torch.iinfo(dtype)
-        return (info.max, info.min, 0, 1, max(-1, info.min))
+        return torch.tensor((info.max, info.min, 0, 1, max(-1, info.min)), dtype=dtype).unbind()
     real = torch.finfo(dtype)
-    return (math.inf, -0.0, math.nan, -math.inf, real.max, 0.0, real.min, real.smallest_normal / 2)
+    numbers = (math.inf, -0.0, math.nan, -math.inf, real.max, 0.0, real.min, real.smallest_normal / 2)
+    return (*torch.tensor(numbers, dtype=dtype).unbind(), _negative_nan(dtype))
+
+
+def _negative_nan(dtype: torch.dtype) -> Tensor:
+    """By its bits, since conversions to 16 bits lose the sign of NaN: ones as far as its leading fraction bit."""
+    word = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
+    fraction = round(-math.log2(torch.finfo(dtype).eps))
+    return torch.tensor(-1 << (fraction - 1), dtype=word).view(dtype)
 
 
 def index(draw: Draw, below: int, unique_along: int | str = "no", negative: bool = False) -> Tensor:

@@ -37,8 +37,8 @@ def case(tmp_path: Path) -> Case:
     return shapes.expand(shapes.load(tmp_path / "mine.toml"), "full")[1]
 
 
-def drawn(kind: str, shape: tuple[int, ...], dtype: str, **options: Value) -> torch.Tensor:
-    source = torch.Generator().manual_seed(SEED)
+def drawn(kind: str, shape: tuple[int, ...], dtype: str, seed: int = SEED, **options: Value) -> torch.Tensor:
+    source = torch.Generator().manual_seed(seed)
     return draw.tensor({"kind": kind, **options}, draw.Draw(shape, inputs.DTYPES[dtype], source))
 
 
@@ -103,6 +103,12 @@ def test_specials_hold_every_class_and_end_with_one() -> None:
     assert not last.isfinite() or last == 0 or last.abs() > 1e30 or last.abs() < 1e-30
     clean = made.isfinite().all(dim=1)
     assert clean.sum() > 200, "rows without a special value show a wrong neighbour"
+    for dtype in FLOATS:
+        signs = drawn("specials", (300, 70), dtype)
+        assert {bool(sign) for sign in signs[signs.isnan()].signbit()} == {False, True}, "NaN of both signs"
+        assert {bool(sign) for sign in signs[signs == 0].signbit()} == {False, True}, "zeros of both signs"
+    firsts = {str(drawn("specials", (1, 1), "f64", seed=n).item()) for n in range(40)}
+    assert len(firsts) > 4, "two arguments with the same one everywhere"
     whole = drawn("specials", (40,), "i8")
     assert {-128, 127} <= set(whole.tolist())
 
