@@ -1,0 +1,285 @@
+"""The texts of calls that need more thought than a template: shapes that fit, windows that have room, valid indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from conformance.fuzz.drawing import Drawing, NotFitting
+
+Text = Callable[[Drawing], str]
+
+
+def one_slice(d: Drawing, axis: int) -> str:
+    """`start:stop:step` that leaves something of an axis."""
+    n = d.size(axis)
+    start, step = d.among(0, 0, 1, 2, n // 2), d.among(1, 1, 1, 2, 3)
+    stop = d.among("", "", str(max(start + 1, n - 1)), "-1" if n - 1 > start else "")
+    return f"{start or ''}:{stop}" + (f":{step}" if step > 1 else "")
+
+
+def slices(d: Drawing, x: str) -> str:
+    """A slice of some axes."""
+    words = [d.among(":", one_slice(d, k)) for k in range(len(d.shape))]
+    return f"{x}[{', '.join(words)}]"
+
+
+def positive_axis(d: Drawing) -> int:
+    """An axis counted from the front."""
+    return d.axis() % max(len(d.shape), 1)
+
+
+def axes(d: Drawing) -> str:
+    """All axes in any order."""
+    rank = len(d.shape)
+    order = list(range(rank))
+    d.rng.shuffle(order)
+    return ", ".join(map(str, order))
+
+
+def reshaped(d: Drawing, x: str) -> str:
+    """Two axes joined, or one split."""
+    shape = d.shape
+    if not shape:
+        return f"{x}.reshape(1)"
+    joined = d.up_to(0, len(shape) - 1)
+    words = [d.spelled(k) for k in range(len(shape))]
+    n = shape[joined]
+    factor = d.among(2, 3, 4, 8)
+    if d.chance(0.5) and n % factor == 0 and n > factor:
+        return f"{x}.reshape({', '.join([*words[:joined], str(factor), '-1', *words[joined + 1 :]])})"
+    if len(shape) < 2:
+        return f"{x}.reshape(-1, 1)"
+    joined = min(joined, len(shape) - 2)
+    return f"{x}.reshape({', '.join([*words[:joined], '-1', *words[joined + 2 :]])})"
+
+
+def expanded(d: Drawing, x: str) -> str:
+    """Axes of one element repeated, and perhaps axes in front."""
+    words = [str(d.among(2, 3, 8)) if n == 1 else "-1" for n in d.shape]
+    lead = [str(d.among(1, 2, 3, 7))] if d.chance(0.5) else []
+    return f"{x}.expand({', '.join([*lead, *words])})"
+
+
+def padded(d: Drawing, x: str) -> str:
+    """In every mode that has room."""
+    rank = len(d.shape)
+    mode = d.among("constant", "constant", "reflect", "replicate", "circular")
+    axes = d.up_to(1, min(rank, 2)) if mode == "constant" else 1
+    room = min(d.shape[rank - axes :]) if mode != "constant" else 4
+    most = max(0, min(3, room - 1))
+    low = -1 if mode == "constant" and min(d.shape[rank - axes :]) > 3 else 0
+    amounts = ", ".join(str(d.up_to(low, most)) for _ in range(2 * axes))
+    if mode == "constant":
+        return f"F.pad({x}, ({amounts}), value={d.among(0, 0, 1, -2)})"
+    return f"F.pad({x}, ({amounts}), mode='{mode}')"
+
+
+def matmul(d: Drawing, call: str = "torch.matmul({}, {})") -> str:
+    """With a matrix on the right, or on the left."""
+    x = d.number(2)
+    k, n = d.size(-1), d.among(1, 3, 7, 8, 16, 17, 33)
+    y = d.matching(lambda t: t.dim() == 2 and t.shape[0] == k, k, n)
+    return call.format(x, y) if d.chance(0.7) else swapped(d, x)
+
+
+def swapped(d: Drawing, x: str) -> str:
+    """With a matrix on the left."""
+    k, n = d.size(-2), d.among(1, 3, 7, 8, 16, 17, 33)
+    d.operands[1:] = []
+    d.new[:] = [pair for pair in d.new if pair[1] is d.first]
+    return f"{d.matching(lambda t: t.dim() == 2 and t.shape[1] == k, n, k)} @ {x}"
+
+
+def bmm(d: Drawing) -> str:
+    """Of two batches."""
+    x = d.number(3)
+    shape = d.shape
+    if len(shape) != 3:
+        raise NotFitting
+    n = d.among(1, 4, 7, 8, 9)
+    y = d.matching(lambda t: t.dim() == 3 and t.shape[:2] == (shape[0], shape[2]), shape[0], shape[2], n)
+    return f"torch.bmm({x}, {y})"
+
+
+def linear(d: Drawing) -> str:
+    """With a bias or none."""
+    x = d.real(1)
+    n = d.among(1, 3, 8, 16, 17)
+    w = d.fresh(n, d.size(-1))
+    return f"F.linear({x}, {w}, {d.fresh(n)})" if d.chance(0.5) else f"F.linear({x}, {w})"
+
+
+def attention(d: Drawing) -> str:
+    """Of keys of any number."""
+    q = d.real(2)
+    shape = d.shape
+    length = d.among(1, 4, 8, 17)
+    k = d.fresh(*shape[:-2], length, shape[-1])
+    v = k if d.chance(0.3) else d.fresh(*shape[:-2], length, shape[-1])
+    causal = ", is_causal=True" if length == shape[-2] and d.chance(0.5) else ""
+    return f"F.scaled_dot_product_attention({q}, {k}, {v}{causal})"
+
+
+def conv(d: Drawing, rank: int) -> str:
+    """Of windows that fit."""
+    x = d.real(rank + 2, most=rank + 2)
+    channels, room = d.size(1), min(d.shape[2:])
+    kernel = d.up_to(1, min(3, room))
+    groups = d.among(1, 1, channels)
+    out = groups * d.among(1, 2, 3)
+    w = d.fresh(out, channels // groups, *[kernel] * rank)
+    options = f", stride={d.among(1, 1, 2)}, padding={d.up_to(0, kernel - 1)}" + (
+        f", groups={groups}" if groups > 1 else ""
+    )
+    return f"F.conv{rank}d({x}, {w}{options})"
+
+
+def conv_transpose(d: Drawing) -> str:
+    """Of small windows."""
+    x = d.real(4, most=4)
+    kernel = d.up_to(1, 3)
+    w = d.fresh(d.size(1), d.among(1, 2, 3), kernel, kernel)
+    return f"F.conv_transpose2d({x}, {w}, stride={d.among(1, 2)})"
+
+
+def pool(d: Drawing, kind: str) -> str:
+    """Of windows that fit."""
+    x = d.real(3, most=4)
+    rank = len(d.shape) - 2
+    kernel = d.up_to(1, min(3, *d.shape[2:]))
+    options = f"{kernel}, stride={d.among(1, 2)}, padding={d.up_to(0, kernel // 2)}, ceil_mode={d.among(True, False)}"
+    return f"F.{kind}_pool{rank}d({x}, {options})"
+
+
+def resized(d: Drawing) -> str:
+    """To twice or three times the size."""
+    x = d.real(4, most=4)
+    mode = d.among("nearest", "bilinear")
+    return f"F.interpolate({x}, scale_factor={d.among(2, 3)}, mode='{mode}')"
+
+
+def cat(d: Drawing, call: str) -> str:
+    """With itself or another."""
+    x = d.tensor(1)
+    axis = d.axis()
+    parts = [x, d.among(x, d.same()), *([x] if d.chance(0.2) else [])]
+    return f"torch.{call}([{', '.join(parts)}], {axis})"
+
+
+def gather(d: Drawing) -> str:
+    """By an index of any length."""
+    x = d.tensor(1)
+    axis = positive_axis(d)
+    shape = list(d.shape)
+    below, shape[axis] = shape[axis], d.among(1, 3, 8, shape[axis])
+    return f"torch.gather({x}, {axis}, {d.indices(below, *shape)})"
+
+
+def index_select(d: Drawing) -> str:
+    """Some of an axis, repeated as it comes."""
+    x = d.tensor(1)
+    axis = d.axis()
+    return f"torch.index_select({x}, {axis}, {d.indices(d.size(axis), d.among(1, 5, 8))})"
+
+
+def indexed(d: Drawing) -> str:
+    """By one or two lists of indices."""
+    x = d.tensor(1)
+    n = d.among(1, 4, 8)
+    first = d.indices(d.size(0), n)
+    if len(d.shape) > 1 and d.chance(0.5):
+        second = d.indices(d.size(1), n)
+        return d.among(f"{x}[{first}, {second}]", f"{x}[:, {second}]")
+    return f"{x}[{first}]"
+
+
+def scatter(d: Drawing, call: str, unique: bool) -> str:
+    """To places of its own, or to any where they are added."""
+    x = d.number(1) if call == "scatter_add" else d.tensor(1)
+    axis = positive_axis(d)
+    shape = d.shape
+    index = d.indices(shape[axis], *shape, unique_along=axis if unique else None)
+    return f"torch.{call}({x}, {axis}, {index}, {d.fresh(*shape)})"
+
+
+def index_add(d: Drawing) -> str:
+    """Rows to any places."""
+    x = d.number(1)
+    axis = positive_axis(d)
+    shape = list(d.shape)
+    below, shape[axis] = shape[axis], d.among(1, 3, 8)
+    return f"torch.index_add({x}, {axis}, {d.indices(below, shape[axis])}, {d.fresh(*shape)})"
+
+
+def embedding(d: Drawing) -> str:
+    """Rows of a matrix."""
+    x = d.real(2, most=2)
+    return f"F.embedding({d.indices(d.size(0), *d.among((3,), (2, 5), (8,)))}, {x})"
+
+
+def layer_norm(d: Drawing, call: str) -> str:
+    """Of rows of more than one element."""
+    x = d.real(1)
+    n = d.size(-1)
+    if n < 2:
+        raise NotFitting
+    weight = f", {d.fresh(n)}" if d.chance(0.5) else ""
+    return f"F.{call}({x}, ({d.spelled(len(d.shape) - 1)},){weight})"
+
+
+def batch_norm(d: Drawing) -> str:
+    """Of channels of several elements."""
+    x = d.real(2)
+    if d.first.eager.numel() < 4 * d.size(1):
+        raise NotFitting
+    return f"F.batch_norm({x}, None, None, training=True)"
+
+
+def reduction(call: str, kind: str = "real") -> Text:
+    """`x.call(axis)`, of a kind of operand."""
+
+    def text(d: Drawing) -> str:
+        x = getattr(d, kind)()
+        if not d.shape or d.chance(0.15):
+            return f"{x}.{call}()"
+        return f"{x}.{call}({d.axis()}{d.among('', ', keepdim=True')})"
+
+    return text
+
+
+def along(call: str, kind: str = "real") -> Callable[[Drawing], str]:
+    """A call with an axis."""
+    return lambda d: call.format(getattr(d, kind)(1), d.axis())
+
+
+def binary(call: str, kind: str = "number") -> Callable[[Drawing], str]:
+    """Of two that broadcast."""
+    return lambda d: call.format(getattr(d, kind)(), d.like())
+
+
+def topk(d: Drawing) -> str:
+    """The largest; of equal ones PyTorch does not say which, and so not where gradients go."""
+    x = d.number(1)
+    if d.first.eager.requires_grad:
+        raise NotFitting
+    axis = d.axis()
+    return f"{x}.topk({d.up_to(1, d.size(axis))}, {axis}).values"
+
+
+def cast(d: Drawing, *types: str) -> str:
+    """To one of some types."""
+    return f"{d.tensor()}.to(torch.{d.among(*types)})"
+
+
+def assigned(d: Drawing) -> str:
+    """A number to a slice."""
+    x = d.number(1)
+    return f"{slices(d, x)} = {d.among(0, 1, -2)}"
+
+
+def assigned_part(d: Drawing) -> str:
+    """Other rows in the place of the last."""
+    x = d.tensor(1)
+    n = d.size(0)
+    rows = d.up_to(1, n)
+    return f"{x}[{n - rows}:] = {d.fresh(rows, *d.shape[1:])}"
