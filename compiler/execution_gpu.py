@@ -110,7 +110,7 @@ def architecture(target: Target) -> str | None:
 
     The text for an older GPU is compiled for this one: sm_80 runs as sm_90 on an H200.
     """
-    here = device.devices()
+    here = device.devices() if target.kind == "cuda" else ()
     if not here:
         return None
     number, specific = target.name.removeprefix("sm_").removesuffix("a"), target.name.endswith("a")

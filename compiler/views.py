@@ -13,22 +13,23 @@ from compiler.ir.expr import Expr, Size
 from compiler.ir.sizes import numbers
 from compiler.runtime.launcher import Buffer, Launcher
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset
+Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset from where the whole value begins
 
 
 def viewed(
     launch: Launcher, made: Sequence[Buffer], views: Sequence[View | Expr], sizes: Mapping[Size, int]
 ) -> Launcher:
     """A launcher of the results, from one of the buffers `made`; itself, where its outputs are the results."""
-    memory = {v.source: numbers(v.memory, sizes) for v in views if isinstance(v, View)}
-    moved = {n: strides for n, strides in memory.items() if not _lies(made[n], strides)}
+    memory = {v.source: (numbers(v.memory, sizes), numbers((v.begin,), sizes)[0]) for v in views if isinstance(v, View)}
+    moved = {n: (strides, begin) for n, (strides, begin) in memory.items() if begin or not _lies(made[n], strides)}
     taken = set(moved)
     steps: list[tuple[int, Layout | None]] = []  # of a number -1 and no layout
     for v in views:
         if not isinstance(v, View):
             steps.append((-1, None))
             continue
-        own = (numbers(v.shape, sizes), numbers(v.strides, sizes), numbers((v.offset,), sizes)[0])
+        ahead = numbers((v.offset,), sizes)[0] - memory[v.source][1]
+        own = (numbers(v.shape, sizes), numbers(v.strides, sizes), ahead)
         is_itself = v.source not in taken and own == (made[v.source].shape, made[v.source].stride, 0)
         steps.append((v.source, None if is_itself else own))
         taken |= {v.source} if is_itself else set()
@@ -39,7 +40,7 @@ def viewed(
     def run(*arguments: Any) -> tuple[Any, ...]:
         outputs: Sequence[torch.Tensor] = launch(*arguments)
         if moved:
-            outputs = [brought(x, moved[n]) if n in moved else x for n, x in enumerate(outputs)]
+            outputs = [brought(x, *moved[n]) if n in moved else x for n, x in enumerate(outputs)]
         out = [outputs[n] if how is None else _reinterpret_tensor(outputs[n], *how) for n, how in steps]
         for n, number in constant.items():
             out[n] = number
@@ -48,9 +49,11 @@ def viewed(
     return run
 
 
-def brought(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """The same elements at these strides; along an axis whose stride is 0 they are one."""
-    out = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+def brought(x: torch.Tensor, strides: tuple[int, ...], begin: int = 0) -> torch.Tensor:
+    """The same elements at these strides, from `begin` on; along an axis whose stride is 0 they are one."""
+    last = sum((n - 1) * step for n, step in zip(x.shape, strides, strict=True)) if x.numel() else -1
+    memory = torch.empty(begin + last + 1, dtype=x.dtype, device=x.device)
+    out = memory.as_strided(x.shape, strides, begin)
     first = tuple(slice(0, 1) if step == 0 else slice(None) for step in strides)
     out[first].copy_(x[first])
     return out

@@ -23,10 +23,12 @@ Shape = tuple[Expr, ...]
 
 @dataclass(frozen=True)
 class View:
-    """A result in the memory of the program's output `source`, which is to lie there with `memory` as its strides."""
+    """A result in the memory of the program's output `source`, which is to lie there from `begin` on with `memory` as
+    its strides; `offset` counts from the beginning of that memory."""
 
     source: int
     memory: Shape
+    begin: Expr
     shape: Shape
     strides: Shape
     offset: Expr
@@ -54,10 +56,9 @@ class Results:
         return out
 
     def _view(self, source: int, x: torch.Tensor, size: Callable[[Any], Expr]) -> View:
-        memory = self.computed[source].meta["val"].stride()
-        return View(
-            source, _sizes(memory, size), _sizes(x.shape, size), _sizes(x.stride(), size), size(x.storage_offset())
-        )
+        whole = self.computed[source].meta["val"]
+        memory, begin = _sizes(whole.stride(), size), size(whole.storage_offset())
+        return View(source, memory, begin, _sizes(x.shape, size), _sizes(x.stride(), size), size(x.storage_offset()))
 
 
 def results(graph: GraphModule, wanted: Sequence[Node]) -> Results:

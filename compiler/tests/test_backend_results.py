@@ -118,6 +118,24 @@ def test_results_whose_elements_have_gaps_between_them() -> None:
     agree(lambda x: (x * 2).as_strided((2, 2), (3, 2), 1), (torch.randn(5, 6),))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_arguments_within_other_memory_are_written_to(dynamic: bool) -> None:
+    def sliced() -> Tensor:
+        return torch.randn(6, 11)[:, 2:-1]
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x[:, 1:3] = y[:, 1:3]
+        x[0] = 0
+        return x.slice_scatter(y[:2], 0, 1, 3)
+
+    for _ in range(2):
+        x, y = sliced(), sliced()
+        wanted = x.clone()
+        right = f(wanted, y)
+        made = compiled(f, dynamic=dynamic)(x, y)
+        assert torch.equal(x, wanted) and torch.equal(made, right)
+
+
 def test_numbers_among_the_results() -> None:
     def f(x: Tensor) -> tuple[Any, ...]:
         return (x * 2)[1:].shape[0], x + 1, x.shape[1] // 2
@@ -143,7 +161,7 @@ def test_a_program_whose_outputs_lie_otherwise() -> None:
 
 def _view(source: int, memory: Shape, shape: Shape, strides: Shape, offset: int) -> View:
     at, wide, steps = (tuple(map(dim, x)) for x in (memory, shape, strides))
-    return View(source, at, wide, steps, dim(offset))
+    return View(source, at, dim(0), wide, steps, dim(offset))
 
 
 def attention(query: Tensor, key: Tensor, places: Tensor, relative: Tensor) -> Tensor:
