@@ -121,10 +121,24 @@ class Pass:
 
 
 def _apply_schedules(program: statement.Program, context: Context) -> statement.Program:
-    for name in [k.name for k in program.kernels]:
-        current = next(k for k in program.kernels if k.name == name)
-        program = steps.apply(program, current, context.schedules.get(name, Schedule()))
-    return program
+    """Each kernel with its steps applied, beside those alone that share a temporary with it: a model has hundreds."""
+    temps = {t.name: t for t in program.temps}
+    users: dict[str, list[statement.Kernel]] = {name: [] for name in temps}
+    for k in program.kernels:
+        for p in k.params:
+            users.get(p.name, []).append(k)
+    kernels: list[statement.Kernel] = []
+    made: dict[str, tensor.Tensor] = dict(temps)
+    for k in program.kernels:
+        own = [p.name for p in k.params if p.name in temps]
+        near = dict.fromkeys([k, *(user for name in own for user in users[name])])
+        beside = program.replace(kernels=tuple(near), temps=tuple(temps[name] for name in own))
+        beside = steps.apply(beside, k, context.schedules.get(k.name, Schedule()))
+        kernels.append(beside.kernels[0])
+        for name in set(own) - {t.name for t in beside.temps}:
+            del made[name]
+        made |= {t.name: t for t in beside.temps if t.name not in made}
+    return program.replace(kernels=tuple(kernels), temps=tuple(made.values()))
 
 
 def _share_rows(program: statement.Program, context: Context) -> statement.Program:

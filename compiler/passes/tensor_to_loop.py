@@ -36,9 +36,12 @@ def tensor_to_loop(program: TensorProgram) -> Program:
     tensors = {t.name: t for t in program.inputs} | results
     temps: list[Tensor] = []
     kernels: list[Kernel] = []
-    for group in program.groups:
-        outside = {n for g in program.groups if g is not group for e in g.equations for n in reads(e)}
-        stored = [e.name for e in group.equations if e.name in outside or e.name in results]
+    readers: dict[str, set[int]] = {}
+    for k, group in enumerate(program.groups):
+        for n in {n for e in group.equations for n in reads(e)}:
+            readers.setdefault(n, set()).add(k)
+    for k, group in enumerate(program.groups):
+        stored = [e.name for e in group.equations if readers.get(e.name, set()) - {k} or e.name in results]
         builder = _Builder(group, stored)
         for e in group.equations:
             if e.name in builder.kept and e.name not in results:

@@ -18,7 +18,12 @@ from compiler.ir.tensor import Tensor
 
 def narrow(program: Program) -> Program:
     """Temporaries that kernels pass on as f32, and others only read rounded to one 16-bit type, are of that type."""
-    types = {t.name: found for t in program.temps if (found := _type(program, t)) is not None}
+    temps = {t.name for t in program.temps}
+    found: dict[str, set[DType | None]] = {}
+    for k in program.kernels:
+        for name, kinds in _rounded(k, temps).items():
+            found.setdefault(name, set()).update(kinds)
+    types = {name: kind for name, kinds in found.items() if len(kinds) == 1 and (kind := kinds.pop()) is not None}
     if not types:
         return program
     return program.replace(
@@ -27,29 +32,30 @@ def narrow(program: Program) -> Program:
     )
 
 
-def _type(program: Program, t: Tensor) -> DType | None:
-    """What all readers of a temporary round it to; None where one of them does not, or also writes it."""
-    found: set[DType | None] = set()
-    for k in program.kernels:
-        loads = [x for s in k.body for x in _loads(s, t.name)]
-        stores = [n for s in k.body for n in s.walk() if isinstance(n, Store) and n.buffer == t.name]
-        if (loads and stores) or any(s.op != "set" for s in stores):
-            return None
-        found |= set(loads)
-    return found.pop() if len(found) == 1 else None
+def _rounded(k: Kernel, temps: set[str]) -> dict[str, set[DType | None]]:
+    """What a kernel rounds each temporary that it reads to; None where it does not, or also writes it."""
+    found: dict[str, set[DType | None]] = {}
+    for s in k.body:
+        for name, kind in _loads(s, temps):
+            found.setdefault(name, set()).add(kind)
+    stores = [n for s in k.body for n in s.walk() if isinstance(n, Store) and n.buffer in temps]
+    for s in stores:
+        if s.op != "set" or s.buffer in found:
+            found.setdefault(s.buffer, set()).add(None)
+    return found
 
 
-def _loads(node: Node, buffer: str) -> Iterator[DType | None]:
-    """For each load of a buffer the 16-bit type that it is rounded to, if it is."""
+def _loads(node: Node, temps: set[str]) -> Iterator[tuple[str, DType | None]]:
+    """The loads of temporaries, each with the 16-bit type that it is rounded to, if it is."""
     match node:
-        case Cast(Load(name), dtype) if name == buffer and dtype in STORAGE_ONLY and node.arg.dtype not in STORAGE_ONLY:
-            yield dtype
-            yield from (x for i in node.arg.children() for x in _loads(i, buffer))
+        case Cast(Load(name), dtype) if name in temps and dtype in STORAGE_ONLY and node.arg.dtype not in STORAGE_ONLY:
+            yield name, dtype
+            yield from (x for i in node.arg.children() for x in _loads(i, temps))
             return
-        case Load(name) if name == buffer:
-            yield None
+        case Load(name) if name in temps:
+            yield name, None
     for child in node.children():
-        yield from _loads(child, buffer)
+        yield from _loads(child, temps)
 
 
 def _typed(t: Tensor, types: dict[str, DType]) -> Tensor:

@@ -190,47 +190,58 @@ def _holds_sweep(e: Equation, made: dict[str, Equation]) -> bool:
 
 def fuse(program: Program) -> Program:
     """Every equation joins the groups that it reads from, latest first, where that is legal and pays."""
-    groups: list[list[Equation]] = []
+    every = equations(program)
     origin: dict[str, tuple[str, ...]] = {e.name: g.origin for g in program.groups for e in g.equations}
+    place = {e.name: k for k, e in enumerate(every)}
     readers: dict[str, set[str]] = {}
-    for e in equations(program):
+    for e in every:
         for name in reads(e):
             readers.setdefault(name, set()).add(e.name)
-    results = {t.name for t in program.outputs}
-    for e in equations(program):
-        groups.append([e])
-        joined = True
-        while joined:
-            joined = _join_once(groups, readers, results)
-    return program.replace(groups=tuple(_group(_sorted(g, program), origin) for g in _schedule(groups)))
+    groups = _Groups({}, {}, readers, {t.name for t in program.outputs})
+    for k, e in enumerate(every):
+        groups.members[k] = [e]
+        groups.owner[e.name] = k
+        while _join_once(groups, k):
+            pass
+    made = [sorted(g, key=lambda e: place[e.name]) for g in _schedule(list(groups.members.values()))]
+    return program.replace(groups=tuple(_group(g, origin) for g in made))
 
 
-def _join_once(groups: list[list[Equation]], readers: dict[str, set[str]], results: set[str]) -> bool:
+@dataclass(frozen=True)
+class _Groups:
+    """The groups so far, by the number of their newest equation, which is the order that they are in."""
+
+    members: dict[int, list[Equation]]
+    owner: dict[str, int]  # of each equation so far
+    readers: dict[str, set[str]]  # by equation, later ones too
+    results: set[str]
+
+
+def _join_once(groups: _Groups, newest: int) -> bool:
     """Merge the newest group with the latest one that it reads, if it may."""
-    newest = groups[-1]
-    wanted = {n for e in newest for n in reads(e)} - {e.name for e in newest}
-    for k in range(len(groups) - 2, -1, -1):
-        if wanted & {e.name for e in groups[k]} and not _between(groups, k):
-            both = groups[k] + newest
-            if _legal(both, readers, results):
-                del groups[k]
-                groups[-1] = both
-                return True
+    found = {groups.owner[n] for e in groups.members[newest] for n in reads(e) if n in groups.owner}
+    for k in sorted(found - {newest}, reverse=True):
+        both = groups.members[k] + groups.members[newest]
+        if not _between(groups, k, newest) and _legal(both, groups.readers, groups.results):
+            groups.owner.update({e.name: newest for e in groups.members.pop(k)})
+            groups.members[newest] = both
+            return True
     return False
 
 
-def _between(groups: list[list[Equation]], k: int) -> bool:
+def _between(groups: _Groups, k: int, newest: int) -> bool:
     """Some other group lies on a path from group k to the newest one, so merging them would make a cycle."""
-    own = {e.name for e in groups[k]}
-    reached = set(own)
-    others = groups[:k] + groups[k + 1 : -1]  # in any order: merging has moved groups behind those that read them
-    found = True
-    while found:
-        later = [g for g in others if any(n in reached for e in g for n in reads(e))]
-        others = [g for g in others if g not in later]
-        reached |= {e.name for g in later for e in g}
-        found = bool(later)
-    return any(n in reached and n not in own for e in groups[-1] for n in reads(e))
+    reached: set[int] = set()
+    front = [k]
+    while front:
+        group = front.pop()
+        into = {groups.owner.get(r) for e in groups.members[group] for r in groups.readers.get(e.name, ())}
+        if group != k and newest in into:
+            return True
+        later = [g for g in into - reached if g is not None and g not in (k, newest)]
+        reached.update(later)
+        front += later
+    return False
 
 
 def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[str]) -> bool:
@@ -352,11 +363,6 @@ def _schedule(groups: list[list[Equation]]) -> list[list[Equation]]:
     for k in range(len(groups)):
         visit(k)
     return [groups[k] for k in done]
-
-
-def _sorted(members: list[Equation], program: Program) -> list[Equation]:
-    place = {e.name: k for k, e in enumerate(equations(program))}
-    return sorted(members, key=lambda e: place[e.name])
 
 
 def _group(members: list[Equation], origin: dict[str, tuple[str, ...]]) -> Group:
