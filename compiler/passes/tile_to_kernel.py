@@ -24,6 +24,7 @@ from compiler.ir.expr import (
     Op,
     Select,
     Var,
+    both,
     cast,
     const,
     identity,
@@ -356,17 +357,21 @@ class _Lowering:
 
     def copy(self, s: tile.Copy, scope: _Scope) -> Body:
         """Loops over the slice; what lies outside the source reads as zero, what lies outside the target is dropped."""
-        lengths = [n for n in s.target.lengths if n]
-        if len(lengths) == 2 and self.within(s.target, scope):
+        lengths = tile.extents(s.target)
+        if tile.extents(s.source) != lengths:
+            raise ValueError(f"a CPU copies no {tile.extents(s.source)} of {s.source.buffer} to {lengths}")
+        plain = not any((x.steps, x.order) != ((), ()) for x in (s.target, s.source))
+        if len(lengths) == 2 and plain and self.within(s.target, scope) and self.within(s.source, scope, ends=False):
             return [self.copy_block(s, lengths, scope)]
         axes = [Var(self.fresh(f"c{d}")) for d in range(len(lengths))]
         inner = scope.inner(lanes=None)
         for a, n in zip(axes, lengths, strict=True):
             inner.values[a.name], inner.ranges[a.name] = a, (0, n - 1)
-        at = {x: _offsets(x, axes) for x in (s.target, s.source)}
-        inside = {x: _inside(x, at[x], scope.buffers[x.buffer]) for x in at}
+        at = {x: tile.element(x, axes) for x in (s.target, s.source)}
+        inside = {x: _inside(at[x], scope.buffers[x.buffer], self.tile_ranges(inner)) for x in at}
         dtype = scope.buffers[s.source.buffer].dtype
-        moved = select(inside[s.source], Load(s.source.buffer, at[s.source], dtype), const(0, dtype))
+        zero = cast(const(0, dt.compute(dtype)), dtype)
+        moved = select(inside[s.source], Load(s.source.buffer, at[s.source], dtype), zero)
         store: Stmt = Store(s.target.buffer, at[s.target], moved)
         body: tuple[Stmt, ...] = (store,) if isinstance(inside[s.target], Const) else (If(inside[s.target], (store,)),)
         out = self.body(body, inner)
@@ -374,15 +379,15 @@ class _Lowering:
             out = [k.For(a.name, const(0), const(n), 1, tuple(out))]
         return out
 
-    def within(self, s: tile.Slice, scope: _Scope) -> bool:
-        """The slice certainly lies in its buffer."""
+    def within(self, s: tile.Slice, scope: _Scope, ends: bool = True) -> bool:
+        """The slice certainly begins in its buffer, if not at its very end, and with `ends` ends there."""
         known = self.tile_ranges(scope)
-        ends = [value_range(e + n, known)[1] for e, n in zip(s.starts, s.lengths, strict=True) if n]
-        sizes = [e for e, n in zip(scope.buffers[s.buffer].shape, s.lengths, strict=True) if n]
-        return all(
-            isinstance(size, Const) and end is not None and end <= size.value
-            for end, size in zip(ends, sizes, strict=True)
-        )
+        for start, n, size in zip(s.starts, s.lengths, scope.buffers[s.buffer].shape, strict=True):
+            low = value_range(start, known)[0]
+            left = value_range(simplify(size - start, known), known)[0]
+            if low is None or low < 0 or ((ends or not n) and (left is None or left < max(n, 1))):
+                return False
+        return True
 
     def copy_block(self, s: tile.Copy, lengths: list[int], scope: _Scope) -> k.Stmt:
         """A call of the device function for it: the sizes, what of them exists, and both sides with strides."""
@@ -465,14 +470,8 @@ def _accumulated(f: tile.For, scope: _Scope) -> dict[str, str]:
     return {n.name: n.op for n in f.walk() if isinstance(n, Accum) and n.name in scope.values and n.name not in inside}
 
 
-def _offsets(s: tile.Slice, axes: list[Var]) -> tuple[Expr, ...]:
-    moving = iter(axes)
-    return tuple(b + next(moving) if n else b for b, n in zip(s.starts, s.lengths, strict=True))
-
-
-def _inside(s: tile.Slice, at: tuple[Expr, ...], buffer: Tensor) -> Expr:
-    out: Expr = const(True, boolean)
-    for place, n, size in zip(at, s.lengths, buffer.shape, strict=True):
-        if n:
-            out = op("and", op("and", op("ge", place, 0), op("lt", place, size)), out)
-    return out
+def _inside(at: tuple[Expr, ...], buffer: Tensor, ranges: dict[str, Range]) -> Expr:
+    """Whether an element is within its buffer, as far as that is not known."""
+    pairs = zip(at, buffer.shape, strict=True)
+    checks = (c for place, size in pairs for c in (op("ge", place, 0), op("lt", place, size)))
+    return both(*(simplify(c, ranges) for c in checks))

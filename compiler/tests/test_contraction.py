@@ -209,13 +209,20 @@ TRANSPOSED = """def f(a: f32[20: 1, 30: 20], b: f32[30: 1, 18: 30]):
         c[i: 20, j: 18]: f32 = sum(a[i, l] * b[l, j] for l in range(30))
     result(c, f32[20, 18])
 """
+# Zeros before and after an operand along each of its axes, that of the batch included.
+PADDED = """def f(x: f32[2, 9, 20], y: f32[3, 29, 17]):
+    with kernel("product"):
+        c[b: 4, i: 12, j: 18]: f32 = sum((x[b - 1, i - 2, l - 3] if (b >= 1) & (b < 3) & (i >= 2) & (i < 11)
+            & (l >= 3) & (l < 23) else 0.0) * (y[b, l, j - 1] if (b < 3) & (j >= 1) else 0.0) for l in range(29))
+    result(c, f32[4, 12, 18])
+"""
 
 
 @pytest.mark.parametrize("target", ["tiny", "avx512"])
 @pytest.mark.parametrize(
     "text",
-    [LINEAR, HEADS, GROUPS, CONV, ROUNDED, PROMOTED, SQUARE, TRANSPOSED],
-    ids=["linear", "heads", "groups", "conv", "rounded", "promoted", "gram", "strides"],
+    [LINEAR, HEADS, GROUPS, CONV, ROUNDED, PROMOTED, SQUARE, TRANSPOSED, PADDED],
+    ids=["linear", "heads", "groups", "conv", "rounded", "promoted", "gram", "strides", "padded"],
 )
 def test_other_contractions(text: str, target: str) -> None:
     assert instructions(check(text, target))

@@ -82,6 +82,8 @@ def _filled(
     shape = tuple(dim(long[f.var]) for f in loops)
     held = _padded(Tensor(step.tile, factor.dtype, shape, row_major(shape)))
     load = block(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()})
+    if load is not None and not _begins(load, tensors[load.buffer], {f.var for f in loops}, ranges):
+        load = None
     copied = _copied(load, held, loops, long, step.tile) if load is not None else None
     if copied is not None:
         return copied
@@ -89,6 +91,16 @@ def _filled(
     fill = again(loops, "_" + step.tile, (Store(held.name, own, factor),))
     renamed = {f.var + "_" + step.tile: ranges[f.var] for f in loops}
     return held, own, _shaped(fill, step.width, ranges | renamed, tensors)
+
+
+def _begins(load: Load, tensor: Tensor, moving: set[str], ranges: dict[str, Range]) -> bool:
+    """A block begins in its buffer, as one with zeros before it does not, and runs at most past the end of an axis."""
+    for e, size in zip(load.index, tensor.shape, strict=True):
+        low = value_range(e, ranges)[0]
+        left = value_range(simplify(size - e, ranges), ranges)[0]
+        if low is None or low < 0 or (not names(e) & moving and (left is None or left < 1)):
+            return False
+    return True
 
 
 def _copied(
