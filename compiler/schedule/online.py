@@ -18,7 +18,22 @@ from dataclasses import dataclass, field
 
 from compiler.ir import loop, tile
 from compiler.ir.dtype import STORAGE_ONLY, DType
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, const, identity, names, op, select, substitute
+from compiler.ir.expr import (
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Select,
+    Var,
+    const,
+    identity,
+    loads,
+    names,
+    op,
+    select,
+    substitute,
+)
 from compiler.ir.index import linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.schedule.likely import number
@@ -232,6 +247,7 @@ class _Reader:
         weights = [x for x in value.args if feature not in set(x.walk()) and set(self.totals) & set(x.walk())]
         _want(len(weights) == 1)
         other = next(x for x in value.args if x is not weights[0])
+        _want(bool(loads(other)))  # tiles are named after buffers, which constants have not
         accumulator = Var(first.name, first.value.dtype)
         score, maximum, total, last, kind = self.softmax(weights[0], accumulator)
         found = [v for v in self.sums if v in set(score.walk())]
@@ -279,6 +295,7 @@ class _Reader:
                 if KEY in set(left.walk()):
                     left, right = right, left
                 _want(KEY not in set(left.walk()) and KEY in set(right.walk()) and not queries & names(right))
+                _want(bool(loads(left)) and bool(loads(right)))
                 return Scores(name, f, left, right)
         raise _Other
 

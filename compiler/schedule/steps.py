@@ -109,9 +109,10 @@ class Distribute(Step):
 class Pack(Step):
     """The factor of a sum of products that loads `buffer` is computed into the local tile `tile` beforehand.
 
-    The tile lies in the order of `loops`. It is filled as far outside as the factor allows: by one copy where the
-    factor is a block of the buffer, else by loops called `i_tile`, or `i_tile0`, `i_tile1`, .. for the digits that the
-    factor takes of `i`; the innermost is cleared of guards and bound to vectors of `width` lanes.
+    The tile lies in the order of `loops`, along some of which the factor may be the same, as what is broadcast is. It
+    is filled as far outside as the factor allows: by one copy where the factor is a block of the buffer, else by loops
+    called `i_tile`, or `i_tile0`, `i_tile1`, .. for the digits that the factor takes of `i`; the innermost is cleared
+    of guards and bound to vectors of `width` lanes.
     """
 
     buffer: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Op, Var, names, substitute
+from compiler.ir.expr import Const, Expr, Op, Var, loads, names, substitute
 from compiler.ir.index import Range, extent_range, from_linear, linear, value_range
 from compiler.ir.statement import If, Kernel, Stmt, Store
 from compiler.ir.tensor import row_major
@@ -59,6 +59,22 @@ def factors(value: Expr) -> list[tuple[Expr, Expr]]:
         case Op("mul", (a, b)):
             return [(a, b), (b, a)]
     return []
+
+
+def factors_from(kernel: Kernel, buffer: str, loops: Sequence[str]) -> list[tuple[Loops, Store, Expr, Expr]]:
+    """The factors that load a buffer in sums within `loops`: the loops around, the sum, the factor and the other one.
+
+    Both factors of a sum may load it: that which depends on more of the loops comes first. It need not depend on all,
+    as what is broadcast does not; along the others its elements are repeated.
+    """
+    found = [
+        (around, total, factor, other)
+        for around, total in sums_in(kernel.body)
+        if set(loops) <= {f.var for f in around}
+        for factor, other in factors(total.value)
+        if buffer in {n.buffer for n in loads(factor)}
+    ]
+    return sorted(found, key=lambda x: -len(set(loops) & names(x[2])))
 
 
 def ranges_of(loops: Loops) -> dict[str, Range]:

@@ -15,13 +15,12 @@ from compiler.passes.tile.nests import (
     Body,
     Loops,
     again,
-    factors,
+    factors_from,
     longest,
     moving,
     ranges_of,
     replace,
     replace_sum,
-    sums_in,
     wrap,
 )
 from compiler.schedule.access import address, stride
@@ -49,26 +48,21 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
                 for l in serial(8, reduce):
                     c[i, j] += a_tile[i, l] * b[j, l]
     """
-    for around, total in sums_in(kernel.body):
+    for around, total, factor, other in factors_from(kernel, step.buffer, step.loops):
         named = {f.var: f for f in around}
-        if not set(step.loops) <= set(named):
+        deciding = names(factor).union(*(names(named[v].extent) for v in step.loops))
+        left = {f.var for f in around} & deciding - set(step.loops)
+        depth = max((d + 1 for d, f in enumerate(around) if f.var in left), default=0)
+        if any(f.var in step.loops for f in around[:depth]):
             continue
-        for factor, other in factors(total.value):
-            left = {f.var for f in around} & names(factor) - set(step.loops)
-            loaded = {n.buffer for n in factor.walk() if isinstance(n, Load)}
-            if step.buffer not in loaded or not set(step.loops) <= names(factor):  # both factors may load one buffer
-                continue
-            depth = max((d + 1 for d, f in enumerate(around) if f.var in left), default=0)
-            if any(f.var in step.loops for f in around[:depth]):
-                continue
-            loops = tuple(named[v] for v in step.loops)
-            _check_extents(step, loops, around[:depth])
-            tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
-            held, own, fill = _filled(step, factor, loops, ranges_of(around), tensors)
-            product = total.replace(value=Load(held.name, own, factor.dtype) * other)
-            target = around[depth]
-            new = replace_sum(target, total, product)
-            return kernel.replace(body=replace(kernel.body, target, (tile.Alloc(held, "local"), *fill, new)))
+        loops = tuple(named[v] for v in step.loops)
+        _check_extents(step, loops, around[:depth])
+        tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
+        held, own, fill = _filled(step, factor, loops, ranges_of(around), tensors)
+        product = total.replace(value=Load(held.name, own, factor.dtype) * other)
+        target = around[depth]
+        new = replace_sum(target, total, product)
+        return kernel.replace(body=replace(kernel.body, target, (tile.Alloc(held, "local"), *fill, new)))
     raise ScheduleError(
         step, f"no sum of products within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )

@@ -26,12 +26,11 @@ from compiler.passes.tile.nests import (
     SERIAL,
     Body,
     Loops,
-    factors,
+    factors_from,
     longest,
     ranges_of,
     replace,
     replace_sum,
-    sums_in,
 )
 from compiler.passes.tile.pack import allocated
 from compiler.schedule.blocks import block, narrow
@@ -56,23 +55,19 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
                     for l in serial(16, reduce):
                         c[i, j] += f32(ta[i, l]) * b[l0 * 16 + l, j]
     """
-    for around, total in sums_in(kernel.body):
+    for around, total, factor, other in factors_from(kernel, step.buffer, step.loops):
         named = {f.var: f for f in around}
-        if not set(step.loops) <= set(named):
+        loaded = {n.buffer for n in loads(factor)}
+        left = {f.var for f in around} & names(factor) - set(step.loops)
+        inside = (f.var in left or f.bind.level == "blocks" or _makes(f, loaded) for f in around)
+        depth = max((d + 1 for d, needed in enumerate(inside) if needed), default=0)
+        if any(f.var in step.loops for f in around[:depth]):
             continue
-        for factor, other in factors(total.value):
-            if step.buffer not in {n.buffer for n in loads(factor)} or not set(step.loops) <= names(factor):
-                continue
-            loaded = {n.buffer for n in loads(factor)}
-            left = {f.var for f in around} & names(factor) - set(step.loops)
-            depth = max((d + 1 for d, f in enumerate(around) if f.var in left or _makes(f, loaded)), default=0)
-            if any(f.var in step.loops for f in around[:depth]):
-                continue
-            held, own, fill = _filled(kernel, step, narrow(factor), tuple(named[v] for v in step.loops), around)
-            value = cast(Load(held.name, own, held.dtype), factor.dtype) * other
-            new = replace_sum(around[depth], total, total.replace(value=value))
-            alloc = tile.Alloc(held, step.space, step.swizzle)
-            return kernel.replace(body=replace(kernel.body, around[depth], (alloc, *fill, new)))
+        held, own, fill = _filled(kernel, step, narrow(factor), tuple(named[v] for v in step.loops), around)
+        value = cast(Load(held.name, own, held.dtype), factor.dtype) * other
+        new = replace_sum(around[depth], total, total.replace(value=value))
+        alloc = tile.Alloc(held, step.space, step.swizzle)
+        return kernel.replace(body=replace(kernel.body, around[depth], (alloc, *fill, new)))
     raise ScheduleError(
         step, f"no sum of products within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )

@@ -150,12 +150,15 @@ def _guarded(
     tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Range],
 ) -> Expr:
-    """A factor that is zero where a summing loop is outside, and reads nothing outside of its buffers."""
+    """A factor that is zero where a summing loop is outside, and reads nothing outside of its buffers.
+
+    One that is broadcast along the sum is no exception: infinity times the other factor's zero would be NaN.
+    """
     narrowed = narrow(factor)
     if narrowed is not factor:
         return cast(_guarded(narrowed, guards, summing, tensors, ranges), factor.dtype)
     mine = {v: g for v, g in guards.items() if v in names(factor)}
-    wanted = [g for v, g in mine.items() if v in summing]
+    wanted = [g for v, g in guards.items() if v in summing]
     load = block(factor, {name: t.shape for name, t in tensors.items()}) if tensors.keys() >= _loaded(factor) else None
     load = factor if isinstance(factor, Load) else load
     for v in (v for v in mine if v not in summing):
