@@ -188,7 +188,7 @@ def measure(
     row["roofline"] = roofline.seconds(needed, limits) / samples.median(OURS)
     row |= {"bytes": needed.bytes, "flops": needed.flops, "attention": attention, "err_over_tol": error_over_tol}
     doubts = suspicions(row, stray)
-    return row | {"suspect": bool(doubts), "message": "; ".join(doubts)}
+    return row | {"suspect": any(doubt.startswith("suspect") for doubt in doubts), "message": "; ".join(doubts)}
 
 
 def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Build) -> Contest:
@@ -259,12 +259,14 @@ def summarise(samples: Samples, contest: Contest, settings: Settings) -> Row:
 
 
 def suspicions(row: Row, stray: float) -> list[str]:
-    """Reasons to doubt a time: too good to be true usually means that something was not measured."""
+    """Reasons to doubt a time: too good to be true usually means that something was not measured, or not well."""
     doubts = []
     if row["speedup"] > IMPLAUSIBLE_SPEEDUP:
         doubts.append(f"suspect: {row['speedup']:.1f}x over {row['best']}")
     if row["roofline"] > roofline.PLAUSIBLE:
         doubts.append(f"suspect: {row['roofline']:.0%} of what this machine can do")
+    elif row["roofline"] > roofline.EXACT:
+        doubts.append(f"{row['roofline']:.0%} of the roofline: its bandwidth or arithmetic was measured too low")
     if stray > STRAY_THREADS:
         doubts.append(f"suspect: other threads worked too, {stray:.1f}x the time of the thread that was timed")
     return doubts

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -26,6 +26,7 @@ from conformance.scratch import Scratch
 GIB = 2**30
 START_SECONDS = 180.0  # importing torch from a cold disk on a loaded machine
 POLL_MS = 20
+PATIENCE_SECONDS = 2.0  # of waiting for the machine before it is said
 FAMILY_SECONDS = 0.25  # how often the memory of the child's own children (compilers) is added up
 OUTPUT_LIMIT = 64 * 2**20
 TAIL = 4000
@@ -91,8 +92,13 @@ class Executor:
         cwd: Path | None = None,
         under: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        waits: Callable[[], None] = lambda: None,
     ) -> None:
-        """`under` is a command that starts the child, such as a debugger's; `environment` is the child's besides."""
+        """`under` is a command that starts the child, such as a debugger's; `environment` is the child's besides.
+
+        `waits` is called once for each call whose child has waited for the machine for some seconds.
+        """
+        self.waits = waits
         self.preload, self.under, self.environment = tuple(preload), tuple(under), dict(environment or {})
         self.memory = memory
         self.machine = machine or lock.default_path()
@@ -172,7 +178,7 @@ class Executor:
 
     def _receive(self, child: _Child, timeout: float) -> dict[str, Any]:
         """The next answer; the clock stands still while the child waits for the machine's lock."""
-        clock = _Clock(timeout)
+        clock, told = _Clock(timeout), False
         family = time.monotonic()
         poll = select.poll()
         poll.register(child.replies, select.POLLIN)
@@ -189,6 +195,9 @@ class Executor:
                     clock.pause(message["event"] == "waiting")
             if not ready and _is_dead(child):
                 raise _Lost(Status.CRASH, _last_words(child))
+            if not told and clock.paused_for() > PATIENCE_SECONDS:
+                self.waits()
+                told = True
             if clock.expired():
                 raise _Lost(Status.TIMEOUT, f"no answer within {timeout:g} s; its process was killed")
             whole = time.monotonic() - family > FAMILY_SECONDS
@@ -210,12 +219,18 @@ class _Clock:
     def __init__(self, seconds: float) -> None:
         self._left = seconds
         self._since: float | None = time.monotonic()
+        self._paused_at = 0.0
 
     def pause(self, paused: bool) -> None:
         now = time.monotonic()
         if self._since is not None:
             self._left -= now - self._since
         self._since = None if paused else now
+        self._paused_at = now
+
+    def paused_for(self) -> float:
+        """Seconds of the pause that it is in; 0 where it runs."""
+        return time.monotonic() - self._paused_at if self._since is None else 0.0
 
     def expired(self) -> bool:
         return self._since is not None and time.monotonic() - self._since > self._left

@@ -4,8 +4,11 @@ Every pytest run of an environment imports this module, so it imports nothing bu
 """
 
 import argparse
+import contextlib
+import itertools
 
 import pytest
+from _pytest.config import findpaths
 
 OPTIONS: dict[str, dict[str, object]] = {
     "target": {
@@ -120,6 +123,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(f"--mlcomp-{name}", **option)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Bring in the rest of the plugin, or refuse options that would do nothing without it."""
     for marker in MARKERS:
@@ -128,9 +132,36 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.import_plugin("conformance.instructions")
         return
     if config.getoption("mlcomp"):
+        _root_again(config)
         # By name, not by an import statement: only a run with --mlcomp pays for it.
         config.pluginmanager.import_plugin("conformance.session")
         return
     stray = [word for word in config.invocation_params.args if str(word).startswith("--mlcomp-")]
     if stray:
         raise pytest.UsageError(f"{stray[0]} does nothing without --mlcomp: add it")
+
+
+def _root_again(config: pytest.Config) -> None:
+    """Look for pytest's root again, by which ids begin, where the first search took an option's value for a path.
+
+    It looks before it loads plugins and knows their options: `--mlcomp-report /there` was a place to collect from.
+    What is asked here is private to pytest, so a version that has it otherwise keeps the root that it found.
+    """
+    words = [str(word) for word in config.invocation_params.args]
+    values = [value for word, value in itertools.pairwise(words) if word.startswith("--mlcomp-")]
+    here = config.invocation_params.dir
+    chosen = config.option.rootdir or config.option.inifilename
+    if chosen or not any((here / value).exists() for value in values if not value.startswith("-")):
+        return
+    with contextlib.suppress(AttributeError, TypeError):
+        root, inipath, settings, _ = findpaths.determine_setup(
+            inifile=None,
+            override_ini=config.option.override_ini,
+            args=config.option.file_or_dir,
+            rootdir_cmd_arg=None,
+            invocation_dir=here,
+        )
+        if root != config.rootpath:
+            name = "_inicfg" if "_inicfg" in vars(config) else "inicfg"
+            vars(config).update({"_rootpath": root, "_inipath": inipath, name: settings})
+            config._inicache.clear()

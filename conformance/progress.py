@@ -17,6 +17,7 @@ from rich.text import Text
 QUIET_SECONDS = 3.0
 TICK_SECONDS = 0.5
 NAMES_SHOWN = 3
+ENOUGH, LONG_SECONDS = 5, 20.0  # items and time from which on there is an estimate of the rest
 
 
 class Progress:
@@ -26,7 +27,7 @@ class Progress:
         self.console, self.own_line, self.quiet_seconds = console, own_line, quiet_seconds
         self.running: dict[str, float] = {}
         self.total = self.done = self.failed = 0
-        self.last = time.monotonic()
+        self.started = self.last = time.monotonic()
         self._status: Status | None = None
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -76,9 +77,16 @@ class Progress:
         oldest = sorted(self.running.items(), key=lambda item: item[1])
         names = [f"{name.partition('::')[2] or name} {now - since:.0f} s" for name, since in oldest[:NAMES_SHOWN]]
         failed = f", {self.failed} failed" if self.failed else ""
-        return Text(
-            f"{self.done} of {self.total or '?'} done{failed}: {', '.join(names)}", no_wrap=True, overflow="ellipsis"
-        )
+        done = f"{self.done} of {self.total or '?'} done{failed}{self._left(now)}"
+        return Text(f"{done}: {', '.join(names)}", no_wrap=True, overflow="ellipsis")
+
+    def _left(self, now: float) -> str:
+        """About how long the rest takes if it goes on like this; nothing as long as little has been done."""
+        taken = now - self.started
+        if self.done < ENOUGH or taken < LONG_SECONDS or self.total <= self.done:
+            return ""
+        minutes = taken / self.done * (self.total - self.done) / 60
+        return f", about {minutes:.0f} min left" if minutes >= 1 else ", less than a minute left"
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """This process runs the items itself: it knows how many."""
@@ -93,6 +101,8 @@ class Progress:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """An item starts, here or in a worker."""
         self.hide()
+        if not self.running and not self.done:
+            self.started = time.monotonic()
         self.running[nodeid] = time.monotonic()
 
     @pytest.hookimpl(tryfirst=True)

@@ -88,13 +88,18 @@ def benchmark_json(run: Run) -> dict[str, Any]:
         writer = "5.0.0"
     commit, _, changed = (run.env["commit"] or "").partition("+")
     return {
-        "machine_info": {key: run.env[key] for key in ("device", "cpu", "gpu", "toolchain")}
-        | {"python_version": run.env["python"], "torch_version": run.env["torch"]},
+        "machine_info": machine_info(run.env),
         "commit_info": {"id": commit or None, "dirty": bool(changed)},
         "benchmarks": [_benchmark(row) for row in measured(run.benches)],
         "datetime": run.when.isoformat(),
         "version": writer,
     }
+
+
+def machine_info(env: Environment) -> Row:
+    """What of a machine two runs must share for their benchmarks to be compared."""
+    known = {key: env[key] for key in ("device", "cpu", "gpu", "toolchain")}
+    return known | {"python_version": env["python"], "torch_version": env["torch"]}
 
 
 def extra_info(row: Row) -> Row:

@@ -1,5 +1,6 @@
 """Rows from every worker's reports in; report files, tables in the terminal and pytest-benchmark's records out."""
 
+import functools
 import json
 import os
 import sys
@@ -35,18 +36,23 @@ class Results:
         found = [json.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
         if report.when == "call":
             self.rows += found
-            for row in found:
-                if row["kind"] == "bench" and row["verdict"] in rows.BENCH_VERDICTS:
-                    hand_over(self.config, row)
         elif str(report.when) == "???" and ".toml::" in report.nodeid:
             self.rows.append(rows.lost_row(report.nodeid, str(report.longrepr)))
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
+        """Before pytest-benchmark, which does so as a wrapper, stores and compares what it has: hand ours over."""
+        self._finish(session, exitstatus)
+        yield
+
+    def _finish(self, session: pytest.Session, exitstatus: int) -> None:
         """Write the reports of a run that came to its end; another's are left as they are."""
         if not self.rows:
             return
         self.run = self._summary()
+        for row in self.run.benches:
+            if row["verdict"] in rows.BENCH_VERDICTS:
+                hand_over(self.config, row)
         folder = self.settings.reports(str(self.run.env["device"]))
         stopped = bool(session.shouldfail or session.shouldstop) and not self.settings.part
         if exitstatus not in FINISHED or stopped:
@@ -73,6 +79,15 @@ class Results:
             for note in self.notes:
                 terminalreporter.write_line(note, bold=True)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_generate_machine_info(self) -> rows.Row:
+        """What pytest-benchmark compares of two machines, and prints where it differs: what `benchmark.json` has."""
+        return report.machine_info(self.env)
+
+    @functools.cached_property
+    def env(self) -> environment.Environment:
+        return environment.collect(self.settings.targets, self.settings.variant)
+
     def _documents(self) -> dict[str, str]:
         """The files of this run, all of them: none of an earlier run stays among them."""
         assert self.run is not None
@@ -89,16 +104,17 @@ class Results:
         # Workers finish in any order; a report must not depend on it.
         ordered = sorted(self.rows, key=lambda row: (row.get("file", ""), row.get("id", ""), row.get("target", "")))
         by_kind = {kind: tuple(row for row in ordered if row["kind"] == kind) for kind in KINDS}
+        unfit = "; ".join(row["message"] for row in by_kind["fitness"] if not row["fit"])
         return report.Run(
-            env=environment.collect(self.settings.targets, self.settings.variant),
+            env=self.env,
             cases=by_kind["check"],
-            benches=by_kind["bench"],
+            benches=tuple(map(rows.undecided, by_kind["bench"])) if unfit else by_kind["bench"],
             gates=by_kind["gate"],
             selftest=next(iter(by_kind["selftest"]), None),
             seconds=round(time.monotonic() - self.started, 2),
             tier=self.settings.tier,
             seed=self.settings.seed,
-            unfit="; ".join(row["message"] for row in by_kind["fitness"] if not row["fit"]),
+            unfit=unfit,
         )
 
 

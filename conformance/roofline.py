@@ -28,6 +28,7 @@ CONVOLUTION_CHANNELS, CONVOLUTION_SIZE = 128, 32
 NARROW_DTYPES = frozenset({torch.bfloat16, torch.float16})
 # Above this share of the roofline a time is not explained by noise, or by how much of a working set stays in a cache.
 PLAUSIBLE = 1.3
+EXACT = 1.05  # how well the roofline itself is known
 # These read as many bytes of their first tensor as they return, not all of it.
 GATHERS = frozenset({"aten::embedding", "aten::index", "aten::index_select", "aten::gather", "aten::take"})
 

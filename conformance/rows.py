@@ -66,6 +66,13 @@ def bench_row(known: Row, reply: Reply) -> Row:
     return finite(row | {"seconds": round(reply.seconds, 4), "first_loss": reply.first_loss})
 
 
+def undecided(row: Row) -> Row:
+    """A benchmark of a machine that was unfit to judge speed: its times stand, its verdict would be a guess."""
+    if row["verdict"] not in ("FASTER", "SLOWER"):
+        return row
+    return row | {"verdict": "AMBIGUOUS", "detail": "; ".join(filter(None, (row["detail"], "on an unfit machine")))}
+
+
 def missed_budgets(row: Row) -> list[Row]:
     """The limits that a benchmark breaks beyond doubt."""
     return [rule for rule in row.get("budget", ()) if rule["verdict"] == "missed"]

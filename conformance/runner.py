@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from conformance import environment, rows, sanitizer, scratch
+from conformance import environment, rows, sanitizer, scratch, waiting
 from conformance.cases import BYTES, KINDS, STAGES, BenchCase, Case, to_json
 from conformance.executor import GIB, Executor, Reply, Status
 from conformance.settings import Settings
@@ -34,7 +34,8 @@ class Runner:
         preload = [settings.function("check").partition(":")[0]]
         # NumPy's matrix products would take every processor, in each of the workers.
         limits = {"OPENBLAS_NUM_THREADS": str(self.threads)}
-        self.executor = Executor(preload, memory, environment=limits)
+        self.stderr = os.dup(2)  # pytest's capturing replaces the descriptor while items run
+        self.executor = Executor(preload, memory, environment=limits, waits=self._say_what_for)
         self.logs = scratch.make() if settings.sanitizers else None
         self.watched = {
             tool: Executor(
@@ -42,6 +43,7 @@ class Runner:
                 memory,
                 under=sanitizer.command(tool, self._log(tool)),
                 environment=limits | sanitizer.ENVIRONMENT,
+                waits=self._say_what_for,
             )
             for tool in settings.sanitizers
         }
@@ -51,10 +53,18 @@ class Runner:
         for executor in self.watched.values() or (self.executor,):
             executor.start()
 
+    def _say_what_for(self) -> None:
+        """Tell people why nothing goes on, unless it is that another process of this run is being timed."""
+        if line := waiting.said(self.executor.machine):
+            os.write(self.stderr, f"\n{line}\n".encode())
+
     def close(self) -> None:
         """End the child."""
         for executor in (self.executor, *self.watched.values()):
             executor.close()
+        if self.stderr >= 0:
+            os.close(self.stderr)
+            self.stderr = -1
         if self.logs is not None:
             self.logs.close()
 

@@ -6,6 +6,7 @@ and any other name is a torch.compile backend.
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,7 +76,11 @@ def graphs() -> int:
 def explain_unknown(name: str) -> str | None:
     """What is wrong with a system's name, or None if there is such a system."""
     known = [OURS, EAGER, *INDUCTOR_MODES, *torch._dynamo.list_backends(exclude_tags=None)]
-    return None if name in known else f"there is no system {name!r}; known are {', '.join(dict.fromkeys(known))}"
+    if name in known:
+        return None
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no system {name!r}{hint}; known are {', '.join(dict.fromkeys(known))}"
 
 
 @contextmanager

@@ -137,6 +137,14 @@ def test_too_good_to_be_true_is_suspect(times: dict[str, float], said: str) -> N
     assert row["suspect"] and said in row["message"]
 
 
+def test_a_little_above_the_roofline_is_remarked_not_suspect() -> None:
+    row = {"speedup": 1.0, "roofline": 1.04, "best": "eager"}
+    assert bench.suspicions(row, 1.0) == []
+    assert "106% of the roofline" in bench.suspicions(row | {"roofline": 1.06}, 1.0)[0]
+    measured = Stage(mlcomp=0.92, eager=1).measure()
+    assert "109% of the roofline" in measured["message"] and not measured["suspect"]
+
+
 def test_work_on_other_threads_is_suspect() -> None:
     row = {"speedup": 1.0, "roofline": 0.5, "best": "eager"}
     assert bench.suspicions(row, 1.0) == []

@@ -1,6 +1,8 @@
 """The suite among pytest's own features: what failed last, what parts of a run may overwrite, what is left behind."""
 
 import contextlib
+import fcntl
+import io
 import os
 import signal
 import subprocess
@@ -12,8 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from conformance import scratch, tables
+from conformance import environment, progress, scratch, tables, waiting
 from conformance.tests.pretence import PERF, ROOT, case, mlcomp, report, shape_file
 
 pytest_plugins = ["pytester"]
@@ -170,3 +173,78 @@ def test_a_table_tells_what_was_raised_not_that_there_was_a_traceback() -> None:
     known = {"kind": "check", "id": "a[f32]", "target": "cpu", "stages": (), "first_bad_pass": None}
     row = {**known, "verdict": "fail", "first_bad_stage": "torch", "detail": detail}
     assert "ValueError: seven" in tables.case_table([row]) and "Traceback" not in tables.case_table([row])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_folder_for_reports_changes_no_ids(box: pytest.Pytester, workers: int) -> None:
+    there = box.path.parent / f"{box.path.name}-reports"
+    there.mkdir()
+    shape_file(box, case("wrong"))
+    run = mlcomp(box, "mine.toml", "--mlcomp-report", str(there), workers=workers)
+    run.stdout.fnmatch_lines(["FAILED mine.toml::wrong*"])
+    assert (box.path / ".pytest_cache").is_dir() and list(there.glob("*/run.json"))
+    mlcomp(box, "mine.toml", "--lf", workers=workers).assert_outcomes(failed=1)
+
+
+def test_nobody_is_faster_or_slower_on_an_unfit_machine(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape_file(box, case("fine", PERF))
+    mlcomp(box, "mine.toml", "--mlcomp-bench", "quick").stdout.fnmatch_lines(["*FASTER*"])
+    monkeypatch.setenv("NOISY", "1")
+    run = mlcomp(box, "mine.toml", "--mlcomp-bench", "quick", "--benchmark-json", "theirs.json")
+    pages = [report(box, name) for name in ("speedup.md", "summary.md")]
+    said = [run.stdout.str(), *pages, str(report(box)), str(report(box, "benchmark.json"))]
+    said.append((box.path / "theirs.json").read_text())
+    assert not any(word in text for text in said for word in ("FASTER", "SLOWER"))
+    assert "AMBIGUOUS" in pages[0] and "on an unfit machine" in pages[0]
+
+
+def test_benchmarks_of_one_machine_compare_without_a_warning(
+    box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    shape_file(box, case("fine", PERF))
+    words = ("mine.toml", "--mlcomp-bench", "quick", "-k", "bench")
+    mlcomp(box, *words)
+    (saved,) = box.path.glob("reports/*/benchmark.json")
+    mlcomp(box, *words, f"--benchmark-compare={saved}")
+    assert not recwarn.list
+    monkeypatch.setattr(environment, "cpu_model", lambda: "Another CPU")
+    mlcomp(box, *words, f"--benchmark-compare={saved}", "--mlcomp-report", "elsewhere")
+    (warning,) = map(str, recwarn.list)
+    assert "machine_info is different" in warning and len(warning) < 1500
+
+
+def test_a_run_that_waits_says_for_whom(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"))
+    path = box.path / "mlcomp.lock"
+    command = [sys.executable, "-m", "pytest", "-p", "conformance.plugin", "--mlcomp", "--mlcomp-runner", "fake"]
+    with path.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        run = subprocess.Popen(
+            [*command, "mine.toml"], cwd=box.path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        assert run.stderr is not None
+        line = next((line for line in run.stderr if line.startswith("mlcomp: ")), "")
+    run.stderr.read()
+    assert run.wait(timeout=30) == 0
+    assert f"waiting for process {os.getpid()}, which has this machine's lock {path}" in line
+
+
+def test_a_run_does_not_complain_of_itself(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with path.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert waiting.said(path) == ""
+    assert waiting.said(tmp_path / "absent") == ""
+
+
+def test_the_progress_line_estimates_the_rest_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    line = progress.Progress(Console(file=io.StringIO()), own_line=False)
+    line.total = 100
+    for number in range(10):
+        line.pytest_runtest_logstart(f"mine.toml::a{number}")
+        now += 6.0
+        line.pytest_runtest_logfinish(f"mine.toml::a{number}")
+    line.pytest_runtest_logstart("mine.toml::last")
+    assert line.text().plain == "10 of 100 done, about 9 min left: last 0 s"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import compiler
-from conformance import inputs, ladder, shapes
+from conformance import inputs, ladder, shapes, systems
 from conformance.oracle import Verdict
 
 ROOT = Path(compiler.__file__).parents[1]
@@ -100,3 +100,9 @@ def test_what_failed_with_modules_can_be_run_alone(tmp_path: Path, monkeypatch: 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("largest difference from f64") == len(compiler.stages(compiler.target("cpu")))
+
+
+def test_an_unknown_backend_is_answered_with_the_nearest_one() -> None:
+    assert "there is no system 'inducter'; did you mean 'inductor'?" in str(systems.explain_unknown("inducter"))
+    assert "did you mean 'max-autotune'?" in str(systems.explain_unknown("max_autotune"))
+    assert systems.explain_unknown("aot_eager") is None
