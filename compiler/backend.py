@@ -37,7 +37,7 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 # What is done with inputs that a program has refused, given the refusal.
 Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
-_OPTIONS = {"fallback": True, "target": None}
+_OPTIONS = {"fallback": True, "target": None, "check_indices": "async"}
 _TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by the type of the device
 _one_at_a_time = threading.RLock()  # what torch traces with is not made for threads
 _unusable: set[str] = set()  # cache folders
@@ -63,6 +63,7 @@ class _Refused(CompilerError):
 class Options:
     fallback: bool
     target: Target | None
+    check_indices: str
 
 
 def mlcomp(
@@ -97,7 +98,10 @@ def _options(given: dict[str, Any], mode: str | None) -> Options:
     target = None if chosen["target"] is None else named.target(str(chosen["target"]))
     if target is not None and target.kind == "cpu":
         execution.check_runnable(target)
-    return Options(bool(chosen["fallback"]), target)
+    checks = str(chosen["check_indices"])
+    if checks not in execution.CHECKS:
+        raise CompilerError(f"check_indices is one of {', '.join(execution.CHECKS)}, not {checks!r}")
+    return Options(bool(chosen["fallback"]), target, checks)
 
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
@@ -194,7 +198,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit) -> Boxed:
     target = options.target or _target_of([n.meta.get("val") for n in (*placeholders, *computed)])
     captured = frontend.from_graph(frontend.with_results(graph, computed))
     # What torch has assumed of sizes Dynamo checks before each call.
-    launch = _built(replace(captured, guards=()), target).launch
+    launch = _built(replace(captured, guards=()), target, options.check_indices).launch
     tensors = [k for k, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
     makers = None if listed == computed else [_maker(x, computed, placeholders) for x in listed]
 
@@ -208,16 +212,16 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit) -> Boxed:
     return run
 
 
-def _built(captured: frontend.Captured, target: Target) -> execution.Executable:
+def _built(captured: frontend.Captured, target: Target, checks: str) -> execution.Executable:
     """The program, built in the cache, or in a folder of this process where that cannot be used."""
     folder = str(detect.default_cache(os.environ))
     if folder not in _unusable:
         try:
-            return execution.build_captured(captured, target)
+            return execution.build_captured(captured, target, check_indices=checks)
         except CacheError as problem:
             _unusable.add(folder)
             warnings.warn(f"mlcomp builds in a temporary folder: {problem}", CacheWarning, stacklevel=2)
-    return execution.build_captured(captured, target, cache=store.process_folder())
+    return execution.build_captured(captured, target, cache=store.process_folder(), check_indices=checks)
 
 
 def _target_of(values: Sequence[Any]) -> Target:

@@ -20,6 +20,13 @@ class Unsupported(CompilerError):
         super().__init__(f"unsupported: {op}({self.args_text})" + (f": {why}" if why else ""))
 
 
+class InvalidData(CompilerError, RuntimeError):
+    """What a program was given has an index, a target or a divisor that it may not have; eager says which."""
+
+    def __init__(self, when: str = "the data has") -> None:
+        super().__init__(f"{when} an index or a target out of range, or an integer divisor of 0")
+
+
 class ToolchainError(CompilerError):
     """The C++ compiler is missing, or it refused the text that we gave it."""
 

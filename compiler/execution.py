@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from compiler import buffers, execution_gpu, frontend, pipeline
 from compiler.dynamic import AnySize
-from compiler.errors import CompilerError
+from compiler.errors import CompilerError, InvalidData
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
 from compiler.interpret import tensor as tensor_interpreter
@@ -36,6 +36,7 @@ from compiler.targets.target import Target
 from compiler.views import viewed
 
 HEADERS = Path(__file__).parent / "render" / "cpp"
+CHECKS = ("async", "sync")  # when a GPU's complaints about data are heard of
 # What g++ calls the machines that are only described.
 _MACHINES = {"cpu:avx512": "x86-64-v4", "cpu:avx2": "haswell", "cpu:baseline": "x86-64"}
 
@@ -59,8 +60,19 @@ def execute(
 ) -> tuple[torch.Tensor, ...]:
     """The program's outputs (constants included among `inputs`, in the order of the program) as `stage` computes them.
 
-    Raises KeyError for a stage that was not reached.
+    Raises KeyError for a stage that was not reached, and for indices, targets and divisors that may not be what eager
+    raises for them.
     """
+    try:
+        return _executed(lowering, stage, inputs, cache)
+    except InvalidData:
+        frontend.refuse(lowering.stages["torch"], inputs)
+        raise
+
+
+def _executed(
+    lowering: Lowering, stage: str, inputs: Sequence[torch.Tensor], cache: Path | None
+) -> tuple[torch.Tensor, ...]:
     program = lowering.stages[stage]
     at = buffers.sizes_of(lowering, inputs)
     if stage == "torch":
@@ -69,6 +81,8 @@ def execute(
         return _run_text(lowering, inputs, buffers.plan(lowering, at), cache)
     if lowering.target.kind == "cuda" and stage in execution_gpu.STAGES:
         outcome = execute_guarded(lowering, inputs, runs=1, cache=cache, stage=stage)
+        if outcome.complaints == (guarded.INVALID,):
+            raise InvalidData
         if outcome.complaints:
             raise CompilerError("\n".join(outcome.complaints))
         return outcome.outputs
@@ -218,6 +232,7 @@ def compile(
     cache: Path | None = None,
     threads: int = 0,
     dynamic_shapes: Any = None,
+    check_indices: str = "async",
 ) -> Executable:
     """`function` compiled for inputs of these types; `constants` are positions of inputs that are weights.
 
@@ -228,12 +243,17 @@ def compile(
     For a target with threads the executable takes CUDA tensors; without a GPU it takes those of the CPU and is slow.
     A `torch.cuda.CUDAGraph` may capture its calls; keep the executable as long as the graph, which uses its code.
 
+    Indices, targets and integer divisors that may not be raise what eager raises. A GPU is not waited for, so there the
+    next call raises InvalidData, unless `check_indices` is "sync".
+
     `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
     Raises Unsupported for what no stage can express, CompilerError otherwise.
     """
     with garbage.held_back():
         captured = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
-        return build_captured(captured, target, schedules=schedules, cache=cache, threads=threads)
+        return build_captured(
+            captured, target, schedules=schedules, cache=cache, threads=threads, check_indices=check_indices
+        )
 
 
 def build_captured(
@@ -243,28 +263,43 @@ def build_captured(
     schedules: Mapping[str, Schedule] | None = None,
     cache: Path | None = None,
     threads: int = 0,
+    check_indices: str = "async",
 ) -> Executable:
     """The second half of `compile`: a captured program to an executable."""
+    if check_indices not in CHECKS:
+        raise CompilerError(f"check_indices is one of {', '.join(CHECKS)}, not {check_indices!r}")
     machine = _named(target)
     folder = cache if cache is not None else detect.default_cache(os.environ)
     with garbage.held_back():
         lowering = lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
     names = [i.name for i in captured.program.inputs]
     bound = {names.index(name): value for name, value in captured.constants.items()}
-    return Executable(captured, lowering, _launcher(captured, lowering, bound, threads, folder))
+    wait = check_indices == "sync"
+    return Executable(captured, lowering, _launcher(captured, lowering, bound, threads, folder, wait))
 
 
 def _launcher(
-    captured: frontend.Captured, lowering: Lowering, bound: Mapping[int, torch.Tensor], threads: int, folder: Path
+    captured: frontend.Captured,
+    lowering: Lowering,
+    bound: Mapping[int, torch.Tensor],
+    threads: int,
+    folder: Path,
+    wait: bool,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
     """What calls the code: laid out now, or where sizes are symbolic, when they come."""
+
+    def refuse(*arguments: torch.Tensor) -> None:
+        left = iter(arguments)
+        every = [bound[n] if n in bound else next(left) for n in range(len(captured.program.inputs))]
+        frontend.refuse(captured.program, every)
+
     if lowering.target.kind == "cuda":
-        load = execution_gpu.loader(lowering, bound, threads, folder)
+        load = execution_gpu.loader(lowering, bound, threads, folder, refuse, wait)
     else:
         path = built(lowering, folder)
 
         def load(planned: launcher.Plan) -> launcher.Launcher:
-            return launcher.load(path, planned, constants=bound, threads=threads, cache=folder)
+            return launcher.load(path, planned, constants=bound, threads=threads, cache=folder, invalid=refuse)
 
     def laid_out(at: Mapping[Size, int]) -> launcher.Launcher:
         captured.check(at)

@@ -17,12 +17,13 @@ from compiler.ir.tensor import memory_order
 from compiler.passes.gpu.dependents import overlaps
 from compiler.pipeline import Lowering
 from compiler.render import cuda
+from compiler.render.c import fails
 from compiler.runtime import cubin, device, gpu, guarded, launcher
 from compiler.runtime.emulator import emulator
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
 from compiler.runtime.launcher import DTYPES, Launcher, Plan
-from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map, Size
+from compiler.runtime.launches import Buffer, Extent, Flag, Launch, LaunchPlan, Map, Size
 from compiler.runtime.tensor_map import BASE
 from compiler.targets.target import Target
 
@@ -51,9 +52,10 @@ def launches(program: k.Program, plan: Plan) -> LaunchPlan:
     for f, name in zip(program.functions, cuda.names(program), strict=True):
         grid = _extent(numbers(f.grid, at))
         if all(grid):
-            args: list[int | Size | Map] = [places[p.name] for p in f.params]
+            args: list[int | Size | Map | Flag] = [places[p.name] for p in f.params]
             args += [Size(n) for n in plan.sizes]
             args += [_map(m, f, places[m.buffer], at) for m in f.maps]
+            args += [Flag()] * fails(f.body)
             shared, block, cluster = k.dynamic_shared(f)[1], _extent(f.block), (f.cluster, 1, 1)
             made.append(Launch(name, grid, block, tuple(args), shared, cluster, _meets(f), overlaps(f)))
     return LaunchPlan(
@@ -146,7 +148,7 @@ def caller(
     def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
         pointers = [memory.ctypes.data + place for place in places]
         found = emulator.run_pointers(path, launched, pointers, check, number, threads=threads)
-        return [_line(report) for report in found.reports]
+        return [*map(_line, found.reports), *([guarded.INVALID] * found.invalid)]
 
     return call
 
@@ -173,7 +175,7 @@ def _gpu_call(made: cubin.Cubin, launched: LaunchPlan, apart: bool) -> guarded.C
         gpu.synchronize(WATCHED, "running " + ", ".join(x.kernel for x in launched.launches))
         for piece, a, b in zip(pieces, starts, ends, strict=True):
             memory[a:b] = piece.cpu().numpy()
-        return ()
+        return (guarded.INVALID,) if kernels.failed() else ()
 
     return call
 
@@ -187,27 +189,43 @@ def aligned(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def loader(
-    lowering: Lowering, constants: Mapping[int, torch.Tensor], threads: int, cache: Path | None
+    lowering: Lowering,
+    constants: Mapping[int, torch.Tensor],
+    threads: int,
+    cache: Path | None,
+    invalid: Callable[..., object],
+    wait: bool = False,
 ) -> Callable[[Plan], Launcher]:
-    """What makes a function from tensors to tensors of a plan: on the GPU if there is one, else by the emulator."""
+    """What makes a function from tensors to tensors of a plan: on the GPU if there is one, else by the emulator.
+
+    `invalid` is called with the arguments of a call whose data the kernels do not approve of, and raises; on a GPU only
+    where the host is to `wait` for each call, else the next call of the function raises InvalidData.
+    """
     made, program = text(lowering, "cuda"), lowering.stages["kernel"]
     arch = architecture(lowering.target)
     if arch is None:
         path = emulator.build(made, (HEADERS,), cache=cache)
-        return lambda plan: _emulated(path, plan, launches(program, plan), constants, threads)
+        return lambda plan: _emulated(path, plan, launches(program, plan), constants, threads, invalid)
     image = cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache)
     if not program.sizes:
-        return lambda plan: gpu.load(image, plan, launches(program, plan), constants=constants, cache=cache)
+        return lambda plan: gpu.load(
+            image, plan, launches(program, plan), constants=constants, cache=cache, invalid=invalid if wait else None
+        )
     module = functools.cache(lambda index: gpu.Module(device.driver(index), image.image))
     # A graph is of one size: where sizes vary, launches are enqueued one by one.
     return lambda plan: gpu.load(
         module(torch.cuda.current_device()), plan, launches(program, plan), constants=constants,
-        graphs_from=sys.maxsize, cache=cache,
+        graphs_from=sys.maxsize, cache=cache, invalid=invalid if wait else None,
     )  # fmt: skip
 
 
 def _emulated(
-    path: Path, plan: Plan, launched: LaunchPlan, constants: Mapping[int, torch.Tensor], threads: int
+    path: Path,
+    plan: Plan,
+    launched: LaunchPlan,
+    constants: Mapping[int, torch.Tensor],
+    threads: int,
+    invalid: Callable[..., object],
 ) -> Launcher:
     bound = launcher.bind(plan, constants)
     free = [i for i in range(len(plan.inputs)) if i not in bound]
@@ -224,6 +242,8 @@ def _emulated(
         found = emulator.run_pointers(path, launched, pointers, threads=threads or torch.get_num_threads())
         if found.reports:
             raise CompilerError("the emulator stopped: " + "; ".join(map(_line, found.reports)))
+        if found.invalid:
+            invalid(*arguments)
         return fresh
 
     return launch

@@ -36,6 +36,7 @@ from compiler.passes.loop.merge import merge
 from compiler.passes.loop.narrow import narrow
 from compiler.passes.loop.share_rows import share_rows
 from compiler.passes.loop_to_tile import loop_to_tile
+from compiler.passes.requirements import requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor_to_loop import tensor_to_loop
@@ -172,6 +173,10 @@ def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_threads(program, context.target, _texts(context))
 
 
+def _requirements(program: kernel.Program, _: Context) -> kernel.Program:
+    return requirements(program)
+
+
 def _wait(program: kernel.Program, context: Context) -> kernel.Program:
     return dependents.wait(program, context.target)
 
@@ -193,8 +198,10 @@ PIPELINE = (
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
+    Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True, "cpu"),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
+    Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True, "cuda"),
     Pass("wait", "kernel", "kernel", "kernels wait themselves for those before", _wait, True, "cuda"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
 )

@@ -2,6 +2,7 @@
 
 from compiler.frontend.convert import Converted, convert
 from compiler.frontend.decompose import Decompositions, decompositions, expand, retrace
+from compiler.frontend.invalid import refuse
 from compiler.frontend.results import with_results
 from compiler.frontend.run import execute, resolve
 from compiler.frontend.trace import Captured, capture, from_graph
@@ -18,6 +19,7 @@ __all__ = [
     "expand",
     "from_graph",
     "our_dtype",
+    "refuse",
     "resolve",
     "retrace",
     "tensor_type",

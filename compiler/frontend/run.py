@@ -21,10 +21,14 @@ _COMPARISONS = {f"aten.{name}.Scalar" for name in ("eq", "ne", "lt", "le", "gt",
 _FILLS = {f"aten.{name}" for name in ("masked_fill.Scalar", "fill.Scalar", "scatter.value", "index_fill.int_Scalar")}
 
 
+# A call, its arguments and an error that it raised in; the error to raise instead out.
+Told = Callable[[Call, list[Any], dict[str, Any], Exception], Exception]
+
+
 def execute(
-    program: Program, tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None
+    program: Program, tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None, told: Told | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The program by PyTorch's eager kernels, one call after the other.
+    """The program by PyTorch's eager kernels, one call after the other; errors of calls as `told` has them, if given.
 
     With `dtype` (float64 for a reference), everything of a floating type is held in that type instead, the types that
     calls ask for included; scalars that tensors are compared with stay rounded to the original type of these.
@@ -41,10 +45,19 @@ def execute(
             kwargs = {k: _actual(a, env, dtype, k) for k, a in call.kwargs}
             if dtype is not None:
                 args = _faithful(call, args, known)
-            result = resolve(call.op)(*args, **kwargs)
+            result = _called(call, args, kwargs, told)
             results = result if isinstance(result, tuple | list) else (result,)
             env |= {n: _promoted(r, dtype) for n, r in zip(call.outputs, results, strict=True)}
     return tuple(env[name] for name in program.outputs)
+
+
+def _called(call: Call, args: list[Any], kwargs: dict[str, Any], told: Told | None) -> Any:
+    try:
+        return resolve(call.op)(*args, **kwargs)
+    except Exception as error:
+        if told is None:
+            raise
+        raise told(call, args, kwargs, error) from error
 
 
 def resolve(op: str) -> Callable[..., Any]:

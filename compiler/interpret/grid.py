@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from compiler.errors import CompilerError
+from compiler.errors import CompilerError, InvalidData
 from compiler.interpret.scalar import Array
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var
@@ -128,6 +128,8 @@ def _evaluate(e: Expr, grid: Grid[T]) -> T:
             if name in grid.bound:
                 return algebra.ranked(grid.bound[name], len(grid.spans))
             return algebra.integers(_points(name, grid))
+        case Op("require", (cond, value)):
+            return _require(evaluate(cond, grid), evaluate(value, grid), e.dtype, grid)
         case Op(name, args):
             return algebra.op(name, tuple(evaluate(a, grid) for a in args), args[-1].dtype)
         case Cast(arg, dtype):
@@ -137,6 +139,14 @@ def _evaluate(e: Expr, grid: Grid[T]) -> T:
         case Load():
             return _load(e, grid)
     raise TypeError(f"{type(e).__name__} is not an expression")
+
+
+def _require(cond: T, value: T, dtype: DType, grid: Grid[T]) -> T:
+    """The value, 0 where the condition fails; raises InvalidData if it certainly does at a point taken."""
+    may, may_not = grid.algebra.possible(cond)
+    if not np.all(may if grid.taken is None else may | ~grid.taken):
+        raise InvalidData
+    return grid.algebra.select(cond, value, grid.algebra.constant(0, dtype)) if may_not.any() else value
 
 
 def _points(name: str, grid: Grid[T]) -> Array:

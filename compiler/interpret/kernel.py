@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from compiler.errors import InvalidData
 from compiler.interpret import scalar
 from compiler.interpret.grid import InterpretError
 from compiler.interpret.kernel_python import translate
@@ -259,15 +260,22 @@ def _shift_right(a: int, count: int, bits: int) -> int:
     return a >> (count if 0 <= count < bits else bits)
 
 
+def _require(cond: Any, x: Any) -> Any:
+    if not cond:
+        raise InvalidData
+    return x
+
+
 # fmt: off
 _INTEGERS: dict[str, Callable[..., Any]] = {
     "floordiv": lambda a, b: a // b if b else 0, "mod": lambda a, b: a % b if b else 0,
     "truncdiv": _truncdiv, "rem": lambda a, b: a - b * _truncdiv(a, b) if b else 0,
     "abs": abs, "sign": lambda a: (a > 0) - (a < 0), "min": min, "max": max,
-    "shl": _shift_left, "shr": _shift_right, "where": lambda c, a, b: a if c else b,
+    "shl": _shift_left, "shr": _shift_right, "where": lambda c, a, b: a if c else b, "require": _require,
 }
 _BOOLS: dict[str, Callable[..., Any]] = {
     "min": lambda a, b: a and b, "max": lambda a, b: a or b, "where": lambda c, a, b: a if c else b,
+    "require": _require,
 }
 _FLOATS: dict[str, Callable[..., Any]] = {
     "min": lambda a, b: a if a <= b or a != a else b, "max": lambda a, b: a if a >= b or a != a else b,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from compiler.errors import InvalidData
 from compiler.interpret import scalar
 from compiler.interpret.grid import InterpretError
 from compiler.interpret.scalar import Array
@@ -46,13 +47,15 @@ def run(program: Program, arrays: Sequence[Array], cache: Path | None = None) ->
     memory = {t.name: poison(t, [extent(e, sizes) for e in t.shape]) for t in tensors}
     for t, a in zip(program.inputs, arrays, strict=True):
         memory[t.name] = np.array(scalar.to_memory(np.asarray(a), t.dtype), order="C")
-    violation = np.zeros(6, np.int64)
+    violation = np.zeros(7, np.int64)
     entry = _entry(build.build(source(program), FLAGS, cache=cache))
     buffers = [memory[t.name] for t in tensors] + [violation]
     pointers = (ctypes.c_void_p * len(buffers))(*(b.ctypes.data for b in buffers))
     entry(pointers, (ctypes.c_longlong * (len(sizes) + 1))(*(sizes[s.name] for s in program.sizes)), 1)
     if violation[5]:
         raise InterpretError(_explain(program, violation.tolist(), sizes))
+    if violation[6]:
+        raise InvalidData
     return tuple(_result(program, t, memory[t.name]) for t in program.outputs)
 
 
@@ -77,7 +80,7 @@ def _result(program: Program, t: Tensor, a: Array) -> Array:
 
 
 def _explain(program: Program, violation: list[int], sizes: dict[str, int]) -> str:
-    kernel, buffer, dimension, index, store, _ = violation
+    kernel, buffer, dimension, index, store, *_ = violation
     t = program.kernels[kernel].params[buffer]
     where = f"{program.name}: kernel {program.kernels[kernel].name}"
     done = f"{'stores to' if store else 'loads'} element {index} of {t.name}"
@@ -184,6 +187,8 @@ class _Writer:
                 return conversion(self.expr(arg), arg.dtype, dtype)
             case Op("where", (cond, then, other)):
                 return f"op_where<{e.dtype.name}>({self.expr(cond)}, {self.expr(then)}, {self.expr(other)})"
+            case Op("require", (cond, value)):
+                return f"op_require<{e.dtype.name}>({self.expr(cond)}, {self.expr(value)})"
             case Op(name, args):
                 return f"op_{name}({', '.join(f'({args[0].dtype.name}){self.expr(a)}' for a in args)})"
         raise TypeError(f"{type(e).__name__} is not an expression")

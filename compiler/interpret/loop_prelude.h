@@ -147,8 +147,13 @@ template <class To, class From> static inline To convert(From x) {
 }
 template <class From> static inline bool to_bool(From x) { return x != 0; }
 
-// The first access out of bounds: kernel, buffer, dimension, index, 1 for a store, and whether there was one.
+// The first access out of bounds: kernel, buffer, dimension, index, 1 for a store, and whether there was one; then
+// whether a requirement failed.
 static i64 *violation;
+template <class T> static inline T op_require(bool holds, T x) {
+    if (!holds) violation[6] = 1;
+    return holds ? x : (T)0;
+}
 static inline i64 within(i64 index, i64 extent, i64 kernel, i64 buffer, i64 dimension, i64 store) {
     if (index >= 0 && index < extent) return index;
     if (!violation[5]) {

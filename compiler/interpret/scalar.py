@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from compiler.errors import InvalidData
 from compiler.ir.dtype import DType, bf16, boolean
 from compiler.ir.expr import COMBINE, identity
 
@@ -115,6 +116,12 @@ def _halves(x: Array) -> tuple[Array, Array]:
     return high, x - high
 
 
+def _require(cond: Array, x: Array) -> Array:
+    if not np.all(cond):
+        raise InvalidData
+    return x
+
+
 # fmt: off
 FUNCTIONS: dict[str, Function] = {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide,
@@ -125,7 +132,7 @@ FUNCTIONS: dict[str, Function] = {
     # a shift by at least the width, or by a negative count, gives 0 (right shift of a negative number: -1)
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor, "not": np.invert,
     "shl": np.left_shift, "shr": np.right_shift,
-    "where": np.where, "isnan": np.isnan, "signbit": np.signbit,
+    "where": np.where, "require": _require, "isnan": np.isnan, "signbit": np.signbit,
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
     "tf32": _tf32,
     "sqrt": np.sqrt, "rsqrt": _through_f64(_rsqrt), "pow": _through_f64(power), "fma": _fma,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
@@ -167,6 +167,9 @@ OPS: dict[str, Row] = {
     "and": Row(2, _BITS, infix="&"), "or": Row(2, _BITS, infix="|"), "xor": Row(2, _BITS, infix="^"),
     "not": Row(1, _BITS), "shl": Row(2, _INT, infix="<<"), "shr": Row(2, _INT, infix=">>"),
     "where": Row(3, _ANY), "isnan": Row(1, _FLOAT, "bool"), "signbit": Row(1, _FLOAT, "bool"),
+    # its second argument; where the first does not hold, it is 0 and the program fails: like a load, it is evaluated
+    # only where it is asked for
+    "require": Row(2, _ANY),
     "floor": Row(1, _FLOAT), "ceil": Row(1, _FLOAT), "trunc": Row(1, _FLOAT),
     "round": Row(1, _FLOAT),  # halves go to even
     # to 10 bits of fraction, halves away from zero, as tensor cores take f32; of a NaN x, x - tf32(x) is NaN
@@ -226,6 +229,8 @@ def _op(name: str, exprs: tuple[Expr, ...]) -> Expr:
         raise IllTyped(problem)
     if name == "neg" and isinstance(exprs[0], Const) and exprs[0].dtype.is_float:
         return Const(-exprs[0].value, exprs[0].dtype)
+    if name == "require" and isinstance(exprs[0], Const) and exprs[0].value:
+        return exprs[1]
     if exprs[-1].dtype.is_integer and exprs[-1].dtype.lanes == 1:
         folded = _fold(name, exprs)
         if folded is not None:
@@ -241,9 +246,11 @@ def type_error(name: str, args: tuple[Expr, ...]) -> str:
     types = [a.dtype for a in args]
     if len(args) != row.arity:
         return f"{name} takes {row.arity} arguments, not {len(args)}"
-    if name == "where":
+    if name in ("where", "require"):
         if types[0].kind != "bool":
-            return f"where needs a bool condition, not {types[0]}"
+            return f"{name} needs a bool condition, not {types[0]}"
+        if name == "require" and types[0].lanes != types[1].lanes:
+            return f"require({_shown(args)}): as many conditions as values"
         types = types[1:]
     elif any(t.name in ("bf16", "f16") for t in types):
         return f"{name}({_shown(args)}): bf16 and f16 are storage types, cast to f32 first"
@@ -332,6 +339,12 @@ def both(*conditions: Expr) -> Expr:
     for c in left[1:]:
         out = op("and", out, c)
     return out
+
+
+def requiring(value: Expr, unused: Iterable[Expr]) -> Expr:
+    """`value`, which fails where one of the expressions that are no longer needed for it would have."""
+    conditions = [n.args[0] for e in unused for n in e.walk() if isinstance(n, Op) and n.name == "require"]
+    return functools.reduce(lambda v, c: op("require", c, v), dict.fromkeys(conditions), value)
 
 
 def dim(value: Expr | int) -> Expr:

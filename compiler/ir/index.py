@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
 from compiler.ir.dtype import boolean, i64
@@ -169,6 +169,8 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
         case Op("shr", (a, Const(int() as by))) if 0 <= by < 64:
             low, high = value_range(a, ranges)
             return None if low is None else low >> by, None if high is None else high >> by
+        case Op("require", (cond, a)):
+            return _required(cond, a, ranges)
         case Op("where", (_, a, b)) | Select(_, a, b):
             (la, ha), (lb, hb) = value_range(a, ranges), value_range(b, ranges)
             return (None if la is None or lb is None else min(la, lb)), (
@@ -180,6 +182,27 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
                 return 0, None
             return (0 if low <= 0 <= high else min(abs(low), abs(high))), max(abs(low), abs(high))
     return None, None
+
+
+def _required(cond: Expr, e: Expr, ranges: Ranges) -> Range:
+    """Of an expression where a condition holds, and of 0."""
+    low, high = value_range(e, ranges)
+    for c in conjuncts(cond):
+        match c:
+            case Op("ge", (a, b)) if a is e:
+                low = _most(low, value_range(b, ranges)[0])
+            case Op("lt", (a, b)) if a is e and (most := value_range(b, ranges)[1]) is not None:
+                high = _least(high, most - 1)
+    return None if low is None else min(low, 0), None if high is None else max(high, 0)
+
+
+def conjuncts(cond: Expr) -> Iterator[Expr]:
+    match cond:
+        case Op("and", (a, b)):
+            yield from conjuncts(a)
+            yield from conjuncts(b)
+        case _:
+            yield cond
 
 
 def _linear_range(e: Expr, ranges: Ranges) -> Range:
@@ -262,6 +285,10 @@ def _upper(x: Expr, ranges: Ranges) -> Linear | None:
             return None if quotient is None else _add(quotient, ({}, 1), -1)
         case Op("mod", (_, d)) if _only_sizes(d):
             return _add(linear(d), ({}, 1), -1)
+        case Op("require", (cond, a)):
+            for c in conjuncts(cond):
+                if isinstance(c, Op) and c.name == "lt" and c.args[0] is a and _only_sizes(c.args[1]):
+                    return _add(linear(c.args[1]), ({}, 1), -1)
     low, high = value_range(x, ranges)
     return None if low is None or low < 0 or high is None else ({}, high)
 

@@ -17,6 +17,7 @@ from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, 
 from compiler.ir.index import Range
 from compiler.ir.tensor import Tensor
 
+FAILED = "failed"  # the parameter through which a function says that a requirement failed
 # How tightly C's operators bind.
 TERNARY, LOR, LAND, OR, XOR, AND, EQUAL, COMPARE, SHIFT, ADD, MUL, UNARY, ATOM = range(13)
 
@@ -82,6 +83,7 @@ class Language:
     array: Callable[[Writer, k.Array], list[str]]
     pragma: Callable[[Writer, k.For], list[str]]
     integer: Callable[[Writer, Expr, bool], Code] | None = None
+    failures: str = FAILED  # what a requirement that fails is told to
 
 
 @dataclass
@@ -189,6 +191,8 @@ def ordinary(w: Writer, e: Expr, bits: int = 0) -> Code:
 
 def _operation(w: Writer, name: str, args: tuple[Expr, ...]) -> Code:
     dtype = args[-1].dtype
+    if name == "require":
+        return w.call("mlc_require", w.language.failures, *(w.of(a) for a in args))
     if dtype.kind == "bool" and name in LOGIC:
         return infix(w, LOGIC[name], args)
     if name in INFIX:
@@ -203,6 +207,11 @@ def _operation(w: Writer, name: str, args: tuple[Expr, ...]) -> Code:
     if name not in w.language.functions:
         raise ValueError(f"{name} has no spelling on this target")
     return w.call(w.language.functions[name], *(w.of(a) for a in args))
+
+
+def fails(body: Iterable[k.Stmt]) -> bool:
+    """Whether statements have requirements, for which they need to know where to say that one failed."""
+    return any(isinstance(n, Op) and n.name == "require" for s in body for n in s.walk())
 
 
 def narrowed(w: Writer, made: Code, dtype: DType) -> Code:

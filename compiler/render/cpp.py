@@ -14,6 +14,7 @@ from compiler.render import c
 from compiler.render.c import Writer
 from compiler.render.cpp_expression import (
     ANY_MASK,
+    FAILURES,
     MASKS,
     TYPES,
     expression,
@@ -34,6 +35,7 @@ HEADERS = {
     "parallel.h": "parallel",
     "vector.h": "vec broadcast iota where isnan signbit max min sqrt fma "
     "reduce_add reduce_mul reduce_max reduce_min reduce_and reduce_or any all",
+    "require.h": "require require_below tell_failures",
     "indices.h": "floordiv_by mod_by",
     "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 convert from_raw to_raw from_bf16 to_bf16 from_f16 to_f16 from_mask to_mask resize_mask",
@@ -51,7 +53,10 @@ HEADERS = {
 }
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 _ALIASES = frozenset(f"{name}x{2**n}" for name in (*TYPES, *(f"mask{b}" for b in MASKS)) for n in range(1, 9))
-RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "sizes"}
+RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "sizes", c.FAILED, FAILURES}
+
+
+_FAILED = f"int* __restrict {c.FAILED}"
 
 
 def render(program: k.Program, *, target: str, provenance: str = "") -> str:
@@ -87,9 +92,11 @@ def _function(
     w.called, w.types, w.functions = called, types, taken
     for p in f.params:
         _type(w, p.dtype)
-    lines = c.body(w, f.body) + _fence(w, [s for s in f.body if not (isinstance(s, k.For) and _spread(s))])
+    own = [s for s in f.body if not (isinstance(s, k.For) and _spread(s))]
+    lines = _telling(w, own, c.body(w, f.body)) + _fence(w, own)
     params = _buffers(w, f.body, [p.name for p in f.params], set(f.writes))
-    params += [f"long {names[s]}" for s in _sizes(f, program)] + (["int threads"] if _threaded(f) else [])
+    params += [f"long {names[s]}" for s in _sizes(f, program)]
+    params += [_FAILED] * c.fails(f.body) + ["int threads"] * _threaded(f)
     about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
     head = c.comment(f"{f.name} {', '.join(about)}\n{f.schedule}") if about else []
     return [*w.before, *head, *_filled(f"static void {name}(", params, ") {"), *lines, "}"]
@@ -130,7 +137,7 @@ def _spread(s: k.For) -> bool:
 
 
 def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
-    """The one visible function: unpacks the pointers and sizes, and calls the others."""
+    """The one visible function: unpacks pointers and sizes, calls the others, returns 0 unless a requirement failed."""
     places = c.used_buffers(program)
     names = c.spelled(
         [*(t.name for _, t in places), *(s.name for s in program.sizes)], RESERVED | frozenset(functions.values())
@@ -140,9 +147,11 @@ def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
     ]
     lines = [f"{memory(t.dtype)}* {names[t.name]} = ({memory(t.dtype)}*)buffers[{i}];" for i, t in places]
     lines += [f"const long {names[s]} = sizes[{n}];" for n, s in used_sizes]
+    may_fail = any(c.fails(f.body) for f in program.functions)
+    lines += [f"int {c.FAILED} = 0;"] * may_fail
     for f in program.functions:
         args = [names[p.name] for p in f.params] + [names[s] for s in _sizes(f, program)]
-        args += ["threads"] if _threaded(f) else []
+        args += [f"&{c.FAILED}"] * c.fails(f.body) + ["threads"] * _threaded(f)
         lines.append(f"{functions[f.name]}({', '.join(args)});")
     parameters = (("void**", "buffers", bool(places)), ("const long long*", "sizes", bool(used_sizes)),
                   ("int", "threads", any(map(_threaded, program.functions))))  # fmt: skip
@@ -151,8 +160,9 @@ def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
     return [
         *c.comment("\n".join(_filled("buffers: ", [every or "none"], ""))),
         'extern "C" __attribute__((visibility("default")))',
-        f"void {ENTRY}({shown}) {{",
+        f"int {ENTRY}({shown}) {{",
         *("  " + line for line in lines),
+        f"  return {c.FAILED if may_fail else 0};",
         "}",
     ]
 
@@ -208,27 +218,37 @@ def _parallel(w: Writer, s: k.For) -> list[str]:
     buffers = [b for b in w.buffers if b in c.touched(s.body)]
     params = _buffers(w, s.body, buffers, c.written(s.body))
     params += [f"const {kind(w, name, dtype)} {w.names[name]}" for name, dtype in free.items()]
+    fails = c.fails(s.body)
+    params += [_FAILED] * fails
     name, var = f"{w.function}_{w.names[s.var]}", w.names[s.var]
     while name in w.functions or name in w.names.values():
         name += "_"
     w.functions.add(name)
     head = _filled(f"static __attribute__((noinline, noclone)) void {name}(", [*params, "long from", "long to"], ") {")
     w.inside = True
+    body = c.body(w, s.body)
     by = f"{var}++" if s.step == 1 else f"{var} += {s.step}"
     w.before += [
         *head,
-        f"  for (long {var} = from; {var} < to; {by}) {{",
-        *("  " + x for x in c.body(w, s.body)),
-        "  }",
+        *_telling(w, s.body, [f"  for (long {var} = from; {var} < to; {by}) {{", *("  " + x for x in body), "  }"]),
         *_fence(w, s.body),
         "}",
         "",
     ]
     w.inside = False
-    args = ", ".join([*(w.names[n] for n in (*buffers, *free)), *(_at(w, s, end) for end in ("from", "to"))])
+    passed = [*(w.names[n] for n in (*buffers, *free)), *([c.FAILED] * fails)]
+    args = ", ".join([*passed, *(_at(w, s, end) for end in ("from", "to"))])
     count = w.plain((s.stop - s.start + (s.step - 1)) // s.step)
     start = w.call("mlc_parallel", "threads", count, f"[=](long from, long to) {{ {name}({args}); }}").text
     return [start + ";"]
+
+
+def _telling(w: Writer, body: Iterable[k.Stmt], lines: list[str]) -> list[str]:
+    """The lines of a function's own statements, with what they need to tell that a requirement failed."""
+    if not c.fails(body):
+        return lines
+    tell = w.call("mlc_tell_failures", c.FAILED, FAILURES).text
+    return [f"  mlc_failures {FAILURES};", *lines, f"  {tell};"]
 
 
 def _fence(w: Writer, body: Iterable[k.Stmt]) -> list[str]:
@@ -269,6 +289,6 @@ def _pragma(w: Writer, s: k.For) -> list[str]:
 
 
 _NAMES = c.FUNCTIONS | {"where": "mlc_where"}
-LANGUAGE = c.Language(TYPES, _NAMES, RESERVED, expression, _statement, _declare, _array, _pragma)
+LANGUAGE = c.Language(TYPES, _NAMES, RESERVED, expression, _statement, _declare, _array, _pragma, failures=FAILURES)
 
 __all__ = ["ENTRY", "FLAGS", "HEADERS", "LANGUAGE", "render"]

@@ -22,6 +22,7 @@ TYPES = {
 }  # fmt: skip
 MASKS = {8: "signed char", 16: "short", 32: "int", 64: "long"}
 ANY_MASK = 32
+FAILURES = "failures"  # the variable in which a function gathers what fails
 
 _REDUCTIONS = {"sum": "add", "prod": "mul", "max": "max", "min": "min", "and": "and", "or": "or"}
 
@@ -83,6 +84,10 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
         case Op("shl" | "shr" as name, (a, b)) if 0 <= _known(b, -1) < e.dtype.bits:
             made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {_known(b)}", SHIFT)
             return c.narrowed(w, made, e.dtype)
+        case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))), value)) if (
+            a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0
+        ):
+            return w.call("mlc_require_below", FAILURES, w.of(value), w.of(n))
         case Op("where", (cond, a, b)) if e.dtype.lanes > 1:
             return w.call("mlc_where", w.of(cond, bits=e.dtype.bits), w.of(a), w.of(b))
     return None
@@ -232,6 +237,8 @@ def _mask(w: Writer, e: Expr, bits: int) -> Code:
             return w.call("mlc_gather_bools", w.names[buffer], w.of(index), template=(lane,))
         case Select(cond, then, other):
             return Code(f"{w.of(cond, c.LOR)} ? {w.of(then, c.LOR, bits)} : {w.of(other, c.TERNARY, bits)}", c.TERNARY)
+        case Op("require", (cond, value)):
+            return w.call("mlc_require", FAILURES, w.of(cond), w.of(value, bits=bits))
         case Op("where", (cond, then, other)):
             return w.call("mlc_where", *(w.of(x, bits=bits) for x in (cond, then, other)))
         case Op(name, args) if args[0].dtype.kind == "bool":

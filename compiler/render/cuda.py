@@ -28,6 +28,7 @@ HEADERS = {
     "arithmetic": "div div_large isnan signbit max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod "
     "round",
     "rounding": "tf32",
+    "require": "require",
     "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 exp2_ftz expm1 sinh cosh tanh log log2 log10 log1p asinh "
     "acosh atanh pow erf erfc sin cos tan asin acos atan atan2",
     "memory": "load store store_global",
@@ -61,7 +62,7 @@ _DECLARED = frozenset(
     write div exit abort gamma link accept bind connect listen send
     """.split()  # noqa: SIM905
 )
-RESERVED = c.CPP_KEYWORDS | _DECLARED
+RESERVED = c.CPP_KEYWORDS | _DECLARED | {c.FAILED}
 _HANDING = ("mlc_registers_decrease", "mlc_registers_increase")
 _MEMORY = "mlc_memory"  # what comes with the launch; no name of a program begins so
 
@@ -109,6 +110,7 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
         params.append(f"{'' if p.name in f.writes else 'const '}{memory(p.dtype)}* {alone}{shown}")
     params += [f"const long {spelled[s.name]}" for s in program.sizes]
     params += [f"MLC_TENSOR_MAP({spelled[m.name]})" for m in f.maps]
+    params += [f"int* __restrict__ {c.FAILED}"] * c.fails(f.body)
     about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
     head = c.comment(f"{f.name} {', '.join(about)}\n{f.schedule}") if about else []
     threads = f.block[0] * f.block[1] * f.block[2]

@@ -68,6 +68,9 @@ def _spell(w: Writer, e: Expr) -> tuple[Code, bool]:
             if first and second:
                 return w.call(f"mlc_{name}", one.text, two.text), True
             return w.call(f"mlc_{name}", integer(w, a, True).text, integer(w, b, True).text), False
+        case Op("require", (cond, a)):
+            made, narrow = spell(w, a)
+            return w.call("mlc_require", c.FAILED, w.of(cond), made.text), narrow
         case Op("neg", (a,)) if fits(range_in(e, w.ranges)):
             made, narrow = spell(w, a)
             text = made.at(UNARY)

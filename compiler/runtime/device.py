@@ -74,6 +74,9 @@ class Driver(Protocol):
     def drop(self, graph: int) -> None:
         """Give a graph back."""
 
+    def flag(self) -> ctypes.c_int:
+        """An integer of the host's, 0, that kernels can write at the same address."""
+
     def native(self) -> Functions | None:
         """What the native launcher calls in place of these methods; None where it cannot."""
 
@@ -209,6 +212,15 @@ class CupyDriver:
     def drop(self, graph: int) -> None:
         with faults.told("dropping a graph"):
             self._runtime.graphExecDestroy(graph)
+
+    def flag(self) -> ctypes.c_int:
+        import cupy  # noqa: PLC0415
+
+        with faults.told("allocating memory that the GPU can write"), self._current():
+            held = cupy.cuda.alloc_pinned_memory(ctypes.sizeof(ctypes.c_int))
+        made = ctypes.c_int.from_address(held.ptr)
+        made.value, made.held = 0, held  # type: ignore[attr-defined]  # given back with it
+        return made
 
     def native(self) -> Functions | None:
         return functions(self._context, self._side())

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from compiler.errors import InvalidData
 from compiler.runtime import device as devices
 from compiler.runtime import faults, gpu_native, launcher, limits
 from compiler.runtime.cubin import Cubin
@@ -26,7 +27,7 @@ from compiler.runtime.device import ANY_CLUSTER, MAX_DYNAMIC_SHARED, PORTABLE_CL
 from compiler.runtime.gpu_graph import Replays
 from compiler.runtime.gpu_native import Prepared
 from compiler.runtime.launcher import DTYPES, Buffer, Launcher, Plan
-from compiler.runtime.launches import Launch, LaunchPlan, Map, Size
+from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
 from compiler.runtime.tensor_map import Argument
 
 # Kernels may read and write 16 bytes at once, from the start of any buffer; torch's own allocations lie at 512.
@@ -52,6 +53,9 @@ class Kernels:
         self.table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
         self.maps: list[tuple[int, Argument]] = []
         self._kept: list[Any] = []  # the memory that addresses below are of
+        # Where kernels say that the data has what it may not have: an integer of the host's that they can write.
+        flagged = any(isinstance(a, Flag) for x in plan.launches for a in x.args)
+        self.flag: ctypes.c_int | None = driver.flag() if flagged else None
         self._leave: dict[int, int] = {}  # bytes of dynamic shared memory by function
         for launch in plan.launches:
             limits.check(launch, len(plan.buffers))
@@ -76,7 +80,7 @@ class Kernels:
         self._kept.append(array)
         return Prepared(function, launch.grid, launch.block, launch.shared, ctypes.addressof(array), launch.overlaps)
 
-    def _word(self, argument: int | Size | Map) -> int:
+    def _word(self, argument: int | Size | Map | Flag) -> int:
         """Where the driver finds an argument's value at every launch."""
         match argument:
             case int(number):
@@ -89,6 +93,18 @@ class Kernels:
                 made = Argument(argument, self._driver.encode)
                 self.maps.append((argument.buffer, made))
                 return made.address
+            case Flag():
+                assert self.flag is not None
+                where = ctypes.c_uint64(ctypes.addressof(self.flag))
+                self._kept.append(where)
+                return ctypes.addressof(where)
+
+    def failed(self) -> bool:
+        """Whether a kernel did not approve of its data since the last time that someone asked."""
+        if self.flag is None or not self.flag.value:
+            return False
+        self.flag.value = 0
+        return True
 
     def run(self, addresses: tuple[int, ...], stream: int, graphs: bool = False) -> None:
         """Enqueue all launches on buffers at these addresses, by number; with `graphs`, as a graph once that pays."""
@@ -135,13 +151,16 @@ def load(
     graphs_from: int = GRAPHS_FROM,
     cache: Path | None = None,
     native: bool = True,
+    invalid: Callable[..., object] | None = None,
 ) -> Launcher:
     """The function that checks its tensors against `plan`, enqueues the launches, and returns its fresh outputs.
 
     It does not wait for the GPU, so errors of kernels come with later calls or `synchronize`. `constants` gives inputs
     by position that are not arguments. `device` is the current GPU unless said. Programs of `graphs_from` launches and
-    more are replayed as graphs. The native launcher is built into `cache` once; where that cannot be done, or with
-    `native` false, calls go through Python. Raises CompilerError where there is no GPU, DeviceError for what the GPU
+    more are replayed as graphs. Where kernels do not approve of the data of a call, the next one raises InvalidData;
+    with `invalid`, the host waits for each call, and calls that with its arguments, and it raises. The native launcher
+    is built into `cache` once; where that cannot be done, or with `native` false, calls go through Python. Raises
+    CompilerError where there is no GPU, DeviceError for what the GPU
     refuses.
     """
     place = device if device is not None else _current_gpu()
@@ -154,12 +173,35 @@ def load(
     if native and (functions := chosen.native()) is not None:
         free = [b for i, b in enumerate(plan.inputs) if i not in bound]
         call = gpu_native.load(
-            plan, launches, kernels.table, kernels.prepared, kernels.maps, functions, place, bound,
-            lambda n, value: aligned(launcher.admit(n, free[n], value, place)), graphs, kernels, cache,
+            plan, launches, kernels.table, kernels.prepared, kernels.maps, functions, place, bound, kernels.flag,
+            refuse_late, lambda n, value: aligned(launcher.admit(n, free[n], value, place)), graphs, kernels, cache,
         )  # fmt: skip
         if call is not None:
-            return call
-    return _load_python(plan, launches, kernels, place, bound, graphs)
+            return _waiting(call, kernels, place, invalid)
+    return _waiting(_load_python(plan, launches, kernels, place, bound, graphs), kernels, place, invalid)
+
+
+def refuse_late(*arguments: object) -> None:
+    """For what an earlier call was given, which nobody has any more."""
+    raise InvalidData("an earlier call of this function was given")
+
+
+def _waiting(call: Launcher, kernels: Kernels, place: torch.device, invalid: Callable[..., object] | None) -> Launcher:
+    """A launcher that waits for each call, but while a graph is captured, and says at once what was wrong with it."""
+    if invalid is None or kernels.flag is None:
+        return call
+
+    def call_and_wait(*arguments: object) -> tuple[torch.Tensor, ...]:
+        made = call(*arguments)
+        if place.type == "cuda":
+            if torch.cuda.is_current_stream_capturing():
+                return made
+            torch.cuda.current_stream(place).synchronize()
+        if kernels.failed():
+            invalid(*arguments)
+        return made
+
+    return call_and_wait
 
 
 def _load_python(
@@ -204,6 +246,8 @@ class _Call:
     def __call__(self, *arguments: object) -> tuple[torch.Tensor, ...]:
         if len(arguments) != len(self._inputs):
             raise TypeError(f"expected {len(self._inputs)} arguments, got {len(arguments)}")
+        if self._kernels.failed():
+            refuse_late(*arguments)
         place, addresses = self._place, self._table.copy()
         held = [i.take(value, place) for i, value in zip(self._inputs, arguments, strict=True)]
         for i, tensor in zip(self._inputs, held, strict=True):

@@ -62,7 +62,7 @@ class _Plan(ctypes.Structure):
         ("known", ctypes.c_int64 * (4 * KNOWN)), ("addresses", ctypes.c_void_p),
         ("n_zeros", ctypes.c_int64), ("zero_bytes", ctypes.c_int64), ("taken", ctypes.c_int64),
         ("zeros", ctypes.c_uint64), ("slots", ctypes.c_uint64 * (2 * SLOTS)),
-        ("functions", ctypes.c_void_p * (1 + len(DRIVER))),
+        ("functions", ctypes.c_void_p * (1 + len(DRIVER))), ("flag", ctypes.c_void_p),
     )  # fmt: skip
 
 
@@ -98,6 +98,8 @@ def load(
     functions: Functions,
     place: torch.device,
     bound: Mapping[int, torch.Tensor],
+    flag: ctypes.c_int | None,
+    invalid: Callable[..., object],
     admit: Callable[[int, object], torch.Tensor],
     graphs: bool,
     kept: object,
@@ -106,7 +108,8 @@ def load(
     """The callable, or None where this machine cannot build it.
 
     `table` holds the buffers' addresses, to which the arguments of `prepared` point; `kept` owns both and the memory of
-    `maps`. `admit` gives a tensor that fits for an argument that does not at first sight, or raises.
+    `maps`. A call that finds `flag` set by an earlier one clears it and calls `invalid`, which raises. `admit` gives a
+    tensor that fits for an argument that does not at first sight, or raises.
     """
     module, entry = built(cache)
     if module is None or entry is None:
@@ -116,6 +119,7 @@ def load(
         return None
     state, memory = lay_out(len(launches.buffers), prepared, maps, table, functions, graphs)
     state.device = place.index or 0
+    state.flag = None if flag is None else ctypes.addressof(flag)
     slots = zero_slots(state, launches, place)
     free = [i for i in range(len(plan.inputs)) if i not in bound]
 
@@ -135,6 +139,7 @@ def load(
         0,
         admit,
         (tuple(bound.values()), state, memory, slots, kept),
+        invalid,
         extension.device_type(place),
         place.index or 0,
         extension.dtype_code(DTYPES["u8"]),

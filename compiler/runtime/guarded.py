@@ -22,12 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from compiler.errors import InvalidData
 from compiler.runtime import launcher, memory
 from compiler.runtime.launcher import DTYPES, Buffer, Plan
 
 GUARD = 4096  # bytes before and behind each buffer
 BLANK = 0xFF  # a NaN in every floating type, -1 in every signed one
 UNWRITTEN = 0x7F  # of integers and bools; no bool has this byte
+INVALID = str(InvalidData())
 MESSAGE = 1 << 16  # bytes that a lost process may have said
 Bytes = npt.NDArray[np.uint8]
 # (memory, where in it each buffer starts, number of the run) -> complaints of its own
@@ -67,10 +69,14 @@ class _Map:
 
 
 def entry(path: Path, sizes: Sequence[int] = (), threads: int = 1) -> Call:
-    """The entry of a shared object, to be run on this machine's memory."""
+    """The entry of a shared object, to be run on this machine's memory. That it does not approve of the data is a
+    complaint, `INVALID`."""
 
     def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
-        launcher.run_once(path, [memory.ctypes.data + place for place in places], sizes, threads)
+        try:
+            launcher.run_once(path, [memory.ctypes.data + place for place in places], sizes, threads)
+        except InvalidData:
+            return (INVALID,)
         return ()
 
     return call

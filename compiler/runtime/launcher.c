@@ -13,7 +13,7 @@
 #include <sys/mman.h>
 
 typedef struct AtTensor AtTensor;  // at::Tensor, only ever pointed to
-typedef void (*Entry)(void** buffers, const long long* sizes, int threads);
+typedef int (*Entry)(void** buffers, const long long* sizes, int threads);
 
 static struct {
   PyObject *tensor, *parameter;  // the classes whose objects hold an at::Tensor at `offset`
@@ -64,6 +64,7 @@ typedef struct {
   int32_t device, device_index, byte_code;  // of the device's kind and of uint8, in the ABI
   const int* status;
   PyObject* fail;
+  PyObject* invalid;  // invalid(*arguments) raises the error about data that the entry found wanting
 } Launcher;
 
 #define CPU 0
@@ -216,8 +217,15 @@ static void place_temporaries(const Launcher* l, void** buffers, char* arena) {
     buffers[l->n_buffers - l->n_temporaries + i] = arena + l->offsets[i];
 }
 
+static int complain(const Launcher* l, PyObject* const* arguments) {
+  PyObject* raised = PyObject_Vectorcall(l->invalid, arguments, l->n_inputs, NULL);
+  Py_XDECREF(raised);
+  if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "an index, a target or a divisor in the data is wrong");
+  return 0;
+}
+
 // On another device the entry only enqueues. torch gives the arena's memory out again behind what is enqueued by then.
-static int enqueue(Launcher* l, void** buffers) {
+static int enqueue(Launcher* l, PyObject* const* arguments, void** buffers) {
   AtTensor* arena = NULL;
   if (l->arena_bytes) {
     const int64_t size = l->arena_bytes, stride = 1;
@@ -229,32 +237,32 @@ static int enqueue(Launcher* l, void** buffers) {
     torch.data(arena, &start);
     place_temporaries(l, buffers, start);
   }
-  l->entry(buffers, l->sizes, 0);
+  const int failed = l->entry(buffers, l->sizes, 0);
   if (arena != NULL) torch.destroy(arena);
-  if (*l->status == 0) return 1;
+  if (*l->status == 0) return !failed || complain(l, arguments);
   PyObject* raised = PyObject_CallNoArgs(l->fail);
   Py_XDECREF(raised);
   if (!PyErr_Occurred()) PyErr_SetString(PyExc_RuntimeError, "a launch failed");
   return 0;
 }
 
-static int run(Launcher* l, void** buffers) {
-  if (l->status != NULL) return enqueue(l, buffers);
+static int run(Launcher* l, PyObject* const* arguments, void** buffers) {
+  if (l->status != NULL) return enqueue(l, arguments, buffers);
   char* arena = NULL;
   if (l->n_temporaries) {
     if ((arena = take_arena(l)) == NULL) return 0;
     place_temporaries(l, buffers, arena);
   }
-  int threads = l->threads ? l->threads : torch.max_threads();
+  int threads = l->threads ? l->threads : torch.max_threads(), failed;
   if (l->release) {
     PyThreadState* state = PyEval_SaveThread();
-    l->entry(buffers, l->sizes, threads);
+    failed = l->entry(buffers, l->sizes, threads);
     PyEval_RestoreThread(state);
   } else {
-    l->entry(buffers, l->sizes, threads);
+    failed = l->entry(buffers, l->sizes, threads);
   }
   if (arena != NULL) give_arena(l, arena);
-  return 1;
+  return !failed || complain(l, arguments);
 }
 
 static PyObject* launch_into(Launcher* l, PyObject* const* arguments, void** buffers, PyObject** held) {
@@ -272,7 +280,7 @@ static PyObject* launch_into(Launcher* l, PyObject* const* arguments, void** buf
     }
     PyTuple_SET_ITEM(outputs, i, output);
   }
-  if (!run(l, buffers)) Py_CLEAR(outputs);
+  if (!run(l, arguments, buffers)) Py_CLEAR(outputs);
   return outputs;
 }
 
@@ -321,12 +329,12 @@ static Spec* read_specs(PyObject* rows, Py_ssize_t* n) {
 
 static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   unsigned long long entry, status = 0;
-  PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned, *fail = Py_None;
+  PyObject *inputs, *outputs, *constants, *offsets, *sizes, *admit, *owned, *invalid, *fail = Py_None;
   Py_ssize_t arena, huge;
   int threads, release, device = CPU, device_index = 0, byte_code = 0;
-  if (!PyArg_ParseTuple(args, "KO!O!O!O!nO!ipnOO|iiiKO", &entry, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
+  if (!PyArg_ParseTuple(args, "KO!O!O!O!nO!ipnOOO|iiiKO", &entry, &PyTuple_Type, &inputs, &PyTuple_Type, &outputs,
                         &PyTuple_Type, &constants, &PyTuple_Type, &offsets, &arena, &PyTuple_Type, &sizes, &threads,
-                        &release, &huge, &admit, &owned, &device, &device_index, &byte_code, &status, &fail))
+                        &release, &huge, &admit, &owned, &invalid, &device, &device_index, &byte_code, &status, &fail))
     return NULL;
   if ((device != CPU || status) && (torch.offset == 0 || torch.wrap == NULL || torch.device_index == NULL)) {
     PyErr_SetString(PyExc_RuntimeError, "this torch has no ABI that gives tensors on other devices");
@@ -335,7 +343,7 @@ static PyObject* make(PyTypeObject* type, PyObject* args, PyObject* keywords) {
   Launcher* l = (Launcher*)type->tp_alloc(type, 0);
   if (l == NULL) return NULL;
   l->vectorcall = launch, l->entry = (Entry)(uintptr_t)entry;
-  l->admit = Py_NewRef(admit), l->keep = Py_NewRef(args), l->fail = Py_NewRef(fail);
+  l->admit = Py_NewRef(admit), l->keep = Py_NewRef(args), l->fail = Py_NewRef(fail), l->invalid = Py_NewRef(invalid);
   l->device = device, l->device_index = device_index, l->byte_code = byte_code;
   l->status = (const int*)(uintptr_t)status;
   l->threads = threads, l->release = release, l->huge = huge, l->arena_bytes = arena;
@@ -366,6 +374,7 @@ static int traverse(PyObject* self, visitproc visit, void* arg) {
   Py_VISIT(l->admit);
   Py_VISIT(l->keep);
   Py_VISIT(l->fail);
+  Py_VISIT(l->invalid);
   return 0;
 }
 
@@ -374,6 +383,7 @@ static int clear(PyObject* self) {
   Py_CLEAR(l->admit);
   Py_CLEAR(l->keep);
   Py_CLEAR(l->fail);
+  Py_CLEAR(l->invalid);
   return 0;
 }
 

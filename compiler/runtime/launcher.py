@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from compiler.errors import CacheError, CompilerError, ToolchainError
+from compiler.errors import CacheError, CompilerError, InvalidData, ToolchainError
 from compiler.runtime import extension, store
 
 log = logging.getLogger("mlcomp")
 
-# void mlc_entry(void** buffers, const long long* sizes, int threads); buffers: inputs, outputs, temporaries.
+# int mlc_entry(void** buffers, const long long* sizes, int threads); buffers: inputs, outputs, temporaries. Unless 0,
+# there is an index, a target or a divisor in the data that may not be there, and the outputs mean nothing.
 ENTRY = "mlc_entry"
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -76,7 +77,7 @@ def entry(path: Path, name: str = ENTRY) -> Any:  # a ctypes function pointer, w
             f"the compiled kernel {path} has no function {name}; delete the file and try again."
         ) from error
     function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int)
-    function.restype = None
+    function.restype = ctypes.c_int
     return function
 
 
@@ -86,10 +87,12 @@ def run_once(
     """Call an entry on buffers that the caller allocated and filled: tensors, numpy arrays or addresses.
 
     Nothing is checked: `buffers` must be all of inputs, outputs and temporaries, as large as the kernel believes.
+    Raises InvalidData where the entry does not approve of the data.
     """
     pointers = (ctypes.c_void_p * max(1, len(buffers)))(*map(address, buffers))
     extents = (ctypes.c_longlong * max(1, len(sizes)))(*sizes)
-    entry(path, name)(pointers, extents, threads)
+    if entry(path, name)(pointers, extents, threads):
+        raise InvalidData
 
 
 def address(buffer: Any) -> int:
@@ -172,6 +175,11 @@ LONG = 64 << 10
 HUGE = 32 << 20
 
 
+def refuse_data(*arguments: object) -> None:
+    """For programs of which nothing better can be said."""
+    raise InvalidData
+
+
 def load(
     path: Path,
     plan: Plan,
@@ -181,17 +189,19 @@ def load(
     cache: Path | None = None,
     huge: int = HUGE,
     native: bool = True,
+    invalid: Callable[..., object] = refuse_data,
 ) -> Launcher:
     """The function that checks its tensors against `plan`, calls the kernel of `path`, and returns its fresh outputs.
 
     `constants` gives inputs by position that are not arguments; `threads` 0 means as many as torch uses at the call;
     outputs of `huge` bytes and more ask for huge pages (0: none does). The native launcher is built into `cache` once;
-    where that cannot be done, or with `native` false, calls go through ctypes.
+    where that cannot be done, or with `native` false, calls go through ctypes. `invalid` is called with the arguments
+    of a call whose data the kernel does not approve of, and raises.
     """
     bound = bind(plan, constants or {})
     module = _native(cache) if native else None
     if module is None:
-        return load_ctypes(path, plan, bound, threads)
+        return load_ctypes(path, plan, bound, threads, invalid)
     free = [i for i in range(len(plan.inputs)) if i not in bound]
     first_output = len(plan.inputs)
     moved = sum(map(bytes_of, (*plan.inputs, *plan.outputs))) + plan.arena
@@ -208,6 +218,7 @@ def load(
         huge,
         lambda position, value: admit(position, plan.inputs[free[position]], value),
         tuple(bound.values()),
+        invalid,
     )
     return launcher
 
@@ -237,7 +248,13 @@ def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(max(size, 1) for size in shape[i + 1 :]) for i in range(len(shape)))
 
 
-def load_ctypes(path: Path, plan: Plan, bound: Mapping[int, torch.Tensor], threads: int) -> Launcher:
+def load_ctypes(
+    path: Path,
+    plan: Plan,
+    bound: Mapping[int, torch.Tensor],
+    threads: int,
+    invalid: Callable[..., object] = refuse_data,
+) -> Launcher:
     """A launcher in plain Python, several times slower per call than the C one: for where that one cannot be built."""
     function = entry(path)
     free = [i for i in range(len(plan.inputs)) if i not in bound]
@@ -254,7 +271,8 @@ def load_ctypes(path: Path, plan: Plan, bound: Mapping[int, torch.Tensor], threa
         arena = torch.empty(plan.arena, dtype=torch.uint8)
         held = [*(given[i] for i in range(len(plan.inputs))), *fresh]
         pointers = [*map(address, held), *(arena.data_ptr() + offset for offset in plan.temporaries)]
-        function((ctypes.c_void_p * max(1, len(pointers)))(*pointers), sizes, threads or torch.get_num_threads())
+        if function((ctypes.c_void_p * max(1, len(pointers)))(*pointers), sizes, threads or torch.get_num_threads()):
+            invalid(*arguments)
         return fresh
 
     return launch

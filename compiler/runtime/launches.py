@@ -39,6 +39,11 @@ class Map:
 
 
 @dataclass(frozen=True)
+class Flag:
+    """The address of a 32-bit integer of the host's, in which kernels say that the data has what it may not have."""
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel over a grid of blocks of threads, extents as (x, y, z); an int in `args` is a buffer's number.
 
@@ -50,7 +55,7 @@ class Launch:
     kernel: str
     grid: Extent
     block: Extent
-    args: tuple[int | Size | Map, ...]
+    args: tuple[int | Size | Map | Flag, ...]
     shared: int = 0
     cluster: Extent = (1, 1, 1)
     synchronizes: bool = True

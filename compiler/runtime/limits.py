@@ -9,7 +9,7 @@ import math
 import re
 
 from compiler.errors import CompilerError
-from compiler.runtime.launches import Extent, Launch, Map, Size
+from compiler.runtime.launches import Extent, Flag, Launch, Map, Size
 
 MOST_BLOCKS: Extent = (2**31 - 1, 65535, 65535)
 MOST_THREADS: Extent = (1024, 1024, 64)
@@ -24,7 +24,7 @@ _KERNEL = re.compile(
 
 def check(launch: Launch, buffers: int) -> None:
     """Raise CompilerError for a launch that no GPU takes: CUDA itself would only say that a value is invalid."""
-    numbers = [a.buffer if isinstance(a, Map) else a for a in launch.args if not isinstance(a, Size)]
+    numbers = [a.buffer if isinstance(a, Map) else a for a in launch.args if not isinstance(a, Size | Flag)]
     threads, together = math.prod(launch.block), math.prod(launch.cluster)
     claims = (
         (all(0 <= n <= m for n, m in zip(launch.grid, MOST_BLOCKS, strict=True)), f"grids are at most {MOST_BLOCKS}"),

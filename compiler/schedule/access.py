@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from compiler.ir import loop, tile
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, dim
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, dim, names
 from compiler.ir.index import Ranges, linear, simplify
 from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -99,7 +100,9 @@ class _Lanes:
         for n in e.walk():
             match n:
                 case Select(cond, then, other) if self.varies(cond) and any(
-                    isinstance(x, Load) for y in (then, other) for x in y.walk()
+                    isinstance(x, Load) or (isinstance(x, Op) and x.name == "require")
+                    for y in (then, other)
+                    for x in y.walk()
                 ):
                     return "a guarded load differs from lane to lane"
         return ""
@@ -109,25 +112,27 @@ class _Lanes:
 MASK = 4
 
 
-def widest(body: tuple[Stmt, ...]) -> int:
-    """Bytes of the widest element type computed with below `body`, index arithmetic aside."""
+def widest(body: tuple[Stmt, ...], lanes: Collection[str] = ()) -> int:
+    """Bytes of the widest element type computed with below `body`. Indices count where they come from data that differs
+    between `lanes`, loop variables; others are addresses."""
     sizes = [1]
     for s in body:
         for n in s.walk():
             match n:
                 case Let(_, value) | Init(_, value) | Accum(_, _, value):
-                    sizes += _value_sizes(value)
+                    sizes += _value_sizes(value, lanes)
                 case Store(_, _, value, _):
-                    sizes += _value_sizes(value)
+                    sizes += _value_sizes(value, lanes)
     return max(sizes)
 
 
-def _value_sizes(e: Expr) -> list[int]:
+def _value_sizes(e: Expr, lanes: Collection[str]) -> list[int]:
     size = MASK if e.dtype.kind == "bool" else e.dtype.bytes
     if isinstance(e, Load):
-        return [size]
+        inside = [n for i in e.index for n in i.walk() if isinstance(n, Load)]
+        return [size, *(i64.bytes for n in inside if names(n) & {*lanes})]
     out = [] if isinstance(e, Const) else [size]
     for c in e.children():
         if isinstance(c, Expr) and not (isinstance(e, Select | Op) and c.dtype.kind == "bool"):
-            out += _value_sizes(c)
+            out += _value_sizes(c, lanes)
     return out

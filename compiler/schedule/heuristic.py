@@ -127,7 +127,7 @@ class _Plan:
         """Iterations of a loop, called `name` by now, in the lanes of vectors."""
         if leaf.kind == "scan" or access.not_vectorizable(leaf.body, Var(leaf.var), self.tensors, ranges):
             return
-        width = self.target.lanes(access.widest(leaf.body))
+        width = self.target.lanes(access.widest(leaf.body, {leaf.var}))
         if width > 1:
             sums = leaf.kind == "reduce"
             args = [("width", width), ("unroll", UNROLL_REDUCE if sums else 1), *self.bypass(leaf.body)]
@@ -138,7 +138,7 @@ class _Plan:
                       ranges: dict[str, Range], folded: list[str]) -> None:  # fmt: skip
         """The rows themselves are the lanes, cut into chunks for the cores or for temporaries that stay in cache."""
         name, extent, members = row
-        width = self.target.lanes(access.widest(body))
+        width = self.target.lanes(access.widest(body, {m.var for m in members}))
         can = width > 1 and not access.not_vectorizable(body, Var(members[-1].var), self.tensors, ranges)
         columns = _columns(body, extent, width) if can else 1
         while columns > 1 and self.bytes_of(folded, extent) * columns * width > self.target.l2:

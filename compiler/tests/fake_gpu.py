@@ -95,6 +95,9 @@ class FakeDriver:
         self._note("drop", graph)
         del self.graphs[graph]
 
+    def flag(self) -> ctypes.c_int:
+        return ctypes.c_int(0)
+
     def native(self) -> Functions | None:
         return None
 

@@ -65,7 +65,7 @@ def elementwise(value: Expr, inputs: int) -> Program:
     return Program("f", given, (Group("f", (made,)),), (Tensor("y", value.dtype, shape, strides),))
 
 
-@pytest.mark.parametrize("name", [n for n, r in OPS.items() if "float" in r.kinds.split()])
+@pytest.mark.parametrize("name", [n for n, r in OPS.items() if "float" in r.kinds.split() and n != "require"])
 @pytest.mark.parametrize("scale", [1.0, 30.0])
 def test_every_operation_on_rounded_arguments(name: str, scale: float) -> None:
     x = [Load(f"x{k}", (Var("i"),), dt.f32) for k in range(4)]

@@ -85,7 +85,7 @@ def test_masks_are_plain_bools_here(seed: int) -> None:
 
 
 @pytest.mark.parametrize("lanes", [1, 8])
-@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize("name", [name for name in OPS if name != "require"])
 def test_every_operation_at_every_type(name: str, lanes: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     row = OPS[name]

@@ -70,11 +70,12 @@ static void rows(const float* __restrict x, float* __restrict t, float* __restri
 
 // buffers: x, y, t
 extern "C" __attribute__((visibility("default")))
-void mlc_entry(void** buffers, const long long* /* sizes */, int threads) {
+int mlc_entry(void** buffers, const long long* /* sizes */, int threads) {
   float* x = (float*)buffers[0];
   float* y = (float*)buffers[1];
   float* t = (float*)buffers[2];
   rows(x, t, y, threads);
+  return 0;
 }
 """
 
@@ -123,7 +124,7 @@ WIDTHS = {8: 16, 16: 8, 32: 8, 64: 4}
 @pytest.mark.parametrize("dtype", COMPUTE, ids=str)
 def test_every_operation_at_every_type(dtype: DType, lanes: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
-    names = [name for name, row in OPS.items() if dtype.kind in row.kinds]
+    names = [name for name, row in OPS.items() if dtype.kind in row.kinds and name != "require"]
     program = rows(names, dtype, WIDTHS[dtype.bits] if lanes == "many" else 1)
     arrays = [draw(rng, dtype, COUNT) for _ in "abc"]
     condition = draw(rng, dt.boolean, COUNT)

@@ -11,8 +11,13 @@ from compiler.runtime.guarded import Outcome
 from compiler.runtime.launcher import Buffer, Plan
 
 HEAD = """
+static void body(void** buffers);
 extern "C" __attribute__((visibility("default")))
-void mlc_entry(void** buffers, const long long*, int) {
+int mlc_entry(void** buffers, const long long*, int) {
+  body(buffers);
+  return 0;
+}
+void body(void** buffers) {
   float* x = (float*)buffers[0];
   float* y = (float*)buffers[1];
   float* t = (float*)buffers[2];

@@ -17,8 +17,13 @@ from compiler.runtime import build, detect, extension, launcher
 from compiler.runtime.launcher import Buffer, Plan
 
 HEAD = """
+static void body(void** buffers, const long long* sizes, int threads);
 extern "C" __attribute__((visibility("default")))
-void mlc_entry(void** buffers, const long long* sizes, int threads) {
+int mlc_entry(void** buffers, const long long* sizes, int threads) {
+  body(buffers, sizes, threads);
+  return 0;
+}
+void body(void** buffers, const long long* sizes, int threads) {
 """
 # out = x * w + 1 by way of a temporary; sizes[0] elements, strides sizes[1] of x.
 SCALE = f"""{HEAD}

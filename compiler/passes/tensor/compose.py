@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, canonical, dim, substitute
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, canonical, dim, requiring, substitute
 from compiler.ir.index import extent_range, linear, simplify
 from compiler.ir.tensor import (
     Axis,
@@ -52,7 +52,9 @@ def _squeeze(program: Program) -> Program:
 
         def rewrite(node: Any, zero: dict[Expr, Expr] = zero) -> Any:
             if isinstance(node, Load) and node.buffer in kept:
-                node = node.replace(index=tuple(node.index[n] for n in kept[node.buffer]))
+                index, staying = tuple(map(rewrite, node.index)), kept[node.buffer]
+                gone = [i for n, i in enumerate(index) if n not in staying]
+                return requiring(node.replace(index=tuple(index[n] for n in staying)), gone)
             return zero[node] if node in zero else canonical(node.map(rewrite))
 
         new = e.replace(axes=tuple(a for a in e.axes if not _unit(a)))

@@ -39,7 +39,7 @@ from compiler.passes.tensor.compose import injective, is_view
 _DEAR = {"div": 4, "sqrt": 4, "rsqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "pow": 30, "atan2": 20}
 _CHEAP = {
     "add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not",
-    "shl", "shr", "where", "isnan", "signbit", "floor", "ceil", "trunc", "round", "sign", "fma",
+    "shl", "shr", "where", "isnan", "signbit", "floor", "ceil", "trunc", "round", "sign", "fma", "require",
 }  # fmt: skip
 _FUNCTION = 10
 # An element that costs more is stored rather than computed twice: about a store and a load of a cached row.

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from compiler.ir import tile
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Op, Select, Var, dim, names, op, substitute
-from compiler.ir.index import Range, from_linear, linear, simplify
+from compiler.ir.index import Range, conjuncts, from_linear, linear, simplify
 from compiler.ir.statement import Stmt, Store
 from compiler.schedule.steps import Interior, ScheduleError
 
@@ -69,17 +67,8 @@ def guarded(f: tile.For) -> bool:
 
 def _guards(f: tile.For) -> list[Expr]:
     """The conditions that differ between iterations, conjunctions apart, each once."""
-    conds = [c for s in f.body for n in s.walk() if isinstance(n, Select) for c in _conjuncts(n.cond)]
+    conds = [c for s in f.body for n in s.walk() if isinstance(n, Select) for c in conjuncts(n.cond)]
     return [c for c in dict.fromkeys(conds) if f.var in names(c)]
-
-
-def _conjuncts(cond: Expr) -> Iterator[Expr]:
-    match cond:
-        case Op("and", (a, b)):
-            yield from _conjuncts(a)
-            yield from _conjuncts(b)
-        case _:
-            yield cond
 
 
 def _at_least_zero(step: Interior, guard: Expr, var: Var) -> Expr:

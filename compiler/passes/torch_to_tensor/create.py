@@ -9,6 +9,7 @@ from compiler.ir.dtype import DType, f64, i64
 from compiler.ir.expr import Expr, cast, const, op
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, rounded
 from compiler.passes.torch_to_tensor.pointwise import scalar
+from compiler.passes.torch_to_tensor.positions import checked
 
 Number = bool | int | float
 
@@ -129,9 +130,9 @@ def eye_of(b: Builder, n: int, m: int, *, dtype: DType | None = None) -> Value:
 
 
 def one_hot(b: Builder, self: Value, num_classes: int = -1) -> Value:
-    """One 1 in each row; a class out of range, an error in torch, gives a row of zeros."""
+    """One 1 in each row."""
     del num_classes
-    return b.map(b.out.shape, lambda at: cast(op("eq", cast(self.at(at[:-1]), i64), at[-1]), i64))
+    return b.map(b.out.shape, lambda at: cast(op("eq", checked(self.at(at[:-1]), b.out.shape[-1]), at[-1]), i64))
 
 
 def _named(rule: Callable[[Number], Rule], names: dict[str, Number]) -> dict[str, Rule]:

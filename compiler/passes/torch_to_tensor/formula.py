@@ -52,13 +52,23 @@ def _crosses(left_over: E, divisor: E) -> E:
 
 
 def truncating_divide(a: E, b: E) -> E:
-    return op("trunc", a / b) if a.dtype.is_float else op("truncdiv", a, b)
+    return op("trunc", a / b) if a.dtype.is_float else op("truncdiv", a, divisor(b))
+
+
+def divisor(b: E) -> E:
+    """What is divided by: of integers it may not be 0."""
+    return b if b.dtype.is_float else op("require", op("ne", b, 0), b)
+
+
+def fmod(a: E, b: E) -> E:
+    """The remainder that has the sign of the dividend."""
+    return op("rem", a, divisor(b))
 
 
 def remainder(a: E, b: E) -> E:
     """The remainder that has the sign of the divisor."""
     if not a.dtype.is_float:
-        return a % b
+        return a % divisor(b)
     left_over = op("rem", a, b)
     return where(_crosses(left_over, b), left_over + b, left_over)
 

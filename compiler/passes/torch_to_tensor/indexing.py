@@ -1,7 +1,7 @@
 """Indices that are data: gathers are maps that load at a loaded index, scatters put or add elements where one says.
 
-Where torch counts negative indices from the end, so do these rules. An index out of range, in torch an IndexError, is
-undefined behaviour, guarded so that no access leaves the tensor. Elements put at one place repeatedly count in order.
+Where torch counts negative indices from the end, so do these rules, and where it raises an error for an index out of
+range, the program fails; no access leaves the tensor. Elements put at one place repeatedly count in order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from compiler.passes.torch_to_tensor.builder import (
 from compiler.passes.torch_to_tensor.pointwise import scalar
 from compiler.passes.torch_to_tensor.positions import (
     broadcast_shape,
-    clamped,
+    checked,
     flat,
     is_empty,
     one_dim,
@@ -51,23 +51,30 @@ def gathered(b: Builder, self: Value, shape: Shape, source: Callable[[Index], In
 def gather(b: Builder, self: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
     del sparse_grad
     d = one_dim(b, dim, self.rank)
+    if not self.rank:
+        return b.map(index.shape, lambda at: _of_scalar(index.at(at), stored(self, ())), "gathered")
     return gathered(b, self, index.shape, lambda at: _along(self, at, d, index.at(at)))
 
 
 def _along(x: Value, at: Index, d: int, place: Expr) -> Index:
     """The index into `x` that is `at` but for dimension `d`; a scalar has the index of a scalar."""
-    return set_dim(at, d, clamped(place, x.shape[d])) if x.rank else ()
+    return set_dim(at, d, checked(place, x.shape[d])) if x.rank else ()
+
+
+def _of_scalar(place: Expr, value: Expr) -> Expr:
+    """What is at a place of a scalar, or put there: 0 is the only one."""
+    return op("require", op("eq", cast(place, i64), 0), value)
 
 
 def take_along_dim(b: Builder, self: Value, indices: Value, dim: int | None = None) -> Value:
-    """The two broadcast in all dimensions but `dim`; without one, both are taken as one long row."""
+    """The two broadcast in all dimensions but `dim`, where any index counts around; without one, both are long rows."""
     if dim is None:
         count = _count(self)
-        return gathered(b, self, b.out.shape, lambda at: unflat(wrapped(_row(indices, at), count), self.shape))
+        return gathered(b, self, b.out.shape, lambda at: unflat(checked(_row(indices, at), count), self.shape))
     d = one_dim(b, dim, self.rank)
 
     def source(at: Index) -> Index:
-        place = wrapped(indices.at(broadcast(indices, at)), self.shape[d])
+        place = cast(indices.at(broadcast(indices, at)), i64) % self.shape[d]
         return set_dim(broadcast(self, at), d, place)
 
     return gathered(b, self, b.out.shape, source)
@@ -87,9 +94,9 @@ def take(b: Builder, self: Value, index: Value) -> Value:
 
 def index_select(b: Builder, self: Value, dim: int, index: Value) -> Value:
     d = one_dim(b, dim, self.rank)
-    return gathered(
-        b, self, b.out.shape, lambda at: _along(self, at, d, _listed(index, at[d] if at else const(0, i64)))
-    )
+    if not self.rank:
+        return b.map((), lambda at: _of_scalar(_listed(index, const(0, i64)), stored(self, ())), "gathered")
+    return gathered(b, self, b.out.shape, lambda at: _along(self, at, d, _listed(index, at[d])))
 
 
 def _listed(index: Value, i: Expr) -> Expr:
@@ -106,7 +113,7 @@ def embedding(
     rest = weight.rank - 1
 
     def source(at: Index) -> Index:
-        return (clamped(indices.at(at[: len(at) - rest]), weight.shape[0]), *at[len(at) - rest :])
+        return (checked(indices.at(at[: len(at) - rest]), weight.shape[0]), *at[len(at) - rest :])
 
     return gathered(b, weight, b.out.shape, source)
 
@@ -216,7 +223,12 @@ def _combined(how: str, x: Expr, y: Expr) -> Expr:
 
 def _scatter(b: Builder, how: str, self: Value, dim: int, index: Value, value: Callable[[Index], Expr]) -> Value:
     d = one_dim(b, dim, self.rank)
-    return scattered(b, how, self, index.shape, lambda r: (_along(self, r, d, index.at(r)), value(r)))
+
+    def update(r: Index) -> tuple[Index, Expr]:
+        place = index.at(r)
+        return _along(self, r, d, place), value(r) if self.rank else _of_scalar(place, value(r))
+
+    return scattered(b, how, self, index.shape, update)
 
 
 def scatter_src(b: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
@@ -262,7 +274,8 @@ def scatter_reduce(
         return _along(self, r, d, index.at(r))
 
     def value(r: Index) -> tuple[Index, Expr]:
-        return to(r), cast(src.at(r), self.compute)
+        new = cast(src.at(r), self.compute)
+        return to(r), new if self.rank else _of_scalar(index.at(r), new)
 
     base: Callable[[Index], Expr] = self.at
     if not include_self:
@@ -293,14 +306,17 @@ def scatter_reduce(
 
 
 def _by_list(
-    b: Builder, how: str, self: Value, dim: int, index: Value, over: Shape, value: Callable[[Index], Expr]
-) -> Value:
-    """Updates whose places along one dimension are listed."""
+    b: Builder, how: str, self: Value, dim: int, index: Value, over: Shape, value: Callable[[Index], Expr],
+    kept: Callable[[Expr, Expr], Expr] = checked,
+) -> Value:  # fmt: skip
+    """Updates whose places along one dimension are listed, each `kept` in bounds."""
     d = one_dim(b, dim, self.rank)
 
     def update(r: Index) -> tuple[Index, Expr]:
-        i = r[d] if r else const(0, i64)
-        return (set_dim(r, d, wrapped(_listed(index, i), self.shape[d])) if self.rank else ()), value(r)
+        place = _listed(index, r[d] if r else const(0, i64))
+        if not self.rank:
+            return (), _of_scalar(place, value(r))
+        return set_dim(r, d, kept(place, self.shape[d])), value(r)
 
     return scattered(b, how, self, over, update)
 
@@ -321,7 +337,7 @@ def index_fill(b: Builder, self: Value, dim: int, index: Value, value: Number | 
     d = one_dim(b, dim, self.rank)
     count = index.shape[0] if index.rank else const(1, i64)
     over = (*self.shape[:d], count, *self.shape[d + 1 :]) if self.rank else ()
-    return _by_list(b, "set", self, dim, index, over, lambda r: _one(b, value, self))
+    return _by_list(b, "set", self, dim, index, over, lambda r: _one(b, value, self), wrapped)
 
 
 def masked_fill(b: Builder, self: Value, mask: Value, value: Number | Value) -> Value:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.ir import dtype as dt
+from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, cast, const, op
 from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import (
@@ -21,7 +22,7 @@ from compiler.passes.torch_to_tensor.builder import (
     without,
 )
 from compiler.passes.torch_to_tensor.normalize import log_chance, log_softmax
-from compiler.passes.torch_to_tensor.positions import broadcast_shape, clamped
+from compiler.passes.torch_to_tensor.positions import broadcast_shape, checked
 from compiler.passes.torch_to_tensor.reduce import over
 
 Element = Callable[[Index], Expr]
@@ -162,7 +163,8 @@ class Classes:
         return self.scores.shape[self.c]
 
     def right(self, at: Index) -> Expr:
-        return clamped(self.target.at(at), self.count)
+        target = cast(self.target.at(at), i64)
+        return checked(op("where", op("eq", target, self.ignored), const(0, i64), target), self.count)
 
     def counts(self, at: Index) -> Expr:
         return op("ne", self.target.at(at), self.ignored)

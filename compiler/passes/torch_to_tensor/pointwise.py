@@ -190,7 +190,7 @@ JUMPS: dict[str, Callable[..., E]] = {
     "isnan": lambda x: op("isnan", x) if x.dtype.is_float else const(False, boolean),
     "isinf": f.infinite, "isposinf": lambda x: f.infinite(x, "+"), "isneginf": lambda x: f.infinite(x, "-"),
     "isfinite": f.finite, "signbit": f.signbit,
-    "fmod.*": _row2("rem"), "remainder.*": f.remainder, "remainder.Scalar_Tensor": f.remainder,
+    "fmod.*": f.fmod, "remainder.*": f.remainder, "remainder.Scalar_Tensor": f.remainder,
 }
 # fmt: on
 _TENSOR_OR_SCALAR = ("Tensor", "Scalar")
@@ -231,7 +231,7 @@ def div_mode(b: Builder, self: Operand, other: Operand, rounding_mode: str | Non
 def floor_divide(b: Builder, self: Operand, other: Operand) -> Value:
     dtype = dt.compute(b.out.dtype)
     if not dtype.is_float:
-        return pointwise(lambda x, y: x // y)(b, self, other)
+        return pointwise(lambda x, y: x // f.divisor(y))(b, self, other)
 
     def both(at: Index) -> tuple[E, E]:
         return element(self, at, dtype), element(other, at, dtype)

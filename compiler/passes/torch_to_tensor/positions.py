@@ -1,7 +1,7 @@
 """Positions in a tensor, as rules compute them: they come out in simplest form, and never outside of the tensor.
 
-What a program computes as an index at run time may be out of range. PyTorch raises IndexError then; a kernel cannot, so
-the result is undefined, but `clamped` and `wrapped` keep every access inside the tensor.
+What a program computes as an index at run time may be out of range. Then it fails, as `checked` and `wrapped` say, and
+they keep every access inside the tensor all the same.
 """
 
 from __future__ import annotations
@@ -121,10 +121,16 @@ def clamped(i: Expr, extent: Expr) -> Expr:
     return op("min", op("max", cast(i, i64), 0), extent - 1)
 
 
-def wrapped(i: Expr, extent: Expr) -> Expr:
-    """A run-time index that counts from the end where it is negative, kept inside."""
+def checked(i: Expr, extent: Expr) -> Expr:
+    """A run-time index; the program fails where it is not inside."""
     i = cast(i, i64)
-    return clamped(op("where", op("lt", i, 0), i + extent, i), extent)
+    return op("require", op("and", op("ge", i, 0), op("lt", i, extent)), i)
+
+
+def wrapped(i: Expr, extent: Expr) -> Expr:
+    """A run-time index that counts from the end where it is negative, checked."""
+    i = cast(i, i64)
+    return checked(op("where", op("lt", i, 0), i + extent, i), extent)
 
 
 def within(position: Expr, extent: Expr, known: dict[str, Range]) -> Expr:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from compiler.errors import CompilerError
 from compiler.runtime import tensor_map
 from compiler.runtime.emulator import native
-from compiler.runtime.launches import Buffer, Launch, LaunchPlan, Map, Size
+from compiler.runtime.launches import Buffer, Flag, Launch, LaunchPlan, Map, Size
 
 _SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
 
@@ -22,14 +22,17 @@ class Arguments:
     addresses: Sequence[int]
     maps: dict[Map, int] = field(default_factory=dict)
     kept: list[native.TensorMap] = field(default_factory=list)
+    failed: ctypes.c_int = field(default_factory=ctypes.c_int)
 
-    def word(self, argument: int | Size | Map) -> int:
+    def word(self, argument: int | Size | Map | Flag) -> int:
         """An argument as the 8 bytes that a kernel receives."""
         match argument:
             case Size(value):
                 return value
             case Map():
                 return self.maps[argument]
+            case Flag():
+                return ctypes.addressof(self.failed)
             case number:
                 return self.addresses[number]
 

@@ -48,12 +48,14 @@ _FILLED = "-ftrivial-auto-var-init=pattern"  # registers that nobody has written
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run found; `complete` is False if a finding ended it early. `switches` and `accesses` are for figures."""
+    """What a run found; `complete` is False if a finding ended it early. `switches` and `accesses` are for figures.
+    `invalid` says that kernels do not approve of the data."""
 
     reports: tuple[Report, ...]
     complete: bool
     switches: int
     accesses: int
+    invalid: bool = False
 
 
 def runtime(check: bool, cache: Path | None = None) -> Path:
@@ -163,7 +165,8 @@ def run_pointers(
                        note="a temporary that launches find zero must be left so by the last of them")
                 for b, at in buffers.left_over(plan, arguments)
             ]  # fmt: skip
-    return Outcome(tuple(reports), complete, switches, accesses)
+        invalid = bool(arguments.failed.value)
+    return Outcome(tuple(reports), complete, switches, accesses, invalid)
 
 
 @functools.lru_cache(maxsize=64)

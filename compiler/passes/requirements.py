@@ -1,0 +1,180 @@
+"""Kernel IR in, Kernel IR out: afterwards each requirement is checked by a statement of its own, as seldom as may be.
+
+What is required, and what its condition and its value share, gets a name before the statement that asks for it, once
+for all statements behind it, and before a loop in which it does not change. Under a `Select` it stays where it is, for
+it may be evaluated only where that side is taken.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.ir import kernel as k
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, canonical, names, substitute
+from compiler.ir.index import value_range
+from compiler.ir.node import Node
+
+Body = tuple[k.Stmt, ...]
+Known = dict[Expr, Var]  # expressions that have a name here
+
+
+def requirements(program: k.Program) -> k.Program:
+    """before:
+        for j in range(0, 32, 16):
+            y[i * 32 + j] = x[require(min(max(index[i], 0), 9) == index[i], min(max(index[i], 0), 9)) * 32 + j, f32x16]
+    after:
+        asked: i64 = index[i]
+        asked_1: i64 = min(max(asked, 0), 9)
+        checked: i64 = require(asked_1 == asked, asked_1)
+        for j in range(0, 32, 16):
+            y[i * 32 + j] = x[checked * 32 + j, f32x16]
+    """
+    return program.replace(functions=tuple(map(_function, program.functions)))
+
+
+def _function(f: k.Function) -> k.Function:
+    nodes = [n for s in f.body for n in s.walk()]
+    if not any(_requires(n) for n in nodes):
+        return f
+    taken = {p.name for p in f.params} | {n.name for n in nodes if isinstance(n, k.Declare | k.Array | Var)}
+    taken |= {n.var for n in nodes if isinstance(n, k.For)}
+    fixed = {p.name for p in f.params} - {*f.writes, *f.exchanged}
+    assigned = {n.name for n in nodes if isinstance(n, k.Assign)}
+    return f.replace(body=_Checks(taken, fixed, assigned, bool(f.block)).body(f.body, {}))
+
+
+def _requires(n: object) -> bool:
+    return isinstance(n, Op) and n.name == "require"
+
+
+@dataclass
+class _Checks:
+    """`fixed` are the buffers that nobody writes; with `threads`, what a loop of no turns reads need not be there."""
+
+    taken: set[str]
+    fixed: set[str]
+    assigned: set[str]
+    threads: bool
+    made: set[str] = field(default_factory=set)
+
+    def body(self, body: Body, known: Known) -> Body:
+        known = dict(known)
+        out: list[k.Stmt] = []
+        for s in body:
+            match s:
+                case k.For():
+                    made, head = self.named(s.replace(body=()), known)
+                    out += [*made, *self.outside(head.replace(body=self.body(s.body, known)), known)]
+                case k.If(cond, then, orelse):
+                    made, head = self.named(k.If(cond, ()), known)
+                    out += made
+                    out.append(head.replace(body=self.body(then, known), orelse=self.body(orelse, known)))
+                case _:
+                    made, new = self.named(s, known)
+                    out += [*made, new]
+        return tuple(out)
+
+    def named(self, s: k.Stmt, known: Known) -> tuple[list[k.Stmt], Any]:
+        """The statements that give names to what is required in `s`, and `s` with the names."""
+        uses: Counter[Node] = Counter()
+        for n in _asked(s):
+            _count(n, uses)
+        out: list[k.Stmt] = []
+        here: Known = dict(known)
+        done: dict[Node, Any] = {}
+
+        def go(n: Any) -> Any:
+            if n in here:
+                return here[n]
+            if n not in done:
+                done[n] = made(n)
+            return done[n]
+
+        def made(n: Any) -> Any:
+            if isinstance(n, Const | Var):
+                return n
+            if isinstance(n, Select):
+                return canonical(n.replace(cond=go(n.cond)))
+            new = canonical(n.map(go))
+            if new in here:
+                return here[new]
+            if not _requires(new) and (uses[n] < 2 or not _worth_a_name(new)):
+                return new
+            name = Var(self.fresh("checked" if _requires(new) else "asked"), new.dtype)
+            out.append(k.Declare(name.name, new))
+            here[n] = here[new] = name
+            if self.lasts(new):
+                known[new] = name
+            return name
+
+        return out, s.map(go) if uses else s
+
+    def lasts(self, e: Expr) -> bool:
+        """The value stays what it is for as long as its names are in scope."""
+        nodes = list(e.walk())
+        read = {n.buffer for n in nodes if isinstance(n, Load | k.Gather)}
+        shared = any(isinstance(n, k.Peer | k.Together) for n in nodes)
+        return not shared and read <= self.fixed and not names(e) & self.assigned
+
+    def outside(self, f: k.For, known: Known) -> list[k.Stmt]:
+        """The loop, behind the names given in it to what does not change in it."""
+        if self.threads and not _runs(f):
+            return [f]
+        bound = {f.var} | {n.name for s in f.body for n in s.walk() if isinstance(n, k.Declare | k.Array)}
+        bound |= {n.var for s in f.body for n in s.walk() if isinstance(n, k.For)}
+        moved: list[k.Stmt] = []
+        table: dict[Any, Any] = {}
+        left: list[k.Stmt] = []
+        for s in f.body:
+            if not isinstance(s, k.Declare) or s.name not in self.made:
+                left.append(s)
+                continue
+            value = substitute(s.value, table) if table else s.value
+            if names(value) & bound or not self.lasts(value):
+                left.append(s)
+            elif value in known:
+                table[Var(s.name, value.dtype)] = known[value]
+            else:
+                bound.discard(s.name)
+                known[value] = Var(s.name, value.dtype)
+                moved.append(k.Declare(s.name, value))
+        body = tuple(left)
+        return [*moved, f.replace(body=substitute(body, table) if table else body)]
+
+    def fresh(self, stem: str) -> str:
+        name, n = stem, 0
+        while name in self.taken:
+            n += 1
+            name = f"{stem}_{n}"
+        self.taken.add(name)
+        self.made.add(name)
+        return name
+
+
+def _worth_a_name(e: Any) -> bool:
+    constant = isinstance(e, k.Broadcast) and isinstance(e.arg, Const)
+    return isinstance(e, Expr) and not isinstance(e, Const | Var) and e.dtype.kind != "bool" and not constant
+
+
+def _asked(n: Node) -> list[Op]:
+    """The outermost requirements in a statement's own expressions, but for those under a `Select`."""
+    if isinstance(n, Op) and n.name == "require":
+        return [n]
+    below = (n.cond,) if isinstance(n, Select) else n.below
+    return [x for child in below if isinstance(child, Node) for x in _asked(child)]
+
+
+def _count(n: Node, uses: Counter[Node]) -> None:
+    """How often each node occurs in an expression, as written out but for what occurs again."""
+    uses[n] += 1
+    if uses[n] == 1:
+        for child in (n.cond,) if isinstance(n, Select) else n.children():
+            _count(child, uses)
+
+
+def _runs(f: k.For) -> bool:
+    low, _ = value_range(f.stop - f.start, {}) if f.stop.dtype is i64 else (None, None)
+    return low is not None and low > 0

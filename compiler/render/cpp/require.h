@@ -1,0 +1,55 @@
+// What a program's data must fulfil: the program goes on with some value where it does not, and its entry says so. What
+// is found wrong is gathered without a branch, in one register for each width of vectors, and told once at the end.
+#pragma once
+#include "vector.h"
+
+struct mlc_failures {
+  long one = 0;
+  mlc_vec<long, 2> two = {};
+  mlc_vec<long, 4> four = {};
+  mlc_vec<long, 8> eight = {};
+};
+// Any bit that is set is a failure.
+template <typename V>
+MLC_INLINE void mlc_gather_failures(mlc_failures& all, V wrong) {
+  if constexpr (mlc_is_scalar<V>)
+    all.one |= wrong;
+  else if constexpr (mlc_is_wide<V>)
+    mlc_gather_failures(all, mlc_low(wrong) | mlc_high(wrong));
+  else if constexpr (sizeof(V) == 64)
+    all.eight |= mlc_bitcast<mlc_vec<long, 8>>(wrong);
+  else if constexpr (sizeof(V) == 32)
+    all.four |= mlc_bitcast<mlc_vec<long, 4>>(wrong);
+  else if constexpr (sizeof(V) == 16)
+    all.two |= mlc_bitcast<mlc_vec<long, 2>>(wrong);
+  else if constexpr (sizeof(V) == 8)
+    all.one |= mlc_bitcast<long>(wrong);
+  else
+    all.one |= mlc_reduce_or(wrong);
+}
+template <typename M, typename V>
+MLC_INLINE V mlc_require(mlc_failures& all, M holds, V x) {
+  if constexpr (mlc_is_scalar<M>) {
+    if (__builtin_expect(!holds, 0)) return all.one = 1, V(0);
+    return x;
+  } else {
+    mlc_gather_failures(all, ~holds);
+    return mlc_where(holds, x, V{});
+  }
+}
+// x where 0 <= x < n, which must be: one comparison of a scalar, and none of vectors, which keep the nearest such number.
+template <typename V>
+MLC_INLINE V mlc_require_below(mlc_failures& all, V x, V n) {
+  if constexpr (mlc_is_scalar<V>) {
+    if (__builtin_expect((mlc_unsigned<V>)x >= (mlc_unsigned<V>)n, 0)) return all.one = 1, V(0);
+    return x;
+  } else {
+    const V kept = mlc_min(mlc_max(x, V{}), n - 1);
+    mlc_gather_failures(all, kept ^ x);
+    return kept;
+  }
+}
+MLC_INLINE void mlc_tell_failures(int* failed, const mlc_failures& all) {
+  const long any = all.one | mlc_reduce_or(all.two) | mlc_reduce_or(all.four) | mlc_reduce_or(all.eight);
+  if (__builtin_expect(any != 0, 0)) __atomic_store_n(failed, 1, __ATOMIC_RELAXED);
+}
