@@ -198,11 +198,10 @@ PIPELINE = (
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
-    Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True, "cpu"),
-    Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
-    Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True, "cuda"),
+    Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
     Pass("wait", "kernel", "kernel", "kernels wait themselves for those before", _wait, True, "cuda"),
+    Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
 )
 # fmt: on

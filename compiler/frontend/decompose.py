@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import warnings
 from collections.abc import Callable, Sequence
@@ -35,7 +36,17 @@ def decompositions() -> Decompositions:
     """Torch's own decompositions into core ATen, for the ops that have no rule here."""
     table: Decompositions = dict(default_decompositions())
     table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
+    table[torch.ops.aten.max_unpool2d.default] = _max_unpool
+    table[torch.ops.aten.max_unpool3d.default] = _max_unpool
     return {op: how for op, how in table.items() if str(op) not in RULES}
+
+
+def _max_unpool(x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *_: Any) -> torch.Tensor:
+    """Elements put where a pooling found them; torch's own lets an index reach into the next plane."""
+    planes, rank = x.shape[: -len(output_size)], len(output_size)
+    blank = x.new_zeros(*planes, math.prod(output_size))
+    made = blank.scatter(-1, indices.flatten(-rank), x.flatten(-rank))
+    return made.reshape(*planes, *output_size)
 
 
 def _encoder_layer(

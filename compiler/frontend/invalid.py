@@ -73,7 +73,7 @@ def _index(index: torch.Tensor, source: torch.Tensor, dim: int | None, wraps: bo
         yield from _outside("index", index, source.numel(), f"of {source.numel()} elements", wraps)
         return
     size = source.shape[dim] if source.ndim else 1
-    yield from _outside("index", index, size, f"for dimension {dim} of size {size}", wraps)
+    yield from _outside("index", index, size, f"for dimension {dim % max(source.ndim, 1)} of size {size}", wraps)
 
 
 def _outside(what: str, values: torch.Tensor, size: int, of: str, wraps: bool = False) -> Iterator[str]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from compiler import frontend
-from compiler.errors import Unsupported
+from compiler.errors import InvalidData, Unsupported
 from compiler.interpret import tensor as interpret
 from compiler.passes.torch_to_tensor import lower
 from compiler.tests.eager import check, expressions
@@ -100,12 +100,13 @@ OUTSIDE = """
 
 
 @pytest.mark.parametrize("expression", expressions(OUTSIDE))
-def test_an_index_out_of_range_touches_nothing_outside(expression: str) -> None:
+def test_an_index_out_of_range_is_refused(expression: str) -> None:
     function = eval(f"lambda x, i: {expression}", {"torch": torch, "F": torch.nn.functional})
     captured = frontend.capture(function, (torch.randn(4, 5), torch.tensor([0, 1, 2])))
     program = lower.lower(captured.program)
     given = {"x": np.ones((4, 5), np.float32), "i": np.array([-(10**12), 99, 10**15])}
-    interpret.run(program, [given[t.name] for t in program.inputs])
+    with pytest.raises(InvalidData):
+        interpret.run(program, [given[t.name] for t in program.inputs])
 
 
 def test_a_mask_as_an_index_is_refused() -> None:

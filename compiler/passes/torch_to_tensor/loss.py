@@ -95,6 +95,10 @@ def kl_div(b: Builder, self: Value, target: Value, reduction: int = MEAN, *, log
     return _of_pairs(b, self, target, reduction, formula)
 
 
+def _chance(x: Expr) -> Expr:
+    return op("require", op("and", op("ge", x, 0.0), op("le", x, 1.0)), x)
+
+
 def binary_cross_entropy(
     b: Builder, self: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
 ) -> Value:
@@ -103,6 +107,7 @@ def binary_cross_entropy(
 
     def element(at: Index) -> Expr:
         x, y, *scale = at_(at)
+        x, y = _chance(x), _chance(y)
         loss = (y - 1.0) * op("max", op("log1p", -x), -100.0) - y * op("max", op("log", x), -100.0)
         return loss * scale[0] if scale else loss
 

@@ -1,0 +1,205 @@
+"""Data that eager refuses: indices and targets out of range, integers divided by 0, at every stage and target."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import compiler
+from compiler import execution, frontend
+from compiler.ir import kernel_text
+from compiler.passes.requirements import requirements
+from compiler.runtime import guarded
+
+N = 5  # rows of x, of which indices are some
+BAD = (N, -1, -N - 1, 10**9, -(10**9))
+# Each of x: f32[5, 4], i: i64[2], and v: f32[2, 4].
+INDEXED = """
+    x[i]
+    x[:, i]
+    x[i, i]
+    x[i.int()]
+    F.embedding(i, x)
+    F.embedding(i.int(), x)
+    x.index_select(0, i)
+    x.index_select(1, i)
+    x.gather(0, i[:, None])
+    x.gather(1, i[:, None])
+    x.take(i)
+    x.take_along_dim(i[:, None], 0)
+    x.take_along_dim(i)
+    x.index_put((i,), v)
+    x.index_put((i,), v, accumulate=True)
+    x.put(i, v[:, 0])
+    x.scatter(0, i[:, None], v)
+    x.scatter(0, i[:, None], 2.0)
+    x.scatter_add(0, i[:, None], v)
+    x.scatter_reduce(0, i[:, None], v, "amax")
+    x.scatter_reduce(0, i[:, None], v, "mean", include_self=False)
+    x.index_add(0, i, v)
+    x.index_copy(0, i, v)
+    x.index_fill(0, i, 1.0)
+    F.one_hot(i, 5)
+    F.nll_loss(v, i)
+    F.nll_loss(v, i, ignore_index=-1)
+    F.nll_loss(v[:, :, None], i[:, None], reduction="none")
+    F.cross_entropy(v, i)
+    F.cross_entropy(v, i, label_smoothing=0.1)
+    F.max_unpool1d(v[:, None, :2], i[None, None].expand(2, 1, 2), 2)
+    F.multi_margin_loss(v, i)
+    x[:1].sum(0)[i]
+    x.sum().gather(0, i)
+    (x * 2)[:1][i]
+    torch.where(v[:, 0] > 9, x[:, 0][i], 0.0)
+    (v[:, 0] > 9) & (x[:, 0][i] > 0)
+    F.pad(x[i], (1, 1))
+    x[i].sum()
+    x[i] @ torch.ones(4, 3)
+"""
+DIVIDED = """
+    a // b
+    a % b
+    torch.fmod(a, b)
+    torch.div(a, b, rounding_mode="trunc")
+    torch.div(a, b, rounding_mode="floor")
+    7 // b
+    7 % b
+    a // b[3]
+    a % 0
+    (a // b).sum()
+"""
+
+
+def _lines(table: str) -> list[str]:
+    return [line.strip() for line in table.strip().splitlines()]
+
+
+@pytest.fixture
+def seed() -> int:
+    number = random.randrange(2**32)
+    torch.manual_seed(number)
+    return number
+
+
+def _function(expression: str, names: str) -> Callable[..., Any]:
+    made: Callable[..., Any] = eval(f"lambda {names}: {expression}", {"torch": torch, "F": F})
+    return made
+
+
+def _raised(function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> Exception | None:
+    try:
+        function(*inputs)
+    except Exception as error:
+        return error
+    return None
+
+
+def _stage(captured: frontend.Captured, names: str, stage: str) -> Callable[..., Any]:
+    lowering = compiler.lower(captured.program, compiler.target("cpu"), until=stage)
+    given = [n.strip() for n in names.split(",")]
+
+    def run(*inputs: torch.Tensor) -> Any:
+        known = dict(zip(given, inputs, strict=True)) | captured.constants
+        return execution.execute(lowering, stage, [known[i.name] for i in captured.program.inputs])
+
+    return run
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter:UserWarning")
+@pytest.mark.parametrize("stage", ["tensor", "kernel"])
+@pytest.mark.parametrize("expression", _lines(INDEXED))
+def test_an_index_that_eager_refuses_raises_what_eager_raises(expression: str, stage: str, seed: int) -> None:
+    function, x, v = _function(expression, "x, i, v"), torch.randn(N, 4), torch.randn(2, 4)
+    good = torch.tensor([0, 0] if "[:1]" in expression or "x.sum()" in expression else [0, 1])
+    run = _stage(frontend.capture(function, (x, good, v)), "x, i, v", stage)
+    assert _raised(run, (x, good, v)) is None
+    for bad in BAD:
+        index = torch.tensor([0, bad])
+        wanted, got = _raised(function, (x, index, v)), _raised(run, (x, index, v))
+        where = f"{expression} with {bad}, seed {seed}: {wanted!r}, and ours {got!r}"
+        assert type(got) is type(wanted), where
+        if wanted is not None:
+            assert "aten." in str(got) and str(bad) in str(got) and "out of range" in str(got), where
+
+
+@pytest.mark.parametrize("stage", ["tensor", "kernel"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8], ids=str)
+@pytest.mark.parametrize("expression", _lines(DIVIDED))
+def test_integers_divided_by_zero_raise_what_eager_raises(
+    expression: str, dtype: torch.dtype, stage: str, seed: int
+) -> None:
+    function = _function(expression, "a, b")
+    a, b = torch.randint(1, 100, (37,), dtype=dtype), torch.randint(1, 100, (37,), dtype=dtype)
+    run = _stage(frontend.capture(function, (a, b)), "a, b", stage)
+    assert (_raised(run, (a, b)) is None) == (_raised(function, (a, b)) is None)
+    b[3] = 0
+    with pytest.raises(RuntimeError, match=r"aten\..*the divisor is 0.*ZeroDivisionError"):
+        run(a, b)
+
+
+@pytest.mark.parametrize("target", ["cpu", "cpu:avx2", "cpu:baseline", "sm_90a"])
+def test_compiled_code_raises_and_writes_nothing_elsewhere(target: str, seed: int) -> None:
+    machine = compiler.target(target)
+    if compiler.targets.named.missing(machine):
+        pytest.skip("not a machine for that")
+    x, i = torch.randn(7), torch.randint(0, 7, (37,))
+    for expression in ("x[i].sum()", "x.scatter_add(0, i, i.float())", "i // (i + 1)", "F.one_hot(i, 7)"):
+        function = _function(expression, "x, i")
+        fast = compiler.compile(function, [x, i], target=machine)
+        torch.testing.assert_close(fast(x, i), function(x, i), msg=f"{expression}, seed {seed}")
+        wrong = i.clone()
+        wrong[36] = -1 if "//" in expression else -(10**12)
+        with pytest.raises(Exception, match="aten") as ours:
+            fast(x, wrong)
+        assert type(ours.value) is type(_raised(function, (x, wrong))), expression
+        given = {"x": x, "i": wrong} | fast.captured.constants
+        outcome = execution.execute_guarded(fast.lowering, [given[t.name] for t in fast.captured.program.inputs])
+        assert outcome.complaints == (guarded.INVALID,), expression
+
+
+def test_torch_compile_raises_at_every_size(seed: int) -> None:
+    def loss(w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(w[t], t)
+
+    fast = torch.compile(loss, backend="mlcomp", dynamic=True)
+    w = torch.randn(9, 9, requires_grad=True)
+    for n in (5, 6, 33):
+        t = torch.randint(0, 9, (n,))
+        torch.testing.assert_close(fast(w, t), loss(w, t), msg=f"seed {seed}")
+        t[n - 1] = 9
+        with pytest.raises(IndexError, match="index 9 is out of range for dimension 0 of size 9"):
+            fast(w, t)
+
+
+def test_unknown_ways_to_check_are_refused() -> None:
+    with pytest.raises(compiler.CompilerError, match="check_indices is one of async, sync, not 'never'"):
+        compiler.compile(torch.neg, [torch.ones(3)], check_indices="never")
+
+
+BEFORE = """def f(x: f32[10, 32], i: i64[7], *, y: f32[7, 32]):
+    with function("f", [x, i, y], writes=[y]):
+        for j in range(0, 7, 1, parallel):
+            for k in range(0, 32, 16):
+                y[j * 32 + k] = x[require((i[j] >= 0) & (i[j] < 10), i[j]) * 32 + k, f32x16]
+            if j < 3:
+                y[j] = 0.0 if j < 1 else x[require(i[0] != 0, i[0])]
+"""
+AFTER = """def f(x: f32[10, 32], i: i64[7], *, y: f32[7, 32]):
+    with function("f", [x, i, y], writes=[y]):
+        for j in range(0, 7, 1, parallel):
+            asked: i64 = i[j]
+            checked: i64 = require((asked >= 0) & (asked < 10), asked)
+            for k in range(0, 32, 16):
+                y[j * 32 + k] = x[checked * 32 + k, f32x16]
+            if j < 3:
+                y[j] = 0.0 if j < 1 else x[require(i[0] != 0, i[0])]
+"""
+
+
+def test_requirements_are_checked_before_loops_that_do_not_change_them() -> None:
+    assert kernel_text.show(requirements(kernel_text.parse(BEFORE))) == AFTER
