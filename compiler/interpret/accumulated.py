@@ -17,6 +17,7 @@ from compiler.interpret import scalar
 from compiler.interpret.bounded import (
     ETA,
     LAMBDA,
+    OVERFLOW,
     UNIT,
     ZERO,
     Accuracy,
@@ -54,8 +55,9 @@ def reduce(op: str, x: Bounded, axes: tuple[int, ...], dtype: DType, accuracy: A
             case "prod":
                 size = np.abs(terms.v.astype(np.float64))
                 grown = _grown(size, errors(terms), lambda f, e: np.asarray(f.reduce(e, -1)))
+                reach = _reached(size, lambda f, e: np.asarray(f.reduce(e, -1)))
                 count = accuracy.rounds(size.shape[-1])
-                return _product(v, grown, np.maximum(size, 1.0).prod(-1), count, _whole(accuracy, x.v), dtype, accuracy)
+                return _product(v, grown, reach, count, _whole(accuracy, x.v), dtype, accuracy)
         return _extreme(op, v, terms, lambda e: scalar.reduce(_PICK[op], e, (len(free),), f64))
 
 
@@ -91,7 +93,8 @@ def _rounded_sum(
     exact = ~np.isfinite(v) | ((absolute <= 1 / u) & (e1 == 0) & whole)  # integers, all of which the type has
     e1 = e1 + np.where(exact, 0.0, rounds * u * absolute)
     e2 = e2 + np.where(exact, 0.0, ORDER * rounds * u * u * mean_square / 3)
-    return overflowing(v, e1, e2, common, absolute, dtype)
+    # Of finite terms: where their sum is infinite, it overflows f64.
+    return overflowing(v, e1, e2, common, np.minimum(absolute, np.finfo(np.float64).max), dtype)
 
 
 def _unless_lost(v: Array, e: Errors) -> Errors:
@@ -139,19 +142,42 @@ def _grown(size: Array, e: Errors, along: Callable[[np.ufunc, Array], Array]) ->
     return more(size, e[0]), more(size**2, e[1]), more(size, e[2])
 
 
+@dataclass(frozen=True)
+class _Reach:
+    """How large and how small products of some finite, nonzero factors of a product may be, and whether all are finite.
+
+    In f64 as well as in narrower types, `largest` may be infinite and `least` zero.
+    """
+
+    largest: Array
+    least: Array
+    finite: Array
+
+
+def _reached(size: Array, along: Callable[[np.ufunc, Array], Array]) -> _Reach:
+    ordinary = np.isfinite(size) & (size > 0)
+    return _Reach(
+        along(np.multiply, np.where(ordinary, np.maximum(size, 1.0), 1.0)),
+        along(np.multiply, np.where(ordinary, np.minimum(size, 1.0), 1.0)),
+        along(np.logical_and, np.isfinite(size)),
+    )
+
+
 def _product(
-    v: Array, brought: Errors, largest: Array, rounds: int | Array, whole: bool, dtype: DType, accuracy: Accuracy
+    v: Array, brought: Errors, reach: _Reach, rounds: int | Array, whole: bool, dtype: DType, accuracy: Accuracy
 ) -> Bounded:
-    """A product that, in some order, may be as large as `largest` on the way."""
+    """A product in some order: on the way it may overflow or vanish, though others of its factors bring it back."""
     if not dtype.is_float:
         return made(v, *brought)
     own = accuracy.computes(dtype)
-    u = UNIT[own.name]
+    u, eta = UNIT[own.name], ETA[own.name]
     e1, e2, common = _unless_lost(v, brought)
-    finite = np.isfinite(v)
-    exact = (largest <= 1 / u) & (e1 == 0) & whole
-    rounding = np.where(exact | ~finite, 0.0, rounds * (u * np.abs(v) + ETA[own.name]))
-    return overflowing(v, e1 + rounding, e2 + rounding**2 / 3, common, np.where(finite, largest, 0.0), own)
+    exact = (reach.largest <= 1 / u) & (e1 == 0) & whole
+    vanished = np.where(reach.least < eta / u, reach.largest, 1.0) * eta  # what is denormal loses digits to the others
+    rounding = np.where(exact | ~np.isfinite(v), 0.0, rounds * (u * np.abs(v) + vanished))
+    lost = np.where(reach.finite, ~(reach.largest < OVERFLOW[own.name]), np.isinf(v) & (reach.least <= eta))
+    e = tuple(np.where(lost, np.inf, x) for x in (e1 + rounding, e2 + rounding**2 / 3, common))
+    return made(v, *e)
 
 
 def _extreme(op: str, v: Array, x: Bounded, pick: Callable[[Array], Array]) -> Bounded:
@@ -273,9 +299,8 @@ def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bo
             case "prod":
                 size = np.abs(x.v.astype(np.float64))
                 grown = _grown(size, errors(x), lambda f, e: np.asarray(f.accumulate(e, axis)))
-                return _product(
-                    v, grown, np.maximum(size, 1.0).cumprod(axis), rounds, _whole(accuracy, x.v), dtype, accuracy
-                )
+                reach = _reached(size, lambda f, e: np.asarray(f.accumulate(e, axis)))
+                return _product(v, grown, reach, rounds, _whole(accuracy, x.v), dtype, accuracy)
         return _extreme(op, v, x, lambda e: scalar.accumulate(_PICK[op], e, axis))
 
 
@@ -309,8 +334,13 @@ def scatter(
         product = at("prod", size, sizes)
         e1, common = (at("prod", size + before[k], sizes + update[k]) - product for k in (0, 2))
         e2 = at("prod", size**2 + before[1], sizes**2 + update[1]) - product**2
-        largest = at("prod", np.maximum(size, 1.0), np.maximum(sizes, 1.0))
-        return _product(v, (e1, e2, common), largest, rounds, whole, dtype, accuracy)
+        own, others = (_reached(x, lambda f, e: e) for x in (size, sizes))
+        reach = _Reach(
+            at("prod", own.largest, others.largest),
+            at("prod", own.least, others.least),
+            at("min", own.finite, others.finite),
+        )
+        return _product(v, (e1, e2, common), reach, rounds, whole, dtype, accuracy)
 
 
 def perhaps(op: str, base: Bounded, index: tuple[Array, ...], value: Bounded) -> Bounded:

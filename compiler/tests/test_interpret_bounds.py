@@ -238,6 +238,29 @@ def f(x: f32[4, 3]):
     assert np.isinf(bounded.tolerance(made[3])[3]).all() and margin(h, made[2]) <= 1 and margin(z, made[3]) <= 1
 
 
+def test_products_that_overflow_or_vanish_on_the_way() -> None:
+    """In another order, or in f32 at all, they need not come back to what they are."""
+    text = """
+def f(x: f32[5, 4]):
+    with kernel("f"):
+        p[i: 5]: f32 = prod(x[i, k] for k in range(4))
+        q[i: 5, k: 4]: f32 = scan(prod, k, x[i, k])
+    result(p, f32[5])
+    result(q, f32[5, 4])
+"""
+    far, near = 1e30, 1e-30
+    x = np.array([[far, far, 0, 1], [near, near, far, 1], [near, near, 1, np.inf], [far, np.inf, 0, 1], [2, 3, 0, 5]])
+    given = x.astype(np.float32)
+    (p, q), made = run(text, given)
+    free = np.isinf(bounded.tolerance(made[0]))
+    assert free.tolist() == [True, False, True, False, False]
+    assert (bounded.tolerance(made[0])[3:] < 1e-40).all()
+    assert np.isinf(bounded.tolerance(made[1])[0, 1:]).all() and bounded.tolerance(made[1])[0, 0] == 0
+    inside = ~np.isinf(bounded.tolerance(made[1])) & np.isfinite(made[1].v)
+    assert (np.abs(q - made[1].v)[inside] <= bounded.tolerance(made[1])[inside]).all()
+    assert abs(p[1] - made[0].v[1]) <= bounded.tolerance(made[0])[1], "0 in f32, and 1e-30 in exact arithmetic"
+
+
 def test_an_order_of_summation_that_makes_large_partial_sums() -> None:
     text = """
 def f(x: f32[4096]):
