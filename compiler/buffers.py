@@ -24,28 +24,34 @@ class Shaped(Protocol):
 
 def sizes_of(lowering: Lowering, inputs: Sequence[Shaped]) -> dict[Size, int]:
     """What the symbolic sizes of a program are, given all its inputs; raises SizeError where these do not fit."""
-    program: aten.Program = lowering.stages["torch"]
-    if not program.sizes:
-        return {}
-    return bind(program.sizes, [(i.name, i.type.shape) for i in program.inputs], [x.shape for x in inputs])
+    sizes = next(iter(lowering.stages.values())).sizes
+    return bind(sizes, [(i.name, i.shape) for i in inputs_of(lowering)], [x.shape for x in inputs]) if sizes else {}
 
 
-def output_types(program: aten.Program) -> list[aten.Type]:
-    known = aten.types(program)
-    return [known[name] for name in program.outputs]
+def inputs_of(lowering: Lowering) -> list[Tensor]:
+    """What the program is called with, by its first stage that was reached: it may have begun as a later text."""
+    first = next(iter(lowering.stages.values()))
+    if isinstance(first, aten.Program):
+        return [Tensor(i.name, i.type.dtype, i.type.shape, i.type.strides, i.constant) for i in first.inputs]
+    return list(first.inputs)
+
+
+def output_types(lowering: Lowering) -> list[aten.Type]:
+    """Of the results, as the first stage that was reached promises them."""
+    first = next(iter(lowering.stages.values()))
+    if isinstance(first, aten.Program):
+        known = aten.types(first)
+        return [known[name] for name in first.outputs]
+    return [aten.Type(t.dtype, t.shape, t.strides) for t in first.outputs]
 
 
 def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
     """The launch plan: buffers as the callers see them, and temporaries packed into one arena by liveness."""
-    torch_ir: aten.Program = lowering.stages["torch"]
     program: kernel.Program = lowering.stages["kernel"]
-    inputs = tuple(
-        launcher.Buffer(i.name, i.type.dtype.name, numbers(i.type.shape, sizes), numbers(i.type.strides, sizes))
-        for i in torch_ir.inputs
-    )
+    inputs = tuple(buffer(i, sizes) for i in inputs_of(lowering))
     outputs = tuple(
         launcher.Buffer(t.name, t.dtype.name, *layout(kind, sizes))
-        for t, kind in zip(program.outputs, output_types(torch_ir), strict=True)
+        for t, kind in zip(program.outputs, output_types(lowering), strict=True)
     )
     lifetimes = [_lifetime(t, program, sizes) for t in program.temps]
     shared = len(lifetimes) - len(program.zeros)
@@ -55,9 +61,12 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
 
 
 def temporaries(program: kernel.Program, sizes: Sizes) -> list[launcher.Buffer]:
-    return [
-        launcher.Buffer(t.name, t.dtype.name, numbers(t.shape, sizes), numbers(t.strides, sizes)) for t in program.temps
-    ]
+    return [buffer(t, sizes) for t in program.temps]
+
+
+def buffer(t: Tensor, sizes: Sizes) -> launcher.Buffer:
+    """A tensor as it crosses the entry."""
+    return launcher.Buffer(t.name, t.dtype.name, numbers(t.shape, sizes), numbers(t.strides, sizes))
 
 
 def _lifetime(t: Tensor, program: kernel.Program, sizes: Sizes) -> memory.Lifetime:

@@ -96,7 +96,7 @@ def _executed(
             made = tile_interpreter.run(program, arrays)
         case _:
             made = kernel_interpreter.run(program, arrays)
-    kinds = buffers.output_types(lowering.stages["torch"])
+    kinds = buffers.output_types(lowering)
     return tuple(to_tensor(a, t, at) for a, t in zip(made, kinds, strict=True))
 
 
@@ -149,12 +149,14 @@ def execute_guarded(
     stage: str = "",
     emulate: bool = False,
     apart: bool = False,
+    check: bool = False,
 ) -> guarded.Outcome:
     """A text run several times on the same buffers, which are guarded; with `patience`, in a process of its own.
 
     `stage` is the target's text unless said: a target with threads has `kernel` as well, which the emulator runs with
-    its checks. `emulate` keeps the text off the GPU, which a process of its own cannot use. `apart` gives each buffer
-    an allocation of its own on the GPU and the code its lines, for tools that watch accesses.
+    its checks, as it does the text if told to `check`. `emulate` keeps the text off the GPU, which a process of its own
+    cannot use. `apart` gives each buffer an allocation of its own on the GPU and the code its lines, for tools that
+    watch accesses.
     """
     program: kernel.Program = lowering.stages["kernel"]
     at = buffers.sizes_of(lowering, inputs)
@@ -162,7 +164,9 @@ def execute_guarded(
     if lowering.target.kind == "cuda":
         inputs = execution_gpu.aligned(inputs)
         emulate = emulate or bool(patience)
-        call = execution_gpu.caller(lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart)
+        call = execution_gpu.caller(
+            lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart, check=check
+        )
     else:
         call = guarded.entry(built(lowering, cache), planned.sizes, torch.get_num_threads())
     return guarded.run(call, planned, inputs, buffers.temporaries(program, at), runs, patience)
@@ -330,15 +334,19 @@ def compare(compiled: Executable, function: Callable[..., Any], inputs: Sequence
 
     A quick look, relative to the largest value and with room for long sums; `pytest --mlcomp` has derived bounds.
     """
-    ours, eager = (pytree.tree_leaves(f(*inputs)) for f in (compiled, function))
+    return difference(*(pytree.tree_leaves(f(*inputs)) for f in (compiled, function)))
+
+
+def difference(ours: Sequence[Any], eager: Sequence[Any]) -> tuple[float, float]:
+    """The largest difference between results, and what the element types allow of it."""
     worst = allowed = 0.0
     for a, b in zip(ours, eager, strict=True):
         if not isinstance(b, torch.Tensor) or not b.numel():
             continue
         x, y = a.double(), b.double()
         same = (x == y) | (x.isnan() & y.isnan())
-        difference = torch.where(same, 0.0, (x - y).abs())
+        far = torch.where(same, 0.0, (x - y).abs())
         unit = torch.finfo(b.dtype).eps if b.dtype.is_floating_point else 0.0
-        worst = max(worst, float(difference.nan_to_num(nan=float("inf")).max()))
+        worst = max(worst, float(far.nan_to_num(nan=float("inf")).max()))
         allowed = max(allowed, 32 * unit * float(y.abs().nan_to_num(0.0, 0.0, 0.0).max()))
     return worst, allowed

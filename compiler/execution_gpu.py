@@ -16,7 +16,7 @@ from compiler.ir.sizes import numbers
 from compiler.ir.tensor import memory_order
 from compiler.passes.gpu.dependents import overlaps
 from compiler.pipeline import Lowering
-from compiler.render import cuda
+from compiler.render import cuda, header
 from compiler.render.c import fails
 from compiler.runtime import cubin, device, gpu, guarded, launcher
 from compiler.runtime.emulator import emulator
@@ -90,8 +90,8 @@ def _bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
 
 
 def _meets(f: k.Function) -> bool:
-    """Whether threads wait for each other or exchange values."""
-    return any(
+    """Whether threads wait for each other or exchange values, as those of any text may."""
+    return header.is_launch(f) or any(
         isinstance(n, k.Barrier | k.Together)
         or (isinstance(n, k.Array) and n.space == "shared")
         or (isinstance(n, k.Call) and n.function not in _ALONE)
@@ -130,18 +130,26 @@ def text(lowering: Lowering, stage: str) -> str:
 
 
 def caller(
-    lowering: Lowering, stage: str, plan: Plan, cache: Path | None = None, *, emulate: bool = False, apart: bool = False
+    lowering: Lowering,
+    stage: str,
+    plan: Plan,
+    cache: Path | None = None,
+    *,
+    emulate: bool = False,
+    apart: bool = False,
+    check: bool = False,
 ) -> guarded.Call:
-    """How to run a stage under guard: `kernel` by the emulator with its checks, `cuda` by the GPU if there is one.
+    """How to run a stage under guard: `kernel` by the emulator with its checks, `cuda` by the GPU if there is one, or
+    with `check` as `kernel` is.
 
     The emulator runs threads and blocks in another order each time; what its checks find are complaints. On a GPU the
     buffers are one allocation, or each its own and the code has its lines if they are to lie `apart`.
     """
     made, launched = text(lowering, stage), launches(lowering.stages["kernel"], plan)
-    if stage == "cuda" and not emulate and (arch := architecture(lowering.target)) is not None:
+    check = check or stage == "kernel"
+    if not (check or emulate) and (arch := architecture(lowering.target)) is not None:
         image = cubin.build_cubin(made, arch, cubin.kernel_flags(line_info=apart), include=(HEADERS,), cache=cache)
         return _gpu_call(image, launched, apart)
-    check = stage == "kernel"
     path = emulator.build(made, (HEADERS,), check, cache)
     threads = torch.get_num_threads()
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-from compiler.cli import cache, passes, run, show, targets
+from compiler.cli import cache, check, passes, run, show, targets
 from compiler.cli.sources import Senseless
 from compiler.errors import CompilerError
 
@@ -74,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     ran = commands.add_parser("run", help="compile, run, and compare with PyTorch")
     run.options(ran)
     ran.set_defaults(run=run.run)
+    checked = commands.add_parser("check", help="run an edited CUDA text under the emulator's checks")
+    check.options(checked)
+    checked.set_defaults(run=check.check)
     for command in (shown, ran):
         command.add_argument(
             "-c",
@@ -81,7 +84,10 @@ def _parser() -> argparse.ArgumentParser:
             metavar="EXPRESSION",
             help="an expression over torch, F and nn; torch.randn(..) and its like are the inputs",
         )
-        command.add_argument("--target", default="cpu", help="cpu is this machine; `mlcomp targets` lists all")
+    for command in (shown, ran, checked):
+        command.add_argument(
+            "--target", help="cpu, the default, is this machine, cuda its GPU; `mlcomp targets` lists all"
+        )
         command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
     commands.add_parser("passes", help="list the passes with their invariants").set_defaults(run=passes.passes)
     listed = commands.add_parser("targets", help="list the targets with their instructions")

@@ -1,13 +1,14 @@
-"""`mlcomp run`: a program compiled, run, and compared with PyTorch."""
+"""`mlcomp run`: a program, or an edited text of any stage, compiled, run, and compared with PyTorch."""
 
 from __future__ import annotations
 
 import argparse
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.cli.sources import expression_text, loading
+from compiler.cli.sources import Senseless, add_shapes, dump, expression_text, loading
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
@@ -15,6 +16,14 @@ if TYPE_CHECKING:
 
 
 def options(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--from",
+        dest="source",
+        type=Path,
+        metavar="FILE",
+        help="run an edited text of any stage, on the inputs of -c if given, else on random ones",
+    )
+    add_shapes(command)
     command.add_argument(
         "--bench", action="store_true", help="time it against PyTorch in turns, on the CPU on one thread"
     )
@@ -27,6 +36,9 @@ def run(options: argparse.Namespace) -> int:
         from compiler import expression  # noqa: PLC0415
         from compiler.targets import named  # noqa: PLC0415
 
+    if options.source is not None:
+        return _run_text(options)
+    options.target = options.target or "cpu"
     machine = named.target(options.target)
     emulated = machine.kind == "cuda" and expression.device(machine) == "cpu"
     if options.latency and machine.kind != "cpu":
@@ -36,12 +48,11 @@ def run(options: argparse.Namespace) -> int:
             why = "no GPU here that runs it" if emulated else "the profiler is for GPUs"
             raise CompilerError(f"--{option} with target {machine.name}: {why}; leave the option out")
     if emulated:
-        print(f"no GPU: the CUDA code for {machine.name} runs on the CPU, emulated")
+        _say_emulated(machine.name)
     made = expression.run(expression_text(options), options.seed, options.target)
     kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
     print(f"{kernels}, captured in {made.captured_in * 1e3:.0f} ms, compiled in {made.compiled_in * 1e3:.0f} ms")
-    verdict = "ok" if made.right else "WRONG"
-    print(f"largest difference from eager {made.difference:.3g}, allowed {made.allowed:.3g}: {verdict}")
+    _judge(made.difference, made.allowed)
     if options.bench:
         best = expression.race(made)
         speedup = best["eager"] / best["mlcomp"]
@@ -51,6 +62,37 @@ def run(options: argparse.Namespace) -> int:
     if options.latency:
         _latency(options)
     return 0 if made.right else 1
+
+
+def _say_emulated(target: str) -> None:
+    print(f"no GPU: the CUDA code for {target} runs on the CPU, emulated")
+
+
+def _judge(difference: float, allowed: float) -> None:
+    verdict = "ok" if difference <= allowed else "WRONG"
+    print(f"largest difference from eager {difference:.3g}, allowed {allowed:.3g}: {verdict}")
+
+
+def _run_text(options: argparse.Namespace) -> int:
+    """The text of a file; three times, between guards, since whoever edits one may err."""
+    for option in ("bench", "profile", "latency"):
+        if getattr(options, option):
+            raise Senseless(f"--{option} is for an expression by itself, not for --from")
+    dump(options.source, "--from")
+    with loading():
+        from compiler import trial  # noqa: PLC0415
+
+    ran = trial.run(options.source, options.target, options.code, options.seed, dict(options.shapes))
+    target = ran.lowering.target
+    if not trial.on_its_machine(target):
+        _say_emulated(target.name)
+    for name, shown in trial.summary(ran):
+        print(f"{name}: {shown}")
+    for complaint in ran.complaints:
+        print(complaint)
+    if options.code is not None and ran.outputs:
+        _judge(ran.difference, ran.allowed)
+    return 0 if ran.right else 1
 
 
 def _latency(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.cli.sources import Senseless, loading, program, read_text
+from compiler.cli.sources import Senseless, loading, program
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def options(command: argparse.ArgumentParser) -> None:
         dest="source",
         type=Path,
         metavar="FILE",
-        help="start from an edited text: FILE.torch, .tensor, .loop, .tile or .kernel",
+        help="start from an edited text: FILE.torch, .tensor, .loop, .tile, .kernel, .cpp or .cu",
     )
     command.add_argument(
         "--schedule",
@@ -46,15 +46,17 @@ def options(command: argparse.ArgumentParser) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    from compiler import pipeline  # noqa: PLC0415  (it loads NumPy; other commands need not wait)
+    from compiler import dumps, pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
     from compiler.targets import named  # noqa: PLC0415
 
-    machine = named.target(options.target)
+    machine = named.target(options.target or dumps.target_of(options.source))
     stages = pipeline.stages(machine)
     until = stages[-1] if options.ir == "asm" else options.ir
-    if until not in stages:
-        raise Senseless(f"{machine.name} has no stage {until}; its stages are {', '.join(stages)}")
+    if until not in stages or (options.ir == "asm" and until != "cpp"):
+        raise Senseless(f"{machine.name} has no stage {options.ir}; its stages are {', '.join(stages)}")
     source, given = program(options)
+    if source not in stages:
+        raise Senseless(f"{machine.name} has no stage {source}, which {options.source} is of; name another by --target")
     if stages.index(until) < stages.index(source):
         raise Senseless(f"--from {options.source} starts after --ir {options.ir}; ask for a stage from {source} on")
     applications: list[Application] = []
@@ -68,7 +70,10 @@ def show(options: argparse.Namespace) -> int:
 
     schedules = _schedules(options, source, given, machine) if options.schedule else None
     clock[0] = time.perf_counter()
-    lowering = pipeline.lower(given, machine, schedules, source=source, until=until, trace=trace)
+    if isinstance(given, str):
+        lowering = dumps.load(options.source, machine)
+    else:
+        lowering = pipeline.lower(given, machine, schedules, source=source, until=until, trace=trace)
     if options.verbose:
         _tell(applications, seconds, options.verbose)
     text = _assembly(lowering) if options.ir == "asm" else lowering.show(options.ir)
@@ -84,16 +89,16 @@ def _assembly(lowering: Lowering) -> str:
 
 
 def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Target) -> dict[str, Schedule]:
-    from compiler import pipeline  # noqa: PLC0415
+    from compiler import dumps, pipeline  # noqa: PLC0415
     from compiler.schedule import steps  # noqa: PLC0415
 
-    if pipeline.IR_STAGES.index(source) > pipeline.IR_STAGES.index("loop"):
+    if source not in ("torch", "tensor", "loop"):
         raise Senseless(f"--schedule has nothing to do: {options.source} is scheduled already")
     reached = pipeline.lower(given, machine, source=source, until="loop").stages["loop"]
     if len(reached.kernels) != 1:
         raise Senseless(f"--schedule is for programs of one kernel; this one has {len(reached.kernels)}")
     try:
-        return {reached.kernels[0].name: steps.parse(read_text(options.schedule))}
+        return {reached.kernels[0].name: steps.parse(dumps.read_text(options.schedule))}
     except ValueError as problem:
         raise CompilerError(f"{options.schedule}: {problem}") from problem
 

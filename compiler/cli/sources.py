@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from compiler.errors import CompilerError
 
 
 class Senseless(Exception):
@@ -37,40 +36,48 @@ def _end(number: int, frame: object) -> None:
 
 
 def program(options: argparse.Namespace) -> tuple[str, Any]:
+    """The stage that it is of, and the program."""
     if options.source is not None:
-        return read(options.source)
+        from compiler import dumps  # noqa: PLC0415
+
+        dump(options.source, "--from")
+        return dumps.read(options.source)
     with loading():
         from compiler import expression  # noqa: PLC0415
 
     return "torch", expression.capture(expression_text(options), options.seed)[2].program
 
 
-def read(path: Path) -> tuple[str, Any]:
-    """The stage and the program that a file holds."""
-    from compiler.pipeline import IRS  # noqa: PLC0415
+def dump(path: Path, what: str) -> None:
+    """Refuse a file whose name says no stage."""
+    from compiler import dumps  # noqa: PLC0415
 
-    stage = path.suffix.lstrip(".")
-    if stage not in IRS:
-        raise Senseless(f"--from {path}: the suffix must name the stage: {', '.join('.' + s for s in IRS)}")
-    try:
-        program = IRS[stage].parse(read_text(path))
-        IRS[stage].verify(program)
-    except KeyError as problem:
-        raise CompilerError(f"{path}: unknown name {problem}") from problem
-    except ValueError as problem:
-        first, *more = str(problem).splitlines()  # what was read wrong may be a loop with all that is in it
-        raise CompilerError(f"{path}: {first}{' …' if more else ''}") from problem
-    return stage, program
+    if dumps.stage_of(path) is None:
+        raise Senseless(f"{what} {path}: the suffix must name the stage: {', '.join(dumps.SUFFIXES)}")
 
 
-def read_text(path: Path) -> str:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as problem:
-        raise ValueError(f"not a text: byte {problem.start + 1} is not UTF-8") from problem
-    if "\0" in text:
-        raise ValueError(f"not a text: it has a zero byte in line {text[: text.index(chr(0))].count(chr(10)) + 1}")
-    return text
+def add_shapes(command: argparse.ArgumentParser) -> None:
+    """The option that chooses sizes which a text leaves open."""
+    command.add_argument(
+        "--arg",
+        dest="shapes",
+        type=_shape,
+        action="append",
+        default=[],
+        metavar="NAME=[SIZES]",
+        help="the shape of an input whose sizes are symbolic, for example x=[33, 2048]; may be given several times",
+    )
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    """
+    >>> _shape("x=f32[33, 2048]")
+    ('x', (33, 2048))
+    """
+    found = re.fullmatch(r"\s*(\w+)\s*=\s*(?:\w+)?\[([\d,\s]*)\]\s*", text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r}: write NAME=[SIZES], for example x=[33, 2048]")
+    return found[1], tuple(int(n) for n in found[2].split(",") if n.strip())
 
 
 def expression_text(options: argparse.Namespace) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Cast, Const, Var
-from compiler.render import c
+from compiler.render import c, header
 from compiler.render.c import Writer
 from compiler.render.cpp_expression import (
     ANY_MASK,
@@ -68,7 +68,7 @@ def render(program: k.Program, *, target: str, provenance: str = "") -> str:
     functions: list[str] = []
     for f in program.functions:
         functions += ["", *_function(f, names[f.name], program, called, types, taken)]
-    head = [*c.comment(f"{program.name}, for {target}"), *c.comment(provenance), f"// Compile with {' '.join(FLAGS)}."]
+    head = [*header.lines(program, target), *c.comment(provenance), f"// Compile with {' '.join(FLAGS)}."]
     headers = dict.fromkeys(_header(name) for name in called)
     includes = [f'#include "{h}"' for h in sorted(headers, key=list(HEADERS).index)]
     aliases = [f"using {name} = {spelled_out(name)};" for name in sorted(types)]

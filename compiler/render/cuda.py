@@ -11,7 +11,7 @@ import math
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, f32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
-from compiler.render import c
+from compiler.render import c, header
 from compiler.render.c import SHIFT, UNARY, Code, Writer
 from compiler.render.cpp_expression import TYPES, half_bits, is_half, lane_type, memory
 from compiler.render.cuda_integer import compared, integer
@@ -74,7 +74,7 @@ def render(program: k.Program, *, target: str, provenance: str = "") -> str:
     functions: list[str] = []
     for f in program.functions:
         functions += ["", *_function(f, names[f.name], program, called)]
-    head = [*c.comment(f"{program.name}, for {target}"), *c.comment(provenance)]
+    head = [*header.lines(program, target), *c.comment(provenance)]
     headers = sorted({_header(name) for name in called}, key=list(HEADERS).index)
     includes = [f'#include "{FOLDER}/{h}.cuh"' for h in ("prelude", *headers)]
     return "\n".join([*head, *includes, *functions]) + "\n"

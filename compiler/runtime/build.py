@@ -184,7 +184,8 @@ def _refusal(command: list[str], code: int, messages: str, source: str, path: Pa
     words = [str(kept) if word.endswith("/kernel.cpp") else word for word in command]
     words[words.index("-o") + 1] = os.devnull
     return ToolchainError(
-        f"{command[0]} refused a kernel ({how}); a bug in mlcomp, unless the compiler is broken or out of memory.\n"
+        f"{command[0]} refused a kernel ({how}); a bug in mlcomp, unless the text was edited, or the compiler is "
+        "broken or out of memory.\n"
         + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"])
         + f"  try again: {' '.join(words)}"
     )

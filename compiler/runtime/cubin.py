@@ -144,8 +144,8 @@ def _refusal(
     how = f"ended by signal {-code}" if code < 0 else f"status {code}"
     again = _nvcc_command(tool.command, arch, flags, include, kept, Path(os.devnull)) if tool.command else []
     return ToolchainError(
-        f"{tool.name} refused a kernel for {arch} ({how}); a bug in mlcomp, unless the compiler is broken or out of "
-        "memory.\n"
+        f"{tool.name} refused a kernel for {arch} ({how}); a bug in mlcomp, unless the text was edited, or the "
+        "compiler is broken or out of memory.\n"
         + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"])
         + (f"  try again: {shlex.join(again)}" if again else f"  its text: {kept}")
     )

@@ -28,6 +28,8 @@ def seed() -> int:
 
 GOLDEN = """\
 // softmax, for cpu:avx2
+// def softmax(x: f32[7, 21], *, y: f32[7, 21]):
+//     t: f32[7, 21]
 // from a test
 // Compile with -std=c++17 -fopenmp -fwrapv.
 #include "parallel.h"

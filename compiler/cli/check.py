@@ -1,0 +1,33 @@
+"""`mlcomp check`: a CUDA text, perhaps edited, run under the emulator's checks; findings with their lines."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from compiler.cli.sources import add_shapes, dump, loading
+
+
+def options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", type=Path, metavar="FILE.cu", help="as `mlcomp show --ir cuda` prints it, or edited")
+    add_shapes(command)
+    command.add_argument(
+        "--launch",
+        action="append",
+        default=[],
+        metavar="KERNEL<<<GRID, BLOCK>>>",
+        help="launch a kernel with another grid and block than its head says, for example 'softmax<<<64x2, 128>>>'",
+    )
+
+
+def check(options: argparse.Namespace) -> int:
+    """1 when something was found."""
+    dump(options.file, "check")
+    with loading():
+        from compiler import trial  # noqa: PLC0415
+
+    found = trial.check(options.file, options.target, options.seed, dict(options.shapes), options.launch)
+    for line in found:
+        print(line)
+    print(f"{options.file}: {len(found) or 'no'} finding{'s' if len(found) != 1 else ''}, seed {options.seed}")
+    return 1 if found else 0

@@ -1,0 +1,79 @@
+"""A text of any stage, perhaps edited, goes in; the program from that stage on comes out, lowered and ready to run.
+
+A file's suffix names its stage (`norm.tile`, `kernel.cu`), or its name does where the suffix is `.ir`, as the suite's
+folders of failed cases have it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from compiler import pipeline
+from compiler.errors import CompilerError
+from compiler.pipeline import IRS, TEXTS, Lowering
+from compiler.render import header
+from compiler.targets import named
+from compiler.targets.target import Target
+
+SUFFIXES: Mapping[str, str] = {**{f".{stage}": stage for stage in IRS}, ".cpp": "cpp", ".cu": "cuda"}
+
+
+def stage_of(path: Path) -> str | None:
+    """The stage that a file's name says it is of; None where it says none."""
+    return SUFFIXES.get(f".{path.stem}" if path.suffix == ".ir" else path.suffix)
+
+
+def read(path: Path) -> tuple[str, Any]:
+    """The stage and the program that a file holds, a text as it is; raises CompilerError, which names file and line."""
+    stage = stage_of(path)
+    if stage is None:
+        raise CompilerError(f"{path}: the suffix must name the stage: {', '.join(SUFFIXES)}")
+    try:
+        source = read_text(path)
+        if stage in TEXTS.values():
+            return stage, source
+        program = IRS[stage].parse(source)
+        IRS[stage].verify(program)
+    except KeyError as problem:
+        raise CompilerError(f"{path}: unknown name {problem}") from problem
+    except ValueError as problem:
+        first, *more = str(problem).splitlines()  # what was read wrong may be a loop with all that is in it
+        raise CompilerError(f"{path}: {first}{' …' if more else ''}") from problem
+    return stage, program
+
+
+def read_text(path: Path) -> str:
+    """What a file holds; raises ValueError where that is no text."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise ValueError(f"not a text: byte {problem.start + 1} is not UTF-8") from problem
+    if "\0" in text:
+        raise ValueError(f"not a text: it has a zero byte in line {text[: text.index(chr(0))].count(chr(10)) + 1}")
+    return text
+
+
+def target_of(path: Path | None) -> str:
+    """What a text says in its first line that it is for; this machine's CPU for anything else."""
+    if path is None or stage_of(path) not in TEXTS.values():
+        return "cpu"
+    return header.target(path.read_text(encoding="utf-8", errors="replace")) or "cpu"
+
+
+def load(path: Path, target: Target | str | None = None) -> Lowering:
+    """The program of a file, lowered from its stage on; a text, with its head as the last stage before it.
+
+    Without `target` a text is for what its first line says, anything else for this machine's CPU.
+    """
+    stage, held = read(path)
+    machine = target if isinstance(target, Target) else named.target(target or target_of(path))
+    if stage not in pipeline.stages(machine):
+        raise CompilerError(f"{path}: target {machine.name} has no stage {stage}; name another with --target")
+    if not isinstance(held, str):
+        return pipeline.lower(held, machine, source=stage)
+    try:
+        return Lowering({"kernel": header.parse(held), stage: held}, machine, {})
+    except ValueError as problem:
+        raise CompilerError(f"{path}: {problem}") from problem

@@ -1,0 +1,63 @@
+"""The head of a text: a program's launches as comments, by which the text can be run by itself; and back again.
+
+```
+// f, for sm_90a
+// def f(x: f32[64, 100], *, y: f32[64, 100]):
+//     with function("rows", [x, y], writes=[y], grid=[64], block=[32, 1, 1]):
+//         pass
+```
+They are Kernel IR with what the launches need left in: the shared memory that comes with them, and the waiting for the
+kernels before. A CPU calls one entry, so only its buffers stand there.
+"""
+
+from __future__ import annotations
+
+import re
+
+from compiler.ir import kernel as k
+from compiler.ir import kernel_text
+from compiler.passes.gpu.dependents import WAIT, overlaps
+from compiler.render import c
+
+_NAMED = re.compile(r"// .+, for (\S+)$")
+
+
+def lines(program: k.Program, target: str) -> list[str]:
+    """The comments at the head of the text of `program`."""
+    launched = tuple(_launch(f) for f in program.functions if f.block)
+    shown = kernel_text.show(program.replace(functions=launched)).removesuffix("\n    pass\n")
+    return c.comment(f"{program.name}, for {target}\n{shown}")
+
+
+def _launch(f: k.Function) -> k.Function:
+    dynamic = k.dynamic_shared(f)[0]
+    arrays = [n for s in f.body for n in s.walk() if isinstance(n, k.Array) and n.name in dynamic]
+    return f.replace(body=(*arrays, *([WAIT] if overlaps(f) else [])), origin=(), schedule="")
+
+
+def is_launch(f: k.Function) -> bool:
+    """Whether no more than the launch of a function is known: its text may do anything."""
+    return bool(f.block) and all(s == WAIT or isinstance(s, k.Array) for s in f.body)
+
+
+def parse(text: str) -> k.Program:
+    """The program at the head of a text; raises ValueError where there is none, or none that is well formed."""
+    rows = text.splitlines()
+    first = next((n for n, row in enumerate(rows) if row.startswith("// def ")), None)
+    if first is None:
+        raise ValueError("no head says what it is called with: a line such as `// def f(x: f32[64], *, y: f32[64]):`")
+    last = first + 1
+    while last < len(rows) and rows[last].startswith("//   "):
+        last += 1
+    # With empty lines before it, so that messages have the line of the whole text.
+    program = kernel_text.parse(
+        "\n" * first + "\n".join(row[len("// ") :] for row in rows[first:last]) + "\n    pass\n"
+    )
+    k.verify(program)
+    return program
+
+
+def target(text: str) -> str | None:
+    """Which target a text says that it is for, in its first line."""
+    found = _NAMED.match(text.split("\n", 1)[0])
+    return found[1] if found else None
