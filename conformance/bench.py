@@ -248,6 +248,7 @@ def summarise(samples: Samples, contest: Contest, settings: Settings) -> Row:
         "samples": {name: [float(f"{value:.5g}") for value in samples.of(name)] for name in samples.names},
         "compile_seconds": ours.compile_seconds,
         "rival_compile_seconds": {name: contest.built[name].compile_seconds for name in contest.rivals},
+        "cached": [name for name in contest.rivals if contest.built[name].cached],
         "kernels": ours.kernels,
         "digest": ours.digest,
         "skipped": dict(contest.skipped),

@@ -101,7 +101,8 @@ class Check(_Item):
         self.record(expected)
         if expected["verdict"] == "xfail":
             pytest.xfail(expected["reason"])
-        if expected["verdict"] in rows.BAD or rows.missed_budgets(expected):
+        cliff = "cliff" in runner.settings.fail_on and expected.get("cliffs")
+        if expected["verdict"] in rows.BAD or rows.missed_budgets(expected) or cliff:
             raise Failed(tables.failure(expected))
 
     def reportinfo(self) -> tuple[Path, int | None, str]:

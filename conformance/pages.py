@@ -12,6 +12,7 @@ from conformance.tables import (
     SEVERITY,
     bench_table,
     case_table,
+    cliff_table,
     counts,
     group_table,
     grouped,
@@ -47,6 +48,7 @@ def summary(run: Run) -> str:
     lines += _cases(run.cases) if run.cases else []
     if run.benches:
         lines += ["## Speedup over the best of PyTorch", group_table(run.benches, "family"), "Every row: `speedup.md`."]
+        lines += ["### Cliffs", text] if (text := cliff_table(run.benches)) else []
     else:
         lines += ["## Speedup", "No benchmark ran; `--mlcomp-bench quick` runs them."]
     if run.gates:

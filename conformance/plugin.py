@@ -41,6 +41,12 @@ OPTIONS: dict[str, dict[str, object]] = {
         "help": "whom to race, comma-separated: eager, compile, max-autotune or a torch.compile backend "
         "(default: what the case says)",
     },
+    "fail-on": {
+        "metavar": "LIST",
+        "default": None,
+        "help": "what else fails an item, comma-separated: cliff, which is a benchmark of less than half of eager's "
+        "speed or compiled in more than five times Inductor's time (default: such are only named)",
+    },
     "timeout": {
         "type": float,
         "metavar": "SECONDS",

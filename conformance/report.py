@@ -20,7 +20,7 @@ CASE_KEYS = ("id", "file", "op", "target", "dtype", "verdict", "first_bad_stage"
 STAGE_KEYS = ("stage", "verdict", "err_over_tol", "executor", "seconds")
 BENCH_KEYS = (
     "id", "suite", "op", "target", "dtype", "ours_us", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
-    "family", "clock", "wall_us", "best", "attention", "kernels", "compile_seconds", "digest", "detail",
+    "family", "clock", "wall_us", "best", "attention", "kernels", "compile_seconds", "digest", "detail", "cliffs",
 )  # fmt: skip
 GATE_KEYS = ("file", "verdict", "cases", "seconds")
 KERNEL_KEYS = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "complaints")

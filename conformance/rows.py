@@ -19,6 +19,8 @@ BENCH_VERDICTS = ("FASTER", "SLOWER", "SAME", "AMBIGUOUS")
 BAD = frozenset({"fail", "crash", "timeout", "unsupported"})
 # A crash or hang is never what an expected failure means.
 GATE = "mlcomp-gate"  # the item of a file
+CLIFF = 0.5  # of eager's speed, and certainly below it: no matter of tuning but a bug
+COMPILE_CLIFF = 5.0  # times as long as Inductor takes to compile the same
 MIN_CAUGHT = 0.95  # share of planted miscompiles that the checks must catch
 EXPECTABLE = frozenset({"fail", "unsupported"})
 _STAGE = {"verdict": "fail", "err_over_tol": None, "executor": None, "seconds": None, "message": ""}
@@ -62,7 +64,8 @@ def bench_row(known: Row, reply: Reply) -> Row:
     remarks = [row.get("detail") or row.pop("message", "")]
     remarks += [f"{name} left out: {why}" for name, why in row.get("skipped", {}).items()]
     remarks += [f"budget {rule['name']} = {rule['limit']:g} missed" for rule in missed_budgets(row)]
-    row["detail"] = "; ".join(filter(None, remarks))
+    row["cliffs"] = cliffs(row)
+    row["detail"] = "; ".join(filter(None, [*(f"cliff: {text}" for text in row["cliffs"]), *remarks]))
     return finite(row | {"seconds": round(reply.seconds, 4), "first_loss": reply.first_loss})
 
 
@@ -71,6 +74,26 @@ def undecided(row: Row) -> Row:
     if row["verdict"] not in ("FASTER", "SLOWER"):
         return row
     return row | {"verdict": "AMBIGUOUS", "detail": "; ".join(filter(None, (row["detail"], "on an unfit machine")))}
+
+
+def cliffs(row: Row) -> list[str]:
+    """What is slow beyond any tuning: a call beside eager's, the whole interval of it; compiling beside Inductor's.
+
+    Compilers that found what they made in their own caches have no time to compare.
+
+    >>> cliffs({"over": {"eager": {"speedup": 0.02, "ci": [0.015, 0.03]}}})
+    ['0.02 of the speed of eager, below 0.5']
+    >>> cliffs({"compile_seconds": 61.0, "rival_compile_seconds": {"compile": 4.0}})
+    ['compiled in 61 s, Inductor in 4 s: more than 5 times as long']
+    """
+    found = []
+    eager = row.get("over", {}).get("eager", {})
+    if eager.get("ci") and eager["ci"][1] < CLIFF:
+        found.append(f"{eager['speedup']:.2g} of the speed of eager, below {CLIFF:g}")
+    ours, theirs = row.get("compile_seconds"), (row.get("rival_compile_seconds") or {}).get("compile")
+    if ours and theirs and "compile" not in row.get("cached", ()) and ours > COMPILE_CLIFF * theirs:
+        found.append(f"compiled in {ours:.3g} s, Inductor in {theirs:.3g} s: more than {COMPILE_CLIFF:g} times as long")
+    return found
 
 
 def missed_budgets(row: Row) -> list[Row]:

@@ -16,6 +16,7 @@ from conformance.shapes import find_shapes, own_suite
 
 TARGETS = ("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
 EACH = "cpu:each"
+FAIL_ON = ("cliff",)  # what may fail an item beyond a wrong result
 RIVALS = ("eager", "compile", "max-autotune")
 LAST = ".last"  # the folder of reports on a part of the suite, which is no device's
 # Options of pytest and its plugins that choose among the items.
@@ -46,6 +47,7 @@ class Settings:
     seed: int
     bench: str
     vs: tuple[str, ...] | None
+    fail_on: tuple[str, ...]
     timeout: float | None
     report: Path
     part: bool  # of the suite is run, and nobody said where its reports go
@@ -117,6 +119,7 @@ def read(config: pytest.Config) -> Settings:
         seed=secrets.randbelow(2**31) if seed is None else int(seed),
         bench=str(option("bench")),
         vs=None if vs is None else _words("vs", str(vs), None),
+        fail_on=_fail_on(option("fail_on"), bool(option("bench") != "off")),
         timeout=None if timeout is None else float(str(timeout)),
         report=report,
         part=bool(getattr(config, "workerinput", {}).get("mlcomp_part", part)),
@@ -139,6 +142,14 @@ def _selects(config: pytest.Config) -> bool:
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         return not suite <= {(here / arg).resolve() for arg in config.args}
     return any(path != find_shapes() and path.is_relative_to(find_shapes()) for path in suite)
+
+
+def _fail_on(asked: object, timed: bool) -> tuple[str, ...]:
+    """What is to fail an item beyond a wrong result."""
+    words = () if asked is None else _words("fail-on", str(asked), FAIL_ON)
+    if "cliff" in words and not timed:
+        raise pytest.UsageError("--mlcomp-fail-on cliff: only benchmarks find cliffs; add --mlcomp-bench quick")
+    return words
 
 
 def _fuzz(count: object, only: object) -> range:

@@ -40,13 +40,17 @@ class NotCompiled(Exception):
 
 @dataclass(frozen=True)
 class Built:
-    """A function as one system runs it; `kernels` and `digest` where the system tells them."""
+    """A function as one system runs it; `kernels` and `digest` where the system tells them.
+
+    `cached` says that the system had what it made, or part of it, from earlier.
+    """
 
     name: str
     call: Function
     compile_seconds: float = 0.0
     kernels: int | None = None
     digest: str | None = None
+    cached: bool = False
 
 
 def build(
@@ -117,7 +121,7 @@ def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor
     inductor.compile_threads = 1
     # Each case is a fresh function; without a reset the old ones and their guards pile up.
     torch._dynamo.reset()
-    before = graphs()
+    before, hits = graphs(), _cache_hits()
     start = time.perf_counter()
     varies = None if dynamic else False
     if name in INDUCTOR_MODES:
@@ -133,7 +137,13 @@ def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor
         raise NotCompiled(
             f"torch.compile never called the backend of {name!r}: there was no tensor operation to compile"
         )
-    return Built(name, call, seconds)
+    return Built(name, call, seconds, cached=_cache_hits() > hits)
+
+
+def _cache_hits() -> int:
+    """How many graphs torch.compile has had from its caches since the process began."""
+    found = (counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
+    return sum(map(int, found))
 
 
 class _AttentionSeen(TorchFunctionMode):

@@ -57,6 +57,7 @@ def terminal(run: Run) -> str:
     if run.benches:
         parts.append(f"speedup, min(eager, torch.compile) / ours:\n{group_table(run.benches, 'family', 'simple')}")
         parts.append(f"slowest first:\n{bench_table(run.benches, 'simple', SHOWN)}")
+        parts += [f"cliffs:\n{text}"] if (text := cliff_table(run.benches, "simple")) else []
         parts += [f"UNFIT TO JUDGE SPEED: {run.unfit}"] if run.unfit else []
     if run.gates:
         parts.append(resource_table(run.gates, "simple"))
@@ -100,6 +101,12 @@ def bench_table(benches: Iterable[Row], style: str = "github", limit: int | None
     kept = [k for k, _ in enumerate(BENCH_HEADERS) if any(line[k] not in (None, "") for line in lines.values())]
     headers = [BENCH_HEADERS[k] for k in kept]
     return _limited(ordered, lambda row: [lines[id(row)][k] for k in kept], headers, style, limit)
+
+
+def cliff_table(benches: Iterable[Row], style: str = "github") -> str:
+    """The benchmarks that are slow beyond any tuning, each with what is slow of it."""
+    body = [[item_name({**row, "kind": "check"}), text] for row in benches for text in row.get("cliffs", ())]
+    return table(body, ("case", "cliff"), style)
 
 
 def group_table(benches: Sequence[Row], key: str, style: str = "github") -> str:

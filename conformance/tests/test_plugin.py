@@ -286,6 +286,34 @@ def test_benchmarks_stand_in_pytest_benchmarks_own_files(
     assert "Performance has regressed" in slower.stdout.str() + slower.stderr.str()
 
 
+def test_a_cliff_is_named_and_fails_a_run_that_asks(box: pytest.Pytester) -> None:
+    shape_file(box, case("steep", PERF), case("fine", PERF))
+    words = ("mine.toml", "--mlcomp-bench", "quick", "-k", "bench")
+    named = mlcomp(box, *words)
+    named.assert_outcomes(passed=3)
+    named.stdout.fnmatch_lines(["cliffs:", "steep*0.1 of the speed of eager, below 0.5*"])
+    assert "### Cliffs" in report(box, "summary.md")
+    assert [bool(row["cliffs"]) for row in report(box)["benches"]] == [False, True]
+    failed = mlcomp(box, *words, "--mlcomp-fail-on", "cliff")
+    failed.assert_outcomes(passed=2, failed=1)
+    assert "cliff: 0.1 of the speed of eager" in failed.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("clif", "--mlcomp-bench", "quick"), "--mlcomp-fail-on: unknown 'clif'; use cliff; did you mean 'cliff'?"),
+        (("cliff",), "add --mlcomp-bench quick"),
+    ],
+)
+def test_what_is_to_fail_a_run_is_known_and_can_be_found(
+    box: pytest.Pytester, words: tuple[str, ...], hint: str
+) -> None:
+    shape_file(box, case("fine"))
+    run = mlcomp(box, "mine.toml", "--mlcomp-fail-on", *words)
+    assert run.ret == pytest.ExitCode.USAGE_ERROR and hint in run.stderr.str()
+
+
 def test_works_without_its_neighbours(box: pytest.Pytester) -> None:
     shape_file(box, case("fine", PERF))
     result = mlcomp(box, "mine.toml", "--mlcomp-bench", "quick", "-p", "no:benchmark", "-p", "no:xdist", workers=None)
