@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from compiler.ir import alike
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Cast, Const, Var
@@ -60,13 +61,19 @@ _FAILED = f"int* __restrict {c.FAILED}"
 
 
 def render(program: k.Program, *, target: str, provenance: str = "") -> str:
-    """The C++ text of `program`; `provenance` is a remark for its head. Raises ValueError for what a CPU cannot do."""
-    names = c.spelled([f.name for f in program.functions], RESERVED)
+    """The C++ text of `program`; `provenance` is a remark for its head. Raises ValueError for what a CPU cannot do.
+
+    Of functions that are the same but for names the first stands for all.
+    """
+    spelled = c.spelled([f.name for f in program.functions], RESERVED)
+    names = {name: spelled[first] for name, first in alike.firsts(program.functions).items()}
     called: set[str] = set()
     types: set[str] = set()
-    taken = set(names.values())
+    taken = set(spelled.values())
     functions: list[str] = []
     for f in program.functions:
+        if names[f.name] != spelled[f.name]:
+            continue
         functions += ["", *_function(f, names[f.name], program, called, types, taken)]
     head = [*header.lines(program, target), *c.comment(provenance), f"// Compile with {' '.join(FLAGS)}."]
     headers = dict.fromkeys(_header(name) for name in called)

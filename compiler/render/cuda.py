@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from compiler.ir import alike
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, f32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
@@ -68,12 +69,17 @@ _MEMORY = "mlc_memory"  # what comes with the launch; no name of a program begin
 
 
 def render(program: k.Program, *, target: str, provenance: str = "") -> str:
-    """The CUDA text of `program`; `provenance` is a remark for its head. Raises ValueError for what has no spelling."""
-    names = c.spelled([f.name for f in program.functions], RESERVED)
+    """The CUDA text of `program`; `provenance` is a remark for its head. Raises ValueError for what has no spelling.
+
+    Of functions that are the same but for names the first stands for all.
+    """
     called: set[str] = set()
     functions: list[str] = []
-    for f in program.functions:
-        functions += ["", *_function(f, names[f.name], program, called)]
+    done: set[str] = set()
+    for f, name in zip(program.functions, names(program), strict=True):
+        if name not in done:
+            functions += ["", *_function(f, name, program, called)]
+        done.add(name)
     head = [*header.lines(program, target), *c.comment(provenance)]
     headers = sorted({_header(name) for name in called}, key=list(HEADERS).index)
     includes = [f'#include "{FOLDER}/{h}.cuh"' for h in ("prelude", *headers)]
@@ -81,9 +87,10 @@ def render(program: k.Program, *, target: str, provenance: str = "") -> str:
 
 
 def names(program: k.Program) -> list[str]:
-    """What the text calls each function of a program."""
+    """What the text calls each function of a program; equal ones are one."""
     spelled = c.spelled([f.name for f in program.functions], RESERVED)
-    return [spelled[f.name] for f in program.functions]
+    firsts = alike.firsts(program.functions)
+    return [spelled[firsts[f.name]] for f in program.functions]
 
 
 def _header(function: str) -> str:

@@ -10,12 +10,12 @@ from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from compiler.ir import alike, tile
 from compiler.ir import kernel as k
-from compiler.ir import tile
 from compiler.ir.dtype import DType, boolean, i64
 from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select, static
 from compiler.ir.index import range_below, simplify, value_range
-from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import (
     copies,
@@ -46,14 +46,31 @@ Body = list[k.Stmt]
 
 
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
-    """Every kernel becomes one function, or one for each of the nests that follow each other in it."""
+    """Every kernel becomes one function, or one for each of the nests that follow each other in it.
+
+    Kernels that are the same but for names are lowered once.
+    """
     functions: list[k.Function] = []
+    lowered: dict[object, tuple[Kernel, k.Function]] = {}
     parts: list[Tensor] = []
     zeros: list[Tensor] = []
     for kernel in program.kernels:
         for part in (kernel,) if groups.split(kernel.body) else apart(kernel):
-            lowering = Lowering(part, target, streamed=read_once(part), past=left_behind(program, part, target))
-            functions.append(lowering.function(schedules.get(kernel.name, "")))
+            schedule, streamed, past = (
+                schedules.get(kernel.name, ""),
+                read_once(part),
+                left_behind(program, part, target),
+            )
+            standing = alike.names(part)
+            key = alike.shape_of(part), *(frozenset(standing.get(b, b) for b in own) for own in (streamed, past))
+            again = alike.under_names_of(lowered[key][1], lowered[key][0], part) if key in lowered else None
+            if again is not None:
+                functions.append(again.replace(schedule=schedule))
+                continue
+            lowering = Lowering(part, target, streamed=streamed, past=past)
+            functions.append(lowering.function(schedule))
+            if not lowering.exchanged:
+                lowered[key] = part, functions[-1]
             parts += lowering.exchanged[:1]
             zeros += lowering.exchanged[1:]
     return k.Program(

@@ -1,0 +1,73 @@
+"""Kernels of Tile IR and Kernel IR that are the same but for names: which they are, and one under other names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.expr import Load, Var
+from compiler.ir.node import Node
+from compiler.ir.statement import Accum, Init, Kernel, Let, Store
+from compiler.ir.tensor import Tensor
+
+# The fields of each class that hold names of buffers and variables, one or a tuple of them.
+_NAMES: Mapping[type, tuple[str, ...]] = {
+    Tensor: ("name",), Load: ("buffer",), Var: ("name",),
+    Kernel: ("writes",), Let: ("name",), Init: ("name",), Accum: ("name",), Store: ("buffer",),
+    tile.For: ("var",), tile.Slice: ("buffer",),
+    k.Function: ("writes", "exchanged"), k.Array: ("name",), k.Declare: ("name",), k.Assign: ("name",),
+    k.For: ("var",), k.Store: ("buffer",), k.Gather: ("buffer",), k.Address: ("buffer",), k.Peer: ("buffer",),
+    k.Together: ("scratch",), k.Map: ("name",), k.TensorMap: ("name", "buffer"), k.Call: ("writes",),
+}  # fmt: skip
+
+
+def names(node: Node) -> dict[str, str]:
+    """The names that occur in a kernel, in order, each with the one that stands for it in every kernel like this."""
+    found = dict.fromkeys(name for n in node.walk() for name in _of(n))
+    return {name: f"n{i}" for i, name in enumerate(found)}
+
+
+def renamed(node: Any, table: Mapping[str, str]) -> Any:
+    """`node` with the names in `table` replaced, all at once."""
+    done: dict[Node, Node] = {}
+
+    def go(n: Node) -> Node:
+        if n not in done:
+            new = n.map(go)
+            fields = _NAMES.get(type(n), ())
+            done[n] = new.replace(**{f: _changed(getattr(n, f), table) for f in fields}) if fields else new
+        return done[n]
+
+    return go(node)
+
+
+def shape_of(node: Kernel | k.Function) -> Node:
+    """A kernel or function without any name: that of another is the same object if they differ in names alone."""
+    about = {"name": "", "origin": ()} | ({"schedule": ""} if isinstance(node, k.Function) else {})
+    return renamed(node.replace(**about), names(node))  # type: ignore[no-any-return]
+
+
+def firsts(functions: Iterable[k.Function]) -> dict[str, str]:
+    """For each function by name the name of the first one that is the same but for names."""
+    seen: dict[Node, str] = {}
+    return {f.name: seen.setdefault(shape_of(f), f.name) for f in functions}
+
+
+def under_names_of(made: k.Function, source: Kernel, other: Kernel) -> k.Function | None:
+    """What `source` became, for `other`, which is like it; None where names of the two would be mixed up."""
+    table = {a.name: b.name for a, b in zip(source.params, other.params, strict=True)}
+    if set(table.values()) & (names(made).keys() - table.keys()):
+        return None
+    return renamed(made, table).replace(name=other.name, origin=other.origin)  # type: ignore[no-any-return]
+
+
+def _of(n: Node) -> Iterator[str]:
+    for field in _NAMES.get(type(n), ()):
+        value = getattr(n, field)
+        yield from (value,) if isinstance(value, str) else value
+
+
+def _changed(value: str | tuple[str, ...], table: Mapping[str, str]) -> str | tuple[str, ...]:
+    return table.get(value, value) if isinstance(value, str) else tuple(table.get(v, v) for v in value)

@@ -1,0 +1,45 @@
+"""Equal kernels of a program are lowered, written and built once: names do not count, and all else does."""
+
+import re
+
+import pytest
+import torch
+
+import compiler
+from compiler import frontend, pipeline
+from compiler.ir import alike
+from compiler.targets import named
+from compiler.tests.meaning import fresh_seed
+
+
+def layers(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Four equal products with a softmax after each, two of which go back and forth, and one that is another."""
+    a = torch.softmax(x @ w, -1)
+    b = torch.softmax(a @ v, -1)
+    c = torch.softmax(b @ w, -1)
+    d = torch.softmax(w @ c, -1)
+    return a, b, c, d, torch.softmax(d @ w, 0)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_equal_kernels_are_one_function(target: str) -> None:
+    torch.manual_seed(fresh_seed())
+    inputs = [torch.randn(24, 24) for _ in range(3)]
+    compiled = compiler.compile(layers, inputs, target)
+    found = re.findall(r"^(?:static|extern \"C\" __global__) void .*?(\w+)\(", compiled.source, re.MULTILINE)
+    own = [name for name in found if name != "mlc_entry"]
+    assert len(own) < compiled.kernels, (own, compiled.kernels)
+    for ours, eager in zip(compiled(*inputs), layers(*inputs), strict=True):
+        torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-4)
+
+
+def test_what_differs_in_more_than_names_is_another() -> None:
+    def programs(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(1), y.sum(1), (x * 2).sum(1), x.sum(0), x.amax(1)
+
+    captured = frontend.capture(programs, [torch.randn(8, 8), torch.randn(8, 8)])
+    functions = pipeline.lower(captured.program, named.target("cpu")).stages["kernel"].functions
+    firsts = alike.firsts(functions)
+    assert len(functions) - len(set(firsts.values())) <= 1
+    assert all(alike.shape_of(f) is alike.shape_of(alike.renamed(f, {n: f"{n}_x" for n in alike.names(f)}))
+               for f in functions)  # fmt: skip
