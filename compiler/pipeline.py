@@ -121,6 +121,10 @@ class Pass:
     kind: str = ""  # of the targets that it is for, where not for all
 
 
+def _fuse(program: tensor.Program, context: Context) -> tensor.Program:
+    return fuse(program, context.target.cores if context.target.kind == "cuda" else 1)
+
+
 def _apply_schedules(program: statement.Program, context: Context) -> statement.Program:
     """Each kernel with its steps applied, beside those alone that share a temporary with it: a model has hundreds."""
     temps = {t.name: t for t in program.temps}
@@ -189,7 +193,7 @@ def _texts(context: Context) -> dict[str, str]:
 PIPELINE = (
     Pass("decompose", "torch", "tensor", "only equations, one group a call", lambda p, _: torch_to_tensor.lower(p)),
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
-    Pass("fuse", "tensor", "tensor", "each group is one kernel", lambda p, _: fuse(p), optional=True),
+    Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
     Pass("share-rows", "loop", "loop", "products around a softmax share its rows", _share_rows, True),
     Pass("join-rows", "loop", "loop", "what a row hands on stays in its block", _join_rows, True, "cuda"),

@@ -46,6 +46,9 @@ _FUNCTION = 10
 WORTH_KEEPING = 8
 # Reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own.
 FEW_ROWS = 4
+# On a machine of many cores rows of so many elements are taken apart, where there are fewer of them than half the cores
+# and one kernel would hold several sweeps over each: a block by itself reads some 50 GB/s of an H200's 4,800.
+LONG_ROW = 1 << 16
 # A kernel's text grows with the square of its reductions, the search for one with the square of its equations: 25
 # softmaxes in a row, in one kernel, were half a megabyte and took minutes.
 MOST_SWEEPS = 8
@@ -188,8 +191,11 @@ def _holds_sweep(e: Equation, made: dict[str, Equation]) -> bool:
     return isinstance(e, Reduce | Scan) or any(_holds_sweep(made[n], made) for n in reads(e) if n in made)
 
 
-def fuse(program: Program) -> Program:
-    """Every equation joins the groups that it reads from, latest first, where that is legal and pays."""
+def fuse(program: Program, cores: int = 1) -> Program:
+    """Every equation joins the groups that it reads from, latest first, where that is legal and pays.
+
+    `cores` are what rows are spread over that can also share one row: the multiprocessors of a GPU, 1 for a CPU.
+    """
     every = equations(program)
     origin: dict[str, tuple[str, ...]] = {e.name: g.origin for g in program.groups for e in g.equations}
     place = {e.name: k for k, e in enumerate(every)}
@@ -197,7 +203,7 @@ def fuse(program: Program) -> Program:
     for e in every:
         for name in reads(e):
             readers.setdefault(name, set()).add(e.name)
-    groups = _Groups({}, {}, readers, {t.name for t in program.outputs})
+    groups = _Groups({}, {}, readers, {t.name for t in program.outputs}, cores)
     for k, e in enumerate(every):
         groups.members[k] = [e]
         groups.owner[e.name] = k
@@ -215,6 +221,7 @@ class _Groups:
     owner: dict[str, int]  # of each equation so far
     readers: dict[str, set[str]]  # by equation, later ones too
     results: set[str]
+    cores: int
 
 
 def _join_once(groups: _Groups, newest: int) -> bool:
@@ -222,7 +229,7 @@ def _join_once(groups: _Groups, newest: int) -> bool:
     found = {groups.owner[n] for e in groups.members[newest] for n in reads(e) if n in groups.owner}
     for k in sorted(found - {newest}, reverse=True):
         both = groups.members[k] + groups.members[newest]
-        if not _between(groups, k, newest) and _legal(both, groups.readers, groups.results):
+        if not _between(groups, k, newest) and _legal(both, groups):
             groups.owner.update({e.name: newest for e in groups.members.pop(k)})
             groups.members[newest] = both
             return True
@@ -244,12 +251,12 @@ def _between(groups: _Groups, k: int, newest: int) -> bool:
     return False
 
 
-def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[str]) -> bool:
+def _legal(members: list[Equation], groups: _Groups) -> bool:
     sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
     if len(sweeps) > MOST_SWEEPS or len(members) > MOST_EQUATIONS:
         return False
     inside = {e.name for e in members}
-    stored = {e.name for e in members if e.name in results or readers.get(e.name, set()) - inside}
+    stored = {e.name for e in members if e.name in groups.results or groups.readers.get(e.name, set()) - inside}
     found = nest(members, stored)
     if found is None:
         return False
@@ -258,11 +265,11 @@ def _legal(members: list[Equation], readers: dict[str, set[str]], results: set[s
         return len(contractions) == 1 and _epilogue_only(members, contractions[0])
     if any(isinstance(e, Scan) for e in sweeps):
         return len(sweeps) == 1 and _follow(sweeps[0], members, found)
-    follows = any(
-        e.name in stored and {found.names[e.name, a.name] for a in e.axes} > {a.name for a in found.rows}
-        for e in members
-    )
+    rows = {a.name for a in found.rows}
+    follows = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > rows for e in members)
     if sweeps and follows and _few(found.rows):
+        return False
+    if len(sweeps) + follows > 1 and 2 * _count(found.rows) <= groups.cores and _longest(sweeps) >= LONG_ROW:
         return False
     return _nothing_dear_twice(members, found, stored)
 
@@ -281,6 +288,11 @@ def _follow(scan: Equation, members: list[Equation], found: Nest) -> bool:
 
 def _few(rows: tuple[Axis, ...]) -> bool:
     return _count(rows) < FEW_ROWS
+
+
+def _longest(sweeps: Sequence[Equation]) -> float:
+    """Elements of a row in the longest of these reductions."""
+    return max(_count(e.over) if isinstance(e, Reduce) else 1 for e in sweeps)
 
 
 def _count(axes: Iterable[Axis]) -> float:
