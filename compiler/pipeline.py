@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from compiler.errors import Unsupported
+from compiler.errors import CompilerError, Unsupported
 from compiler.ir import (
     aten,
     aten_text,
@@ -212,12 +212,21 @@ PIPELINE = (
 
 
 @dataclass(frozen=True)
+class Fallback:
+    """A kernel whose schedule was given up for a plainer one, and why: a defect of the heuristic that chose it."""
+
+    kernel: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Lowering:
     """The program at every stage reached; the last stage is text."""
 
     stages: Mapping[str, Any]
     target: Target
     schedules: Schedules
+    fallbacks: tuple[Fallback, ...] = ()
 
     def show(self, stage: str) -> str:
         """The text of a stage; raises KeyError for one that was not reached."""
@@ -232,23 +241,53 @@ def passes_for(target: Target) -> tuple[Pass, ...]:
 
 def schedules_for(program: statement.Program, target: Target) -> dict[str, Schedule]:
     """The heuristic's schedule of each kernel."""
+    return _chosen(program, target)[0]
+
+
+def _chosen(
+    program: statement.Program, target: Target, carry_out: Callable[[statement.Program, Schedules], None] | None = None
+) -> tuple[dict[str, Schedule], tuple[Fallback, ...]]:
+    """The best schedule of each kernel, and what was given up for plainer ones.
+
+    With `carry_out`, which takes a program of one kernel and its schedule down the passes, one that can be carried out;
+    where there is none, what the best one raises is raised.
+    """
+    made: dict[str, Schedule] = {}
+    given_up: list[Fallback] = []
+    for k in program.kernels:
+        problems: list[Exception] = []
+        for way in _ways(program, k, target):
+            try:
+                schedule = way()
+                if carry_out is not None:
+                    carry_out(program.replace(kernels=(k,)), {k.name: schedule})
+            except CompilerError:
+                raise
+            except Exception as problem:
+                problems.append(problem)
+                continue
+            made[k.name] = schedule
+            break
+        else:
+            raise problems[0]
+        given_up += [Fallback(k.name, f"{type(x).__name__}: {x}") for x in problems[:1]]
+    return made, tuple(given_up)
+
+
+def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) -> list[Callable[[], Schedule]]:
+    """How a kernel may be scheduled, the best way first, then as sums of products are no others, then not at all."""
     users: dict[str, int] = {}
     for k in program.kernels:
         for p in k.params:
             users[p.name] = users.get(p.name, 0) + 1
-    private = {t.name for t in program.temps if users.get(t.name) == 1}
+    own = {t.name for t in program.temps if users.get(t.name) == 1} & {p.name for p in kernel.params}
     choose = {"cpu": heuristic.choose, "cuda": gpu_heuristic.choose}[target.kind]
-    lower_tiles = {"cpu": tile_to_kernel, "cuda": tile_to_threads}[target.kind]
     plain = {"cpu": heuristic.plain, "cuda": gpu_heuristic.plain}[target.kind]
-    out: dict[str, Schedule] = {}
-    for k in program.kernels:
-        own = private & {p.name for p in k.params}
-        if sizes_in(k):
-            ways = [partial(how, private=own, target=target) for how in (choose, plain)]
-            out[k.name] = on_hint(program, k, ways[0], ways[1], partial(lower_tiles, target=target))
-        else:
-            out[k.name] = choose(k, own, target)
-    return out
+    if not sizes_in(kernel):
+        return [partial(how, kernel, own, target) for how in (choose, plain)] + [Schedule]
+    lower_tiles = partial({"cpu": tile_to_kernel, "cuda": tile_to_threads}[target.kind], target=target)
+    ways = [partial(how, private=own, target=target) for how in (choose, plain)]
+    return [partial(on_hint, program, kernel, ways[0], ways[1], lower_tiles), Schedule]
 
 
 def lower(
@@ -264,7 +303,8 @@ def lower(
     """Run the passes from stage `source` up to stage `until`, by default to the text.
 
     `gate(pass name, application number)` may refuse optional passes; `trace` sees every application. Without
-    `schedules`, the heuristic chooses. Raises Unsupported, ScheduleError, or ValueError from a verifier.
+    `schedules`, the heuristic chooses; what it chose and no pass can carry out is given up for something plainer, which
+    the result tells. Raises Unsupported, ScheduleError for a step that was given, or ValueError from a verifier.
     """
     with _deep_recursion():
         return _lower(program, target, schedules, source, until or TEXTS[target.kind], gate, trace)
@@ -280,32 +320,59 @@ def _lower(
     trace: Trace | None,
 ) -> Lowering:
     made = {source: program}
-    stage = source
-    number = 0
     order = stages(target)
     IRS[source].verify(program)
-    for p in passes_for(target):
-        if order.index(p.source) < order.index(source) or order.index(p.result) > order.index(until):
-            continue
+    left = [
+        p
+        for p in passes_for(target)
+        if order.index(p.source) >= order.index(source) and order.index(p.result) <= order.index(until)
+    ]
+    heuristic_chose = schedules is None
+    fallbacks: tuple[Fallback, ...] = ()
+    number = 0
+    unscheduled: list[Pass] = []
+    while left:
+        p, *left = left
         if p.result == "tile" and schedules is None:
-            schedules = schedules_for(program, target)
+            schedules, fallbacks = _chosen(program, target)
+        if p.source == "loop" and p.result == "tile":
+            unscheduled = [p, *left]
         number += 1
         if p.optional and gate is not None and not gate(p.name, number):
             continue
         try:
-            before, program = program, p.run(program, Context(target, schedules or {}))
-        except SymbolicError as problem:
-            raise Unsupported(f"pass {p.name}", [show_size(s) for s in program.sizes], str(problem)) from problem
-        except Exception as problem:
-            problem.add_note(f"in pass {p.name}")
+            before, program = program, _applied(p, program, Context(target, schedules or {}))
+        except CompilerError:
             raise
-        stage = p.result
-        if stage in IRS:
-            IRS[stage].verify(program)
+        except Exception:
+            if not heuristic_chose or p.source not in ("tile", "kernel") or "loop" not in made:
+                raise
+            plainer, fallbacks = _chosen(made["loop"], target, partial(_carry_out, unscheduled, target))
+            if plainer == schedules:
+                raise
+            schedules, left, program = plainer, unscheduled, made["loop"]
+            continue
         if trace is not None:
-            trace(Application(number, p.name, stage, before, program, p.source == p.result))
-        made[stage] = program
-    return Lowering(made, target, schedules or {})
+            trace(Application(number, p.name, p.result, before, program, p.source == p.result))
+        made[p.result] = program
+    return Lowering(made, target, schedules or {}, fallbacks)
+
+
+def _applied(p: Pass, program: Any, context: Context) -> Any:
+    """What a pass makes of a program, verified; raises Unsupported where it needs to know a size."""
+    try:
+        made = p.run(program, context)
+    except SymbolicError as problem:
+        raise Unsupported(f"pass {p.name}", [show_size(s) for s in program.sizes], str(problem)) from problem
+    if p.result in IRS:
+        IRS[p.result].verify(made)
+    return made
+
+
+def _carry_out(passes: Sequence[Pass], target: Target, program: Any, schedules: Schedules) -> None:
+    """Take a program down the passes for what they raise."""
+    for p in passes:
+        program = _applied(p, program, Context(target, schedules))
 
 
 _DEEP = 50_000

@@ -64,8 +64,10 @@ class Ladder:
 
     @property
     def next_pass(self) -> Any:
-        """The first pass that was not applied."""
-        return compiler.passes_for(self.lowering.target)[len(self.applications)]
+        """The first pass that was not applied; some come again where a schedule was given up for a plainer one."""
+        every = compiler.passes_for(self.lowering.target)
+        done = [p.name for p in every].index(self.applications[-1].name) + 1 if self.applications else 0
+        return every[done]
 
     def at(self, stage: str, program: Any) -> compiler.Lowering:
         """As if `program` stood in that stage."""
@@ -83,12 +85,13 @@ class Report:
     remarks: list[str] = field(default_factory=list)
     eager: float | None = None
     undecided: float = 0.0
+    fallbacks: list[str] = field(default_factory=list)
 
     def row(self) -> Row:
         return {
             "verdict": self.verdict, "first_bad_stage": self.first_bad_stage, "first_bad_pass": self.first_bad_pass,
             "stages": self.stages, "detail": "\n".join(self.remarks), "eager_err_over_tol": self.eager,
-            "undecided": self.undecided,
+            "undecided": self.undecided, "fallbacks": self.fallbacks,
         }  # fmt: skip
 
 
@@ -193,7 +196,7 @@ def _worse(a: Row, b: Row) -> Row:
 
 def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
     """Run the stages that are asked for, name the first bad one and the pass that broke it."""
-    report = Report()
+    report = Report(fallbacks=[f"{x.kernel}: {x.reason}" for x in ladder.lowering.fallbacks])
     watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
     # Under a sanitizer PyTorch's kernels would be watched as well.
     try:

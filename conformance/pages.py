@@ -14,6 +14,7 @@ from conformance.tables import (
     case_table,
     cliff_table,
     counts,
+    fallbacks,
     group_table,
     grouped,
     lost,
@@ -92,6 +93,8 @@ def _cases(cases: Sequence[Row]) -> list[str]:
     if bad := [row for row in cases if row["verdict"] in BAD]:
         again = "\n".join(row["command"] for row in bad if row.get("command"))
         lines += ["### Not passing", case_table(bad), f"```\n{again}\n```"]
+    if given_up := fallbacks(cases):
+        lines += ["### Schedules given up", f"```\n{given_up}\n```"]
     if expected := [row for row in cases if row["verdict"] == "xfail"]:
         listed = [[item_name(row), row["first_bad_stage"], row.get("reason")] for row in expected]
         lines += ["### Expected to fail", table(listed, ["case", "stage", "reason"])]

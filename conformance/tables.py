@@ -54,6 +54,7 @@ def terminal(run: Run) -> str:
     if run.cases:
         parts.append(counts(run.cases))
         parts.append(case_table(run.cases, "simple", SHOWN))
+        parts.append(fallbacks(run.cases, SHOWN))
     if run.benches:
         parts.append(f"speedup, min(eager, torch.compile) / ours:\n{group_table(run.benches, 'family', 'simple')}")
         parts.append(f"slowest first:\n{bench_table(run.benches, 'simple', SHOWN)}")
@@ -92,6 +93,15 @@ def case_table(cases: Iterable[Row], style: str = "github", limit: int | None = 
     bad = [row for row in cases if row["verdict"] in BAD]
     bad.sort(key=lambda row: (SEVERITY.index(row["verdict"]), -(worst_error(row["stages"]) or 0.0), item_name(row)))
     return _limited(bad, _case_line, CASE_HEADERS, style, limit)
+
+
+def fallbacks(cases: Iterable[Row], limit: int | None = None) -> str:
+    """Kernels whose schedules no pass could carry out, so that plainer ones were taken: a line for each finding."""
+    found = [f"{item_name(row)}: {_remark(text)}" for row in cases for text in row.get("fallbacks", ())]
+    if not found:
+        return ""
+    more = [f"… and {len(found) - limit} more"] if limit is not None and len(found) > limit else []
+    return "\n".join([f"{len(found)} schedules were given up for plainer ones:", *found[:limit], *more])
 
 
 def bench_table(benches: Iterable[Row], style: str = "github", limit: int | None = None) -> str:

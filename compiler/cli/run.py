@@ -52,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
     made = expression.run(expression_text(options), options.seed, options.target)
     kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
     print(f"{kernels}, captured in {made.captured_in * 1e3:.0f} ms, compiled in {made.compiled_in * 1e3:.0f} ms")
+    for x in made.compiled.lowering.fallbacks:
+        print(f"kernel {x.kernel}: its schedule was given up for a plainer one: {x.reason}")
     _judge(made.difference, made.allowed)
     if options.bench:
         best = expression.race(made)

@@ -185,6 +185,14 @@ def test_coverage_counts_ops_by_dtype() -> None:
     assert cells[2:] == [["add", "1, 1 fail", "1", "2, 1 fail"], ["mul", "1 xfail", "", "1 xfail"]]
 
 
+def test_schedules_that_were_given_up_are_findings_in_the_summary() -> None:
+    made = run((check("matmul", fallbacks=["matmul: ScheduleError: pack(x): no factor"]), check("relu", fallbacks=[])))
+    line = "matmul[N4.f32.contig.normal-cpu]: matmul: ScheduleError: pack(x): no factor"
+    for text in (tables.terminal(made), pages.summary(made)):
+        assert "1 schedules were given up for plainer ones:" in text and line in text
+    assert "given up" not in tables.terminal(run((check("relu"),)))
+
+
 def test_the_summary_says_what_was_lost_once_or_expected() -> None:
     found = (
         check("relu", first_loss="its process died of SIGSEGV"),
