@@ -200,11 +200,12 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit) -> Boxed:
     # What torch has assumed of sizes Dynamo checks before each call.
     launch = _built(replace(captured, guards=()), target, options.check_indices).launch
     tensors = [k for k, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
+    every = len(tensors) == len(placeholders)
     makers = None if listed == computed else [_maker(x, computed, placeholders) for x in listed]
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         try:
-            made = launch(*[inputs[k] for k in tensors])
+            made = launch(*inputs) if every else launch(*[inputs[k] for k in tensors])
         except (TypeError, ValueError) as problem:
             return unfit(inputs, problem)
         return made if makers is None else [make(inputs, made) for make in makers]

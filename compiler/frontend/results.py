@@ -36,10 +36,14 @@ class View:
 
 @dataclass(frozen=True)
 class Results:
-    """The nodes to compute, and for each result its example and which of them it is in; a number is in none."""
+    """The nodes to compute, and for each result its node and which of them it is in; a number is in none.
+
+    `copies` are those computed that torch has traced as views of arguments.
+    """
 
     computed: tuple[Node, ...]
-    places: tuple[tuple[Any, int], ...]
+    places: tuple[tuple[Node, int], ...]
+    copies: frozenset[int]
 
     def views(self, symbols: Symbols) -> tuple[View | Expr, ...]:
         """Each result as a view, numbers as expressions of sizes.
@@ -47,39 +51,40 @@ class Results:
         Raises Unsupported where the program is not given a size that one needs.
         """
         known = set(symbols.sizes)
-        out = tuple(
-            self._view(source, x, symbols.size) if isinstance(x, torch.Tensor) else symbols.size(x)
-            for x, source in self.places
-        )
+        out = tuple(self._view(node, source, symbols.size) for node, source in self.places)
         for symbol in symbols.sizes.keys() - known:
             raise Unsupported("symbolic size", (symbols.sizes[symbol].name,), "is not by itself a size of an input")
         return out
 
-    def _view(self, source: int, x: torch.Tensor, size: Callable[[Any], Expr]) -> View:
+    def _view(self, node: Node, source: int, size: Callable[[Any], Expr]) -> View | Expr:
+        x = node.meta["val"]
+        if not isinstance(x, torch.Tensor):
+            return size(x)
         whole = self.computed[source].meta["val"]
-        memory, begin = _sizes(whole.stride(), size), size(whole.storage_offset())
-        return View(source, memory, begin, _sizes(x.shape, size), _sizes(x.stride(), size), size(x.storage_offset()))
+        memory, first = _sizes(whole.stride(), size), whole.storage_offset()
+        # What torch traces as a view of an argument, and is a copy, begins its own memory.
+        begin, offset = (0, 0) if source in self.copies else (first, x.storage_offset())
+        return View(source, memory, size(begin), _sizes(x.shape, size), _sizes(x.stride(), size), size(offset))
 
 
 def results(graph: GraphModule, wanted: Sequence[Node]) -> Results:
     """What to compute for the results `wanted`, tensors and numbers.
 
-    What shares memory is made from the first value of the graph that has it, unless one result alone is all of that
-    value in another shape or order.
+    What shares memory is made from the value of the graph that the memory was made for, unless one result alone is all
+    of that value in another shape or order.
     """
     owners = _owners(graph)
     sharing: dict[Node, list[Node]] = {}
-    tensors = [n for n in wanted if isinstance(n.meta.get("val"), torch.Tensor)]
-    for node in tensors:
-        sharing.setdefault(owners.get(_memory(node), node), []).append(node)
+    for node in wanted:
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            sharing.setdefault(_owner(node, owners), []).append(node)
     chosen: dict[Node, Node] = {}
     for owner, nodes in sharing.items():
         source = nodes[0] if len(nodes) == 1 and _is_whole(nodes[0], owner) else owner
         chosen |= dict.fromkeys(nodes, source)
     computed = tuple(dict.fromkeys(chosen.values()))
-    return Results(
-        computed, tuple((n.meta.get("val"), computed.index(chosen[n]) if n in chosen else -1) for n in wanted)
-    )
+    places = tuple((n, computed.index(chosen[n]) if n in chosen else -1) for n in wanted)
+    return Results(computed, places, frozenset(k for k, n in enumerate(computed) if _memory(n) not in owners))
 
 
 def with_results(graph: GraphModule, computed: Sequence[Node]) -> GraphModule:
@@ -92,11 +97,11 @@ def with_results(graph: GraphModule, computed: Sequence[Node]) -> GraphModule:
 
 
 def _memory(node: Node) -> object:
-    """What is the same for values of one type that share memory."""
+    """What is the same for values that share memory."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return node
-    return value.untyped_storage()._cdata, value.dtype
+    return value.untyped_storage()._cdata
 
 
 def _owners(graph: GraphModule) -> dict[object, Node]:
@@ -109,16 +114,19 @@ def _owners(graph: GraphModule) -> dict[object, Node]:
     return out
 
 
+def _owner(node: Node, owners: dict[object, Node]) -> Node:
+    """The value that the memory of this one was made for; itself, where it is not a view of that in the same type."""
+    owner = owners.get(_memory(node), node)
+    return owner if node.meta["val"].dtype == owner.meta["val"].dtype else node
+
+
 def _is_whole(node: Node, owner: Node) -> bool:
     """Whether the value is all of what its owner is, densely, from the beginning of the memory on."""
     x, whole = node.meta["val"], owner.meta["val"]
     if node is owner:
         return True
-    if (
-        not isinstance(x.storage_offset(), int)
-        or x.storage_offset()
-        or not statically_known_true(x.numel() == whole.numel())
-    ):
+    offsets = (x.storage_offset(), whole.storage_offset())
+    if any(not isinstance(n, int) or n for n in offsets) or not statically_known_true(x.numel() == whole.numel()):
         return False
     size = Symbols().size
     return is_dense(_sizes(x.shape, size), _sizes(x.stride(), size))

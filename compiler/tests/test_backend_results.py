@@ -7,8 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from compiler import execution, frontend
 from compiler.backend import mlcomp
 from compiler.frontend.results import View
 from compiler.ir.expr import dim
@@ -134,6 +136,15 @@ def test_arguments_within_other_memory_are_written_to(dynamic: bool) -> None:
         right = f(wanted, y)
         made = compiled(f, dynamic=dynamic)(x, y)
         assert torch.equal(x, wanted) and torch.equal(made, right)
+
+
+def test_what_is_copied_from_an_argument_begins_its_own_memory() -> None:
+    """Torch traces some copies as views: these have an offset into the memory of the argument."""
+    x = torch.randn(5, 6)
+    graph = make_fx(lambda x: torch.ops.aten._unsafe_view(x[3:], [12]), tracing_mode="fake")(x)
+    (made,) = execution.build_captured(frontend.from_graph(graph)).launch(x)
+    assert torch.equal(made, x[3:].reshape(12)) and made.storage_offset() == 0
+    assert made.untyped_storage().nbytes() == 48
 
 
 def test_numbers_among_the_results() -> None:
