@@ -236,10 +236,20 @@ def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accu
         if v.dtype.kind != "f":
             return out
         out = rounded(out, accuracy.computes(dtype), accuracy.half_ulps(name, dtype), name in CORRECT)
+        if accuracy.algebra and name in ("add", "sub"):
+            out = _distributed(out, args, accuracy.half_ulps(name, dtype))
         if dtype is f32 and name == "exp" and accuracy.by_exp2:
             more = accuracy.ulps("exp2_ftz", "f32") - accuracy.ulps("exp", "f32")
             return _by_exp2(out, max(2 * more, 0.0) + BY_EXP2 * np.abs(args[0].v))
         return _by_exp2(out, ZERO) if dtype is f32 and name == "exp2_ftz" else out
+
+
+def _distributed(x: Bounded, terms: tuple[Bounded, ...], half_ulps: float) -> Bounded:
+    """A sum that another formula has not as one: what it multiplies each term by rounds a number of the term's size."""
+    size = np.maximum(*(np.abs(a.v) for a in terms))
+    exact = functools.reduce(np.logical_and, (_fits(a.v, f64) for a in terms), worst(x) == 0)
+    own = np.where(~exact & np.isfinite(size), half_ulps * UNIT["f64"] * size, 0.0)
+    return made(x.v, worst(x) + own, variance(x) + own**2 / 3, shared(x))
 
 
 def _by_exp2(x: Bounded, half_ulps: Array) -> Bounded:

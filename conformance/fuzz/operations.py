@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from conformance.fuzz import texts
 from conformance.fuzz.drawing import Drawing
 
+FORWARD = frozenset({
+    "conv1d", "conv2d", "conv_transpose2d", "max_pool", "avg_pool", "adaptive_avg_pool", "interpolate", "attention",
+})  # fmt: skip
 SELECT, WHOLE, ROUND, JUMP = "select", "whole", "round", "jump"
 
 
@@ -24,6 +27,11 @@ class Row:
     text: Callable[[Drawing], str]
     weight: float = 1.0
     changes: bool = False
+
+    @property
+    def forward(self) -> bool:
+        """Whether the compiler has no backward pass of it, and refuses that by name."""
+        return self.name in FORWARD
 
 
 def _rows(exactness: str, calls: dict[str, Callable[[Drawing], str]], weight: float = 1.0) -> tuple[Row, ...]:

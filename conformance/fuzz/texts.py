@@ -63,7 +63,10 @@ def expanded(d: Drawing, x: str) -> str:
 def padded(d: Drawing, x: str) -> str:
     """In every mode that has room."""
     rank = len(d.shape)
-    mode = d.among("constant", "constant", "reflect", "replicate", "circular")
+    modes = (
+        ("constant", "circular") if d.first.eager.requires_grad else ("constant", "reflect", "replicate", "circular")
+    )
+    mode = d.among("constant", *modes)
     axes = d.up_to(1, min(rank, 2)) if mode == "constant" else 1
     room = min(d.shape[rank - axes :]) if mode != "constant" else 4
     most = max(0, min(3, room - 1))

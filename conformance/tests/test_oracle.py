@@ -87,6 +87,19 @@ def test_denormals_may_be_flushed_only_where_allowed() -> None:
     assert oracle.judge(np.zeros(1, np.float32), tiny, "f32", flush=True).ok
 
 
+def test_another_formula_for_a_small_difference_is_the_same_function() -> None:
+    """PyTorch multiplies mean and value apart, where Tensor IR multiplies their small difference."""
+    g = torch.Generator().manual_seed(SEED)
+    mean, var, weight = (torch.rand(3, generator=g) + 0.5 for _ in range(3))
+    x = mean.reshape(1, 3, 1) + 1e-5 * torch.randn(40, 3, 9, generator=g)
+    captured = compiler.capture(lambda x, m, v, w: F.batch_norm(x, m, v, w), [x, mean, var, weight])
+    (right,) = compiler.reference(captured.program, [x, mean, var, weight])
+    equations = compiler.lower(captured.program, compiler.target("cpu"), until="tensor").stages["tensor"]
+    verdict = oracle.agrees(right, equations, [x, mean, var, weight])
+    assert verdict.ok, (SEED, verdict.message)
+    assert not oracle.agrees(right * (1 + 1e-8), equations, [x, mean, var, weight]).ok, SEED
+
+
 def test_integers_are_exact_unless_a_comparison_is_undecided() -> None:
     assert oracle.judge(torch.tensor([1, 2]), Bounded(np.array([1, 2])), "i64").ok
     assert not oracle.judge(torch.tensor([1, 3]), Bounded(np.array([1, 2])), "i64").ok
