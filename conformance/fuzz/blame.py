@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 import compiler
@@ -143,9 +143,8 @@ def _alike(program: Program, target: compiler.Target) -> bool:
         made = subject(Met(graph, tuple(inputs)))
         lowering = compiler.lower(made.program, target)
         found = compiler.execute(lowering, compiler.stages(target)[-1], made.tensors)
-        computed = dict(zip(_computed(graph), found, strict=True))
-        passed = iter(_passed_on(graph, inputs))
-        return [computed[x] if x in computed else next(passed) for x in _results(graph)]
+        results: Sequence[Any] = _With(graph, dict(zip(made.program.outputs, found, strict=True))).run(*inputs)
+        return results
 
     theirs = _called(program, backend="mlcomp", options={"fallback": False, "target": target.name})
     pairs = zip(_through(program, execute), theirs, strict=True)
@@ -167,18 +166,29 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 # ---- one graph
 
 
+class _With(Interpreter):
+    """A graph run by eager, with what some of its nodes give known."""
+
+    def __init__(self, graph: GraphModule, known: Mapping[str, Tensor]) -> None:
+        super().__init__(graph)
+        self.known = known
+
+    def run_node(self, n: Node) -> Any:
+        """The value that is known, if it is."""
+        return self.known[n.name] if n.name in self.known else super().run_node(n)
+
+
 def subject(one: Met) -> Subject:
-    """A graph as the ladder takes it: what it computes, without what it only passes on."""
+    """A graph as the ladder takes it: what it computes, without what it only passes on and views of its results."""
     with _disable_current_modes():
         captured = compiler.from_graph(_with_results(one.graph, _computed(one.graph)))
     tensors = tuple(x for x in one.inputs if isinstance(x, Tensor))
-    computed = set(_computed(one.graph))
-    places = [k for k, x in enumerate(_results(one.graph)) if x in computed]
+    nodes = {n.name: n for n in one.graph.graph.nodes}
+    computes = _with_results(one.graph, [nodes[name] for name in captured.program.outputs])
 
-    def run(*_: Tensor) -> list[Any]:
-        made = one.graph.forward(*one.inputs)
-        first = {x: made[k] for k, x in zip(places, [_results(one.graph)[k] for k in places], strict=True)}
-        return [first[x] for x in _computed(one.graph)]
+    def run(*_: Tensor) -> Sequence[Any]:
+        made: Sequence[Any] = computes.forward(*one.inputs)
+        return made
 
     given = dict(zip(captured.arguments, tensors, strict=True)) | captured.constants
     case = Case(
@@ -188,14 +198,10 @@ def subject(one: Met) -> Subject:
     return Subject(case, run, tensors, captured, tuple(given[i.name] for i in captured.program.inputs))
 
 
-def _results(graph: GraphModule) -> list[Any]:
-    (output,) = (n for n in graph.graph.nodes if n.op == "output")
-    return list(output.args[0])
-
-
 def _computed(graph: GraphModule) -> list[Node]:
     """The results that are neither inputs, nor views of them, nor sizes."""
-    return list(dict.fromkeys(n for n in _results(graph) if isinstance(n, Node) and not _is_passed_on(n)))
+    (output,) = (n for n in graph.graph.nodes if n.op == "output")
+    return list(dict.fromkeys(n for n in output.args[0] if isinstance(n, Node) and not _is_passed_on(n)))
 
 
 def _is_passed_on(node: Node) -> bool:
@@ -205,18 +211,10 @@ def _is_passed_on(node: Node) -> bool:
     return node.op == "call_function" and is_view and all(map(_is_passed_on, node.all_input_nodes))
 
 
-def _passed_on(graph: GraphModule, inputs: Sequence[Any]) -> list[Any]:
-    """The other results, of the very inputs."""
-    computed = set(_computed(graph))
-    others = [x for x in _results(graph) if x not in computed]
-    made: list[Any] = list(_with_results(graph, others).forward(*inputs)) if others else []
-    return made
-
-
-def _with_results(graph: GraphModule, results: Sequence[Any]) -> GraphModule:
+def _with_results(graph: GraphModule, results: Sequence[Node]) -> GraphModule:
     """A copy of the graph that gives these results alone."""
     copied = Graph()
     table: dict[Node, Node] = {}
     copied.graph_copy(graph.graph, table)
-    copied.output(tuple(table[n] if isinstance(n, Node) else n for n in results))
+    copied.output(tuple(table[n] for n in results))
     return GraphModule(graph, copied)

@@ -193,10 +193,10 @@ def _varied(made: Program, points: Sequence[Point], d: Drawing) -> Program:
 
 def _runs(program: Program, point: Point) -> bool:
     """Whether eager gives moderate values, and f64 about the same."""
-    given = list(arguments(program, point).values())
     needs = [arg.name in program.gradients for arg in program.args]
     call = function(program)
     try:
+        given = list(arguments(program, point).values())
         eager = runs.call(call, runs.copied(given), needs)
         with wide.in_f64():
             right = runs.call(call, [wide.widened(x) for x in given], needs)

@@ -185,6 +185,14 @@ def test_graphs_are_recorded_with_their_inputs() -> None:
     assert torch.equal(met[0].inputs[0], arguments(PLAIN, {})["x0"])
 
 
+def test_results_that_are_views_of_each_other_are_judged_too() -> None:
+    views = replace(
+        PLAIN, lines=(f"t0 = x0 * {CONSTANT} + 9", "t1 = t0[1:]"), results=("t1", "t0.mT"), gradients=("x0",)
+    )
+    named = blame.blamed(views, OPTIONS, told)
+    assert named["cleared"], (SEED, named)
+
+
 def test_programs_are_items_and_lost_ones_cost_themselves(box: pytest.Pytester) -> None:
     result = mlcomp(box, "--mlcomp-fuzz", "30", "--mlcomp-seed", "5")
     result.assert_outcomes(passed=1, failed=1)
