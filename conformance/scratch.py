@@ -90,8 +90,10 @@ def keep(place: Path) -> None:
 def sweep(place: Path) -> None:
     """Remove the folders below `place` that no keeper locks."""
     for left in place.glob(f"{PREFIX}*/{LOCK}"):
-        with contextlib.suppress(OSError):
-            lock = os.open(left, os.O_RDWR | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # one in use
+            if left.parent.lstat().st_uid != os.getuid():
+                continue
+            lock = os.open(left, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 end(left.parent)

@@ -6,7 +6,9 @@ entry in the place of another, is never loaded. Between that and the loading not
 anybody else could write to are refused.
 """
 
+import atexit
 import contextlib
+import fcntl
 import functools
 import logging
 import os
@@ -162,13 +164,38 @@ def _sweep_daily(cache: Path) -> None:
 
 @functools.cache
 def process_folder() -> Path:
-    """A cache for those who have none: of this process, removed when it exits."""
-    folder = tempfile.TemporaryDirectory(prefix="mlcomp-", ignore_cleanup_errors=True)
-    _kept.append(folder)
-    return Path(folder.name)
+    """A cache for those who have none: of this process, removed when it exits, or by the next one if it is killed."""
+    place = Path(tempfile.gettempdir())
+    sweep_folders(place)
+    folder, _ = locked_folder(place)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
-_kept: list[tempfile.TemporaryDirectory[str]] = []
+def locked_folder(place: Path) -> tuple[Path, int]:
+    """A new folder and the descriptor that locks it until this process ends."""
+    made = Path(tempfile.mkdtemp(prefix=_NAMELESS, dir=place))
+    lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return made.rename(place / (_PREFIX + made.name.removeprefix(_NAMELESS))), lock
+
+
+def sweep_folders(place: Path) -> None:
+    """Remove the folders in `place` whose processes were killed: those that nobody locks any more."""
+    for left in place.glob(f"{_PREFIX}*/{_LOCK}"):
+        with contextlib.suppress(OSError):  # one in use
+            if left.parent.lstat().st_uid != os.getuid():
+                continue
+            lock = os.open(left, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left.parent, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+_PREFIX, _LOCK = "mlcomp-", ".lock"
+_NAMELESS = ".mlcomp-new-"  # until it is locked, so that nobody takes it for one left behind
 
 
 def reason(error: OSError) -> str:

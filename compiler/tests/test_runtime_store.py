@@ -452,3 +452,12 @@ def test_entries_of_former_forms_are_left_alone(tmp_path: Path, caplog: pytest.L
     path.with_suffix(".cpp").rename(former.with_suffix(".cpp"))
     anew()
     assert native(tmp_path, 7) == (path, 7) and former.exists() and not caplog.records
+
+
+def test_the_folder_of_a_process_that_was_killed_is_swept(tmp_path: Path) -> None:
+    (killed, lock), (living, other) = store.locked_folder(tmp_path), store.locked_folder(tmp_path)
+    (tmp_path / "mlcomp-mine").mkdir()
+    os.close(lock)  # as the system does when the process ends
+    store.sweep_folders(tmp_path)
+    assert not killed.exists() and living.exists() and (tmp_path / "mlcomp-mine").exists()
+    os.close(other)
