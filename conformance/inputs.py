@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from conformance import draw, modules
 from conformance.cases import Arg, Case, seed
@@ -171,3 +172,12 @@ def clone_storage(tensor: Tensor) -> Tensor:
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
     whole = tensor.as_strided((count,), (1,), 0).clone()
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def traced(function: Function, tensors: Sequence[Tensor]) -> Any:
+    """What the function gives for tensors without elements, as torch traces it: types, shapes and strides.
+
+    Strides are what torch.compile promises, which is not always what eager's kernels give.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        return function(*map(mode.from_tensor, tensors))

@@ -80,6 +80,16 @@ class Subject:
             for y in leaves
         ]
 
+    @functools.cached_property
+    def traced_strides(self) -> list[tuple[int, ...] | None]:
+        """The strides of each result as torch traces the program; None where it cannot."""
+        copies = tuple(map(inputs.clone_storage, self.arguments))
+        try:
+            leaves = self.leaves(inputs.traced(self.function, copies))
+            return [tuple(y.stride()) for y in leaves]
+        except Exception:  # what depends on data has no trace
+            return [None] * len(self.layouts)
+
 
 def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
     """Make the data, or `blank` only tensors, and capture the function; raises Unsupported."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import math
 import random
 import sys
 import warnings
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from conformance import oracle
+from conformance import inputs, oracle
 from conformance.fuzz import wide
 from conformance.inputs import clone_storage
 
@@ -579,7 +580,8 @@ def _argument(name: str, way: Way, rng: torch.Generator, rows: int) -> Tensor:
         return torch.rand(_sized(TRUE[name], rows), generator=rng) < 0.5
     shape = _sized(SHAPES[name], rows)
     if way.data == "whole" or not way.dtype.is_floating_point:
-        values = torch.randint(-3, 4, shape, generator=rng).to(way.dtype)
+        count = math.prod(shape)  # each once: among equal ones it is open which are the first, or the largest
+        values = (torch.randperm(count, generator=rng) - count // 2).view(shape).to(way.dtype)
     else:
         values = torch.randn(shape, generator=rng, dtype=torch.float64).to(way.dtype)
     if way.data == "specials" and values.numel():
@@ -654,8 +656,15 @@ def difference_of(backend: str, program: Program, seed: int) -> str:
             return ""
         made = outcome(compiled, given, mode)
         if wrong := compared(made, want, lambda given=given: _right(program, eager, given)):  # type: ignore[misc]
-            return wrong
+            # What torch promises when it traces is not always what eager's kernels give.
+            return "" if "strides" in wrong and _as_traced(made, eager, given) else wrong
     return ""
+
+
+def _as_traced(made: Outcome, eager: Callable[..., Any], given: Sequence[Tensor]) -> bool:
+    traced = pytree.tree_leaves(inputs.traced(eager, [clone_storage(x) for x in given]))
+    tensors = [(a, b) for a, b in zip(made.leaves, traced, strict=True) if isinstance(a, Tensor)]
+    return all(_places(a) == _places(b) for a, b in tensors)
 
 
 def _right(program: Program, eager: Callable[..., Any], given: Sequence[Tensor]) -> Outcome:
