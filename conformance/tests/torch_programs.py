@@ -544,11 +544,20 @@ def lines(table: str) -> list[str]:
     return [line.replace("\\n", "\n") for line in table.strip().splitlines()]
 
 
+# What begins so gives for NaN and infinities what README says under Numerics, not what each of eager's kernels does.
+OPEN = ("F.conv", "F.scaled_dot_product_attention", "x ** 0.5")
+
+
 def programs() -> list[Program]:
-    """Every program in every way that eager takes it in; errors in one."""
+    """Every program in every way; errors in one."""
     tables = [(table, table is STATEMENTS) for table in (POINTWISE, VIEWS, REDUCTIONS, PRODUCTS, INDICES, STATEMENTS)]
     every = [(text, statement) for table, statement in tables for text in lines(table)]
-    made = [Program(text, way, statement) for text, statement in every for way in WAYS]
+    made = [
+        Program(text, way, statement)
+        for text, statement in every
+        for way in WAYS
+        if way.data != "specials" or not text.startswith(OPEN)
+    ]
     return made + [Program(text, WAYS[0]) for text in lines(ERRORS)]
 
 
