@@ -12,7 +12,7 @@ Names are loaded when first used, so that the IRs can be imported without PyTorc
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
+from compiler.errors import CacheError, CompilerError, InvalidData, ToolchainError, Unsupported
 
 if TYPE_CHECKING:
     from compiler.execution import (
@@ -75,6 +75,7 @@ __all__ = [
     "Captured",
     "CompilerError",
     "Executable",
+    "InvalidData",
     "Lowering",
     "Moments",
     "NotRun",

@@ -93,6 +93,7 @@ class Case:
     large: bool = False  # too large for interpreters and emulators, which would take hours
     dynamic: Dynamic | None = None
     mutates: tuple[str, ...] = ()  # the arguments that the program writes to
+    raises: str | None = None  # the class of the error that eager, and so every stage, is to raise
     # Dims and params at which another backend is called as well, in the order of preference, with the arguments there.
     enlarged: tuple[tuple[Mapping[str, Value], tuple[Arg, ...]], ...] = field(default=(), hash=False)
 

@@ -23,10 +23,12 @@ OPTIONS: Mapping[str, Mapping[str, Value]] = {
     "huge": {},
     "specials": {},
     "index": {"below": None, "unique_along": "no", "negative": False},
+    "invalid_index": {"below": None, "wraps": False},
     "bool": {"p": 0.5},
     "choice": {"values": None},
 }
 FLOAT_ONLY = frozenset({"unit", "prob", "simplex", "big_offset", "denormal", "huge"})
+INDICES = frozenset({"index", "invalid_index"})
 _EVERY_TYPE = frozenset({"zeros", "ones", "one_hot", "choice", "bool"})
 
 
@@ -38,11 +40,11 @@ def for_dtype(inputs: Mapping[str, Value], dtype: str) -> Mapping[str, Value] | 
     """
     kind = inputs["kind"]
     if dtype in FLOATS:
-        return None if kind == "index" else inputs
+        return None if kind in INDICES else inputs
     if kind in FLOAT_ONLY:
         return None
     if dtype == "bool":
-        return None if kind == "index" else inputs if kind in _EVERY_TYPE else {"kind": "bool"}
+        return None if kind in INDICES else inputs if kind in _EVERY_TYPE else {"kind": "bool"}
     return _whole(inputs) if kind in ("normal", "uniform") else inputs
 
 

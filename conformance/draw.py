@@ -166,6 +166,19 @@ def index(draw: Draw, below: int, unique_along: int | str = "no", negative: bool
     return order - flip
 
 
+def invalid_index(draw: Draw, below: int, wraps: bool = False) -> Tensor:
+    """Indices of which some, and one at least, are none into an axis of `below` elements; with `wraps`, negative ones
+    count from its end."""
+    made = index(draw, below)
+    least, most = torch.iinfo(draw.dtype).min, torch.iinfo(draw.dtype).max
+    listed = (below, below + 1, 10**9, -below - 1, -(10**9), *([] if wraps else [-1, -below]))
+    bad = torch.tensor([x for x in listed if least <= x <= most])
+    which = torch.rand(draw.shape, generator=draw.generator) < 1 / 8
+    if which.numel():
+        which.view(-1)[int(torch.randint(0, which.numel(), (), generator=draw.generator))] = True
+    return torch.where(which, bad[torch.randint(0, len(bad), draw.shape, generator=draw.generator)], made)
+
+
 def boolean(draw: Draw, p: float = 0.5) -> Tensor:
     return draw.uniform() < p
 
@@ -199,6 +212,7 @@ KINDS: Mapping[str, Callable[..., Tensor]] = {
     "huge": huge,
     "specials": specials,
     "index": index,
+    "invalid_index": invalid_index,
     "bool": boolean,
     "choice": choice,
 }

@@ -50,8 +50,9 @@ def judge(made: Subject, backend: str, target: str, seed: int) -> dict[str, Any]
     """The row of the only stage that another backend has, held to eager's bound."""
     start = time.perf_counter()
     try:
-        found = _several(made, backend, target, seed)
-        found = _worse(found, _enlarged(made, backend, target, seed))
+        found = _refusal(made, backend) if made.case.raises else _several(made, backend, target, seed)
+        if not made.case.raises:
+            found = _worse(found, _enlarged(made, backend, target, seed))
     except Wrong as wrong:
         found = wrong.verdict
     except Exception as error:  # any backend may fail in its own way
@@ -60,6 +61,17 @@ def judge(made: Subject, backend: str, target: str, seed: int) -> dict[str, Any]
         "stage": stages_of(target)[-1], "verdict": "pass" if found.ok else "fail", "err_over_tol": found.err_over_tol,
         "executor": backend, "seconds": round(time.perf_counter() - start, 4), "message": found.message,
     }  # fmt: skip
+
+
+def _refusal(made: Subject, backend: str) -> Verdict:
+    """Whether a program that eager refuses for its data is refused."""
+    try:
+        systems.through_torch(backend, made.as_written, _copied(made.arguments))
+    except Exception as error:  # of whatever class eager raises
+        if type(error).__name__ == made.case.raises:
+            return Verdict(True, 0.0)
+        return _refused(f"raises {type(error).__name__} ({error}), and should raise {made.case.raises}")
+    return _refused(f"raises nothing, and should raise {made.case.raises}")
 
 
 def _several(made: Subject, backend: str, target: str, seed: int) -> Verdict:

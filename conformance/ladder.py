@@ -29,6 +29,7 @@ Row = dict[str, Any]
 Tell = Callable[[str], None]
 
 RUNS = 3  # of the text, on the same buffers
+INVALID = str(compiler.InvalidData())  # what guarded text says of data that may not be
 EXECUTORS = {
     "torch": "PyTorch", "tensor": "NumPy, f64 and f32", "loop": "plain C++ loops", "tile": "NumPy, by tiles",
     "kernel": "Python, checked", "cpp": f"native, {RUNS} runs, guarded",
@@ -110,6 +111,8 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell |
             return unjudged(Report(), case, options["seed"], problem, "capture").row()
         if isinstance(ladder.error, compiler.Unsupported):
             return Report("unsupported", remarks=[str(ladder.error)]).row()
+        if case.raises is not None:
+            return refused(made, ladder, options, tell or (lambda stage: None))
         if case.dynamic is not None:
             return judge_all(made, ladder, options, tell or (lambda stage: None))
         return judge(made, ladder, options, tell or (lambda stage: None))
@@ -225,6 +228,57 @@ def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell)
     if bad is not None and options.get("dump"):
         row["repro"] = repro.dump(Path(options["dump"]), made, ladder.lowering, row)
     return row
+
+
+def refused(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
+    """The row of a case that eager refuses: every stage, and the compiled function, must raise the same."""
+    report, target, wanted = Report(), ladder.lowering.target, str(made.case.raises)
+    watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
+    wrong = _not_raised(wanted, lambda: made.function(*made.arguments))
+    if wrong:
+        return Report("fail", "torch", None, remarks=[f"eager itself {wrong}"]).row()
+    every = compiler.stages(target)
+    for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
+        tell(stage)
+        start = time.perf_counter()
+        wrong = _not_refused(made, ladder.lowering, stage, wanted, watch)
+        taken = round(time.perf_counter() - start, 4)
+        verdict, who = "fail" if wrong else "pass", executor(target, stage, watch)
+        report.stages.append({"stage": stage, "verdict": verdict, "err_over_tol": None, "executor": who,
+                              "seconds": taken, "message": wrong})  # fmt: skip
+    if ladder.error is not None:
+        report.stages.append(_unreached(ladder))
+    bad = next((row for row in report.stages if row["verdict"] != "pass"), None)
+    if bad is not None:
+        report.verdict, report.first_bad_stage = "fail", bad["stage"]
+        report.remarks.append(f"{bad['stage']}: {bad['message']}")
+    return report.row()
+
+
+def _not_refused(made: Subject, lowering: compiler.Lowering, stage: str, wanted: str, watch: Watch | None) -> str:
+    """How a stage fails to raise what it should; empty if it does. Text runs on guarded buffers, then as a function."""
+    if not is_native(lowering.target, stage):
+        return _not_raised(wanted, lambda: compiler.execute(lowering, stage, made.tensors))
+    runs = 1 if stage == "kernel" or watch else RUNS
+    outcome = compiler.execute_guarded(lowering, made.tensors, runs, stage=stage, apart=watch is not None)
+    said = [c for c in outcome.complaints if c != INVALID] + list(watch.findings() if watch else ())
+    if said or INVALID not in outcome.complaints:
+        return "\n".join(said) or f"found nothing wrong with the data, and should raise {wanted}"
+    if stage == "kernel" or watch:
+        return ""
+    target = lowering.target
+    compiled = compiler.compile(made.function, made.arguments, target, check_indices="sync")
+    arguments = [x.cuda() for x in made.arguments] if compiler.on_gpu(target) else made.arguments
+    return _not_raised(wanted, lambda: compiled(*arguments))
+
+
+def _not_raised(wanted: str, call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        got = type(error).__name__
+        return "" if got == wanted else f"raises {got} ({error}), and should raise {wanted}"
+    return f"raises nothing, and should raise {wanted}"
 
 
 def _truth(made: Subject, ladder: Ladder, on_gpu: bool) -> Truth:

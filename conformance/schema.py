@@ -33,7 +33,7 @@ _KEYS = {
     "the defaults": _DEFAULTS,
     "a case": (
         "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "mutates", "dims",
-        "where", "xfail", "dynamic", *_DEFAULTS,
+        "where", "xfail", "dynamic", "raises", *_DEFAULTS,
     ),
     "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
     "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),
@@ -47,6 +47,7 @@ _KEYS = {
     ),
 }  # fmt: skip
 COMBINE = ("pairwise", "cross", "zip")
+RAISES = ("IndexError", "RuntimeError", "ValueError")
 _NUMBER = (int, float)
 VALUES_LIMIT = 1_000  # of a dim or a param
 
@@ -136,7 +137,10 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         dynamic=_dynamic(here.at("dynamic"), data.get("dynamic", {}), dims),
         timeout=optional_number(here.at("timeout"), data.get("timeout")),
         mutates=strings(here.at("mutates"), data.get("mutates", []), "names of args"),
+        raises=word(here, data, "raises", RAISES),
     )  # fmt: skip
+    if spec.raises and (spec.dynamic or "perf" in data):
+        here.at("raises").fail("a case that raises is neither dynamic nor timed; put these into a case of their own")
     if spec.dynamic and "perf" in data:
         here.at("perf").fail("a dynamic case is not timed; put `perf` into a case of its own")
     spec = replace(spec, perf=_perf(here.at("perf"), data["perf"], spec, known) if "perf" in data else None)

@@ -102,6 +102,7 @@ class CaseSpec:
     perf: PerfSpec | None
     timeout: float | None
     mutates: tuple[str, ...] = ()
+    raises: str | None = None
 
 
 @dataclass(frozen=True)

@@ -262,9 +262,9 @@ def test_one_program_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[frontend.Captured] = []
     build = execution.build_captured
 
-    def counted(captured: frontend.Captured, *rest: Any) -> execution.Executable:
+    def counted(captured: frontend.Captured, *rest: Any, **options: Any) -> execution.Executable:
         made.append(captured)
-        return build(captured, *rest)
+        return build(captured, *rest, **options)
 
     monkeypatch.setattr(execution, "build_captured", counted)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8)).eval()

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from compiler import buffers, execution, frontend
 from compiler.backend import mlcomp
+from compiler.ir import aten
 from compiler.ir.sizes import bind, numbers
 from compiler.runtime import launcher
 from compiler.tests.meaning import fresh_seed
@@ -42,7 +43,8 @@ class Interpreted:
         for n, (i, x) in enumerate(zip(program.inputs, tensors, strict=True)):
             lies = numbers(i.type.shape, sizes), numbers(i.type.strides, sizes)
             tensors[n] = launcher.admit(n, launcher.Buffer(i.name, i.type.dtype.name, *lies), x)
-        kinds = buffers.output_types(program)
+        known = aten.types(program)
+        kinds = [known[name] for name in program.outputs]
         made = frontend.execute(program, [x.detach() for x in tensors])
         planned = [launcher.Buffer("", k.dtype.name, *buffers.layout(k, sizes)) for k in kinds]
         placed = []

@@ -70,7 +70,9 @@ def test_constants_become_weights(case: Case) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", distributions.OPTIONS)
 def test_every_distribution_at_every_size(kind: str, dtype: str) -> None:
-    needed: dict[str, dict[str, Value]] = {"index": {"below": 9}, "choice": {"values": (1, 0)}}
+    needed: dict[str, dict[str, Value]] = {
+        "index": {"below": 9}, "invalid_index": {"below": 9}, "choice": {"values": (1, 0)}
+    }  # fmt: skip
     options = distributions.for_dtype({"kind": kind, **needed.get(kind, {})}, dtype)
     if options is None:
         return
@@ -119,6 +121,16 @@ def test_indices_are_valid_and_unique_where_asked() -> None:
     assert all(len(set(column.tolist())) == 6 for column in made.T), SEED
     negative = drawn("index", (1000,), "i32", below=7, negative=True)
     assert -7 <= negative.min() < 0 <= negative.max() < 7
+
+
+@pytest.mark.parametrize("wraps", [False, True])
+def test_some_indices_are_invalid_where_that_is_asked(wraps: bool) -> None:
+    for dtype in ("i64", "i32", "u8"):
+        for shape in ((), (1,), (40, 5)):
+            made = drawn("invalid_index", shape, dtype, below=7, wraps=wraps).long()
+            valid = (made >= (-7 if wraps else 0)) & (made < 7)
+            assert not valid.all(), SEED
+        assert valid.any(), SEED
 
 
 def test_other_promises() -> None:
