@@ -46,8 +46,15 @@ static void twice(void** a) {
 // A map in this file is the address that it is over.
 static void copy(void** a) { memcpy(*(float**)a[1], *(float**)a[0], 400); }
 
+// Complains about numbers below 0.
+static void bounded(void** a) {
+  copy(a);
+  for (int i = 0; i < 100; i++)
+    if ((*(float**)a[0])[i] < 0) **(int**)a[2] = 1;
+}
+
 EXPORT const Kernel kernel_add = {add, 4}, kernel_twice = {twice, 2}, kernel_copy = {copy, 2},
-                    kernel_count = {count, 3};
+                    kernel_count = {count, 3}, kernel_bounded = {bounded, 3};
 
 EXPORT int stream(int32_t device, void** out) {
   *out = (void*)7;

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 import torch
 
-from compiler.errors import CompilerError
+from compiler.errors import CompilerError, InvalidData
 from compiler.runtime import device, faults, gpu, tensor_map
 from compiler.runtime.cubin import build_cubin
 from compiler.runtime.gpu_graph import KEPT, REMEMBERED, SIGHTS, Replays
 from compiler.runtime.launcher import Buffer, Launcher, Plan
 from compiler.runtime.launches import Buffer as Memory
-from compiler.runtime.launches import Launch, LaunchPlan, Map, Size
+from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
 from compiler.tests.fake_gpu import FakeDriver, Kernel, f32, word
 from compiler.tests.meaning import fresh_seed
 
@@ -185,6 +185,33 @@ def test_large_shared_memory_and_clusters_are_asked_for() -> None:
         ("allow", 1, device.MAX_DYNAMIC_SHARED, 200 << 10),
         ("allow", 1, device.ANY_CLUSTER, 1),
     ]
+
+
+def bounded(x: int, out: int, failed: int) -> None:
+    """Complains about numbers below 0."""
+    f32(out, N)[:] = f32(x, N)
+    if (f32(x, N) < 0).any():
+        ctypes.c_int.from_address(word(failed)).value = 1
+
+
+CHECKED = LaunchPlan(memory("x"), memory("z"), (Launch("bounded", (1, 1, 1), (128, 1, 1), (0, 1, Flag())),))
+
+
+def test_data_that_a_kernel_does_not_approve_of_is_told_by_the_next_call_or_at_once() -> None:
+    plan, good, bad = Plan((vector("x"),), (vector("z"),)), torch.ones(N), -torch.ones(N)
+    late = load(FakeDriver({"bounded": (3, bounded)}), CHECKED, plan)
+    late(bad)
+    with pytest.raises(InvalidData, match="an earlier call of this function was given an index"):
+        late(good)
+    assert torch.equal(late(good)[0], good)
+
+    def refuse(*arguments: object) -> None:
+        raise IndexError(f"{len(arguments)} argument")
+
+    at_once = load(FakeDriver({"bounded": (3, bounded)}), CHECKED, plan, invalid=refuse)
+    with pytest.raises(IndexError, match="1 argument"):
+        at_once(bad)
+    assert torch.equal(at_once(good)[0], good)
 
 
 def test_a_kernel_that_waits_itself_may_overlap() -> None:

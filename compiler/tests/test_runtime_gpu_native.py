@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from compiler.errors import InvalidData
 from compiler.runtime import build, extension, faults, gpu, gpu_native
 from compiler.runtime.gpu_native import Functions
 from compiler.runtime.launcher import Buffer, Launcher, Plan
 from compiler.runtime.launches import Buffer as Memory
-from compiler.runtime.launches import Launch, LaunchPlan, Map, Size
+from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
 from compiler.tests.fake_gpu import FakeDriver
 from compiler.tests.meaning import fresh_seed
 
@@ -119,6 +120,18 @@ def test_what_starts_amid_sixteen_bytes_is_copied(driver: NativeDriver, cache: P
     assert torch.equal(load(driver, cache)(x, y)[0], x + y), f"seed {seed}"
     with pytest.raises(ValueError, match=r"argument 1 \(y\): expected f32\[100\] .* on cpu, got f32\[101\]"):
         load(driver, cache)(x, torch.randn(101))
+
+
+def test_the_call_after_one_with_data_that_may_not_be_says_so(driver: NativeDriver, cache: Path) -> None:
+    checked = Launch("bounded", (1, 1, 1), (128, 1, 1), (0, 1, Flag()))
+    plan, good = Plan((vector("x"),), (vector("z"),)), torch.ones(N)
+    for launches in ((checked,), (checked,) * gpu.GRAPHS_FROM):
+        call = load(driver, cache, LaunchPlan(memory("x"), memory("z"), launches), plan)
+        for _ in range(SIGHTS + 1):  # at the last a graph is replayed
+            call(-good)
+            with pytest.raises(InvalidData, match="an earlier call"):
+                call(good)
+            assert torch.equal(call(good)[0], good)
 
 
 def test_a_context_is_made_current_and_given_back(driver: NativeDriver, cache: Path) -> None:
