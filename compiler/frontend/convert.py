@@ -23,7 +23,7 @@ from compiler.ir.aten import Call, Input, Program, Ref, Type
 from compiler.ir.dtype import DTYPES
 from compiler.ir.expr import Const, Expr
 from compiler.ir.sizes import unbound
-from compiler.passes.torch_to_tensor.lower import RULES
+from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _RESERVED = {*DTYPES, *keyword.kwlist, "inf", "nan", "size", "constant"}
@@ -130,6 +130,8 @@ class _Reader:
             if isinstance(op, OpOverload):
                 self.refuse_effects(op, node)
             return []
+        if str(op) in ASSERTIONS:
+            return [Call((), (), str(op), tuple(self.argument(a, node) for a in node.args), ())]
         if not isinstance(op, OpOverload):
             raise Unsupported(str(getattr(op, "__name__", op)), self.shown(node), "not an ATen op")
         self.refuse_effects(op, node)
@@ -231,11 +233,11 @@ class _Reader:
 
 
 def _used(calls: list[Call], outputs: tuple[str, ...]) -> tuple[Call, ...]:
-    """The calls that outputs depend on; results that nobody reads lose their types."""
+    """The calls that outputs depend on, and assertions; results that nobody reads lose their types."""
     wanted = set(outputs)
     kept: list[Call] = []
     for call in reversed(calls):
-        if wanted & set(call.outputs):
+        if wanted & set(call.outputs) or call.op in ASSERTIONS:
             kinds = tuple(t if n in wanted else None for n, t in zip(call.outputs, call.types, strict=True))
             kept.append(call.replace(types=kinds))
             wanted |= set(aten.reads(call))

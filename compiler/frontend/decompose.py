@@ -19,13 +19,12 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compiler.errors import Unsupported
-from compiler.passes.torch_to_tensor.lower import RULES
+from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
-# Calls that only check or record something, about the trace or about the data.
+# Calls that only check or record something about the trace.
 IGNORED = {
-    "aten._assert_tensor_metadata.default", "aten._log_api_usage_once.default", "aten._assert_async.default",
-    "aten._assert_async.msg", "aten._assert_scalar.default", "aten.sym_constrain_range.default",
-    "aten.sym_constrain_range_for_size.default",
+    "aten._assert_tensor_metadata.default", "aten._log_api_usage_once.default", "aten._assert_scalar.default",
+    "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default",
 }  # fmt: skip
 
 Decompositions = dict[OpOverload[Any, Any], Callable[..., Any]]
@@ -170,7 +169,7 @@ class _Holding(Interpreter):
 def _expansions(graph: GraphModule) -> Decompositions:
     """How to decompose what has no rule: by torch's table, or the op's own definition; empty if nothing is left."""
     called = {n.target for n in graph.graph.nodes if isinstance(n.target, OpOverload)}
-    missing = {op for op in called if str(op) not in RULES and str(op) not in IGNORED}
+    missing = {op for op in called if str(op) not in RULES and str(op) not in IGNORED | ASSERTIONS}
     table = decompositions()
     own: Decompositions = {
         op: functools.partial(_by_definition, op) for op in missing if op not in table and op._can_decompose()

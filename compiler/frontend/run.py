@@ -46,7 +46,7 @@ def execute(
             if dtype is not None:
                 args = _faithful(call, args, known)
             result = _called(call, args, kwargs, told)
-            results = result if isinstance(result, tuple | list) else (result,)
+            results = result if isinstance(result, tuple | list) else (result,) if call.outputs else ()
             env |= {n: _promoted(r, dtype) for n, r in zip(call.outputs, results, strict=True)}
     return tuple(env[name] for name in program.outputs)
 

@@ -54,6 +54,7 @@ INDEXED = """
     F.multi_margin_loss(v, i)
     x[:1].sum(0)[i]
     x.sum().gather(0, i)
+    x.sum().gather(0, i.repeat(50))
     (x * 2)[:1][i]
     torch.where(v[:, 0] > 9, x[:, 0][i], 0.0)
     (v[:, 0] > 9) & (x[:, 0][i] > 0)
@@ -174,6 +175,21 @@ def test_torch_compile_raises_at_every_size(seed: int) -> None:
         t[n - 1] = 9
         with pytest.raises(IndexError, match="index 9 is out of range for dimension 0 of size 9"):
             fast(w, t)
+
+
+def test_what_a_program_asserts_of_its_data_holds_or_raises(seed: int) -> None:
+    def asserting(x: torch.Tensor) -> torch.Tensor:
+        torch._assert_async((x > 0).all(), "not all are positive")
+        return x.bfloat16() * 2
+
+    x = torch.rand(100) + 1
+    for fast in (compiler.compile(asserting, [x]), torch.compile(asserting, backend="mlcomp")):
+        torch.testing.assert_close(fast(x), asserting(x), msg=f"seed {seed}")
+        with pytest.raises(RuntimeError, match=r"aten\._assert_async\.msg: not all are positive"):
+            fast(-x)
+    classes = torch.compile(lambda i: F.one_hot(i, 5), backend="mlcomp")
+    with pytest.raises(RuntimeError, match="Class values must be smaller than num_classes"):
+        classes(torch.tensor([0, 5]))
 
 
 def test_unknown_ways_to_check_are_refused() -> None:

@@ -14,7 +14,7 @@ from compiler.errors import Unsupported, call_text
 from compiler.ir import aten
 from compiler.ir import dtype as dt
 from compiler.ir.aten import Call, Ref, Type
-from compiler.ir.expr import Expr, IllTyped, Load, SymbolicError, cast
+from compiler.ir.expr import Expr, IllTyped, Load, SymbolicError, both, cast, op
 from compiler.ir.node import Node
 from compiler.ir.tensor import Equation, Group, Program, Tensor, reads
 from compiler.ir.text import show_type
@@ -37,12 +37,14 @@ from compiler.passes.torch_to_tensor import (
     views,
 )
 from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
-from compiler.passes.torch_to_tensor.positions import dense_strides
+from compiler.passes.torch_to_tensor.positions import dense_strides, is_empty
 
 _FAMILIES = (
     pointwise, power, reduce, order, normalize, scan, contract, recurrent, views, strided, join, create, indexing, pool,
     upsample, loss,
 )  # fmt: skip
+# Calls without results, of a condition that must hold for all there is.
+ASSERTIONS = {"aten._assert_async.default", "aten._assert_async.msg"}
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
@@ -66,6 +68,7 @@ def lower(program: aten.Program, *, round_every_call: bool = False) -> Program:
                     next(n for n, t in zip(call.outputs, call.types, strict=True) if t), tuple(b.equations), (call.op,)
                 )
             )
+    groups += _asserted(b, program, env)
     outputs: list[Tensor] = []
     for name in program.outputs:
         made, group = _output(b, env[name], known[name], {i.name for i in program.inputs} | {o.name for o in outputs})
@@ -143,6 +146,19 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
         out[name] = Value(renamed.get(value.name, value.name), kind.dtype, kind.shape, value.stored, kind.strides)
     b.equations = [_renamed(e, renamed) for e in b.equations]
     return out
+
+
+def _asserted(b: Builder, program: aten.Program, env: dict[str, Value]) -> list[Group]:
+    """Conditions that must hold, as a requirement of the program's first result that has elements."""
+    conditions = [env[x.name] for c in program.calls if c.op in ASSERTIONS for x in c.args[:1] if isinstance(x, Ref)]
+    name = next((n for n in program.outputs if not is_empty(env[n].shape)), "")
+    if not conditions or not name:
+        return []
+    value, every = env[name], both(*(cast(x.at([0] * x.rank), dt.boolean) for x in conditions))
+    b.begin(name, (), "asserted", (), {})
+    made = b.map(value.shape, lambda at: op("require", every, Load(value.name, at, value.stored)), "asserted")
+    env[name] = replace(value, name=made.name)
+    return [Group(made.name, tuple(b.equations), ("asserted",))]
 
 
 def _stored(b: Builder, value: Value) -> Value:
