@@ -88,6 +88,8 @@ OPERANDS = {
     "summed": "(torch.randn(33, 6) @ torch.randn(6, 7)).sum()",
     "three factors": "torch.einsum('bij,bjk,bkl->bil', torch.randn(2, 5, 6), torch.randn(2, 6, 7),"
     " torch.randn(2, 7, 4))",
+    "rows that a computed index picks": "F.layer_norm(F.embedding(torch.randint(99, (33,)) % 33, torch.randn(33, 33)),"
+    " (33,))",
     "attention over equal keys": "F.scaled_dot_product_attention(torch.randn(1, 33, 8), torch.eye(33, 8)[None],"
     " torch.ones(1, 33, 8))",
 }

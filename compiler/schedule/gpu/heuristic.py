@@ -390,6 +390,8 @@ def _inside(index: Expr, extent: Expr, loops: Mapping[Var, Expr]) -> bool:
     """An index is certainly of an axis, whatever guards its load: it is that of a loop as long, or in range."""
     if isinstance(index, Var) and loops.get(index) is extent:
         return True
+    if not {n for n in index.walk() if isinstance(n, Var)} <= loops.keys():
+        return False  # a name bound within the row: where the row begins is not known before it
     low, high = value_range(index, {v.name: extent_range(n) for v, n in loops.items()})
     if low is None or low < 0 or high is None:
         return False
