@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from compiler.errors import CacheError, CompilerError, InvalidData, ToolchainError, Unsupported
 
 if TYPE_CHECKING:
+    from compiler.dumps import load
     from compiler.execution import (
         Executable,
         accuracy,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from compiler.targets.target import Target
 
 _HOME = {
+    "compiler.dumps": ("load",),
     "compiler.execution": (
         "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "reference",
     ),
@@ -96,6 +98,7 @@ __all__ = [
     "from_graph",
     "inspect",
     "instruction_checks",
+    "load",
     "lower",
     "moments",
     "mutants",

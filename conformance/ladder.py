@@ -97,7 +97,7 @@ class Report:
 
 
 def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell | None = None) -> Row:
-    """The row of one case."""
+    """The row of one case; of one that was `lost` before, no more than its files."""
     case = cases.from_json(case_json)
     with threads(options.get("threads", 1)), torch.no_grad():
         try:
@@ -111,6 +111,8 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell |
             return unjudged(Report(), case, options["seed"], problem, "capture").row()
         if isinstance(ladder.error, compiler.Unsupported):
             return Report("unsupported", remarks=[str(ladder.error)]).row()
+        if lost := options.get("lost"):
+            return {"repro": repro.dump(Path(options["dump"]), made, ladder.lowering, lost)}
         if case.raises is not None:
             return refused(made, ladder, options, tell or (lambda stage: None))
         if case.dynamic is not None:

@@ -18,7 +18,9 @@ SCRIPT = '''"""{title}
 {detail}
 """
 
+import argparse
 import math
+import sys
 from pathlib import Path
 
 import torch
@@ -36,14 +38,22 @@ captured = compiler.capture({name}, tensors, constants={constants})
 named = dict(zip(captured.arguments, tensors)) | captured.constants
 given = [named[i.name] for i in captured.program.inputs]
 right = compiler.reference(captured.program, given)
-lowering = compiler.lower(captured.program, compiler.target("{target}"))
-for stage in compiler.stages(lowering.target):
+target = compiler.target("{target}")
+stages = compiler.stages(target)
+parser = argparse.ArgumentParser(description="runs every stage alone")
+parser.add_argument("--from-dump", choices=stages, help="start from the text of this stage beside this file")
+start = parser.parse_args(sys.argv[1:] if __name__ == "__main__" else []).from_dump
+if start is None:
+    lowering = compiler.lower(captured.program, target)
+else:
+    lowering = compiler.load(Path(__file__).parent / {texts}.get(start, f"{{start}}.ir"), target)
+for stage in stages[stages.index(start or stages[0]) :]:
     try:
         made = compiler.execute(lowering, stage, given)
     except compiler.CompilerError as problem:
         print(f"{{stage:8}} {{problem}}")
         continue
-    far = [(a.double() - b.double()).abs().nan_to_num(0.0) for a, b in zip(made, right)]
+    far = [(a.double().reshape(b.shape) - b.double()).abs().nan_to_num(0.0) for a, b in zip(made, right)]
     print(f"{{stage:8}} largest difference from f64:", *(f"{{d.max():.3g}}" if d.numel() else "none" for d in far))
 '''
 TEXTS = {"cpp": "kernel.cpp", "cuda": "kernel.cu"}
@@ -91,7 +101,8 @@ def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: dict[
     text = inputs.source(case)
     name = text.split("def ", 1)[1].split("(", 1)[0]
     return SCRIPT.format(
-        title=f"{case.id} fails in stage {row['first_bad_stage']}, pass {row['first_bad_pass']}.",
+        title=_title(case.id, row),
+        texts=TEXTS,
         detail=row["detail"].replace("\\", "\\\\").replace('"""', "'''"),
         module=_modules(made, folder),
         source=text,
@@ -100,6 +111,12 @@ def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: dict[
         constants=[n for n, arg in enumerate(case.args) if arg.constant],
         target=lowering.target.name,
     )
+
+
+def _title(name: str, row: dict[str, Any]) -> str:
+    if row["verdict"] in ("crash", "timeout"):
+        return f"{name} loses its process in stage {row['first_bad_stage']} ({row['verdict']})."
+    return f"{name} fails in stage {row['first_bad_stage']}, pass {row['first_bad_pass']}."
 
 
 def _modules(made: Subject, folder: Path) -> str:

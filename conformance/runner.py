@@ -19,6 +19,7 @@ NATIVE = (STAGES[0], *KINDS.values())  # stages that PyTorch or the machine itse
 MEMORY, MEMORY_SHARE = 8 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
 CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
 FUZZ_SECONDS = 120.0
+FILES_SECONDS = 60.0
 
 
 class Runner:
@@ -86,7 +87,7 @@ class Runner:
         if self.watched:
             return rows.joined([self._watch(tool, known, case, options, limit) for tool in self.watched])
         reply = self._call("check", to_json(case), options, timeout=limit or CHECK_SECONDS)
-        return self._keep(rows.check_row(known, reply), case, Path(options["dump"]))
+        return self._keep(rows.check_row(known, reply), case, options)
 
     def _watch(
         self, tool: str, known: rows.Row, case: Case, options: Mapping[str, Any], limit: float | None
@@ -96,7 +97,7 @@ class Runner:
         reply = self.watched[tool].call(
             function, to_json(case), {**options, "sanitizer": log}, timeout=limit or WATCHED_SECONDS, hold="shared"
         )
-        return self._keep(rows.check_row(known, reply), case, Path(options["dump"]))
+        return self._keep(rows.check_row(known, reply), case, options)
 
     def _log(self, tool: str) -> Path:
         assert self.logs is not None
@@ -156,16 +157,21 @@ class Runner:
         hold = "exclusive" if kind in ("bench", "fitness") else "shared"
         return self.executor.call(self.settings.function(kind), *arguments, timeout=timeout, hold=hold)
 
-    def _keep(self, row: rows.Row, case: Case, folder: Path) -> rows.Row:
-        """A case that lost its process could not write its own files: keep what is known about it."""
+    def _keep(self, row: rows.Row, case: Case, options: Mapping[str, Any]) -> rows.Row:
+        """A case that lost its process could not write its own files: keep what is known about it, and let another
+        process write those, which runs no stage."""
         if row["verdict"] not in ("crash", "timeout"):
             return row
+        folder = Path(options["dump"])
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "case.json").write_text(json.dumps(to_json(case), indent=1), encoding="utf-8")
             (folder / "lost.txt").write_text(f"{row['command']}\n{row['detail']}\n", encoding="utf-8")
         except OSError as error:
             return row | {"detail": f"{row['detail']}\n(its files could not be written to {folder}: {error.strerror})"}
+        if not self.settings.backend:
+            lost = {key: row[key] for key in ("verdict", "first_bad_stage", "first_bad_pass", "detail")}
+            self._call("check", to_json(case), {**options, "lost": lost}, timeout=FILES_SECONDS)
         return row | {"repro": str(folder)}
 
     def _check_options(self, known: rows.Row) -> dict[str, Any]:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from importlib import metadata
 
-from compiler.cli import cache, check, passes, run, show, targets
+from compiler.cli import cache, check, passes, run, show, targets, validate
 from compiler.cli.sources import Senseless
 from compiler.errors import CompilerError
+from compiler.runtime import detect
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,9 +67,30 @@ def _said(problem: Exception) -> str:
     )
 
 
+class _Version(argparse.Action):
+    """Looks for the versions only when it is asked for them."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        tools = [f"Python {platform.python_version()}", f"torch {_distribution('torch')}"]
+        try:
+            tools.append(f"g++ {detect.toolchain('g++').version}")
+        except CompilerError:
+            tools.append("no g++")
+        print(f"mlcomp {_distribution('pytest-mlcomp')} ({', '.join(tools)})")
+        parser.exit()
+
+
+def _distribution(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "of no known version"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mlcomp", description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
+    parser.add_argument("--version", action=_Version, nargs=0, help="versions of mlcomp and of what it builds on")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     shown = commands.add_parser("show", help="print a program at one stage")
     show.options(shown)
@@ -96,6 +120,9 @@ def _parser() -> argparse.ArgumentParser:
     kept = commands.add_parser("cache", help="show, verify or shrink the folder of compiled kernels")
     cache.options(kept)
     kept.set_defaults(run=cache.cache)
+    validated = commands.add_parser("validate", help="check shape files without running them")
+    validate.options(validated)
+    validated.set_defaults(run=validate.validate)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
     return parser

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -149,6 +150,15 @@ def test_run_fails_when_the_result_is_wrong(
     monkeypatch.setattr(execution, "compare", lambda *_: (1.0, 1e-6))
     assert cli.main(["run", "-c", SOFTMAX]) == 1
     assert "largest difference from eager 1, allowed 1e-06: WRONG" in capsys.readouterr().out
+
+
+def test_versions(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert end.value.code == 0
+    out = capsys.readouterr().out
+    assert re.fullmatch(r"mlcomp \d+\.\d+\.\d+ \(Python \S+, torch \S+, g\+\+ \d.*\)\n", out)
+    assert metadata.version("torch") in out and metadata.version("pytest-mlcomp") in out
 
 
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import random
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -220,6 +221,32 @@ def test_a_failure_is_kept_and_runs_again(
     assert kept == {"run.py", "inputs.pt", "case.json", "failure.txt", "kernel.cpp"} | {f"{s}.ir" for s in compiler.IRS}
     runpy.run_path(str(tmp_path / "repro" / "run.py"))
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(compiler.STAGES)
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_the_files_of_a_lost_case_are_those_of_a_failed_one(target: str, tmp_path: Path) -> None:
+    """And its script runs the texts beside it, edited or not."""
+    lost = {"verdict": "crash", "first_bad_stage": "cpp", "first_bad_pass": None, "detail": "it died of SIGSEGV"}
+    row = check(case("x * 2 + 1"), target=target, dump=str(tmp_path / "repro"), lost=lost)
+    assert row == {"repro": str(tmp_path / "repro")}
+    last = compiler.stages(compiler.target(target))[-1]
+    text = tmp_path / "repro" / {"cpp": "kernel.cpp", "cuda": "kernel.cu"}[last]
+    kept = {path.name for path in (tmp_path / "repro").iterdir()}
+    assert kept == {"run.py", "inputs.pt", "case.json", "failure.txt", text.name} | {f"{s}.ir" for s in compiler.IRS}
+    assert "loses its process in stage cpp (crash)." in (tmp_path / "repro" / "run.py").read_text()
+    for start, edited in (("tile", tmp_path / "repro" / "tile.ir"), (last, text)):
+        stages = compiler.stages(compiler.target(target))
+        assert differences(tmp_path, start).keys() == set(stages[stages.index(start) :])
+        assert all(far < 1e-5 for far in differences(tmp_path, start).values())
+        edited.write_text(edited.read_text().replace("2.0", "3.0"))
+        assert all(far > 0.01 for far in differences(tmp_path, start).values())
+
+
+def differences(folder: Path, start: str) -> dict[str, float]:
+    """What the script of a folder says of each stage."""
+    command = [sys.executable, str(folder / "repro" / "run.py"), "--from-dump", start]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {line.split()[0]: float(line.split()[-1]) for line in done.stdout.splitlines()}
 
 
 def test_another_backend_has_a_final_stage_only() -> None:
