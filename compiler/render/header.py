@@ -6,8 +6,9 @@
 //     with function("rows", [x, y], writes=[y], grid=[64], block=[32, 1, 1]):
 //         pass
 ```
-They are Kernel IR with what the launches need left in: the shared memory that comes with them, and the waiting for the
-kernels before. A CPU calls one entry, so only its buffers stand there.
+They are Kernel IR with what the launches need left in: the shared memory that comes with them, the waiting for the
+kernels before, and whether there are requirements, by one that stands for all. A CPU calls one entry, so only its
+buffers stand there.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import re
 
 from compiler.ir import kernel as k
 from compiler.ir import kernel_text
+from compiler.ir.expr import Op, op
 from compiler.passes.gpu.dependents import WAIT, overlaps
 from compiler.render import c
 
+# Stands for all requirements: a function that has any is told where to say that one is not met.
+_CHECKED = k.Declare("checked", Op("require", (op("ge", k.Builtin("thread.x"), 0), k.Builtin("thread.x"))))
 _NAMED = re.compile(r"// .+, for (\S+)$")
 
 
@@ -32,12 +36,13 @@ def lines(program: k.Program, target: str) -> list[str]:
 def _launch(f: k.Function) -> k.Function:
     dynamic = k.dynamic_shared(f)[0]
     arrays = [n for s in f.body for n in s.walk() if isinstance(n, k.Array) and n.name in dynamic]
-    return f.replace(body=(*arrays, *([WAIT] if overlaps(f) else [])), origin=(), schedule="")
+    body = (*arrays, *([WAIT] if overlaps(f) else []), *([_CHECKED] if c.fails(f.body) else []))
+    return f.replace(body=body, origin=(), schedule="")
 
 
 def is_launch(f: k.Function) -> bool:
     """Whether no more than the launch of a function is known: its text may do anything."""
-    return bool(f.block) and all(s == WAIT or isinstance(s, k.Array) for s in f.body)
+    return bool(f.block) and all(s in (WAIT, _CHECKED) or isinstance(s, k.Array) for s in f.body)
 
 
 def parse(text: str) -> k.Program:

@@ -166,6 +166,7 @@ PROGRAMS: dict[str, Callable[[], compiler.Lowering]] = {
         target="sm_90a",
         dynamic_shapes={"x": {0: Dim("n", min=2, max=100_000)}},
     ),
+    "requirements": lambda: lowered(lambda x, i: x[i], torch.randn(50, 8), torch.arange(7), target="sm_90a"),
     "strides": lambda: lowered(lambda x: x + 1, torch.randn(6, 8).t(), target="sm_120"),
 }
 
