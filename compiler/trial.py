@@ -100,7 +100,10 @@ def _of_expression(
     own = [f"{t.dtype}{list(numbers(t.shape, at))}" for t in declared]
     if own != theirs:
         raise CompilerError(f"{path} takes {', '.join(own)}, and the expression has {', '.join(theirs)}")
-    return given, frontend.execute(captured.program, given)
+    try:
+        return given, frontend.execute(captured.program, given)
+    except (RuntimeError, IndexError, ValueError) as problem:
+        raise CompilerError(f"PyTorch does not run the expression: {type(problem).__name__}: {problem}") from problem
 
 
 def hints(lowering: Lowering) -> dict[Size, int]:
