@@ -89,6 +89,8 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
 def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
     """The line of a statement that writes: since it cannot be taken back, all lines run anew with it at their end."""
     target = d.first
+    if _overlaps(target.eager):  # what PyTorch makes of a write to such a tensor differs even from itself
+        raise NotFitting
     storage = target.eager.untyped_storage().data_ptr()
     flags = _flags(row, d.operands)
     names = [v.name for v in d.values.values() if v.eager.untyped_storage().data_ptr() == storage]
@@ -102,6 +104,14 @@ def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
     d.keep()
     d.values = {name: replace(written[name], used=v.used) for name, v in d.values.items()}
     return text
+
+
+def _overlaps(x: Tensor) -> bool:
+    """Whether two elements have one place in memory."""
+    places = torch.zeros((), dtype=torch.int64)
+    for axis, (n, step) in enumerate(zip(x.shape, x.stride(), strict=True)):
+        places = places + (torch.arange(n) * step).reshape([-1] + [1] * (x.dim() - 1 - axis))
+    return len(set(places.flatten().tolist())) < x.numel()
 
 
 def _anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
