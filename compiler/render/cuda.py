@@ -87,10 +87,10 @@ def render(program: k.Program, *, target: str, provenance: str = "") -> str:
 
 
 def names(program: k.Program) -> list[str]:
-    """What the text calls each function of a program; equal ones are one."""
+    """What the text calls each function of a program; equal ones are one, but for those of unknown text."""
     spelled = c.spelled([f.name for f in program.functions], RESERVED)
-    firsts = alike.firsts(program.functions)
-    return [spelled[firsts[f.name]] for f in program.functions]
+    firsts = alike.firsts(f for f in program.functions if not header.is_launch(f))
+    return [spelled[firsts.get(f.name, f.name)] for f in program.functions]
 
 
 def _header(function: str) -> str:

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import re
 
+from compiler.ir import alike, kernel_text
 from compiler.ir import kernel as k
-from compiler.ir import kernel_text
 from compiler.ir.expr import Op, op
 from compiler.passes.gpu.dependents import WAIT, overlaps
 from compiler.render import c
@@ -28,7 +28,8 @@ _NAMED = re.compile(r"// .+, for (\S+)$")
 
 def lines(program: k.Program, target: str) -> list[str]:
     """The comments at the head of the text of `program`."""
-    launched = tuple(_launch(f) for f in program.functions if f.block)
+    firsts = alike.firsts(program.functions)  # one function of the text may be launched for several of the program's
+    launched = tuple(_launch(f.replace(name=firsts[f.name])) for f in program.functions if f.block)
     shown = kernel_text.show(program.replace(functions=launched)).removesuffix("\n    pass\n")
     return c.comment(f"{program.name}, for {target}\n{shown}")
 

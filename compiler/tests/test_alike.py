@@ -8,6 +8,7 @@ import torch
 import compiler
 from compiler import frontend, pipeline
 from compiler.ir import alike
+from compiler.render import cuda, header
 from compiler.targets import named
 from compiler.tests.meaning import fresh_seed
 
@@ -43,3 +44,17 @@ def test_what_differs_in_more_than_names_is_another() -> None:
     assert len(functions) - len(set(firsts.values())) <= 1
     assert all(alike.shape_of(f) is alike.shape_of(alike.renamed(f, {n: f"{n}_x" for n in alike.names(f)}))
                for f in functions)  # fmt: skip
+
+
+def test_a_text_by_itself_launches_what_it_holds() -> None:
+    """What stands at its head says which of its functions each launch is of, equal ones and others."""
+
+    def programs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a = torch.softmax(x, -1)
+        return a, (x * 2).softmax(1), x.t().softmax(0), torch.softmax(a @ x, -1)
+
+    program = frontend.capture(programs, [torch.randn(16, 16)]).program
+    lowering = pipeline.lower(program, named.target("sm_90a"))
+    called = cuda.names(lowering.stages["kernel"])
+    assert cuda.names(header.parse(lowering.stages["cuda"])) == called
+    assert 1 < len(set(called)) < len(called), called
