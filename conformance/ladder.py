@@ -5,6 +5,7 @@ Runs in the child process, which a crash of generated code may take down; whatev
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import time
@@ -268,9 +269,11 @@ def _not_refused(made: Subject, lowering: compiler.Lowering, stage: str, wanted:
         return "\n".join(said) or f"found nothing wrong with the data, and should raise {wanted}"
     if stage == "kernel" or watch:
         return ""
-    target = lowering.target
-    compiled = compiler.compile(made.function, made.arguments, target, check_indices="sync")
-    arguments = [x.cuda() for x in made.arguments] if compiler.on_gpu(target) else made.arguments
+    target, function, arguments = lowering.target, made.function, made.arguments
+    if compiler.on_gpu(target):
+        function = copy.deepcopy(function).cuda() if isinstance(function, torch.nn.Module) else function
+        arguments = tuple(x.cuda() for x in arguments)
+    compiled = compiler.compile(function, arguments, target, check_indices="sync")
     return _not_raised(wanted, lambda: compiled(*arguments))
 
 

@@ -124,10 +124,10 @@ def _clipped(
     match value:
         case Load(index=index):
             mine = [v for v in guards if any(v in names(i) for i in index)]
-            return guarded(value, [b for v in mine for b in _bounds(value, v, tensors, ranges)])
+            return guarded(value, [b for v in mine for b in _within(value, v, guards[v], tensors, ranges)])
         case Select(_, Load(index=index) as load, other) if other is zero(value):
             mine = [v for v in guards if any(v in names(i) for i in index)]
-            return guarded(value, [b for v in mine for b in _bounds(load, v, tensors, ranges)])
+            return guarded(value, [b for v in mine for b in _within(load, v, guards[v], tensors, ranges)])
     return value.map(lambda x: _clipped(x, guards, tensors, ranges) if isinstance(x, Expr) else x)
 
 
@@ -162,12 +162,19 @@ def _guarded(
     load = block(factor, {name: t.shape for name, t in tensors.items()}) if tensors.keys() >= _loaded(factor) else None
     load = factor if isinstance(factor, Load) else load
     for v in (v for v in mine if v not in summing):
-        wanted += [mine[v]] if load is None else _bounds(load, v, tensors, ranges)
+        wanted += [mine[v]] if load is None else _within(load, v, mine[v], tensors, ranges)
     return guarded(factor, wanted)
 
 
 def _loaded(factor: Expr) -> set[str]:
     return {x.buffer for x in loads(factor)}
+
+
+def _within(
+    load: Load, var: str, guard: Expr, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> list[Expr]:
+    """What keeps a load, and those that its index is made of, within their buffers: of these the loop's own end."""
+    return [guard] if any(loads(i) for i in load.index) else _bounds(load, var, tensors, ranges)
 
 
 def _bounds(load: Load, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> list[Expr]:
