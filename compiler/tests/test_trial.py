@@ -69,8 +69,9 @@ def test_an_edit_that_computes_something_else_is_wrong(
 CPP = """\
 // f, for cpu
 // def f(x: f32[40], *, y: f32[40]):
-extern "C" __attribute__((visibility("default"))) void mlc_entry(void** buffers, const long long*, int) {
+extern "C" __attribute__((visibility("default"))) int mlc_entry(void** buffers, const long long*, int) {
   for (long i = 0; i < 40; i++) ((float*)buffers[1])[i] = ((float*)buffers[0])[i] * 2.0f;
+  return 0;
 }
 """
 

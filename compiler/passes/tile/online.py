@@ -218,9 +218,12 @@ class _Maker:
         return select(both(*inside), factor, cast(const(0, compute(factor.dtype)), factor.dtype))
 
     def bounds(self, factor: Expr, what: str, var: str) -> list[Expr]:
-        """What keeps a factor of a score that will not count within its buffers: those of a plain load are its own."""
+        """What keeps a factor of a score that will not count within its buffers: those of a plain load are its own.
+
+        An index that is itself loaded must not be read beyond the rows or columns that count.
+        """
         load = factor.arg if isinstance(factor, Cast) else factor
-        if not isinstance(load, Load):
+        if not isinstance(load, Load) or any(loads(i) for i in load.index):
             return [self.inside(what, var)]
         extents = zip(load.index, self.tensors[load.buffer].shape, strict=True)
         return [simplify(op("lt", i, n), self.ranges) for i, n in extents if var in names(i)]
