@@ -344,7 +344,8 @@ def _lower(
             before, program = program, _applied(p, program, Context(target, schedules or {}))
         except CompilerError:
             raise
-        except Exception:
+        except Exception as problem:
+            problem.add_note(f"in pass {p.name}")
             if not heuristic_chose or p.source not in ("tile", "kernel") or "loop" not in made:
                 raise
             plainer, fallbacks = _chosen(made["loop"], target, partial(_carry_out, unscheduled, target))

@@ -14,8 +14,8 @@ from typing import Any, overload
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Load, N, Op, Select, Size, Var, canonical, const, op
 from compiler.ir.node import Node
+from compiler.ir.ranges import Range, bits, divided_range, extreme, greater, lesser
 
-Range = tuple[int | None, int | None]
 Ranges = Mapping[str, Range]
 Linear = tuple[dict[Expr, int], int]  # coefficients of atoms, and the constant
 
@@ -161,11 +161,11 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
         case Op("mod", (_, Const(int() as d))) if d > 0:
             return 0, d - 1
         case Op("floordiv" | "mod" as how, (a, d)) if _only_sizes(d):
-            return _divided_range(how, value_range(a, ranges), value_range(d, ranges))
+            return divided_range(how, value_range(a, ranges), value_range(d, ranges))
         case Op("min" | "max" as how, (a, b)):
-            return _extreme(how, value_range(a, ranges), value_range(b, ranges))
+            return extreme(how, value_range(a, ranges), value_range(b, ranges))
         case Op("and" | "or" | "xor" as how, (a, b)) if e.dtype is i64:
-            return _bits(how, value_range(a, ranges), value_range(b, ranges))
+            return bits(how, value_range(a, ranges), value_range(b, ranges))
         case Op("shr", (a, Const(int() as by))) if 0 <= by < 64:
             low, high = value_range(a, ranges)
             return None if low is None else low >> by, None if high is None else high >> by
@@ -190,9 +190,9 @@ def _required(cond: Expr, e: Expr, ranges: Ranges) -> Range:
     for c in conjuncts(cond):
         match c:
             case Op("ge", (a, b)) if a is e:
-                low = _most(low, value_range(b, ranges)[0])
+                low = greater(low, value_range(b, ranges)[0])
             case Op("lt", (a, b)) if a is e and (most := value_range(b, ranges)[1]) is not None:
-                high = _least(high, most - 1)
+                high = lesser(high, most - 1)
     return None if low is None else min(low, 0), None if high is None else max(high, 0)
 
 
@@ -212,17 +212,9 @@ def _linear_range(e: Expr, ranges: Ranges) -> Range:
     low, high = _sum_range(form, ranges)
     if any(_is_symbolic(atom, ranges) for atom in form[0]):
         most, least = _bounded(form, ranges, 1), _bounded(form, ranges, -1)
-        high = _least(high, None if most is None else _sum_range(most, ranges)[1])
-        low = _most(low, None if least is None else _sum_range(least, ranges)[0])
+        high = lesser(high, None if most is None else _sum_range(most, ranges)[1])
+        low = greater(low, None if least is None else _sum_range(least, ranges)[0])
     return low, high
-
-
-def _least(a: int | None, b: int | None) -> int | None:
-    return min((x for x in (a, b) if x is not None), default=None)
-
-
-def _most(a: int | None, b: int | None) -> int | None:
-    return max((x for x in (a, b) if x is not None), default=None)
 
 
 def _product_range(e: Expr, ranges: Ranges) -> Range:
@@ -375,33 +367,6 @@ def _sum_range(form: Linear, ranges: Ranges) -> Range:
         low = None if low is None or a is None else low + c * a
         high = None if high is None or b is None else high + c * b
     return low, high
-
-
-def _divided_range(how: str, a: Range, d: Range) -> Range:
-    """Of what is never negative by a size, which is at least 1 wherever there is something to divide."""
-    if a[0] is None or a[0] < 0 or d[0] is None or d[0] < 0:
-        return None, None
-    if how == "floordiv":
-        return 0, None if a[1] is None else a[1] // max(d[0], 1)
-    return 0, _least(a[1], None if d[1] is None else d[1] - 1)
-
-
-def _bits(how: str, a: Range, b: Range) -> Range:
-    """Of numbers that are not negative, the bits of both or of either."""
-    (la, ha), (lb, hb) = a, b
-    if la is None or lb is None or la < 0 or lb < 0:
-        return None, None
-    if how == "and":
-        return 0, min((h for h in (ha, hb) if h is not None), default=None)
-    return 0, None if ha is None or hb is None else 2 ** max(ha.bit_length(), hb.bit_length()) - 1
-
-
-def _extreme(how: str, a: Range, b: Range) -> Range:
-    if how == "min":
-        high = min((x for x in (a[1], b[1]) if x is not None), default=None)
-        return (None if a[0] is None or b[0] is None else min(a[0], b[0])), high
-    low = max((x for x in (a[0], b[0]) if x is not None), default=None)
-    return low, (None if a[1] is None or b[1] is None else max(a[1], b[1]))
 
 
 @overload

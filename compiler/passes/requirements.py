@@ -22,10 +22,12 @@ Known = dict[Expr, Var]  # expressions that have a name here
 
 
 def requirements(program: k.Program) -> k.Program:
-    """before:
+    """Name what is required once, before the loops in which it does not change:
+
         for j in range(0, 32, 16):
             y[i * 32 + j] = x[require(min(max(index[i], 0), 9) == index[i], min(max(index[i], 0), 9)) * 32 + j, f32x16]
-    after:
+    becomes
+
         asked: i64 = index[i]
         asked_1: i64 = min(max(asked, 0), 9)
         checked: i64 = require(asked_1 == asked, asked_1)

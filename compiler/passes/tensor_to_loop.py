@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 from compiler.ir import expr, loop
 from compiler.ir.expr import Expr, Load, Select, Var, canonical, identity, select, substitute
-from compiler.ir.index import Range, extent_range, simplify
+from compiler.ir.index import extent_range, simplify
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import (
     Axis,

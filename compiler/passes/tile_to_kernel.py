@@ -32,7 +32,8 @@ from compiler.ir.expr import (
     select,
     static,
 )
-from compiler.ir.index import Range, linear, range_below, simplify, value_range
+from compiler.ir.index import linear, range_below, simplify, value_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.rests import MASKS, first_time, narrowed, rest, together, unit

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, f32, i64
 from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, op
-from compiler.ir.index import Range
+from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 
 FAILED = "failed"  # the parameter through which a function says that a requirement failed

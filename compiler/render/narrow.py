@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from compiler.ir import kernel as k
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Op, Select, Var, substitute
-from compiler.ir.index import Range, value_range
+from compiler.ir.index import value_range
+from compiler.ir.ranges import Range
 
 WARP = 32
 MOST_ROUNDS = 16  # after which a counter that still grows is not followed

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from compiler.ir import loop
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, loads, names, substitute
-from compiler.ir.index import Range, extent_range, linear, simplify
+from compiler.ir.index import extent_range, linear, simplify
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access, blocking

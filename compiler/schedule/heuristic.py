@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, product
-from compiler.ir.index import Range, extent_range
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access, attention, contraction

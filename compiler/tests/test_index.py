@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from compiler.ir import index
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Op, Select, Var, const, op, select
+from compiler.ir.ranges import Range
 from compiler.ir.text import Scope, expression, show
 
 Values = dict[str, np.ndarray[Any, Any]]
@@ -64,7 +65,7 @@ EXPRESSIONS = st.recursive(VARIABLES | SMALL, deeper, max_leaves=12).filter(lamb
 EXTENTS = st.tuples(*[st.integers(1, 6)] * len(AXES))
 
 
-def grid(extents: tuple[int, ...]) -> tuple[Values, dict[str, index.Range]]:
+def grid(extents: tuple[int, ...]) -> tuple[Values, dict[str, Range]]:
     points = np.meshgrid(*(np.arange(n) for n in extents), indexing="ij")
     return dict(zip(AXES, points, strict=True)), {a: (0, n - 1) for a, n in zip(AXES, extents, strict=True)}
 
@@ -95,7 +96,7 @@ def test_comparisons_keep_their_value_everywhere(a: Expr, b: Expr, how: str, ext
 def test_every_reshape_undoes_itself(sizes: tuple[int, ...]) -> None:
     """The digits of a mixed-radix number, put together again, are the number, for every order of the axes."""
     for shape in itertools.permutations(sizes):
-        ranges: dict[str, index.Range] = {a: (0, n - 1) for a, n in zip(AXES, shape, strict=True)}
+        ranges: dict[str, Range] = {a: (0, n - 1) for a, n in zip(AXES, shape, strict=True)}
         own = [Var(a) for a in AXES]
         flat = own[0] * (shape[1] * shape[2]) + own[1] * shape[2] + own[2]
         digits = (flat // (shape[1] * shape[2]), flat // shape[2] % shape[1], flat % shape[2])

@@ -119,8 +119,12 @@ def run(words: str, folder: Path, warm: bool = True) -> list[str]:
         return shell(words, ROOT if words.startswith("make ") else folder).splitlines()
     own, rest = split(words)
     made = io.StringIO()
+    status: object
     with contextlib.redirect_stdout(made):
-        status = cli.main(shlex.split(own)[1:])
+        try:
+            status = cli.main(shlex.split(own)[1:])
+        except SystemExit as ended:  # as argparse ends for --version
+            status = ended.code
     assert status == 0, f"{words}: exit status {status}"
     return (shell(f"cat {rest}", folder, made.getvalue()) if rest else made.getvalue()).splitlines()
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.ir import kernel as k
 from compiler.ir.expr import Expr, Var
-from compiler.ir.index import Range
+from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu.fragments import Fragment
 from compiler.schedule.extremes import Extreme

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from compiler.ir import kernel as k
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Var, names
-from compiler.ir.index import Range, simplify, value_range
+from compiler.ir.index import simplify, value_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
 from compiler.passes.gpu import fragments
 from compiler.passes.gpu.fragments import Fragment

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Load, loads
-from compiler.ir.index import Range, value_range
+from compiler.ir.index import value_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.targets.target import Target

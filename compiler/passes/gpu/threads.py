@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from compiler.ir import alike, tile
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, i64
-from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select, static
+from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select
 from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -28,6 +28,7 @@ from compiler.passes.gpu import (
     shared,
     specialised,
     tma,
+    traits,
     wgmma,
 )
 from compiler.passes.gpu.blocks import apart, block_size, grid, is_bound
@@ -56,11 +57,8 @@ def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, st
     zeros: list[Tensor] = []
     for kernel in program.kernels:
         for part in (kernel,) if groups.split(kernel.body) else apart(kernel):
-            schedule, streamed, past = (
-                schedules.get(kernel.name, ""),
-                read_once(part),
-                left_behind(program, part, target),
-            )
+            schedule = schedules.get(kernel.name, "")
+            streamed, past = read_once(part), left_behind(program, part, target)
             standing = alike.names(part)
             key = alike.shape_of(part), *(frozenset(standing.get(b, b) for b in own) for own in (streamed, past))
             again = alike.under_names_of(lowered[key][1], lowered[key][0], part) if key in lowered else None
@@ -181,7 +179,7 @@ class Lowering(Signals):
                     continue
                 out += wgmma.settle(self, s, scope)
                 out += self.fenced(s, scope)
-            if scope.level != "thread" and not _holds_together(s):
+            if scope.level != "thread" and not traits.holds_together(s):
                 uses = touched(s, scope)
                 if self.hazards.between(uses):
                     out.append(self.meet(scope))
@@ -318,7 +316,7 @@ class Lowering(Signals):
             uses = touched(f, scope)
             if f.kind == "parallel":  # iterations share tiles, but nothing in global memory
                 uses = Uses(*(frozenset(b for b in some if b in self.tiles) for some in (uses.reads, uses.writes)))
-            if (self.hazards.between(uses) or _exchanges(body)) and not meets:
+            if (self.hazards.between(uses) or traits.exchanges(body)) and not meets:
                 body.append(self.meet(scope))
                 self.hazards.clear()
             self.hazards.join(before)
@@ -360,7 +358,7 @@ class Lowering(Signals):
             return [k.Array(array, tensor.dtype, self.fragments[tensor.name].count, "local", 16)]
         if scope.level == "thread":
             scope.local |= {tensor.name}
-            return [k.Array(tensor.name, tensor.dtype, _span(tensor), "local", 16)]
+            return [k.Array(tensor.name, tensor.dtype, traits.span(tensor), "local", 16)]
         if s.space == "shared" and scope.level == "block":
             self.allocate(s)
             return []
@@ -461,7 +459,7 @@ class Lowering(Signals):
                     else None
                 )
         row, column = offsets
-        if part is None or row is None or column is None or not _alike(part.fragment, own):
+        if part is None or row is None or column is None or not traits.share_parts(part.fragment, own):
             raise ValueError(
                 f"kernel {self.source.name}: {buffer} is spread over threads as {own.shape} for a tensor instruction; "
                 "it can be used at the rows and columns of loops over lanes that go over it, only"
@@ -495,25 +493,3 @@ class Lowering(Signals):
         if isinstance(cond, Const):
             return self.value(then if cond.value else other, scope)
         return select(cond, self.value(then, scope), self.value(other, scope))
-
-
-def _exchanges(body: Body) -> bool:
-    """Warps pass each other values through memory that the next iteration uses again."""
-    return any(isinstance(n, k.Together) and n.scratch for s in body for n in s.walk())
-
-
-def _holds_together(s: Stmt) -> bool:
-    """A statement whose parts are looked at one by one when barriers are placed."""
-    return isinstance(s, If | groups.Meeting) or (isinstance(s, tile.For) and s.bind.level not in ("lanes", "warps"))
-
-
-def _alike(a: Fragment, b: Fragment) -> bool:
-    """Threads have parts of the same rows, and of the same columns, unless a tile has but one."""
-    rows = b.shape[0] == 1 or [(d.extent, d.row) for d in a.threads] == [(d.extent, d.row) for d in b.threads]
-    columns = b.shape[1] == 1 or [(d.extent, d.column) for d in a.threads] == [(d.extent, d.column) for d in b.threads]
-    return rows and columns
-
-
-def _span(t: Tensor) -> int:
-    far = [(static(n, f"the size of {t.name}") - 1) * static(by) for n, by in zip(t.shape, t.strides, strict=True)]
-    return max(sum(far) + 1, 1)

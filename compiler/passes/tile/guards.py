@@ -5,7 +5,8 @@ from __future__ import annotations
 from compiler.ir import tile
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Op, Select, Var, dim, names, op, substitute
-from compiler.ir.index import Range, conjuncts, from_linear, linear, simplify
+from compiler.ir.index import conjuncts, from_linear, linear, simplify
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt, Store
 from compiler.schedule.steps import Interior, ScheduleError
 

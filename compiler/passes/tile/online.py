@@ -28,7 +28,8 @@ from compiler.ir.expr import (
     static,
     substitute,
 )
-from compiler.ir.index import Range, extent_range, simplify
+from compiler.ir.index import extent_range, simplify
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL, Body

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, dim, names, op, substitute, variables
-from compiler.ir.index import Range, from_linear, linear, simplify, value_range
+from compiler.ir.index import from_linear, linear, simplify, value_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.guards import guarded, interior

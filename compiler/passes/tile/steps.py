@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from compiler.ir import tile
 from compiler.ir.dtype import compute
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, names, op, select, substitute
-from compiler.ir.index import Range, extent_range, from_linear, has_sizes, linear, simplify, value_range
+from compiler.ir.index import extent_range, from_linear, has_sizes, linear, simplify, value_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, dim, names, op, static
-from compiler.ir.index import Range, extent_range, simplify
+from compiler.ir.index import extent_range, simplify
+from compiler.ir.ranges import Range
 from compiler.ir.tensor import row_major, scaled
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Shape, Value, dims
 

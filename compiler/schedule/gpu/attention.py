@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from compiler.ir import loop
 from compiler.ir.dtype import f32
 from compiler.ir.expr import static
-from compiler.ir.index import Range, extent_range
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Init, Kernel, Let
 from compiler.ir.tensor import Tensor
 from compiler.schedule import online

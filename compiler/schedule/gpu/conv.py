@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, const, loads, names, static, substitute
-from compiler.ir.index import Range, extent_range, linear, simplify
+from compiler.ir.index import extent_range, linear, simplify
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.schedule import access

@@ -10,7 +10,8 @@ import math
 
 from compiler.ir import loop
 from compiler.ir.expr import Var, names
-from compiler.ir.index import Range, extent_range
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
 from compiler.schedule import access
 from compiler.schedule.contraction import Contraction, recognise

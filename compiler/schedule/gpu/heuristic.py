@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, dim, product
-from compiler.ir.index import Range, extent_range, value_range
+from compiler.ir.index import extent_range, value_range
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access

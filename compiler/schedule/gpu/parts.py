@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names
-from compiler.ir.index import Range, extent_range, linear
+from compiler.ir.index import extent_range, linear
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import access

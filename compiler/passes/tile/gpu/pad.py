@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, cast, dim, loads, names, op, static
-from compiler.ir.index import Range, from_linear, linear, simplify
+from compiler.ir.index import from_linear, linear, simplify
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import Body, find_nest, longest, padded, ranges_of, replace, wrap

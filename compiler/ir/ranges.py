@@ -1,0 +1,42 @@
+"""Ranges of whole numbers, inclusive pairs of which None is an unknown end, and what operations make of them."""
+
+from __future__ import annotations
+
+Range = tuple[int | None, int | None]
+
+
+def lesser(a: int | None, b: int | None) -> int | None:
+    """The lesser of two ends; the other one where one is unknown."""
+    return min((x for x in (a, b) if x is not None), default=None)
+
+
+def greater(a: int | None, b: int | None) -> int | None:
+    """The greater of two ends; the other one where one is unknown."""
+    return max((x for x in (a, b) if x is not None), default=None)
+
+
+def divided_range(how: str, a: Range, d: Range) -> Range:
+    """Of what is never negative by a size, which is at least 1 wherever there is something to divide."""
+    if a[0] is None or a[0] < 0 or d[0] is None or d[0] < 0:
+        return None, None
+    if how == "floordiv":
+        return 0, None if a[1] is None else a[1] // max(d[0], 1)
+    return 0, lesser(a[1], None if d[1] is None else d[1] - 1)
+
+
+def bits(how: str, a: Range, b: Range) -> Range:
+    """Of numbers that are not negative, the bits of both or of either."""
+    (la, ha), (lb, hb) = a, b
+    if la is None or lb is None or la < 0 or lb < 0:
+        return None, None
+    if how == "and":
+        return 0, min((h for h in (ha, hb) if h is not None), default=None)
+    return 0, None if ha is None or hb is None else 2 ** max(ha.bit_length(), hb.bit_length()) - 1
+
+
+def extreme(how: str, a: Range, b: Range) -> Range:
+    if how == "min":
+        high = min((x for x in (a[1], b[1]) if x is not None), default=None)
+        return (None if a[0] is None or b[0] is None else min(a[0], b[0])), high
+    low = max((x for x in (a[0], b[0]) if x is not None), default=None)
+    return low, (None if a[1] is None or b[1] is None else max(a[1], b[1]))
