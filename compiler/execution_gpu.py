@@ -214,6 +214,8 @@ def loader(
     if arch is None:
         path = emulator.build(made, (HEADERS,), cache=cache)
         return lambda plan: _emulated(path, plan, launches(program, plan), constants, threads, invalid)
+    # PyTorch takes numbers that are tensors of the CPU's wherever it takes numbers.
+    constants = {n: x.cuda() if x.device.type == "cpu" and not x.dim() else x for n, x in constants.items()}
     image = cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache)
     if not program.sizes:
         return lambda plan: gpu.load(

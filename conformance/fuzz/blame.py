@@ -128,12 +128,12 @@ def _through(program: Program, execute: Execute) -> list[runs.Run]:
     return _called(program, backend=backend)
 
 
-def _called(program: Program, **options: Any) -> list[runs.Run]:
+def _called(program: Program, device: str = "cpu", **options: Any) -> list[runs.Run]:
     torch._dynamo.reset()
     compiled = torch.compile(function(program), fullgraph=True, dynamic=program.dynamic, **options)
     needs = [arg.name in program.gradients for arg in program.args]
     given = [list(arguments(program, point).values()) for point in program.points]
-    return [runs.call(compiled, runs.copied(tensors), needs) for tensors in given]
+    return [runs.call(compiled, runs.copied(tensors, device), needs) for tensors in given]
 
 
 def _alike(program: Program, target: compiler.Target) -> bool:
@@ -146,7 +146,8 @@ def _alike(program: Program, target: compiler.Target) -> bool:
         results: Sequence[Any] = _With(graph, dict(zip(made.program.outputs, found, strict=True))).run(*inputs)
         return results
 
-    theirs = _called(program, backend="mlcomp", options={"fallback": False, "target": target.name})
+    device = "cuda" if compiler.on_gpu(target) else "cpu"
+    theirs = _called(program, device, backend="mlcomp", options={"fallback": False, "target": target.name})
     pairs = zip(_through(program, execute), theirs, strict=True)
     return all(
         len(x) == len(y) and all(map(_same, x, y)) for a, b in pairs for x, y in zip(_parts(a), _parts(b), strict=True)
