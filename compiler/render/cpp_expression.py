@@ -240,7 +240,7 @@ def _mask(w: Writer, e: Expr, bits: int) -> Code:
         case Select(cond, then, other):
             return Code(f"{w.of(cond, c.LOR)} ? {w.of(then, c.LOR, bits)} : {w.of(other, c.TERNARY, bits)}", c.TERNARY)
         case Op("require", (cond, value)):
-            return w.call("mlc_require", FAILURES, w.of(cond), w.of(value, bits=bits))
+            return w.call("mlc_require", FAILURES, w.of(cond, bits=bits), w.of(value, bits=bits))
         case Op("where", (cond, then, other)):
             return w.call("mlc_where", *(w.of(x, bits=bits) for x in (cond, then, other)))
         case Op(name, args) if args[0].dtype.kind == "bool":

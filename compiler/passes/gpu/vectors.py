@@ -102,6 +102,7 @@ def neighbours(
     loads: dict[tuple[str, Expr], Expr] = {}
     stores: dict[tuple[str, Expr], Expr] = {}
     guards: dict[tuple[str, Expr], Expr] = {}
+    alone: set[tuple[str, Expr]] = set()  # also loaded where some lanes do and others do not
     for load, conditions in _executed(body):
         if load.buffer in written or not (found := wide(load.buffer, load.index)):
             continue
@@ -110,6 +111,7 @@ def neighbours(
             (uniform(value(c), lane, vector, scope.multiples), holds) for c, holds in conditions
         ]  # fmt: skip
         if len(needed) < len(conditions) or any(c is None for c, _ in needed):
+            alone.add(key)
             continue
         if not conditions:
             guards.pop(key, None)
@@ -119,6 +121,9 @@ def neighbours(
             others = _all([c if holds else op("not", c) for c, holds in needed if c is not None])
             guards[key] = op("or", guards[key], others)
         loads[key] = found[1]
+    # Such a load finds its element in what was loaded for all, but not where that was loaded under a condition.
+    for key in alone & guards.keys():
+        del loads[key], guards[key]
     for s in body:
         if isinstance(s, Store) and s.op == "set" and s.buffer not in read and written.count(s.buffer) == 1:
             found = wide(s.buffer, s.index)
