@@ -85,7 +85,7 @@ class _Builder:
         self.nest: Nest = found
         self.kept = set(stored) | self._worth_keeping()
         self.done: dict[str, _Scope] = {}  # equations in memory, with the loops that store them
-        self.taken: set[str] = set()
+        self.taken = {name for e in group.equations for name in reads(e)}  # buffers that are loaded
         self.rows = _Scope(None, {})
 
     def _worth_keeping(self) -> set[str]:

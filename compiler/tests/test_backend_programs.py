@@ -56,7 +56,7 @@ class Interpreted:
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(execution, "build_captured", lambda captured, *_: Interpreted(captured))
+    monkeypatch.setattr(execution, "build_captured", lambda captured, *_, **__: Interpreted(captured))
     yield
     torch._dynamo.reset()
 

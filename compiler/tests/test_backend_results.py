@@ -216,3 +216,18 @@ def test_factors_of_whole_numbers_are_whole(beta: float, alpha: float) -> None:
     a, b, c = (torch.randint(-5, 9, shape) for shape in ((3,), (3, 4), (4,)))
     agree(lambda a, b, c: torch.addmv(a, b, c, beta=beta, alpha=alpha), (a, b, c))
     agree(lambda a, b: torch.addmm(a, b, b.t(), beta=beta, alpha=alpha), (a, b))
+
+
+def test_names_within_a_kernel_are_not_those_of_what_it_reads() -> None:
+    """Backward has an argument `sub_1` here, and a kernel that takes a value called `sub` again."""
+
+    def f(x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        loss = F.cross_entropy(F.rms_norm(x.var(2), (8,), weight).triu(2), target)
+        return torch.add(loss, loss, alpha=2), loss
+
+    x, weight = torch.randn(8, 8, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    target = torch.randint(0, 8, (8,))
+    found = []
+    for run in (f, torch.compile(f, backend=mlcomp, options={"fallback": False})):
+        found.append(torch.autograd.grad(torch.stack(run(x, weight, target)).sum(), [x, weight]))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
