@@ -174,8 +174,14 @@ def _loaded(factor: Expr) -> set[str]:
 def _within(
     load: Load, var: str, guard: Expr, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> list[Expr]:
-    """What keeps a load, and those that its index is made of, within their buffers: of these the loop's own end."""
-    return [guard] if any(loads(i) for i in load.index) else _bounds(load, var, tensors, ranges)
+    """What keeps a load within its buffer: the loop's own end, unless its index only grows with the loop."""
+    return _bounds(load, var, tensors, ranges) if all(_grows(i, var) for i in load.index) else [guard]
+
+
+def _grows(index: Expr, var: str) -> bool:
+    """Whether the variable is in the index, if at all, as a positive multiple."""
+    terms, _ = linear(index)
+    return all((isinstance(t, Var) and c > 0) or var not in names(t) for t, c in terms.items())
 
 
 def _bounds(load: Load, var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> list[Expr]:
