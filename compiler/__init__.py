@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         reference,
     )
     from compiler.execution_gpu import architecture, on_gpu
-    from compiler.frontend import Captured, capture, decompositions, from_graph
+    from compiler.frontend import Captured, capture, decompositions, from_graph, with_results
     from compiler.inspection import inspect
     from compiler.instructions.checks import NotRun, instruction_checks
     from compiler.interpret.accumulated import Moments, moments
@@ -44,7 +44,7 @@ _HOME = {
         "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "reference",
     ),
     "compiler.execution_gpu": ("architecture", "on_gpu"),
-    "compiler.frontend": ("Captured", "capture", "decompositions", "from_graph"),
+    "compiler.frontend": ("Captured", "capture", "decompositions", "from_graph", "with_results"),
     "compiler.instructions.checks": ("NotRun", "instruction_checks"),
     "compiler.inspection": ("inspect",),
     "compiler.interpret.accumulated": ("Moments", "moments"),
@@ -107,4 +107,5 @@ __all__ = [
     "reference",
     "stages",
     "target",
+    "with_results",
 ]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import OpOverload
-from torch.fx import Graph, GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 import compiler
@@ -182,10 +182,10 @@ class _With(Interpreter):
 def subject(one: Met) -> Subject:
     """A graph as the ladder takes it: what it computes, without what it only passes on and views of its results."""
     with _disable_current_modes():
-        captured = compiler.from_graph(_with_results(one.graph, _computed(one.graph)))
+        captured = compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
     tensors = tuple(x for x in one.inputs if isinstance(x, Tensor))
     nodes = {n.name: n for n in one.graph.graph.nodes}
-    computes = _with_results(one.graph, [nodes[name] for name in captured.program.outputs])
+    computes = compiler.with_results(one.graph, [nodes[name] for name in captured.program.outputs])
 
     def run(*_: Tensor) -> Sequence[Any]:
         made: Sequence[Any] = computes.forward(*one.inputs)
@@ -210,12 +210,3 @@ def _is_passed_on(node: Node) -> bool:
         return True
     is_view = isinstance(node.target, OpOverload) and node.target.is_view
     return node.op == "call_function" and is_view and all(map(_is_passed_on, node.all_input_nodes))
-
-
-def _with_results(graph: GraphModule, results: Sequence[Node]) -> GraphModule:
-    """A copy of the graph that gives these results alone."""
-    copied = Graph()
-    table: dict[Node, Node] = {}
-    copied.graph_copy(graph.graph, table)
-    copied.output(tuple(table[n] for n in results))
-    return GraphModule(graph, copied)
