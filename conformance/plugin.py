@@ -135,12 +135,12 @@ def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     if config.getoption("mlcomp_instructions"):
-        config.pluginmanager.import_plugin("conformance.instructions")
+        config.pluginmanager.import_plugin("conformance.run.instructions")
         return
     if config.getoption("mlcomp"):
         _root_again(config)
         # By name, not by an import statement: only a run with --mlcomp pays for it.
-        config.pluginmanager.import_plugin("conformance.session")
+        config.pluginmanager.import_plugin("conformance.run.session")
         return
     stray = [word for word in config.invocation_params.args if str(word).startswith("--mlcomp-")]
     if stray:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 # The suite is built on the compiler and not the other way round, so it is a process of its own that is asked.
-SUITE = "conformance.validate"
+SUITE = "conformance.shapes.validate"
 
 
 def options(command: argparse.ArgumentParser) -> None:

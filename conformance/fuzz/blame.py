@@ -21,12 +21,12 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 import compiler
-from conformance import ladder, oracle
-from conformance.cases import Case
 from conformance.fuzz import repro, runs
 from conformance.fuzz.program import Program, arguments, function
-from conformance.inputs import clone_storage
-from conformance.subject import Subject
+from conformance.judge import ladder, oracle
+from conformance.judge.subject import Subject
+from conformance.shapes.cases import Case
+from conformance.shapes.inputs import clone_storage
 
 Row = dict[str, Any]
 BACKEND = "torch.compile"  # the stage before and after all others

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 import compiler
-from conformance import oracle
 from conformance.fuzz import blame, generate, runs, wide
 from conformance.fuzz.program import Program, arguments, described, function, line
 from conformance.fuzz.runs import Run
-from conformance.inputs import Function
-from conformance.ladder import threads
+from conformance.judge import oracle
+from conformance.judge.ladder import threads
+from conformance.shapes.inputs import Function
 
 Row = dict[str, Any]
 Tell = Callable[[str], None]

@@ -10,11 +10,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from conformance import inputs
-from conformance.cases import FLOATS, Arg
 from conformance.fuzz import wide
 from conformance.fuzz.program import SCOPE, Point, number
-from conformance.layouts import fits
+from conformance.shapes import inputs
+from conformance.shapes.cases import FLOATS, Arg
+from conformance.shapes.layouts import fits
 
 T = TypeVar("T")
 NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}

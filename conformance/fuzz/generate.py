@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance import inputs
 from conformance.fuzz import operations, runs, wide
 from conformance.fuzz.drawing import MOST, Drawing, NotFitting, Value
 from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import SCOPE, Point, Program, arguments, function, number
+from conformance.shapes import inputs
 
 LEAST, MOST_CALLS = 2, 12
 ATTEMPTS = 50  # programs drawn, of which eager takes nearly every one

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from conformance import inputs
-from conformance.cases import Arg
-from conformance.inputs import Function
+from conformance.shapes import inputs
+from conformance.shapes.cases import Arg
+from conformance.shapes.inputs import Function
 
 SCOPE = {"torch": torch, "F": F}
 Point = Mapping[str, int]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from conformance.inputs import clone_storage
+from conformance.shapes.inputs import clone_storage
 
 
 @dataclass(frozen=True)

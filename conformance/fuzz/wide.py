@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from conformance.inputs import clone_storage
+from conformance.shapes.inputs import clone_storage
 
 FLOATING = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 # Imported here so that runs inside this process, whose own imports pytester forgets, share one copy of each module.
-import conformance.session
+import conformance.run.session
 
-ROOT = Path(conformance.session.__file__).resolve().parent.parent
+ROOT = Path(conformance.__file__).resolve().parent.parent
 
 FAKE = """
 import ctypes, os, subprocess, tempfile, time

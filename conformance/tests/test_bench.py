@@ -16,10 +16,12 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import compiler
-from conformance import bench, cases, device, roofline, systems
-from conformance.bench import Settings, Subject, Wrong
-from conformance.cases import Arg, BenchCase
-from conformance.systems import Built, Function
+from conformance.bench import benchmark, roofline
+from conformance.bench.benchmark import Settings, Subject, Wrong
+from conformance.judge import device, systems
+from conformance.judge.systems import Built, Function
+from conformance.shapes import cases
+from conformance.shapes.cases import Arg, BenchCase
 
 INPUTS = (torch.arange(6.0).reshape(2, 3),)
 
@@ -60,10 +62,10 @@ class Stage:
 
         return Alone()
 
-    def measure(self, function: Function = torch.relu, **settings: Any) -> bench.Row:
+    def measure(self, function: Function = torch.relu, **settings: Any) -> benchmark.Row:
         chosen = Settings(**settings)
         vs = [name for name in self.microseconds if name != systems.OURS]
-        return bench.measure(subject(function), vs, chosen, self.quiet, close, self.build, self.clock)
+        return benchmark.measure(subject(function), vs, chosen, self.quiet, close, self.build, self.clock)
 
 
 def subject(function: Function, inputs: tuple[torch.Tensor, ...] = INPUTS) -> Subject:
@@ -139,16 +141,16 @@ def test_too_good_to_be_true_is_suspect(times: dict[str, float], said: str) -> N
 
 def test_a_little_above_the_roofline_is_remarked_not_suspect() -> None:
     row = {"speedup": 1.0, "roofline": 1.04, "best": "eager"}
-    assert bench.suspicions(row, 1.0) == []
-    assert "106% of the roofline" in bench.suspicions(row | {"roofline": 1.06}, 1.0)[0]
+    assert benchmark.suspicions(row, 1.0) == []
+    assert "106% of the roofline" in benchmark.suspicions(row | {"roofline": 1.06}, 1.0)[0]
     measured = Stage(mlcomp=0.92, eager=1).measure()
     assert "109% of the roofline" in measured["message"] and not measured["suspect"]
 
 
 def test_work_on_other_threads_is_suspect() -> None:
     row = {"speedup": 1.0, "roofline": 0.5, "best": "eager"}
-    assert bench.suspicions(row, 1.0) == []
-    assert "other threads" in bench.suspicions(row, 1.9)[0]
+    assert benchmark.suspicions(row, 1.0) == []
+    assert "other threads" in benchmark.suspicions(row, 1.9)[0]
 
 
 def wrong_once() -> Function:
@@ -173,7 +175,7 @@ def static_output() -> Function:
 def test_an_executable_that_misbehaves_is_not_timed(ours: Callable[[], Function], said: str) -> None:
     inputs = (torch.tensor([[-1.0, 0, 2], [3, 4, 5]]),)
     with pytest.raises(Wrong, match=said):
-        bench.check(ours(), subject(torch.relu, inputs), close)
+        benchmark.check(ours(), subject(torch.relu, inputs), close)
 
 
 def test_views_of_inputs_and_nan_are_no_offence() -> None:
@@ -182,7 +184,7 @@ def test_views_of_inputs_and_nan_are_no_offence() -> None:
     def flip(x: torch.Tensor) -> torch.Tensor:
         return x.view(2, 1)
 
-    assert bench.check(flip, subject(flip, (nan,)), lambda *_: (True, 0.0, "")) == 0.0
+    assert benchmark.check(flip, subject(flip, (nan,)), lambda *_: (True, 0.0, "")) == 0.0
 
 
 def bench_case(**changes: Any) -> BenchCase:
@@ -196,7 +198,7 @@ def bench_case(**changes: Any) -> BenchCase:
 
 
 def test_constant_arguments_are_weights_and_the_reference_is_in_f64() -> None:
-    prepared = bench.prepare(bench_case(), 3)
+    prepared = benchmark.prepare(bench_case(), 3)
     assert [list(x.shape) for x in prepared.inputs] == [[2, 8]]
     assert [list(w.shape) for w in prepared.weights] == [[4, 8]]
     wide = prepared.reference()
@@ -208,7 +210,7 @@ def test_constant_arguments_are_weights_and_the_reference_is_in_f64() -> None:
 def test_a_module_case_has_its_reference_in_f64() -> None:
     args, init = (Arg("x", (2, 8), "bf16"),), {"in_features": 8, "out_features": 4}
     case = bench_case(expr="module(x)", module="torch.nn:Linear", init=init, args=args, dtype="bf16")
-    prepared = bench.prepare(case, 3)
+    prepared = benchmark.prepare(case, 3)
     wide, narrow = prepared.reference(), prepared.function(*prepared.inputs)
     assert isinstance(wide, torch.Tensor) and wide.dtype == torch.float64
     assert isinstance(narrow, torch.Tensor) and torch.allclose(wide.to(torch.bfloat16), narrow, atol=0.05, rtol=0.05)
@@ -219,18 +221,18 @@ def test_a_module_case_has_its_reference_in_f64() -> None:
 def fake_run(monkeypatch: pytest.MonkeyPatch) -> Stage:
     stage = Stage(mlcomp=10, eager=20)
 
-    def measure(subject: Subject, vs: Sequence[str], settings: Settings, *_: object) -> bench.Row:
+    def measure(subject: Subject, vs: Sequence[str], settings: Settings, *_: object) -> benchmark.Row:
         names = [systems.OURS, *vs]
         assert set(names) == set(stage.microseconds) and settings.target == "cpu"
         return bench_measure(subject, vs, settings, stage.quiet, close, stage.build, stage.clock)
 
-    bench_measure = bench.measure
-    monkeypatch.setattr(bench, "measure", measure)
+    bench_measure = benchmark.measure
+    monkeypatch.setattr(benchmark, "measure", measure)
     return stage
 
 
 def test_a_case_comes_as_json_and_leaves_as_a_row(fake_run: Stage) -> None:
-    row = bench.run(json.loads(json.dumps(cases.to_json(bench_case()))), {"target": "cpu", "seed": 5})
+    row = benchmark.run(json.loads(json.dumps(cases.to_json(bench_case()))), {"target": "cpu", "seed": 5})
     assert (row["id"], row["suite"], row["op"], row["dtype"]) == ("linear[f32]", "ops", "linear", "f32")
     assert row["verdict"] == "FASTER" and row["budget"][0]["verdict"] == "met"
     assert json.loads(json.dumps(row)) == row
@@ -238,22 +240,22 @@ def test_a_case_comes_as_json_and_leaves_as_a_row(fake_run: Stage) -> None:
 
 def test_a_case_that_is_refused_leaves_a_row_without_times(fake_run: Stage) -> None:
     fake_run.broken["mlcomp"] = compiler.Unsupported("aten.linear.default", (), "not yet")
-    row = bench.run(cases.to_json(bench_case()), {"target": "cpu"})
+    row = benchmark.run(cases.to_json(bench_case()), {"target": "cpu"})
     assert row["verdict"] == "unsupported" and row["speedup"] is None and "aten.linear" in row["message"]
     assert torch.get_num_threads() >= 1 and not fake_run.alone
 
 
 def test_an_emulator_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "here", lambda target: False)
-    row = bench.run(cases.to_json(bench_case()), {"target": "sm_120"})
+    row = benchmark.run(cases.to_json(bench_case()), {"target": "sm_120"})
     assert row["verdict"] == "fail" and row["message"] == "no GPU of this machine runs code for sm_120"
 
 
 def test_errors_become_rows() -> None:
-    assert bench.failure(Wrong("wrong result"))["verdict"] == "fail"
-    row = bench.failure(compiler.Unsupported("aten.svd.default", (), "no lowering"))
+    assert benchmark.failure(Wrong("wrong result"))["verdict"] == "fail"
+    row = benchmark.failure(compiler.Unsupported("aten.svd.default", (), "no lowering"))
     assert row["verdict"] == "unsupported" and "aten.svd.default" in row["message"]
-    assert row["ours_us"] is None and bench.failure(ValueError("x\ny"))["message"] == "ValueError: x y"
+    assert row["ours_us"] is None and benchmark.failure(ValueError("x\ny"))["message"] == "ValueError: x y"
 
 
 @pytest.mark.parametrize(
@@ -266,9 +268,9 @@ def test_errors_become_rows() -> None:
 )
 def test_budgets_are_judged_by_the_interval(rules: dict[str, float], verdicts: list[str]) -> None:
     row = Stage(mlcomp=10, eager=30, compile=20).measure() | {"target": "cpu"}
-    assert [judged["verdict"] for judged in bench.judge_budget({"cpu": rules, "cuda": rules}, row)] == verdicts
+    assert [judged["verdict"] for judged in benchmark.judge_budget({"cpu": rules, "cuda": rules}, row)] == verdicts
     row["ci"] = [1.8, 2.2]
-    assert bench.judge_budget({"*": {"min_speedup": 2.0}}, row)[0]["verdict"] == "unproven"
+    assert benchmark.judge_budget({"*": {"min_speedup": 2.0}}, row)[0]["verdict"] == "unproven"
 
 
 def test_an_unknown_mode_is_named() -> None:
@@ -393,14 +395,14 @@ def test_on_a_gpu_equals_race_in_graphs_by_its_clock(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Settings, "clock_name", "device")
     monkeypatch.setattr(device, "graphs", graphs)
     monkeypatch.setattr(device, "clock", lambda: now)
-    row = bench.fitness({"target": "cuda"})
+    row = benchmark.fitness({"target": "cuda"})
     assert row["fit"] and replayed == {"add", "softmax", "matmul"}
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="another C library's memory")
 def test_freed_memory_serves_again_however_large() -> None:
     script = (
-        "import resource, torch\nfrom conformance import bench\nwith bench.kept_memory():\n"
+        "import resource, torch\nfrom conformance.bench import benchmark\nwith benchmark.kept_memory():\n"
         "    faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
         "    for call in range(12): before = faults(); torch.ones(12 << 20)\n"
         "    print(faults() - before)"
@@ -411,5 +413,5 @@ def test_freed_memory_serves_again_however_large() -> None:
 
 
 def test_the_lock_is_optional() -> None:
-    with bench._machine(Settings(), None) as alone:
+    with benchmark._machine(Settings(), None) as alone:
         assert alone is nullcontext

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance import shapes, toml_lines
+from conformance.shapes import files, toml_lines
 
 ONE = 'format = 1\n[[case]]\nname = "a"\nexpr = "x + 1"\nargs.x = { shape = ["N"] }\ndims.N = [4, 5]\n'
 NUMBERS = ", ".join(map(str, range(20_000)))
@@ -54,8 +54,8 @@ def test_what_asks_for_too_much_is_refused_at_its_line(tmp_path: Path, name: str
     change, line, message = HOSTILE[name]
     path = tmp_path / "mine.toml"
     path.write_text(ONE + change + "\n" if isinstance(change, str) else ONE.replace(*change))
-    with pytest.raises(shapes.ShapeFileError, match=message) as caught:
-        shapes.expand(shapes.load(path), "full")
+    with pytest.raises(files.ShapeFileError, match=message) as caught:
+        files.expand(files.load(path), "full")
     assert caught.value.line == line
     assert len(str(caught.value)) < 3000
 
@@ -64,14 +64,14 @@ def test_formulas_within_the_bounds_mean_what_they_meant(tmp_path: Path) -> None
     path = tmp_path / "mine.toml"
     shape = '["2**(N - 1) * 3 % 100", "len((1, 2) * N)", "-N % 3"]'
     path.write_text(ONE.replace('["N"]', shape))
-    assert [row.args[0].shape for row in shapes.expand(shapes.load(path), "full")] == [(24, 8, 2), (48, 10, 1)]
+    assert [row.args[0].shape for row in files.expand(files.load(path), "full")] == [(24, 8, 2), (48, 10, 1)]
 
 
 def test_lines_are_looked_for_once_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("format = 1\n" + "\n".join(ONE.partition("\n")[2].replace('"a"', f'"a{n}"') for n in range(50)))
     before = toml_lines.key_lines.cache_info().misses
-    assert len(shapes.load(path).cases) == 50
+    assert len(files.load(path).cases) == 50
     assert toml_lines.key_lines.cache_info().misses == before + 1
 
 
@@ -80,4 +80,4 @@ def test_the_nightly_tier_draws_rows_from_more_than_can_be_counted(tmp_path: Pat
     path = tmp_path / "mine.toml"
     params = "".join(f"params.{name} = [1, 2, 3, 4, 5]\n" for name in names)
     path.write_text(ONE.replace("x + 1", " + ".join(["x", *names])) + params)
-    assert len(shapes.expand(shapes.load(path), "nightly")) > 1000
+    assert len(files.expand(files.load(path), "nightly")) > 1000

@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from conformance import environment, progress, scratch, tables, waiting
+from conformance.isolation import scratch, waiting
+from conformance.report import environment, tables
+from conformance.run import progress
 from conformance.tests.pretence import PERF, ROOT, case, mlcomp, report, shape_file
 
 pytest_plugins = ["pytester"]

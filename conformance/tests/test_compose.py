@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance import inputs, shapes
+from conformance.shapes import files, inputs
 
 Write = Callable[[str], Path]
-FILES = sorted((shapes.find_shapes() / "compose").glob("*.toml"))
+FILES = sorted((files.find_shapes() / "compose").glob("*.toml"))
 TABLE = """format = 1
 
 [[compose]]
@@ -43,11 +43,11 @@ def write(tmp_path: Path) -> Write:
     return writer
 
 
-def expanded(path: Path, tier: str = "nightly") -> dict[str, shapes.Case]:
-    return {case.id.partition("[")[0]: case for case in shapes.expand(shapes.load(path, tier), tier)}
+def expanded(path: Path, tier: str = "nightly") -> dict[str, files.Case]:
+    return {case.id.partition("[")[0]: case for case in files.expand(files.load(path, tier), tier)}
 
 
-def value(case: shapes.Case) -> torch.Tensor:
+def value(case: files.Case) -> torch.Tensor:
     made: torch.Tensor = inputs.function(case)(*inputs.make(case).values())
     return made
 
@@ -87,7 +87,7 @@ def test_one_producer_is_what_another_takes(write: Write) -> None:
 
 def test_tiers_grow_and_the_smallest_has_every_part(write: Write) -> None:
     path = write(TABLE.replace("triples = 5", "triples = 5\npairs = 5"))
-    smoke, full, nightly = (expanded(path, tier) for tier in shapes.TIERS)
+    smoke, full, nightly = (expanded(path, tier) for tier in files.TIERS)
     assert len(smoke) == 4 and len(full) == 10 and len(nightly) == 13
     assert smoke.keys() < full.keys() < nightly.keys()
     assert {word for name in smoke for word in name.split(".")[1:]} == {
@@ -125,8 +125,8 @@ def test_a_table_that_cannot_be_is_refused_with_its_line(
     write: Write, old: str, new: str, line: int, message: str
 ) -> None:
     assert old in TABLE
-    with pytest.raises(shapes.ShapeFileError) as caught:
-        shapes.load(write(TABLE.replace(old, new, 1)))
+    with pytest.raises(files.ShapeFileError) as caught:
+        files.load(write(TABLE.replace(old, new, 1)))
     assert message in str(caught.value) and caught.value.line == line, caught.value
 
 

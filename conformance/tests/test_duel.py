@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conformance import duel
-from conformance.duel import Protocol, Ratio, Samples, Verdict
+from conformance.bench import duel
+from conformance.bench.duel import Protocol, Ratio, Samples, Verdict
 
 
 class FakeClock:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.executor import Executor, Status
+from conformance.isolation.executor import Executor, Status
 
 VICTIMS = '''
 import ctypes, os, subprocess, sys, time
@@ -182,7 +182,7 @@ def parent_of(victim: str, arguments: str, executor: Executor) -> list[str]:
     """A process of its own that says its child's number and then calls a victim."""
     program = (
         "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:]\n"
-        "from conformance.executor import Executor\n"
+        "from conformance.isolation.executor import Executor\n"
         "executor = Executor(['victims'], machine=Path(sys.argv[1]))\n"
         "print(executor.call('os:getpid', timeout=20).value, flush=True)\n"
         f"reply = executor.call('victims:{victim}', {arguments})\n"

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import compiler
-from conformance import inputs, ladder, shapes, systems
-from conformance.oracle import Verdict
+from conformance.judge import ladder, systems
+from conformance.judge.oracle import Verdict
+from conformance.shapes import files, inputs
 
 ROOT = Path(compiler.__file__).parents[1]
 SEED = int.from_bytes(os.urandom(4))
@@ -39,9 +40,9 @@ FAULTS = {
 
 
 def row(path: Path, stages: tuple[str, ...] = ("torch", "cpp"), **options: Any) -> dict[str, Any]:
-    (case, *_) = shapes.expand(shapes.load(path))
+    (case, *_) = files.expand(files.load(path))
     asked = {"target": "cpu", "seed": SEED, "stages": stages, **options}
-    return ladder.check(shapes.to_json(case), asked)
+    return ladder.check(files.to_json(case), asked)
 
 
 @pytest.mark.parametrize("lines", FAULTS)
@@ -69,7 +70,7 @@ def test_a_module_beside_the_shape_file_is_found(tmp_path: Path) -> None:
         place.mkdir()
         (place / "mymods.py").write_text(MINE.replace("2.0", str(by)))
         (place / "mine.toml").write_text(HEAD + 'module = "mymods:Mine"\n')
-        (case,) = shapes.expand(shapes.load(place / "mine.toml"))
+        (case,) = files.expand(files.load(place / "mine.toml"))
         function, (x,) = inputs.bind(case, inputs.make(case, SEED))
         assert function(x).equal(x * by)
         assert row(place / "mine.toml")["verdict"] == "pass"
@@ -80,7 +81,7 @@ def test_modules_inside_an_expression_are_modules_of_the_case(tmp_path: Path) ->
     path = tmp_path / "mine.toml"
     expr = "torch.relu(nn.Linear(5, n)(x)) + nn.Linear(5, n)(x)"
     path.write_text(HEAD + f'dtypes = ["bf16"]\nexpr = "{expr}"\nparams.n = [4]\n')
-    (case,) = shapes.expand(shapes.load(path))
+    (case,) = files.expand(files.load(path))
     (x,) = inputs.make(case, SEED).values()
     first, again = inputs.function(case), inputs.function(case)
     assert first(x).equal(again(x)) and first(x).shape == (3, 4) and not first(x).requires_grad

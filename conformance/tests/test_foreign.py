@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch._dynamo.backends import registry
 
-from conformance import ladder
-from conformance.cases import Arg, Case, to_json
-from conformance.shapes import expand, find_shapes, load
+from conformance.judge import ladder
+from conformance.shapes.cases import Arg, Case, to_json
+from conformance.shapes.files import expand, find_shapes, load
 from conformance.tests import wrong_backends
 
 SEED = random.SystemRandom().randrange(2**31)

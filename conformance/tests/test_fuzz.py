@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 import compiler
-from conformance.cases import Arg
 from conformance.fuzz import blame, check, generate, runs, wide
 from conformance.fuzz.program import Program, arguments, function, line
 from conformance.fuzz.runs import Run
+from conformance.shapes.cases import Arg
 from conformance.tests.pretence import mlcomp
 
 pytest_plugins = ["pytester"]

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import compiler
-from conformance import gate
-from conformance.cases import Arg, BenchCase, Case, to_json
+from conformance.judge import gate
+from conformance.shapes.cases import Arg, BenchCase, Case, to_json
 
 
 def case(kind: type[Case], expr: str, shape: tuple[int, ...] = (5, 33), **changes: Any) -> Case:

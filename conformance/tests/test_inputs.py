@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from conformance import distributions, draw, inputs, shapes
-from conformance.cases import DTYPES, FLOATS, Arg, Case, Value
+from conformance.shapes import distributions, draw, files, inputs
+from conformance.shapes.cases import DTYPES, FLOATS, Arg, Case, Value
 
 SEED = random.randrange(2**32)
 CASE = """format = 1
@@ -34,7 +34,7 @@ inputs = ["integers"]
 @pytest.fixture
 def case(tmp_path: Path) -> Case:
     (tmp_path / "mine.toml").write_text(CASE)
-    return shapes.expand(shapes.load(tmp_path / "mine.toml"), "full")[1]
+    return files.expand(files.load(tmp_path / "mine.toml"), "full")[1]
 
 
 def drawn(kind: str, shape: tuple[int, ...], dtype: str, seed: int = SEED, **options: Value) -> torch.Tensor:
@@ -191,7 +191,7 @@ def test_modules_have_seeded_weights() -> None:
 
 
 def next_case(arg: Arg) -> Case:
-    return shapes.Case(
+    return files.Case(
         id="one", file="f.toml", line=1, suite="f", op="one", expr=arg.name, args=(arg,), dims={}, params={}, consts={},
         dtype=arg.dtype, layout=arg.layout, distribution="normal", targets=("cpu",), tier="smoke",
     )  # fmt: skip

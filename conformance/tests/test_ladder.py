@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import compiler
-from conformance import ladder, sanitizer
-from conformance.cases import Arg, Case, Dynamic, Tolerance, to_json
+from conformance.judge import ladder, sanitizer
+from conformance.shapes.cases import Arg, Case, Dynamic, Tolerance, to_json
 
 SEED = random.SystemRandom().randrange(2**31)
 THREADS = compiler.stages(compiler.target("sm_90a"))

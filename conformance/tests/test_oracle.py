@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import compiler
-from conformance import moments, oracle
-from conformance.oracle import Array
+from conformance.judge import moments, oracle
+from conformance.judge.oracle import Array
 
 SEED = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]
 

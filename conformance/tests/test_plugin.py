@@ -14,8 +14,11 @@ from typing import Any
 import pytest
 
 import compiler
-from conformance import environment, sanitizer, settings, shapes
+from conformance.judge import sanitizer
 from conformance.plugin import OPTIONS
+from conformance.report import environment
+from conformance.run import settings
+from conformance.shapes import files
 from conformance.tests.pretence import FAKE, PERF, ROOT, case, mlcomp, report, shape_file, verdicts
 
 pytest_plugins = ["pytester"]
@@ -453,7 +456,7 @@ def checking_processes(ancestor: int) -> list[int]:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # some end while they are looked at
             for child in map(int, path.read_text().split()):
                 words = Path(f"/proc/{child}/cmdline").read_text()
-                found += [child] if "conformance.child" in words else checking_processes(child)
+                found += [child] if "conformance.isolation.child" in words else checking_processes(child)
     return found
 
 
@@ -467,10 +470,10 @@ def alive(pid: int) -> bool:
 def test_no_path_means_the_shapes_that_come_along(box: pytest.Pytester) -> None:
     result = mlcomp(box, "--collect-only", "-q", workers=None)
     names = {match[1] for line in result.outlines if (match := re.search(r"([\w.+\-]+\.toml)::", line))}
-    assert names <= {path.name for path in shapes.find_shapes().rglob("*.toml")}
-    assert bool(names) == any(shapes.find_shapes().rglob("*.toml"))
+    assert names <= {path.name for path in files.find_shapes().rglob("*.toml")}
+    assert bool(names) == any(files.find_shapes().rglob("*.toml"))
 
 
 def test_words_of_the_options_are_those_of_the_suite() -> None:
-    assert OPTIONS["tier"]["choices"] == shapes.TIERS
+    assert OPTIONS["tier"]["choices"] == files.TIERS
     assert set(re.findall(r"^def (\w+)", FAKE, re.MULTILINE)) == set(settings.FUNCTIONS)

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from conformance import environment, pages, progress, report, rows, tables
-from conformance.cases import Case, Xfail
-from conformance.executor import Reply, Status
-from conformance.rows import Row
+from conformance.isolation.executor import Reply, Status
+from conformance.report import environment, pages, rows, tables, writer
+from conformance.report.rows import Row
+from conformance.run import progress
+from conformance.shapes.cases import Case, Xfail
 
 ENV: environment.Environment = {
     "python": "3.11.2", "torch": "2.13.0", "device": "amd-epyc", "cpu": "AMD EPYC", "gpu": None,
@@ -51,8 +52,8 @@ def bench(op: str, speedup: float | None, suite: str = "mine", verdict: str = "S
     return known | more
 
 
-def run(cases: tuple[Row, ...] = (), benches: tuple[Row, ...] = (), selftest: Row | None = None) -> report.Run:
-    return report.Run(ENV, cases, benches, selftest, 12.5, "smoke", 7)
+def run(cases: tuple[Row, ...] = (), benches: tuple[Row, ...] = (), selftest: Row | None = None) -> writer.Run:
+    return writer.Run(ENV, cases, benches, selftest, 12.5, "smoke", 7)
 
 
 def case(*xfail: Xfail) -> Case:
@@ -68,7 +69,7 @@ def test_what_json_cannot_say_becomes_null() -> None:
     known = rows.describe(case(), "cpu", "mine.toml")
     row = rows.check_row(known, Reply(Status.DONE, value | {"detail": ""}))
     assert row["stages"][0]["err_over_tol"] is None
-    assert json.loads(json.dumps(report.run_json(run((row,))), allow_nan=False))["cases"][0]["verdict"] == "fail"
+    assert json.loads(json.dumps(writer.run_json(run((row,))), allow_nan=False))["cases"][0]["verdict"] == "fail"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +173,7 @@ def test_times_of_a_gpu_are_called_so_and_stand_beside_those_of_a_call() -> None
     )
     shown = dict(zip(header, line, strict=True))
     assert (shown["wall us"], shown["wall us of PyTorch"], lost[0][0]) == ("11.0", "17.0", "b")
-    assert report.run_json(run(benches=(row,)))["benches"][0]["wall_us"] == walls
+    assert writer.run_json(run(benches=(row,)))["benches"][0]["wall_us"] == walls
 
 
 def test_coverage_counts_ops_by_dtype() -> None:
@@ -213,20 +214,20 @@ def test_the_summary_says_what_was_lost_once_or_expected() -> None:
 
 
 def test_benchmark_json_is_what_pytest_benchmark_reads() -> None:
-    document = report.benchmark_json(run(benches=(bench("a", 2.0), bench("lost", None, verdict="crash"))))
+    document = writer.benchmark_json(run(benches=(bench("a", 2.0), bench("lost", None, verdict="crash"))))
     (record,) = document["benchmarks"]
     assert document["commit_info"] == {"id": "abc", "dirty": True}
     assert record["stats"]["median"] == 1.1e-5
     assert record["stats"]["data"] == [1e-5, 1.1e-5, 1.2e-5]
     assert record["extra_info"]["samples"] == {"eager": [2e-5]}
-    assert report.benchmark_json(run(benches=(bench("a", 2.0, samples={}),)))["benchmarks"][0]["stats"]["rounds"] == 1
+    assert writer.benchmark_json(run(benches=(bench("a", 2.0, samples={}),)))["benchmarks"][0]["stats"]["rounds"] == 1
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), KeyboardInterrupt()])
 def test_a_full_disk_or_ctrl_c_leaves_what_stood_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    report.write(tmp_path / "device", {"a.md": "old a", "b.md": "old b"})
+    writer.write(tmp_path / "device", {"a.md": "old a", "b.md": "old b"})
     calls: list[int] = []
 
     def full(descriptor: int) -> None:
@@ -235,8 +236,8 @@ def test_a_full_disk_or_ctrl_c_leaves_what_stood_there(
             raise error
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises((report.ReportError, KeyboardInterrupt)) as caught:
-        report.write(tmp_path / "device", {"a.md": "new a", "b.md": "new b"})
+    with pytest.raises((writer.ReportError, KeyboardInterrupt)) as caught:
+        writer.write(tmp_path / "device", {"a.md": "new a", "b.md": "new b"})
     assert {path.name: path.read_text() for path in (tmp_path / "device").iterdir()} == {
         "a.md": "old a",
         "b.md": "old b",
@@ -245,16 +246,16 @@ def test_a_full_disk_or_ctrl_c_leaves_what_stood_there(
         assert "No space left on device" in str(caught.value)
         assert "--mlcomp-report DIR" in str(caught.value)
     monkeypatch.undo()
-    report.write(tmp_path / "device", {"a.md": "new a"})
+    writer.write(tmp_path / "device", {"a.md": "new a"})
     assert (tmp_path / "device" / "a.md").read_text() == "new a"
 
 
 def test_a_summary_that_cannot_be_added_says_so(tmp_path: Path) -> None:
-    report.append(None, "text")
-    report.append(str(tmp_path / "step.md"), "text")
+    writer.append(None, "text")
+    writer.append(str(tmp_path / "step.md"), "text")
     assert (tmp_path / "step.md").read_text() == "text\n"
-    with pytest.raises(report.ReportError, match="Is a directory"):
-        report.append(str(tmp_path), "text")
+    with pytest.raises(writer.ReportError, match="Is a directory"):
+        writer.append(str(tmp_path), "text")
 
 
 @pytest.mark.parametrize(
@@ -299,6 +300,6 @@ def test_the_progress_line_comes_late_and_leaves() -> None:
     assert not patient.shown
 
 
-@pytest.mark.parametrize("name", ["report", "rows", "tables"])
+@pytest.mark.parametrize("name", ["writer", "rows", "tables"])
 def test_docstring_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"conformance.{name}")).failed == 0
+    assert doctest.testmod(importlib.import_module(f"conformance.report.{name}")).failed == 0

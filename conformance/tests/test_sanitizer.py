@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance import rows, sanitizer
-from conformance.sanitizer import Blind, Watch
+from conformance.judge import sanitizer
+from conformance.judge.sanitizer import Blind, Watch
+from conformance.report import rows
 
 
 class Pretended:

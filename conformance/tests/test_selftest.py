@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 import compiler
-from conformance import ladder, selftest
-from conformance.oracle import Verdict
+from conformance.judge import ladder, selftest
+from conformance.judge.oracle import Verdict
 
 SEED = random.SystemRandom().randrange(2**31)
 OPTIONS = {"targets": ["cpu"], "seed": SEED}

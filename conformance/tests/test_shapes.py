@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance import combine, shapes
+from conformance.shapes import combine, files
 
-Write = Callable[[str], shapes.ShapeFile]
+Write = Callable[[str], files.ShapeFile]
 
 SOFTMAX = """format = 1
 [defaults]
@@ -46,17 +46,17 @@ ONE = 'format = 1\n[[case]]\nname = "a"\nexpr = "x + 1"\nargs.x = { shape = ["N"
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    def writer(text: str) -> shapes.ShapeFile:
+    def writer(text: str) -> files.ShapeFile:
         path = tmp_path / "mine.toml"
         path.write_text(text)
-        return shapes.load(path)
+        return files.load(path)
 
     return writer
 
 
 def test_tiers_grow(write: Write) -> None:
     file = write(SOFTMAX)
-    smoke, full, nightly = (shapes.expand(file, tier) for tier in shapes.TIERS)
+    smoke, full, nightly = (files.expand(file, tier) for tier in files.TIERS)
     assert len({case.dtype for case in smoke}) == len(smoke) == len({case.dtype for case in nightly})
     assert {case.id for case in smoke} < {case.id for case in full} < {case.id for case in nightly}
     assert smoke[0].id == "softmax[B1-M1-N63-dim_m1.f32.contig.normal]"
@@ -64,7 +64,7 @@ def test_tiers_grow(write: Write) -> None:
 
 
 def test_every_pair_meets_in_a_row(write: Write) -> None:
-    rows = shapes.expand(write(SOFTMAX), "full")
+    rows = files.expand(write(SOFTMAX), "full")
     chosen = [
         {**row.dims, **row.params, "dtype": row.dtype, "layout": row.layout, "in": row.distribution} for row in rows
     ]
@@ -96,14 +96,14 @@ def test_pairwise_on_random_factors_and_filters() -> None:
 
 
 def test_ids_are_words_that_pytest_can_select(write: Write) -> None:
-    for case in shapes.expand(write(SOFTMAX), "nightly"):
+    for case in files.expand(write(SOFTMAX), "nightly"):
         assert re.fullmatch(r"[\w:+.\-\[\]]+", case.id), case.id
 
 
 def test_a_new_case_and_a_new_value_leave_ids_and_seeds_alone(write: Write) -> None:
-    before = {case.id: shapes.seed(case, "x", 7) for case in shapes.expand(write(ONE), "full")}
+    before = {case.id: files.seed(case, "x", 7) for case in files.expand(write(ONE), "full")}
     longer = ONE.replace("[4, 5]", "[9, 4, 5]") + '[[case]]\nname = "b"\nexpr = "x"\nargs.x = { shape = [2] }\n'
-    after = {case.id: shapes.seed(case, "x", 7) for case in shapes.expand(write(longer), "full")}
+    after = {case.id: files.seed(case, "x", 7) for case in files.expand(write(longer), "full")}
     assert set(after) - set(before) == {"a[N9.f32.contig.normal]", "b[f32.contig.normal]"}
     assert all(after[name] == value for name, value in before.items())
     assert len(set(after.values())) == len(after)
@@ -111,13 +111,13 @@ def test_a_new_case_and_a_new_value_leave_ids_and_seeds_alone(write: Write) -> N
 
 def test_cases_travel_as_json(write: Write) -> None:
     file = write(SOFTMAX)
-    for case in (*shapes.expand(file, "full"), *shapes.benches(file, "full")):
-        back = shapes.from_json(json.loads(json.dumps(shapes.to_json(case))))
+    for case in (*files.expand(file, "full"), *files.benches(file, "full")):
+        back = files.from_json(json.loads(json.dumps(files.to_json(case))))
         assert back == case and type(back) is type(case) and hash(back) == hash(case)
 
 
 def test_perf_rows(write: Write) -> None:
-    first, second = shapes.benches(write(SOFTMAX), "full")
+    first, second = files.benches(write(SOFTMAX), "full")
     assert first.id == "softmax[B1-M4096-N63-dim_m1.bf16.contig.normal]", "where does not apply to perf rows"
     assert second.params == {"dim": 0} and second.args[0].shape == (8, 1, 63)
     assert second.vs == ("eager", "compile") and second.budget == {"cpu": {"min_speedup": 1.0}}
@@ -134,11 +134,11 @@ PERF_TIERS = {
 def test_benchmarks_have_tiers_of_their_own(write: Write, word: str) -> None:
     rows = "[case.perf]\ndims = [{ N = 6 }, { N = 7 }, { N = 8 }]\n" + word
     file = write(ONE + 'tier = "nightly"\n' + rows)
-    for at, tier in enumerate(shapes.TIERS):
-        kept = [6 + row for row, of in enumerate(PERF_TIERS[word]) if shapes.TIERS.index(of) <= at]
-        assert [case.dims["N"] for case in shapes.benches(file, tier)] == kept
+    for at, tier in enumerate(files.TIERS):
+        kept = [6 + row for row, of in enumerate(PERF_TIERS[word]) if files.TIERS.index(of) <= at]
+        assert [case.dims["N"] for case in files.benches(file, tier)] == kept
     own = write(ONE + rows.replace("{ N = 7 }", '{ N = 7, tier = "smoke" }'))
-    assert 7 in [case.dims["N"] for case in shapes.benches(own)]
+    assert 7 in [case.dims["N"] for case in files.benches(own)]
 
 
 @pytest.mark.parametrize(
@@ -148,18 +148,18 @@ def test_benchmarks_have_tiers_of_their_own(write: Write, word: str) -> None:
 def test_benchmarks_belong_to_a_family(write: Write, family: str, names: list[str]) -> None:
     text = ONE.replace("x + 1", "x + how") + "params.how = [-1]\nperf = { dims = [{ N = 6 }, { N = 7 }] }\n"
     file = write(text.replace("format = 1\n", f"format = 1\n[defaults]\n{family}\n"))
-    assert [case.family for case in shapes.benches(file, "full")] == names
+    assert [case.family for case in files.benches(file, "full")] == names
 
 
 def test_zero_rows_are_one_per_named_dim(write: Write) -> None:
-    empty = [case for case in shapes.expand(write(SOFTMAX), "full") if case.dims["M"] == 0]
+    empty = [case for case in files.expand(write(SOFTMAX), "full") if case.dims["M"] == 0]
     assert len(empty) == 1 and empty[0].args[0].shape == (1, 0, 63)
 
 
 def test_xfail_is_for_its_dtype_and_target(write: Write) -> None:
-    for case in shapes.expand(write(SOFTMAX), "full"):
-        assert (shapes.xfail_for(case, "cpu:avx2") is not None) == (case.dtype == "bf16")
-        assert shapes.xfail_for(case, "cuda") is None
+    for case in files.expand(write(SOFTMAX), "full"):
+        assert (files.xfail_for(case, "cpu:avx2") is not None) == (case.dtype == "bf16")
+        assert files.xfail_for(case, "cuda") is None
 
 
 def test_shapes_from_params_fixed_dtypes_and_formula_options(write: Write) -> None:
@@ -168,7 +168,7 @@ def test_shapes_from_params_fixed_dtypes_and_formula_options(write: Write) -> No
         'args.x = { shape = ["2*N", 3], low = 0, high = 4 }\nargs.i = { shape = "s", dtype = "i64", '
         'inputs = { kind = "index", below = "2*N", unique_along = 0 } }\ndims.N = [4]\n'
     )
-    cases = shapes.expand(file, "full")
+    cases = files.expand(file, "full")
     assert [case.args[1].shape for case in cases] == [(), (5,), (2, 3)]
     assert cases[0].args[0].inputs == {"kind": "uniform", "low": 0, "high": 4}
     assert cases[0].args[1].inputs["below"] == 8 and cases[0].args[1].dtype == "i64"
@@ -179,10 +179,10 @@ def test_layouts_go_to_args_that_can_take_them(write: Write) -> None:
         'format = 1\n[[case]]\nname = "a"\nexpr = "x + b + w"\nargs.x = { shape = [4, 4] }\nargs.b = { shape = [4] }\n'
         'args.w = { shape = [4, 4] }\nconstants = ["w"]\nlayouts = ["contig", "permuted", "offset(1)"]\n'
     )
-    layouts = {case.layout: [arg.layout for arg in case.args] for case in shapes.expand(file, "full")}
+    layouts = {case.layout: [arg.layout for arg in case.args] for case in files.expand(file, "full")}
     assert layouts["permuted"] == ["permuted", "contig", "contig"]
     assert layouts["offset(1)"] == ["offset(1)", "offset(1)", "contig"]
-    assert shapes.expand(file)[0].constants == ("w",)
+    assert files.expand(file)[0].constants == ("w",)
 
 
 def test_zip_ops_and_targets(write: Write) -> None:
@@ -190,52 +190,52 @@ def test_zip_ops_and_targets(write: Write) -> None:
         'format = 1\n[[case]]\nops = ["sin", "cos"]\nexpr = "torch.{op}(x)"\nargs.x = { shape = ["M", "N"] }\n'
         'dims.M = [1, 2, 3]\ndims.N = [4, 5, 6]\ncombine = "zip"\nwhere = "target == \'cpu\' or M > 1"\n'
     )
-    cases = shapes.expand(file, "full")
+    cases = files.expand(file, "full")
     assert [case.args[0].shape for case in cases if case.op == "cos"] == [(1, 4), (2, 5), (3, 6)]
     assert [case.targets for case in cases][:2] == [("cpu",), ("cpu", "cuda")]
-    assert shapes.runs_on(cases[0], "cpu:avx512") and not shapes.runs_on(cases[0], "cuda")
+    assert files.runs_on(cases[0], "cpu:avx512") and not files.runs_on(cases[0], "cuda")
 
 
 def test_cross_is_bounded(write: Write) -> None:
     many = "[" + ",".join(map(str, range(1, 90))) + "]"
     text = ONE.replace('["N"]', '["N", "M"]').replace("[4, 5]", many) + f"dims.M = {many}\n"
-    assert len(shapes.expand(write(text), "nightly")) <= 89 * 89
-    with pytest.raises(shapes.ShapeFileError, match="7921 rows"):
-        shapes.expand(write(text + 'combine = "cross"\n'), "full")
+    assert len(files.expand(write(text), "nightly")) <= 89 * 89
+    with pytest.raises(files.ShapeFileError, match="7921 rows"):
+        files.expand(write(text + 'combine = "cross"\n'), "full")
 
 
 def test_types_are_timed_by_kind_of_target(write: Write) -> None:
     file = write(ONE + 'perf = { dtypes = { "*" = ["f32"], cuda = ["f32", "bf16"] } }\nfamily = "a.{dtype}"\n')
-    found = {row.dtype: (row.targets, row.family) for row in shapes.benches(file)}
+    found = {row.dtype: (row.targets, row.family) for row in files.benches(file)}
     assert found == {"f32": (("cpu", "cuda"), "a.f32"), "bf16": (("cuda",), "a.bf16")}
 
 
 def test_rows_that_are_timed_can_be_checked_around_their_sizes(write: Write) -> None:
     perf = 'perf = { dims = [{ N = 32 }, { N = 64, tier = "nightly" }], dtypes = { cpu = ["f32"], cuda = ["bf16"] }, '
     file = write(ONE + perf + 'checked = { around = { N = [-1, 1] }, targets = ["cuda"] } }\n')
-    rows = shapes.expand(file, "nightly")
+    rows = files.expand(file, "nightly")
     around = [row for row in rows if row.dims["N"] > 30]
     assert [(row.dims["N"], row.dtype, row.targets, row.tier) for row in around] == [
         (n, "bf16", ("cuda",), "nightly") for n in (31, 33, 63, 65)
     ]
-    assert not any(row.dims["N"] > 30 for row in shapes.expand(file, "full"))
+    assert not any(row.dims["N"] > 30 for row in files.expand(file, "full"))
 
 
 def test_what_is_said_once_of_perf_holds_for_each_case_that_has_it(write: Write) -> None:
     other = '[[case]]\nname = "other"\nexpr = "x"\nargs.x = { shape = [2] }\n'
     file = write(ONE.replace("[[case]]", '[defaults.perf]\ndtypes = ["f16"]\n[[case]]') + "perf = {}\n" + other)
-    assert [(row.op, row.dtype) for row in shapes.benches(file)] == [(file.cases[0].op, "f16")]
+    assert [(row.op, row.dtype) for row in files.benches(file)] == [(file.cases[0].op, "f16")]
 
 
 def test_a_dynamic_dim_makes_one_row_that_is_checked_at_all_its_values(write: Write) -> None:
     text = ONE.replace("N = [4, 5]", "N = [4, 5, 9]\ndims.K = [7, 8]\ndims.M = [6, 2]").replace("x + 1", "x + y")
     text += 'args.y = { shape = ["K", "2*M + 1", "N"] }\ndynamic = { N = { min = 1 }, M = { max = 30 } }\n'
-    first, second = shapes.expand(write(text), "full")
+    first, second = files.expand(write(text), "full")
     assert (first.id, second.id) == ("a[Ndyn-K7-Mdyn.f32.contig.normal]", "a[Ndyn-K8-Mdyn.f32.contig.normal]")
     assert first.dynamic is not None and first.dynamic.ranges == {"N": (1, None), "M": (2, 30)}
     assert [dims for dims, _ in first.dynamic.points] == [{"N": 4, "M": 6}, {"N": 5, "M": 2}, {"N": 9, "M": 6}]
     assert first.dynamic.points[1][1][1].shape == (7, 5, 5) and first.args[1].axes == ("", "2*M + 1", "N")
-    assert shapes.from_json(json.loads(json.dumps(shapes.to_json(first)))) == first
+    assert files.from_json(json.loads(json.dumps(files.to_json(first)))) == first
 
 
 REFUSED = {
@@ -302,56 +302,56 @@ REFUSED = {
 @pytest.mark.parametrize("extra", REFUSED)
 def test_refusals_name_the_line_and_the_remedy(write: Write, tmp_path: Path, extra: str) -> None:
     line, message = REFUSED[extra]
-    with pytest.raises(shapes.ShapeFileError) as caught:
+    with pytest.raises(files.ShapeFileError) as caught:
         file = write(ONE + extra + "\n")
-        assert shapes.expand(file, "full")
-        shapes.benches(file)
+        assert files.expand(file, "full")
+        files.benches(file)
     assert message in str(caught.value)
     assert str(caught.value).startswith(f"{tmp_path / 'mine.toml'}:{line}: ")
 
 
 @pytest.mark.parametrize("text", ["", "format = 2\n", "format = 1\n", "\x00", "[[case]\n"])
 def test_a_file_that_is_no_shape_file(write: Write, text: str) -> None:
-    with pytest.raises(shapes.ShapeFileError):
+    with pytest.raises(files.ShapeFileError):
         write(text)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b"# caf\xe9")
-    with pytest.raises(shapes.ShapeFileError, match="UTF-8"):
-        shapes.load(tmp_path / "latin.toml")
-    with pytest.raises(shapes.ShapeFileError, match="cannot be read"):
-        shapes.load(tmp_path / "absent.toml")
+    with pytest.raises(files.ShapeFileError, match="UTF-8"):
+        files.load(tmp_path / "latin.toml")
+    with pytest.raises(files.ShapeFileError, match="cannot be read"):
+        files.load(tmp_path / "absent.toml")
 
 
 def test_the_readme_example_works(write: Write) -> None:
-    readme = (shapes.find_shapes() / "README.md").read_text()
+    readme = (files.find_shapes() / "README.md").read_text()
     example = re.search(r"```toml\n(.*?)```", readme, re.DOTALL)
     assert example is not None
     file = write(example[1])
-    assert shapes.expand(file, "full") and len(shapes.benches(file, "full")) == 1
+    assert files.expand(file, "full") and len(files.benches(file, "full")) == 1
 
 
-@pytest.mark.parametrize("path", sorted(shapes.find_shapes().rglob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(files.find_shapes().rglob("*.toml")), ids=lambda path: path.stem)
 def test_shipped_files_load_and_expand(path: Path) -> None:
-    file = shapes.load(path)
-    assert shapes.expand(file, "full")
-    shapes.benches(file, "nightly")
+    file = files.load(path)
+    assert files.expand(file, "full")
+    files.benches(file, "nightly")
 
 
 DOCUMENTED = (
-    "cases", "combine", "distributions", "expand", "expressions", "layouts", "schema", "shapes", "toml_lines",
+    "cases", "combine", "distributions", "expand", "expressions", "layouts", "schema", "files", "toml_lines",
     "toml_values",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)
 def test_docstring_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"conformance.{name}")).failed == 0
+    assert doctest.testmod(importlib.import_module(f"conformance.shapes.{name}")).failed == 0
 
 
 def test_reading_shape_files_needs_no_torch() -> None:
-    script = "import sys, conformance.shapes; sys.exit('torch' in sys.modules or 'compiler' in sys.modules)"
+    script = "import sys, conformance.shapes.files; sys.exit('torch' in sys.modules or 'compiler' in sys.modules)"
     root = Path(__file__).resolve().parents[2]
     assert subprocess.run([sys.executable, "-c", script], cwd=root, timeout=60).returncode == 0
 

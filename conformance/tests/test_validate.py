@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance import validate
+from conformance.shapes import validate
 from conformance.tests.pretence import PERF, ROOT, case
 
 HEAD = "format = 1\n"

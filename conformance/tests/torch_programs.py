@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from conformance import inputs, oracle
 from conformance.fuzz import wide
-from conformance.inputs import clone_storage
+from conformance.judge import oracle
+from conformance.shapes import inputs
+from conformance.shapes.inputs import clone_storage
 
 # Shapes of the tensors that a program may name; those of whole numbers and truth values by `WHOLE` and `TRUE`.
 SHAPES: dict[str, tuple[int, ...]] = {

@@ -1,0 +1,1 @@
+"""How fast: cases timed beside their rivals, and the limits of the machine."""

@@ -1,0 +1,371 @@
+"""A function's name and JSON arguments in, a `Reply` out: a crash, hang or memory hog costs one call, not the run.
+
+The function runs in a persistent child process with its own pipes, its own process group and its own temporary files.
+The parent alone watches time and memory, so nothing that runs in the child can defeat the watch.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from conformance.isolation import lock, scratch
+from conformance.isolation.child import LENGTH, STACK_SIGNAL, encode
+from conformance.isolation.scratch import Scratch
+
+GIB = 2**30
+START_SECONDS = 180.0  # importing torch from a cold disk on a loaded machine
+POLL_MS = 20
+PATIENCE_SECONDS = 2.0  # of waiting for the machine before it is said
+FAMILY_SECONDS = 0.25  # how often the memory of the child's own children (compilers) is added up
+OUTPUT_LIMIT = 64 * 2**20
+TAIL = 4000
+STACK_SECONDS = 0.2
+MESSAGE_LIMIT = 2**30
+BOOTSTRAP = (
+    "import json, sys; setup = json.loads(sys.argv[1]); sys.path[:] = setup['path']; "
+    "from conformance.isolation.child import main; main(setup)"
+)
+
+
+class Status(StrEnum):
+    """How a call ended: with a value, with an exception, by losing the process, or by running out of time."""
+
+    DONE = "done"
+    RAISED = "raised"
+    CRASH = "crash"
+    TIMEOUT = "timeout"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What came of a call; `output` is the end of what the child printed."""
+
+    status: Status
+    value: Any = None
+    message: str = ""
+    output: str = ""
+    seconds: float = 0.0
+    at: str = ""  # where the function last said it was
+    first_loss: str = ""  # the call was lost in a used process, then repeated alone: this is what the first try said
+
+
+@dataclass
+class _Child:
+    process: subprocess.Popen[bytes]
+    requests: BinaryIO
+    replies: int
+    log: BinaryIO
+    scratch: Scratch
+    calls: int = 0
+    at: str = ""
+    buffer: bytearray = field(default_factory=bytearray)
+    lent: list[int] = field(default_factory=list)  # the child's ends of the pipes, open until it has its own
+
+
+class _Lost(Exception):
+    """The child is gone or must go; carries how the call ended."""
+
+    def __init__(self, status: Status, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Executor:
+    """One warm child, started when first needed and again after a loss."""
+
+    def __init__(
+        self,
+        preload: Sequence[str] = (),
+        memory: int = 6 * GIB,
+        machine: Path | None = None,
+        cwd: Path | None = None,
+        under: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`under` is a command that starts the child, such as a debugger's; `environment` is the child's besides.
+
+        `waits` is called once for each call whose child has waited for the machine for some seconds.
+        """
+        self.waits = waits
+        self.preload, self.under, self.environment = tuple(preload), tuple(under), dict(environment or {})
+        self.memory = memory
+        self.machine = machine or lock.default_path()
+        self.cwd = cwd
+        self._child: _Child | None = None
+        self._unstartable: Reply | None = None  # imports that failed once fail again: say so without trying
+
+    def start(self) -> None:
+        """Start the child without waiting for it, so that its imports overlap with other work."""
+        if self._child is None:
+            self._child = _spawn(self.preload, self.machine, self.cwd, self.under, self.environment)
+
+    def call(self, function: str, *arguments: Any, timeout: float, hold: str = "") -> Reply:
+        """Run `module:function` in the child; `hold` is "", "shared" or "exclusive", for the machine's lock.
+
+        A process lost by a crash may have been damaged by an earlier call, so the call is repeated once in a new one.
+        """
+        if self._unstartable is not None:
+            return self._unstartable
+        used = self._child is not None and self._child.calls > 0
+        reply = self._attempt(function, arguments, timeout, hold)
+        if reply.status is Status.CRASH and used:
+            return replace(self._attempt(function, arguments, timeout, hold), first_loss=reply.message)
+        return reply
+
+    def close(self) -> None:
+        """End the child and everything it started."""
+        child, self._child = self._child, None
+        if child is not None:
+            _end(child)
+
+    def _attempt(self, function: str, arguments: Sequence[Any], timeout: float, hold: str) -> Reply:
+        started = time.monotonic()
+        try:
+            self.start()
+            child = self._child
+            assert child is not None
+            if child.calls == 0:
+                ready = self._receive(child, START_SECONDS)
+                _let_go(child)
+                if "raised" in ready:
+                    self.close()
+                    message = f"the checking process could not start: {ready['raised']}"
+                    self._unstartable = Reply(Status.RAISED, None, message, ready["traceback"])
+                    return self._unstartable
+            os.ftruncate(child.log.fileno(), 0)
+            child.calls, child.at = child.calls + 1, ""
+            started = time.monotonic()
+            _send(child, {"function": function, "arguments": arguments, "lock": hold})
+            answer = self._receive(child, timeout)
+            if "lost" in answer:
+                raise _Lost(Status.CRASH, answer["lost"])
+        except _Lost as loss:
+            at = self._child.at if self._child else ""
+            output = self._lose(asked=loss.status is Status.TIMEOUT)
+            return Reply(loss.status, None, str(loss), output, time.monotonic() - started, at)
+        except BaseException:  # Ctrl-C: leave no orphan
+            self.close()
+            raise
+        seconds = time.monotonic() - started
+        if _resident(child.process.pid) > self.memory // 2:
+            self.close()  # leaked or cached so much that the next call would pay for it
+        if "raised" in answer:
+            return Reply(Status.RAISED, None, answer["raised"], answer["traceback"][-TAIL:], seconds, child.at)
+        return Reply(Status.DONE, answer["value"], seconds=seconds, at=child.at)
+
+    def _lose(self, asked: bool) -> str:
+        child, self._child = self._child, None
+        if child is None:
+            return ""
+        if asked and not _is_dead(child):
+            os.kill(child.process.pid, STACK_SIGNAL)  # a hung process tells where it hangs
+            time.sleep(STACK_SECONDS)
+        output = _tail(child)
+        _end(child)
+        return output
+
+    def _receive(self, child: _Child, timeout: float) -> dict[str, Any]:
+        """The next answer; the clock stands still while the child waits for the machine's lock."""
+        clock, told = _Clock(timeout), False
+        family = time.monotonic()
+        poll = select.poll()
+        poll.register(child.replies, select.POLLIN)
+        while True:
+            ready = poll.poll(POLL_MS)
+            if ready and not _fill(child):
+                raise _Lost(Status.CRASH, _last_words(child))
+            for message in _messages(child):
+                if "event" not in message:
+                    return message
+                if message["event"] == "at":
+                    child.at = message["where"]
+                else:
+                    clock.pause(message["event"] == "waiting")
+            if not ready and _is_dead(child):
+                raise _Lost(Status.CRASH, _last_words(child))
+            if not told and clock.paused_for() > PATIENCE_SECONDS:
+                self.waits()
+                told = True
+            if clock.expired():
+                raise _Lost(Status.TIMEOUT, f"no answer within {timeout:g} s; its process was killed")
+            whole = time.monotonic() - family > FAMILY_SECONDS
+            family = time.monotonic() if whole else family
+            self._check_memory(child, whole)
+
+    def _check_memory(self, child: _Child, whole: bool) -> None:
+        used = sum(map(_resident, _family(child.process.pid))) if whole else _resident(child.process.pid)
+        if used > self.memory:
+            limit = f"{self.memory / GIB:.1f} GiB"
+            raise _Lost(Status.CRASH, f"out of memory: it used more than {limit}; its process was killed")
+        if whole and os.fstat(child.log.fileno()).st_size > OUTPUT_LIMIT:
+            os.ftruncate(child.log.fileno(), 0)
+
+
+class _Clock:
+    """Counts seconds of work down; pausing stops it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._left = seconds
+        self._since: float | None = time.monotonic()
+        self._paused_at = 0.0
+
+    def pause(self, paused: bool) -> None:
+        now = time.monotonic()
+        if self._since is not None:
+            self._left -= now - self._since
+        self._since = None if paused else now
+        self._paused_at = now
+
+    def paused_for(self) -> float:
+        """Seconds of the pause that it is in; 0 where it runs."""
+        return time.monotonic() - self._paused_at if self._since is None else 0.0
+
+    def expired(self) -> bool:
+        return self._since is not None and time.monotonic() - self._since > self._left
+
+
+def _spawn(
+    preload: Sequence[str], machine: Path, cwd: Path | None, under: Sequence[str], environment: Mapping[str, str]
+) -> _Child:
+    own = scratch.make()
+    request_read, request_write = os.pipe()
+    reply_read, reply_write = os.pipe()
+    lent = [request_read, reply_write]
+    log = tempfile.TemporaryFile("ab+")  # noqa: SIM115  append mode: truncation from here rewinds the child's writes too
+    setup = {
+        "path": [str(Path(entry).absolute()) for entry in sys.path],
+        "parent": 0 if under else os.getpid(),
+        # A command in between need not hand descriptors on.
+        "requests": f"/proc/{os.getpid()}/fd/{request_read}" if under else request_read,
+        "replies": f"/proc/{os.getpid()}/fd/{reply_write}" if under else reply_write,
+        "machine": str(machine),
+        "preload": list(preload),
+    }
+    try:
+        process = subprocess.Popen(
+            [*under, sys.executable, "-P", "-u", "-c", BOOTSTRAP, json.dumps(setup)],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=cwd,
+            env={**os.environ, **environment, **own.environment},
+            pass_fds=() if under else lent, start_new_session=True,
+        )  # fmt: skip
+    except BaseException:
+        for descriptor in (*lent, request_write, reply_read):
+            os.close(descriptor)
+        own.close()
+        raise
+    os.set_blocking(reply_read, False)
+    child = _Child(process, os.fdopen(request_write, "wb"), reply_read, log, own, lent=lent)
+    if not under:
+        _let_go(child)
+    return child
+
+
+def _let_go(child: _Child) -> None:
+    """Close the child's ends of the pipes here, so that its death shows."""
+    while child.lent:
+        os.close(child.lent.pop())
+
+
+def _send(child: _Child, message: dict[str, Any]) -> None:
+    data = encode(message)
+    try:
+        child.requests.write(data)
+        child.requests.flush()
+    except BrokenPipeError:
+        raise _Lost(Status.CRASH, _last_words(child)) from None
+
+
+def _fill(child: _Child) -> bool:
+    """Take what the pipe has; False at its end."""
+    try:
+        data = os.read(child.replies, 1 << 20)
+    except BlockingIOError:
+        return True
+    child.buffer += data
+    return bool(data)
+
+
+def _messages(child: _Child) -> Iterator[dict[str, Any]]:
+    """Every whole message received so far, taken out of the buffer."""
+    while len(child.buffer) >= LENGTH.size:
+        end = LENGTH.size + LENGTH.unpack_from(child.buffer)[0]
+        if end > MESSAGE_LIMIT:
+            raise _Lost(Status.CRASH, f"sent an unreadable reply: {bytes(child.buffer[:80])!r}")
+        if len(child.buffer) < end:
+            return
+        text = bytes(child.buffer[LENGTH.size : end])
+        del child.buffer[:end]
+        try:
+            yield json.loads(text)
+        except ValueError:
+            raise _Lost(Status.CRASH, f"sent an unreadable reply: {text[:80]!r}") from None
+
+
+def _is_dead(child: _Child) -> bool:
+    # WNOWAIT leaves a zombie, so that the group's number cannot be given to a stranger before it is killed.
+    return os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _last_words(child: _Child) -> str:
+    """How the process ended, by signal or status; one that only closed its pipe is said to have done so."""
+    patience = time.monotonic() + 2.0
+    while not _is_dead(child):
+        if time.monotonic() > patience:
+            return "closed its reply pipe and went on; its process was killed"
+        time.sleep(0.01)
+    ended = os.waitid(os.P_PID, child.process.pid, os.WEXITED | os.WNOWAIT)
+    assert ended is not None
+    if ended.si_code == os.CLD_EXITED:
+        return f"its process exited with status {ended.si_status}"
+    hint = " (not by this run: the system's out-of-memory killer?)" if ended.si_status == signal.SIGKILL else ""
+    return f"its process died of {signal.Signals(ended.si_status).name}{hint}"
+
+
+def _end(child: _Child) -> None:
+    with suppress(ProcessLookupError):  # nobody left in the group
+        os.killpg(child.process.pid, signal.SIGKILL)
+    child.process.wait()
+    _let_go(child)
+    for stream in (child.requests, child.log):
+        with suppress(BrokenPipeError):  # a request that the dead child never read
+            stream.close()
+    os.close(child.replies)
+    child.scratch.close()
+
+
+def _tail(child: _Child) -> str:
+    descriptor = child.log.fileno()
+    size = os.fstat(descriptor).st_size
+    return os.pread(descriptor, TAIL, max(0, size - TAIL)).decode(errors="replace").strip("\0\n")
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory that a process really uses; 0 where that cannot be read (no /proc, or it is gone)."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError):
+        return 0
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process and, where the system tells, everything it started."""
+    yield pid
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        for thread in threads:
+            for child in (thread / "children").read_text().split():
+                yield from _family(int(child))
+    except OSError:
+        return

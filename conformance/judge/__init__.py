@@ -1,0 +1,1 @@
+"""Whether a case is right: references, bounds, every stage run and held to them."""

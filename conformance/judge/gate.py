@@ -1,0 +1,74 @@
+"""Cases as JSON in; one row out: every kernel that they compile to for GPUs, with its resources and complaints.
+
+Runs in the child process, and nothing of what is compiled runs at all: no GPU is needed, only a CUDA compiler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+import compiler
+from conformance.judge import ladder, subject
+from conformance.shapes import cases
+from conformance.shapes.cases import BenchCase, Case
+
+Row = dict[str, Any]
+
+# The oldest, the newest and the data centre's own: each has instructions and limits that the others lack.
+ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
+MEASURED = ("f32", "bf16")  # types in which the rows that are to be timed are compiled
+# What families of benchmarks are to the compiler, whose machine code must then look a certain way.
+# Products of f32 may take either of two instructions, and so may those inside attention: schedules have the choice.
+FAMILIES = {"matmul": "contraction", "bmm": "contraction", "pointwise": "pointwise"}
+
+
+def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tell: Callable[[str], None]) -> Row:
+    """The row of some cases; `options` gives seed and threads, and may give other architectures."""
+    lowered: list[tuple[Case, compiler.Lowering]] = []
+    families: list[tuple[str, str] | None] = []
+    wrong: list[str] = []
+    architectures = options.get("architectures") or ARCHITECTURES
+    with ladder.threads(options.get("threads", 1)), torch.no_grad():
+        for case in _in_both_types([cases.from_json(data) for data in cases_json]):
+            tell(case.id)
+            try:
+                made = subject.prepare(case, options["seed"], blank=True)
+                some = [(case, compiler.lower(made.program, compiler.target(arch))) for arch in architectures]
+                lowered += some
+                families += [_family(case)] * len(some)
+            except compiler.Unsupported:  # the check of the case says so
+                continue
+            except Exception as error:  # whatever a pass raises is one case's failure
+                wrong.append(f"{case.id}: {type(error).__name__}: {error}")
+    tell("the compiler")
+    kernels = [
+        {"case": case.id, **vars(kernel), "opcodes": bool(kernel.opcodes)}
+        for (case, _), found in zip(lowered, compiler.inspect([x for _, x in lowered], families=families), strict=True)
+        for kernel in found
+    ]
+    wrong += [f"{k['case']} for {k['arch']}: {c}" for k in kernels for c in k["complaints"]]
+    verdict = "fail" if wrong else "pass"
+    return {"verdict": verdict, "detail": "\n".join(wrong), "cases": len(cases_json), "kernels": kernels}
+
+
+def _in_both_types(given: Sequence[Case]) -> list[Case]:
+    """The cases as they are, and those that are to be timed in each of the types that GPUs multiply."""
+    timed = [case for case in given if isinstance(case, BenchCase)]
+    known = {case.id for case in timed}
+    others = {row.id: row for case in timed for dtype in MEASURED if (row := _of_type(case, dtype)).id not in known}
+    return [*given, *others.values()]
+
+
+def _of_type(case: Case, dtype: str) -> Case:
+    """The same row in another type; what it had of that type besides, such as a mask, has it still."""
+    args = tuple(replace(arg, dtype=dtype if arg.dtype == case.dtype else arg.dtype) for arg in case.args)
+    return replace(case, id=case.id.replace(f".{case.dtype}.", f".{dtype}.", 1), args=args, dtype=dtype)
+
+
+def _family(case: Case) -> tuple[str, str] | None:
+    name = FAMILIES.get(case.family.partition(".")[0]) if isinstance(case, BenchCase) else None
+    return (name, case.dtype) if name else None

@@ -1,0 +1,408 @@
+"""A case as JSON and the options of a run in; its row out: every stage run by its own executor and held to the truth.
+
+Runs in the child process, which a crash of generated code may take down; whatever else goes wrong is a failed stage.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compiler
+from conformance.judge import foreign, oracle, repro, sanitizer, subject
+from conformance.judge.oracle import Verdict
+from conformance.judge.sanitizer import Watch
+from conformance.judge.subject import Subject, Tensors, Truth
+from conformance.shapes import cases, inputs
+from conformance.shapes.cases import Case
+from conformance.shapes.faults import CaseError, briefly
+
+Row = dict[str, Any]
+Tell = Callable[[str], None]
+
+RUNS = 3  # of the text, on the same buffers
+INVALID = str(compiler.InvalidData())  # what guarded text says of data that may not be
+EXECUTORS = {
+    "torch": "PyTorch", "tensor": "NumPy, f64 and f32", "loop": "plain C++ loops", "tile": "NumPy, by tiles",
+    "kernel": "Python, checked", "cpp": f"native, {RUNS} runs, guarded",
+}  # fmt: skip
+EXECUTORS_OF_CUDA = EXECUTORS | {
+    "kernel": "emulated, every access checked", "cuda": f"emulated, {RUNS} orders, guarded",
+}  # fmt: skip
+ON_GPU = f"GPU as {{}}, {RUNS} runs, guarded"
+WATCHED = "GPU as {}, under {}"
+LOST = 70  # exit status of a process that can use its GPU no more
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a stage computed, and what was wrong with how it did that."""
+
+    outputs: Tensors
+    complaints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """The stages that were reached, every pass application on the way, and why it ended, if early."""
+
+    lowering: compiler.Lowering
+    applications: tuple[compiler.Application, ...]
+    error: Exception | None = None
+
+    @property
+    def equations(self) -> Any:
+        """The Tensor IR program that came straight from Torch IR."""
+        return next((a.after for a in self.applications if a.stage == "tensor"), None)
+
+    @property
+    def next_pass(self) -> Any:
+        """The first pass that was not applied; some come again where a schedule was given up for a plainer one."""
+        every = compiler.passes_for(self.lowering.target)
+        done = [p.name for p in every].index(self.applications[-1].name) + 1 if self.applications else 0
+        return every[done]
+
+    def at(self, stage: str, program: Any) -> compiler.Lowering:
+        """As if `program` stood in that stage."""
+        return replace(self.lowering, stages={**self.lowering.stages, stage: program})
+
+
+@dataclass
+class Report:
+    """The row of a case as it comes about."""
+
+    verdict: str = "pass"
+    first_bad_stage: str | None = None
+    first_bad_pass: str | None = None
+    stages: list[Row] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    eager: float | None = None
+    undecided: float = 0.0
+    fallbacks: list[str] = field(default_factory=list)
+
+    def row(self) -> Row:
+        return {
+            "verdict": self.verdict, "first_bad_stage": self.first_bad_stage, "first_bad_pass": self.first_bad_pass,
+            "stages": self.stages, "detail": "\n".join(self.remarks), "eager_err_over_tol": self.eager,
+            "undecided": self.undecided, "fallbacks": self.fallbacks,
+        }  # fmt: skip
+
+
+def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell | None = None) -> Row:
+    """The row of one case; of one that was `lost` before, no more than its files."""
+    case = cases.from_json(case_json)
+    with threads(options.get("threads", 1)), torch.no_grad():
+        try:
+            made = subject.prepare(case, options["seed"])
+            if options.get("backend"):
+                return _foreign(made, options)
+            ladder = climb(made.program, compiler.target(options["target"]))
+        except compiler.Unsupported as refusal:
+            return Report("unsupported", remarks=[str(refusal)]).row()
+        except Exception as problem:  # a module's or a program's own, or the capture's
+            return unjudged(Report(), case, options["seed"], problem, "capture").row()
+        if isinstance(ladder.error, compiler.Unsupported):
+            return Report("unsupported", remarks=[str(ladder.error)]).row()
+        if lost := options.get("lost"):
+            return {"repro": repro.dump(Path(options["dump"]), made, ladder.lowering, lost)}
+        if case.raises is not None:
+            return refused(made, ladder, options, tell or (lambda stage: None))
+        if case.dynamic is not None:
+            return judge_all(made, ladder, options, tell or (lambda stage: None))
+        return judge(made, ladder, options, tell or (lambda stage: None))
+
+
+def unjudged(report: Report, case: Case, seed: int, problem: Exception, culprit: str | None = None) -> Report:
+    """The report on a case of which nothing can be said, blamed on its shape file if PyTorch does not run it either."""
+    fault = problem if isinstance(problem, CaseError) else inputs.fault(case, seed)
+    report.verdict = "fail"
+    if fault is not None:
+        report.remarks.append(str(fault))
+        return report
+    report.first_bad_stage, report.first_bad_pass = "torch", culprit
+    plain = isinstance(problem, compiler.CompilerError)  # says by itself what is wrong
+    said = "" if plain else "\n" + "".join(traceback.format_exception(problem, limit=-4))
+    report.remarks.append((str(problem) if plain else briefly(problem)) + said)
+    return report
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch and our kernels use so many."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def climb(program: Any, target: compiler.Target) -> Ladder:
+    """Lower as far as it goes."""
+    applications: list[compiler.Application] = []
+    try:
+        lowering = compiler.lower(program, target, trace=applications.append)
+        return Ladder(lowering, tuple(applications))
+    except Exception as error:  # whatever a pass raises is a failure of the stage that it should have made
+        stages = {"torch": program} | {a.stage: a.after for a in applications}
+        return Ladder(compiler.Lowering(stages, target, {}), tuple(applications), error)
+
+
+def judge_all(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
+    """The row of a case whose sizes vary: what was lowered once, judged at each of them, the worst of it kept."""
+    rows, points = [], list(subject.points(made, options["seed"]))
+    for at in points:
+        row = judge(at, ladder, options, tell)
+        if row["verdict"] != "pass":
+            return row | {"detail": f"at {subject.sizes(at)}: {row['detail']}"}
+        rows.append(row)
+    # A sanitizer has seen the same code at the same sizes by now.
+    wrong = "" if options.get("sanitizer") else called(made, points, ladder)
+    if wrong:
+        last = cases.stages_of(options["target"])[-1]
+        return rows[-1] | {"verdict": "fail", "first_bad_stage": last, "detail": wrong}
+    worst = dict(rows[0])
+    for row in rows[1:]:
+        worst["stages"] = [_worse(a, b) for a, b in zip(worst["stages"], row["stages"], strict=True)]
+        for key in ("eager_err_over_tol", "undecided"):
+            worst[key] = max((x for x in (worst[key], row[key]) if x is not None), default=None)
+        worst["detail"] = "\n".join(dict.fromkeys(x for x in (worst["detail"], row["detail"]) if x))
+    return worst
+
+
+def called(made: Subject, points: Sequence[Subject], ladder: Ladder) -> str:
+    """What is wrong with the function that was compiled once, called at all sizes one after the other."""
+    target = ladder.lowering.target
+    shapes = subject.dynamic_shapes(made.case)
+    compiled = compiler.compile(made.function, made.arguments, target, dynamic_shapes=shapes)
+    for at in (*points, points[0]):
+        arguments = [x.cuda() for x in at.arguments] if compiler.on_gpu(target) else at.arguments
+        found = Truth(at, ladder.equations, compiler.accuracy(ladder.lowering)).judge(
+            [x.cpu() for x in at.leaves(compiled(*arguments))]
+        )
+        if not found.ok:
+            return f"the function that was compiled once, called at {subject.sizes(at)}: {found.message}"
+    return ""
+
+
+def _worse(a: Row, b: Row) -> Row:
+    """Of the rows of a stage at two sizes the one with the larger error; the time is that of both."""
+    kept = max((a, b), key=lambda row: row["err_over_tol"] if row["err_over_tol"] is not None else -1.0)
+    return kept | {"seconds": round(a["seconds"] + b["seconds"], 4)}
+
+
+def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
+    """Run the stages that are asked for, name the first bad one and the pass that broke it."""
+    report = Report(fallbacks=[f"{x.kernel}: {x.reason}" for x in ladder.lowering.fallbacks])
+    watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
+    # Under a sanitizer PyTorch's kernels would be watched as well.
+    try:
+        truth = _truth(made, ladder, on_gpu=watch is None and compiler.on_gpu(ladder.lowering.target))
+    except Exception as problem:  # the case's own function, a lowering or the reference: nothing can be said without
+        return unjudged(report, made.case, options["seed"], problem).row()
+    every = compiler.stages(ladder.lowering.target)
+    for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
+        tell(stage)
+        report.stages.append(_stage_row(truth, ladder, stage, watch))
+    if ladder.error is not None:
+        lost = _unreached(ladder)
+        report.stages = [row for row in report.stages if row["stage"] != lost["stage"]] + [lost]
+    report.eager = truth.within(made.eager, truth.eagers).err_over_tol
+    if report.eager is not None and report.eager > 1:
+        report.remarks.append(f"eager itself is {report.eager:.3g} times its own bound from the reference")
+    report.undecided = truth.share(1.0)
+    if report.undecided > 0:
+        report.remarks.append(f"rounding may change {report.undecided:.1%} of the elements to anything of their size")
+    bad = next((row for row in report.stages if row["verdict"] != "pass"), None)
+    if bad is not None:
+        report.verdict, report.first_bad_stage = "fail", bad["stage"]
+        report.first_bad_pass = None if watch else guilty(truth, ladder, bad["stage"])
+        report.remarks.append(f"{bad['stage']}: {bad['message']}")
+    row = report.row()
+    if bad is not None and options.get("dump"):
+        row["repro"] = repro.dump(Path(options["dump"]), made, ladder.lowering, row)
+    return row
+
+
+def refused(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
+    """The row of a case that eager refuses: every stage, and the compiled function, must raise the same."""
+    report, target, wanted = Report(), ladder.lowering.target, str(made.case.raises)
+    watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
+    wrong = _not_raised(wanted, lambda: made.function(*made.arguments))
+    if wrong:
+        return Report("fail", "torch", None, remarks=[f"eager itself {wrong}"]).row()
+    every = compiler.stages(target)
+    for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
+        tell(stage)
+        start = time.perf_counter()
+        wrong = _not_refused(made, ladder.lowering, stage, wanted, watch)
+        taken = round(time.perf_counter() - start, 4)
+        verdict, who = "fail" if wrong else "pass", executor(target, stage, watch)
+        report.stages.append({"stage": stage, "verdict": verdict, "err_over_tol": None, "executor": who,
+                              "seconds": taken, "message": wrong})  # fmt: skip
+    if ladder.error is not None:
+        report.stages.append(_unreached(ladder))
+    bad = next((row for row in report.stages if row["verdict"] != "pass"), None)
+    if bad is not None:
+        report.verdict, report.first_bad_stage = "fail", bad["stage"]
+        report.remarks.append(f"{bad['stage']}: {bad['message']}")
+    return report.row()
+
+
+def _not_refused(made: Subject, lowering: compiler.Lowering, stage: str, wanted: str, watch: Watch | None) -> str:
+    """How a stage fails to raise what it should; empty if it does. Text runs on guarded buffers, then as a function."""
+    if not is_native(lowering.target, stage):
+        return _not_raised(wanted, lambda: compiler.execute(lowering, stage, made.tensors))
+    runs = 1 if stage == "kernel" or watch else RUNS
+    outcome = compiler.execute_guarded(lowering, made.tensors, runs, stage=stage, apart=watch is not None)
+    said = [c for c in outcome.complaints if c != INVALID] + list(watch.findings() if watch else ())
+    if said or INVALID not in outcome.complaints:
+        return "\n".join(said) or f"found nothing wrong with the data, and should raise {wanted}"
+    if stage == "kernel" or watch:
+        return ""
+    target, function, arguments = lowering.target, made.function, made.arguments
+    if compiler.on_gpu(target):
+        function = copy.deepcopy(function).cuda() if isinstance(function, torch.nn.Module) else function
+        arguments = tuple(x.cuda() for x in arguments)
+    compiled = compiler.compile(function, arguments, target, check_indices="sync")
+    return _not_raised(wanted, lambda: compiled(*arguments))
+
+
+def _not_raised(wanted: str, call: Callable[[], object]) -> str:
+    try:
+        call()
+    except Exception as error:
+        got = type(error).__name__
+        return "" if got == wanted else f"raises {got} ({error}), and should raise {wanted}"
+    return f"raises nothing, and should raise {wanted}"
+
+
+def _truth(made: Subject, ladder: Ladder, on_gpu: bool) -> Truth:
+    """What is right; raises whatever keeps that from being known."""
+    if ladder.equations is None:
+        raise ladder.error or ValueError("torch-to-tensor gave nothing")
+    return Truth(made, ladder.equations, compiler.accuracy(ladder.lowering), on_gpu)
+
+
+def _stage_row(truth: Truth, ladder: Ladder, stage: str, watch: Watch | None) -> Row:
+    start = time.perf_counter()
+    verdict = assess(truth, ladder.lowering, stage, watch)
+    taken = round(time.perf_counter() - start, 4)
+    who = executor(ladder.lowering.target, stage, watch)
+    return {
+        "stage": stage, "verdict": "pass" if verdict.ok else "fail", "err_over_tol": verdict.err_over_tol,
+        "executor": who, "seconds": taken, "message": verdict.message,
+    }  # fmt: skip
+
+
+def _unreached(ladder: Ladder) -> Row:
+    """The row of the stage that no pass could make."""
+    culprit = ladder.next_pass
+    message = f"pass {culprit.name} raised {type(ladder.error).__name__}: {ladder.error}"
+    return {"stage": culprit.result, "verdict": "fail", "err_over_tol": None, "executor": None, "seconds": 0.0,
+            "message": message}  # fmt: skip
+
+
+def assess(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Watch | None = None) -> Verdict:
+    """Run one stage and judge it; an error is a failure with its message."""
+    try:
+        made = run(truth, lowering, stage) if watch is None else run_watched(truth, lowering, stage, watch)
+        return verdict_on(truth, lowering, stage, made)
+    except Exception as error:  # executors check their programs, and say what is wrong by raising
+        if getattr(error, "lost", False):
+            _leave(error)
+        return Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
+
+
+def executor(target: compiler.Target, stage: str, watch: Watch | None = None) -> str:
+    """What runs a stage."""
+    if target.kind == "cpu":
+        return EXECUTORS[stage]
+    arch = compiler.architecture(target) if stage == "cuda" else None
+    if arch is None:
+        return EXECUTORS_OF_CUDA[stage]
+    return WATCHED.format(arch, watch.tool) if watch else ON_GPU.format(arch)
+
+
+def _leave(error: Exception) -> None:
+    """End this process, whose GPU is lost, so that what comes next has a new one; it takes a hung kernel along."""
+    print(error, file=sys.stderr, flush=True)
+    os._exit(LOST)
+
+
+def run(truth: Truth, lowering: compiler.Lowering, stage: str, patience: float = 0.0) -> Made:
+    """What a stage computes; the text is run several times on guarded buffers.
+
+    With `patience`, native code runs in a process of its own, for so many seconds.
+    """
+    tensors = truth.subject.tensors
+    if not is_native(lowering.target, stage):
+        return Made(compiler.execute(lowering, stage, tensors))
+    runs = 1 if stage == "kernel" else RUNS  # one order shows the checks what another would
+    outcome = compiler.execute_guarded(lowering, tensors, runs, patience, stage=stage)
+    complaints = list(outcome.complaints)
+    if not outcome.same and truth.tolerance.deterministic:
+        complaints.append(f"{RUNS} runs on the same inputs gave different results")
+    return Made(outcome.outputs, tuple(complaints))
+
+
+def run_watched(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Watch) -> Made:
+    """What a stage computes on the GPU, run once, and what the sanitizer that this process runs under says of it."""
+    try:
+        outcome = compiler.execute_guarded(lowering, truth.subject.tensors, runs=1, stage=stage, apart=True)
+    except compiler.CompilerError as error:
+        # The report of what stopped the GPU says more than the error that came of it, and must outlive this process.
+        said = "\n".join((*watch.findings(), str(error)))
+        print(said, file=sys.stderr, flush=True)
+        raise compiler.CompilerError(said) from error
+    return Made(outcome.outputs, (*outcome.complaints, *watch.findings()))
+
+
+def is_native(target: compiler.Target, stage: str) -> bool:
+    """Whether what runs a stage is compiled code, with the freedom to do anything."""
+    return stage in ("cpp", "cuda") or (stage == "kernel" and target.kind == "cuda")
+
+
+def verdict_on(truth: Truth, lowering: compiler.Lowering, stage: str, made: Made) -> Verdict:
+    """Judge what a stage made."""
+    if made.complaints:
+        return Verdict(False, float("inf"), (), "\n".join(made.complaints))
+    if stage == "torch":
+        # The same kernels on the same numbers: only what capture decomposed may differ, however good eager is.
+        same = all(oracle.exact(a, b).ok for a, b in zip(made.outputs, truth.subject.eager, strict=True))
+        return Verdict(True, 0.0) if same else truth.within(made.outputs, truth.from_eager)
+    found = truth.judge(made.outputs)
+    if found.ok and stage == "tensor":
+        real = truth.algebra(lowering.stages["tensor"])
+        return real if not real.ok else found
+    return found
+
+
+def guilty(truth: Truth, ladder: Ladder, stage: str) -> str | None:
+    """The first pass application whose result, run as this stage, is wrong."""
+    if stage == "torch":
+        return "capture"
+    for application in ladder.applications:
+        if application.stage == stage and not assess(truth, ladder.at(stage, application.after), stage).ok:
+            return f"{application.name}#{application.number}"
+    if ladder.error is not None:
+        return f"{ladder.next_pass.name}#{len(ladder.applications) + 1}"
+    return None
+
+
+def _foreign(made: Subject, options: Mapping[str, Any]) -> Row:
+    """The row of a case as another torch.compile backend computes it."""
+    stage = foreign.judge(made, options["backend"], options["target"], options["seed"])
+    if stage["verdict"] == "pass":
+        return Report(stages=[stage]).row()
+    return Report("fail", stage["stage"], None, [stage], [stage["message"]]).row()

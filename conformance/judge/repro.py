@@ -1,0 +1,134 @@
+"""A case that failed in; a folder out, with its data, every stage's text, and a script that runs the stages alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compiler
+from conformance.judge.subject import Subject
+from conformance.shapes import inputs, modules
+from conformance.shapes.cases import to_json
+
+SCRIPT = '''"""{title}
+
+{detail}
+"""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import compiler
+
+{module}
+{source}
+
+torch.set_num_threads({threads})
+tensors = list(torch.load(Path(__file__).parent / "inputs.pt").values())
+captured = compiler.capture({name}, tensors, constants={constants})
+named = dict(zip(captured.arguments, tensors)) | captured.constants
+given = [named[i.name] for i in captured.program.inputs]
+right = compiler.reference(captured.program, given)
+target = compiler.target("{target}")
+stages = compiler.stages(target)
+parser = argparse.ArgumentParser(description="runs every stage alone")
+parser.add_argument("--from-dump", choices=stages, help="start from the text of this stage beside this file")
+start = parser.parse_args(sys.argv[1:] if __name__ == "__main__" else []).from_dump
+if start is None:
+    lowering = compiler.lower(captured.program, target)
+else:
+    lowering = compiler.load(Path(__file__).parent / {texts}.get(start, f"{{start}}.ir"), target)
+for stage in stages[stages.index(start or stages[0]) :]:
+    try:
+        made = compiler.execute(lowering, stage, given)
+    except compiler.CompilerError as problem:
+        print(f"{{stage:8}} {{problem}}")
+        continue
+    far = [(a.double().reshape(b.shape) - b.double()).abs().nan_to_num(0.0) for a, b in zip(made, right)]
+    print(f"{{stage:8}} largest difference from f64:", *(f"{{d.max():.3g}}" if d.numel() else "none" for d in far))
+'''
+TEXTS = {"cpp": "kernel.cpp", "cuda": "kernel.cu"}
+IMPORT = """
+import sys
+
+sys.path.insert(0, {folder!r})
+from {package} import {root}
+"""
+MODULE = """
+{name} = ({made}).to({dtype}).eval().requires_grad_(False)
+{name}.load_state_dict(torch.load(Path(__file__).parent / "{name}.pt"))
+"""
+
+
+def dump(folder: Path, made: Subject, lowering: compiler.Lowering, row: dict[str, Any]) -> str:
+    """Write what is needed to see the failure again; the folder, or why it could not be written."""
+    case = made.case
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for stage in lowering.stages:
+            (folder / TEXTS.get(stage, f"{stage}.ir")).write_text(lowering.show(stage))
+        tensors = _arguments(made)
+        torch.save(tensors, folder / "inputs.pt")
+        (folder / "case.json").write_text(json.dumps(to_json(case), indent=1))
+        (folder / "failure.txt").write_text(f"{row['detail']}\n")
+        (folder / "run.py").write_text(_script(made, lowering, folder, row, list(tensors)))
+    except OSError as error:
+        return f"(not written to {folder}: {error.strerror})"
+    return str(folder)
+
+
+def _arguments(made: Subject) -> dict[str, torch.Tensor]:
+    """All tensors of the case by name, weights included."""
+    bound = made.function if isinstance(made.function, inputs.Bound) else None
+    given = iter(made.arguments)
+    return {
+        arg.name: getattr(bound, f"weight_{arg.name}") if bound is not None and arg.constant else next(given)
+        for arg in made.case.args
+    }
+
+
+def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: dict[str, Any], names: list[str]) -> str:
+    case = made.case
+    text = inputs.source(case)
+    name = text.split("def ", 1)[1].split("(", 1)[0]
+    return SCRIPT.format(
+        title=_title(case.id, row),
+        texts=TEXTS,
+        detail=row["detail"].replace("\\", "\\\\").replace('"""', "'''"),
+        module=_modules(made, folder),
+        source=text,
+        threads=torch.get_num_threads(),
+        name=name,
+        constants=[n for n, arg in enumerate(case.args) if arg.constant],
+        target=lowering.target.name,
+    )
+
+
+def _title(name: str, row: dict[str, Any]) -> str:
+    if row["verdict"] in ("crash", "timeout"):
+        return f"{name} loses its process in stage {row['first_bad_stage']} ({row['verdict']})."
+    return f"{name} fails in stage {row['first_bad_stage']}, pass {row['first_bad_pass']}."
+
+
+def _modules(made: Subject, folder: Path) -> str:
+    """Lines that make the case's modules again, whose weights go to files."""
+    case = made.case
+    calls = inputs.module_calls(case)
+    lines = ""
+    if case.module is not None:
+        package, _, path = case.module.partition(":")
+        lines += IMPORT.format(folder=str(Path(case.file).resolve().parent), package=package, root=path.split(".")[0])
+        calls[modules.NAMED] = f"{path}({', '.join(f'{k}={v!r}' for k, v in case.init.items())})"
+    for name, module in modules.of(made.function).items():
+        torch.save(module.state_dict(), folder / f"{name}.pt")
+        lines += MODULE.format(name=name, made=calls[name], dtype=inputs.DTYPES[case.dtype])
+    return lines

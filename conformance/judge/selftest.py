@@ -1,0 +1,165 @@
+"""A run's seed in; how many miscompiles, planted at random in every stage, the ladder's checks caught, out.
+
+A mutant counts if, on the case's data, its results differ from the sound stage's in any bit. Places are drawn
+uniformly over what a program consists of, so the share caught says what a random miscompile has to fear.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import compiler
+from conformance.judge import ladder, oracle, subject
+from conformance.judge.ladder import Ladder, Made
+from conformance.judge.oracle import Verdict
+from conformance.judge.subject import Truth
+from conformance.shapes import files
+from conformance.shapes.cases import Case
+
+Row = dict[str, Any]
+
+PLANTED = 2  # in each stage of each case
+DRAWN = 8  # mutants looked at for each one planted: many are no different on the case's data
+# How much of an element rounding may change, or its row tells too little.
+SHARP = {"f32": 2.0**-12, "bf16": 2.0**-5}
+PATIENCE = 10.0  # seconds for a mutant's native code, in a process of its own
+LARGEST = 20_000  # elements of an argument
+# What is compiled: shape file, name of the case, dtype. Which of its rows, the run's seed decides.
+SAMPLE = (
+    ("softmax", "softmax", "f32"), ("norm", "layer_norm", "f32"), ("norm", "rms_norm", "bf16"),
+    ("matmul", "linear.epilogue", "f32"), ("matmul", "addmm", "f32"), ("matmul", "matmul.int", "i32"),
+    ("conv", "conv2d", "f32"), ("activation", "gelu", "f32"), ("scan", "cumsum", "f32"), ("scan", "cumsum", "i64"),
+    ("index", "gather", "f32"), ("index", "scatter_add", "f32"), ("index", "embedding", "bf16"),
+    ("reduce", "argmax", "f32"), ("reduce", "var.unbiased", "f32"), ("pad", "pad", "f32"), ("join", "cat", "f32"),
+    ("attention", "scaled_dot_product_attention", "f32"), ("select", "where", "f32"),
+)  # fmt: skip
+# Data on which much goes unnoticed by its nature.
+DULL = frozenset({"zeros", "ones", "specials", "denormal", "huge"})
+
+
+@dataclass(frozen=True)
+class Sound:
+    """A case whose stages are as they should be, and what each computes."""
+
+    truth: Truth
+    ladder: Ladder
+    made: Mapping[str, Made]
+
+
+def run(options: Mapping[str, Any]) -> Row:
+    """The self-test's counts and rows; `options` gives targets and seed."""
+    rng = random.Random(options["seed"])
+    rows: list[Row] = []
+    alarms: list[Row] = []
+    with ladder.threads(1), torch.no_grad():  # a forked process may not use threads
+        for target in options["targets"]:
+            for fitting in sample(rng):
+                sound, wrong = _sharp(fitting, {**options, "target": target})
+                alarms += [{"target": target, **row} for row in wrong]
+                if sound is not None:
+                    planted = (row for stage in sound.made for row in plant(sound, stage, rng))
+                    rows += [{"target": target, **row} for row in planted]
+    caught = sum(row["caught"] for row in rows)
+    return {"planted": len(rows), "caught": caught, "false_alarms": len(alarms), "rows": rows, "alarms": alarms}
+
+
+def sample(rng: random.Random) -> Iterator[list[Case]]:
+    """The telling rows of each case of `SAMPLE`, in random order."""
+    folder = files.find_shapes() / "ops"
+    for file, name, dtype in SAMPLE:
+        rows = files.expand(files.load(folder / f"{file}.toml"), "full")
+        fitting = [c for c in rows if c.id.startswith(f"{name}[") and c.dtype == dtype and _telling(c)]
+        if not fitting:
+            raise ValueError(f"shapes/ops/{file}.toml has no row of {name} in {dtype} that the self-test can use")
+        rng.shuffle(fitting)
+        yield fitting
+
+
+def _telling(case: Case) -> bool:
+    sizes = [torch.Size(arg.shape).numel() for arg in case.args]
+    return case.distribution not in DULL and all(0 < n <= LARGEST for n in sizes) and max(sizes) > 1
+
+
+def _sharp(fitting: list[Case], options: Mapping[str, Any]) -> tuple[Sound | None, list[Row]]:
+    """The first case whose data pins its results down, and all false alarms on the way."""
+    alarms: list[Row] = []
+    for case in fitting:
+        sound, wrong = _sound(case, options)
+        alarms += wrong
+        if sound is not None and not sound.truth.share(SHARP.get(case.dtype, 0.0)):
+            return sound, alarms
+    return None, [*alarms, {"stage": None, "case": fitting[0].id, "message": "no row of this case is sharp enough"}]
+
+
+def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[Row]]:
+    """The unmutated case, and a row for each stage of it that is refused: a false alarm."""
+    made: dict[str, Made] = {}
+    try:
+        whole = subject.prepare(case, options["seed"])
+        climbed = ladder.climb(whole.program, compiler.target(options["target"]))
+        if climbed.error is not None:
+            raise climbed.error
+        truth = Truth(whole, climbed.equations, compiler.accuracy(climbed.lowering))
+    except Exception as error:  # a sound case that cannot even be compiled
+        return None, [{"stage": None, "case": case.id, "message": f"{type(error).__name__}: {error}"}]
+    alarms = []
+    for stage in compiler.stages(climbed.lowering.target):
+        try:
+            made[stage] = ladder.run(truth, climbed.lowering, stage, _patience(climbed.lowering, stage))
+            verdict = ladder.verdict_on(truth, climbed.lowering, stage, made[stage])
+        except Exception as error:
+            verdict = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
+        if not verdict.ok:
+            made.pop(stage, None)
+            alarms.append({"stage": stage, "case": case.id, "message": verdict.message})
+    return Sound(truth, climbed, made), alarms
+
+
+def _patience(lowering: compiler.Lowering, stage: str) -> float:
+    return PATIENCE if ladder.is_native(lowering.target, stage) else 0.0
+
+
+def plant(sound: Sound, stage: str, rng: random.Random) -> Iterator[Row]:
+    """Up to `PLANTED` mutants of one stage that compute something else, each with what the check says of it."""
+    program = sound.ladder.lowering.stages[stage]
+    left = PLANTED
+    for mutation, mutant in compiler.mutants(stage, program, rng, DRAWN * PLANTED):
+        verdict = _verdict(sound, stage, mutant)
+        if verdict is None:
+            continue
+        case = sound.truth.subject.case
+        yield {
+            "stage": stage, "case": case.id, "mutation": mutation, "caught": not verdict.ok,
+            "how": verdict.message if not verdict.ok else f"error over tolerance {verdict.err_over_tol:.3g}",
+        }  # fmt: skip
+        left -= 1
+        if not left:
+            return
+
+
+def _verdict(sound: Sound, stage: str, mutant: Any) -> Verdict | None:
+    """What the check says of a mutant; None if it is no miscompile: the same to the bit, or refused by others."""
+    lowering = sound.ladder.at(stage, mutant)
+    try:
+        made = ladder.run(sound.truth, lowering, stage, _patience(lowering, stage))
+    except compiler.ToolchainError:  # the compiler refused it: no pass renders what does not compile
+        return None
+    except Exception as error:
+        # PyTorch's own checks of arguments say nothing about ours.
+        caught = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
+        return None if stage == "torch" else caught
+    if not made.complaints and same(made, sound.made[stage]):
+        return None
+    return ladder.verdict_on(sound.truth, lowering, stage, made)
+
+
+def same(a: Made, b: Made) -> bool:
+    """Whether two results agree in every bit but the payload of NaN."""
+    pairs = list(zip(a.outputs, b.outputs, strict=False))
+    alike = len(a.outputs) == len(b.outputs) and all(x.dtype == y.dtype and x.shape == y.shape for x, y in pairs)
+    return alike and all(oracle.exact(x, y).ok and torch.equal(x.signbit(), y.signbit()) for x, y in pairs)

@@ -1,0 +1,308 @@
+"""A case in; its inputs, its captured program, what is right, and how far from it each result may be, out.
+
+What is right is Torch IR in f64 on the rounded inputs. How far off a result may be is derived from Tensor IR: for ours
+as it stands, for eager with a rounding after every call.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+import compiler
+from conformance.judge import moments, oracle
+from conformance.judge.oracle import Array, Bounded, Verdict
+from conformance.shapes import inputs
+from conformance.shapes.cases import Case, Tolerance
+from conformance.shapes.expressions import evaluate, formula
+
+Tensors = tuple[torch.Tensor, ...]
+
+# PyTorch's own vectorised functions are within a few units in the last place; ours are within what they claim.
+EAGER_ULPS = 4.0
+TINY = 1e-12
+LARGE = 1 << 20  # elements of all inputs, from which on a trip to a GPU pays
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A case's function, its arguments, and its captured program with the tensors of that program's inputs."""
+
+    case: Case
+    function: inputs.Function
+    arguments: Tensors
+    captured: compiler.Captured
+    tensors: Tensors
+
+    @property
+    def program(self) -> Any:
+        return self.captured.program
+
+    def leaves(self, result: object) -> Tensors:
+        """The tensors of a result of the function, in the order of the program's outputs."""
+        flat = pytree.tree_leaves(result)
+        return tuple(torch.as_tensor(leaf) for n, leaf in enumerate(flat) if n not in self.captured.literals)
+
+    @functools.cached_property
+    def eager(self) -> Tensors:
+        """What the function itself gives."""
+        with torch.no_grad():
+            return self.leaves(self.function(*self.arguments))
+
+    @property
+    def written(self) -> tuple[int, ...]:
+        """Positions of the arguments that the case's program writes to."""
+        free = [arg.name for arg in self.case.args if not arg.constant]
+        return tuple(free.index(name) for name in self.case.mutates)
+
+    @property
+    def as_written(self) -> inputs.Function:
+        """The case's program, which writes to its arguments; `function` writes to copies, and gives those as well."""
+        inner: inputs.Function = getattr(self.function, "__wrapped__", self.function)
+        return inner if self.case.mutates else self.function
+
+    @functools.cached_property
+    def layouts(self) -> list[tuple[tuple[int, ...], frozenset[int]]]:
+        """For each result of eager its strides, and the positions of the arguments whose memory it lies in."""
+        copies = tuple(map(inputs.clone_storage, self.arguments))
+        with torch.no_grad():
+            made = self.as_written(*copies)
+        leaves = self.leaves((made, [copies[n] for n in self.written]) if self.written else made)
+        places = [x.untyped_storage().data_ptr() for x in copies]
+        return [
+            (y.stride(), frozenset(n for n, place in enumerate(places) if place == y.untyped_storage().data_ptr()))
+            for y in leaves
+        ]
+
+    @functools.cached_property
+    def traced_strides(self) -> list[tuple[int, ...] | None]:
+        """The strides of each result as torch traces the program; None where it cannot."""
+        copies = tuple(map(inputs.clone_storage, self.arguments))
+        try:
+            leaves = self.leaves(inputs.traced(self.function, copies))
+            return [tuple(y.stride()) for y in leaves]
+        except Exception:  # what depends on data has no trace
+            return [None] * len(self.layouts)
+
+
+def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
+    """Make the data, or `blank` only tensors, and capture the function; raises Unsupported."""
+    function, arguments = inputs.bind(case, inputs.make(case, seed, blank=blank))
+    captured = compiler.capture(function, arguments, dynamic_shapes=dynamic_shapes(case))
+    if not captured.program.outputs:
+        raise compiler.CompilerError(f"{case.expr} gives no tensor: there is nothing to check")
+    return _subject(case, function, arguments, captured)
+
+
+def _subject(case: Case, function: inputs.Function, arguments: Tensors, captured: compiler.Captured) -> Subject:
+    given = dict(zip(captured.arguments, pytree.tree_leaves(arguments), strict=True)) | captured.constants
+    return Subject(case, function, arguments, captured, tuple(given[i.name] for i in captured.program.inputs))
+
+
+def redrawn(made: Subject, seed: int) -> Subject:
+    """The subject on other data in storage of its own; weights stay."""
+    drawn = inputs.make(made.case, seed)
+    return called_with(made, tuple(drawn[arg.name] for arg in made.case.args if not arg.constant))
+
+
+def called_with(made: Subject, arguments: Tensors) -> Subject:
+    """The subject on these arguments."""
+    return _subject(made.case, made.function, arguments, made.captured)
+
+
+def sizes(at: Subject) -> str:
+    """The sizes that a dynamic case has here."""
+    assert at.case.dynamic is not None
+    return ", ".join(f"{name} = {at.case.dims[name]}" for name in at.case.dynamic.ranges)
+
+
+def points(made: Subject, seed: int) -> Iterator[Subject]:
+    """The subject at each of its sizes, all of the one program that was captured."""
+    case = made.case
+    if case.dynamic is None:
+        yield made
+        return
+    for dims, args in case.dynamic.points:
+        there = replace(case, args=args, dims={**case.dims, **dims})
+        function, arguments = inputs.bind(there, inputs.make(there, seed))
+        yield _subject(there, function, arguments, made.captured)
+
+
+def dynamic_shapes(case: Case) -> tuple[dict[int, Any] | None, ...] | None:
+    """Which axes of the inputs vary, as `torch.export` has it; None where none does."""
+    if case.dynamic is None:
+        return None
+    dims = {name: torch.export.Dim(name, min=low, max=high) for name, (low, high) in case.dynamic.ranges.items()}
+    scope = {**case.dims, **case.params, **case.consts, **dims}
+    return tuple(
+        {axis: evaluate(formula(text, scope)[0], scope) for axis, text in enumerate(arg.axes) if text} or None
+        for arg in case.args
+        if not arg.constant
+    )
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The right value, and errors, as `oracle.Bounded` has them."""
+
+    v: Array
+    e1: Array | None = None
+    e2: Array | None = None
+    shared: Array | None = None
+
+
+class Truth:
+    """What the results of a subject should be, and how good they must be."""
+
+    def __init__(
+        self, subject: Subject, equations: Any, accuracy: compiler.Accuracy | None = None, on_gpu: bool = False
+    ) -> None:
+        """`equations` is the Tensor IR program that torch-to-tensor made; `accuracy` what its executors may lose; with
+        `on_gpu`, large cases are worked out by the GPU, in f64 as elsewhere."""
+        self.subject, self.equations, self.accuracy = subject, equations, accuracy
+        self.tolerance: Tolerance = subject.case.tolerance
+        self.dtypes = [oracle.NAMES[leaf.dtype] for leaf in subject.eager]
+        self.moments = moments.on_gpu if on_gpu else None
+        self.reference = _reference(subject, on_gpu and sum(x.numel() for x in subject.tensors) >= LARGE)
+
+    @functools.cached_property
+    def derived(self) -> Sequence[Bounded]:
+        """The bounds of our own results, around what Tensor IR says in exact arithmetic."""
+        return oracle.bounds(self.equations, self.subject.tensors, self.accuracy, self.moments)
+
+    @functools.cached_property
+    def ours(self) -> list[Bounded]:
+        return self._around_reference(lambda: self.derived)
+
+    def share(self, fraction: float) -> float:
+        """The share of elements of floating outputs that may be off by more than this fraction of the usual size.
+
+        Where all is near zero, the usual size is 1.
+        """
+        beyond = total = 0
+        for b, dtype in zip(self.ours, self.dtypes, strict=True):
+            if dtype in oracle.UNIT and b.v.size:
+                inside = np.abs(b.v) < oracle.OVERFLOW[dtype]  # NaN and infinities are judged by class
+                finite = np.abs(b.v[inside])
+                usual = float(finite.mean()) if finite.size else 0.0
+                size = np.maximum(finite, usual if usual > TINY else 1.0)
+                beyond += int((oracle.tolerance(b)[inside] > fraction * size).sum())
+                total += b.v.size
+        return beyond / max(total, 1)
+
+    @functools.cached_property
+    def sound(self) -> bool:
+        """Whether Tensor IR and the reference are the same in real numbers."""
+        return self.tolerance.mode != "fixed" and self.algebra(self.equations).ok
+
+    @functools.cached_property
+    def eagers(self) -> list[Bounded]:
+        def derive() -> Sequence[Bounded]:
+            program = compiler.eager_equations(self.subject.program)
+            return oracle.bounds(program, self.subject.tensors, moments=self.moments, ulps=_eager_ulps)
+
+        return self._around_reference(derive)
+
+    @functools.cached_property
+    def from_eager(self) -> list[Bounded]:
+        """Around eager's own result, twice as far: where Torch IR must be, run by the same kernels."""
+        return [_around(oracle.to_array(y), b, 2.0) for y, b in zip(self.subject.eager, self.eagers, strict=True)]
+
+    def _around_reference(self, derive: Callable[[], Sequence[Bounded]]) -> list[Bounded]:
+        if self.tolerance.mode == "fixed":
+            return [self._fixed(oracle.to_array(r)) for r in self.reference]
+        centres = map(oracle.to_array, self.reference)
+        return [_around(c, b) for c, b in zip(centres, derive(), strict=True)]
+
+    def _fixed(self, value: Array) -> Bounded:
+        if value.dtype.kind != "f":
+            return Allowed(value)
+        with np.errstate(all="ignore"):
+            off = (self.tolerance.atol or 0.0) + (self.tolerance.rtol or 0.0) * np.abs(value)
+        off = np.where(np.isfinite(value), off, 0.0)
+        return Allowed(value, off, np.zeros_like(off), off)
+
+    def judge(self, made: Sequence[torch.Tensor]) -> Verdict:
+        """Whether our results are within our own bounds of the reference.
+
+        Where the bound is less than the reference's own rounding, Tensor IR says exactly what is right, if it may.
+        """
+        found = self.within(made, self.ours)
+        return found if found.ok or not self.sound else self.within(made, self.derived)
+
+    def within(self, made: Sequence[torch.Tensor], bounded: Sequence[Bounded]) -> Verdict:
+        """The worst verdict over all outputs."""
+        if len(made) != len(bounded):
+            return Verdict(False, np.inf, (), f"{len(made)} results, expected {len(bounded)}")
+        worst = Verdict(True, 0.0)
+        for k, (y, b, dtype) in enumerate(zip(made, bounded, self.dtypes, strict=True)):
+            if oracle.NAMES.get(y.dtype) != dtype:
+                return Verdict(False, np.inf, (), f"output {k} is {y.dtype}, expected {dtype}")
+            found = self._judge_one(y, b, dtype, k)
+            if not found.ok:
+                where = f"output {k}: " if len(made) > 1 else ""
+                return replace(found, message=where + found.message)
+            worst = found if found.err_over_tol >= worst.err_over_tol else worst
+        return worst
+
+    def _judge_one(self, y: torch.Tensor, b: Bounded, dtype: str, k: int) -> Verdict:
+        got: Array = oracle.to_array(y)
+        if self.tolerance.specials == "same-class" and got.shape == np.shape(b.v) and got.dtype.kind == "f":
+            got = np.where(~np.isfinite(got) & ~np.isfinite(b.v), b.v, got)
+        if self.tolerance.specials == "any-if-eager-nan" and dtype in oracle.UNIT:
+            free = np.isnan(oracle.to_array(self.subject.eager[k]))
+            got = np.where(free, b.v, got) if got.shape == free.shape else got
+        return oracle.judge(got, b, dtype)
+
+    def algebra(self, equations: Any) -> Verdict:
+        """Whether a Tensor IR program is the same function in real numbers: both evaluated in f64."""
+        worst = Verdict(True, 0.0)
+        if self.tolerance.mode == "fixed":
+            return worst
+        found = oracle.bounds(equations, self.subject.tensors, moments=self.moments, algebra=True)
+        for k, (r, b) in enumerate(zip(self.reference, found, strict=True)):
+            dtype = "f64" if r.is_floating_point() else self.dtypes[k]
+            one = oracle.judge(r, _shaped(b, tuple(r.shape)), dtype)
+            if not one.ok:
+                return replace(one, message=f"output {k}: {one.message}, in f64")
+            worst = one if one.err_over_tol >= worst.err_over_tol else worst
+        return worst
+
+
+def _reference(subject: Subject, on_gpu: bool) -> Tensors:
+    if on_gpu:
+        # What a program makes itself, such as a mask, may lie on the CPU: then it stays there.
+        with contextlib.suppress(RuntimeError):
+            there = compiler.reference(subject.program, [x.cuda() for x in subject.tensors])
+            return tuple(x.cpu() for x in there)
+    return compiler.reference(subject.program, subject.tensors)
+
+
+def _eager_ulps(function: str, dtype: str) -> float:
+    claimed = float(compiler.Accuracy().ulps(function, dtype))
+    return EAGER_ULPS if claimed > 0.5 or function == "sqrt" else claimed  # the root is MKL's, within 1 ulp
+
+
+def _around(value: Array, b: Bounded, factor: float = 1.0) -> Bounded:
+    """The same errors, `factor` times as large, around another value."""
+    if b.e1 is None or b.e2 is None or b.shared is None:
+        return Allowed(value)
+    e1, e2, shared = (np.broadcast_to(e, np.shape(value)) for e in (b.e1, b.e2, b.shared))
+    return Allowed(value, e1 * factor, e2 * factor**2, shared * factor)
+
+
+def _shaped(b: Bounded, shape: tuple[int, ...]) -> Bounded:
+    """With axes of extent 1 where the caller has them: passes may drop those."""
+    if b.v.shape == shape or b.v.size != np.prod(shape, dtype=int):
+        return b
+    e1, e2, shared = (
+        None if e is None else np.broadcast_to(e, b.v.shape).reshape(shape) for e in (b.e1, b.e2, b.shared)
+    )
+    return Allowed(b.v.reshape(shape), e1, e2, shared)

@@ -1,0 +1,180 @@
+"""A system's name, a function and its inputs in; a warmed callable with what it cost to build out.
+
+`mlcomp` is our compiler, `eager` is PyTorch as it stands, `compile` and `max-autotune` are torch.compile with Inductor,
+and any other name is a torch.compile backend.
+"""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+
+import compiler
+from conformance.judge import device
+
+Function = Callable[..., object]
+Axes = Sequence[Mapping[int, object] | None]
+
+OURS = "mlcomp"
+EAGER = "eager"
+# Modes with CUDA graphs are left out: on a GPU every contestant is timed in a graph.
+INDUCTOR_MODES = {"compile": None, "max-autotune": "max-autotune-no-cudagraphs"}
+ATTENTION = (
+    SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH,
+)  # fmt: skip
+
+
+class NotCompiled(Exception):
+    """A torch.compile backend that was never asked to compile anything: what ran was not that backend."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A function as one system runs it; `kernels` and `digest` where the system tells them.
+
+    `cached` says that the system had what it made, or part of it, from earlier.
+    """
+
+    name: str
+    call: Function
+    compile_seconds: float = 0.0
+    kernels: int | None = None
+    digest: str | None = None
+    cached: bool = False
+
+
+def build(
+    name: str, function: Function, inputs: Sequence[torch.Tensor], target: str, dynamic: Axes | None = None
+) -> Built:
+    """The function as the named system runs it, called once on the inputs so that nothing is left to compile.
+
+    `dynamic` has for each input the axes whose sizes vary between calls.
+    """
+    if name == EAGER:
+        return Built(name, function)
+    if name == OURS:
+        return _ours(function, inputs, target, dynamic)
+    return _torch_compiled(name, function, inputs, dynamic)
+
+
+def through_torch(name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None = None) -> Built:
+    """As `build`, but ours too as the backend of torch.compile that it is to its users."""
+    return Built(name, function) if name == EAGER else _torch_compiled(name, function, inputs, dynamic)
+
+
+def graphs() -> int:
+    """How many graphs torch.compile has handed to backends since the last reset."""
+    return int(counters["stats"]["unique_graphs"])
+
+
+def explain_unknown(name: str) -> str | None:
+    """What is wrong with a system's name, or None if there is such a system."""
+    known = [OURS, EAGER, *INDUCTOR_MODES, *torch._dynamo.list_backends(exclude_tags=None)]
+    if name in known:
+        return None
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"there is no system {name!r}{hint}; known are {', '.join(dict.fromkeys(known))}"
+
+
+@contextmanager
+def best_attention(function: Function, inputs: Sequence[torch.Tensor]) -> Iterator[str | None]:
+    """Hold PyTorch to its fastest attention backend while eager is timed; yields its name where there is a choice.
+
+    The choice is a global switch that eager reads on every call, so it adds nothing to the time of a call.
+    """
+    if not _uses_attention(function, inputs):
+        yield None
+        return
+    seconds = {
+        backend: taken for backend in ATTENTION if (taken := _attention_seconds(backend, function, inputs)) is not None
+    }
+    # In order of preference, so that an input the fastest one refuses still runs.
+    ranked = sorted(seconds, key=lambda backend: seconds[backend])
+    with sdpa_kernel(list(dict.fromkeys([ranked[0], SDPBackend.MATH])), set_priority=True):
+        yield str(ranked[0].name).lower()
+
+
+def _ours(function: Function, inputs: Sequence[torch.Tensor], target: str, dynamic: Axes | None) -> Built:
+    start = time.perf_counter()
+    executable = compiler.compile(function, inputs, target, dynamic_shapes=dynamic)
+    executable(*inputs)
+    seconds = time.perf_counter() - start
+    kernels = executable.kernels
+    return Built(OURS, executable, seconds, kernels if isinstance(kernels, int) else len(kernels), executable.digest)
+
+
+def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None) -> Built:
+    if complaint := explain_unknown(name):
+        raise ValueError(complaint)
+    # Inductor's pool of compile workers would run beside what is being timed.
+    inductor.compile_threads = 1
+    # Each case is a fresh function; without a reset the old ones and their guards pile up.
+    torch._dynamo.reset()
+    before, hits = graphs(), _cache_hits()
+    start = time.perf_counter()
+    varies = None if dynamic else False
+    if name in INDUCTOR_MODES:
+        call = torch.compile(function, fullgraph=True, dynamic=varies, mode=INDUCTOR_MODES[name])
+    else:
+        call = torch.compile(function, fullgraph=True, dynamic=varies, backend=name)
+    marked = [x.detach() if axes else x for x, axes in zip(inputs, dynamic or [None] * len(inputs), strict=True)]
+    for x, axes in zip(marked, dynamic or [None] * len(inputs), strict=True):
+        torch._dynamo.maybe_mark_dynamic(x, list(axes or ()))
+    call(*marked)
+    seconds = time.perf_counter() - start
+    if graphs() == before:
+        raise NotCompiled(
+            f"torch.compile never called the backend of {name!r}: there was no tensor operation to compile"
+        )
+    return Built(name, call, seconds, cached=_cache_hits() > hits)
+
+
+def _cache_hits() -> int:
+    """How many graphs torch.compile has had from its caches since the process began."""
+    found = (counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"])
+    return sum(map(int, found))
+
+
+class _AttentionSeen(TorchFunctionMode):
+    """Remembers whether scaled_dot_product_attention was called."""
+
+    seen: bool = False
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.seen |= func is torch.nn.functional.scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
+def _uses_attention(function: Function, inputs: Sequence[torch.Tensor]) -> bool:
+    mode = _AttentionSeen()
+    with mode:
+        function(*inputs)
+    return mode.seen
+
+
+def _attention_seconds(backend: SDPBackend, function: Function, inputs: Sequence[torch.Tensor]) -> float | None:
+    """The least of a few timings with one backend, or None where that backend refuses these inputs."""
+    with sdpa_kernel(backend):
+        try:
+            function(*inputs)
+        except RuntimeError:  # "No available kernel": the documented answer to inputs a backend cannot take
+            return None
+        if inputs and inputs[0].is_cuda:
+            return device.seconds(partial(function, *inputs))
+        taken = []
+        for _ in range(4):
+            start = time.perf_counter_ns()
+            function(*inputs)
+            taken.append((time.perf_counter_ns() - start) * 1e-9)
+    return min(taken)

@@ -1,0 +1,1 @@
+"""Typed rows of a run as tables, pages and files."""

@@ -1,0 +1,108 @@
+"""This machine and its tools in, the `env` block of a report and the name of its folder out."""
+
+import functools
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from conformance.shapes.cases import kind_of
+
+Environment = dict[str, str | None]
+MARKETING = re.compile(r"\((r|tm)\)|\bcpu\b|@.*|\bprocessor\b|\b\d+-core\b|\bwith .*|\bnvidia\b", re.IGNORECASE)
+
+
+def collect(targets: Sequence[str], variant: str | None = None) -> Environment:
+    """The facts that a result depends on; None for what this machine does not have."""
+    return {
+        "python": platform.python_version(),
+        "torch": _installed("torch"),
+        "device": device(targets, variant),
+        "cpu": cpu_model(),
+        "gpu": gpu_model(),
+        "toolchain": toolchain(targets),
+        "commit": _commit(Path(__file__).resolve().parents[2]),
+    }
+
+
+def device(targets: Sequence[str], variant: str | None = None) -> str:
+    """The name of the folder for this device's reports; those of another backend, say, are kept apart from ours."""
+    on_gpu = any(kind_of(target) == "cuda" for target in targets)
+    gpu = gpu_model() if on_gpu else None
+    name = slug(gpu or cpu_model() or platform.machine()) + ("-emulated" if on_gpu and gpu is None else "")
+    return f"{name}-{slug(variant)}" if variant else name
+
+
+def toolchain(targets: Sequence[str]) -> str | None:
+    """The compilers that results depend on: the C++ compiler, and CUDA's where targets need it."""
+    cuda = _first_line("nvcc", "--version", having="release") if any(kind_of(t) == "cuda" for t in targets) else None
+    return "; ".join(filter(None, (_first_line("g++", "--version"), cuda))) or None
+
+
+def missing_tool() -> str | None:
+    """The program without which no kernel is built, if this machine lacks one."""
+    if shutil.which("g++") is None:
+        return "g++"
+    # Where it stands beside the compiler, that says its path, and else the mere name.
+    linker = _first_line("g++", "-print-prog-name=ld") or "ld"
+    return None if shutil.which(linker) else "ld"
+
+
+def emulates(targets: Sequence[str]) -> bool:
+    """Whether a processor stands in for the GPU that some of these targets are for."""
+    return any(kind_of(target) == "cuda" for target in targets) and gpu_model() is None
+
+
+def slug(model: str) -> str:
+    """A model's name as a folder's name.
+
+    >>> slug("AMD EPYC 7R13 48-Core Processor"), slug("Intel(R) Xeon(R) CPU @ 2.20GHz"), slug("NVIDIA H200")
+    ('amd-epyc-7r13', 'intel-xeon', 'h200')
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", MARKETING.sub(" ", model).lower()).strip("-.") or "unknown"
+
+
+def cpu_model() -> str | None:
+    """What the system calls the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model\t")))
+    return next(named, None) or platform.processor() or platform.machine() or None
+
+
+@functools.cache
+def gpu_model() -> str | None:
+    """The first NVIDIA device, asked of the driver's own tool so that nothing has to load CUDA."""
+    return _first_line("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit(folder: Path) -> str | None:
+    if not (folder / ".git").exists():
+        return None
+    commit = _first_line("git", "-C", str(folder), "rev-parse", "--short=12", "HEAD")
+    changed = _first_line("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if commit and changed else commit
+
+
+def _first_line(*command: str, having: str = "") -> str | None:
+    """The first line that a command prints, of those that have a word."""
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    lines = [line for line in done.stdout.strip().splitlines() if having in line]
+    return next(iter(lines), None) if done.returncode == 0 else None

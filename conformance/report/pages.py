@@ -1,0 +1,165 @@
+"""A run in; its Markdown pages out: `summary.md`, `speedup.md` and `coverage.md`."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from conformance.report.rows import BAD, CHECK_VERDICTS, Row, item_name
+from conformance.report.tables import (
+    LOST,
+    SEVERITY,
+    bench_table,
+    case_table,
+    cliff_table,
+    counts,
+    fallbacks,
+    group_table,
+    grouped,
+    lost,
+    resource_table,
+    selftest,
+    table,
+    worst_error,
+)
+from conformance.report.writer import Run
+from conformance.shapes.cases import DTYPES, STAGES
+
+CLOSEST = 10
+LEGEND = """\
+Speedup is min(eager, torch.compile) / ours, with the 99 % interval of the median over paired rounds; above 1 we are
+faster. {times} A verdict is given where the whole interval agrees. The share of the
+roofline is the least time that this machine's measured bandwidth and arithmetic allow, over ours. Build is the time
+from the function to its first result, less where the kernel cache had it."""
+ON_CPU = "Times are of one call on one thread."
+ON_GPU = """\
+Times are the GPU's: of a call among 20 in a CUDA graph, whose launches cost the host nothing, on data that the calls
+before left in the L2 if it holds them; eager has the fastest of PyTorch's attention backends. Wall is from the
+beginning of one call by itself to the end of its work, launch and wait included."""
+
+
+def summary(run: Run) -> str:
+    """The run on one page."""
+    env = run.env
+    tools = (env["cpu"], env["gpu"] or "no GPU", f"Python {env['python']}", f"torch {env['torch']}", env["toolchain"])
+    how = (f"{run.when:%Y-%m-%d %H:%M} UTC", f"tier {run.tier}", f"seed {run.seed}", f"{run.seconds:.0f} s")
+    lines = [
+        f"# mlcomp on {env['device']}",
+        " · ".join((*how, *filter(None, tools), f"commit {env['commit'] or 'unknown'}")),
+    ]
+    lines += _cases(run.cases) if run.cases else []
+    if run.benches:
+        lines += ["## Speedup over the best of PyTorch", group_table(run.benches, "family"), "Every row: `speedup.md`."]
+        lines += ["### Cliffs", text] if (text := cliff_table(run.benches)) else []
+    else:
+        lines += ["## Speedup", "No benchmark ran; `--mlcomp-bench quick` runs them."]
+    if run.gates:
+        lines += _resources(run.gates)
+    if run.selftest is not None:
+        lines += ["## Self-test", selftest(run.selftest, "github")]
+    return _page(lines)
+
+
+def speedup(run: Run) -> str:
+    """The geometric mean of each family and suite, what is lost, then every row, slowest first."""
+    clocks = {row.get("clock") == "device" for row in run.benches if row.get("clock")} or {False}
+    times = " ".join(text for on_gpu, text in ((False, ON_CPU), (True, ON_GPU)) if on_gpu in clocks)
+    lines = [f"# Speedup on {run.env['device']}", LEGEND.format(times=times)]
+    if not run.benches:
+        return _page([*lines, "No benchmark has run: `pytest --mlcomp --mlcomp-bench quick`."])
+    lines += [f"**This machine could not judge speed during this run:** {run.unfit}"] if run.unfit else []
+    lines += ["## By family", group_table(run.benches, "family"), "## By suite and type", _by_type(run.benches)]
+    if losses := lost(run.benches):
+        lines += [f"## Lost: below {LOST}, or without a result", bench_table(losses)]
+    for family, rows in grouped(run.benches, "family").items():
+        lines += [f"## {family}", bench_table(rows)]
+    return _page(lines)
+
+
+def coverage(run: Run) -> str:
+    """Passing cases per op and dtype, and whatever else there is by name."""
+    found = grouped(run.cases, "op")
+    dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in run.cases)]
+    body = [
+        [op, *(_cell([row for row in rows if row["dtype"] == dtype]) for dtype in dtypes), _cell(rows)]
+        for op, rows in found.items()
+    ]
+    head = f"{len(found)} ops at tier {run.tier}; {counts(run.cases)}."
+    return _page([f"# Coverage on {run.env['device']}", head, table(body, ["op", *dtypes, "all"])])
+
+
+def _cases(cases: Sequence[Row]) -> list[str]:
+    suites = [[suite, len(rows), *_by_verdict(rows)] for suite, rows in grouped(cases, "suite").items()]
+    lines = ["## Cases", counts(cases), table(suites, ["suite", "cases", *CHECK_VERDICTS])]
+    if bad := [row for row in cases if row["verdict"] in BAD]:
+        again = "\n".join(row["command"] for row in bad if row.get("command"))
+        lines += ["### Not passing", case_table(bad), f"```\n{again}\n```"]
+    if given_up := fallbacks(cases):
+        lines += ["### Schedules given up", f"```\n{given_up}\n```"]
+    if expected := [row for row in cases if row["verdict"] == "xfail"]:
+        listed = [[item_name(row), row["first_bad_stage"], row.get("reason")] for row in expected]
+        lines += ["### Expected to fail", table(listed, ["case", "stage", "reason"])]
+    if retried := [row for row in cases if row.get("first_loss") and row["verdict"] not in BAD]:
+        what = "Lost in a process that had run other cases, passed alone: a case before them may corrupt memory."
+        listed = [[item_name(row), row["first_loss"]] for row in retried]
+        lines += ["### Lost once", what, table(listed, ["case", "the first time"])]
+    return [*lines, "### Stages", _stages(cases), "### Closest to the bound", _closest(cases)]
+
+
+def _by_type(benches: Sequence[Row]) -> str:
+    """Suites by element type, which hardware treats as different problems."""
+    key = "suite and type"
+    return group_table([{**row, key: f"{row['suite']} {row['dtype']}"} for row in benches], key)
+
+
+def _resources(gates: Sequence[Row]) -> list[str]:
+    """What kernels take of a GPU, the hungriest by name, and what is wrong with any."""
+    kernels = [kernel for row in gates for kernel in row["kernels"]]
+    hungriest = sorted(kernels, key=lambda kernel: -kernel["registers"])[:CLOSEST]
+    listed = [[kernel[key] for key in ("case", "name", "arch", "registers", "shared")] for kernel in hungriest]
+    lines = [
+        "## Resources",
+        resource_table(gates),
+        table(listed, ["case", "kernel", "compiled for", "registers", "shared"]),
+    ]
+    wrong = [line for row in gates if row["verdict"] != "pass" for line in row["detail"].splitlines()]
+    return [*lines, *(["### Complaints", "```\n" + "\n".join(wrong) + "\n```"] if wrong else [])]
+
+
+def _stages(cases: Sequence[Row]) -> str:
+    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+    for row in cases:
+        for stage in row["stages"]:
+            found[row["target"], stage["stage"], stage["executor"] or ""].append(stage)
+    body = [[*key, *_stage_figures(rows)] for key, rows in sorted(found.items(), key=lambda item: _order(item[0]))]
+    return table(body, ["target", "stage", "executor", "run", "pass", "worst err/tol", "seconds"])
+
+
+def _order(key: tuple[str, str, str]) -> tuple[str, int]:
+    return key[0], STAGES.index(key[1])
+
+
+def _stage_figures(stages: Sequence[Row]) -> list[Any]:
+    passed = sum(stage["verdict"] == "pass" for stage in stages)
+    return [len(stages), passed, worst_error(stages), sum(stage["seconds"] or 0.0 for stage in stages)]
+
+
+def _closest(cases: Sequence[Row]) -> str:
+    errors = [(worst_error(row["stages"]) or 0.0, item_name(row)) for row in cases if row["verdict"] == "pass"]
+    return table([[name, error] for error, name in sorted(errors, reverse=True)[:CLOSEST]], ["case", "err/tol"])
+
+
+def _by_verdict(rows: Sequence[Row]) -> list[int]:
+    counted = Counter(row["verdict"] for row in rows)
+    return [counted[verdict] for verdict in CHECK_VERDICTS]
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    """The number of passing cases; anything else by name."""
+    counted = Counter(row["verdict"] for row in rows)
+    others = [f"{counted[verdict]} {verdict}" for verdict in SEVERITY[:-1] if counted[verdict]]
+    passing = [str(counted["pass"])] if counted["pass"] else []
+    return ", ".join(passing + others)
+
+
+def _page(lines: Sequence[str]) -> str:
+    return "\n\n".join(line for line in lines if line) + "\n"

@@ -1,0 +1,183 @@
+"""The rows of a run in; its report files out, every one whole: `run.json`, `benchmark.json` and three pages."""
+
+import contextlib
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from conformance.report.environment import Environment
+from conformance.report.rows import BENCH_VERDICTS, Row, item_name
+
+SCHEMA = 1
+CASE_KEYS = ("id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass")
+STAGE_KEYS = ("stage", "verdict", "err_over_tol", "executor", "seconds")
+BENCH_KEYS = (
+    "id", "suite", "op", "target", "dtype", "ours_us", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
+    "family", "clock", "wall_us", "best", "attention", "kernels", "compile_seconds", "digest", "detail", "cliffs",
+)  # fmt: skip
+GATE_KEYS = ("file", "verdict", "cases", "seconds")
+KERNEL_KEYS = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "complaints")
+SELFTEST_KEYS = ("planted", "caught", "false_alarms")
+
+
+class ReportError(Exception):
+    """A report could not be written; says what, why and what to do."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a run found out."""
+
+    env: Environment
+    cases: tuple[Row, ...]
+    benches: tuple[Row, ...]
+    selftest: Row | None
+    seconds: float
+    tier: str
+    seed: int
+    unfit: str = ""  # why the machine cannot judge speed now
+    gates: tuple[Row, ...] = ()  # what was compiled for GPUs, by file
+    when: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
+
+
+def measured(benches: Iterable[Row]) -> list[Row]:
+    """The benchmarks that have a speedup."""
+    return [row for row in benches if row["verdict"] in BENCH_VERDICTS and row["speedup"]]
+
+
+def geomean(ratios: Sequence[float]) -> float | None:
+    """The mean that treats twice as fast and half as fast alike.
+
+    >>> geomean([0.5, 2.0]), geomean([])
+    (1.0, None)
+    """
+    return math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else None
+
+
+def run_json(run: Run) -> dict[str, Any]:
+    """The run as other programs read it."""
+    cases = [
+        _only(row, CASE_KEYS) | {"stages": [_only(stage, STAGE_KEYS) for stage in row["stages"]]} for row in run.cases
+    ]
+    return {
+        "schema": SCHEMA,
+        "env": run.env,
+        "cases": cases,
+        "benches": [_only(row, BENCH_KEYS) for row in run.benches],
+        "gate": [
+            _only(row, GATE_KEYS) | {"kernels": [_only(kernel, KERNEL_KEYS) for kernel in row["kernels"]]}
+            for row in run.gates
+        ],
+        "selftest": None if run.selftest is None else _only(run.selftest, SELFTEST_KEYS),
+        "seconds": run.seconds,
+    }
+
+
+def benchmark_json(run: Run) -> dict[str, Any]:
+    """The benchmarks in the format of pytest-benchmark, so that its tools compare and plot them."""
+    try:
+        writer = version("pytest-benchmark")
+    except PackageNotFoundError:
+        writer = "5.0.0"
+    commit, _, changed = (run.env["commit"] or "").partition("+")
+    return {
+        "machine_info": machine_info(run.env),
+        "commit_info": {"id": commit or None, "dirty": bool(changed)},
+        "benchmarks": [_benchmark(row) for row in measured(run.benches)],
+        "datetime": run.when.isoformat(),
+        "version": writer,
+    }
+
+
+def machine_info(env: Environment) -> Row:
+    """What of a machine two runs must share for their benchmarks to be compared."""
+    known = {key: env[key] for key in ("device", "cpu", "gpu", "toolchain")}
+    return known | {"python_version": env["python"], "torch_version": env["torch"]}
+
+
+def extra_info(row: Row) -> Row:
+    """What a benchmark knows beyond our own times."""
+    keys = (
+        "file", "family", "op", "target", "dtype", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
+        "wall_us", "digest", "compile_seconds",
+    )  # fmt: skip
+    return _only(row, keys) | {"samples": {name: data for name, data in row["samples"].items() if name != "ours"}}
+
+
+def write(folder: Path, documents: Mapping[str, str]) -> None:
+    """Write all files or none: each is whole under another name before the first takes its place."""
+    ready: list[tuple[Path, Path]] = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in documents.items():
+            descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+            ready.append((Path(temporary), folder / name))
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(temporary).chmod(0o644)
+        while ready:
+            os.replace(*ready[0])
+            ready.pop(0)
+    except OSError as error:
+        raise ReportError(
+            f"cannot write reports to {folder}: {error.strerror}. What stood there is unchanged; "
+            "make room or permission, or choose another place with --mlcomp-report DIR"
+        ) from None
+    finally:
+        for temporary_path, _ in ready:
+            with contextlib.suppress(OSError):
+                temporary_path.unlink()
+
+
+def append(path: str | None, text: str) -> None:
+    """Add the text to a file that somebody else shows, such as the summary of a CI job; no path, nothing to do."""
+    if not path:
+        return
+    try:
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+    except OSError as error:
+        raise ReportError(f"cannot add the summary to {path}: {error.strerror}") from None
+
+
+def _benchmark(row: Row) -> Row:
+    name = item_name(row)
+    return {
+        "group": row["suite"],
+        "name": name,
+        "fullname": f"{row['file']}::{name}",
+        "params": row.get("params", {}),
+        "param": row["id"],
+        "extra_info": extra_info(row),
+        "options": {"timer": row.get("clock", "perf_counter_ns"), "warmup": True},
+        "stats": _statistics(row["samples"].get("ours") or [row["ours_us"] * 1e-6]),
+    }
+
+
+def _statistics(data: Sequence[float]) -> Row:
+    low, middle, high = statistics.quantiles([*data, *data[: 2 - len(data)]], method="inclusive")
+    spread, mean = high - low, statistics.fmean(data)
+    deviation = statistics.stdev(data) if len(data) > 1 else 0.0
+    inside = [value for value in data if low - 1.5 * spread <= value <= high + 1.5 * spread]
+    far = sum(abs(value - mean) > deviation for value in data)
+    outside = len(data) - len(inside)
+    return {
+        "min": min(data), "max": max(data), "mean": mean, "stddev": deviation, "rounds": len(data), "median": middle,
+        "iqr": spread, "q1": low, "q3": high, "iqr_outliers": outside, "stddev_outliers": far,
+        "outliers": f"{far};{outside}", "ld15iqr": min(inside), "hd15iqr": max(inside),
+        "ops": len(data) / math.fsum(data) if math.fsum(data) else 0.0, "total": math.fsum(data),
+        "data": list(data), "iterations": 1,
+    }  # fmt: skip
+
+
+def _only(row: Mapping[str, Any], keys: Iterable[str]) -> Row:
+    return {key: row.get(key) for key in keys}

@@ -1,0 +1,1 @@
+"""A run of pytest: settings, items, workers, progress and what is gathered from them."""

@@ -1,0 +1,176 @@
+"""A shape file in; pytest items out: one check per (case, target), one benchmark per (benchmark case, target)."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.report import environment, rows, tables
+from conformance.run.runner import Runner
+from conformance.shapes.cases import BenchCase, Case, runs_on
+from conformance.shapes.files import ShapeFileError, benches, expand, load
+
+PROPERTY = "mlcomp"  # the user property that carries a row to the controller
+RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
+
+
+class Failed(Exception):
+    """An item did not do what it should; the text is for people and is shown without a traceback."""
+
+
+class ShapeFile(pytest.File):
+    """One shape file, read and expanded when pytest collects it."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        """Every item of the file, or a collection error that names the line."""
+        runner = self.config.stash[RUNNER]
+        settings = runner.settings
+        try:
+            tier = "nightly" if self._named_by_id() else settings.tier
+            file = load(self.path, tier)
+            # Ours is checked at each stage, for which rows are small; of another backend only results can be seen.
+            enlarged = settings.backend is not None and tier != "smoke"
+            found: list[Case] = list(expand(file, tier, enlarged=enlarged))
+            # How another backend refuses data is its own affair.
+            found = [case for case in found if case.raises is None or settings.backend is None]
+            found += benches(file, tier) if settings.bench != "off" else ()
+        except ShapeFileError as error:
+            raise self.CollectError(str(error)) from None
+        if not self.config.option.collectonly:
+            runner.start()
+        for case in found:
+            kind = Bench if isinstance(case, BenchCase) else Check
+            yield from (kind.of(self, case, target) for target in settings.targets if _runs(case, target))
+        timed = () if settings.bench != "off" else benches(file, tier)
+        compiled = tuple(case for case in (*found, *timed) if runs_on(case, "cuda")) if settings.gate else ()
+        if compiled:
+            gate: Gate = Gate.from_parent(self, name=rows.GATE, cases=compiled)
+            yield gate
+
+    def _named_by_id(self) -> bool:
+        """Whether the command line names an item of this file: then it may be of any tier."""
+        paths = (path for path, separator, _ in (arg.partition("::") for arg in self.config.args) if separator)
+        return any((self.config.invocation_params.dir / path).resolve() == self.path.resolve() for path in paths)
+
+
+def _runs(case: Case, target: str) -> bool:
+    """Whether the case is meant for this target, and for how the target is run here."""
+    return runs_on(case, target) and not (case.large and environment.emulates((target,)))
+
+
+class _Item(pytest.Item):
+    """What all of our items share: a marker, rows that travel as a property, failures as plain text."""
+
+    kind = ""
+
+    def __init__(self, *, name: str, parent: pytest.Collector, **known: Any) -> None:
+        # As one text, which pytest takes apart as it does what its cache holds: `--lf` and its kin compare the parts.
+        super().__init__(name=name, parent=parent, nodeid=f"{parent.nodeid}::{name}", **known)
+        self.add_marker(f"mlcomp_{self.kind}")
+
+    def record(self, row: rows.Row) -> None:
+        """Hand the row to the controller."""
+        self.user_properties.append((PROPERTY, json.dumps(row)))
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
+        """Our own failures need no traceback."""
+        return str(excinfo.value) if isinstance(excinfo.value, Failed) else super().repr_failure(excinfo, style)
+
+
+class Check(_Item):
+    """One case on one target: every stage, in the child."""
+
+    kind = "check"
+
+    def __init__(self, *, case: Case, target: str, **known: Any) -> None:
+        super().__init__(**known)
+        self.case, self.target = case, target
+
+    @classmethod
+    def of(cls, parent: ShapeFile, case: Case, target: str) -> "Check":
+        """The item, named after its row."""
+        name = rows.item_name({"kind": cls.kind, "id": case.id, "target": target})
+        item: Check = cls.from_parent(parent, name=name, case=case, target=target)
+        return item
+
+    def runtest(self) -> None:
+        """Run in the child, record the row, judge."""
+        runner = self.config.stash[RUNNER]
+        row = runner.run(self.case, self.target, self.path)
+        expected = row if self.config.option.runxfail else rows.expect(row, self.case)
+        self.record(expected)
+        if expected["verdict"] == "xfail":
+            pytest.xfail(expected["reason"])
+        cliff = "cliff" in runner.settings.fail_on and expected.get("cliffs")
+        if expected["verdict"] in rows.BAD or rows.missed_budgets(expected) or cliff:
+            raise Failed(tables.failure(expected))
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """Where the case stands in its file."""
+        return self.path, self.case.line - 1, self.name
+
+
+class Bench(Check):
+    """One benchmark on one target, alone on the machine while it is timed."""
+
+    kind = "bench"
+
+    def __init__(self, **known: Any) -> None:
+        super().__init__(**known)
+        if not hasattr(self.config, "workerinput"):
+            self.fixturenames = ["benchmark"]  # by which pytest-benchmark's -only and -skip know a benchmark
+
+
+class Gate(_Item):
+    """The cases of one file, compiled for GPUs and not run."""
+
+    kind = "gate"
+
+    def __init__(self, *, cases: tuple[Case, ...], **known: Any) -> None:
+        super().__init__(**known)
+        self.cases = cases
+
+    def runtest(self) -> None:
+        """Compile in the child, record the row, fail on any complaint."""
+        row = self.config.stash[RUNNER].gate(self.cases, self.path)
+        self.record(row)
+        if row["verdict"] != "pass":
+            raise Failed(row["detail"])
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The file as a whole."""
+        return self.path, None, self.name
+
+
+class Alone(_Item):
+    """An item that belongs to no file."""
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        """The name says it all."""
+        return self.config.rootpath, None, self.name
+
+
+class Fitness(Alone):
+    """Equal kernels raced against each other: whether the benchmarks that follow mean anything."""
+
+    kind = "fitness"
+
+    def runtest(self) -> None:
+        """Run in the child and record; an unfit machine is no failure, but is said wherever speed is shown."""
+        self.record(self.config.stash[RUNNER].fitness())
+
+
+class SelfTest(Alone):
+    """Known miscompiles, planted in every stage, against the checks."""
+
+    kind = "selftest"
+
+    def runtest(self) -> None:
+        """Run in the child, record the counts, fail on a false alarm or too many misses."""
+        row = self.config.stash[RUNNER].selftest()
+        self.record(row)
+        self.add_report_section("call", "mlcomp", tables.selftest(row))
+        if row["verdict"] != "pass":
+            raise Failed(f"{row['detail']}\n{tables.selftest(row)}".strip())

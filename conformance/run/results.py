@@ -1,0 +1,145 @@
+"""Rows from every worker's reports in; report files, tables in the terminal and pytest-benchmark's records out."""
+
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conformance.report import environment, pages, rows, tables, writer
+from conformance.run.items import PROPERTY
+from conformance.run.settings import Settings
+
+KINDS = ("check", "bench", "gate", "selftest", "fitness")
+FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+
+
+class Results:
+    """What the controller, or the only process, knows of a run."""
+
+    def __init__(self, config: pytest.Config, settings: Settings) -> None:
+        self.config, self.settings = config, settings
+        self.rows: list[rows.Row] = []
+        self.started = time.monotonic()
+        self.run: writer.Run | None = None
+        self.notes: list[str] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Keep the row that an item sent, or make one for an item whose worker was lost with it."""
+        found = [json.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
+        if report.when == "call":
+            self.rows += found
+        elif str(report.when) == "???" and ".toml::" in report.nodeid:
+            self.rows.append(rows.lost_row(report.nodeid, str(report.longrepr)))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
+        """Before pytest-benchmark, which does so as a wrapper, stores and compares what it has: hand ours over."""
+        self._finish(session, exitstatus)
+        yield
+
+    def _finish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Write the reports of a run that came to its end; another's are left as they are."""
+        if not self.rows:
+            return
+        self.run = self._summary()
+        for row in self.run.benches:
+            if row["verdict"] in rows.BENCH_VERDICTS:
+                hand_over(self.config, row)
+        folder = self.settings.reports(str(self.run.env["device"]))
+        stopped = bool(session.shouldfail or session.shouldstop) and not self.settings.part
+        if exitstatus not in FINISHED or stopped:
+            self.notes.append(f"mlcomp: the run was interrupted; the reports in {folder} are left as they were")
+            return
+        try:
+            writer.write(folder, self._documents())
+            writer.append(os.environ.get("GITHUB_STEP_SUMMARY"), pages.summary(self.run))
+        except writer.ReportError as error:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+            self.notes.append(f"mlcomp: {error}")
+        else:
+            self.notes.append(f"mlcomp: reports are in {rows.shown_path(folder, self.config.invocation_params.dir)}")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+        """Print the tables below those of others; pytest-benchmark raises here on a regression, which goes on after."""
+        try:
+            yield
+        finally:
+            if self.run is not None:
+                terminalreporter.section("mlcomp")
+                terminalreporter.write_line(tables.terminal(self.run))
+            for note in self.notes:
+                terminalreporter.write_line(note, bold=True)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_benchmark_generate_machine_info(self) -> rows.Row:
+        """What pytest-benchmark compares of two machines, and prints where it differs: what `benchmark.json` has."""
+        return writer.machine_info(self.env)
+
+    @functools.cached_property
+    def env(self) -> environment.Environment:
+        return environment.collect(self.settings.targets, self.settings.variant)
+
+    def _documents(self) -> dict[str, str]:
+        """The files of this run, all of them: none of an earlier run stays among them."""
+        assert self.run is not None
+        return {
+            "run.json": json.dumps(writer.run_json(self.run), indent=1, allow_nan=False) + "\n",
+            "summary.md": pages.summary(self.run),
+            "coverage.md": pages.coverage(self.run),
+            "speedup.md": pages.speedup(self.run),
+            "benchmark.json": json.dumps(writer.benchmark_json(self.run), indent=1, allow_nan=False) + "\n",
+            **({".gitignore": "*\n"} if self.settings.part else {}),
+        }
+
+    def _summary(self) -> writer.Run:
+        # Workers finish in any order; a report must not depend on it.
+        ordered = sorted(self.rows, key=lambda row: (row.get("file", ""), row.get("id", ""), row.get("target", "")))
+        by_kind = {kind: tuple(row for row in ordered if row["kind"] == kind) for kind in KINDS}
+        unfit = "; ".join(row["message"] for row in by_kind["fitness"] if not row["fit"])
+        return writer.Run(
+            env=self.env,
+            cases=by_kind["check"],
+            benches=tuple(map(rows.undecided, by_kind["bench"])) if unfit else by_kind["bench"],
+            gates=by_kind["gate"],
+            selftest=next(iter(by_kind["selftest"]), None),
+            seconds=round(time.monotonic() - self.started, 2),
+            tier=self.settings.tier,
+            seed=self.settings.seed,
+            unfit=unfit,
+        )
+
+
+def hand_over(config: pytest.Config, row: rows.Row) -> None:
+    """Give a benchmark to pytest-benchmark, which stores, shows and compares it as its own.
+
+    It switches its fixture off under xdist, but not its session: what stands in there is saved and compared. The
+    attribute is private, hence the pin on its major version in pyproject.
+    """
+    session: Any = getattr(config, "_benchmarksession", None)
+    if session is None or not row["samples"].get("ours"):
+        return
+    record_type: Any = sys.modules["pytest_benchmark.stats"].Metadata  # loaded, since its session is there
+    name = rows.item_name(row)
+    fixture = SimpleNamespace(
+        name=name,
+        fullname=f"{'/'.join(Path(row['file']).parts[-2:])}::{name}",  # the same wherever the files lie
+        group=row["suite"],
+        param=row["id"],
+        params=row.get("params", {}),
+        extra_info=writer.extra_info(row),
+        cprofile_stats=None,
+        has_error=False,
+    )
+    record = record_type(fixture, iterations=1, options={"timer": row.get("clock", "perf_counter_ns"), "warmup": True})
+    for seconds in row["samples"]["ours"]:
+        record.stats.update(seconds)
+    session.benchmarks.append(record)

@@ -1,0 +1,207 @@
+"""A case and a target in; its row out, after a run in the warm child that this process owns."""
+
+import json
+import math
+import os
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from conformance.isolation import scratch, waiting
+from conformance.isolation.executor import GIB, Executor, Reply, Status
+from conformance.judge import sanitizer
+from conformance.report import environment, rows
+from conformance.run.settings import Settings
+from conformance.shapes.cases import BYTES, KINDS, STAGES, BenchCase, Case, to_json
+
+EXPLAIN_SECONDS = 60.0
+NATIVE = (STAGES[0], *KINDS.values())  # stages that PyTorch or the machine itself runs
+MEMORY, MEMORY_SHARE = 8 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
+CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
+FUZZ_SECONDS = 120.0
+FILES_SECONDS = 60.0
+
+
+class Runner:
+    """One process's child with the options that its calls share."""
+
+    def __init__(self, settings: Settings, folder: Path, workers: int) -> None:
+        self.settings = settings
+        self.folder = folder  # where the user is: paths are shown relative to it
+        self.threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        self.device = environment.device(settings.targets, settings.variant)
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        memory = min(MEMORY, int(MEMORY_SHARE * installed / workers))
+        preload = [settings.function("check").partition(":")[0]]
+        # NumPy's matrix products would take every processor, in each of the workers.
+        limits = {"OPENBLAS_NUM_THREADS": str(self.threads)}
+        self.stderr = os.dup(2)  # pytest's capturing replaces the descriptor while items run
+        self.executor = Executor(preload, memory, environment=limits, waits=self._say_what_for)
+        self.logs = scratch.make() if settings.sanitizers else None
+        self.watched = {
+            tool: Executor(
+                preload,
+                memory,
+                under=sanitizer.command(tool, self._log(tool)),
+                environment=limits | sanitizer.ENVIRONMENT,
+                waits=self._say_what_for,
+            )
+            for tool in settings.sanitizers
+        }
+
+    def start(self) -> None:
+        """Let the child import what it needs while this process goes on."""
+        for executor in self.watched.values() or (self.executor,):
+            executor.start()
+
+    def _say_what_for(self) -> None:
+        """Tell people why nothing goes on, unless it is that another process of this run is being timed."""
+        if line := waiting.said(self.executor.machine):
+            os.write(self.stderr, f"\n{line}\n".encode())
+
+    def close(self) -> None:
+        """End the child."""
+        for executor in (self.executor, *self.watched.values()):
+            executor.close()
+        if self.stderr >= 0:
+            os.close(self.stderr)
+            self.stderr = -1
+        if self.logs is not None:
+            self.logs.close()
+
+    def run(self, case: Case, target: str, path: Path) -> rows.Row:
+        """The row of one case."""
+        known = rows.describe(case, target, rows.shown_path(path, self.folder))
+        known["command"] = self.command(known)
+        limit = self.settings.timeout or case.timeout
+        if needed := _beyond(case, self.executor.memory):
+            where = f"{known['file']}:{case.line}: case {case.id.partition('[')[0]!r}"
+            refusal = Reply(Status.RAISED, None, f"{where}: {needed}")
+            return rows.bench_row(known, refusal) if isinstance(case, BenchCase) else rows.check_row(known, refusal)
+        if isinstance(case, BenchCase):
+            reply = self._call("bench", to_json(case), self._bench_options(target), timeout=limit or BENCH_SECONDS)
+            return rows.bench_row(known, reply)
+        options = self._check_options(known)
+        if case.large:
+            options["stages"] = [stage for stage in options["stages"] if stage in NATIVE]
+        if self.watched:
+            return rows.joined([self._watch(tool, known, case, options, limit) for tool in self.watched])
+        reply = self._call("check", to_json(case), options, timeout=limit or CHECK_SECONDS)
+        return self._keep(rows.check_row(known, reply), case, options)
+
+    def _watch(
+        self, tool: str, known: rows.Row, case: Case, options: Mapping[str, Any], limit: float | None
+    ) -> rows.Row:
+        """The row of a case under a sanitizer."""
+        function, log = self.settings.function("check"), {"tool": tool, "log": str(self._log(tool))}
+        reply = self.watched[tool].call(
+            function, to_json(case), {**options, "sanitizer": log}, timeout=limit or WATCHED_SECONDS, hold="shared"
+        )
+        return self._keep(rows.check_row(known, reply), case, options)
+
+    def _log(self, tool: str) -> Path:
+        assert self.logs is not None
+        return self.logs.folder / f"{tool}.txt"
+
+    def fitness(self) -> rows.Row:
+        """Whether this machine can judge speed now."""
+        options = self._bench_options(self.settings.targets[0])
+        return rows.fitness_row(self._call("fitness", options, timeout=self.settings.timeout or BENCH_SECONDS))
+
+    def explain_unknown(self) -> str | None:
+        """What is wrong with a name that only torch can know."""
+        for name in self.settings.foreign:
+            reply = self._call("explain_unknown", name, timeout=EXPLAIN_SECONDS)
+            if reply.value or reply.message:
+                return str(reply.value or f"{reply.message}\n{reply.output}")
+        return None
+
+    def gate(self, found: Sequence[Case], path: Path) -> rows.Row:
+        """The row of a file's cases, compiled for GPUs."""
+        options = {"seed": self.settings.seed, "threads": self.threads, "architectures": self.settings.architectures}
+        limit = self.settings.timeout or GATE_SECONDS
+        reply = self._call("gate", [to_json(case) for case in found], options, timeout=limit)
+        return rows.gate_row(rows.shown_path(path, self.folder), reply)
+
+    def selftest(self) -> rows.Row:
+        """The counts of the self-test."""
+        options = {"targets": self.settings.targets, "seed": self.settings.seed, "threads": self.threads}
+        return rows.selftest_row(self._call("selftest", options, timeout=self.settings.timeout or SELFTEST_SECONDS))
+
+    def fuzz(self, index: int, target: str) -> rows.Row:
+        """The row of one random program."""
+        seed = self.settings.seed
+        folder = self.settings.reports(self.device) / "repro" / f"random-{seed}.{index}-{target.replace(':', '_')}"
+        options = {"target": target, "threads": self.threads, "dump": str(folder)}
+        words = ["pytest", "--mlcomp", "--mlcomp-fuzz-only", str(index), "--mlcomp-seed", str(seed)]
+        words += ["--mlcomp-target", target] if target != "cpu" else []
+        known = {"index": index, "seed": seed, "target": target, "command": shlex.join(words)}
+        limit = self.settings.timeout or FUZZ_SECONDS
+        reply = self._call("fuzz", seed, index, options, timeout=limit)
+        if reply.status in (Status.CRASH, Status.TIMEOUT):
+            again = self._call("fuzz", seed, index, {**options, "lost": True}, timeout=limit)
+            return rows.fuzz_row(known, reply, again)
+        return rows.fuzz_row(known, reply)
+
+    def command(self, known: rows.Row) -> str:
+        """The line that runs one item again with the same data."""
+        settings = self.settings
+        words = ["pytest", "--mlcomp", f"{known['file']}::{rows.item_name(known)}", "--mlcomp-seed", str(settings.seed)]
+        words += ["--mlcomp-target", known["target"]] if known["target"] != "cpu" else []
+        words += ["--mlcomp-bench", settings.bench] if known["kind"] == "bench" else []
+        words += ["--mlcomp-backend", settings.backend] if settings.backend else []
+        words += ["--mlcomp-sanitizer", ",".join(settings.sanitizers)] if settings.sanitizers else []
+        return shlex.join(words)
+
+    def _call(self, kind: str, *arguments: Any, timeout: float) -> Reply:
+        hold = "exclusive" if kind in ("bench", "fitness") else "shared"
+        return self.executor.call(self.settings.function(kind), *arguments, timeout=timeout, hold=hold)
+
+    def _keep(self, row: rows.Row, case: Case, options: Mapping[str, Any]) -> rows.Row:
+        """A case that lost its process could not write its own files: keep what is known about it, and let another
+        process write those, which runs no stage."""
+        if row["verdict"] not in ("crash", "timeout"):
+            return row
+        folder = Path(options["dump"])
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "case.json").write_text(json.dumps(to_json(case), indent=1), encoding="utf-8")
+            (folder / "lost.txt").write_text(f"{row['command']}\n{row['detail']}\n", encoding="utf-8")
+        except OSError as error:
+            return row | {"detail": f"{row['detail']}\n(its files could not be written to {folder}: {error.strerror})"}
+        if not self.settings.backend:
+            lost = {key: row[key] for key in ("verdict", "first_bad_stage", "first_bad_pass", "detail")}
+            self._call("check", to_json(case), {**options, "lost": lost}, timeout=FILES_SECONDS)
+        return row | {"repro": str(folder)}
+
+    def _check_options(self, known: rows.Row) -> dict[str, Any]:
+        folder = re.sub(r"[^\w.+-]+", "_", rows.item_name(known)).strip("_")
+        return {
+            "target": known["target"],
+            "stages": list(self.settings.stages),
+            "seed": self.settings.seed,
+            "backend": self.settings.backend,
+            "first_diff": self.settings.first_diff,
+            "threads": self.threads,
+            "dump": str(self.settings.reports(self.device) / "repro" / folder),
+        }
+
+    def _bench_options(self, target: str) -> dict[str, Any]:
+        return {
+            "target": target,
+            "threads": 1,
+            "mode": self.settings.bench,
+            "vs": self.settings.vs,
+            "seed": self.settings.seed,
+            "system": self.settings.backend or "mlcomp",
+        }
+
+
+def _beyond(case: Case, memory: int) -> str:
+    """Why no process could hold the case's arguments; empty where one could."""
+    needed = sum(BYTES[arg.dtype] * math.prod(arg.shape) for arg in case.args if not arg.layout.startswith("expanded"))
+    if needed <= memory:
+        return ""
+    return f"args: they take {needed / GIB:.1f} GiB, and a checking process may use {memory / GIB:.1f} GiB"

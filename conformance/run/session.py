@@ -1,0 +1,99 @@
+"""The hooks of a run with `--mlcomp`: settings in, shape files collected, rows gathered, reports written."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.report import environment
+from conformance.run.fuzzing import Fuzzing
+from conformance.run.items import RUNNER, Bench, Fitness, SelfTest, ShapeFile
+from conformance.run.progress import on_terminal
+from conformance.run.results import Results
+from conformance.run.runner import Runner
+from conformance.run.settings import KEY, read
+from conformance.shapes.files import FOREIGN, own_suite
+
+ORDER = {
+    "mlcomp_selftest": 1,
+    "mlcomp_fitness": 2,
+    "mlcomp_bench": 3,
+}  # everything else comes first; benchmarks want the machine alone
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options, and collect this folder's shape files, or those that come along, where no path is given."""
+    settings = config.stash[KEY] = read(config)
+    if config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args = [] if settings.fuzz else [str(path) for path in own_suite(config.invocation_params.dir)]
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    config.stash[RUNNER] = Runner(settings, config.invocation_params.dir, workers)
+    if settings.fuzz:
+        config.pluginmanager.register(Fuzzing(config, settings), "mlcomp-fuzzing")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Results(config, settings), "mlcomp-results")
+        progress = on_terminal()
+        if progress is not None and not config.option.collectonly:
+            config.pluginmanager.register(progress, "mlcomp-progress")
+            progress.watch()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leave no child behind."""
+    if RUNNER in config.stash:
+        config.stash[RUNNER].close()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Refuse a machine that builds no kernels, and a backend that torch does not know, before anything is collected."""
+    runner = session.config.stash[RUNNER]
+    if hasattr(session.config, "workerinput"):
+        return
+    builds = runner.settings.backend is None and not session.config.option.collectonly
+    if builds and (tool := environment.missing_tool()):
+        raise pytest.UsageError(
+            f"kernels are built with g++ and ld, and {tool} was not found: install it (Debian: apt-get install g++)"
+        )
+    if not runner.settings.foreign:
+        return
+    if complaint := runner.explain_unknown():
+        runner.close()
+        raise pytest.UsageError(f"--mlcomp-backend, --mlcomp-vs: {complaint}")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give a worker of xdist what was decided here: this run's seed, and whose reports it writes."""
+    settings = node.config.stash[KEY]
+    node.workerinput |= {"mlcomp_seed": settings.seed, "mlcomp_part": settings.part}
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """What this run does, and with which data."""
+    settings = config.stash[KEY]
+    benches = "off" if settings.bench == "off" else settings.bench
+    subject = f"backend {settings.backend}" if settings.backend else f"stages {','.join(settings.stages)}"
+    return (
+        f"mlcomp: targets {','.join(settings.targets)}, {subject}, tier {settings.tier}, benchmarks {benches}, "
+        f"seed {settings.seed}"
+    )
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ShapeFile | None:
+    """Every TOML file that is not another tool's is a shape file."""
+    if file_path.suffix != ".toml" or file_path.name in FOREIGN or file_path.name.startswith("."):
+        return None
+    found: ShapeFile = ShapeFile.from_parent(parent, path=file_path)
+    return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> Any:
+    """Add the self-test before `-k` and `-m` select; put benchmarks last after everybody has had a say."""
+    if session.config.stash[KEY].selftest:
+        items.append(SelfTest.from_parent(session, name="mlcomp-selftest"))
+    result = yield
+    if any(isinstance(item, Bench) and item.get_closest_marker("skip") is None for item in items):
+        items.append(Fitness.from_parent(session, name="mlcomp-fitness"))
+    items.sort(key=lambda item: max((ORDER.get(mark.name, 0) for mark in item.iter_markers()), default=0))
+    return result

@@ -1,0 +1,210 @@
+"""The command line in; what it asks for as one value out, or a usage error that names the words it could have used."""
+
+import difflib
+import re
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import compiler
+from conformance.judge import sanitizer
+from conformance.report import environment
+from conformance.shapes.cases import KINDS, STAGES, kind_of, stages_of
+from conformance.shapes.files import find_shapes, own_suite
+
+TARGETS = ("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
+EACH = "cpu:each"
+FAIL_ON = ("cliff",)  # what may fail an item beyond a wrong result
+RIVALS = ("eager", "compile", "max-autotune")
+LAST = ".last"  # the folder of reports on a part of the suite, which is no device's
+# Options of pytest and its plugins that choose among the items.
+SELECTING = (
+    "keyword", "markexpr", "deselect", "lf", "stepwise", "ignore", "ignore_glob", "benchmark_only", "benchmark_skip",
+)  # fmt: skip
+# loadscope and its kin hang for ever after a worker dies, and put the cases of one file on one worker.
+DISTRIBUTIONS = ("no", "load", "worksteal")
+FUNCTIONS = {
+    "check": "conformance.judge.ladder:check",
+    "bench": "conformance.bench.benchmark:run",
+    "fitness": "conformance.bench.benchmark:fitness",
+    "selftest": "conformance.judge.selftest:run",
+    "gate": "conformance.judge.gate:run",
+    "fuzz": "conformance.fuzz.check:fuzz",
+    "explain_unknown": "conformance.judge.systems:explain_unknown",
+}
+KEY: pytest.StashKey["Settings"] = pytest.StashKey()
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run's settings."""
+
+    targets: tuple[str, ...]
+    stages: tuple[str, ...]
+    tier: str
+    seed: int
+    bench: str
+    vs: tuple[str, ...] | None
+    fail_on: tuple[str, ...]
+    timeout: float | None
+    report: Path
+    part: bool  # of the suite is run, and nobody said where its reports go
+    backend: str | None
+    selftest: bool
+    first_diff: bool
+    gate: bool
+    sanitizers: tuple[str, ...]
+    fuzz: range  # the numbers of the random programs to run
+    runner: str | None
+
+    def reports(self, device: str) -> Path:
+        """The folder of this run's reports: what a device's says is said of the whole suite."""
+        return self.report / (LAST if self.part else device)
+
+    @property
+    def foreign(self) -> tuple[str, ...]:
+        """Names of systems that only torch can know."""
+        return tuple(name for name in (self.backend, *(self.vs or ())) if name is not None and name not in RIVALS)
+
+    @property
+    def variant(self) -> str | None:
+        """What sets this run's results apart from those of our own code as it is."""
+        return self.backend or ("sanitizers" if self.sanitizers else None)
+
+    @property
+    def architectures(self) -> tuple[str, ...]:
+        """The GPUs named as targets, for which the gate is to compile; none named, it knows which."""
+        return tuple(target for target in self.targets if target.startswith("sm_"))
+
+    def function(self, kind: str) -> str:
+        """The function that does a kind of work in the child, as `module:function`."""
+        return f"{self.runner}:{kind}" if self.runner else FUNCTIONS[kind]
+
+
+def read(config: pytest.Config) -> Settings:
+    """The settings of this process; a worker takes the seed that its controller chose."""
+
+    def option(name: str) -> object:
+        return config.getoption(f"mlcomp_{name}")
+
+    _check_distribution(str(config.getoption("dist", "no")))
+    seed = getattr(config, "workerinput", {}).get("mlcomp_seed", option("seed"))
+    timeout = option("timeout")
+    if timeout is not None and not timeout > 0:  # type: ignore[operator]
+        raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
+    named, here = option("report"), config.invocation_params.dir
+    # Without a configuration file, pytest's root is wherever the arguments lead to, be that site-packages.
+    report = (config.rootpath if config.inipath else here) / "reports" if named is None else here / str(named)
+    if report.exists() and not report.is_dir():
+        raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
+    backend, vs, stages = option("backend"), option("vs"), option("stages")
+    fuzz = _fuzz(option("fuzz"), option("fuzz_only"))
+    part = named is None and (stages is not None or bool(fuzz) or _selects(config))
+    if backend and stages:
+        raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
+    targets = _targets(str(option("target")))
+    if option("bench") != "off" and environment.emulates(targets):
+        raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; leave the option or the cuda targets out")
+    other = stages is not None or option("bench") != "off" or backend
+    sanitizers = _sanitizers(option("sanitizer"), targets, other, not config.option.collectonly)
+    every = tuple(stage for stage in STAGES if any(stage in stages_of(target) for target in targets))
+    if sanitizers:
+        every = (KINDS["cuda"],)
+    return Settings(
+        targets=targets,
+        stages=every if stages is None else _words("stages", str(stages), every),
+        tier=str(option("tier")),
+        seed=secrets.randbelow(2**31) if seed is None else int(seed),
+        bench=str(option("bench")),
+        vs=None if vs is None else _words("vs", str(vs), None),
+        fail_on=_fail_on(option("fail_on"), bool(option("bench") != "off")),
+        timeout=None if timeout is None else float(str(timeout)),
+        report=report,
+        part=bool(getattr(config, "workerinput", {}).get("mlcomp_part", part)),
+        backend=None if backend is None else str(backend),
+        selftest=bool(option("selftest")),
+        first_diff=bool(option("first_diff")),
+        gate=bool(option("gate")),
+        sanitizers=sanitizers,
+        fuzz=fuzz,
+        runner=None if option("runner") is None else str(option("runner")),
+    )
+
+
+def _selects(config: pytest.Config) -> bool:
+    """Whether the command line leaves out some of what a run without arguments has."""
+    if any(getattr(config.option, name, None) for name in SELECTING):
+        return True
+    here = config.invocation_params.dir
+    suite = {path.resolve() for path in own_suite(here)}
+    if config.args_source is pytest.Config.ArgsSource.ARGS:
+        return not suite <= {(here / arg).resolve() for arg in config.args}
+    return any(path != find_shapes() and path.is_relative_to(find_shapes()) for path in suite)
+
+
+def _fail_on(asked: object, timed: bool) -> tuple[str, ...]:
+    """What is to fail an item beyond a wrong result."""
+    words = () if asked is None else _words("fail-on", str(asked), FAIL_ON)
+    if "cliff" in words and not timed:
+        raise pytest.UsageError("--mlcomp-fail-on cliff: only benchmarks find cliffs; add --mlcomp-bench quick")
+    return words
+
+
+def _fuzz(count: object, only: object) -> range:
+    """The numbers of the random programs asked for."""
+    if count is not None and not (isinstance(count, int) and count > 0):
+        raise pytest.UsageError(f"--mlcomp-fuzz: {count} is no number of programs above 0")
+    if isinstance(only, int):
+        if only < 0:
+            raise pytest.UsageError(f"--mlcomp-fuzz-only: {only} is no number of a program, the first of which is 0")
+        return range(only, only + 1)
+    return range(count if isinstance(count, int) else 0)
+
+
+def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs: bool) -> tuple[str, ...]:
+    """The tools asked for, which look at GPU code on a GPU and at nothing else."""
+    if asked is None:
+        return ()
+    tools = _words("sanitizer", str(asked), tuple(sanitizer.TOOLS))
+    if otherwise:
+        raise pytest.UsageError("--mlcomp-sanitizer: checks the `cuda` stage of our own code; leave out other options")
+    if not all(kind_of(target) == "cuda" for target in targets):
+        raise pytest.UsageError("--mlcomp-sanitizer: looks at GPU code; add --mlcomp-target cuda")
+    if not runs:
+        return tools
+    if environment.emulates(targets):
+        raise pytest.UsageError("--mlcomp-sanitizer: there is no GPU; without one, the `kernel` stage finds the same")
+    if sanitizer.installed() is None:
+        raise pytest.UsageError("--mlcomp-sanitizer: compute-sanitizer is not on PATH; the CUDA toolkit has it")
+    return tools
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    """The targets asked for, those that this machine can be in the place of `cpu:each`."""
+    words = _words("target", text, TARGETS, featured=True)
+    return tuple(dict.fromkeys(t for word in words for t in (compiler.cpus() if word == EACH else (word,))))
+
+
+def _words(option: str, text: str, known: Collection[str] | None, featured: bool = False) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
+    if not words:
+        raise pytest.UsageError(f"--mlcomp-{option}: empty; use {', '.join(known or RIVALS)}")
+    for word in words:
+        name, _, feature = word.partition(":")
+        good = known is None or name in known
+        if not good or (feature and not (featured and kind_of(name) == "cpu" and re.fullmatch(r"[\w.+\-]+", feature))):
+            nearest = difflib.get_close_matches(name, known or RIVALS, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+            raise pytest.UsageError(f"--mlcomp-{option}: unknown {word!r}; use {', '.join(known or RIVALS)}{hint}")
+    return words
+
+
+def _check_distribution(name: str) -> None:
+    if name not in DISTRIBUTIONS:
+        raise pytest.UsageError(
+            f"--dist {name} does not go with --mlcomp: it hangs when a worker is lost, and keeps cases of one file "
+            "on one worker. Use --dist load or --dist worksteal; benchmarks take turns by themselves."
+        )

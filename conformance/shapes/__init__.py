@@ -1,0 +1,1 @@
+"""Shape files: the format, what it expands to, and the data of a case."""

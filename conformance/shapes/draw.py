@@ -1,0 +1,218 @@
+"""Input distributions as functions: options and a seeded source in, a tensor of the asked shape and dtype out."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import cycle
+
+import torch
+from torch import Tensor
+
+from conformance.shapes.cases import Value
+
+# Where tiles begin and end in most schedules, and so where index errors show.
+_CORNERS = (0, 7, 8, 15, 16, 31, 32, 63, 64, 127, 128, 255, 256)
+_INSIDE = 0.998  # the largest magnitude of an open unit interval that every float dtype keeps below 1
+
+
+@dataclass(frozen=True)
+class Draw:
+    """What to draw: the shape, the final dtype, and the source of randomness."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    generator: torch.Generator
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype to draw in."""
+        return torch.float64 if self.dtype is torch.float64 else torch.float32
+
+    def normal(self) -> Tensor:
+        """Standard normal numbers."""
+        return torch.randn(self.shape, dtype=self.wide, generator=self.generator)
+
+    def uniform(self) -> Tensor:
+        """Numbers in [0, 1)."""
+        return torch.rand(self.shape, dtype=self.wide, generator=self.generator)
+
+    def whole(self, low: int, high: int) -> Tensor:
+        """Whole numbers, both limits included."""
+        return torch.randint(low, high + 1, self.shape, generator=self.generator)
+
+    def full(self, value: float) -> Tensor:
+        """One value everywhere."""
+        return torch.full(self.shape, value, dtype=self.wide)
+
+
+def tensor(inputs: Mapping[str, Value], draw: Draw) -> Tensor:
+    """A contiguous tensor of a distribution such as `{"kind": "uniform", "low": -2}`."""
+    options = {key: value for key, value in inputs.items() if key != "kind"}
+    return KINDS[inputs["kind"]](draw, **options).to(draw.dtype).contiguous()
+
+
+def normal(draw: Draw, mean: float = 0.0, std: float = 1.0) -> Tensor:
+    return draw.normal() * std + mean
+
+
+def uniform(draw: Draw, low: float = -1.0, high: float = 1.0) -> Tensor:
+    return _below(draw.uniform() * (high - low) + low, low, high, draw.dtype)
+
+
+def integers(draw: Draw, low: int = -3, high: int = 3) -> Tensor:
+    """Whole numbers small enough that their sums and products stay exact in fp32; unsigned dtypes start at 0."""
+    floor = low if draw.dtype.is_floating_point else max(low, torch.iinfo(draw.dtype).min)
+    return draw.whole(min(floor, high), high)
+
+
+def positive(draw: Draw) -> Tensor:
+    if not draw.dtype.is_floating_point:
+        return draw.whole(1, 7)
+    return _below(draw.uniform() * 3.875 + 0.125, 0.125, 4.0, draw.dtype)
+
+
+def unit(draw: Draw) -> Tensor:
+    return (draw.uniform() * 2 - 1).clamp(-_INSIDE, _INSIDE) * _INSIDE
+
+
+def prob(draw: Draw) -> Tensor:
+    return draw.uniform() * (_INSIDE - 0.001) + 0.001
+
+
+def simplex(draw: Draw) -> Tensor:
+    return torch.softmax(draw.normal(), -1) if draw.shape else draw.full(1.0)
+
+
+def big_offset(draw: Draw, offset: float = 1000.0) -> Tensor:
+    return draw.normal() + offset
+
+
+def in_order(draw: Draw, descending: bool = False) -> Tensor:
+    values = draw.normal() if draw.dtype.is_floating_point else draw.whole(0, 100)
+    return torch.sort(values, dim=-1, descending=descending).values if draw.shape else values
+
+
+def one_hot(draw: Draw) -> Tensor:
+    hot = draw.full(0.0)
+    if not draw.shape:
+        return hot + 1
+    if hot.numel():
+        place = torch.randint(0, draw.shape[-1], (*draw.shape[:-1], 1), generator=draw.generator)
+        hot.scatter_(-1, place, 1.0)
+    return hot
+
+
+def denormal(draw: Draw) -> Tensor:
+    # Drawn in fp64, which represents all of them, and a hair smaller than 1, so that none rounds up to a normal number.
+    return (draw.uniform().double() * 2 - 1) * 0.995 * torch.finfo(draw.dtype).smallest_normal
+
+
+def huge(draw: Draw) -> Tensor:
+    largest = torch.finfo(draw.dtype).max
+    sign = draw.whole(0, 1) * 2 - 1
+    return (draw.uniform().double() * (7 / 16) + 1 / 16) * largest * sign
+
+
+def specials(draw: Draw) -> Tensor:
+    """Ordinary numbers, and at tile corners special ones: one per row, so that a reduction shows each of them.
+
+    They follow each other from a random one on, so that different ones meet where two arguments do.
+    """
+    if draw.dtype is torch.bool:
+        return boolean(draw)
+    values = (draw.normal().double() if draw.dtype.is_floating_point else integers(draw)).to(draw.dtype)
+    if not values.numel():
+        return values
+    special = _special_values(draw.dtype)
+    first = int(torch.randint(len(special), (), generator=draw.generator))
+    listed = cycle([*special[first:], *special[:first]])
+    rows = values.view(-1, values.shape[-1]) if values.dim() > 1 else values.view(1, -1)
+    corners = [[i for i in (*_CORNERS, size - 1) if i < size] for size in rows.shape]
+    if rows.shape[0] == 1:
+        places = [(0, column) for column in dict.fromkeys(corners[1])]
+    else:
+        places = list(zip(dict.fromkeys(corners[0]), cycle(corners[1])))
+    for row, column in places:
+        rows[row, column] = next(listed)
+    rows[-1, -1] = next(listed)
+    return values
+
+
+def _special_values(dtype: torch.dtype) -> tuple[Tensor, ...]:
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return torch.tensor((info.max, info.min, 0, 1, max(-1, info.min)), dtype=dtype).unbind()
+    real = torch.finfo(dtype)
+    numbers = (math.inf, -0.0, math.nan, -math.inf, real.max, 0.0, real.min, real.smallest_normal / 2)
+    return (*torch.tensor(numbers, dtype=dtype).unbind(), _negative_nan(dtype))
+
+
+def _negative_nan(dtype: torch.dtype) -> Tensor:
+    """By its bits, since conversions to 16 bits lose the sign of NaN: ones as far as its leading fraction bit."""
+    word = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
+    fraction = round(-math.log2(torch.finfo(dtype).eps))
+    return torch.tensor(-1 << (fraction - 1), dtype=word).view(dtype)
+
+
+def index(draw: Draw, below: int, unique_along: int | str = "no", negative: bool = False) -> Tensor:
+    """Valid indices into an axis of `below` elements, on request each at most once along an axis."""
+    if isinstance(unique_along, str):
+        return torch.randint(-below if negative else 0, max(below, 1), draw.shape, generator=draw.generator)
+    wide = list(draw.shape)
+    wide[unique_along] = below
+    order = torch.rand(wide, generator=draw.generator).argsort(dim=unique_along)
+    order = order.narrow(unique_along, 0, draw.shape[unique_along])
+    flip = draw.whole(0, 1) * below if negative else 0
+    return order - flip
+
+
+def invalid_index(draw: Draw, below: int, wraps: bool = False) -> Tensor:
+    """Indices of which some, and one at least, are none into an axis of `below` elements; with `wraps`, negative ones
+    count from its end."""
+    made = index(draw, below)
+    least, most = torch.iinfo(draw.dtype).min, torch.iinfo(draw.dtype).max
+    listed = (below, below + 1, 10**9, -below - 1, -(10**9), *([] if wraps else [-1, -below]))
+    bad = torch.tensor([x for x in listed if least <= x <= most])
+    which = torch.rand(draw.shape, generator=draw.generator) < 1 / 8
+    if which.numel():
+        which.view(-1)[int(torch.randint(0, which.numel(), (), generator=draw.generator))] = True
+    return torch.where(which, bad[torch.randint(0, len(bad), draw.shape, generator=draw.generator)], made)
+
+
+def boolean(draw: Draw, p: float = 0.5) -> Tensor:
+    return draw.uniform() < p
+
+
+def choice(draw: Draw, values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values, dtype=draw.dtype)[draw.whole(0, len(values) - 1)]
+
+
+def _below(values: Tensor, low: float, high: float, dtype: torch.dtype) -> Tensor:
+    """Values whose rounding to a narrow dtype does not reach the open upper limit."""
+    if not dtype.is_floating_point or high <= low:
+        return values
+    rounded = values.to(dtype)
+    return torch.where(rounded >= high, torch.full_like(rounded, low), rounded)
+
+
+KINDS: Mapping[str, Callable[..., Tensor]] = {
+    "normal": normal,
+    "uniform": uniform,
+    "integers": integers,
+    "zeros": lambda draw: draw.full(0.0),
+    "ones": lambda draw: draw.full(1.0),
+    "positive": positive,
+    "unit": unit,
+    "prob": prob,
+    "simplex": simplex,
+    "big_offset": big_offset,
+    "sorted": in_order,
+    "one_hot": one_hot,
+    "denormal": denormal,
+    "huge": huge,
+    "specials": specials,
+    "index": index,
+    "invalid_index": invalid_index,
+    "bool": boolean,
+    "choice": choice,
+}

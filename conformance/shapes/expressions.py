@@ -1,0 +1,253 @@
+"""The three little languages of a shape file: sizes and filters are evaluated, a case's program becomes a function.
+
+Sizes and filters are a small part of Python, checked node by node before they run: without loops a short text takes few
+steps, and what makes large values of small ones is bounded. A program is any Python over tensor arguments whose free
+names are known; dims, params and consts are written into it as literals, so that its text stands alone.
+"""
+
+import ast
+import functools
+import math
+import re
+from collections.abc import Collection, Mapping
+from types import CodeType
+
+from conformance.shapes.cases import DTYPES, Value
+
+TORCH_DTYPES = {
+    "f64": "torch.float64", "f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16",
+    "i64": "torch.int64", "i32": "torch.int32", "i16": "torch.int16", "i8": "torch.int8", "u8": "torch.uint8",
+    "bool": "torch.bool",
+}  # fmt: skip
+NAMESPACES = frozenset({"torch", "F", "nn", "math"})
+BUILTINS = frozenset(
+    [
+        "abs",
+        "all",
+        "any",
+        "bool",
+        "dict",
+        "enumerate",
+        "float",
+        "int",
+        "len",
+        "list",
+        "max",
+        "min",
+        "range",
+        "reversed",
+        "slice",
+        "sorted",
+        "sum",
+        "tuple",
+        "zip",
+    ]
+)
+FUNCTIONS = {"len": len, "min": min, "max": max, "abs": abs}
+FORMULA_LIMIT, PROGRAM_LIMIT = 2_000, 50_000  # characters of a size or filter, and of a program
+SHALLOW = 300  # characters that cannot be nested too deep for any walk
+BITS_LIMIT, ITEMS_LIMIT = 4_096, 10_000  # of a number, and of a sequence, that a formula makes on the way
+# "bool" stays the Python type, which torch takes as a dtype too.
+RESERVED = NAMESPACES | (frozenset(DTYPES) - {"bool"}) | {"dtype", "module"} | BUILTINS
+
+_ALLOWED = (
+    ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.USub, ast.UAdd, ast.BinOp, ast.Add, ast.Sub,
+    ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.Compare, ast.cmpop, ast.Call, ast.Name, ast.Load,
+    ast.Constant, ast.Tuple, ast.List, ast.Subscript, ast.Slice, ast.IfExp,
+)  # fmt: skip
+
+
+class ExpressionError(ValueError):
+    """What is wrong with an expression; the caller knows where it stands."""
+
+
+def formula(text: str, names: Collection[str]) -> tuple[CodeType, frozenset[str]]:
+    """Compile a size or filter over `names`, and say which of them it uses; what was compiled before is kept.
+
+    >>> code, used = formula("B*M <= 64 and dtype != 'bf16'", {"B", "M", "dtype"})
+    >>> evaluate(code, {"B": 8, "M": 8, "dtype": "f32"}), sorted(used)
+    (True, ['B', 'M', 'dtype'])
+    """
+    return _formula(text, frozenset(names))
+
+
+@functools.lru_cache(maxsize=4096)  # cases of a file repeat each other's
+def _formula(text: str, names: frozenset[str]) -> tuple[CodeType, frozenset[str]]:
+    if len(text) > FORMULA_LIMIT:
+        raise ExpressionError(f"{shortened(text)!r} has {len(text)} characters; {FORMULA_LIMIT} are the most")
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+        used = _checked(text, tree, names)
+        bounded = ast.fix_missing_locations(_Bounded().visit(tree))
+        return compile(bounded, "<shape file>", "eval"), used
+    except SyntaxError as error:
+        raise ExpressionError(f"{text!r} is no expression: {error.msg}") from None
+    except ExpressionError:
+        raise
+    except (ValueError, RecursionError, MemoryError):  # NUL bytes, too many brackets in brackets
+        raise ExpressionError(f"{shortened(text)!r} is no expression that Python can read") from None
+
+
+def _checked(text: str, tree: ast.Expression, names: frozenset[str]) -> frozenset[str]:
+    """The names that a formula uses, if it is one."""
+    for node in ast.walk(tree):
+        plain_call = not isinstance(node, ast.Call) or (isinstance(node.func, ast.Name) and not node.keywords)
+        if not isinstance(node, _ALLOWED) or not plain_call:
+            raise ExpressionError(
+                f"{text!r} holds `{ast.unparse(node)}`; only arithmetic, comparisons, and/or/not/in work"
+            )
+    used = frozenset(node.id for node in ast.walk(tree) if isinstance(node, ast.Name)) - FUNCTIONS.keys()
+    if unknown := sorted(used - names):
+        raise ExpressionError(f"{text!r} names {quoted(unknown)}, but only {quoted(sorted(names))} are defined")
+    return used
+
+
+def evaluate(code: CodeType, scope: Mapping[str, Value]) -> Value:
+    """The value of a compiled formula."""
+    try:
+        return eval(code, {"__builtins__": {}, **FUNCTIONS, **_BOUNDED}, dict(scope))
+    except (ArithmeticError, TypeError, LookupError, ValueError) as error:
+        raise ExpressionError(f"{type(error).__name__}: {error}") from None
+
+
+class _Bounded(ast.NodeTransformer):
+    """Puts a function that looks at its operands in the place of what makes large values of small ones."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        self.generic_visit(node)
+        name = {ast.Pow: "power of", ast.Mult: "product of", ast.Mod: "remainder of"}.get(type(node.op))
+        return node if name is None else ast.Call(ast.Name(name, ast.Load()), [node.left, node.right], [])
+
+
+def _power(base: Value, exponent: Value) -> Value:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > BITS_LIMIT:
+        raise ValueError(f"{base}**{exponent} is too large a number")
+    return base**exponent
+
+
+def _product(a: Value, b: Value) -> Value:
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, tuple | list | str) and isinstance(other, int) and len(one) * other > ITEMS_LIMIT:
+            raise ValueError(f"a sequence of {len(one) * other} items is too long; {ITEMS_LIMIT} are the most")
+    if isinstance(a, int) and isinstance(b, int) and a.bit_length() + b.bit_length() > BITS_LIMIT:
+        raise ValueError("a product is too large a number")
+    return a * b
+
+
+def _remainder(a: Value, b: Value) -> Value:
+    if isinstance(a, str):
+        raise TypeError("a text has no remainder")
+    return a % b
+
+
+# No name that an expression could spell.
+_BOUNDED = {"power of": _power, "product of": _product, "remainder of": _remainder}
+
+
+def shortened(text: str, most: int = 60) -> str:
+    """The beginning of a text, for a message."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def names_in_program(text: str, args: Collection[str], values: Collection[str]) -> frozenset[str]:
+    """The names a program uses, after checking that each one is an argument, a value, or known everywhere."""
+    tree = parse_program(text)
+    loaded, bound = _names(tree)
+    known = set(args) | set(values) | RESERVED
+    if unknown := sorted(loaded - bound - known):
+        raise ExpressionError(
+            f"the expression uses {quoted(unknown)}; in scope are {quoted(sorted(set(args) | set(values)))}, "
+            "torch, F, nn, math, dtype and the dtype names"
+        )
+    if clash := sorted(bound & (set(values) | RESERVED)):
+        raise ExpressionError(
+            f"the expression assigns {quoted(clash)}, a name with a meaning of its own; choose another"
+        )
+    return frozenset(loaded)
+
+
+def program_source(name: str, text: str, args: Collection[str], values: Mapping[str, Value]) -> str:
+    """The program as the text of a function of its tensors, with every other name a literal.
+
+    >>> print(program_source("softmax", "F.softmax(x, dim=dim).to(acc)", ["x"], {"dim": -1, "acc": "f32"}))
+    def softmax(x):
+        return F.softmax(x, dim=-1).to(torch.float32)
+    """
+    tree = _Literals({**{key: key for key in DTYPES if key != "bool"}, **values}).visit(parse_program(text))
+    last = tree.body[-1]
+    body = [*tree.body[:-1], ast.Return(last.value)]
+    lines = "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in body)
+    return f"def {_identifier(name)}({', '.join(args)}):\n" + _indented(lines)
+
+
+def literal(value: Value) -> str:
+    """Python text for a parameter's value, a dtype by its torch name.
+
+    >>> literal((1, "f32", float("inf"), "floor"))
+    "(1, torch.float32, float('inf'), 'floor')"
+    """
+    match value:
+        case str() if value in TORCH_DTYPES:
+            return TORCH_DTYPES[value]
+        case float() if not math.isfinite(value):
+            return f"float('{value}')"
+        case tuple():
+            return f"({', '.join(map(literal, value))}{',' if len(value) == 1 else ''})"
+        case _:
+            return repr(value)
+
+
+def quoted(names: Collection[str]) -> str:
+    """Names for a message."""
+    return ", ".join(repr(name) for name in names) or "nothing"
+
+
+class _Literals(ast.NodeTransformer):
+    def __init__(self, values: Mapping[str, Value]) -> None:
+        self.values = values
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if isinstance(node.ctx, ast.Load) and node.id in self.values:
+            return ast.parse(literal(self.values[node.id]), mode="eval").body
+        return node
+
+
+def parse_program(text: str) -> ast.Module:
+    """The lines of a program, the last of which is its value."""
+    if len(text) > PROGRAM_LIMIT:
+        raise ExpressionError(f"the expression has {len(text)} characters; {PROGRAM_LIMIT} are the most")
+    try:
+        tree = ast.parse(_dedented(text))
+        if len(text) > SHALLOW:
+            ast.unparse(tree)  # as `program_source` will do: it goes less deep than the parser
+    except SyntaxError as error:
+        where = shortened((error.text or "").strip(), 200)
+        raise ExpressionError(f"the expression is not Python: {error.msg} at {where!r}") from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise ExpressionError(f"the expression is nothing that Python can read: {type(error).__name__}") from None
+    if not tree.body or not isinstance(tree.body[-1], ast.Expr):
+        raise ExpressionError("the expression has no value: its last line must be an expression")
+    return tree
+
+
+def _names(tree: ast.Module) -> tuple[set[str], set[str]]:
+    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    parameters = {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
+    loaded = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+    return loaded, parameters | {node.id for node in names if not isinstance(node.ctx, ast.Load)}
+
+
+def _dedented(text: str) -> str:
+    # A one-line expression may be broken inside its brackets with any indentation, so only the margin goes.
+    lines = text.strip("\n").splitlines()
+    margin = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+    return "\n".join(line[margin:] for line in lines)
+
+
+def _identifier(name: str) -> str:
+    plain = re.sub(r"\W", "_", name)
+    return plain if plain.isidentifier() and plain not in RESERVED else f"f_{plain}"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines())

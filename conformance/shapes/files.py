@@ -1,0 +1,96 @@
+"""Shape files in, typed cases out; `shapes/README.md` is the format, a departure from it an error with its line.
+
+>>> [path.name for path in find_shapes().glob("README.md")]
+['README.md']
+"""
+
+import re
+import tomllib
+from pathlib import Path
+
+from conformance.shapes.cases import (
+    DTYPES,
+    STAGES,
+    TIERS,
+    Arg,
+    BenchCase,
+    Case,
+    Tolerance,
+    Xfail,
+    from_json,
+    matches,
+    runs_on,
+    seed,
+    to_json,
+    xfail_for,
+)
+from conformance.shapes.expand import benches, expand
+from conformance.shapes.schema import shape_file
+from conformance.shapes.specs import ShapeFile, ShapeFileError
+
+__all__ = [
+    "DTYPES", "STAGES", "TIERS", "Arg", "BenchCase", "Case", "ShapeFile", "ShapeFileError", "Tolerance", "Xfail",
+    "benches", "expand", "find_shapes", "from_json", "load", "matches", "own_suite", "runs_on", "seed", "to_json",
+    "xfail_for",
+]  # fmt: skip
+
+# TOML files that tools put beside shape files; a folder given to pytest is searched for every other one.
+FOREIGN = frozenset({"pyproject.toml", "pytest.toml", "ruff.toml", "tox.toml", "pylock.toml", "Cargo.toml"})
+HEAD = 1 << 16  # characters in which a shape file says that it is one
+DEEPEST = 50  # parts of a dotted key
+
+
+def find_shapes() -> Path:
+    """The folder of shape files that belongs to this copy: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[1]
+    found = next((path for path in (package / "suite", package.parent / "shapes") if path.is_dir()), None)
+    if found is None:
+        raise FileNotFoundError(f"no shape files in {package} or beside it; install again, or name the files")
+    return found
+
+
+def own_suite(folder: Path) -> list[Path]:
+    """What a run without arguments collects: shape files of this folder and its `shapes`, else those of this copy."""
+    beside = sorted(path for path in folder.glob("*.toml") if _claims_to_be_one(path))
+    below = folder / "shapes"
+    has_some = below.is_dir() and any(_claims_to_be_one(path) for path in below.rglob("*.toml"))
+    return [*beside, *([below] if has_some else [])] or [find_shapes()]
+
+
+def _claims_to_be_one(path: Path) -> bool:
+    """Whether it looks like a shape file, whatever is wrong with it."""
+    if path.name in FOREIGN or path.name.startswith("."):
+        return False
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return re.search(r"^format\s*=\s*\d", file.read(HEAD), re.MULTILINE) is not None
+    except OSError:
+        return False
+
+
+def load(path: Path | str, tier: str = TIERS[-1]) -> ShapeFile:
+    """Read and check one shape file; of meetings, those that a tier asks for."""
+    name = str(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ShapeFileError(name, 1, f"cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ShapeFileError(name, 1, f"is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    # The parser, and a search for lines, take quadratic time over these.
+    if deep := re.search(rf"(?<![\w-])(?:[\w-]+\s*\.\s*){{{DEEPEST}}}", text):
+        line = text.count("\n", 0, deep.start()) + 1
+        raise ShapeFileError(name, line, f"a key has more than {DEEPEST} parts")
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        found = re.search(r"at line (\d+)", str(error))
+        line = int(found[1]) if found else max(1, len(text.splitlines()))
+        hint = "; an inline table { } is closed, so write dims, args and params as lines like dims.M = ..."
+        closed = "immutable" in str(error) or "overwrite" in str(error)
+        raise ShapeFileError(name, line, f"is not TOML: {error}{hint if closed else ''}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
+        lines = text.splitlines()
+        line = 1 + max(range(len(lines)), key=lambda n: len(lines[n]))
+        raise ShapeFileError(name, line, f"holds what cannot be read: {type(error).__name__}: {error}") from None
+    return shape_file(name, text, table, tier)

@@ -1,0 +1,183 @@
+"""A case in, its tensors and its function out; equal case ids, arguments and run seeds give equal data.
+
+Data is drawn on the CPU in fp32 (fp64 for f64), rounded to the argument's dtype, and laid out with real storage: gaps,
+stride 0 and offsets are there.
+"""
+
+import functools
+import linecache
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from conformance.shapes import draw, modules
+from conformance.shapes.cases import Arg, Case, seed
+from conformance.shapes.expressions import program_source
+from conformance.shapes.faults import CaseError, briefly
+from conformance.shapes.layouts import parse
+
+DTYPES = modules.DTYPES
+Function = Callable[..., Any]  # of tensors, to a tensor or a nest of them
+
+
+def fault(case: Case, run_seed: int = 0) -> CaseError | None:
+    """What is wrong with a case that PyTorch itself does not run; None if it does."""
+    try:
+        made, arguments = bind(case, make(case, run_seed))
+        with torch.no_grad():
+            made(*arguments)
+    except CaseError as error:
+        return error
+    except Exception as error:  # whatever the case's own program makes PyTorch or Python raise
+        return CaseError(case, f"expr: PyTorch itself does not run it: {briefly(error)}")
+    return None
+
+
+def make(case: Case, run_seed: int = 0, *, blank: bool = False) -> dict[str, Tensor]:
+    """The case's tensors by argument name, in the order of the arguments; `blank` ones hold anything."""
+    try:
+        return {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
+    except (RuntimeError, MemoryError) as error:  # most often a size beyond all memory
+        raise CaseError(case, f"args: PyTorch cannot make them: {briefly(error)}") from error
+
+
+def function(case: Case) -> Function:
+    """The case's program as a function of all its tensors, in order."""
+    text, calls = _parts(case)
+    file = f"<{case.file}::{case.id}>"
+    # Tracebacks, and torch's own tracer, show the line of a function that came from no file.
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    scope: dict[str, object] = {**modules.SCOPE, **modules.made(case, calls)}
+    made: dict[str, Function] = {}
+    exec(compile(text, file, "exec"), scope, made)
+    return next(iter(made.values()))
+
+
+def source(case: Case) -> str:
+    """The text of the function, every dim, param and const a literal; it needs torch, F, nn and math in scope.
+
+    The modules that it makes have names there, those of `module_calls`.
+    """
+    return _parts(case)[0]
+
+
+def module_calls(case: Case) -> dict[str, str]:
+    """The calls that make the modules of the case's text, by the names that stand for them."""
+    return _parts(case)[1]
+
+
+def _parts(case: Case) -> tuple[str, dict[str, str]]:
+    values = {**case.dims, **case.params, **case.consts, "dtype": case.dtype}
+    return modules.taken_out(program_source(case.op, case.expr, [arg.name for arg in case.args], values))
+
+
+def bind(case: Case, tensors: Mapping[str, Tensor]) -> tuple[Function, tuple[Tensor, ...]]:
+    """What the compiler is given: a callable and its inputs, with the constant arguments as a module's weights."""
+    made = function(case)
+    rest = {name: tensor for name, tensor in tensors.items() if name not in case.constants}
+    if case.constants:
+        made = Bound(made, tuple(tensors), {name: tensors[name] for name in case.constants}).eval()
+    if case.mutates:
+        made = _on_copies(made, tuple(list(rest).index(name) for name in case.mutates))
+    return made, tuple(rest.values())
+
+
+def _on_copies(inner: Function, written: Sequence[int]) -> Function:
+    """A program that writes to arguments as a function that does not: it writes to copies, and gives them as well."""
+
+    @functools.wraps(inner)
+    def pure(*arguments: Tensor) -> tuple[Any, list[Tensor]]:
+        copies = [x.clone() if n in written else x for n, x in enumerate(arguments)]
+        return inner(*copies), [copies[n] for n in written]
+
+    return pure
+
+
+class Bound(nn.Module):
+    """A function with some of its arguments held as weights."""
+
+    def __init__(self, inner: Function, names: Sequence[str], weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.inner = inner
+        self.places = tuple((names.index(name), f"weight_{name}") for name in sorted(weights, key=names.index))
+        for name, weight in weights.items():
+            self.register_buffer(f"weight_{name}", weight)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        """Call the function with inputs and weights in their places."""
+        args = list(inputs)
+        for place, name in self.places:
+            args.insert(place, getattr(self, name))
+        return self.inner(*args)
+
+
+def tensor(arg: Arg, arg_seed: int, blank: bool = False) -> Tensor:
+    """The data of one argument; `blank`: storage that holds anything."""
+    generator = torch.Generator().manual_seed(arg_seed)
+    shape = list(arg.shape)
+    name, numbers = parse(arg.layout) or ("contig", ())
+    if name == "expanded" and shape[numbers[0]]:
+        shape[numbers[0]] = 1
+    if blank:
+        return laid_out(torch.empty(shape, dtype=DTYPES[arg.dtype]), arg.layout, arg.shape)
+    dense = draw.tensor(arg.inputs, draw.Draw(tuple(shape), DTYPES[arg.dtype], generator))
+    return laid_out(dense, arg.layout, arg.shape)
+
+
+def laid_out(dense: Tensor, layout: str, shape: tuple[int, ...]) -> Tensor:
+    """The same values stored as the layout says."""
+    name, numbers = parse(layout) or ("contig", ())
+    match name:
+        case "transposed":
+            return dense.transpose(*numbers).contiguous().transpose(*numbers)
+        case "permuted":
+            back = tuple(reversed(range(dense.dim())))
+            return dense.permute(back).contiguous().permute(back)
+        case "strided":
+            axis, step = numbers
+            return _between_poison(dense, axis, step)
+        case "expanded":
+            return dense.expand(shape)
+        case "offset":
+            storage = _poison(dense, dense.numel() + numbers[0])
+            view = storage[numbers[0] :].view(dense.shape)
+            view.copy_(dense)
+            return view
+        case "channels_last":
+            return dense.contiguous(memory_format=torch.channels_last)
+        case _:
+            return dense
+
+
+def _between_poison(dense: Tensor, axis: int, step: int) -> Tensor:
+    axis %= dense.dim()
+    wide = [size * step if index == axis else size for index, size in enumerate(dense.shape)]
+    view = _poison(dense, math.prod(wide)).view(wide)[(slice(None),) * axis + (slice(None, None, step),)]
+    view.copy_(dense)
+    return view
+
+
+def _poison(like: Tensor, count: int) -> Tensor:
+    """Storage whose every element spoils a result that reads it by mistake."""
+    value = math.nan if like.is_floating_point() else True if like.dtype is torch.bool else torch.iinfo(like.dtype).max
+    return torch.full((count,), value, dtype=like.dtype)
+
+
+def clone_storage(tensor: Tensor) -> Tensor:
+    """A copy with the same strides and offset, gaps included."""
+    count = tensor.untyped_storage().nbytes() // tensor.element_size()
+    whole = tensor.as_strided((count,), (1,), 0).clone()
+    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def traced(function: Function, tensors: Sequence[Tensor]) -> Any:
+    """What the function gives for tensors without elements, as torch traces it: types, shapes and strides.
+
+    Strides are what torch.compile promises, which is not always what eager's kernels give.
+    """
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+        return function(*map(mode.from_tensor, tensors))

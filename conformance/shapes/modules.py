@@ -1,0 +1,139 @@
+"""The modules of a case, whose weights are its own: the class that `module` names, and calls such as `nn.Linear(3, 4)`.
+
+Weights depend on the case and on nothing else: a module is made under a seed of the case's.
+"""
+
+import ast
+import importlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from conformance.shapes.cases import Case, seed
+from conformance.shapes.faults import CaseError, briefly
+
+DTYPES = {
+    "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
+    "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+}  # fmt: skip
+NAMED = "module"  # what a program calls the module that its case names
+SCOPE: Mapping[str, object] = {"torch": torch, "F": F, "nn": nn, "math": math}
+_MAKER = 2**62  # beside the arguments' seeds, for the weights of a module
+
+
+def taken_out(text: str) -> tuple[str, dict[str, str]]:
+    """The text of a program with names for the modules that it makes of literals, and by these names the calls.
+
+    >>> print(*taken_out("def f(x):\\n    return nn.Linear(3, 4)(x) + torch.nn.Linear(len(x), 4)(x)"))
+    def f(x):
+        return module0(x) + torch.nn.Linear(len(x), 4)(x) {'module0': 'nn.Linear(3, 4)'}
+    """
+    if "nn." not in text:
+        return text, {}
+    tree = ast.parse(text)
+    taking = _TakeOut({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)})
+    made = taking.visit(tree)
+    return (ast.unparse(made), taking.calls) if taking.calls else (text, {})
+
+
+class _TakeOut(ast.NodeTransformer):
+    def __init__(self, taken: set[str]) -> None:
+        self.calls: dict[str, str] = {}
+        self._taken = taken
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        used = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        if not (used <= SCOPE.keys() and _is_module(node.func)):
+            return self.generic_visit(node)
+        number = len(self.calls)
+        while f"{NAMED}{number}" in self._taken:
+            number += 1
+        name = f"{NAMED}{number}"
+        self._taken.add(name)
+        self.calls[name] = ast.unparse(node)
+        return ast.Name(name, ast.Load())
+
+
+def _is_module(function: ast.expr) -> bool:
+    match function:
+        case ast.Attribute(ast.Name("nn") | ast.Attribute(ast.Name("torch"), "nn"), name):
+            found = getattr(nn, name, None)
+            return isinstance(found, type) and issubclass(found, nn.Module)
+    return False
+
+
+def made(case: Case, calls: Mapping[str, str]) -> dict[str, nn.Module]:
+    """Every module of a case by its name, in the case's type and ready to be used."""
+    found = {name: _made(case, name, _constructor(case, call)) for name, call in calls.items()}
+    if case.module is not None:
+        found[NAMED] = _made(case, NAMED, lambda: _class(case)(**case.init))
+    return found
+
+
+def of(function: Callable[..., Any]) -> dict[str, nn.Module]:
+    """The modules whose weights a case's function uses, by their names in its text."""
+    inner = getattr(function, "__wrapped__", function)
+    text = getattr(inner, "inner", inner)
+    held = getattr(text, "__globals__", {})
+    return {name: value for name, value in held.items() if isinstance(value, nn.Module)}
+
+
+def _constructor(case: Case, call: str) -> Callable[[], object]:
+    return lambda: eval(compile(call, f"<{case.file}>", "eval"), dict(SCOPE))
+
+
+def _made(case: Case, name: str, constructor: Callable[[], object]) -> nn.Module:
+    what = "init" if name == NAMED else "expr"
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed(case, name) % _MAKER)
+        try:
+            module = constructor()
+        except CaseError:
+            raise
+        except Exception as error:  # whatever somebody's constructor raises
+            raise CaseError(case, f"{what}: the module cannot be made: {briefly(error)}") from error
+    if not isinstance(module, nn.Module):
+        raise CaseError(case, f"module: {case.module} makes a {type(module).__name__}, no torch.nn.Module")
+    try:
+        return module.to(DTYPES[case.dtype]).eval().requires_grad_(False)
+    except TypeError as error:
+        raise CaseError(case, f"{what}: a module has no weights of {case.dtype}: {briefly(error)}") from error
+
+
+def _class(case: Case) -> Callable[..., object]:
+    """What `module` names."""
+    package, _, attribute = str(case.module).partition(":")
+    with beside(case):
+        try:
+            found: object = importlib.import_module(package)
+            for word in attribute.split("."):
+                found = getattr(found, word)
+        except Exception as error:  # importing runs somebody's code
+            raise CaseError(case, f"module: {case.module} cannot be had: {briefly(error)}") from error
+    if not callable(found):
+        raise CaseError(case, f"module: {case.module} is a {type(found).__name__}, which cannot be called")
+    return found
+
+
+@contextmanager
+def beside(case: Case) -> Iterator[None]:
+    """While modules are looked for beside the case's shape file first, as Python does beside a script."""
+    folder, root = Path(case.file).parent, str(case.module).partition(":")[0].partition(".")[0]
+    own = [str(path) for path in (folder / f"{root}.py", folder / root / "__init__.py") if path.exists()]
+    if own and getattr(sys.modules.get(root), "__file__", None) not in own:
+        # Another folder's of this name was met before.
+        for name in [name for name in sys.modules if name.partition(".")[0] == root]:
+            del sys.modules[name]
+    before = list(sys.path)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before

@@ -1,0 +1,457 @@
+"""Parsed TOML in, checked case specifications out; whatever the format does not know is an error at its line."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from conformance.shapes import compose
+from conformance.shapes.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, frozen, kind_of, token
+from conformance.shapes.distributions import OPTIONS
+from conformance.shapes.expressions import quoted
+from conformance.shapes.layouts import LAYOUTS, parse
+from conformance.shapes.scope import check_names
+from conformance.shapes.specs import ArgSpec, CaseSpec, CheckedSpec, PerfRow, PerfSpec, ShapeFile, XfailSpec
+from conformance.shapes.toml_values import (
+    Place,
+    any_table,
+    closed_table,
+    flag,
+    is_kind,
+    nearest,
+    optional_number,
+    optional_text,
+    strings,
+    text,
+    word,
+)  # fmt: skip
+
+_DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance", "perf")
+_KEYS = {
+    "the file": ("format", "defaults", "distributions", "case", "compose"),
+    "the defaults": _DEFAULTS,
+    "a case": (
+        "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "mutates", "dims",
+        "where", "xfail", "dynamic", "raises", *_DEFAULTS,
+    ),
+    "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
+    "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),
+    "an xfail": ("stage", "reason", "strict", "where"),
+    "a perf table": ("dims", "dtypes", "params", "tier", "layout", "inputs", "vs", "budget", "checked"),
+    "a checked table": ("around", "targets", "tier"),
+    "a dynamic dim": ("min", "max"),
+    "a budget": (
+        "min_speedup_eager", "min_speedup_compile", "min_speedup", "min_roofline", "max_slowdown_baseline",
+        "max_compile_s", "max_kernels",
+    ),
+}  # fmt: skip
+COMBINE = ("pairwise", "cross", "zip")
+RAISES = ("IndexError", "RuntimeError", "ValueError")
+_NUMBER = (int, float)
+VALUES_LIMIT = 1_000  # of a dim or a param
+
+
+def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> ShapeFile:
+    """The checked content of a file; of meetings, those that a tier asks for."""
+    place = Place(path, text)
+    _table(place, data, "the file")
+    if data.get("format") != 1:
+        found = f"this one has {data['format']!r}" if "format" in data else "this one has none"
+        place.at("format").fail(f"a shape file starts with `format = 1`; {found}")
+    defaults = _table(place.at("defaults"), data.get("defaults", {}), "the defaults")
+    timed = _table(place.at("defaults", "perf"), defaults.pop("perf", {}), "a perf table")
+    known = _distributions(place.at("distributions"), data.get("distributions", {}))
+    entries = data.get("case", [])
+    tables = data.get("compose", [])
+    if not isinstance(entries, list) or not isinstance(tables, list) or not entries + tables:
+        place.at("case").fail("there is no [[case]]; add one")
+    cases: dict[str, CaseSpec] = {}
+    for here, entry in (*_entries(place, entries), *_composed(place, tables, defaults, tier)):
+        own = {**defaults, **entry}
+        if isinstance(own.get("perf"), dict):
+            own["perf"] = {**timed, **own["perf"]}
+        for spec in _case(here, own, known):
+            if (earlier := cases.setdefault(spec.name, spec)) is not spec:
+                here.at("name").fail(
+                    f"the name {spec.name!r} is taken by the case in line {earlier.line}; choose another"
+                )
+    return ShapeFile(path, Path(path).stem, tuple(cases.values()))
+
+
+def _entries(place: Place, entries: list[Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    for index, entry in enumerate(entries):
+        here = place.at("case", index)
+        yield here, _table(here, entry, "a case")
+
+
+def _composed(
+    place: Place, tables: list[Any], defaults: Mapping[str, Any], tier: str
+) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """The cases of compose tables; what is wrong with one of them is said at its table."""
+    for index, table in enumerate(tables):
+        here = place.at("compose", index)
+        for case in compose.cases(here, table, defaults, tier):
+            yield here, case
+
+
+def _case(place: Place, data: Mapping[str, Any], known: Mapping[str, Mapping[str, Value]]) -> list[CaseSpec]:
+    """The cases of one entry: one, or one per word of `ops`."""
+    if "ops" not in data:
+        return [_one_case(place, data, "", known)]
+    words = strings(place.at("ops"), data["ops"], "words for {op}")
+    if "op" in data:
+        place.at("op").fail("`op` and `ops` exclude each other; `ops` names the op of each repetition")
+    return [_one_case(place, {"name": "{op}", **data}, word, known) for word in words]
+
+
+def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str, Mapping[str, Value]]) -> CaseSpec:
+    name = text(place.at("name"), data.get("name"), "every case needs a `name`").replace("{op}", op)
+    if not re.fullmatch(r"[\w.+-]+", name, re.ASCII):
+        place.at("name").fail(f"{name!r} may hold letters, digits and _ . + - only, so that `pytest -k` can name it")
+    here = replace(place, case=name)
+    layouts = _layouts(here.at("layouts"), data["layouts"]) if "layouts" in data else None
+    params = _params(here.at("params"), data.get("params", {}))
+    consts = _values(here.at("consts"), data.get("consts", {}))
+    dims, zero = _dims(here.at("dims"), data.get("dims", {}))
+    constants = strings(here.at("constants"), data.get("constants", []), "names of args")
+    args = tuple(
+        _arg(here.at("args", key), key, item, layouts, key in constants, known)
+        for key, item in any_table(here.at("args"), data.get("args", {}))
+    )
+    spec = CaseSpec(
+        file=place.file, suite=Path(place.file).stem, line=place.line, name=name,
+        op=op or text(here.at("op"), data.get("op", name.partition(".")[0]), "`op` is a word"),
+        expr=_expr(here, data, args).replace("{op}", op), module=_module(here.at("module"), data.get("module")),
+        init=_values(here.at("init"), data.get("init", {})),
+        args=args, params=params, consts=consts, dims=dims, zero=zero,
+        where=optional_text(here.at("where"), data.get("where")),
+        combine=word(here, data, "combine", COMBINE) or "pairwise",
+        dtypes=_dtypes(here.at("dtypes"), data.get("dtypes", ["f32"])),
+        layouts=layouts or tuple(dict.fromkeys(item for arg in args for item in arg.layouts)) or ("contig",),
+        inputs=_inputs(here.at("inputs"), data.get("inputs", ["normal"]), known),
+        targets=_targets(here.at("targets"), data.get("targets", list(KINDS))), tier=word(here, data, "tier", TIERS),
+        family=_family(here.at("family"), data.get("family"), op),
+        tolerance=_tolerance(here.at("tolerance"), data.get("tolerance", {})),
+        xfail=_xfail(here.at("xfail"), data.get("xfail", {})), perf=None,
+        dynamic=_dynamic(here.at("dynamic"), data.get("dynamic", {}), dims),
+        timeout=optional_number(here.at("timeout"), data.get("timeout")),
+        mutates=strings(here.at("mutates"), data.get("mutates", []), "names of args"),
+        raises=word(here, data, "raises", RAISES),
+    )  # fmt: skip
+    if spec.raises and (spec.dynamic or "perf" in data):
+        here.at("raises").fail("a case that raises is neither dynamic nor timed; put these into a case of their own")
+    if spec.dynamic and "perf" in data:
+        here.at("perf").fail("a dynamic case is not timed; put `perf` into a case of its own")
+    spec = replace(spec, perf=_perf(here.at("perf"), data["perf"], spec, known) if "perf" in data else None)
+    check_names(here, spec, constants)
+    return spec
+
+
+def _arg(
+    place: Place,
+    name: str,
+    data: Any,
+    layouts: tuple[str, ...] | None,
+    constant: bool,
+    known: Mapping[str, Mapping[str, Value]],
+) -> ArgSpec:
+    table = _table(place, data, "an argument")
+    shape = table.get("shape")
+    if not isinstance(shape, str) and not (
+        isinstance(shape, list) and all(is_kind(size, (int, str)) for size in shape)
+    ):
+        place.at("shape").fail('a `shape` is needed: a list of ints, dim names or arithmetic such as ["B", "2*N", 1]')
+    own = _layouts(place.at("layout"), table["layout"]) if "layout" in table else None
+    inputs = None
+    if "inputs" in table:
+        inputs = _distribution(place.at("inputs"), table["inputs"], known)
+        if "low" in table or "high" in table:
+            place.at("inputs").fail("`low` and `high` choose a distribution of their own; put them into `inputs`")
+    limits = {key: table[key] for key in ("low", "high") if key in table}
+    for key, limit in limits.items():
+        if not is_kind(limit, (*_NUMBER, str)):
+            place.at(key).fail(f"{limit!r} is no number or arithmetic")
+    return ArgSpec(
+        name=name, shape=frozen(shape), dtype=optional_text(place.at("dtype"), table.get("dtype")),
+        layouts=() if constant else own or layouts or (), inputs=inputs, low=limits.get("low"), high=limits.get("high"),
+        constant=constant,
+    )  # fmt: skip
+
+
+def _expr(place: Place, data: Mapping[str, Any], args: tuple[ArgSpec, ...]) -> str:
+    if "expr" in data:
+        return text(place.at("expr"), data["expr"], "`expr` is Python text")
+    if "module" not in data:
+        place.at("expr").fail("every case needs an `expr` (or a `module`)")
+    return f"module({', '.join(arg.name for arg in args)})"
+
+
+def _module(place: Place, value: Any) -> str | None:
+    if value is not None and not (isinstance(value, str) and re.fullmatch(r"[\w.]+:[\w.]+", value)):
+        place.fail(f'{value!r} must name a class as "package.module:Class"')
+    return value if isinstance(value, str) else None
+
+
+def _params(place: Place, data: Any) -> Mapping[str, tuple[Value, ...]]:
+    params = {}
+    for key, values in any_table(place, data):
+        if not isinstance(values, list) or not values:
+            place.at(key).fail(f"a param is a non-empty list of values, not {values!r}")
+        _few(place.at(key), len(values))
+        params[key] = tuple(_value(place.at(key), value) for value in values)
+    return params
+
+
+def _values(place: Place, data: Any) -> Mapping[str, Value]:
+    return {key: _value(place.at(key), value) for key, value in any_table(place, data)}
+
+
+def _value(place: Place, value: Any) -> Value:
+    """A literal: TOML has no null, so the string "None" stands for it."""
+    if isinstance(value, list):
+        return tuple(_value(place, item) for item in value)
+    if not is_kind(value, (bool, int, float, str)):
+        place.fail(f"{value!r} is no number, boolean, string or list")
+    return None if value == "None" else value
+
+
+def _dims(place: Place, data: Any) -> tuple[Mapping[str, tuple[int, ...]], tuple[str, ...]]:
+    dims = {key: _sizes(place.at(key), value) for key, value in any_table(place, data) if key != "zero"}
+    zero = data.get("zero", [])
+    return dims, strings(place.at("zero"), zero, "names of dims")
+
+
+def _sizes(place: Place, value: Any) -> tuple[int, ...]:
+    sizes: Iterable[int]
+    match value:
+        case int() if not isinstance(value, bool):
+            sizes = [value]
+        case list() if value and all(is_kind(size, (int,)) for size in value):
+            _few(place, len(value))
+            sizes = value
+        case {"range": [int(first), int(last)], **rest} if rest.keys() <= {"step"}:
+            step = rest.get("step", 1)
+            if not isinstance(step, int) or step < 1:
+                place.at("step").fail(f"{step!r} is no step; it is a whole number of at least 1")
+            _few(place, (last - first) // step + 1)
+            sizes = range(first, last + 1, step)
+        case {"around": list(middles), "delta": list(deltas), **rest} if not rest:
+            if not all(is_kind(number, (int,)) for number in middles + deltas):
+                place.fail("`around` and `delta` are lists of ints")
+            _few(place, len(middles) * len(deltas))
+            sizes = [middle + delta for middle in middles for delta in deltas]
+        case _:
+            forms = "{ range = [a, b], step = n } or { around = [..], delta = [..] }"
+            place.fail(f"{value!r} is no int, no list of ints, and not {forms}")
+    if min(sizes, default=-1) < 0:
+        place.fail(f"{value!r} gives {min(sizes, default='no size')}; sizes are 0 or more")
+    return tuple(dict.fromkeys(sizes))
+
+
+def _few(place: Place, count: int) -> None:
+    if count > VALUES_LIMIT:
+        place.fail(f"{count} values, of which {VALUES_LIMIT} are the most: each makes a row; choose the telling ones")
+
+
+def _dynamic(place: Place, data: Any, dims: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, int | None]]:
+    """The ranges of the dims that vary: by default from 2, where PyTorch begins to take a size for any size."""
+    ranges = {}
+    for key, value in any_table(place, data):
+        here = place.at(key)
+        if key not in dims:
+            here.fail(f"{key!r} is no dim;{nearest(key, dims)}")
+        table = _table(here, value, "a dynamic dim")
+        low, high = table.get("min", 2), table.get("max")
+        if not is_kind(low, (int,)) or low < 1 or not (high is None or (is_kind(high, (int,)) and high > low)):
+            here.fail("`min` is at least 1, and `max` more than that")
+        if dims[key][0] < 2:
+            here.fail(f"the first value, {dims[key][0]}, is the one to compile with: it must be at least 2")
+        if outside := [n for n in dims[key] if n < low or (high is not None and n > high)]:
+            here.fail(f"{outside[0]} is not between {low} and {high}")
+        ranges[key] = (low, high)
+    return ranges
+
+
+def _distributions(place: Place, data: Any) -> Mapping[str, Mapping[str, Value]]:
+    known: dict[str, Mapping[str, Value]] = {kind: {"kind": kind} for kind in OPTIONS}
+    for name, value in any_table(place, data):
+        here = place.at(name)
+        if name in OPTIONS or not name.isidentifier():
+            here.fail(f"{name!r} is a built-in distribution or no plain word; choose another name")
+        known[name] = _distribution(here, value, known)
+    return known
+
+
+def _distribution(place: Place, value: Any, known: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Value]:
+    if isinstance(value, str):
+        if value not in known:
+            place.fail(f"{value!r} is no distribution;{nearest(value, known)}")
+        value = known[value]
+    table = dict(any_table(place, value))
+    kind = str(table.get("kind"))
+    if kind not in OPTIONS:
+        place.fail(f"{kind!r} is no kind of distribution;{nearest(kind, OPTIONS)}")
+    options = OPTIONS[kind]
+    for key in table.keys() - {"kind"} - options.keys():
+        place.at(key).fail(f"{kind!r} has no option {key!r};{nearest(key, options)}")
+    if missing := [key for key, default in options.items() if default is None and key not in table]:
+        place.fail(f"{kind!r} needs {quoted(missing)}")
+    return {key: frozen(item) for key, item in table.items()}
+
+
+def _inputs(place: Place, value: Any, known: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Mapping[str, Value]]:
+    """Distributions by the word that stands for them in ids, which for an inline table spells its options."""
+    if not isinstance(value, list) or not value:
+        place.fail(f"a list of distributions is needed, not {value!r}")
+    checked = [(item, _distribution(place, item, known)) for item in value]
+    named = {item if isinstance(item, str) else _spelled(options): options for item, options in checked}
+    if len(named) != len(value):
+        place.fail(f"{value!r} names something twice; write each once")
+    return named
+
+
+def _spelled(options: Mapping[str, Value]) -> str:
+    return "_".join([options["kind"], *(f"{key}{token(item)}" for key, item in options.items() if key != "kind")])
+
+
+def _tolerance(place: Place, data: Any) -> Tolerance:
+    table = _table(place, data, "the tolerance")
+    word(place, table, "mode", ("bound", "fixed"))
+    word(place, table, "specials", ("ieee", "same-class", "any-if-eager-nan"))
+    for key in ("rtol", "atol"):
+        optional_number(place.at(key), table.get(key))
+    flag(place.at("deterministic"), table.get("deterministic", True))
+    optional_text(place.at("reason"), table.get("reason"))
+    tolerance = Tolerance(**table)
+    fixed = tolerance.mode == "fixed"
+    if fixed and (tolerance.rtol is None or tolerance.atol is None or not tolerance.reason.strip()):
+        place.fail('mode = "fixed" needs rtol, atol and a reason why the derived bound does not do')
+    if not fixed and (tolerance.rtol is not None or tolerance.atol is not None):
+        place.fail('rtol and atol belong to mode = "fixed"')
+    return tolerance
+
+
+def _xfail(place: Place, data: Any) -> tuple[XfailSpec, ...]:
+    listed = []
+    for key, value in any_table(place, data):
+        here = place.at(key)
+        target, _, dtype = key.rpartition(".")
+        if not target or dtype not in (*DTYPES, "*"):
+            here.fail(f'{key!r} must be "TARGET.DTYPE", as in "cpu.bf16" or "*.f16", in quotes')
+        _target(here, target)
+        table = _table(here, value, "an xfail")
+        reason = text(here.at("reason"), table.get("reason"), "an expected failure needs a `reason`")
+        strict = flag(here.at("strict"), table.get("strict", True))
+        expected = Xfail(target, word(here, table, "stage", STAGES), reason, strict)
+        listed.append(XfailSpec(target, dtype, optional_text(here.at("where"), table.get("where")), expected))
+    return tuple(listed)
+
+
+def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[str, Value]]) -> PerfSpec:
+    table = _table(place, data, "a perf table")
+    rows = table.get("dims", [{}])
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
+        place.at("dims").fail("`dims` is a list of tables such as [{ M = 4096, N = 4096 }]")
+    shared = dict(any_table(place.at("params"), table.get("params", {})))
+    tier = word(place, table, "tier", TIERS)
+    tiers = [tier or ("full" if index else "smoke") for index in range(len(rows))]
+    made = [
+        _perf_row(place.at("dims"), {**shared, **row}, of_tier, spec) for row, of_tier in zip(rows, tiers, strict=True)
+    ]
+    layout = _layouts(place.at("layout"), [table.get("layout", spec.layouts[0])])[0]
+    inputs = text(place.at("inputs"), table.get("inputs", next(iter(spec.inputs))), "`inputs` is one distribution")
+    if inputs not in spec.inputs:
+        place.at("inputs").fail(f"{inputs!r} is not among the case's inputs;{nearest(inputs, spec.inputs)}")
+    budget = {
+        target: _table(place.at("budget", _target(place.at("budget"), target)), limits, "a budget")
+        for target, limits in any_table(place.at("budget"), table.get("budget", {}))
+    }
+    for target, limits in budget.items():
+        for key, limit in limits.items():
+            optional_number(place.at("budget", target, key), limit)
+    dtypes = _perf_dtypes(place.at("dtypes"), table.get("dtypes", [spec.dtypes[0]]), spec)
+    vs = strings(place.at("vs"), table.get("vs", ["eager", "compile"]), "contestants")
+    checked = _checked(place.at("checked"), table["checked"], spec) if "checked" in table else None
+    return PerfSpec(tuple(made), dtypes, layout, inputs, vs, budget, checked)
+
+
+def _checked(place: Place, data: Any, spec: CaseSpec) -> CheckedSpec:
+    table = _table(place, data, "a checked table")
+    around = dict(any_table(place.at("around"), table.get("around", {})))
+    for key, steps in around.items():
+        here = place.at("around", key)
+        if key not in spec.dims:
+            here.fail(f"{key!r} is no dim;{nearest(key, spec.dims)}")
+        if not isinstance(steps, list) or not steps or not all(is_kind(step, (int,)) for step in steps):
+            here.fail(f"a list of whole numbers to add to {key} is needed, such as [-1, 0, 1], not {steps!r}")
+    targets = _targets(place.at("targets"), table.get("targets", list(spec.targets)))
+    tier = word(place, table, "tier", TIERS) or "nightly"
+    return CheckedSpec({key: tuple(steps) for key, steps in around.items()}, targets, tier)
+
+
+def _perf_dtypes(place: Place, value: Any, spec: CaseSpec) -> Mapping[str, tuple[str, ...]]:
+    """The types to time on each target of the case, in the order of their first mention."""
+    if not isinstance(value, Mapping):
+        listed = _dtypes(place, value)
+        return dict.fromkeys(spec.targets, listed)
+    kinds = {key: _dtypes(place.at(key), item) for key, item in value.items()}
+    for key in kinds:
+        if key not in (*KINDS, "*"):
+            place.at(key).fail(f"{key!r} is no kind of target;{nearest(key, (*KINDS, '*'))}")
+    targets = [target for t in spec.targets for target in (KINDS if t == "*" else (t,))]
+    for target in targets:
+        if kind_of(target) not in kinds and "*" not in kinds:
+            place.fail(
+                f'nothing is said of {kind_of(target)!r}; give it a list, or one to "*", which is every other kind'
+            )
+    return {target: kinds.get(kind_of(target), kinds.get("*", ())) for target in targets}
+
+
+def _perf_row(place: Place, row: Mapping[str, Any], tier: str, spec: CaseSpec) -> PerfRow:
+    values = {key: value for key, value in row.items() if key != "tier"}
+    for key, value in values.items():
+        if key not in (*spec.dims, *spec.params):
+            place.at(key).fail(f"{key!r} is no dim or param;{nearest(key, (*spec.dims, *spec.params))}")
+        if key in spec.dims and not (is_kind(value, (int,)) and value >= 0):
+            place.at(key).fail(f"{value!r} is no size of 0 or more")
+    own = word(place, row, "tier", TIERS)
+    return PerfRow({key: _value(place.at(key), value) for key, value in values.items()}, own or tier)
+
+
+def _family(place: Place, value: Any, op: str) -> str | None:
+    name = optional_text(place, value)
+    if name is not None and not re.fullmatch(r"(?:[\w.+-]|\{[^\W\d]\w*\})+", name, re.ASCII):
+        place.fail(f"{name!r} may hold letters, digits, _ . + - and names of dims or params in braces")
+    return name.replace("{op}", op) if name is not None and op else name
+
+
+def _layouts(place: Place, value: Any) -> tuple[str, ...]:
+    layouts = strings(place, value, "layouts", some=True)
+    for layout in layouts:
+        if parse(layout) is None:
+            forms = [f"{name}({','.join('n' * count)})" if count else name for name, (count, _, _) in LAYOUTS.items()]
+            place.fail(f"{layout!r} is no layout; there are {', '.join(forms)}")
+    return tuple(layout.replace(" ", "") for layout in layouts)
+
+
+def _dtypes(place: Place, value: Any) -> tuple[str, ...]:
+    dtypes = strings(place, value, "dtypes", some=True)
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            place.fail(f"{dtype!r} is no dtype;{nearest(dtype, DTYPES)}")
+    return dtypes
+
+
+def _targets(place: Place, value: Any) -> tuple[str, ...]:
+    return tuple(_target(place, target) for target in strings(place, value, "targets"))
+
+
+def _target(place: Place, value: str) -> str:
+    if kind_of(value) not in (*KINDS, "*"):
+        place.fail(f'{value!r} is no target;{nearest(value, KINDS)}, with a feature as in "cpu:avx2"')
+    return value
+
+
+def _table(place: Place, value: Any, kind: str) -> dict[str, Any]:
+    return closed_table(place, value, kind, _KEYS[kind])

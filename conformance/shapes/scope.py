@@ -1,0 +1,88 @@
+"""A case's names: each means one thing, is known where it stands, and is used; else an error at its line."""
+
+import keyword
+from collections.abc import Collection
+
+from conformance.shapes.cases import DTYPES
+from conformance.shapes.expressions import FUNCTIONS, RESERVED, ExpressionError, formula, names_in_program
+from conformance.shapes.specs import CaseSpec
+from conformance.shapes.toml_values import Place, nearest
+
+_ROW_NAMES = frozenset({"layout", "inputs", "target", "tier"})
+
+
+def check_names(place: Place, spec: CaseSpec, constants: Collection[str]) -> None:
+    """Every name means one thing, is known where it is used, and is used."""
+    groups = {"args": [arg.name for arg in spec.args], "dims": spec.dims, "params": spec.params, "consts": spec.consts}
+    owner: dict[str, str] = {}
+    for group, names in groups.items():
+        for name in names:
+            _check_name(place.at(group, name), name, group, owner)
+    for key, listed in (("constants", constants), ("mutates", spec.mutates)):
+        for name in listed:
+            if name not in groups["args"]:
+                place.at(key).fail(f"{name!r} is no argument;{nearest(name, groups['args'])}")
+    if both := [name for name in spec.mutates if name in constants]:
+        place.at("mutates").fail(f"{both[0]!r} is a weight; a program that writes to its weights cannot be checked")
+    for name in spec.zero:
+        if name not in spec.dims:
+            place.at("dims", "zero").fail(f"{name!r} is no dim;{nearest(name, spec.dims)}")
+    values = {*spec.dims, *spec.params, *spec.consts}
+    used = set(_formula_names(place, spec, values))
+    try:
+        program = names_in_program(spec.expr, groups["args"], values)
+    except ExpressionError as error:
+        place.at("expr").fail(str(error))
+    for arg in groups["args"]:
+        if arg not in program:
+            place.at("args", arg).fail("the expression never uses this argument; use it or take it out")
+    for group in ("dims", "params"):
+        for name in groups[group]:
+            if name not in used | program:
+                place.at(group, name).fail("nothing uses this name: no shape, expression, filter or option")
+
+
+def _check_name(place: Place, name: str, group: str, owner: dict[str, str]) -> None:
+    if not name.isidentifier() or keyword.iskeyword(name):
+        place.fail(f"{name!r} is no name that an expression can use; take letters, digits and _")
+    reserved = RESERVED | FUNCTIONS.keys() | (_ROW_NAMES if group != "args" else frozenset())
+    if name in reserved:
+        place.fail(f"{name!r} has a meaning of its own in expressions; choose another name")
+    if name in owner:
+        place.fail(f"{name!r} is already one of the {owner[name]}; choose another name")
+    owner[name] = group
+
+
+def _formula_names(place: Place, spec: CaseSpec, values: Collection[str]) -> set[str]:
+    """The names that sizes, options and filters use, each formula checked on the way."""
+    row = {*values, "dtype", "layout", "inputs"}
+    found: set[str] = set()
+
+    def check(at: Place, text: object, names: Collection[str]) -> None:
+        if isinstance(text, str):
+            try:
+                found.update(formula(text, names)[1])
+            except ExpressionError as error:
+                at.fail(str(error))
+
+    check(place.at("where"), spec.where, {*row, "target"})
+    for listed in spec.xfail:
+        check(place.at("xfail", f"{listed.target}.{listed.dtype}", "where"), listed.where, row)
+    for arg in spec.args:
+        here = place.at("args", arg.name)
+        for size in (arg.shape,) if isinstance(arg.shape, str) else arg.shape:
+            check(here.at("shape"), size, values)
+        for key, option in (*(arg.inputs or {}).items(), ("low", arg.low), ("high", arg.high)):
+            if key not in ("kind", "unique_along"):
+                check(here.at(key), option, values)
+        if arg.dtype is not None and arg.dtype not in DTYPES:
+            if arg.dtype not in {*spec.params, *spec.consts}:
+                here.at("dtype").fail(
+                    f"{arg.dtype!r} is no dtype and no param;{nearest(arg.dtype, (*DTYPES, *spec.params))}"
+                )
+            found.add(arg.dtype)
+    for options in spec.inputs.values():
+        for key, option in options.items():
+            if key not in ("kind", "unique_along"):
+                check(place.at("inputs"), option, values)
+    return found

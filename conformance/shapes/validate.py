@@ -1,0 +1,35 @@
+"""Shape files in; what is wrong with each, by its line, out: `mlcomp validate` starts this, which runs no case."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.shapes.files import FOREIGN, TIERS, ShapeFileError, benches, expand, load
+
+
+def main(names: Sequence[str]) -> int:
+    """One line a file, or for a folder one for each shape file in it and below; 1 when any is wrong."""
+    files = [path for name in names for path in _files(Path(name))]
+    wrong = 0
+    for path in files:
+        try:
+            file = load(path)
+            cases, timed = len(expand(file, TIERS[-1])), len(benches(file, TIERS[-1]))
+        except ShapeFileError as problem:
+            wrong += 1
+            print(problem)
+            continue
+        print(f"{path}: {cases} case{'s' if cases != 1 else ''}, {timed} benchmark{'s' if timed != 1 else ''}")
+    if not files:
+        print(f"no shape files in {', '.join(names)}")
+    return 1 if wrong or not files else 0
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    return sorted(p for p in path.rglob("*.toml") if p.name not in FOREIGN and not p.name.startswith("."))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
