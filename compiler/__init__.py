@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING
 from compiler.errors import CacheError, CompilerError, InvalidData, ToolchainError, Unsupported
 
 if TYPE_CHECKING:
-    from compiler.dumps import load
-    from compiler.execution import (
+    from compiler.checks.inspection import inspect
+    from compiler.checks.instructions.checks import NotRun, instruction_checks
+    from compiler.checks.mutation import mutants
+    from compiler.execution.dumps import load
+    from compiler.execution.executable import (
         Executable,
         accuracy,
         compile,
@@ -25,32 +28,29 @@ if TYPE_CHECKING:
         execute_guarded,
         reference,
     )
-    from compiler.execution_gpu import architecture, on_gpu
+    from compiler.execution.gpu_programs import architecture, on_gpu
     from compiler.frontend import Captured, capture, decompositions, from_graph, with_results
-    from compiler.inspection import inspect
-    from compiler.instructions.checks import NotRun, instruction_checks
     from compiler.interpret.accumulated import Moments, moments
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
-    from compiler.mutation import mutants
     from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower, passes_for, stages
     from compiler.schedule.steps import Schedule
     from compiler.targets.named import cpus, target
     from compiler.targets.target import Target
 
 _HOME = {
-    "compiler.dumps": ("load",),
-    "compiler.execution": (
+    "compiler.execution.dumps": ("load",),
+    "compiler.execution.executable": (
         "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "reference",
     ),
-    "compiler.execution_gpu": ("architecture", "on_gpu"),
+    "compiler.execution.gpu_programs": ("architecture", "on_gpu"),
     "compiler.frontend": ("Captured", "capture", "decompositions", "from_graph", "with_results"),
-    "compiler.instructions.checks": ("NotRun", "instruction_checks"),
-    "compiler.inspection": ("inspect",),
+    "compiler.checks.instructions.checks": ("NotRun", "instruction_checks"),
+    "compiler.checks.inspection": ("inspect",),
     "compiler.interpret.accumulated": ("Moments", "moments"),
     "compiler.interpret.bounded": ("Accuracy",),
     "compiler.interpret.bounds": ("bounds",),
-    "compiler.mutation": ("mutants",),
+    "compiler.checks.mutation": ("mutants",),
     "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower", "passes_for", "stages"),
     "compiler.schedule.steps": ("Schedule",),
     "compiler.targets.named": ("cpus", "target"),

@@ -29,6 +29,7 @@ from compiler.ir import (
 )
 from compiler.ir.expr import SymbolicError, sizes_in
 from compiler.ir.text import show_size
+from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.gpu import dependents
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop.join_rows import join_rows
@@ -42,7 +43,6 @@ from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile import steps
 from compiler.passes.tile.on_hint import on_hint
-from compiler.passes.tile_to_kernel import tile_to_kernel
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
 from compiler.schedule import heuristic

@@ -24,7 +24,7 @@ def check(options: argparse.Namespace) -> int:
     """1 when something was found."""
     dump(options.file, "check")
     with loading():
-        from compiler import trial  # noqa: PLC0415
+        from compiler.execution import trial  # noqa: PLC0415
 
     found = trial.check(options.file, options.target, options.seed, dict(options.shapes), options.launch)
     for line in found:

@@ -12,7 +12,7 @@ from compiler.cli.sources import Senseless, add_shapes, dump, expression_text, l
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
-    from compiler.execution import Executable
+    from compiler.execution.executable import Executable
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def options(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     with loading():
-        from compiler import expression  # noqa: PLC0415
+        from compiler.execution import expression  # noqa: PLC0415
         from compiler.targets import named  # noqa: PLC0415
 
     if options.source is not None:
@@ -82,7 +82,7 @@ def _run_text(options: argparse.Namespace) -> int:
             raise Senseless(f"--{option} is for an expression by itself, not for --from")
     dump(options.source, "--from")
     with loading():
-        from compiler import trial  # noqa: PLC0415
+        from compiler.execution import trial  # noqa: PLC0415
 
     ran = trial.run(options.source, options.target, options.code, options.seed, dict(options.shapes))
     target = ran.lowering.target
@@ -98,7 +98,7 @@ def _run_text(options: argparse.Namespace) -> int:
 
 
 def _latency(options: argparse.Namespace) -> None:
-    from compiler import latency  # noqa: PLC0415
+    from compiler.execution import latency  # noqa: PLC0415
 
     found = latency.measure(expression_text(options), options.seed, options.target)
     for what, parts in (("new, in a warm process", found.new), ("the same again", found.again)):

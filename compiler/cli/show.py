@@ -46,7 +46,8 @@ def options(command: argparse.ArgumentParser) -> None:
 
 
 def show(options: argparse.Namespace) -> int:
-    from compiler import dumps, pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
+    from compiler import pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
+    from compiler.execution import dumps  # noqa: PLC0415
     from compiler.targets import named  # noqa: PLC0415
 
     machine = named.target(options.target or dumps.target_of(options.source))
@@ -83,13 +84,14 @@ def show(options: argparse.Namespace) -> int:
 
 def _assembly(lowering: Lowering) -> str:
     with loading():
-        from compiler import execution  # noqa: PLC0415
+        from compiler.execution import executable  # noqa: PLC0415
 
-    return execution.assembly(lowering)
+    return executable.assembly(lowering)
 
 
 def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Target) -> dict[str, Schedule]:
-    from compiler import dumps, pipeline  # noqa: PLC0415
+    from compiler import pipeline  # noqa: PLC0415
+    from compiler.execution import dumps  # noqa: PLC0415
     from compiler.schedule import steps  # noqa: PLC0415
 
     if source not in ("torch", "tensor", "loop"):

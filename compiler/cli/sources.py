@@ -38,19 +38,19 @@ def _end(number: int, frame: object) -> None:
 def program(options: argparse.Namespace) -> tuple[str, Any]:
     """The stage that it is of, and the program."""
     if options.source is not None:
-        from compiler import dumps  # noqa: PLC0415
+        from compiler.execution import dumps  # noqa: PLC0415
 
         dump(options.source, "--from")
         return dumps.read(options.source)
     with loading():
-        from compiler import expression  # noqa: PLC0415
+        from compiler.execution import expression  # noqa: PLC0415
 
     return "torch", expression.capture(expression_text(options), options.seed)[2].program
 
 
 def dump(path: Path, what: str) -> None:
     """Refuse a file whose name says no stage."""
-    from compiler import dumps  # noqa: PLC0415
+    from compiler.execution import dumps  # noqa: PLC0415
 
     if dumps.stage_of(path) is None:
         raise Senseless(f"{what} {path}: the suffix must name the stage: {', '.join(dumps.SUFFIXES)}")

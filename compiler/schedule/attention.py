@@ -12,10 +12,11 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from compiler.analysis import access, online_softmax
 from compiler.ir.expr import Const, Expr, Load, Var, loads, names
 from compiler.ir.index import linear
 from compiler.ir.statement import Init, Kernel, Let
-from compiler.schedule import access, blocking, online
+from compiler.schedule import blocking
 from compiler.schedule.steps import Bind, Collapse, Online, Pack, Schedule, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
@@ -31,7 +32,7 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule |
 
     `private` names the temporaries that no other kernel uses.
     """
-    found = online.attention(kernel, private)
+    found = online_softmax.attention(kernel, private)
     if found is None:
         return None
     made = _Plan(*found, target).schedule()
@@ -50,8 +51,8 @@ class _Way:
 
 @dataclass
 class _Plan:
-    found: online.Online
-    scores: online.Scores
+    found: online_softmax.Online
+    scores: online_softmax.Scores
     target: Target
     steps: list[Step] = field(default_factory=list)
 
@@ -68,7 +69,7 @@ class _Plan:
         way = min(self.ways(), key=self.cycles, default=None)
         if way is None or self.queries < self.lanes or self.scores.name.dtype is not self.dtype:
             return None
-        masks = tuple(x.buffer for x in online.masks(self.found.score, self.found.query.var))
+        masks = tuple(x.buffer for x in online_softmax.masks(self.found.score, self.found.query.var))
         read = [x for x in loads(self.found.score) if x.buffer not in masks and self.found.query.var in names(x)]
         if read and self.queries % way.rows:
             return None  # a block's last queries are none, which only tiles have room for
@@ -109,7 +110,7 @@ class _Plan:
         return turns * (products + rest) + blocks * vectors * TURN * (self.depth + self.features)
 
     def reach(self) -> list[tuple[int, int]]:
-        return online.reach(self.found.score, self.found.query.var)
+        return online_softmax.reach(self.found.score, self.found.query.var)
 
     # ---- steps
 
@@ -125,16 +126,16 @@ class _Plan:
             add(Bind(name, "blocks"))
         rows, columns = f"{query}_score", f"{key}_score"
         self.pack(self.scores.left, "query", (depth, rows))
-        if not self.direct(self.scores.right, online.KEY.name, depth):
+        if not self.direct(self.scores.right, online_softmax.KEY.name, depth):
             self.pack(self.scores.right, "key", (columns, depth))
         add(Tensorize((columns, rows, depth), way.score.name))
         rows, columns, keys = f"{query}_value", f"{feature}_value", f"{key}_value"
-        if not self.direct(f.value, feature, online.KEY.name):
+        if not self.direct(f.value, feature, online_softmax.KEY.name):
             self.pack(f.value, "value", (keys, columns))
         add(Tensorize((columns, rows, keys), way.value.name))
         for end in ("first", "begin", "zero", "scale"):
             self.lanes_of(f"{query}_{end}", self.lanes)
-        if online.scaled(f.score)[1] is not self.scores.name:
+        if online_softmax.scaled(f.score)[1] is not self.scores.name:
             self.lanes_of(f"{query}_edge", self.lanes)
         self.lanes_of(f"{query}_row", self.lanes, way.rows // self.lanes)
         self.lanes_of(f"{feature}_last", self.target.lanes(access.widest(f.after)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from compiler.analysis import access
 from compiler.ir import loop
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, loads, names, substitute
@@ -16,7 +17,7 @@ from compiler.ir.index import extent_range, linear, simplify
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule import access, blocking
+from compiler.schedule import blocking
 from compiler.schedule.blocking import Blocking, Operand, Product
 from compiler.schedule.steps import Bind, Collapse, Cover, Distribute, Pack, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Target

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from compiler.analysis import access
+from compiler.analysis.nests import contiguous, paths_of, rows_of, used_as_value
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, product
 from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule import access, attention, contraction
-from compiler.schedule.nests import contiguous, paths_of, rows_of, used_as_value
+from compiler.schedule import attention, contraction
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Step
 from compiler.targets.target import Target
 

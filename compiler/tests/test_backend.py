@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compiler import execution, frontend, pipeline
+from compiler import frontend, pipeline
 from compiler.backend import CacheWarning, FallbackWarning, SpecialisationWarning, mlcomp
 from compiler.errors import CompilerError, ToolchainError
+from compiler.execution import executable
 from compiler.ir import aten, aten_text
 from compiler.runtime import build
 from compiler.targets import named
@@ -260,13 +261,13 @@ def test_sizes_that_are_never_fixed() -> None:
 def test_one_program_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     seed = seeded()
     made: list[frontend.Captured] = []
-    build = execution.build_captured
+    build = executable.build_captured
 
-    def counted(captured: frontend.Captured, *rest: Any, **options: Any) -> execution.Executable:
+    def counted(captured: frontend.Captured, *rest: Any, **options: Any) -> executable.Executable:
         made.append(captured)
         return build(captured, *rest, **options)
 
-    monkeypatch.setattr(execution, "build_captured", counted)
+    monkeypatch.setattr(executable, "build_captured", counted)
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8)).eval()
     x = torch.randn(7, 6)
     torch._dynamo.mark_dynamic(x, 0)

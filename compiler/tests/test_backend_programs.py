@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
-from compiler import buffers, execution, frontend
+from compiler import frontend
 from compiler.backend import mlcomp
+from compiler.execution import buffers, executable
+from compiler.execution.views import viewed
 from compiler.ir import aten
 from compiler.ir.sizes import bind, numbers
 from compiler.runtime import launcher
 from compiler.tests.meaning import fresh_seed
-from compiler.views import viewed
 
 Function = Callable[..., Any]
 Compile = Callable[..., Function]
@@ -56,7 +57,7 @@ class Interpreted:
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(execution, "build_captured", lambda captured, *_, **__: Interpreted(captured))
+    monkeypatch.setattr(executable, "build_captured", lambda captured, *_, **__: Interpreted(captured))
     yield
     torch._dynamo.reset()
 

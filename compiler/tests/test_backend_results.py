@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from compiler import execution, frontend
+from compiler import frontend
 from compiler.backend import mlcomp
+from compiler.execution import executable
+from compiler.execution.views import viewed
 from compiler.frontend.results import View
 from compiler.ir.expr import dim
 from compiler.runtime.launcher import Buffer
 from compiler.tests.meaning import fresh_seed
-from compiler.views import viewed
 
 Shape = tuple[int, ...]
 Function = Callable[..., Any]
@@ -142,7 +143,7 @@ def test_what_is_copied_from_an_argument_begins_its_own_memory() -> None:
     """Torch traces some copies as views: these have an offset into the memory of the argument."""
     x = torch.randn(5, 6)
     graph = make_fx(lambda x: torch.ops.aten._unsafe_view(x[3:], [12]), tracing_mode="fake")(x)
-    (made,) = execution.build_captured(frontend.from_graph(graph)).launch(x)
+    (made,) = executable.build_captured(frontend.from_graph(graph)).launch(x)
     assert torch.equal(made, x[3:].reshape(12)) and made.storage_offset() == 0
     assert made.untyped_storage().nbytes() == 48
 

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 import compiler
-from compiler import cli, execution, expression, pipeline
+from compiler import cli, pipeline
+from compiler.execution import executable, expression
 from compiler.runtime import build, detect
 from compiler.targets import named
 
@@ -147,7 +148,7 @@ def test_what_needs_a_gpu_is_refused_without_one(words: list[str], capsys: pytes
 def test_run_fails_when_the_result_is_wrong(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(execution, "compare", lambda *_: (1.0, 1e-6))
+    monkeypatch.setattr(executable, "compare", lambda *_: (1.0, 1e-6))
     assert cli.main(["run", "-c", SOFTMAX]) == 1
     assert "largest difference from eager 1, allowed 1e-06: WRONG" in capsys.readouterr().out
 

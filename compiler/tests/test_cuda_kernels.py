@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compiler.instructions.trial import HEADERS, Trial, judge, plan, poisoned, stored
+from compiler.checks.instructions.trial import HEADERS, Trial, judge, plan, poisoned, stored
 from compiler.interpret.scalar import Array, round_bf16
 from compiler.ir.dtype import bf16
 from compiler.runtime import arrays, cubin, device, resources, sass

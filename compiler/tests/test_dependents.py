@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from compiler import buffers, execution_gpu, frontend, pipeline
+from compiler import frontend, pipeline
+from compiler.execution import buffers, gpu_programs
 from compiler.ir import kernel as k
 from compiler.passes.gpu import dependents
 from compiler.runtime.emulator import emulator
@@ -35,7 +36,7 @@ def lowered(name: str) -> tuple[pipeline.Lowering, list[torch.Tensor]]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_kernel_waits_once_before_it_touches_a_tensor(name: str) -> None:
     lowering, _ = lowered(name)
-    plan = execution_gpu.launches(lowering.stages["kernel"], buffers.plan(lowering, {}))
+    plan = gpu_programs.launches(lowering.stages["kernel"], buffers.plan(lowering, {}))
     assert plan.launches and all(launch.overlaps for launch in plan.launches)
     for f in lowering.stages["kernel"].functions:
         tensors = {p.name for p in f.params}
@@ -51,12 +52,12 @@ def test_the_emulator_finds_a_kernel_that_does_not_wait(name: str, waits: bool, 
     torch.manual_seed(seed)
     lowering, inputs = lowered(name)
     planned = buffers.plan(lowering, {})
-    text = execution_gpu.text(lowering, "kernel")
+    text = gpu_programs.text(lowering, "kernel")
     if not waits:
         assert "  mlc_wait_dependencies();\n" in text
         text = text.replace("  mlc_wait_dependencies();\n", "")
-    plan = execution_gpu.launches(lowering.stages["kernel"], planned)
-    path = emulator.build(text, (execution_gpu.HEADERS,), check=True)
+    plan = gpu_programs.launches(lowering.stages["kernel"], planned)
+    path = emulator.build(text, (gpu_programs.HEADERS,), check=True)
     outputs = [torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype]) for b in planned.outputs]
     pointers = [x.data_ptr() for x in (*inputs, *outputs)]
     found = emulator.run_pointers(path, plan, pointers, True, seed)
@@ -72,7 +73,7 @@ def test_older_gpus_and_kernels_that_touch_nothing_stay_as_they_are() -> None:
     assert dependents.wait(program, SM_90A) is program
     empty = program.replace(functions=(program.functions[0].replace(body=()),))
     assert dependents.wait(empty, SM_90A) is empty
-    plan = execution_gpu.launches(bare, buffers.plan(lowering, {}))
+    plan = gpu_programs.launches(bare, buffers.plan(lowering, {}))
     assert not any(launch.overlaps for launch in plan.launches)
 
 

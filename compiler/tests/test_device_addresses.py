@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.instructions import tensor
-from compiler.instructions.trial import HEADERS, Different, Trial, judge, plan, poisoned, source
+from compiler.checks.instructions import tensor
+from compiler.checks.instructions.trial import HEADERS, Different, Trial, judge, plan, poisoned, source
 from compiler.runtime.emulator import emulator
 from compiler.targets.nvidia import SM_90A
 from compiler.targets.target import instruction

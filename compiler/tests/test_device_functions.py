@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from compiler.instructions.functions import functions
-from compiler.instructions.tensor import kernel
-from compiler.instructions.trial import HEADERS, judge, plan, poisoned, source
+from compiler.checks.instructions.functions import functions
+from compiler.checks.instructions.tensor import kernel
+from compiler.checks.instructions.trial import HEADERS, judge, plan, poisoned, source
 from compiler.runtime.emulator import emulator
 from compiler.runtime.launches import Buffer, Launch, LaunchPlan, Map
 from compiler.tests.meaning import fresh_seed

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import compiler
-from compiler import buffers, execution_gpu
 from compiler.errors import CompilerError, ToolchainError
+from compiler.execution import buffers, gpu_programs
 from compiler.runtime import profile
 from compiler.runtime.launches import Launch
 
@@ -19,13 +19,13 @@ def lowered(function: object, *inputs: torch.Tensor) -> compiler.Lowering:
 
 
 def launches(lowering: compiler.Lowering) -> tuple[Launch, ...]:
-    return execution_gpu.launches(lowering.stages["kernel"], buffers.plan(lowering, {})).launches
+    return gpu_programs.launches(lowering.stages["kernel"], buffers.plan(lowering, {})).launches
 
 
 def test_each_function_is_a_launch_on_numbered_buffers() -> None:
     two = lowered(lambda x: F.softmax(x, -1).cumsum(0), torch.randn(5, 33))
     softmax, scan = launches(two)
-    made = execution_gpu.launches(two.stages["kernel"], buffers.plan(two, {}))
+    made = gpu_programs.launches(two.stages["kernel"], buffers.plan(two, {}))
     assert (softmax.args, scan.args) == ((0, 2), (2, 1))  # input, temporary; temporary, output
     assert (softmax.synchronizes, scan.synchronizes) == (True, False)
     assert all(n > 0 for n in (*softmax.grid, *softmax.block))
@@ -34,7 +34,7 @@ def test_each_function_is_a_launch_on_numbered_buffers() -> None:
 
 def test_buffers_reach_from_the_first_to_the_last_element() -> None:
     strided = lowered(lambda x: x + 1, torch.randn(9, 8)[::2, ::4])
-    made = execution_gpu.launches(strided.stages["kernel"], buffers.plan(strided, {}))
+    made = gpu_programs.launches(strided.stages["kernel"], buffers.plan(strided, {}))
     assert made.inputs[0].size == (4 * 16 + 4 + 1) * 4 and made.outputs[0].size == 5 * 2 * 4
 
 
@@ -52,10 +52,10 @@ def test_stages_run(stage: str) -> None:
 def test_what_the_checks_find_is_told_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(4, 5)
     lowering = lowered(lambda x: x * 2, x)
-    text = execution_gpu.text(lowering, "cuda")
+    text = gpu_programs.text(lowering, "cuda")
     wrong = text.replace("] * 2.0f", " + 1] * 2.0f")
     assert wrong != text
-    monkeypatch.setattr(execution_gpu, "text", lambda *_: wrong)
+    monkeypatch.setattr(gpu_programs, "text", lambda *_: wrong)
     line = next(n for n, words in enumerate(wrong.splitlines(), 1) if " + 1] * 2.0f" in words)
     with pytest.raises(CompilerError, match=rf"kernel\.cu:{line}: .*out of bounds"):
         compiler.execute(lowering, "kernel", [x])
@@ -65,7 +65,7 @@ def test_what_the_checks_find_is_told_with_its_line(monkeypatch: pytest.MonkeyPa
 def test_inputs_amid_sixteen_bytes_are_copied() -> None:
     base = torch.randn(41)
     x = base[1:]
-    assert x.data_ptr() % 16 and not execution_gpu.aligned([x])[0].data_ptr() % 16
+    assert x.data_ptr() % 16 and not gpu_programs.aligned([x])[0].data_ptr() % 16
     compiled = compiler.compile(lambda x: x * 2, [x], "sm_80")
     assert compiled.emulated and compiled.kernels == 1
     torch.testing.assert_close(compiled(x), x * 2)

@@ -10,7 +10,7 @@ import torch
 
 from compiler import frontend, pipeline
 from compiler.errors import Unsupported
-from compiler.expression import program
+from compiler.execution.expression import program
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.schedule import heuristic
 from compiler.schedule.steps import Schedule, ScheduleError, parse

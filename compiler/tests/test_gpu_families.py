@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from compiler import execution, expression, pipeline
+from compiler import pipeline
+from compiler.execution import executable, expression
 from compiler.targets.nvidia import SM_90A
 from compiler.tests.meaning import fresh_seed
 
@@ -40,7 +41,7 @@ def test_family(code: str) -> None:
     with torch.no_grad():
         function, inputs, captured = expression.capture(code, seed)
         lowering = pipeline.lower(captured.program, SM_90A)
-        outcome = execution.execute_guarded(lowering, inputs, stage="kernel", emulate=True)
+        outcome = executable.execute_guarded(lowering, inputs, stage="kernel", emulate=True)
         wanted = pytree.tree_leaves(function(*inputs))
     assert not outcome.complaints, f"seed {seed}: {outcome.complaints}"
     assert outcome.same, f"seed {seed}: runs differ"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import compiler
-from compiler import inspection
+from compiler.checks import inspection
 from compiler.ir.kernel import Function
 from compiler.runtime import cubin, sass
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from compiler import instruction_checks
-from compiler.instructions import moves, tensor
-from compiler.instructions.checks import Check
-from compiler.instructions.trial import HEADERS, Different, Trial, judge, plan, poisoned, source
+from compiler.checks.instructions import moves, tensor
+from compiler.checks.instructions.checks import Check
+from compiler.checks.instructions.trial import HEADERS, Different, Trial, judge, plan, poisoned, source
 from compiler.runtime.emulator import emulator
 from compiler.targets import instructions
 from compiler.targets.nvidia import SM_90A

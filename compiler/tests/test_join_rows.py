@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from compiler.expression import capture
+from compiler.execution.expression import capture
 from compiler.pipeline import lower
 from compiler.schedule.gpu.sequences import pays
 from compiler.targets.nvidia import SM_90A

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import compiler
-from compiler import inspection, pipeline
-from compiler.expression import program
+from compiler import pipeline
+from compiler.checks import inspection
+from compiler.execution.expression import program
 from compiler.frontend import capture
 from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter

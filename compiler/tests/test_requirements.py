@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import compiler
-from compiler import execution, frontend
+from compiler import frontend
+from compiler.execution import executable
 from compiler.ir import kernel_text
 from compiler.passes.requirements import requirements
 from compiler.runtime import guarded
@@ -106,7 +107,7 @@ def _stage(captured: frontend.Captured, names: str, stage: str) -> Callable[...,
 
     def run(*inputs: torch.Tensor) -> Any:
         known = dict(zip(given, inputs, strict=True)) | captured.constants
-        return execution.execute(lowering, stage, [known[i.name] for i in captured.program.inputs])
+        return executable.execute(lowering, stage, [known[i.name] for i in captured.program.inputs])
 
     return run
 
@@ -159,7 +160,7 @@ def test_compiled_code_raises_and_writes_nothing_elsewhere(target: str, seed: in
             fast(x, wrong)
         assert type(ours.value) is type(_raised(function, (x, wrong))), expression
         given = {"x": x, "i": wrong} | fast.captured.constants
-        outcome = execution.execute_guarded(fast.lowering, [given[t.name] for t in fast.captured.program.inputs])
+        outcome = executable.execute_guarded(fast.lowering, [given[t.name] for t in fast.captured.program.inputs])
         assert outcome.complaints == (guarded.INVALID,), expression
 
 

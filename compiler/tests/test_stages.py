@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 
 from compiler import frontend, pipeline
-from compiler.expression import program
+from compiler.execution.expression import program
 from compiler.targets import cpu
 from compiler.tests.meaning import Disagreement, fresh_seed, same_meaning
 from compiler.tests.random_program import Shown, programs

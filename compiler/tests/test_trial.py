@@ -12,8 +12,9 @@ import torch
 from torch.export import Dim
 
 import compiler
-from compiler import buffers, cli, dumps, execution_gpu, pipeline, trial
+from compiler import cli, pipeline
 from compiler.errors import CompilerError
+from compiler.execution import buffers, dumps, gpu_programs, trial
 from compiler.ir import kernel as k
 from compiler.render import header
 
@@ -180,8 +181,8 @@ def test_a_head_launches_as_the_program_does(name: str) -> None:
     assert header.target(text) == made.target.name
     assert header.lines(head, made.target.name) == header.lines(program, made.target.name), "nothing is lost"
     plan = buffers.plan(made, trial.hints(made))
-    wanted = execution_gpu.launches(program, plan)
-    found = execution_gpu.launches(head, plan)
+    wanted = gpu_programs.launches(program, plan)
+    found = gpu_programs.launches(head, plan)
     # Any text may make its threads meet.
     meeting = tuple(dataclasses.replace(launch, synchronizes=True) for launch in wanted.launches)
     assert found == dataclasses.replace(wanted, launches=meeting)

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compiler.analysis import access
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY
@@ -18,7 +19,6 @@ from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import mma, tma
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.vectors import divides
-from compiler.schedule import access
 
 if TYPE_CHECKING:
     from compiler.passes.gpu.threads import Lowering

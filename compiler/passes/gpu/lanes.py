@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from compiler.analysis.argmax import extreme, sought
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, loads, op, static, substitute
@@ -13,7 +14,6 @@ from compiler.ir.statement import Accum, If, Init, Stmt, Store
 from compiler.passes.gpu import groups
 from compiler.passes.gpu.scope import WARP, Lanes, Scope, Spread
 from compiler.passes.gpu.vectors import Neighbours, divides, neighbours, uniform
-from compiler.schedule.extremes import extreme, sought
 
 if TYPE_CHECKING:
     from compiler.passes.gpu.threads import Lowering

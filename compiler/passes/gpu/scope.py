@@ -6,12 +6,12 @@ from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from compiler.analysis.argmax import Extreme
 from compiler.ir import kernel as k
 from compiler.ir.expr import Expr, Var
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu.fragments import Fragment
-from compiler.schedule.extremes import Extreme
 
 WARP = 32
 THREAD: Expr = k.Builtin("thread.x")

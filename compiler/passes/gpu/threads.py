@@ -10,6 +10,7 @@ from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from compiler.analysis import access
 from compiler.ir import alike, tile
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, i64
@@ -40,7 +41,6 @@ from compiler.passes.gpu.scope import THREAD, WARP, Scope, Spread
 from compiler.passes.gpu.shared import SharedTile
 from compiler.passes.gpu.signals import Signals
 from compiler.passes.gpu.streams import left_behind, read_once
-from compiler.schedule import access
 from compiler.targets.target import Target
 
 Body = list[k.Stmt]

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from compiler.analysis import access
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, const, names, op, substitute
 from compiler.ir.index import from_linear, linear
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store
 from compiler.passes.gpu.scope import Scope
-from compiler.schedule import access
 
 Multiples = Mapping[str, int]  # what divides a variable
 NO_MULTIPLES: Multiples = MappingProxyType({})

@@ -6,12 +6,12 @@ gains nothing by itself; where all of it then is an online reduction, what is in
 
 from __future__ import annotations
 
+from compiler.analysis.size_hints import likely
 from compiler.ir import loop
 from compiler.ir.expr import Load, Var, substitute
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.schedule import attention
 from compiler.schedule.gpu import attention as gpu_attention
-from compiler.schedule.likely import likely
 from compiler.targets.target import Target
 
 MOST = 4  # kernels in one nest: a product, what is between, a softmax, a product

@@ -14,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from compiler.analysis.size_hints import likely
 from compiler.ir import tile
 from compiler.ir.expr import Const, SymbolicError, sizes_in
 from compiler.ir.index import linear
 from compiler.ir.statement import Kernel, Program
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.steps import apply, apply_step
-from compiler.schedule.likely import likely
 from compiler.schedule.steps import Bind, Collapse, Cover, Fold, Reorder, Schedule, ScheduleError, Split, Stage, Step
 
 Choose = Callable[[Kernel], Schedule]

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from compiler.analysis import online_softmax as recognised
+from compiler.analysis.online_softmax import KEY, guarded, reach
 from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY, DType, boolean, compute, f32
 from compiler.ir.expr import (
@@ -33,8 +35,6 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL, Body
-from compiler.schedule import online as recognised
-from compiler.schedule.online import KEY, guarded, reach
 from compiler.schedule.steps import Online, ScheduleError
 
 

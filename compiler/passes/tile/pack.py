@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from compiler.analysis.access import address, stride
+from compiler.analysis.guarded_factors import block
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, dim, names, op, substitute, variables
 from compiler.ir.index import from_linear, linear, simplify, value_range
@@ -24,8 +26,6 @@ from compiler.passes.tile.nests import (
     replace_sum,
     wrap,
 )
-from compiler.schedule.access import address, stride
-from compiler.schedule.blocks import block
 from compiler.schedule.steps import Interior, Pack, ScheduleError, Step
 
 PAGE, LINE = 4096, 64

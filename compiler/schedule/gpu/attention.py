@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from compiler.analysis import online_softmax
 from compiler.ir import loop
 from compiler.ir.dtype import f32
 from compiler.ir.expr import static
@@ -19,7 +20,6 @@ from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Init, Kernel, Let
 from compiler.ir.tensor import Tensor
-from compiler.schedule import online
 from compiler.schedule.gpu import parts
 from compiler.schedule.gpu.tiles import RESERVED, WARP
 from compiler.schedule.steps import Bind, Cache, Compensate, Online, Promote, Reorder, Schedule, Split, Step, Tensorize
@@ -47,7 +47,7 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule |
 
     `private` names the temporaries that no other kernel uses.
     """
-    found = online.attention(kernel, private)
+    found = online_softmax.attention(kernel, private)
     if found is None:
         return None
     made = _Plan(*found, {p.name: p for p in kernel.params}, target).schedule()
@@ -88,15 +88,15 @@ class _Way:
 
 @dataclass
 class _Plan:
-    found: online.Online
-    scores: online.Scores
+    found: online_softmax.Online
+    scores: online_softmax.Scores
     tensors: dict[str, Tensor]
     target: Target
     steps: list[Step] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         f, s = self.found, self.scores
-        key = loop.For(online.KEY.name, f.keys, "parallel", ())
+        key = loop.For(online_softmax.KEY.name, f.keys, "parallel", ())
         rows, keys, depth, features = (parts.axis([_loop(x)]) for x in (f.query, key, s.depth, f.feature))
         every = (*f.rows, f.feature, s.depth, key)
         ranges: dict[str, Range] = {x.var: extent_range(x.extent) for x in every}
@@ -169,7 +169,7 @@ class _Plan:
     def masks(self, way: _Way) -> tuple[str, ...]:
         """What scores load by query and key, as far as tensor maps bring it, and it is worth the memory: of 16 bits,
         threads would load few bytes at a time."""
-        found = online.masks(self.found.score, self.found.query.var) if way.by_groups else []
+        found = online_softmax.masks(self.found.score, self.found.query.var) if way.by_groups else []
         whole = [x.buffer for x in found if way.keys * x.dtype.bytes % parts.ROW == 0]
         return tuple(x for x in whole if parts.even(self.tensors[x]))
 
@@ -182,14 +182,14 @@ class _Plan:
         where = ("shared", min(f.weight.bytes * way.keys, parts.ROW)) if way.threefold else ("registers", 0)
         late = int(way.overlaps)
         add(Online(f.accumulator.name, way.rows, way.keys, way.unit, *where, self.masks(way), late))
-        if online.reach(f.score, query) and self.near():
+        if online_softmax.reach(f.score, query) and self.near():
             add(Reorder((f"{query}0", *(x.var for x in f.batch))))
         self.steps += [Bind(x.var, "blocks") for x in f.batch]
         add(Bind(f"{query}0", "blocks"))
         self.spread(f"{query}_first")
         for end, column in (("begin", feature), ("zero", key), ("scale", feature), ("last", feature)):
             self.spread(f"{query}_{end}", f"{column}_{end}")
-        if online.scaled(f.score)[1] is not self.scores.name or self.keys % way.keys:
+        if online_softmax.scaled(f.score)[1] is not self.scores.name or self.keys % way.keys:
             self.spread(f"{query}_edge", f"{key}_edge")
         if late:
             self.spread(f"{query}_weight", f"{key}_weight")
@@ -263,7 +263,7 @@ class _Plan:
         add(Tensorize(inner, row.name))
 
 
-def _loop(f: online.For) -> loop.For:
+def _loop(f: online_softmax.For) -> loop.For:
     return loop.For(f.var, f.extent, f.kind, ())
 
 

@@ -11,14 +11,14 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from compiler.analysis import access
+from compiler.analysis.guarded_factors import block, narrow
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, const, loads, names, static, substitute
 from compiler.ir.index import extent_range, linear, simplify
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
-from compiler.schedule import access
-from compiler.schedule.blocks import block, narrow
 from compiler.schedule.contraction import Contraction
 from compiler.schedule.gpu import permutes
 from compiler.schedule.gpu.boxes import box

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 
+from compiler.analysis import access
 from compiler.ir import loop
 from compiler.ir.expr import Var, names
 from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
-from compiler.schedule import access
 from compiler.schedule.contraction import Contraction, recognise
 from compiler.schedule.gpu.parts import size
 from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Schedule, Share, Split, Step

@@ -10,16 +10,16 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from compiler.analysis import access
+from compiler.analysis.argmax import extreme, sought
+from compiler.analysis.nests import Row, contiguous, paths_of, rows_of, used_as_value
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, dim, product
 from compiler.ir.index import extent_range, value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule import access
-from compiler.schedule.extremes import extreme, sought
 from compiler.schedule.gpu import attention, contraction, ffma, reductions, sequences, transposes
-from compiler.schedule.nests import Row, contiguous, paths_of, rows_of, used_as_value
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, SplitScan, Stage, Step
 from compiler.targets.target import Target
 

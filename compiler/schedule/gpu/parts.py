@@ -9,14 +9,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from compiler.analysis import access
+from compiler.analysis.guarded_factors import narrow
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names
 from compiler.ir.index import extent_range, linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule import access
-from compiler.schedule.blocks import narrow
 from compiler.schedule.contraction import Contraction
 from compiler.schedule.gpu.tiles import Operand
 from compiler.schedule.steps import Step

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Set
 
+from compiler.analysis.nests import rows_of
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, product
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt
-from compiler.schedule.nests import rows_of
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Step
 from compiler.targets.target import Target
 

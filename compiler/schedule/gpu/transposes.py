@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from compiler.analysis import access
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Var
 from compiler.ir.index import extent_range
 from compiler.ir.statement import Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule import access
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step
 
 THREADS = 256

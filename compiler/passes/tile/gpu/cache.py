@@ -5,6 +5,7 @@ A factor that is a block of a buffer, or that is zero outside the buffer, become
 
 from __future__ import annotations
 
+from compiler.analysis.guarded_factors import block, narrow
 from compiler.ir import tile
 from compiler.ir.expr import (
     Expr,
@@ -33,7 +34,6 @@ from compiler.passes.tile.nests import (
     replace_sum,
 )
 from compiler.passes.tile.pack import allocated
-from compiler.schedule.blocks import block, narrow
 from compiler.schedule.steps import Cache, ScheduleError
 
 

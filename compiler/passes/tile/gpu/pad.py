@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from compiler.analysis.guarded_factors import block, conjuncts, guarded, narrow, zero
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, cast, dim, loads, names, op, static
 from compiler.ir.index import from_linear, linear, simplify
@@ -11,7 +12,6 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import Body, find_nest, longest, padded, ranges_of, replace, wrap
-from compiler.schedule.blocks import block, conjuncts, guarded, narrow, zero
 from compiler.schedule.steps import Pad, ScheduleError
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from compiler.analysis.guarded_factors import at_least_zero, conjuncts
 from compiler.ir import tile
 from compiler.ir.dtype import compute
 from compiler.ir.expr import Expr, Var, both, cast, const, dim, loads, names, select, substitute
@@ -10,7 +11,6 @@ from compiler.ir.statement import If, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.gpu.boxes import box
 from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of, replace, wrap
-from compiler.schedule.blocks import at_least_zero, conjuncts
 from compiler.schedule.steps import ScheduleError, Writeback
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compiler.checks.mutation import expressions
+from compiler.checks.mutation.tree import Change, Edit
+from compiler.checks.mutation.tree import changes as changes_by
 from compiler.ir.expr import Const, Op
 from compiler.ir.node import Node
 from compiler.ir.tensor import Program, Reduce, Scan, Scatter
-from compiler.mutation import expressions
-from compiler.mutation.tree import Change, Edit
-from compiler.mutation.tree import changes as changes_by
 
 
 def changes(program: Program) -> list[Change]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 
-from compiler.mutation.tree import Change
+from compiler.checks.mutation.tree import Change
 
 _ENTRY = 'extern "C"'
 _DROPPABLE = re.compile(r"^ *(mlc_store|mlc_\w+_block|[\w\[\]* +().]+ = |\w+\[[^=]*\] \+= ).*;$")

@@ -13,8 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from compiler import execution, execution_gpu, frontend
+from compiler import frontend
 from compiler.errors import CompilerError
+from compiler.execution import executable, gpu_programs
 from compiler.targets import named
 from compiler.targets.target import Target
 
@@ -109,7 +110,7 @@ class Outcome:
 
     function: Callable[..., Any]
     inputs: list[Any]
-    compiled: execution.Executable
+    compiled: executable.Executable
     captured_in: float  # seconds
     compiled_in: float
     difference: float
@@ -127,10 +128,10 @@ def run(code: str, seed: int, target: str) -> Outcome:
         start = time.perf_counter()
         function, inputs, captured = capture(code, seed)
         between = time.perf_counter()
-        compiled = execution.build_captured(captured, machine)
+        compiled = executable.build_captured(captured, machine)
         end = time.perf_counter()
         try:
-            difference, allowed = execution.compare(compiled, function, inputs)
+            difference, allowed = executable.compare(compiled, function, inputs)
         except Exception as problem:  # the compiled function's, unless it is the expression's own
             _try_eager(function, inputs, problem)
             raise
@@ -139,7 +140,7 @@ def run(code: str, seed: int, target: str) -> Outcome:
 
 def device(machine: Target) -> str:
     """Where the tensors of a target's code lie; an emulated GPU has the CPU's."""
-    return "cuda" if machine.kind == "cuda" and execution_gpu.on_gpu(machine) else "cpu"
+    return "cuda" if machine.kind == "cuda" and gpu_programs.on_gpu(machine) else "cpu"
 
 
 def race(outcome: Outcome) -> dict[str, float]:

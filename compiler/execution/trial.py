@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from compiler import buffers, dumps, execution, execution_gpu, expression, frontend
+from compiler import frontend
 from compiler.errors import CompilerError, ToolchainError
+from compiler.execution import buffers, dumps, executable, expression, gpu_programs
 from compiler.ir.expr import Size, const
 from compiler.ir.sizes import numbers
 from compiler.ir.text import show_type
@@ -57,7 +58,7 @@ def run(path: Path, target: str | None, code: str | None, seed: int, shapes: Sha
             shown = ", ".join(str(list(x.shape)) for x in expected)
             raise CompilerError(f"{path}: the expression computes tensors of the shapes {shown}, and the text does not")
         ours = [x.reshape(e.shape) for x, e in zip(outputs.values(), expected, strict=True)]
-        return Ran(lowering, outputs, complaints, *execution.difference(ours, expected))
+        return Ran(lowering, outputs, complaints, *executable.difference(ours, expected))
 
 
 def check(path: Path, target: str | None, seed: int, shapes: Shapes, launches: Sequence[str] = ()) -> tuple[str, ...]:
@@ -75,7 +76,7 @@ def _guarded(path: Path, lowering: Lowering, inputs: Sequence[torch.Tensor], che
     """Three runs; places in the text are those of the file, if it is the one that was compiled."""
     is_text = dumps.stage_of(path) in ("cpp", "cuda")
     try:
-        outcome = execution.execute_guarded(lowering, inputs, cache=detect.default_cache(os.environ), check=check)
+        outcome = executable.execute_guarded(lowering, inputs, cache=detect.default_cache(os.environ), check=check)
     except ToolchainError as problem:
         if not is_text:
             raise
@@ -158,7 +159,7 @@ def _launched(path: Path, lowering: Lowering, launches: Sequence[str]) -> Loweri
 
 def on_its_machine(target: Target) -> bool:
     """Whether the code of a target runs on what it is for, rather than emulated."""
-    return target.kind != "cuda" or execution_gpu.on_gpu(target)
+    return target.kind != "cuda" or gpu_programs.on_gpu(target)
 
 
 def summary(ran: Ran) -> list[tuple[str, str]]:

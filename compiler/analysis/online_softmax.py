@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from compiler.analysis.size_hints import number
 from compiler.ir import loop, tile
 from compiler.ir.dtype import STORAGE_ONLY, DType
 from compiler.ir.expr import (
@@ -36,7 +37,6 @@ from compiler.ir.expr import (
 )
 from compiler.ir.index import linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
-from compiler.schedule.likely import number
 
 For = loop.For | tile.For
 # Stands for the loops over keys, of which every statement has its own.

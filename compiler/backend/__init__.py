@@ -26,8 +26,9 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
-from compiler import execution, execution_gpu, frontend
+from compiler import frontend
 from compiler.errors import CacheError, CompilerError, Unsupported
+from compiler.execution import executable, gpu_programs
 from compiler.runtime import detect, store
 from compiler.targets import named
 from compiler.targets.target import Target
@@ -97,10 +98,10 @@ def _options(given: dict[str, Any], mode: str | None) -> Options:
     chosen = _OPTIONS | given
     target = None if chosen["target"] is None else named.target(str(chosen["target"]))
     if target is not None and target.kind == "cpu":
-        execution.check_runnable(target)
+        executable.check_runnable(target)
     checks = str(chosen["check_indices"])
-    if checks not in execution.CHECKS:
-        raise CompilerError(f"check_indices is one of {', '.join(execution.CHECKS)}, not {checks!r}")
+    if checks not in executable.CHECKS:
+        raise CompilerError(f"check_indices is one of {', '.join(executable.CHECKS)}, not {checks!r}")
     return Options(bool(chosen["fallback"]), target, checks)
 
 
@@ -213,16 +214,16 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit) -> Boxed:
     return run
 
 
-def _built(captured: frontend.Captured, target: Target, checks: str) -> execution.Executable:
+def _built(captured: frontend.Captured, target: Target, checks: str) -> executable.Executable:
     """The program, built in the cache, or in a folder of this process where that cannot be used."""
     folder = str(detect.default_cache(os.environ))
     if folder not in _unusable:
         try:
-            return execution.build_captured(captured, target, check_indices=checks)
+            return executable.build_captured(captured, target, check_indices=checks)
         except CacheError as problem:
             _unusable.add(folder)
             warnings.warn(f"mlcomp builds in a temporary folder: {problem}", CacheWarning, stacklevel=2)
-    return execution.build_captured(captured, target, cache=store.process_folder(), check_indices=checks)
+    return executable.build_captured(captured, target, cache=store.process_folder(), check_indices=checks)
 
 
 def _target_of(values: Sequence[Any]) -> Target:
@@ -232,7 +233,7 @@ def _target_of(values: Sequence[Any]) -> Target:
     if len(devices) > 1 or kinds[0] not in _TARGETS:
         raise Unsupported("device", sorted(devices), "the tensors of a graph are all on the cpu or all on one GPU")
     target = named.target(_TARGETS[kinds[0]])
-    if target.kind == "cuda" and not execution_gpu.on_gpu(target):
+    if target.kind == "cuda" and not gpu_programs.on_gpu(target):
         raise Unsupported(
             "device", sorted(devices), "kernels cannot run on this GPU: CuPy is missing, or it is too old"
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.instructions.trial import TYPES, Trial, stored
+from compiler.checks.instructions.trial import TYPES, Trial, stored
 from compiler.interpret import tile as interpreter
 from compiler.interpret.scalar import Array, storage
 from compiler.ir import dtype as dt

@@ -17,7 +17,8 @@ from typing import Any
 
 import torch
 
-from compiler import execution, expression, frontend
+from compiler import frontend
+from compiler.execution import executable, expression
 from compiler.runtime import garbage
 from compiler.targets import named
 from compiler.targets.target import Target
@@ -52,7 +53,7 @@ def measure(code: str, seed: int, target: str) -> Latency:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder, torch.no_grad():
         cache = Path(folder)
-        execution.compile(lambda x: torch.relu(x) + 1, (torch.ones(3, 5, 7),), machine, cache=cache)
+        executable.compile(lambda x: torch.relu(x) + 1, (torch.ones(3, 5, 7),), machine, cache=cache)
         function, inputs = expression.program(code, seed)
         new, _ = _parts(function, inputs, machine, cache)
         again, compiled = _parts(function, inputs, machine, cache)
@@ -63,15 +64,15 @@ def measure(code: str, seed: int, target: str) -> Latency:
 
 def _parts(
     function: Callable[..., Any], inputs: Sequence[Any], machine: Target, cache: Path
-) -> tuple[Parts, execution.Executable]:
+) -> tuple[Parts, executable.Executable]:
     times = [time.perf_counter()]
     with garbage.held_back():
         captured = frontend.capture(function, inputs)
         times.append(time.perf_counter())
-        lowering = execution.lowered(captured.program, machine)
+        lowering = executable.lowered(captured.program, machine)
         times.append(time.perf_counter())
-        execution.built(lowering, cache)
+        executable.built(lowering, cache)
         times.append(time.perf_counter())
-        compiled = execution.build_captured(captured, machine, cache=cache)
+        compiled = executable.build_captured(captured, machine, cache=cache)
         times.append(time.perf_counter())
     return Parts(*(b - a for a, b in itertools.pairwise(times))), compiled

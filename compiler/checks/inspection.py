@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from compiler.errors import ToolchainError
-from compiler.execution_gpu import HEADERS
+from compiler.execution.gpu_programs import HEADERS
 from compiler.ir import kernel as k
 from compiler.ir.expr import Load, Op
 from compiler.pipeline import Lowering

@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from compiler.checks.mutation.tree import Edit
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, OPS, Cast, Const, Expr, Load, Op, Select
 from compiler.ir.node import Node
 from compiler.ir.text import show as show_expression
-from compiler.mutation.tree import Edit
 
 # What each operation is mistaken for.
 SWAPS: dict[str, tuple[str, ...]] = {

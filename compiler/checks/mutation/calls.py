@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from compiler.checks.mutation.tree import Change
 from compiler.ir import aten
 from compiler.ir.aten import Call, Program, Ref, Type
-from compiler.mutation.tree import Change
 
 Edit = tuple[str, Call]
 # Calls that take the same arguments.

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
+from compiler.analysis import access
 from compiler.ir import alike, tile
 from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
@@ -36,8 +37,7 @@ from compiler.ir.index import linear, range_below, simplify, value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.rests import MASKS, first_time, narrowed, rest, together, unit
-from compiler.schedule import access
+from compiler.passes.cpu.remainders import MASKS, first_time, narrowed, rest, together, unit
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compiler.checks.mutation import expressions
+from compiler.checks.mutation.tree import Change, Edit
+from compiler.checks.mutation.tree import changes as changes_by
 from compiler.ir import loop, tile
 from compiler.ir.dtype import bf16
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, If, Init, Let, Program, Store
 from compiler.ir.tile import Copy, Mma, Slice
-from compiler.mutation import expressions
-from compiler.mutation.tree import Change, Edit
-from compiler.mutation.tree import changes as changes_by
 
 
 def changes(program: Program) -> list[Change]:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.instructions import moves, tensor
-from compiler.instructions.functions import functions
-from compiler.instructions.trial import HEADERS, Trial, judge, plan, poisoned, source
+from compiler.checks.instructions import moves, tensor
+from compiler.checks.instructions.functions import functions
+from compiler.checks.instructions.trial import HEADERS, Trial, judge, plan, poisoned, source
 from compiler.interpret.scalar import storage
 from compiler.ir import dtype as dt
 from compiler.runtime import arrays, cubin, device, resources, sass

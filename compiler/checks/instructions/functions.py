@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from compiler.instructions.formulas import by_hand, formulas, small
-from compiler.instructions.trial import TYPES, Trial
+from compiler.checks.instructions.formulas import by_hand, formulas, small
+from compiler.checks.instructions.trial import TYPES, Trial
 from compiler.interpret.scalar import storage
 from compiler.ir.dtype import bf16, f16, f32, f64, i8, i16, i32, i64, u8
 from compiler.runtime.launches import Map

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compiler.instructions.tensor import TILE_ALIGNMENT, each, identifier, kernel
-from compiler.instructions.trial import TYPES, Trial, stored
+from compiler.checks.instructions.tensor import TILE_ALIGNMENT, each, identifier, kernel
+from compiler.checks.instructions.trial import TYPES, Trial, stored
 from compiler.interpret import tile as interpreter
 from compiler.interpret.scalar import Array, round_bf16, storage
 from compiler.ir import dtype as dt

@@ -12,9 +12,11 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from compiler import buffers, execution_gpu, frontend, pipeline
-from compiler.dynamic import AnySize
+from compiler import frontend, pipeline
 from compiler.errors import CompilerError, InvalidData
+from compiler.execution import buffers, gpu_programs
+from compiler.execution.dynamic import AnySize
+from compiler.execution.views import viewed
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
 from compiler.interpret import tensor as tensor_interpreter
@@ -33,9 +35,8 @@ from compiler.schedule.steps import Schedule
 from compiler.targets import named
 from compiler.targets.accuracy import THREEFOLD
 from compiler.targets.target import Target
-from compiler.views import viewed
 
-HEADERS = Path(__file__).parent / "render" / "cpp"
+HEADERS = Path(__file__).parents[1] / "render" / "cpp"
 CHECKS = ("async", "sync")  # when a GPU's complaints about data are heard of
 # What g++ calls the machines that are only described.
 _MACHINES = {"cpu:avx512": "x86-64-v4", "cpu:avx2": "haswell", "cpu:baseline": "x86-64"}
@@ -79,7 +80,7 @@ def _executed(
         return tuple(frontend.execute(program, list(inputs)))
     if stage == "cpp":
         return _run_text(lowering, inputs, buffers.plan(lowering, at), cache)
-    if lowering.target.kind == "cuda" and stage in execution_gpu.STAGES:
+    if lowering.target.kind == "cuda" and stage in gpu_programs.STAGES:
         outcome = execute_guarded(lowering, inputs, runs=1, cache=cache, stage=stage)
         if outcome.complaints == (guarded.INVALID,):
             raise InvalidData
@@ -162,11 +163,9 @@ def execute_guarded(
     at = buffers.sizes_of(lowering, inputs)
     planned = buffers.plan(lowering, at)
     if lowering.target.kind == "cuda":
-        inputs = execution_gpu.aligned(inputs)
+        inputs = gpu_programs.aligned(inputs)
         emulate = emulate or bool(patience)
-        call = execution_gpu.caller(
-            lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart, check=check
-        )
+        call = gpu_programs.caller(lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart, check=check)
     else:
         call = guarded.entry(built(lowering, cache), planned.sizes, torch.get_num_threads())
     return guarded.run(call, planned, inputs, buffers.temporaries(program, at), runs, patience)
@@ -216,7 +215,7 @@ class Executable:
         self.captured, self.lowering, self.launch = captured, lowering, call
         kind = lowering.target.kind
         self.source: str = lowering.stages[pipeline.TEXTS[kind]]
-        self.emulated = kind == "cuda" and not execution_gpu.on_gpu(lowering.target)
+        self.emulated = kind == "cuda" and not gpu_programs.on_gpu(lowering.target)
         self.digest = digest(self.source)
         self.kernels = len(lowering.stages["kernel"].functions)
         self._simple = captured.structure.num_leaves == 1 and captured.structure.is_leaf()
@@ -298,7 +297,7 @@ def _launcher(
         frontend.refuse(captured.program, every)
 
     if lowering.target.kind == "cuda":
-        load = execution_gpu.loader(lowering, bound, threads, folder, refuse, wait)
+        load = gpu_programs.loader(lowering, bound, threads, folder, refuse, wait)
     else:
         path = built(lowering, folder)
 

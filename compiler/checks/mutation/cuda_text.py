@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from compiler.mutation import text
-from compiler.mutation.text import builder
-from compiler.mutation.tree import Change
+from compiler.checks.mutation import text
+from compiler.checks.mutation.text import builder
+from compiler.checks.mutation.tree import Change
 
 _DROPPABLE = re.compile(r"^ *(mlc_\w+(<[^>]*>)?\(|\w+(\[.*?\])?(\.bits)? = ).*;$")
 _GUARD = re.compile(r"^( *)if \(.*\) \{$")

@@ -10,8 +10,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compiler.mutation import calls, cuda_text, equations, functions, statements, text
-from compiler.mutation.tree import Change
+from compiler.checks.mutation import calls, cuda_text, equations, functions, statements, text
+from compiler.checks.mutation.tree import Change
 from compiler.pipeline import IR_STAGES, IRS, TEXTS
 
 Mutant = tuple[str, Any]  # what was changed, and the program after it

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
-from compiler.buffers import Sizes
 from compiler.errors import CompilerError
+from compiler.execution.buffers import Sizes
 from compiler.ir import kernel as k
 from compiler.ir.sizes import numbers
 from compiler.ir.tensor import memory_order
@@ -27,7 +27,7 @@ from compiler.runtime.launches import Buffer, Extent, Flag, Launch, LaunchPlan, 
 from compiler.runtime.tensor_map import BASE
 from compiler.targets.target import Target
 
-HEADERS = Path(__file__).parent / "render" / "cuda"
+HEADERS = Path(__file__).parents[1] / "render" / "cuda"
 STAGES = ("kernel", "cuda")  # that run as launches
 WATCHED = 30.0  # seconds that one run may take on a GPU
 _ALIGNMENT = 64  # bytes, to which buffers are aligned but for what their tensors are off

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from compiler.instructions.tensor import kernel
-from compiler.instructions.trial import TYPES, Trial, stored
+from compiler.checks.instructions.tensor import kernel
+from compiler.checks.instructions.trial import TYPES, Trial, stored
 from compiler.interpret.scalar import Array, storage
 from compiler.ir.dtype import DType, f32, i32, u8
 from compiler.runtime.launches import Extent, Launch, Map

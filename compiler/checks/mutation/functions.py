@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compiler.checks.mutation import expressions
+from compiler.checks.mutation.tree import Change, Edit
+from compiler.checks.mutation.tree import changes as changes_by
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Op
 from compiler.ir.kernel import (
@@ -24,9 +27,6 @@ from compiler.ir.kernel import (
 )
 from compiler.ir.kernel_text import show_expr
 from compiler.ir.node import Node
-from compiler.mutation import expressions
-from compiler.mutation.tree import Change, Edit
-from compiler.mutation.tree import changes as changes_by
 
 _ONE = Const(1, i64)
 

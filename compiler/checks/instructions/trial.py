@@ -12,7 +12,7 @@ from compiler.interpret.scalar import Array, storage
 from compiler.ir.dtype import DType, bf16
 from compiler.runtime.launches import Buffer, Launch, LaunchPlan
 
-HEADERS = Path(__file__).resolve().parents[1] / "render" / "cuda"
+HEADERS = Path(__file__).resolve().parents[2] / "render" / "cuda"
 TYPES = {
     "bf16": "mlc_bf16", "f16": "mlc_f16", "f32": "float", "f64": "double", "i8": "signed char", "i32": "int",
     "i64": "long", "u8": "unsigned char", "i16": "short",

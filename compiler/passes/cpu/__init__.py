@@ -1,0 +1,1 @@
+"""Tile IR to Kernel IR for processors."""
