@@ -14,7 +14,7 @@ from compiler.ir.statement import Program
 from compiler.targets import legal, nvidia
 from compiler.tests.meaning import fresh_seed, random_arrays
 
-FOLDER = Path(__file__).parent / "cases" / "tile"
+FOLDER = Path(__file__).parents[1] / "cases" / "tile"
 TARGETS = {t.name: t for t in (nvidia.SM_80, nvidia.SM_90A)}
 
 

@@ -10,7 +10,7 @@ import pytest
 from compiler.ir import tile
 from compiler.ir.expr import static
 from compiler.schedule.gpu.boxes import box, count
-from compiler.tests.test_gpu_contraction import SMALL, check, instructions
+from compiler.tests.schedule.test_gpu_contraction import SMALL, check, instructions
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ from compiler.runtime import device, gpu_native
 from compiler.targets import legal, nvidia
 from compiler.tests import run_threads
 from compiler.tests.meaning import fresh_seed, random_arrays
-from compiler.tests.test_contraction import Product, arrays
+from compiler.tests.schedule.test_contraction import Product, arrays
 
-CASES = Path(__file__).parent / "cases" / "tile_to_threads"
+CASES = Path(__file__).parents[2] / "cases" / "tile_to_threads"
 TARGETS = {t.name: t for t in nvidia.TARGETS}
 
 

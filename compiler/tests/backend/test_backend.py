@@ -554,7 +554,7 @@ def test_threads_look_the_backend_up_at_once() -> None:
         for t in threads: t.join()
         print(found)
     """
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True)
     assert run.stdout.strip() == "[3.0, 3.0, 3.0, 3.0]", run.stderr
 
@@ -571,7 +571,7 @@ def test_the_entry_point_names_the_backend(tmp_path: Path) -> None:
         f = torch.compile(lambda x: torch.relu(x) * 2, backend="mlcomp", options={"fallback": False})
         print(f(torch.tensor([-1.0, 3.0])).tolist())
     """
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(root)])}
     run = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], env=environment, cwd=tmp_path, capture_output=True, text=True

@@ -407,7 +407,7 @@ def test_freed_memory_serves_again_however_large() -> None:
         "    for call in range(12): before = faults(); torch.ones(12 << 20)\n"
         "    print(faults() - before)"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     said = subprocess.check_output([sys.executable, "-c", script], cwd=root, text=True, timeout=60)
     assert int(said) < 100, "48 MiB are 12288 pages, and glibc needs some calls to settle"
 

@@ -15,7 +15,7 @@ from compiler.ir.sizes import SizeError, bind, fixed, numbers, unbound
 from compiler.ir.tensor import row_major
 from compiler.ir.text import TextError, show
 from compiler.pipeline import IRS
-from compiler.tests.test_index import Values, value
+from compiler.tests.ir.test_index import Values, value
 
 S, T = Size("s", i64, 1, None, 5), Size("t", i64, 1, 6, 3)
 A, B, C = Var("i"), Var("j"), Var("k")

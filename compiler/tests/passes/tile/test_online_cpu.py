@@ -16,7 +16,17 @@ from compiler.schedule.steps import Online, Pack, parse, show
 from compiler.targets import cpu
 from compiler.tests import run_kernel
 from compiler.tests.meaning import fresh_seed
-from compiler.tests.test_online import CASES, CAUSAL, STRANGE, attention, check_strange, close, given, lowered, wanted
+from compiler.tests.passes.tile.test_online import (
+    CASES,
+    CAUSAL,
+    STRANGE,
+    attention,
+    check_strange,
+    close,
+    given,
+    lowered,
+    wanted,
+)
 
 TARGETS = {t.name: t for t in (cpu.AVX2, cpu.AVX512, cpu.BASELINE)}
 MORE = CASES | {

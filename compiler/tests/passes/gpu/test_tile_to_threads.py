@@ -16,7 +16,7 @@ from compiler.targets.target import Target, instruction
 from compiler.tests import run_threads
 from compiler.tests.meaning import fresh_seed, random_arrays
 
-CASES = Path(__file__).parent / "cases"
+CASES = Path(__file__).parents[2] / "cases"
 PROGRAMS = sorted([*(CASES / "tile_to_threads").glob("*.tile"), *(CASES / "tile").glob("*.tile")])
 COMPILED = sorted((CASES / "tile_compiled").glob("*.tile"))  # sizes of real work, to be read by ptxas only
 _TENSOR = {"HMMA", "HGMMA", "DMMA", "IMMA", "IGMMA"}

@@ -221,7 +221,7 @@ def test_an_interrupt_stops_the_compiler_and_leaves_nothing(tmp_path: Path) -> N
         signal.signal(signal.SIGINT, signal.default_int_handler)
         build.build("int f;", compiler={compiler!r}, cache=Path({str(cache)!r}))
     """)
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     ours = subprocess.Popen([sys.executable, "-c", program], cwd=root, stderr=subprocess.PIPE, text=True)
     child = int(ready.read_text())  # the stand-in compiler is running now
     ours.send_signal(signal.SIGINT)

@@ -26,7 +26,7 @@ from compiler.runtime.cubin import Compiler
 from compiler.runtime.emulator import emulator
 from compiler.runtime.launches import Buffer, Launch, LaunchPlan
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 VISIBLE = 'extern "C" __attribute__((visibility("default")))'
 FOREIGN = 12345  # a user whom no machine has
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")

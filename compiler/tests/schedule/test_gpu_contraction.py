@@ -18,7 +18,7 @@ from compiler.schedule.gpu import contraction
 from compiler.schedule.steps import parse, show
 from compiler.targets import legal, nvidia
 from compiler.tests.meaning import fresh_seed
-from compiler.tests.test_contraction import (
+from compiler.tests.schedule.test_contraction import (
     CONV,
     EPILOGUES,
     GROUPS,

@@ -352,14 +352,14 @@ def test_docstring_examples(name: str) -> None:
 
 def test_reading_shape_files_needs_no_torch() -> None:
     script = "import sys, conformance.shapes.files; sys.exit('torch' in sys.modules or 'compiler' in sys.modules)"
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     assert subprocess.run([sys.executable, "-c", script], cwd=root, timeout=60).returncode == 0
 
 
 def test_a_foreign_compiler_package_is_refused(tmp_path: Path) -> None:
     (tmp_path / "compiler").mkdir()
     (tmp_path / "compiler" / "__init__.py").write_text("")
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     script = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(root)!r}]; import conformance"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0 and "rename the other `compiler` folder" in done.stderr
