@@ -1,0 +1,1 @@
+"""What the compiler made before: texts recorded and compared."""

@@ -1,0 +1,53 @@
+"""Records of emitted texts: equal code is equal whatever its comments and names, other code is shown."""
+
+import doctest
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from conformance.history import texts
+
+ADD = """
+format = 1
+
+[[case]]
+name = "add"
+expr = "x + {n}"
+dims = { N = [8] }
+args = { x = { shape = ["N"] } }
+"""
+
+
+def recorded(folder: Path, name: str, n: str) -> Path:
+    """The record of one program for two targets."""
+    shapes = folder / name / "file.toml"
+    shapes.parent.mkdir()
+    shapes.write_text(ADD.replace("{n}", n))
+    archive = folder / f"{name}.zip"
+    made = texts.record([shapes], "smoke", ("cpu:avx2", "sm_80"), 1, 1)
+    texts.write(made, archive)
+    return archive
+
+
+def test_docstring_examples() -> None:
+    assert doctest.testmod(texts).failed == 0
+
+
+def test_equal_programs_differ_in_nothing_others_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, same, other = (recorded(tmp_path, *how) for how in (("a", "1.5"), ("b", "1.5"), ("c", "2.5")))
+    with zipfile.ZipFile(one) as archive:
+        assert {key.split()[0] for key in json.loads(archive.read(texts.INDEX))} == {"cpu:avx2", "sm_80"}
+    assert texts.main(["compare", str(one), str(same)]) == 0
+    assert "nothing differs" in capsys.readouterr().out
+    assert texts.main(["compare", str(one), str(other)]) == 1
+    said = capsys.readouterr().out
+    assert "-" in said and "1.5" in said and "2.5" in said
+
+
+def test_what_cannot_be_lowered_is_recorded_as_its_error(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(ADD.replace("x + {n}", "torch.linalg.svd(x[None])"))
+    made = texts.record([path], "smoke", ("sm_80",), 1, 1)
+    assert all("Error" in text or "Unsupported" in text for text in made.values()) and made
