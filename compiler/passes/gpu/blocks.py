@@ -1,20 +1,14 @@
-"""Loops over blocks as grids: which statements of a kernel are one launch, and how many blocks and threads it has."""
+"""Loops over blocks as a grid: how many blocks there are, and where each of them is."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const
-from compiler.ir.index import extent_range, value_range
-from compiler.ir.node import Node
-from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
-from compiler.passes.gpu.scope import WARP, Scope
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
+from compiler.ir.index import extent_range
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import lowered
+from compiler.passes.gpu.scope import Scope
 
 Body = list[k.Stmt]
 
@@ -22,52 +16,15 @@ AXES = ("x", "y", "z")
 MOST_IN_YZ = 65535  # blocks along the second and third axis of a grid, on every capability
 
 
-def apart(kernel: Kernel) -> list[Kernel]:
-    """A kernel for each nest over blocks where several statements follow each other, and for what is between them."""
-    groups: list[list[Stmt]] = []
-    for s in kernel.body:
-        if is_bound(s, "blocks") or not groups or is_bound(groups[-1][0], "blocks"):
-            groups.append([])
-        groups[-1].append(s)
-    if len(groups) < 2 or any(_scalars(a) & _used(b) for n, a in enumerate(groups) for b in groups[n + 1 :]):
-        return [kernel]
-    out = []
-    for n, group in enumerate(groups):
-        body = tuple(group)
-        used = tile.buffers(body)
-        params = tuple(p for p in kernel.params if p.name in used)
-        changed = {x.buffer for x in _nodes(body) if isinstance(x, Store)}
-        changed |= {x.target.buffer for x in _nodes(body) if isinstance(x, tile.Copy)}
-        writes = tuple(w for w in kernel.writes if w in changed)
-        out.append(kernel.replace(name=f"{kernel.name}_{n}", params=params, writes=writes, body=body))
-    return out
-
-
-def _nodes(body: Iterable[Stmt]) -> Iterator[Node]:
-    return (n for s in body for n in s.walk())
-
-
-def _scalars(body: Iterable[Stmt]) -> set[str]:
-    return {s.name for s in body if isinstance(s, Let | Init)}
-
-
-def _used(body: Iterable[Stmt]) -> set[str]:
-    return {n.name for n in _nodes(body) if isinstance(n, Var | Accum)}
-
-
-def is_bound(s: Stmt, level: str) -> bool:
-    return isinstance(s, tile.For) and s.bind.level == level
-
-
-def grid(low: Lowering, axes: list[tile.For], scope: Scope) -> tuple[tuple[Expr, ...], Body]:
+def grid(state: Emission, axes: list[tile.For], scope: Scope) -> tuple[tuple[Expr, ...], Body]:
     """The extents of the grid, innermost first, and where a block is in it."""
-    extents = [low.value(f.extent, scope) for f in axes]
+    extents = [lowered(state, f.extent, scope) for f in axes]
     wide = [e for e in extents[:-1] if not isinstance(e, Const) or int(e.value) > MOST_IN_YZ]
     start: Body = []
     places: list[Expr] = [k.Builtin(f"block.{a}") for a in AXES[: len(axes)]]
     shape = tuple(reversed(extents))
     if wide or len(axes) > len(AXES):
-        flat = Var(low.fresh("block"))
+        flat = Var(state.fresh("block"))
         start.append(k.Declare(flat.name, places[0] if places else k.Builtin("block.x")))
         total: Expr = const(1)
         places, shape = [], ()
@@ -76,23 +33,7 @@ def grid(low: Lowering, axes: list[tile.For], scope: Scope) -> tuple[tuple[Expr,
             total = total * e
         shape = (total,)
     for f, e, place in zip(reversed(axes), reversed(extents), places, strict=True):
-        var = low.fresh(f.var)
+        var = state.fresh(f.var)
         scope.values[f.var], scope.ranges[var] = Var(var), extent_range(e)
         start.append(k.Declare(var, place))
     return shape or (const(1),), start
-
-
-def block_size(kernel: Kernel) -> int:
-    """Threads of a block: what the loops over lanes, warps and columns ask for."""
-    most = WARP
-    for s in kernel.body:
-        for n in s.walk():
-            match n:
-                case tile.For(bind=tile.Bind("lanes", args)):
-                    most = max(most, dict(args).get("threads", WARP))
-                case tile.For(bind=tile.Bind("columns", args)):
-                    most = max(most, WARP * dict(args).get("warps", 1))
-                case tile.For(extent=extent, bind=tile.Bind("warps")):
-                    high = value_range(extent, {})[1]
-                    most = max(most, WARP * (high or 1))
-    return most

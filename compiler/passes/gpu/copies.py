@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from compiler.analysis import access
 from compiler.ir import kernel as k
@@ -17,11 +16,10 @@ from compiler.ir.expr import Const, Expr, Var, both, const, op, select
 from compiler.ir.index import simplify
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import mma, tma
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import array_of, lowered, offset_in
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.vectors import divides
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
 
 Body = list[k.Stmt]
 
@@ -41,41 +39,41 @@ class _Piece:
     left: Expr  # elements from its beginning to the end of the source's rows
 
 
-def copy(low: Lowering, s: tile.Copy, scope: Scope, waits: bool = True) -> Body:
+def copy(state: Emission, s: tile.Copy, scope: Scope, waits: bool = True) -> Body:
     """A copy where it stands; an asynchronous one `waits` for its bytes, unless it joins a group that comes next."""
-    if s.target.buffer in low.fragments:
-        return mma.load_fragment(low, s, scope)
+    if s.target.buffer in state.facts.fragments:
+        return mma.load_fragment(state, s, scope)
     if s.how == "tma":
-        if not low.specialised:
-            raise ValueError(f"kernel {low.source.name}: a tensor copy stands in no kernel with producers")
-        return tma.waited(low, s, scope) if s.target.buffer in low.shared else tma.store(low, s, scope)
-    made = pieces(low, s, scope)
+        if not state.facts.specialised:
+            raise ValueError(f"kernel {state.facts.name}: a tensor copy stands in no kernel with producers")
+        return tma.waited(state, s, scope) if s.target.buffer in state.shared else tma.store(state, s, scope)
+    made = pieces(state, s, scope)
     if s.how == "cp.async" and waits:
         made += [k.Call("mlc_cp_async_commit", (), ()), k.Call("mlc_cp_async_wait", (0,), ())]
     return made
 
 
-def pieces(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
+def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     """The loop over the pieces of a copy that each thread moves."""
     if s.how not in ("plain", "cp.async"):
-        raise ValueError(f"kernel {low.source.name}: a {s.how} copy to {s.target.buffer} outside of its place")
+        raise ValueError(f"kernel {state.facts.name}: a {s.how} copy to {s.target.buffer} outside of its place")
     lengths = tile.extents(s.target) or [1]
     size = scope.buffers[s.source.buffer].dtype.bytes
-    width = _width(low, s, scope, math.gcd(*(x[-1] for x in (lengths, tile.extents(s.source)) if x)), size)
+    width = _width(state, s, scope, math.gcd(*(x[-1] for x in (lengths, tile.extents(s.source)) if x)), size)
     if s.how == "cp.async" and width * size < 4:
         raise ValueError(
-            f"kernel {low.source.name}: copies to {s.target.buffer} cannot be asynchronous: {s.source.buffer} is known "
-            f"to be aligned to {width * size} bytes only, cp.async moves 4, 8 or 16"
+            f"kernel {state.facts.name}: copies to {s.target.buffer} cannot be asynchronous: {s.source.buffer} is "
+            f"known to be aligned to {width * size} bytes only, cp.async moves 4, 8 or 16"
         )
     count = math.prod(lengths) // width
-    rounds = -(-count // low.threads)
+    rounds = -(-count // scope.role.threads)
     inner = scope.inner(level="thread")
-    turn = Var(low.fresh("turn"))
+    turn = Var(state.fresh("turn"))
     inner.ranges[turn.name] = (0, rounds - 1)
-    me = low.once("thread", THREAD, low.threads)
-    number = me + turn * low.threads if rounds > 1 else me
-    body = _move(low, s, _piece(low, s, number, width, inner), width, inner)
-    if count % low.threads:
+    me = state.once("thread", THREAD, scope.role.threads)
+    number = me + turn * scope.role.threads if rounds > 1 else me
+    body = _move(state, s, _piece(state, s, number, width, inner), width, inner)
+    if count % scope.role.threads:
         inside = simplify(op("lt", number, const(count)), inner.ranges, index=True)
         body = [k.If(inside, tuple(body))]
     if rounds == 1:
@@ -83,25 +81,25 @@ def pieces(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
     return [k.For(turn.name, const(0), const(rounds), 1, tuple(body), "unroll" if rounds <= ROUNDS_UNROLLED else "")]
 
 
-def _width(low: Lowering, s: tile.Copy, scope: Scope, row: int, size: int) -> int:
+def _width(state: Emission, s: tile.Copy, scope: Scope, row: int, size: int) -> int:
     """Elements of a piece: a power of two that divides rows, and whose multiples both sides begin at."""
     width = max(1, WIDEST // size)
-    while width > 1 and not (row % width == 0 and all(_aligned(low, x, scope, width) for x in (s.target, s.source))):
+    while width > 1 and not (row % width == 0 and all(_aligned(state, x, scope, width) for x in (s.target, s.source))):
         width //= 2
     return width
 
 
-def _aligned(low: Lowering, s: tile.Slice, scope: Scope, width: int) -> bool:
+def _aligned(state: Emission, s: tile.Slice, scope: Scope, width: int) -> bool:
     """Rows of a slice lie together and begin at multiples of `width` elements."""
     tensor, axis = scope.buffers[s.buffer], _row(s)
     if axis is None or tensor.strides[axis] is not const(1) or (s.steps and s.steps[axis] > 1):
         return False
-    if s.buffer in low.shared and low.shared[s.buffer].width % width:
+    if s.buffer in state.shared and state.shared[s.buffer].width % width:
         return False
-    start = simplify(low.value(s.starts[axis], scope), scope.ranges, index=True)
+    start = simplify(lowered(state, s.starts[axis], scope), scope.ranges, index=True)
     several = (d for d, n in enumerate(tensor.shape) if d != axis and n is not const(1))
     rows = all(divides(tensor.strides[d], width) for d in several)
-    return rows and divides(start, width, low.multiples)
+    return rows and divides(start, width, state.multiples)
 
 
 def _row(s: tile.Slice) -> int | None:
@@ -110,17 +108,17 @@ def _row(s: tile.Slice) -> int | None:
     return axes[-1] if axes else None
 
 
-def _piece(low: Lowering, s: tile.Copy, number: Expr, width: int, scope: Scope) -> _Piece:
+def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, scope: Scope) -> _Piece:
     """Piece `number`, row by row."""
     places, insides = [], []
     index: tuple[Expr, ...] = ()
     for x in (s.target, s.source):
-        index = index_of(low, x, _local(x, number, width), scope)
-        insides.append(_inside(x.buffer, index, scope, low))
-        places.append(_place(low, x.buffer, index, scope))
+        index = index_of(state, x, _local(x, number, width), scope)
+        insides.append(_inside(x.buffer, index, scope, state))
+        places.append(_place(state, x.buffer, index, scope))
     axis = _row(s.source)
     end, last = (const(1), const(0)) if axis is None else (scope.buffers[s.source.buffer].shape[axis], index[axis])
-    left = simplify(low.value(end, scope) - last, scope.ranges, index=True)
+    left = simplify(lowered(state, end, scope) - last, scope.ranges, index=True)
     return _Piece(places[0], places[1], insides[0], insides[1], left)
 
 
@@ -139,46 +137,48 @@ def _local(s: tile.Slice, number: Expr, width: int) -> list[Expr]:
     return local
 
 
-def index_of(low: Lowering, s: tile.Slice, local: list[Expr], scope: Scope) -> tuple[Expr, ...]:
+def index_of(state: Emission, s: tile.Slice, local: list[Expr], scope: Scope) -> tuple[Expr, ...]:
     """The index of an element of a slice, from its place along the axes that the slice has."""
-    begun = s.replace(starts=tuple(low.value(e, scope) for e in s.starts))
+    begun = s.replace(starts=tuple(lowered(state, e, scope) for e in s.starts))
     return tuple(simplify(e, scope.ranges, index=True) for e in tile.element(begun, local))
 
 
-def _place(low: Lowering, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
-    if buffer in low.shared:
-        return low.offset(low.shared[buffer], index, scope)
+def _place(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
+    if buffer in state.shared:
+        return offset_in(state, state.shared[buffer], index, scope)
     return access.address(index, scope.buffers[buffer], scope.ranges)
 
 
-def _inside(buffer: str, index: tuple[Expr, ...], scope: Scope, low: Lowering) -> Expr:
+def _inside(buffer: str, index: tuple[Expr, ...], scope: Scope, state: Emission) -> Expr:
     """Whether the first element of a piece is within its buffer."""
-    if buffer in low.shared:
+    if buffer in state.shared:
         return op("eq", const(0), const(0))
     shape = scope.buffers[buffer].shape
     checks = [op("ge", i, const(0)) for i in index]
-    checks += [op("lt", i, low.value(n, scope)) for i, n in zip(index, shape, strict=True)]
+    checks += [op("lt", i, lowered(state, n, scope)) for i, n in zip(index, shape, strict=True)]
     return both(*(simplify(c, scope.ranges, index=True) for c in checks))
 
 
-def _move(low: Lowering, s: tile.Copy, piece: _Piece, width: int, scope: Scope) -> Body:
+def _move(state: Emission, s: tile.Copy, piece: _Piece, width: int, scope: Scope) -> Body:
     tensor = scope.buffers[s.source.buffer]
-    whole = s.source.buffer in low.shared or divides(low.value(_long(s.source, tensor), scope), width)
+    whole = s.source.buffer in state.shared or divides(lowered(state, _long(s.source, tensor), scope), width)
     if s.how == "cp.async":
-        return _asynchronous(low, s, piece, width, whole, tensor.dtype.bytes)
+        return _asynchronous(state, s, piece, width, whole, tensor.dtype.bytes)
     target = scope.buffers[s.target.buffer]
-    if not whole or not (s.target.buffer in low.shared or divides(low.value(_long(s.target, target), scope), width)):
+    if not whole or not (
+        s.target.buffer in state.shared or divides(lowered(state, _long(s.target, target), scope), width)
+    ):
         raise ValueError(
-            f"kernel {low.source.name}: rows of {s.source.buffer} or {s.target.buffer} do not end where a piece of "
+            f"kernel {state.facts.name}: rows of {s.source.buffer} or {s.target.buffer} do not end where a piece of "
             f"{width} elements of the copy does"
         )
-    near = low.fresh(f"{s.source.buffer}_near")
+    near = state.fresh(f"{s.source.buffer}_near")
     zero = Const(0.0, tensor.dtype) if tensor.dtype in STORAGE_ONLY else const(0, tensor.dtype)
-    i = Var(low.fresh("n"))
+    i = Var(state.fresh("n"))
     blank = k.For(i.name, const(0), const(width), 1, (k.Store(near, i, zero),), "unroll")
-    held, source = k.Address(near, const(0)), k.Address(low.array(s.source.buffer), piece.source)
+    held, source = k.Address(near, const(0)), k.Address(array_of(state, s.source.buffer), piece.source)
     load = k.Call("mlc_load", (width,), (held, source), (near,))
-    to = k.Address(low.array(s.target.buffer), piece.target)
+    to = k.Address(array_of(state, s.target.buffer), piece.target)
     store = k.Call("mlc_store", (width,), (to, held), (to.buffer,))
     made: Body = [k.Array(near, tensor.dtype, width, "local", 16)]
     made.append(load if isinstance(piece.inside_source, Const) else k.If(piece.inside_source, (load,), (blank,)))
@@ -192,8 +192,8 @@ def _long(s: tile.Slice, tensor: Tensor) -> Expr:
     return const(1) if axis is None else tensor.shape[axis]
 
 
-def _asynchronous(low: Lowering, s: tile.Copy, piece: _Piece, width: int, whole: bool, size: int) -> Body:
-    target, source = low.array(s.target.buffer), low.array(s.source.buffer)
+def _asynchronous(state: Emission, s: tile.Copy, piece: _Piece, width: int, whole: bool, size: int) -> Body:
+    target, source = array_of(state, s.target.buffer), array_of(state, s.source.buffer)
     bytes_ = width * size
     template = (bytes_, LINE) if bytes_ == WIDEST else (bytes_,)
     addresses = (k.Address(target, piece.target), k.Address(source, piece.source))

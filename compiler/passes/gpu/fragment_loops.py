@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
@@ -12,41 +11,41 @@ from compiler.ir.index import simplify
 from compiler.ir.statement import Let, Stmt, Store
 from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import fragments, mma
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.fragments import WARP, Digit, Fragment
 from compiler.passes.gpu.lanes import accumulated, wide
 from compiler.passes.gpu.scope import Part, Scope
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
+from compiler.passes.gpu.sequences import sequence
 
 Body = list[k.Stmt]
 
 
-def fragment_of(low: Lowering, f: tile.For) -> Fragment | None:
+def fragment_of(state: Emission, f: tile.For) -> Fragment | None:
     """How a loop over lanes goes over registers; None where none of its tiles is a fragment."""
     below = tuple(n for b in f.body for n in b.walk() if isinstance(n, tile.For) and n.bind.level == "lanes")
-    tensors = {n: low.tiles[n] for n in low.fragments if n in low.tiles}
-    return fragments.of_nest(fragments.Nest(f, below), tensors, low.fragments)
+    tensors = {n: state.facts.tiles[n] for n in state.facts.fragments if n in state.facts.tiles}
+    return fragments.of_nest(fragments.Nest(f, below), tensors, state.facts.fragments)
 
 
-def over_rows(low: Lowering, f: tile.For, fragment: Fragment, scope: Scope) -> Body:
+def over_rows(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body:
     """The loop over rows of fragments: what stands in it outside of loops over columns, all threads of a row do."""
     if static(f.extent, f"the extent of {f.var}") != fragment.shape[0] or f.kind != "parallel":
         raise ValueError(
-            f"kernel {low.source.name}: {f.var} goes over {f.extent} rows of fragments of {fragment.shape}, or reduces"
+            f"kernel {state.facts.name}: {f.var} goes over {f.extent} rows of fragments of {fragment.shape}, or reduces"
         )
-    start, _ = low.origin(fragment)
+    start, _ = state.origin(fragment)
     inner = scope.inner(level="thread")
     digits = [d for d in fragment.registers if d.row]
     if _stores_down(f, scope) and digits:
-        return _down(low, f, fragment, inner)
-    variables, offset = _variables(low, digits, [d.row for d in digits], inner, "row")
+        return _down(state, f, fragment, inner)
+    variables, offset = _variables(state, digits, [d.row for d in digits], inner, "row")
     inner.values[f.var] = simplify(start + offset, inner.ranges, index=True)
     inner.part = Part(fragment, f.var, offset)
-    return _loops(variables, digits, low.sequence(f.body, inner))
+    return _loops(variables, digits, sequence(state, f.body, inner))
 
 
-def through_matrices(low: Lowering, f: tile.For, fragment: Fragment, scope: Scope) -> Body | None:
+def through_matrices(state: Emission, f: tile.For, fragment: Fragment, scope: Scope) -> Body | None:
     """A loop that only computes a tile of 16-bit elements in shared memory, by stmatrix; None for another."""
     match f.body:
         case (
@@ -55,49 +54,49 @@ def through_matrices(low: Lowering, f: tile.For, fragment: Fragment, scope: Scop
             values = [x for x in before if isinstance(x, Let)]
         case _:
             return None
-    held = low.shared.get(s.buffer)
+    held = state.shared.get(s.buffer)
     if held is None or held.tensor.dtype.bytes != 2 or s.index != (Var(f.var), Var(columns.var)):
         return None
     how = mma.matrices(fragment, held.tensor.dtype)
     loaded = [x for value in (*values, s) for x in loads(value)]
-    wide = any(len(x.index) > 1 and x.buffer not in low.fragments for x in loaded) or len(values) < len(before)
-    if "stmatrix" not in low.target.features or how is None or how[0] or wide or held.shape != fragment.shape:
+    wide = any(len(x.index) > 1 and x.buffer not in state.facts.fragments for x in loaded) or len(values) < len(before)
+    if "stmatrix" not in state.facts.target.features or how is None or how[0] or wide or held.shape != fragment.shape:
         return None
-    return _matrices_stored(low, (f.var, columns.var), tuple(values), s, fragment, how[1], scope)
+    return _matrices_stored(state, (f.var, columns.var), tuple(values), s, fragment, how[1], scope)
 
 
 def _matrices_stored(
-    low: Lowering, axes: tuple[str, str], values: tuple[Stmt, ...], s: Store, fragment: Fragment, digits: list[Digit],
+    state: Emission, axes: tuple[str, str], values: tuple[Stmt, ...], s: Store, fragment: Fragment, digits: list[Digit],
     scope: Scope,
 ) -> Body:  # fmt: skip
     """As many registers as an instruction takes are computed, then stored; what is stored is made of `values`."""
-    dtype = low.tiles[s.buffer].dtype
+    dtype = state.facts.tiles[s.buffer].dtype
     count, matrix, rest = mma.first(digits)
     pack = fragment.registers[0]
     inner = scope.inner(level="thread")
     parts = [Digit(pack.extent, pack.row, pack.column), *matrix]
-    own, others = ([Var(low.fresh("part")) for _ in some] for some in (parts, rest))
+    own, others = ([Var(state.fresh("part")) for _ in some] for some in (parts, rest))
     for d, var in zip((*parts, *rest), (*own, *others), strict=True):
         inner.ranges[var.name] = (0, d.extent - 1)
-    row, column = mma.rows_by_lanes(low, fragment, matrix, count)
+    row, column = mma.rows_by_lanes(state, fragment, matrix, count)
     down: Expr = const(0)
     across: Expr = const(0)
     for d, var in zip(rest, others, strict=True):
         down, across = down + var * d.row, across + var * d.column
     whole = tile.Slice(s.buffer, (const(0), const(0)), fragment.shape)
-    to = mma.address(low, whole, row + down, column + across, inner)
+    to = mma.address(state, whole, row + down, column + across, inner)
     register: Expr = const(0)
     weight = 1
     for d, var in zip(parts, own, strict=True):
         down, across = down + var * d.row, across + var * d.column
         register, weight = register + var * weight, weight * d.extent
-    start = low.origin(fragment)
+    start = state.origin(fragment)
     inner.part = Part(fragment, axes[0], down, axes[1], across)
     inner.values[axes[0]] = simplify(start[0] + down, inner.ranges, index=True)
     inner.values[axes[1]] = simplify(start[1] + across, inner.ranges, index=True)
-    near = low.fresh(f"{s.buffer}_near")
-    made = low.sequence(values, inner)
-    made = _loops(list(own), parts, [*made, k.Store(near, register, low.value(s.value, inner))])
+    near = state.fresh(f"{s.buffer}_near")
+    made = sequence(state, values, inner)
+    made = _loops(list(own), parts, [*made, k.Store(near, register, lowered(state, s.value, inner))])
     call = k.Call("mlc_stmatrix", (count,), (to, k.Address(near, const(0))), (to.buffer,))
     return _loops(list(others), rest, [k.Array(near, dtype, weight, "local", 16), *made, call])
 
@@ -118,23 +117,23 @@ def _nearest(s: Store, scope: Scope) -> int:
     return memory_order(held)[-1] if held is not None and len(held.shape) == len(s.index) else -1
 
 
-def _down(low: Lowering, f: tile.For, fragment: Fragment, inner: Scope) -> Body:
+def _down(state: Emission, f: tile.For, fragment: Fragment, inner: Scope) -> Body:
     """Such a loop with columns outside, so that neighbours below each other are stored at once."""
     columns = f.body[0]
     assert isinstance(columns, tile.For)
     if static(columns.extent, f"the extent of {columns.var}") != fragment.shape[1]:
-        raise ValueError(f"kernel {low.source.name}: {columns.var} goes over fragments of {fragment.shape[1]} columns")
-    row, column = low.origin(fragment)
+        raise ValueError(f"kernel {state.facts.name}: {columns.var} goes over fragments of {fragment.shape[1]} columns")
+    row, column = state.origin(fragment)
     across = [d for d in fragment.registers if d.column]
-    variables, aside = _variables(low, across, [d.column for d in across], inner, "column")
+    variables, aside = _variables(state, across, [d.column for d in across], inner, "column")
     count, rest = _neighbours([d for d in fragment.registers if d.row], [d.row for d in fragment.registers if d.row])
-    others, down = _variables(low, rest, [d.row for d in rest], inner, "row")
-    lane = Var(low.fresh("row"))
+    others, down = _variables(state, rest, [d.row for d in rest], inner, "row")
+    lane = Var(state.fresh("row"))
     inner.ranges[lane.name] = (0, count - 1)
     inner.values[f.var] = simplify(row + down + lane, inner.ranges, index=True)
     inner.values[columns.var] = simplify(column + aside, inner.ranges, index=True)
     inner.part = Part(fragment, f.var, down + lane, columns.var, aside)
-    made = wide(low, columns.body, inner, lane, count)
+    made = wide(state, columns.body, inner, lane, count)
     return _loops(variables, across, _loops(others, rest, made))
 
 
@@ -147,59 +146,59 @@ def _neighbours(digits: list[Digit], steps: list[int]) -> tuple[int, list[Digit]
     return count, [d for d, _ in rest]
 
 
-def over_columns(low: Lowering, f: tile.For, scope: Scope) -> Body:
+def over_columns(state: Emission, f: tile.For, scope: Scope) -> Body:
     """The loop over columns; what it accumulates is combined over the threads of a row."""
     part = scope.part
     assert part is not None
     fragment = part.fragment
     if static(f.extent, f"the extent of {f.var}") != fragment.shape[1]:
-        raise ValueError(f"kernel {low.source.name}: {f.var} goes over fragments of {fragment.shape[1]} columns")
+        raise ValueError(f"kernel {state.facts.name}: {f.var} goes over fragments of {fragment.shape[1]} columns")
     inner = scope.inner()
     outer = accumulated(f, scope)
     before: Body = []
     for name, how in outer.items():
         total = scope.values[name]
-        made = low.fresh(f"{name}_part")
+        made = state.fresh(f"{name}_part")
         before.append(k.Declare(made, identity(how, total.dtype)))
         inner.values[name] = Var(made, total.dtype)
-    body = _columns(low, f, fragment, part, inner)
+    body = _columns(state, f, fragment, part, inner)
     after: Body = []
     for name, how in outer.items():
         total, mine = scope.values[name], inner.values[name]
         assert isinstance(total, Var)
-        together = k.Together(how, mine, _sharers(low, fragment)) if _sharers(low, fragment) > 1 else mine
+        together = k.Together(how, mine, _sharers(state, fragment)) if _sharers(state, fragment) > 1 else mine
         after.append(k.Assign(total.name, op(COMBINE[how], total, together)))
     return [*before, *body, *after]
 
 
-def _columns(low: Lowering, f: tile.For, fragment: Fragment, part: Part, inner: Scope) -> Body:
-    _, start = low.origin(fragment)
+def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner: Scope) -> Body:
+    _, start = state.origin(fragment)
     digits = [d for d in fragment.registers if d.column]
     count, rest = _neighbours(digits, [d.column for d in digits])
-    variables, offset = _variables(low, rest, [d.column for d in rest], inner, "column")
-    lane = Var(low.fresh("column"))
+    variables, offset = _variables(state, rest, [d.column for d in rest], inner, "column")
+    lane = Var(state.fresh("column"))
     inner.ranges[lane.name] = (0, count - 1)
     at = offset + lane if count > 1 else offset
     inner.values[f.var] = simplify(start + at, inner.ranges, index=True)
     inner.part = Part(fragment, part.rows, part.row, f.var, at)
-    made = wide(low, f.body, inner, lane, count) if count > 1 else low.sequence(f.body, inner)
+    made = wide(state, f.body, inner, lane, count) if count > 1 else sequence(state, f.body, inner)
     return _loops(variables, rest, made)
 
 
-def only_one(low: Lowering, fragment: Fragment) -> Expr:
+def only_one(state: Emission, fragment: Fragment) -> Expr:
     """Holds in one of the threads that have the same rows."""
     conditions: list[Expr] = []
     weight = 1
     for d in fragment.threads:
         if not d.row:
-            number, by = (low.lane(), weight) if weight < WARP else (low.warp(), weight // WARP)
-            digit = simplify(number // by % d.extent, low.known, index=True)
+            number, by = (state.lane(), weight) if weight < WARP else (state.warp(), weight // WARP)
+            digit = simplify(number // by % d.extent, state.known, index=True)
             conditions.append(op("eq", digit, const(0)))
         weight *= d.extent
     return both(*conditions)
 
 
-def _sharers(low: Lowering, fragment: Fragment) -> int:
+def _sharers(state: Emission, fragment: Fragment) -> int:
     """How many neighbouring threads hold one row together; raises ValueError where they are not neighbours."""
     count = 1
     for d in fragment.threads:
@@ -207,18 +206,18 @@ def _sharers(low: Lowering, fragment: Fragment) -> int:
             break
         count *= d.extent
     if math.prod(d.extent for d in fragment.threads if d.column) != count or count > WARP:
-        raise ValueError(f"kernel {low.source.name}: a row of a fragment is spread over several warps and reduced")
+        raise ValueError(f"kernel {state.facts.name}: a row of a fragment is spread over several warps and reduced")
     return count
 
 
 def _variables(
-    low: Lowering, digits: list[Digit], steps: list[int], scope: Scope, stem: str
+    state: Emission, digits: list[Digit], steps: list[int], scope: Scope, stem: str
 ) -> tuple[list[Expr], Expr]:
     """A variable for each digit, and how far they go together."""
     made: list[Expr] = []
     offset: Expr = const(0)
     for d, step in zip(digits, steps, strict=True):
-        var = Var(low.fresh(stem)) if d.extent > 1 else const(0)
+        var = Var(state.fresh(stem)) if d.extent > 1 else const(0)
         if isinstance(var, Var):
             scope.ranges[var.name] = (0, d.extent - 1)
         made.append(var)

@@ -7,7 +7,7 @@ repeats that, and warps of a block divide it among them as a grid. Tiles that lo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from compiler.ir import tile
@@ -275,12 +275,12 @@ def nests(kernel: Kernel) -> list[Nest]:
     return out
 
 
-def used(nest: Nest, tensors: dict[str, Tensor]) -> dict[str, tuple[Expr, ...]]:
+def used(nest: Nest, tensors: Mapping[str, Tensor]) -> dict[str, tuple[Expr, ...]]:
     """Tiles that a nest touches, each with one of its indices."""
     return {n.buffer: n.index for n in nest.outer.walk() if isinstance(n, Load | Store) and n.buffer in tensors}
 
 
-def of_nest(nest: Nest, tensors: dict[str, Tensor], found: dict[str, Fragment]) -> Fragment | None:
+def of_nest(nest: Nest, tensors: Mapping[str, Tensor], found: Mapping[str, Fragment]) -> Fragment | None:
     """How a nest goes over the registers: as its accumulator lies, or another of its tiles."""
     touched = used(nest, tensors)
     known = [found[name] for name in touched if name in found]

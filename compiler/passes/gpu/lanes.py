@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from compiler.analysis.argmax import extreme, sought
 from compiler.ir import kernel as k
@@ -11,12 +10,11 @@ from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, loads, op, static, substitute
 from compiler.ir.index import range_below, simplify
 from compiler.ir.statement import Accum, If, Init, Stmt, Store
-from compiler.passes.gpu import groups
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import apart, array_of, elsewhere, is_global, lowered, place_of, thread_of
 from compiler.passes.gpu.scope import WARP, Lanes, Scope, Spread
+from compiler.passes.gpu.sequences import sequence
 from compiler.passes.gpu.vectors import Neighbours, divides, neighbours, uniform
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
 
 Body = list[k.Stmt]
 
@@ -27,36 +25,36 @@ ROUNDS_GATHERED = 8  # of one that brings narrow elements from anywhere
 WIDEST = 16  # bytes that one instruction moves
 
 
-def spread_of(low: Lowering, f: tile.For, scope: Scope) -> Spread:
+def spread_of(state: Emission, f: tile.For, scope: Scope) -> Spread:
     """How the iterations of a loop go to threads; raises ValueError where those are not the ones that are there."""
     given = dict(f.bind.args)
-    here = {"warp": WARP, "column": low.threads // WARP}.get(scope.level, low.threads)
+    here = {"warp": WARP, "column": scope.role.threads // WARP}.get(scope.level, scope.role.threads)
     threads = given.get("threads", here)
     if threads != here:
         raise ValueError(
-            f"kernel {low.source.name}: {f.var} is spread over {threads} threads, of which a {scope.level} has others"
+            f"kernel {state.facts.name}: {f.var} is spread over {threads} threads, of which a {scope.level} has others"
         )
     vector = given.get("vector", 1)
-    return Spread(f.extent, threads, vector if divides(low.value(f.extent, scope), vector) else 1)
+    return Spread(f.extent, threads, vector if divides(lowered(state, f.extent, scope), vector) else 1)
 
 
-def over_lanes(low: Lowering, f: tile.For, scope: Scope) -> Body:
+def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
     """Each thread takes its share of the iterations; what they accumulate, all threads combine."""
     if f.extent is const(0):
         return []
     flat = _flattened(f)
     if flat is not None:
-        return over_lanes(low, flat, scope)
-    spread = spread_of(low, f, scope)
+        return over_lanes(state, flat, scope)
+    spread = spread_of(state, f, scope)
     outer = accumulated(f, scope)
     inner = scope.inner(level="thread")
     before: Body = []
     for name, how in outer.items():
         total = scope.values[name]
-        part = low.fresh(f"{name}_part")
+        part = state.fresh(f"{name}_part")
         before.append(k.Declare(part, identity(how, total.dtype)))
         inner.values[name] = Var(part, total.dtype)
-    body = _rounds(low, f, spread, inner, scope)
+    body = _rounds(state, f, spread, inner, scope)
     for known, how_spread, own in scope.extremes:
         none = sought(known, f.var, f.body) if how_spread == spread else None
         if none is not None:
@@ -74,13 +72,13 @@ def over_lanes(low: Lowering, f: tile.For, scope: Scope) -> Body:
         total, part_var = scope.values[name], inner.values[name]
         assert isinstance(total, Var)
         if scope.level == "column":
-            low.hazards.clear()
-            scratch = low.scratch_for(total.dtype, low.threads, low.threads)
+            state.hazards.clear()
+            scratch = state.scratch_for(total.dtype, scope.role.threads, scope.role.threads)
             together = k.Together(how, part_var, spread.threads, scratch, WARP)
         else:
             if spread.threads > WARP:
-                low.hazards.clear()
-            together = k.Together(how, part_var, spread.threads, low.scratch_for(total.dtype, spread.threads))
+                state.hazards.clear()
+            together = k.Together(how, part_var, spread.threads, state.scratch_for(total.dtype, spread.threads))
         after.append(k.Assign(total.name, op(COMBINE[how], total, together)))
     return [*before, *body, *after]
 
@@ -107,33 +105,33 @@ def _flattened(f: tile.For) -> tile.For | None:
     return tile.For(both.name, f.extent * inner.extent, f.kind, tile.Bind("lanes", args), body)
 
 
-def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Scope) -> Body:
+def _rounds(state: Emission, f: tile.For, spread: Spread, inner: Scope, scope: Scope) -> Body:
     """A thread goes through its share in rounds, `vector` neighbours in each; a few at a time are unrolled.
 
     What those load by wide accesses is asked for before any of it is used, so that many loads are under way at once.
     """
-    count = simplify(low.value(f.extent, scope) // spread.vector, scope.ranges, index=True)
+    count = simplify(lowered(state, f.extent, scope) // spread.vector, scope.ranges, index=True)
     kept = tile.buffers((f,)) & set(scope.registers or {})
     high = range_below(count, scope.ranges)[1]
     every = -(-(high + 1) // spread.threads) if high is not None else None
     if kept and every is None:
-        raise ValueError(f"kernel {low.source.name}: tiles in registers need known sizes: {sorted(kept)}")
-    room = min(WORDS_AHEAD, (low.kept or low.target.registers // low.threads) // 2)
+        raise ValueError(f"kernel {state.facts.name}: tiles in registers need known sizes: {sorted(kept)}")
+    room = min(WORDS_AHEAD, (scope.role.kept or state.facts.target.registers // scope.role.threads) // 2)
     size = max((scope.buffers[b].dtype.bytes for b in tile.buffers((f,)) if b in scope.buffers), default=4)
     few = every is not None and every <= ROUNDS_UNROLLED and every * spread.vector * size <= 4 * room
     whole = every is not None and (bool(kept) or few)
-    gathered = spread.vector == 1 and not whole and _gathers(low, f)
+    gathered = spread.vector == 1 and not whole and _gathers(state, f)
     rounds = every if whole and every is not None else ROUNDS_GATHERED if gathered else ROUNDS_AHEAD
-    me = low.thread(scope)
+    me = thread_of(scope)
     stem = f.var.replace(" ", "_")
-    number = Var(low.fresh(stem if spread.vector == 1 else f"{stem}_vector"))
+    number = Var(state.fresh(stem if spread.vector == 1 else f"{stem}_vector"))
     inner.ranges[number.name] = (0, high)
-    turn = Var(low.fresh("turn"))
+    turn = Var(state.fresh("turn"))
     inner.ranges[turn.name] = (0, rounds - 1)
-    share = _share(low, f, spread, inner, number, turn if rounds > 1 else const(0), rounds)
+    share = _share(state, f, spread, inner, number, turn if rounds > 1 else const(0), rounds)
     if not whole and not share.loads and not gathered:
         return [k.For(number.name, me, count, spread.threads, tuple(share.rest))]
-    base: Expr = const(0) if whole else Var(low.fresh(f"{stem}_base"))
+    base: Expr = const(0) if whole else Var(state.fresh(f"{stem}_base"))
     place = base + turn * spread.threads + me if rounds > 1 else base + me
     step = rounds * spread.threads
     exact = isinstance(count, Const) and int(count.value) % step == 0
@@ -154,11 +152,11 @@ def _rounds(low: Lowering, f: tile.For, spread: Spread, inner: Scope, scope: Sco
     return body if not isinstance(base, Var) else [k.For(base.name, const(0), count, step, tuple(body), "rolled")]
 
 
-def _gathers(low: Lowering, f: tile.For) -> bool:
+def _gathers(state: Emission, f: tile.For) -> bool:
     """A loop that brings elements from global memory to shared memory one by one: several are asked for together."""
     match f.body:
         case (Store(buffer, _, value, "set"),):
-            return buffer in low.shared and any(low.is_parameter(n.buffer) for n in loads(value))
+            return buffer in state.shared and any(is_global(state, n.buffer) for n in loads(value))
     return False
 
 
@@ -172,58 +170,63 @@ class Share:
     words: int = 0
 
 
-def _share(low: Lowering, f: tile.For, spread: Spread, inner: Scope, number: Var, turn: Expr, rounds: int) -> Share:
+def _share(state: Emission, f: tile.For, spread: Spread, inner: Scope, number: Var, turn: Expr, rounds: int) -> Share:
     slot = turn * spread.vector
     if spread.vector == 1:
         inner.values[f.var] = number
         inner.lanes = Lanes(f.var, spread, slot)
-        return Share([], [], low.sequence(f.body, inner))
-    lane = Var(low.fresh("n"))
+        return Share([], [], sequence(state, f.body, inner))
+    lane = Var(state.fresh("n"))
     inner.ranges[lane.name] = (0, spread.vector - 1)
     inner.values[f.var] = number * spread.vector + lane
     inner.lanes = Lanes(f.var, spread, slot + lane)
-    return share_of(low, f.body, inner, lane, spread.vector, slot, rounds)
+    return share_of(state, f.body, inner, lane, spread.vector, slot, rounds)
 
 
-def by_vector(low: Lowering, f: tile.For, scope: Scope, vector: int) -> Body:
+def by_vector(state: Emission, f: tile.For, scope: Scope, vector: int) -> Body:
     """A loop of one thread over neighbours, all at once."""
     if f.extent is const(0):
         return []
-    lane = Var(low.fresh(f.var))
+    lane = Var(state.fresh(f.var))
     inner = scope.inner()
     inner.values[f.var], inner.ranges[lane.name] = lane, (0, vector - 1)
-    return wide(low, f.body, inner, lane, vector)
+    return wide(state, f.body, inner, lane, vector)
 
 
-def wide(low: Lowering, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int) -> Body:
+def wide(state: Emission, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int) -> Body:
     """A body for neighbours in a row, behind the guards that they have in common."""
     match body:
         case (If(cond, inner),):
-            alike = uniform(low.value(cond, scope), lane, vector, scope.multiples)
+            alike = uniform(lowered(state, cond, scope), lane, vector, scope.multiples)
             if isinstance(alike, Const):
-                return wide(low, inner, scope, lane, vector) if alike.value else []
+                return wide(state, inner, scope, lane, vector) if alike.value else []
             if alike is not None:
-                return [k.If(alike, tuple(wide(low, inner, scope, lane, vector)))]
-            return [k.For(lane.name, const(0), const(vector), 1, tuple(low.sequence(body, scope)), "unroll")]
-    return vector_loop(low, body, scope, lane, vector)
+                return [k.If(alike, tuple(wide(state, inner, scope, lane, vector)))]
+            return [k.For(lane.name, const(0), const(vector), 1, tuple(sequence(state, body, scope)), "unroll")]
+    return vector_loop(state, body, scope, lane, vector)
 
 
-def vector_loop(low: Lowering, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int) -> Body:
+def vector_loop(state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int) -> Body:
     """A body for `lane` = 0 .. vector - 1, with what neighbours load and store moved at once."""
-    share = share_of(low, body, inner, lane, vector, const(0), 1)
+    share = share_of(state, body, inner, lane, vector, const(0), 1)
     return [*share.arrays, *share.loads, *share.rest]
 
 
 def share_of(
-    low: Lowering, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int, slot: Expr, rounds: int
+    state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int, slot: Expr, rounds: int
 ) -> Share:
     """`vector_loop` as one of several `rounds`: arrays have room for all, and this one's begins at `slot`."""
     inner.values["neighbour"] = lane
     # Sizes known to be multiples of the vector make addresses so.
     found = neighbours(
-        body, inner, lane, vector, lambda b, i: low.at(b, i, inner)[1], lambda cond: low.value(cond, inner)
+        body,
+        inner,
+        lane,
+        vector,
+        lambda b, i: place_of(state, b, i, inner)[1],
+        lambda cond: lowered(state, cond, inner),
     )
-    row = _row(low, body, found, inner, lane, vector)
+    row = _row(state, body, found, inner, lane, vector)
     if row is not None:
         return row
     arrays: Body = []
@@ -232,59 +235,59 @@ def share_of(
     after: Body = []
     inner.ready, inner.gathered = {}, {}
     for (buffer, flat), start in found.loads.items():
-        array, dtype = low.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
+        array, dtype = state.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
         arrays.append(k.Array(array, dtype, vector * rounds, "local", 16))
-        made = _loads(low, array, slot, buffer, start, vector * dtype.bytes, vector, inner)
+        made = _loads(state, array, slot, buffer, start, vector * dtype.bytes, vector, inner)
         guard = found.guards.get((buffer, flat))
         loads += made if guard is None else [k.If(guard, tuple(made))]
-        inner.ready[low.array(buffer), flat] = (array, slot + lane)
+        inner.ready[array_of(state, buffer), flat] = (array, slot + lane)
     for (buffer, flat), start in found.stores.items():
-        array, dtype = low.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
+        array, dtype = state.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
         before.append(k.Array(array, dtype, vector, "local", 16))
-        to, source = k.Address(low.array(buffer), start), k.Address(array, const(0))
-        after += _stores(low, to, source, buffer, vector * dtype.bytes, vector)
+        to, source = k.Address(array_of(state, buffer), start), k.Address(array, const(0))
+        after += _stores(state, to, source, buffer, vector * dtype.bytes, vector)
         inner.gathered[buffer] = (array, flat)
-    made = low.sequence(body, inner)
+    made = sequence(state, body, inner)
     rest = [*before, k.For(lane.name, const(0), const(vector), 1, tuple(made), "unroll"), *after]
     words = sum(-(-vector * inner.buffers[b].dtype.bytes // 4) for b, _ in found.loads)
     return Share(arrays, loads, rest, words)
 
 
 def _row(
-    low: Lowering, body: tuple[Stmt, ...], found: Neighbours, inner: Scope, lane: Var, vector: int
+    state: Emission, body: tuple[Stmt, ...], found: Neighbours, inner: Scope, lane: Var, vector: int
 ) -> Share | None:
     """A copy into the thread's own part of a tile is a wide load of it."""
     match body:
         case (Store(to, index, Load(buffer, place, dtype), "set"),) if to in (inner.registers or {}):
-            array, at = low.at(to, index, inner)
-            flat = low.at(buffer, place, inner)[1]
+            array, at = place_of(state, to, index, inner)
+            flat = place_of(state, buffer, place, inner)[1]
             if inner.buffers[to].dtype is dtype and (buffer, flat) in found.loads:
                 first = substitute(at, {lane: const(0)})
                 start = found.loads[buffer, flat]
-                return Share([], _loads(low, array, first, buffer, start, vector * dtype.bytes, vector, inner), [])
+                return Share([], _loads(state, array, first, buffer, start, vector * dtype.bytes, vector, inner), [])
     return None
 
 
 def _loads(
-    low: Lowering, array: str, slot: Expr, buffer: str, start: Expr, size: int, vector: int, scope: Scope
+    state: Emission, array: str, slot: Expr, buffer: str, start: Expr, size: int, vector: int, scope: Scope
 ) -> Body:
     """Neighbours of `size` bytes into a thread's array."""
-    to, source = k.Address(array, slot), k.Address(low.array(buffer), start)
-    if groups.elsewhere(low, buffer):
-        return [k.Call("mlc_cluster_get", (vector,), (to, *groups.apart(low, source, scope)), (array,))]
-    if buffer not in low.streamed:
+    to, source = k.Address(array, slot), k.Address(array_of(state, buffer), start)
+    if elsewhere(state, buffer, scope):
+        return [k.Call("mlc_cluster_get", (vector,), (to, *apart(state, source, scope)), (array,))]
+    if buffer not in state.facts.streamed:
         return [k.Call("mlc_load", (vector,), (to, source), (array,))]
     return [
         k.Call("mlc_load_once", (n,), (to_n, from_n), (array,)) for n, to_n, from_n in _pieces(to, source, size, vector)
     ]
 
 
-def _stores(low: Lowering, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:
+def _stores(state: Emission, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:
     """Neighbours of `size` bytes out of a thread's array."""
-    if buffer in low.past:
+    if buffer in state.facts.past:
         pieces = _pieces(to, source, size, vector)
         return [k.Call("mlc_store_once", (n,), (to_n, from_n), (to.buffer,)) for n, to_n, from_n in pieces]
-    how = "mlc_store_global" if low.is_parameter(buffer) else "mlc_store"
+    how = "mlc_store_global" if is_global(state, buffer) else "mlc_store"
     return [k.Call(how, (vector,), (to, source), (to.buffer,))]
 
 
@@ -297,16 +300,16 @@ def _pieces(to: k.Address, source: k.Address, size: int, vector: int) -> list[tu
     ]
 
 
-def register_share(low: Lowering, s: tile.Alloc, scope: Scope, after: tuple[Stmt, ...]) -> Body:
+def register_share(state: Emission, s: tile.Alloc, scope: Scope, after: tuple[Stmt, ...]) -> Body:
     """A thread's share of a tile that the loops over lanes behind it spread."""
     tensor = s.tensor
     user = next((n for x in after for n in x.walk() if _is_user(n, tensor.name)), None)
     if user is None:
         return []
-    spread = spread_of(low, user, scope)
+    spread = spread_of(state, user, scope)
     rounds = -(-static(spread.extent) // (spread.threads * spread.vector))
     scope.registers = {**(scope.registers or {}), tensor.name: tensor.name}
-    low.spreads[tensor.name] = spread
+    scope.spreads = {**scope.spreads, tensor.name: spread}
     return [k.Array(tensor.name, tensor.dtype, rounds * spread.vector, "local", 16)]
 
 

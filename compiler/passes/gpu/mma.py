@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Const, Expr, Load, Var, const, static
 from compiler.ir.index import simplify
-from compiler.ir.statement import Stmt
 from compiler.passes.gpu import fragments, wgmma
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import lowered, offset_in
 from compiler.passes.gpu.fragments import WARP, Digit, Fragment
 from compiler.passes.gpu.repeats import repeats
 from compiler.passes.gpu.scope import Scope
 from compiler.targets.target import instruction
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
 
 Body = list[k.Stmt]
 
@@ -28,17 +25,17 @@ MOST_MATRICES = 4
 WIDEST = 16  # bytes that a thread loads at once
 
 
-def multiply(low: Lowering, s: tile.Mma, scope: Scope) -> Body:
+def multiply(state: Emission, s: tile.Mma, scope: Scope) -> Body:
     """acc += a . b, an instruction for each part of the accumulator that a warp has, all of them along k."""
-    row = instruction(low.target, s.instruction)
+    row = instruction(state.facts.target, s.instruction)
     if row.b_space == "shared":
-        return wgmma.multiply(low, s, row, scope)
-    acc, a, b = (low.fragments[x.buffer] for x in (s.acc, s.a, s.b))
+        return wgmma.multiply(state, s, row, scope)
+    acc, a, b = (state.facts.fragments[x.buffer] for x in (s.acc, s.a, s.b))
     inner = scope.inner()
-    all_of = repeats(low, s, row, inner)
+    all_of = repeats(state, s, row, inner)
 
     def operand(x: tile.Slice, axes: str, fragment: Fragment) -> k.Address:
-        starts = [low.value(e, scope) for e in x.starts]
+        starts = [lowered(state, e, scope) for e in x.starts]
         begin = fragments.register(fragment, starts[0], starts[1], inner.ranges)
         for axis in axes:
             begin = begin + all_of.at[axis] * fragment.stride(axis)
@@ -51,21 +48,23 @@ def multiply(low: Lowering, s: tile.Mma, scope: Scope) -> Body:
 # ---- operands
 
 
-def load_fragment(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
+def load_fragment(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     """A slice of a tile in shared memory as a fragment: by ldmatrix where that deals the elements out alike."""
-    fragment = low.fragments[s.target.buffer]
+    fragment = state.facts.fragments[s.target.buffer]
     array = (scope.registers or {})[s.target.buffer]
-    if s.source.buffer not in low.shared or any(not isinstance(e, Const) or e.value for e in s.target.starts):
-        raise ValueError(f"kernel {low.source.name}: fragment {s.target.buffer} is loaded whole, from shared memory")
-    shape = tuple(static(n) for n in low.tiles[s.target.buffer].shape)
+    if s.source.buffer not in state.shared or any(not isinstance(e, Const) or e.value for e in s.target.starts):
+        raise ValueError(f"kernel {state.facts.name}: fragment {s.target.buffer} is loaded whole, from shared memory")
+    shape = tuple(static(n) for n in state.facts.tiles[s.target.buffer].shape)
     if tuple(n for n in s.source.lengths if n) != shape:
-        raise ValueError(f"kernel {low.source.name}: fragment {s.target.buffer} of {shape} is loaded from a part of it")
-    dtype = low.tiles[s.target.buffer].dtype
+        raise ValueError(
+            f"kernel {state.facts.name}: fragment {s.target.buffer} of {shape} is loaded from a part of it"
+        )
+    dtype = state.facts.tiles[s.target.buffer].dtype
     how = matrices(fragment, dtype)
     if how is None:
-        return _by_lanes(low, s, fragment, array, scope)
+        return _by_lanes(state, s, fragment, array, scope)
     transposed, digits = how
-    return _by_matrices(low, s, fragment, array, transposed, digits, scope)
+    return _by_matrices(state, s, fragment, array, transposed, digits, scope)
 
 
 def matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | None:
@@ -92,33 +91,33 @@ def matrices(fragment: Fragment, dtype: DType) -> tuple[bool, list[Digit]] | Non
 
 
 def _by_matrices(
-    low: Lowering, s: tile.Copy, fragment: Fragment, array: str, transposed: bool, digits: list[Digit], scope: Scope
+    state: Emission, s: tile.Copy, fragment: Fragment, array: str, transposed: bool, digits: list[Digit], scope: Scope
 ) -> Body:
     """ldmatrix for up to four registers at a time."""
     count, matrix, rest = first(digits)
-    row, column = rows_by_lanes(low, fragment, matrix, count)
+    row, column = rows_by_lanes(state, fragment, matrix, count)
     inner = scope.inner()
     variables: list[tuple[Var, int]] = []
-    weight = count * WORD // low.tiles[s.target.buffer].dtype.bytes
+    weight = count * WORD // state.facts.tiles[s.target.buffer].dtype.bytes
     register: Expr = const(0)
     for d in rest:
-        var = Var(low.fresh("part"))
+        var = Var(state.fresh("part"))
         inner.ranges[var.name] = (0, d.extent - 1)
         row, column = row + var * d.row, column + var * d.column
         register, weight = register + var * weight, weight * d.extent
         variables.append((var, d.extent))
-    source = address(low, s.source, row, column, inner)
+    source = address(state, s.source, row, column, inner)
     function = "mlc_ldmatrix_transposed" if transposed else "mlc_ldmatrix"
     body: Body = [k.Call(function, (count,), (k.Address(array, register), source), (array,))]
     return _unrolled(variables, body)
 
 
-def rows_by_lanes(low: Lowering, fragment: Fragment, matrix: list[Digit], count: int) -> tuple[Expr, Expr]:
+def rows_by_lanes(state: Emission, fragment: Fragment, matrix: list[Digit], count: int) -> tuple[Expr, Expr]:
     """Where the row of a matrix begins whose address a lane passes: eight lanes for each of `count` matrices.
 
     Rows of a matrix are rows of the tile in memory, which run along the last axis.
     """
-    lane = low.lane()
+    lane = state.lane()
     row: Expr = lane % MATRIX
     column: Expr = const(0)
     number = lane // MATRIX % count
@@ -127,11 +126,11 @@ def rows_by_lanes(low: Lowering, fragment: Fragment, matrix: list[Digit], count:
         number = number // d.extent
     before = WARP
     for t in fragment.threads[2:]:
-        digit = low.warp() // (before // WARP) % t.extent
+        digit = state.warp() // (before // WARP) % t.extent
         row, column = row + digit * t.row, column + digit * t.column
         before *= t.extent
-    row = low.once("row", simplify(row, low.known, index=True), fragment.shape[0])
-    return row, low.once("column", simplify(column, low.known, index=True), fragment.shape[1])
+    row = state.once("row", simplify(row, state.known, index=True), fragment.shape[0])
+    return row, state.once("column", simplify(column, state.known, index=True), fragment.shape[1])
 
 
 def first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
@@ -150,91 +149,54 @@ def first(digits: list[Digit]) -> tuple[int, list[Digit], list[Digit]]:
     return count, taken, rest
 
 
-def _by_lanes(low: Lowering, s: tile.Copy, fragment: Fragment, array: str, scope: Scope) -> Body:
+def _by_lanes(state: Emission, s: tile.Copy, fragment: Fragment, array: str, scope: Scope) -> Body:
     """Each thread loads its own elements, neighbours in memory at once."""
-    row, column = low.origin(fragment)
+    row, column = state.origin(fragment)
     inner = scope.inner()
     variables: list[tuple[Var, int]] = []
     register: Expr = const(0)
     weight = count = 1
-    lane = Var(low.fresh("near"))
+    lane = Var(state.fresh("near"))
     for d in fragment.registers:
-        if d.column == count and not d.row and count * d.extent * low.tiles[s.target.buffer].dtype.bytes <= WIDEST:
+        if (
+            d.column == count
+            and not d.row
+            and count * d.extent * state.facts.tiles[s.target.buffer].dtype.bytes <= WIDEST
+        ):
             # A digit of the place among neighbours, at this weight among the registers.
             register = register + lane // count % d.extent * weight
             count *= d.extent
         else:
-            var = Var(low.fresh("part"))
+            var = Var(state.fresh("part"))
             inner.ranges[var.name] = (0, d.extent - 1)
             row, column = row + var * d.row, column + var * d.column
             register = register + var * weight
             variables.append((var, d.extent))
         weight *= d.extent
     inner.ranges[lane.name] = (0, count - 1)
-    source = address(low, s.source, row, column, inner)
-    dtype = low.tiles[s.target.buffer].dtype
+    source = address(state, s.source, row, column, inner)
+    dtype = state.facts.tiles[s.target.buffer].dtype
     place = simplify(register, inner.ranges, index=True)
     if count == 1:
         value = Load(source.buffer, (source.index,), dtype)
         return _unrolled(variables, [k.Store(array, place, value)])
-    near = low.fresh(f"{s.source.buffer}_near")
+    near = state.fresh(f"{s.source.buffer}_near")
     load = k.Call("mlc_load", (count,), (k.Address(near, const(0)), source), (near,))
     put = k.Store(array, place, Load(near, (lane,), dtype))
     dealt = k.For(lane.name, const(0), const(count), 1, (put,), "unroll")
     return _unrolled(variables, [k.Array(near, dtype, count, "local", 16), load, dealt])
 
 
-def address(low: Lowering, s: tile.Slice, row: Expr, column: Expr, scope: Scope) -> k.Address:
+def address(state: Emission, s: tile.Slice, row: Expr, column: Expr, scope: Scope) -> k.Address:
     """Where an element of a slice with two axes is."""
     local = iter((row, column))
-    starts = (low.value(e, scope) for e in s.starts)
+    starts = (lowered(state, e, scope) for e in s.starts)
     index = tuple(e + next(local) if n else e for e, n in zip(starts, s.lengths, strict=True))
-    held = low.shared[s.buffer]
-    return k.Address(held.array, low.offset(held, index, scope))
+    held = state.shared[s.buffer]
+    return k.Address(held.array, offset_in(state, held, index, scope))
 
 
 def _unrolled(variables: list[tuple[Var, int]], body: Body) -> Body:
     for var, extent in variables:
         body = [k.For(var.name, const(0), const(extent), 1, tuple(body), "unroll")]
     return body
-
-
-# ---- the loop around
-
-
-def loads_fragments(low: Lowering, f: tile.For) -> bool:
-    """A loop of known extent that loads fragments and multiplies them."""
-    loads = any(isinstance(n, tile.Copy) and n.target.buffer in low.fragments for n in f.body)
-    return loads and isinstance(f.extent, Const)
-
-
-def unrolled(low: Lowering, f: tile.For, scope: Scope) -> Body:
-    """The loop written out, with the fragments of the next iteration loaded before this one's are multiplied."""
-    ahead = tuple(s for s in f.body if isinstance(s, tile.Copy) and s.target.buffer in low.fragments)
-    rest = tuple(s for s in f.body if s not in ahead)
-    loaded = {s.target.buffer for s in ahead}
-    before = f.body[: f.body.index(ahead[-1])]
-    if any(tile.buffers((s,)) & loaded for s in before if s not in ahead):
-        ahead, rest = (), f.body  # a fragment is used before another is loaded: in order, then
-    count = static(f.extent)
-    sets: list[Scope] = []
-    out: Body = []
-    for n in range(min(2, count)):
-        inner = scope.inner()
-        inner.registers = dict((sets[0] if n else scope).registers or {})
-        for s in f.body:
-            if isinstance(s, tile.Alloc):
-                out += low.alloc(s, inner, ())
-        sets.append(inner)
-
-    def part(n: int, body: tuple[Stmt, ...]) -> Body:
-        inner = sets[n % len(sets)].inner()
-        inner.values[f.var] = const(n)
-        return low.sequence(tuple(s for s in body if not isinstance(s, tile.Alloc)), inner)
-
-    out += part(0, ahead)
-    for n in range(count):
-        if n + 1 < count:
-            out += part(n + 1, ahead)
-        out += part(n, rest)
-    return out

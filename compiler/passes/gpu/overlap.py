@@ -15,56 +15,45 @@ others: these have a ring of barriers of their own.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, op
 from compiler.ir.index import range_below, simplify
 from compiler.ir.statement import Stmt
-from compiler.passes.gpu import pipelines, wgmma
+from compiler.passes.gpu import pipelines, stages, wgmma
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.hazards import touched
 from compiler.passes.gpu.scope import Scope
+from compiler.passes.gpu.sequences import sequence
 from compiler.passes.gpu.signals import Ring
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
 
 Body = list[k.Stmt]
 
 
-def asked(f: tile.For) -> bool:
-    return bool(dict(f.bind.args).get("overlap"))
-
-
-def later(f: tile.For) -> str:
-    """The key of the ring of what only the last product reads."""
-    return f"{f.var} later"
-
-
-def rings(low: Lowering, f: tile.For, used: frozenset[str]) -> list[tuple[str, frozenset[str]]]:
+def rings(state: Emission, f: tile.For, used: frozenset[str]) -> list[tuple[str, frozenset[str]]]:
     """The rings of a pipeline, in the order in which they are filled, and the tiles of each."""
-    if not asked(f):
+    if not stages.overlaps(f):
         return [(f.var, used)]
-    *others, last = _statements(low, f, used)
+    *others, last = _statements(state, f, used)
     own = used & tile.buffers((last,)) - tile.buffers(tuple(others))
     if not own or own == used:
-        raise ValueError(f"kernel {low.source.name}: the last product of {f.var} shares its tiles with the others")
-    return [(f.var, used - own), (later(f), own)]
+        raise ValueError(f"kernel {state.facts.name}: the last product of {f.var} shares its tiles with the others")
+    return [(f.var, used - own), (stages.later(f), own)]
 
 
-def computed(low: Lowering, f: tile.For, used: frozenset[str], scope: Scope) -> Body:
+def computed(state: Emission, f: tile.For, used: frozenset[str], scope: Scope) -> Body:
     """The loop of a pipeline without its copies, as the threads that compute run it."""
-    ring, behind = low.rings[f.var], low.rings[later(f)]
-    every = _statements(low, f, used)
+    ring, behind = state.rings[f.var], state.rings[stages.later(f)]
+    every = _statements(state, f, used)
     products = [n for n, s in enumerate(every) if isinstance(s, tile.Mma)]
-    if len(products) != 2 or products[1] != len(every) - 1 or low.blank:
-        raise ValueError(f"kernel {low.source.name}: {f.var} does not end with the second of two products")
+    if len(products) != 2 or products[1] != len(every) - 1 or state.products.blank:
+        raise ValueError(f"kernel {state.facts.name}: {f.var} does not end with the second of two products")
     first, last = every[products[0]], every[-1]
     assert isinstance(first, tile.Mma)
     assert isinstance(last, tile.Mma)
-    if not wgmma.is_asynchronous(low, first) or not wgmma.is_asynchronous(low, last):
-        raise ValueError(f"kernel {low.source.name}: threads wait for the products of {f.var}")
+    if not wgmma.is_asynchronous(state.facts, first) or not wgmma.is_asynchronous(state.facts, last):
+        raise ValueError(f"kernel {state.facts.name}: threads wait for the products of {f.var}")
     begin = tuple(s for s in every[: products[0] + 1] if not isinstance(s, tile.Alloc))
     between = [s for s in every[products[0] + 1 : -1] if not isinstance(s, tile.Alloc)]
     held = {last.acc.buffer, last.a.buffer}
@@ -74,13 +63,13 @@ def computed(low: Lowering, f: tile.For, used: frozenset[str], scope: Scope) -> 
     around = scope.inner(ordered=scope.ordered | used)
     for x in (ring, behind):
         around.ranges[x.slot.name] = (0, x.depth - 1)
-    for key, tiles in rings(low, f, used):
-        pipelines.at(low, tiles, low.rings[key].slot)
-    out: Body = wgmma.finish(low)
-    out += low.sequence(tuple(s for s in every if isinstance(s, tile.Alloc)), around)
-    if low.hazards.between(touched(f, around)):
-        raise ValueError(f"kernel {low.source.name}: iterations of {f.var} meet in shared memory")
-    extent = low.value(f.extent, scope)
+    for key, tiles in rings(state, f, used):
+        pipelines.at(state, tiles, state.rings[key].slot)
+    out: Body = wgmma.finish(state)
+    out += sequence(state, tuple(s for s in every if isinstance(s, tile.Alloc)), around)
+    if state.hazards.between(touched(f, around)):
+        raise ValueError(f"kernel {state.facts.name}: iterations of {f.var} meet in shared memory")
+    extent = lowered(state, f.extent, scope)
     turns = range_below(extent, scope.ranges)
 
     def wait(x: Ring) -> k.Stmt:
@@ -89,7 +78,7 @@ def computed(low: Lowering, f: tile.For, used: frozenset[str], scope: Scope) -> 
     def done(x: Ring) -> Body:
         """A slot is empty: the next one's turn."""
         arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(x.empty, x.slot),), (x.empty,))
-        return [k.If(op("eq", low.lane(), const(0)), (arrive,)), *pipelines.next_slot(x.slot, x.phase, x.depth)]
+        return [k.If(op("eq", state.lane(), const(0)), (arrive,)), *pipelines.next_slot(x.slot, x.phase, x.depth)]
 
     def at(turn: Expr, name: str = "") -> Scope:
         inner = around.inner()
@@ -99,27 +88,32 @@ def computed(low: Lowering, f: tile.For, used: frozenset[str], scope: Scope) -> 
         return inner
 
     start = at(const(0))
-    low.adding = ""
-    opening: Body = [wait(ring), *low.sequence((*begin, *beside), start), *done(ring), *low.sequence(after, start)]
+    state.products.latest = ""
+    opening: Body = [
+        wait(ring),
+        *sequence(state, (*begin, *beside), start),
+        *done(ring),
+        *sequence(state, after, start),
+    ]
 
-    turn = Var(low.fresh(f.var))
+    turn = Var(state.fresh(f.var))
     inner = at(turn, turn.name)
-    low.adding = ""
-    body: Body = [wait(ring), *low.sequence(begin, inner), wait(behind), *low.sequence((last,), inner)]
+    state.products.latest = ""
+    body: Body = [wait(ring), *sequence(state, begin, inner), wait(behind), *sequence(state, (last,), inner)]
     array = (inner.registers or {})[first.acc.buffer]
     body.append(k.Call("mlc_wgmma_wait", (1,), ()))
-    body.append(k.Call("mlc_wgmma_hold", (low.flight.pop(array),), (k.Address(array, const(0)),), (array,)))
+    body.append(k.Call("mlc_wgmma_hold", (state.products.running.pop(array),), (k.Address(array, const(0)),), (array,)))
     free_slot = done(ring)
     seen = bool(tile.buffers(beside) & used)
-    body += [*low.sequence(beside, inner), *free_slot] if seen else [*free_slot, *low.sequence(beside, inner)]
-    body += [*wgmma.finish(low), *done(behind), *low.sequence(after, inner)]
+    body += [*sequence(state, beside, inner), *free_slot] if seen else [*free_slot, *sequence(state, beside, inner)]
+    body += [*wgmma.finish(state), *done(behind), *sequence(state, after, inner)]
 
-    closing: Body = [wait(behind), *low.sequence((last,), at(extent - 1)), *wgmma.finish(low), *done(behind)]
+    closing: Body = [wait(behind), *sequence(state, (last,), at(extent - 1)), *wgmma.finish(state), *done(behind)]
     whole = [*opening, k.For(turn.name, const(1), extent, 1, tuple(body)), *closing]
     some = simplify(op("lt", const(0), extent), scope.ranges, index=True)
     return [*out, *whole] if isinstance(some, Const) else [*out, k.If(some, tuple(whole))]
 
 
-def _statements(low: Lowering, f: tile.For, used: frozenset[str]) -> tuple[Stmt, ...]:
+def _statements(state: Emission, f: tile.For, used: frozenset[str]) -> tuple[Stmt, ...]:
     """What the threads that compute do in an iteration."""
-    return pipelines.rest_of(pipelines.split(f, low)[1], used)
+    return stages.rest_of(stages.split(f, state.facts.tiles)[1], used)

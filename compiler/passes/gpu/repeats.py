@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Var, const
+from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.scope import Scope
 from compiler.targets.target import Instruction
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
 
 Body = list[k.Stmt]
 
@@ -34,18 +31,18 @@ class Repeats:
         return body
 
 
-def repeats(low: Lowering, s: tile.Mma, row: Instruction, inner: Scope) -> Repeats:
+def repeats(state: Emission, s: tile.Mma, row: Instruction, inner: Scope) -> Repeats:
     """What each of the groups of warps that share a product does of it; variables are known in `inner`."""
     long = tile.lengths(s)
     counts = {
-        "m": long["m"] // low.groups.m // row.m,
-        "n": long["n"] // low.groups.n // row.n,
+        "m": long["m"] // state.facts.grid.m // row.m,
+        "n": long["n"] // state.facts.grid.n // row.n,
         "k": long["k"] // row.k,
     }
     at: dict[str, Expr] = {}
     for axis, count in counts.items():
         at[axis] = const(0)
         if count > 1:
-            name = low.fresh(axis)
+            name = state.fresh(axis)
             at[axis], inner.ranges[name] = Var(name), (0, count - 1)
     return Repeats(long, counts, at)

@@ -6,25 +6,22 @@ registers until the total of the threads before it is known; the total of a roun
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, dim, identity, names, op, substitute
 from compiler.ir.index import range_below, simplify
 from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import lowered, thread_of
 from compiler.passes.gpu.lanes import ROUNDS_AHEAD, WORDS_AHEAD, Body, Share, share_of, spread_of
 from compiler.passes.gpu.scope import Scope, Spread
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
 
 OPERATIONS = {"sum": "mlc_sum", "prod": "mlc_prod", "max": "mlc_maximum", "min": "mlc_minimum"}
 LEAST_BITS = 32  # of what threads exchange
 
 
-def over_scan(low: Lowering, f: tile.For, scope: Scope) -> Body:
+def over_scan(state: Emission, f: tile.For, scope: Scope) -> Body:
     """Raises ValueError for a loop that is no running total."""
     at = next((n for n, s in enumerate(f.body) if isinstance(s, Accum)), len(f.body))
     head, rest = f.body[:at], f.body[at:]
@@ -33,45 +30,45 @@ def over_scan(low: Lowering, f: tile.For, scope: Scope) -> Body:
             name in scope.values and how in OPERATIONS and scope.values[name].dtype.bits >= LEAST_BITS
             and all(isinstance(s, Let) for s in head) and all(isinstance(s, Let | Store) for s in tail)
         ):  # fmt: skip
-            return _scan(low, f, head, total, tuple(tail), scope)
-    raise ValueError(f"kernel {low.source.name}: the scan {f.var} is no running total, which threads can share")
+            return _scan(state, f, head, total, tuple(tail), scope)
+    raise ValueError(f"kernel {state.facts.name}: the scan {f.var} is no running total, which threads can share")
 
 
 def _scan(
-    low: Lowering, f: tile.For, head: tuple[Stmt, ...], total: Accum, tail: tuple[Stmt, ...], scope: Scope
+    state: Emission, f: tile.For, head: tuple[Stmt, ...], total: Accum, tail: tuple[Stmt, ...], scope: Scope
 ) -> Body:
-    spread = spread_of(low, f, scope)
-    count = simplify(low.value(f.extent, scope) // spread.vector, scope.ranges, index=True)
+    spread = spread_of(state, f, scope)
+    count = simplify(lowered(state, f.extent, scope) // spread.vector, scope.ranges, index=True)
     high = range_below(count, scope.ranges)[1]
     if high is None:
-        raise ValueError(f"kernel {low.source.name}: how long the scan {f.var} is must be known when compiling")
+        raise ValueError(f"kernel {state.facts.name}: how long the scan {f.var} is must be known when compiling")
     carried = scope.values[total.name]
     assert isinstance(carried, Var)
     dtype, rounds = carried.dtype, high // spread.threads + 1
-    kept, before, part = (low.fresh(f"{total.name}_{x}") for x in ("kept", "before", "part"))
-    number, turn, lane = (Var(low.fresh(x)) for x in (f"{f.var}_vector", "turn", "lane"))
+    kept, before, part = (state.fresh(f"{total.name}_{x}") for x in ("kept", "before", "part"))
+    number, turn, lane = (Var(state.fresh(x)) for x in (f"{f.var}_vector", "turn", "lane"))
     held = Load(kept, (lane,), dtype)
 
     inner = scope.inner(level="thread")
-    room = min(WORDS_AHEAD, low.target.registers // low.threads // 2) // spread.vector
+    room = min(WORDS_AHEAD, state.facts.target.registers // scope.role.threads // 2) // spread.vector
     ahead = rounds if rounds <= room else min(room, ROUNDS_AHEAD)
     inner.ranges |= {number.name: (0, high), turn.name: (0, ahead - 1)}
     inner.buffers[kept] = Tensor(kept, dtype, (dim(spread.vector),), row_major((dim(spread.vector),)))
     inner.local |= {kept}
     inner.values[total.name] = Var(part, dtype)
-    first = _each(low, (*head, total, Store(kept, (lane,), Var(total.name, dtype))), f.var, spread, inner, number, lane,
-                  turn if ahead > 1 else const(0), ahead)  # fmt: skip
+    first = _each(state, (*head, total, Store(kept, (lane,), Var(total.name, dtype))), f.var, spread, inner, number,
+                  lane, turn if ahead > 1 else const(0), ahead)  # fmt: skip
 
     inner = inner.inner()
     inner.values[total.name] = op(
         COMBINE[total.op], op(COMBINE[total.op], carried, Load(before, (const(0),), dtype)), held
     )
-    here = Let(low.fresh(f"{total.name}_here"), Var(total.name, dtype))
+    here = Let(state.fresh(f"{total.name}_here"), Var(total.name, dtype))
     used = any(s.name in names(t) for s in head if isinstance(s, Let) for t in tail)
     body = (here, *(head if used else ()), *substitute(tail, {Var(total.name, dtype): Var(here.name, dtype)}))
-    second = _each(low, body, f.var, spread, inner, number, lane, const(0), 1)
+    second = _each(state, body, f.var, spread, inner, number, lane, const(0), 1)
 
-    me, group = low.thread(scope), Var(low.fresh("group"))
+    me, group = thread_of(scope), Var(state.fresh("group"))
     inner.ranges[group.name] = (0, rounds - 1)
     start: Expr = const(0) if ahead == rounds else group
     place = (start + turn) * spread.threads + me if ahead > 1 else start * spread.threads + me
@@ -84,10 +81,10 @@ def _scan(
         made = [k.Declare(number.name, place), *made]
         return [k.For(turn.name, const(0), const(ahead), 1, tuple(made), "unroll")] if ahead > 1 else made
 
-    scratch = low.scratch_for(dtype, spread.threads)
+    scratch = state.scratch_for(dtype, spread.threads)
     where: Expr | k.Address = k.Address(scratch, const(0)) if scratch else k.Address(before, const(0))
     if scratch:
-        low.hazards.clear()
+        state.hazards.clear()
     template = (OPERATIONS[total.op], spread.threads)
     mine = (k.Address(before, const(0)), Var(part, dtype), identity(total.op, dtype), where)
     apart = ahead > 1 and bool(first.loads)
@@ -105,11 +102,11 @@ def _scan(
 
 
 def _each(
-    low: Lowering, body: tuple[Stmt, ...], var: str, spread: Spread, inner: Scope, number: Var, lane: Var, turn: Expr,
+    state: Emission, body: tuple[Stmt, ...], var: str, spread: Spread, inner: Scope, number: Var, lane: Var, turn: Expr,
     rounds: int,
 ) -> Share:  # fmt: skip
     """A body for each of a thread's neighbours in a round."""
     inner.ranges[lane.name] = (0, spread.vector - 1)
     inner.values[var] = number * spread.vector + lane
     inner.values[lane.name] = lane
-    return share_of(low, body, inner, lane, spread.vector, turn * spread.vector, rounds)
+    return share_of(state, body, inner, lane, spread.vector, turn * spread.vector, rounds)

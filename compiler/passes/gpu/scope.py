@@ -52,6 +52,16 @@ class Part:
     column: Expr | None = None
 
 
+@dataclass(frozen=True)
+class Role:
+    """The threads that do the same in a block: how many, the number of the first, and the registers that each kept,
+    where they gave others away."""
+
+    threads: int
+    first: int = 0
+    kept: int = 0
+
+
 @dataclass
 class Scope:
     """`level` says which threads do the same: of a "block", of a "warp", of a "column" of warps, or one "thread"."""
@@ -59,9 +69,11 @@ class Scope:
     values: dict[str, Expr]
     ranges: ChainMap[str, Range]  # what outer scopes come to know, inner ones do
     buffers: dict[str, Tensor]
+    role: Role
     level: str = "block"
-    # Tiles in registers: how they are spread, once a loop has said so, and the name of each thread's share.
+    # Tiles in registers: the name of each thread's share, and how loops over threads spread those that they do.
     registers: dict[str, str] | None = None
+    spreads: dict[str, Spread] = field(default_factory=dict)
     lanes: Lanes | None = None
     part: Part | None = None
     # Loads that were made beforehand: which buffer and flat index stand where.
@@ -76,6 +88,9 @@ class Scope:
     extremes: tuple[tuple[Extreme, Spread, Var], ...] = ()
     # Tiles whose reads and writes a pipeline keeps apart.
     ordered: frozenset[str] = frozenset()
+    # Tiles that each iteration of the loops around copies out, which waits for that in the next one.
+    leaving: frozenset[str] = frozenset()
+    met: bool = False  # all parts of the tile of a group of blocks have been made
 
     def inner(self, **changes: object) -> Scope:
         return replace(self, values=dict(self.values), ranges=self.ranges.new_child(), buffers=dict(self.buffers),

@@ -10,12 +10,11 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Var, names
 from compiler.ir.index import simplify, value_range
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Kernel
 from compiler.passes.gpu import fragments
+from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.fragments import Fragment
 from compiler.passes.gpu.scope import WARP
 from compiler.passes.gpu.vectors import multiple
-from compiler.targets.target import Target
 
 Body = list[k.Stmt]
 
@@ -34,18 +33,16 @@ class Ring:
     prepared: tuple[Var, Var]
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Start:
     """Names that are taken, and variables that a kernel's function begins with.
 
-    `threads` of a block do what loops over lanes say. `start` computes what does not change: `known` has the ranges of
+    `start` computes what does not change: `known` has the ranges of
     its variables, `multiples` what divides them.
     """
 
-    source: Kernel
-    target: Target
-    threads: int = WARP
-    taken: set[str] = field(default_factory=set)
+    facts: Facts
+    taken: set[str]
     start: Body = field(default_factory=list)
     known: dict[str, Range] = field(default_factory=dict)
     multiples: dict[str, int] = field(default_factory=dict)
@@ -65,7 +62,7 @@ class Start:
 
     def warp(self) -> Expr:
         """The number of this thread's warp in the block, the same variable for all of a warp's threads."""
-        return self.once("warp", k.Builtin("thread.warp"), self.threads // WARP)
+        return self.once("warp", k.Builtin("thread.warp"), self.facts.threads // WARP)
 
     def once(self, stem: str, value: Expr, count: int) -> Expr:
         """A variable from the function's beginning with that value, which is not negative and below `count`.
@@ -100,7 +97,7 @@ class Start:
         return self.once(stem, simplify(value // by, self.known, index=True), count // by) * by
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Signals(Start):
     """Shared arrays; rings by loop variable or key, barriers with their slots and arrivals, parities; tensor maps."""
 
@@ -122,7 +119,7 @@ class Signals(Start):
 
         Where warps prepare what comes, these arrive in between.
         """
-        full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, self.threads // WARP)
+        full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, self.facts.threads // WARP)
         ready = self.barriers("ready", depth, preparing) if preparing else ""
         stems = ("slot", "phase", "slot_asked", "phase_asked", "slot_prepared", "phase_prepared")
         a, b, c, d, e, g = (Var(self.fresh(n)) for n in stems)

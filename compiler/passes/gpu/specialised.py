@@ -7,20 +7,20 @@ an mbarrier for each slot, whose phases alternate each time that the ring is gon
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Var, both, const, names, op
 from compiler.ir.index import range_below
 from compiler.ir.statement import If, Let, Stmt, Store
-from compiler.passes.gpu import overlap, pipelines, tma, wgmma
+from compiler.passes.gpu import overlap, pipelines, stages, tma, wgmma
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import lowered
+from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.hazards import Hazards
-from compiler.passes.gpu.scope import THREAD, Scope
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
+from compiler.passes.gpu.scope import THREAD, Role, Scope
+from compiler.passes.gpu.sequences import emit, loop_body, sequence
 
 Body = list[k.Stmt]
 
@@ -32,54 +32,36 @@ MOST_HANDED = 240
 FEW, SOME = 24, 56  # registers that a thread keeps that only asks for copies, and one that prepares what comes
 
 
-def is_specialised(s: Stmt) -> bool:
-    return isinstance(s, tile.For) and s.bind.level == "pipeline" and dict(s.bind.args).get("producers", 0) > 0
+def roles(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> tuple[int, Body]:
+    """How many threads do not compute, and the body for each role.
 
-
-def has_producers(body: tuple[Stmt, ...]) -> bool:
-    return any(is_specialised(n) for s in body for n in s.walk())
-
-
-def prepared(f: tile.For) -> tuple[tile.For, ...]:
-    """The loops in a pipeline over the lanes of all its producers' warps but one: what these do before the products."""
-    others = (dict(f.bind.args)["producers"] - 1) * WARP
-    return tuple(
-        s for s in f.body
-        if isinstance(s, tile.For) and s.bind.level == "lanes" and others and dict(s.bind.args).get("threads") == others
-    )  # fmt: skip
-
-
-def roles(low: Lowering, body: tuple[Stmt, ...], scope: Scope) -> Body:
-    """The body for each role: copies ahead for one thread of the warps behind, all else for the threads before.
-
-    A producer of several warps may prepare what was copied, in the others of them.
+    Copies ahead are for one thread of the warps behind, all else for the threads before. A producer of several
+    warps may prepare what was copied, in the others of them.
     """
-    pipes = [n for s in body for n in s.walk() if is_specialised(n)]
+    pipes = [n for s in body for n in s.walk() if stages.is_specialised(n)]
     for n in pipes:
-        _allocate(low, n, scope)
-        low.in_shared -= {x.buffer for s in prepared(n) for x in s.walk() if isinstance(x, Store)}
+        _allocate(state, n, scope)
     consumers = scope.inner()
-    computing = low.sequence(body, consumers)
-    computing += wgmma.finish(low)
-    computing = [*_counters(low), *computing]
+    computing = sequence(state, body, consumers)
+    computing += wgmma.finish(state)
+    computing = [*_counters(state), *computing]
     asking: Body = []
-    for ring in low.rings.values():
+    for ring in state.rings.values():
         asking += [k.Declare(ring.asked[0].name, const(0)), k.Declare(ring.asked[1].name, const(1))]
-    asking += _role(low, body, scope.inner(level="thread"), _asking)
-    warps = max(dict(n.bind.args)["producers"] if prepared(n) else 1 for n in pipes)
-    hands = _hands_over(low, warps)
-    low.producers = GROUP if hands else warps * WARP
-    first = low.threads // WARP
-    one: Body = [k.If(op("eq", THREAD, const(low.threads)), tuple(asking))]
+    asking += _role(state, body, scope.inner(level="thread"), _asking)
+    warps = max(dict(n.bind.args)["producers"] if stages.prepared(n) else 1 for n in pipes)
+    hands = _hands_over(state, warps)
+    first = state.facts.threads // WARP
+    one: Body = [k.If(op("eq", THREAD, const(state.facts.threads)), tuple(asking))]
     if warps > 1:
-        preparing = tuple(_prepare_warps(low, body, scope, warps - 1))
-        one = [k.If(op("eq", low.warp(), const(first)), tuple(one), preparing)]
+        preparing = tuple(_prepare_warps(state, body, scope, warps - 1))
+        one = [k.If(op("eq", state.warp(), const(first)), tuple(one), preparing)]
     if hands:
         kept = FEW if warps == 1 else SOME
         one = [k.Call("mlc_registers_decrease", (kept,), ()), *one]
-        computing = [k.Call("mlc_registers_increase", (handed(low.threads, kept),), ()), *computing]
-    own = op("ge", low.warp(), const(first))
-    return [*_start(low), k.If(own, tuple(one), tuple(computing))]
+        computing = [k.Call("mlc_registers_increase", (handed(state.facts.threads, kept),), ()), *computing]
+    own = op("ge", state.warp(), const(first))
+    return GROUP if hands else warps * WARP, [*_start(state), k.If(own, tuple(one), tuple(computing))]
 
 
 def handed(threads: int, kept: int) -> int:
@@ -95,72 +77,73 @@ def handed(threads: int, kept: int) -> int:
     return min((launched * (threads + GROUP) - kept * GROUP) // threads // 8 * 8, MOST_HANDED)
 
 
-def _start(low: Lowering) -> Body:
+def _start(state: Emission) -> Body:
     """One thread makes the barriers ready, while another has the tensor maps fetched."""
     ready: Body = []
-    for name, slots, count in low.signals:
+    for name, slots, count in state.signals:
         ready += [
             k.Call("mlc_mbarrier_init", (), (k.Address(name, const(n)), const(count)), (name,)) for n in range(slots)
         ]
     ready.append(k.Call("mlc_mbarrier_fence_init", (), ()))
-    known = tuple(k.Call("mlc_tma_prefetch", (), (k.Map(name),)) for name in low.maps.values())
-    asks = op("eq", THREAD, const(low.threads))
+    known = tuple(k.Call("mlc_tma_prefetch", (), (k.Map(name),)) for name in state.maps.values())
+    asks = op("eq", THREAD, const(state.facts.threads))
     return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(asks, known), k.Barrier("block")]
 
 
-def _hands_over(low: Lowering, warps: int) -> bool:
+def _hands_over(state: Emission, warps: int) -> bool:
     """Whether threads that compute need more registers than all alike get, so that four warps give up theirs.
 
     Accumulators of four warps are needed whole; what a warp by itself adds up, the compiler may hold a part at a time.
     """
-    need = BESIDES + sum(f.count * low.tiles[n].dtype.bytes // 4 for n, f in low.fragments.items() if n in low.tiles)
-    have = REGISTERS // (low.threads + warps * WARP) // 8 * 8
-    able = "setmaxnreg" in low.target.features and low.threads % GROUP == 0 and warps * WARP <= GROUP
-    whole = any(wgmma.is_asynchronous(low, n) for s in low.source.body for n in s.walk() if isinstance(n, tile.Mma))
+    need = BESIDES + sum(
+        f.count * state.facts.tiles[n].dtype.bytes // 4
+        for n, f in state.facts.fragments.items()
+        if n in state.facts.tiles
+    )
+    have = REGISTERS // (state.facts.threads + warps * WARP) // 8 * 8
+    able = "setmaxnreg" in state.facts.target.features and state.facts.threads % GROUP == 0 and warps * WARP <= GROUP
+    whole = any(
+        wgmma.is_asynchronous(state.facts, n)
+        for s in state.facts.kernel.body
+        for n in s.walk()
+        if isinstance(n, tile.Mma)
+    )
     return able and whole and need > min(have, MOST_REGISTERS)
 
 
-def _counters(low: Lowering) -> Body:
+def _counters(state: Emission) -> Body:
     out: Body = []
-    for ring in low.rings.values():
+    for ring in state.rings.values():
         out += [k.Declare(ring.slot.name, const(0)), k.Declare(ring.phase.name, const(0))]
-    return [*out, *(k.Declare(p.name, const(0)) for p in low.parities.values())]
+    return [*out, *(k.Declare(p.name, const(0)) for p in state.parities.values())]
 
 
-def _allocate(low: Lowering, f: tile.For, scope: Scope) -> None:
+def _allocate(state: Emission, f: tile.For, scope: Scope) -> None:
     """Shared memory of a pipeline's tiles, and its barriers."""
     depth = dict(f.bind.args).get("depth", 1)
-    used = slotted(low, f)
+    used = _slotted(state.facts, f)
     for s in f.body:
         if isinstance(s, tile.Alloc) and s.tensor.name in used:
-            low.allocate(s, depth)
+            state.allocate(s, depth)
             scope.buffers[s.tensor.name] = s.tensor
-    low.ring(f.var, depth, dict(f.bind.args)["producers"] - 1 if prepared(f) else 0)
-    if overlap.asked(f):
-        low.ring(overlap.later(f), depth, 0)
+    state.ring(f.var, depth, dict(f.bind.args)["producers"] - 1 if stages.prepared(f) else 0)
+    if stages.overlaps(f):
+        state.ring(stages.later(f), depth, 0)
 
 
-def slotted(low: Lowering, f: tile.For) -> frozenset[str]:
-    """Tiles of which a pipeline has as many as it is deep: those that it copies ahead, and those prepared from them."""
-    copied, _ = pipelines.split(f, low)
-    used = frozenset(c.target.buffer for c in copied if isinstance(c, tile.Copy))
-    own = {s.tensor.name for s in f.body if isinstance(s, tile.Alloc)}
-    if not used or not used <= own or any(isinstance(c, tile.Copy) and c.how != "tma" for c in copied):
-        raise ValueError(
-            f"kernel {low.source.name}: the producers of {f.var} copy nothing by tma, or to tiles from outside of it"
-        )
-    return used | {n.buffer for s in prepared(f) for n in s.walk() if isinstance(n, Store) and n.buffer in own}
+def _slotted(facts: Facts, f: tile.For) -> frozenset[str]:
+    return stages.slotted(f, facts.tiles, facts.name)
 
 
 # ---- the warps of the producer
 
-Act = Callable[["Lowering", tile.For, Scope], Body]
+Act = Callable[[Emission, tile.For, Scope], Body]
 
 
-def _role(low: Lowering, body: tuple[Stmt, ...], scope: Scope, act: Act) -> Body:
+def _role(state: Emission, body: tuple[Stmt, ...], scope: Scope, act: Act) -> Body:
     """The loops around pipelines, and the values that they are computed from; `act` is what is done in a pipeline."""
-    kept = [s for s in body if has_producers((s,))]
-    needed: set[str] = set().union(*(_needed(low, s) for s in kept))
+    kept = [s for s in body if stages.has_producers((s,))]
+    needed: set[str] = set().union(*(_needed(state, s) for s in kept))
     out: list[Stmt] = []
     for s in reversed(body):
         if s in kept:
@@ -171,149 +154,148 @@ def _role(low: Lowering, body: tuple[Stmt, ...], scope: Scope, act: Act) -> Body
     made: Body = []
     for s in out:
         match s:
-            case tile.For() if is_specialised(s):
-                made += act(low, s, scope)
+            case tile.For() if stages.is_specialised(s):
+                made += act(state, s, scope)
             case tile.For(var, extent, _, _, inner_body):
                 inner = scope.inner()
-                name = low.fresh(var)
-                made_extent = low.value(extent, scope)
+                name = state.fresh(var)
+                made_extent = lowered(state, extent, scope)
                 inner.values[var], inner.ranges[name] = Var(name), range_below(made_extent, scope.ranges)
-                made.append(k.For(name, const(0), made_extent, 1, tuple(_role(low, inner_body, inner, act))))
+                made.append(k.For(name, const(0), made_extent, 1, tuple(_role(state, inner_body, inner, act))))
             case If(cond, inner_body):
-                made.append(k.If(low.value(cond, scope), tuple(_role(low, inner_body, scope.inner(), act))))
+                made.append(k.If(lowered(state, cond, scope), tuple(_role(state, inner_body, scope.inner(), act))))
             case _:
-                made += low.stmt(s, scope)
+                made += emit(state, s, scope)
     return made
 
 
-def _needed(low: Lowering, s: Stmt) -> set[str]:
+def _needed(state: Emission, s: Stmt) -> set[str]:
     """Names that what producers do in a statement is computed from."""
-    if is_specialised(s):
+    if stages.is_specialised(s):
         assert isinstance(s, tile.For)
-        copied, _ = pipelines.split(s, low)
-        return names(s.extent).union(*(names(c) for c in (*copied, *prepared(s))))
+        copied, _ = stages.split(s, state.facts.tiles)
+        return names(s.extent).union(*(names(c) for c in (*copied, *stages.prepared(s))))
     match s:
         case tile.For(_, extent, _, _, body):
-            return names(extent).union(*(_needed(low, c) for c in body))
+            return names(extent).union(*(_needed(state, c) for c in body))
         case If(cond, body):
-            return names(cond).union(*(_needed(low, c) for c in body))
+            return names(cond).union(*(_needed(state, c) for c in body))
         case Let(_, value):
             return names(value)
     return set()
 
 
-def _loop(low: Lowering, f: tile.For, slot: Var, scope: Scope) -> tuple[Var, Expr, Scope]:
+def _loop(state: Emission, f: tile.For, slot: Var, scope: Scope) -> tuple[Var, Expr, Scope]:
     """The variable, the extent and the inside of a pipeline as one role runs it, with its tiles in that role's slot."""
-    extent = low.value(f.extent, scope)
+    extent = lowered(state, f.extent, scope)
     inner = scope.inner()
-    var = Var(low.fresh(f.var))
+    var = Var(state.fresh(f.var))
     inner.values[f.var], inner.ranges[var.name] = var, range_below(extent, scope.ranges)
-    inner.ranges[slot.name] = (0, low.rings[f.var].depth - 1)
-    pipelines.at(low, slotted(low, f), slot)
+    inner.ranges[slot.name] = (0, state.rings[f.var].depth - 1)
+    pipelines.at(state, _slotted(state.facts, f), slot)
     return var, extent, inner
 
 
-def _asking(low: Lowering, f: tile.For, scope: Scope) -> Body:
+def _asking(state: Emission, f: tile.For, scope: Scope) -> Body:
     """What the thread that asks for copies does in a pipeline."""
-    copied, _ = pipelines.split(f, low)
-    var, extent, inner = _loop(low, f, low.rings[f.var].asked[0], scope)
+    copied, _ = stages.split(f, state.facts.tiles)
+    var, extent, inner = _loop(state, f, state.rings[f.var].asked[0], scope)
     body: Body = []
     for s in copied:
         if not isinstance(s, tile.Copy):
-            body += low.stmt(s, inner)
-    for key, tiles in overlap.rings(low, f, slotted(low, f)):
-        ring = low.rings[key]
+            body += emit(state, s, inner)
+    for key, tiles in overlap.rings(state, f, _slotted(state.facts, f)):
+        ring = state.rings[key]
         slot, phase = ring.asked
         inner.ranges[slot.name] = (0, ring.depth - 1)
-        pipelines.at(low, tiles, slot)
+        pipelines.at(state, tiles, slot)
         full, empty = k.Address(ring.full, slot), k.Address(ring.empty, slot)
         own = [s for s in copied if isinstance(s, tile.Copy) and s.target.buffer in tiles]
         body.append(k.Call("mlc_mbarrier_wait", (), (empty, phase), (ring.empty,)))
-        total = const(sum(tma.size(low, s) for s in own))
+        total = const(sum(tma.size(state, s) for s in own))
         body.append(k.Call("mlc_mbarrier_expect", (), (full, total), (ring.full,)))
         for s in own:
-            body += tma.load(low, s, full, inner)
+            body += tma.load(state, s, full, inner)
         body += pipelines.next_slot(slot, phase, ring.depth)
     return [k.For(var.name, const(0), extent, 1, tuple(body))]
 
 
-def _preparing(low: Lowering, f: tile.For, scope: Scope) -> Body:
+def _preparing(state: Emission, f: tile.For, scope: Scope) -> Body:
     """What the other warps of the producer do in a pipeline: loops of their own before the products."""
-    ring = low.rings[f.var]
+    ring = state.rings[f.var]
     slot, phase = ring.prepared
-    own = prepared(f)
+    own = stages.prepared(f)
     if not own:
         return []
-    var, extent, inner = _loop(low, f, slot, scope)
+    var, extent, inner = _loop(state, f, slot, scope)
     lets = [s for s in f.body if isinstance(s, Let) and s.name in set().union(*(names(x) for x in own))]
     body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, slot), phase), (ring.full,))]
-    body += low.sequence((*lets, *own), inner)
+    body += sequence(state, (*lets, *own), inner)
     arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(ring.ready, slot),), (ring.ready,))
-    body += [k.Call("mlc_fence_async", (), ()), k.Barrier("warp"), k.If(op("eq", low.lane(), const(0)), (arrive,))]
+    body += [k.Call("mlc_fence_async", (), ()), k.Barrier("warp"), k.If(op("eq", state.lane(), const(0)), (arrive,))]
     body += pipelines.next_slot(slot, phase, ring.depth)
     return [k.For(var.name, const(0), extent, 1, tuple(body))]
 
 
-def _prepare_warps(low: Lowering, body: tuple[Stmt, ...], scope: Scope, count: int) -> Body:
+def _prepare_warps(state: Emission, body: tuple[Stmt, ...], scope: Scope, count: int) -> Body:
     """The role of the producer's warps but the first."""
-    around = low.threads, low.first, low.hazards
-    low.threads, low.first, low.hazards, low.kept = count * WARP, low.threads + WARP, Hazards(), SOME
+    around, state.hazards = state.hazards, Hazards()
+    role = Role(count * WARP, state.facts.threads + WARP, SOME)
     out: Body = []
-    for ring in low.rings.values():
+    for ring in state.rings.values():
         slot, phase = ring.prepared
         out += [k.Declare(slot.name, const(0)), k.Declare(phase.name, const(0))]
-    out += _role(low, body, scope.inner(), _preparing)
-    low.threads, low.first, low.hazards = around
-    low.kept = 0
+    out += _role(state, body, scope.inner(role=role), _preparing)
+    state.hazards = around
     return out
 
 
 # ---- the threads that compute
 
 
-def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
+def computed(state: Emission, f: tile.For, scope: Scope) -> Body:
     """The loop of a pipeline without its copies: wait until a slot is full, compute, say that it is empty.
 
     Where products alone use the slots, a slot is given back an iteration later, when the next ones are on their way.
     """
-    if overlap.asked(f):
-        return overlap.computed(low, f, slotted(low, f), scope)
-    ring = low.rings[f.var]
-    used = slotted(low, f)
-    _, rest = pipelines.split(f, low)
-    done = prepared(f)
-    rest = tuple(s for s in pipelines.rest_of(rest, used) if s not in done)
-    extent = low.value(f.extent, scope)
+    if stages.overlaps(f):
+        return overlap.computed(state, f, _slotted(state.facts, f), scope)
+    ring = state.rings[f.var]
+    used = _slotted(state.facts, f)
+    _, rest = stages.split(f, state.facts.tiles)
+    done = stages.prepared(f)
+    rest = tuple(s for s in stages.rest_of(rest, used) if s not in done)
+    extent = lowered(state, f.extent, scope)
     inner = scope.inner(ordered=scope.ordered | used)
-    var = Var(low.fresh(f.var))
+    var = Var(state.fresh(f.var))
     inner.values[f.var], inner.ranges[var.name] = var, range_below(extent, scope.ranges)
     inner.ranges[ring.slot.name] = (0, ring.depth - 1)
-    pipelines.at(low, used, ring.slot)
-    groups = _running(low, rest, used)
+    pipelines.at(state, used, ring.slot)
+    groups = _running(state, rest, used)
     out: Body = []
-    out += wgmma.finish(low)
-    low.blank |= dict.fromkeys(low.blank, op("eq", var, const(0)))
+    out += wgmma.finish(state)
+    state.products.blank |= dict.fromkeys(state.products.blank, op("eq", var, const(0)))
     body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, ring.slot), ring.phase), (ring.full,))]
     if done:
         ready = k.Address(ring.ready, ring.slot)
         made = frozenset(n.buffer for s in done for n in s.walk() if isinstance(n, Store))
-        low.awaited = made, k.Call("mlc_mbarrier_wait", (), (ready, ring.phase), (ring.ready,))
-    low.adding = ""
-    body += low.loop_body(f, rest, inner)
-    warp_first = op("eq", low.lane(), const(0))
+        state.awaited = made, k.Call("mlc_mbarrier_wait", (), (ready, ring.phase), (ring.ready,))
+    state.products.latest = ""
+    body += loop_body(state, f, rest, inner)
+    warp_first = op("eq", state.lane(), const(0))
     if groups:
-        last = Var(low.fresh("last"))
+        last = Var(state.fresh("last"))
         inner.ranges[last.name] = (0, ring.depth - 1)
         out.append(k.Declare(last.name, const(0)))
         arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(ring.empty, last),), (ring.empty,))
         body.append(k.Call("mlc_wgmma_wait", (groups,), ()))
         body.append(k.If(both(warp_first, op("lt", const(0), var)), (arrive,)))
         body.append(k.Assign(last.name, ring.slot))
-        after = [*wgmma.finish(low), k.If(both(warp_first, op("lt", const(0), extent)), (arrive,))]
+        after = [*wgmma.finish(state), k.If(both(warp_first, op("lt", const(0), extent)), (arrive,))]
     else:
         arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(ring.empty, ring.slot),), (ring.empty,))
-        body += wgmma.finish(low)
-        if not all(wgmma.is_asynchronous(low, s) for s in rest if tile.buffers((s,)) & used):
+        body += wgmma.finish(state)
+        if not all(wgmma.is_asynchronous(state.facts, s) for s in rest if tile.buffers((s,)) & used):
             body.append(k.Barrier("warp"))
         body.append(k.If(warp_first, (arrive,)))
         after = []
@@ -321,12 +303,12 @@ def computed(low: Lowering, f: tile.For, scope: Scope) -> Body:
     return [*out, k.For(var.name, const(0), extent, 1, tuple(body)), *after]
 
 
-def _running(low: Lowering, rest: tuple[Stmt, ...], used: frozenset[str]) -> int:
+def _running(state: Emission, rest: tuple[Stmt, ...], used: frozenset[str]) -> int:
     """How many groups of products an iteration starts, where they may run into the next one; else 0."""
     products = [s for s in rest if isinstance(s, tile.Mma)]
-    if not products or not all(wgmma.is_asynchronous(low, s) for s in products):
+    if not products or not all(wgmma.is_asynchronous(state.facts, s) for s in products):
         return 0
-    registers = {x.buffer for s in products for x in (s.acc, s.a) if x.buffer in low.fragments}
+    registers = {x.buffer for s in products for x in (s.acc, s.a) if x.buffer in state.facts.fragments}
     others = [s for s in rest if s not in products and not isinstance(s, tile.Alloc | Let)]
     inside = {n.tensor.name for s in rest for n in s.walk() if isinstance(n, tile.Alloc)}
     if inside & registers or any(tile.buffers((s,)) & (registers | used) for s in others):

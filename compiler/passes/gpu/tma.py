@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
@@ -12,38 +11,38 @@ from compiler.ir.expr import Expr, const, op
 from compiler.ir.index import simplify
 from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import shared
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import lowered
+from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.shared import SharedTile
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
 
 Body = list[k.Stmt]
 
 
-def load(low: Lowering, s: tile.Copy, barrier: k.Address, scope: Scope) -> Body:
+def load(state: Emission, s: tile.Copy, barrier: k.Address, scope: Scope) -> Body:
     """What one thread does for a copy to shared memory; `barrier` expects `size` bytes of it."""
-    held = low.shared[s.target.buffer]
+    held = state.shared[s.target.buffer]
     out: Body = []
-    for box, place, coordinates in _boxes(low, s.target, s.source, held, scope):
+    for box, place, coordinates in _boxes(state, s.target, s.source, held, scope):
         to = k.Address(held.array, place)
-        name = low.map(s.source.buffer, box, held.swizzle, _steps(s.source, scope))
+        name = state.map(s.source.buffer, box, held.swizzle, _steps(s.source, scope))
         out.append(k.Call("mlc_tma_load", (), (to, k.Map(name), barrier, *coordinates), (held.array,)))
     return out
 
 
-def size(low: Lowering, s: tile.Copy) -> int:
+def size(state: Emission, s: tile.Copy) -> int:
     """Bytes that a copy to shared memory brings: whole boxes, also where they hang over the tensor's edge."""
-    return math.prod(tile.extents(s.target)) * low.shared[s.target.buffer].tensor.dtype.bytes
+    return math.prod(tile.extents(s.target)) * state.shared[s.target.buffer].tensor.dtype.bytes
 
 
-def waited(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
+def waited(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     """A copy to shared memory where it stands: one thread asks for it, all wait until it is there."""
-    number = low.barriers(f"{s.target.buffer}_here", 1, 1)
-    parity = low.parity(number)
+    number = state.barriers(f"{s.target.buffer}_here", 1, 1)
+    parity = state.parity(number)
     barrier = k.Address(number, const(0))
-    expect = k.Call("mlc_mbarrier_expect", (), (barrier, const(size(low, s))), (number,))
-    asked = k.If(op("eq", THREAD, const(0)), (expect, *load(low, s, barrier, scope)))
+    expect = k.Call("mlc_mbarrier_expect", (), (barrier, const(size(state, s))), (number,))
+    asked = k.If(op("eq", THREAD, const(0)), (expect, *load(state, s, barrier, scope)))
     return [
         asked,
         k.Call("mlc_mbarrier_wait", (), (barrier, parity), (number,)),
@@ -51,20 +50,20 @@ def waited(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
     ]
 
 
-def store(low: Lowering, s: tile.Copy, scope: Scope) -> Body:
+def store(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     """A copy out of shared memory, by one thread, which waits until the tile may be overwritten.
 
     In a loop that is left to when it is: in the next iteration.
     """
-    held = low.shared[s.source.buffer]
+    held = state.shared[s.source.buffer]
     calls: Body = []
-    for box, place, coordinates in _boxes(low, s.source, s.target, held, scope):
-        name = low.map(s.target.buffer, box, held.swizzle, _steps(s.target, scope))
+    for box, place, coordinates in _boxes(state, s.source, s.target, held, scope):
+        name = state.map(s.target.buffer, box, held.swizzle, _steps(s.target, scope))
         source = k.Address(held.array, place)
         calls.append(k.Call("mlc_tma_store", (), (k.Map(name), source, *coordinates), (s.target.buffer,)))
     calls.append(k.Call("mlc_bulk_commit", (), ()))
     asked = k.If(op("eq", THREAD, const(0)), tuple(calls))
-    return [asked] if s.source.buffer in low.leaving else [asked, left()]
+    return [asked] if s.source.buffer in scope.leaving else [asked, left()]
 
 
 def left() -> k.Stmt:
@@ -72,10 +71,10 @@ def left() -> k.Stmt:
     return k.If(op("eq", THREAD, const(0)), (k.Call("mlc_bulk_wait_read", (0,), ()),))
 
 
-def leaving(low: Lowering, f: tile.For) -> frozenset[str]:
+def leaving(facts: Facts, f: tile.For) -> frozenset[str]:
     """Tiles that every iteration of a loop of all threads fills and copies out."""
     out = (n.source.buffer for n in f.walk() if isinstance(n, tile.Copy) and n.how == "tma")
-    return frozenset(out) & low.in_shared
+    return frozenset(out) & facts.in_shared
 
 
 def _steps(s: tile.Slice, scope: Scope) -> tuple[int, ...]:
@@ -84,21 +83,21 @@ def _steps(s: tile.Slice, scope: Scope) -> tuple[int, ...]:
 
 
 def _boxes(
-    low: Lowering, inside: tile.Slice, outside: tile.Slice, held: SharedTile, scope: Scope
+    state: Emission, inside: tile.Slice, outside: tile.Slice, held: SharedTile, scope: Scope
 ) -> Iterator[tuple[tuple[int, ...], Expr, tuple[Expr, ...]]]:
     """A box for each panel of a tile: its extents, where it is in shared memory, and in the tensor, innermost first."""
     lengths = tile.extents(inside)
     width = min(held.width, lengths[-1])
-    starts = [simplify(low.value(e, scope), scope.ranges, index=True) for e in inside.starts]
+    starts = [simplify(lowered(state, e, scope), scope.ranges, index=True) for e in inside.starts]
     order = memory_order(scope.buffers[outside.buffer])
     axes = [d for d in tile.moved(outside) if outside.lengths[d] > 1]
     if axes != [d for d in order if outside.lengths[d] > 1] or inside.order or inside.steps:
-        raise ValueError(f"kernel {low.source.name}: {outside.buffer} and {inside.buffer} do not lie alike")
-    far = [simplify(low.value(outside.starts[d], scope), scope.ranges, index=True) for d in order]
+        raise ValueError(f"kernel {state.facts.name}: {outside.buffer} and {inside.buffer} do not lie alike")
+    far = [simplify(lowered(state, outside.starts[d], scope), scope.ranges, index=True) for d in order]
     extents = [outside.lengths[d] or 1 for d in order]
     if not outside.lengths[order[-1]] or extents[-1] != lengths[-1]:
         raise ValueError(
-            f"kernel {low.source.name}: a tensor copy of {inside.buffer} has no elements beside each other"
+            f"kernel {state.facts.name}: a tensor copy of {inside.buffer} has no elements beside each other"
         )
     extents[-1] = width
     for column in range(0, lengths[-1], width):

@@ -5,21 +5,19 @@ A product is started, and waited for before anything else touches its accumulato
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, names, op, select
 from compiler.ir.index import from_linear, linear, simplify
 from compiler.ir.statement import Stmt, Store
 from compiler.passes.gpu import shared
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import lowered
+from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.repeats import repeats
 from compiler.passes.gpu.scope import Scope
 from compiler.targets.target import Instruction, instruction
-
-if TYPE_CHECKING:
-    from compiler.passes.gpu.threads import Lowering
 
 Body = list[k.Stmt]
 
@@ -27,43 +25,43 @@ ROW = 16  # bytes of a row of an operand that is not swizzled
 _TYPES = {"bf16": "mlc_bf16", "f16": "mlc_f16", "f32": "float", "i8": "signed char"}
 
 
-def is_asynchronous(low: Lowering, s: Stmt) -> bool:
-    return isinstance(s, tile.Mma) and instruction(low.target, s.instruction).b_space == "shared"
+def is_asynchronous(facts: Facts, s: Stmt) -> bool:
+    return isinstance(s, tile.Mma) and instruction(facts.target, s.instruction).b_space == "shared"
 
 
-def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
+def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
     """Starts acc += a . b as one group; from here on the accumulator is in flight."""
-    acc = low.fragments[s.acc.buffer]
+    acc = state.facts.fragments[s.acc.buffer]
     array = (scope.registers or {})[s.acc.buffer]
     inner = scope.inner()
-    all_of = repeats(low, s, row, inner)
+    all_of = repeats(state, s, row, inner)
     long, at = all_of.long, all_of.at
     repeated = {v.name for v in at.values() if isinstance(v, Var)}
-    group = low.warp() // (row.threads // WARP)
+    group = state.warp() // (row.threads // WARP)
     place = {
-        "m": group % low.groups.m * (long["m"] // low.groups.m) + at["m"] * row.m,
-        "n": group // low.groups.m % low.groups.n * (long["n"] // low.groups.n) + at["n"] * row.n,
+        "m": group % state.facts.grid.m * (long["m"] // state.facts.grid.m) + at["m"] * row.m,
+        "n": group // state.facts.grid.m % state.facts.grid.n * (long["n"] // state.facts.grid.n) + at["n"] * row.n,
         "k": at["k"] * row.k,
     }
 
     def there(x: tile.Slice, axes: str) -> tuple[k.Address, Expr, Expr]:
         """Where the products begin, the bytes from panel to panel, and from there to this one: the repetitions of a
         product then differ by no more than a sum."""
-        held = low.shared[x.buffer]
+        held = state.shared[x.buffer]
         bytes_ = held.tensor.dtype.bytes
         if not held.swizzle and held.width * bytes_ != ROW:
             raise ValueError(
-                f"kernel {low.source.name}: {x.buffer} is not swizzled: its rows must have {ROW} bytes for {row.name}"
+                f"kernel {state.facts.name}: {x.buffer} is not swizzled: its rows must have {ROW} bytes for {row.name}"
             )
         local = iter(place[axis] for axis in axes)
-        starts = (low.value(e, scope) for e in x.starts)
+        starts = (lowered(state, e, scope) for e in x.starts)
         index = tuple(e + next(local) if n else e for e, n in zip(starts, x.lengths, strict=True))
         terms, start = linear(shared.slot_offset(held, index, inner.ranges))
         moves = {e: n * bytes_ for e, n in terms.items() if names(e) <= repeated}
         begin = from_linear(({e: n for e, n in terms.items() if e not in moves}, start))
         return k.Address(held.array, begin), const(held.panel * bytes_), from_linear((moves, 0))
 
-    first = low.blank.pop(s.acc.buffer, None)
+    first = state.products.blank.pop(s.acc.buffer, None)
     accumulate: Expr = const(1)
     if first is not None:
         begins = op("eq", at["k"], const(0)) if isinstance(at["k"], Var) else op("eq", const(0), const(0))
@@ -72,53 +70,53 @@ def multiply(low: Lowering, s: tile.Mma, row: Instruction, scope: Scope) -> Body
     unit = at["m"] * acc.stride("m") + at["n"] * acc.stride("n")
     target = k.Address(array, simplify(unit, inner.ranges, index=True))
     b, b_panel, b_moved = there(s.b, s.layout[1])
-    b_words = (f"mlc_{s.layout[1]}", low.shared[s.b.buffer].swizzle)
+    b_words = (f"mlc_{s.layout[1]}", state.shared[s.b.buffer].swizzle)
     if row.a_space == "shared":
         a, a_panel, a_moved = there(s.a, s.layout[0])
-        words = (row.n, _TYPES[row.a_type], f"mlc_{s.layout[0]}", low.shared[s.a.buffer].swizzle, *b_words)
+        words = (row.n, _TYPES[row.a_type], f"mlc_{s.layout[0]}", state.shared[s.a.buffer].swizzle, *b_words)
         call = k.Call(row.function, words, (target, a, a_panel, b, b_panel, accumulate, a_moved, b_moved), (array,))
     else:
-        left = low.fragments[s.a.buffer]
+        left = state.facts.fragments[s.a.buffer]
         begin = at["m"] * left.stride("m") + at["k"] * left.stride("k")
         a = k.Address((scope.registers or {})[s.a.buffer], simplify(begin, inner.ranges, index=True))
         call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate, b_moved), (array,))
-        low.lent.add(a.buffer)
+        state.products.read.add(a.buffer)
     # One fence is enough for products that follow each other; what is in flight already need not be held.
-    held = 0 if array in low.flight else acc.count
+    held = 0 if array in state.products.running else acc.count
     fence = k.Call("mlc_wgmma_fence", (held,), (k.Address(array, const(0)),), (array,))
-    first_one = [] if low.adding == array else [fence]
-    low.adding = array
-    low.flight[array] = acc.count
+    first_one = [] if state.products.latest == array else [fence]
+    state.products.latest = array
+    state.products.running[array] = acc.count
     return [*first_one, *all_of.around([call]), k.Call("mlc_wgmma_commit", (), ())]
 
 
-def settle(low: Lowering, s: Stmt, scope: Scope) -> Body:
+def settle(state: Emission, s: Stmt, scope: Scope) -> Body:
     """A wait for the products in flight, where a statement touches what they do."""
     touched = {(scope.registers or {}).get(b, b) for b in tile.buffers((s,))}
-    if is_asynchronous(low, s):
+    if is_asynchronous(state.facts, s):
         assert isinstance(s, tile.Mma)
-        return finish(low) if (scope.registers or {}).get(s.a.buffer) in low.flight else []
-    low.adding = ""
-    return finish(low) if touched & (low.flight.keys() | low.lent) else []
+        return finish(state) if (scope.registers or {}).get(s.a.buffer) in state.products.running else []
+    state.products.latest = ""
+    return finish(state) if touched & (state.products.running.keys() | state.products.read) else []
 
 
-def finish(low: Lowering) -> Body:
+def finish(state: Emission) -> Body:
     """All products in flight are done."""
-    if not low.flight:
+    if not state.products.running:
         return []
     out: Body = [k.Call("mlc_wgmma_wait", (0,), ())]
-    for array, count in sorted(low.flight.items()):
+    for array, count in sorted(state.products.running.items()):
         out.append(k.Call("mlc_wgmma_hold", (count,), (k.Address(array, const(0)),), (array,)))
-    low.flight.clear()
-    low.lent.clear()
-    low.adding = ""
+    state.products.running.clear()
+    state.products.read.clear()
+    state.products.latest = ""
     return out
 
 
 # ---- accumulators that begin at zero
 
 
-def blank(low: Lowering, s: Stmt, after: tuple[Stmt, ...]) -> str:
+def blank(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str:
     """The accumulator that a loop sets to zero for the product behind it, which may as well begin with zero."""
     if not isinstance(s, tile.For) or s.bind.level != "lanes":
         return ""
@@ -127,7 +125,7 @@ def blank(low: Lowering, s: Stmt, after: tuple[Stmt, ...]) -> str:
         return ""
     name = stores[0].buffer
     only = len(s.body) == 1 and isinstance(s.body[0], tile.For) and s.body[0].body == (stores[0],)
-    if name not in low.fragments or not only:
+    if name not in state.facts.fragments or not only:
         return ""
     user = next((x for x in after if name in tile.buffers((x,))), None)
     if isinstance(user, tile.For) and user.bind.level in ("pipeline", "unroll"):
@@ -136,8 +134,8 @@ def blank(low: Lowering, s: Stmt, after: tuple[Stmt, ...]) -> str:
         # A loop that is written out comes to its first product once, a pipeline in each iteration.
         once = user.bind.level == "unroll" and any(isinstance(x, tile.Copy) for x in user.body)
         user = inside[0] if runs and (len(inside) == 1 or once) and (once or user.bind.level == "pipeline") else None
-    if isinstance(user, tile.Mma) and is_asynchronous(low, user) and user.acc.buffer == name:
-        whole = tuple(n or 1 for n in user.acc.lengths) == low.fragments[name].shape
+    if isinstance(user, tile.Mma) and is_asynchronous(state.facts, user) and user.acc.buffer == name:
+        whole = tuple(n or 1 for n in user.acc.lengths) == state.facts.fragments[name].shape
         return name if whole and name not in (user.a.buffer, user.b.buffer) else ""
     return ""
 

@@ -1,0 +1,74 @@
+"""What emitting a kernel's statements changes: names, arrays and barriers made, and what is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Expr, const
+from compiler.ir.statement import Stmt
+from compiler.ir.tensor import Tensor
+from compiler.passes.gpu import shared
+from compiler.passes.gpu.groups import Group
+from compiler.passes.gpu.hazards import Hazards
+from compiler.passes.gpu.scope import WARP, Scope
+from compiler.passes.gpu.shared import SharedTile
+from compiler.passes.gpu.signals import Signals
+
+Body = list[k.Stmt]
+Dispatch = Callable[["Emission", Stmt, Scope, tuple[Stmt, ...]], Body]
+
+
+@dataclass
+class Products:
+    """Products that run while threads go on: arrays that they add to, with their sizes, those that they `read`, the one
+    `latest` added to; and accumulators that are to begin at zero, with where they do."""
+
+    running: dict[str, int] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+    latest: str = ""
+    blank: dict[str, Expr] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class Emission(Signals):
+    """`dispatch` emits one statement, with those after it in view.
+
+    `scratch` are arrays through which the warps of a block combine what they have. `shared` says where tiles lie, in
+    the slot of a pipeline that is under way; `group` is of blocks that make parts of one result. `hazards` have come up
+    since the last barrier; ordinary stores changed what is `unfenced` since the last fence; others prepare the tiles
+    that are `awaited`, with the wait for them.
+    """
+
+    dispatch: Dispatch
+    scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
+    shared: dict[str, SharedTile] = field(default_factory=dict)
+    group: Group | None = None
+    hazards: Hazards = field(default_factory=Hazards)
+    unfenced: set[str] = field(default_factory=set)
+    awaited: tuple[frozenset[str], k.Stmt] | None = None
+    products: Products = field(default_factory=Products)
+
+    @property
+    def exchanged(self) -> tuple[Tensor, ...]:
+        """Temporaries of this function alone: parts of a result, and the tickets of those that made them."""
+        return self.group.memory if self.group is not None else ()
+
+    def allocate(self, s: tile.Alloc, slots: int = 1) -> None:
+        """Shared memory for a tile, as often as a pipeline holds it."""
+        size = shared.size_of(s.tensor, s.swizzle)
+        self.taken.add(s.tensor.name)
+        self.shared[s.tensor.name] = SharedTile(s.tensor, s.tensor.name, s.swizzle, size, const(0))
+        align = shared.alignment(s.swizzle)
+        self.arrays.append(k.Array(s.tensor.name, s.tensor.dtype, slots * size, "shared", align))
+
+    def scratch_for(self, dtype: DType, threads: int, size: int = WARP) -> str:
+        """Shared memory for one exchange between warps, which none before it uses; nothing within a warp."""
+        if threads <= WARP:
+            return ""
+        name = self.fresh(f"scratch_{dtype.name}")
+        self.scratch[name] = dtype, size
+        return name

@@ -1,0 +1,155 @@
+"""Expressions of Tile IR as those of Kernel IR: where the elements of tiles are, and what names stand for."""
+
+from __future__ import annotations
+
+from compiler.analysis import access
+from compiler.ir import kernel as k
+from compiler.ir.dtype import boolean, i64
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select
+from compiler.ir.index import simplify
+from compiler.passes.gpu import fragments, shared, traits
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.scope import THREAD, Scope
+from compiler.passes.gpu.shared import SharedTile
+
+
+def lowered(state: Emission, e: Expr, scope: Scope) -> Expr:
+    """An expression of Tile IR where `scope` is, as Kernel IR."""
+    match e:
+        case Const():
+            return e
+        case Var(name):
+            return scope.values.get(name, e)
+        case Load(buffer, index, dtype):
+            where, place = place_of(state, buffer, index, scope)
+            if (where, place) in (scope.ready or {}):
+                where, place = (scope.ready or {})[where, place]
+            elif elsewhere(state, buffer, scope):
+                there, rank = apart(state, k.Address(where, place), scope)
+                return k.Peer(there.buffer, there.index, rank, dtype)
+            return Load(where, (place,), dtype)
+        case Cast(arg, dtype):
+            return cast(lowered(state, arg, scope), dtype)
+        case Select(cond, then, other):
+            return _choice(state, lowered(state, cond, scope), then, other, scope)
+        case Op(name, args):
+            made = op(name, *(lowered(state, a, scope) for a in args))
+            return simplify(made, scope.ranges) if made.dtype is i64 or made.dtype is boolean else made
+    raise TypeError(f"{type(e).__name__} is not a Tile IR expression")
+
+
+def _choice(state: Emission, cond: Expr, then: Expr, other: Expr, scope: Scope) -> Expr:
+    if isinstance(cond, Const):
+        return lowered(state, then if cond.value else other, scope)
+    return select(cond, lowered(state, then, scope), lowered(state, other, scope))
+
+
+def place_of(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> tuple[str, Expr]:
+    """Where an element is: in a thread's own array, or at a flat index."""
+    if buffer in state.facts.fragments and buffer in (scope.registers or {}):
+        return (scope.registers or {})[buffer], _register(state, buffer, index, scope)
+    if buffer in (scope.registers or {}):
+        around = scope.lanes
+        if around is None or index != (Var(around.var),) or around.spread != scope.spreads[buffer]:
+            raise ValueError(
+                f"kernel {state.facts.name}: tile {buffer} is in registers, spread over {scope.spreads[buffer]}; "
+                "it can be used in loops that are spread alike, at their own place, only"
+            )
+        return buffer, around.slot
+    in_group = _in_group(state, buffer, index, scope)
+    if isinstance(in_group, Expr):
+        return buffer, in_group
+    index = in_group or index
+    if buffer in state.shared:
+        held = state.shared[buffer]
+        return held.array, offset_in(state, held, tuple(lowered(state, i, scope) for i in index), scope)
+    flat = access.address(index, scope.buffers[buffer], scope.tile_ranges())
+    return array_of(state, buffer), simplify(lowered(state, flat, scope), scope.ranges, index=True)
+
+
+def _register(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
+    """The register of a fragment at the place of the loops over rows and columns."""
+    part, own = scope.part, state.facts.fragments[buffer]
+    offsets: list[Expr | None] = []
+    for n in range(2):
+        i = index[n] if n < len(index) else None
+        if len(index) == 1:  # a value for each row, or for each column
+            i = index[0] if own.shape[n] != 1 else None
+        if i is None:
+            offsets.append(const(0))
+        else:
+            offsets.append(
+                part.row if part and i is Var(part.rows) else part.column if part and i is Var(part.columns) else None
+            )
+    row, column = offsets
+    if part is None or row is None or column is None or not traits.share_parts(part.fragment, own):
+        raise ValueError(
+            f"kernel {state.facts.name}: {buffer} is spread over threads as {own.shape} for a tensor instruction; "
+            "it can be used at the rows and columns of loops over lanes that go over it, only"
+        )
+    return fragments.register(own, row, column, scope.ranges)
+
+
+def array_of(state: Emission, buffer: str) -> str:
+    """The array or parameter that holds a buffer other threads see."""
+    if state.group is not None and state.exchanged and buffer == state.group.held.tensor.name:
+        return state.exchanged[0].name
+    return state.shared[buffer].array if buffer in state.shared else buffer
+
+
+def offset_in(state: Emission, held: SharedTile, index: tuple[Expr, ...], scope: Scope) -> Expr:
+    """Where an element of a tile in shared memory is; what a swizzle mixes is computed at the beginning."""
+    return shared.offset(held, index, scope.ranges, lambda e: state.once("place", e, held.size))
+
+
+def is_global(state: Emission, buffer: str) -> bool:
+    """A buffer in global memory."""
+    return any(p.name == array_of(state, buffer) for p in (*state.facts.kernel.params, *state.exchanged))
+
+
+def thread_of(scope: Scope) -> Expr:
+    """The number of this thread among those that do the same."""
+    if scope.level in ("warp", "column"):
+        return scope.values["lane" if scope.level == "warp" else "warp"]
+    return THREAD - scope.role.first if scope.role.first else THREAD
+
+
+def barrier(state: Emission, scope: Scope) -> k.Stmt:
+    """All threads that do the same wait for each other."""
+    if state.facts.specialised and scope.level == "block":
+        return k.Call("mlc_named_barrier", (), (const(2 if scope.role.first else 1), const(scope.role.threads)))
+    return k.Barrier("block" if scope.level == "column" else scope.level)
+
+
+# ---- tiles of a group of blocks
+
+
+def _in_group(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) -> tuple[Expr, ...] | Expr | None:
+    """The index in memory of all of an element of the group's tile; in a cluster a flat place, as if the blocks'
+    memories lay one after the other once all parts have been made; None for another buffer."""
+    group = state.group
+    if group is None or buffer != group.held.tensor.name:
+        return None
+    if not group.cluster:
+        return (group.number, *index)
+    part, *rest = (lowered(state, i, scope) for i in index)
+    flat = offset_in(state, state.shared[buffer], tuple(rest), scope)
+    if scope.met:
+        return simplify(part * group.size + flat, scope.ranges, index=True)
+    if part is not group.block:
+        raise ValueError(
+            f"kernel {state.facts.name}: a block of the cluster makes another part of {buffer} than its own"
+        )
+    return flat
+
+
+def elsewhere(state: Emission, buffer: str, scope: Scope) -> bool:
+    """A tile whose parts lie in the shared memories of the blocks of a cluster, which have made them."""
+    return state.group is not None and state.group.cluster and scope.met and buffer == state.group.held.tensor.name
+
+
+def apart(state: Emission, at: k.Address, scope: Scope) -> tuple[k.Address, Expr]:
+    """A flat place in such a tile as one in the memory of a block, and which block."""
+    assert state.group is not None
+    there = at.replace(index=simplify(at.index % state.group.size, scope.ranges, index=True))
+    return there, simplify(at.index // state.group.size, scope.ranges, index=True)

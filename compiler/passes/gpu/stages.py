@@ -1,0 +1,80 @@
+"""Questions about a loop that is a pipeline: what runs ahead in it, what is prepared, what computes."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+from compiler.ir import tile
+from compiler.ir.expr import names
+from compiler.ir.statement import Let, Stmt, Store
+from compiler.passes.gpu.fragments import WARP
+
+
+def is_specialised(s: Stmt) -> bool:
+    """A pipeline with warps of its own for the copies."""
+    return isinstance(s, tile.For) and s.bind.level == "pipeline" and dict(s.bind.args).get("producers", 0) > 0
+
+
+def has_producers(body: tuple[Stmt, ...]) -> bool:
+    return any(is_specialised(n) for s in body for n in s.walk())
+
+
+def prepared(f: tile.For) -> tuple[tile.For, ...]:
+    """The loops in a pipeline over the lanes of all its producers' warps but one: what these do before the products."""
+    others = (dict(f.bind.args)["producers"] - 1) * WARP
+    return tuple(
+        s for s in f.body
+        if isinstance(s, tile.For) and s.bind.level == "lanes" and others and dict(s.bind.args).get("threads") == others
+    )  # fmt: skip
+
+
+def split(f: tile.For, tiles: Container[str]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+    """What runs ahead, the asynchronous copies and the values that they are computed from; and all statements but them.
+
+    Values are computed on both sides.
+    """
+    ahead = [s for s in f.body if isinstance(s, tile.Copy) and s.how != "plain" and s.source.buffer not in tiles]
+    needed = set().union(*(names(s) for s in ahead))
+    lets: list[Stmt] = []
+    for s in reversed(f.body):
+        if isinstance(s, Let) and s.name in needed:
+            needed |= names(s.value)
+            lets.insert(0, s)
+    rest = tuple(s for s in f.body if s not in ahead)
+    return (*lets, *ahead) if ahead else (), rest
+
+
+def waits_for(tiles: Container[str], s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
+    """Whether a pipeline comes next, whose first copies a copy can join, and nothing behind it needs its target."""
+    match after:
+        case (tile.For(bind=tile.Bind(level="pipeline")) as f, *others):
+            runs_ahead = dict(f.bind.args).get("depth", 1) > 1 and bool(split(f, tiles)[0])
+            return runs_ahead and s.target.buffer not in tile.buffers(tuple(others))
+    return False
+
+
+def slotted(f: tile.For, tiles: Container[str], kernel: str) -> frozenset[str]:
+    """Tiles of which a pipeline has as many as it is deep: those that it copies ahead, and those prepared from them."""
+    copied, _ = split(f, tiles)
+    used = frozenset(c.target.buffer for c in copied if isinstance(c, tile.Copy))
+    own = {s.tensor.name for s in f.body if isinstance(s, tile.Alloc)}
+    if not used or not used <= own or any(isinstance(c, tile.Copy) and c.how != "tma" for c in copied):
+        raise ValueError(
+            f"kernel {kernel}: the producers of {f.var} copy nothing by tma, or to tiles from outside of it"
+        )
+    return used | {n.buffer for s in prepared(f) for n in s.walk() if isinstance(n, Store) and n.buffer in own}
+
+
+def overlaps(f: tile.For) -> bool:
+    """The last product of an iteration is made while the next iteration begins."""
+    return bool(dict(f.bind.args).get("overlap"))
+
+
+def later(f: tile.For) -> str:
+    """The key of the ring of what only the last product reads."""
+    return f"{f.var} later"
+
+
+def rest_of(rest: tuple[Stmt, ...], used: frozenset[str]) -> tuple[Stmt, ...]:
+    """Without the allocation of the pipeline's own tiles."""
+    return tuple(s for s in rest if not (isinstance(s, tile.Alloc) and s.tensor.name in used))
