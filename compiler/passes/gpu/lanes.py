@@ -118,9 +118,11 @@ def _rounds(state: Emission, f: tile.For, spread: Spread, inner: Scope, scope: S
         raise ValueError(f"kernel {state.facts.name}: tiles in registers need known sizes: {sorted(kept)}")
     room = min(WORDS_AHEAD, (scope.role.kept or state.facts.target.registers // scope.role.threads) // 2)
     size = max((scope.buffers[b].dtype.bytes for b in tile.buffers((f,)) if b in scope.buffers), default=4)
-    few = every is not None and every <= ROUNDS_UNROLLED and every * spread.vector * size <= 4 * room
+    gathers = spread.vector == 1 and _gathers(state, f)
+    most = ROUNDS_GATHERED if gathers else ROUNDS_UNROLLED
+    few = every is not None and every <= most and every * spread.vector * size <= 4 * room
     whole = every is not None and (bool(kept) or few)
-    gathered = spread.vector == 1 and not whole and _gathers(state, f)
+    gathered = gathers and not whole
     rounds = every if whole and every is not None else ROUNDS_GATHERED if gathered else ROUNDS_AHEAD
     me = thread_of(scope)
     stem = f.var.replace(" ", "_")
