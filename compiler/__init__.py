@@ -29,13 +29,13 @@ if TYPE_CHECKING:
         reference,
     )
     from compiler.execution.gpu_programs import architecture, on_gpu
+    from compiler.execution.named import TARGETS, cpus, target
     from compiler.frontend import Captured, capture, decompositions, from_graph, with_results
     from compiler.interpret.accumulated import Moments, moments
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
     from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower, passes_for, stages
     from compiler.schedule.steps import Schedule
-    from compiler.targets.named import cpus, target
     from compiler.targets.target import Target
 
 _HOME = {
@@ -44,6 +44,7 @@ _HOME = {
         "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "reference",
     ),
     "compiler.execution.gpu_programs": ("architecture", "on_gpu"),
+    "compiler.execution.named": ("TARGETS", "cpus", "target"),
     "compiler.frontend": ("Captured", "capture", "decompositions", "from_graph", "with_results"),
     "compiler.checks.instructions.checks": ("NotRun", "instruction_checks"),
     "compiler.checks.inspection": ("inspect",),
@@ -53,7 +54,6 @@ _HOME = {
     "compiler.checks.mutation": ("mutants",),
     "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower", "passes_for", "stages"),
     "compiler.schedule.steps": ("Schedule",),
-    "compiler.targets.named": ("cpus", "target"),
     "compiler.targets.target": ("Target",),
 }  # fmt: skip
 _WHERE = {name: module for module, names in _HOME.items() for name in names}
@@ -71,6 +71,7 @@ __all__ = [
     "IRS",
     "PIPELINE",
     "STAGES",
+    "TARGETS",
     "Accuracy",
     "Application",
     "CacheError",

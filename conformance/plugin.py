@@ -16,7 +16,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": "cpu",
         "help": "where to run, comma-separated: cpu is this machine, cpu:avx2, say, less of it, "
         "cpu:each all that it can be; cuda is its GPU, or "
-        "sm_90a emulated where there is none; sm_80, sm_86, sm_89, sm_90a and sm_120 are GPUs by name (default: cpu)",
+        "sm_90a emulated where there is none; sm_80 and the like are GPUs by name (default: cpu)",
     },
     "stages": {"metavar": "LIST", "default": None, "help": "stages to check, comma-separated (default: all)"},
     "tier": {

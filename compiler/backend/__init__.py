@@ -28,9 +28,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import frontend
 from compiler.errors import CacheError, CompilerError, Unsupported
-from compiler.execution import executable, gpu_programs
+from compiler.execution import executable, gpu_programs, named
 from compiler.runtime import detect, store
-from compiler.targets import named
 from compiler.targets.target import Target
 
 # A function of the list of a graph's inputs, which it may empty.

@@ -33,8 +33,7 @@ def options(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     with loading():
-        from compiler.execution import expression  # noqa: PLC0415
-        from compiler.targets import named  # noqa: PLC0415
+        from compiler.execution import expression, named  # noqa: PLC0415
 
     if options.source is not None:
         return _run_text(options)

@@ -47,8 +47,7 @@ def options(command: argparse.ArgumentParser) -> None:
 
 def show(options: argparse.Namespace) -> int:
     from compiler import pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
-    from compiler.execution import dumps  # noqa: PLC0415
-    from compiler.targets import named  # noqa: PLC0415
+    from compiler.execution import dumps, named  # noqa: PLC0415
 
     machine = named.target(options.target or dumps.target_of(options.source))
     stages = pipeline.stages(machine)

@@ -11,9 +11,9 @@ def options(command: argparse.ArgumentParser) -> None:
 
 
 def targets(options: argparse.Namespace) -> int:
-    from compiler.targets import named  # noqa: PLC0415  (they look at the machine)
+    from compiler.execution import named  # noqa: PLC0415  (they look at the machine)
 
-    for t in dict.fromkeys(map(named.target, named.NAMES)):  # `cuda` is one of the others or this machine's own
+    for t in dict.fromkeys(map(named.target, named.TARGETS)):  # `cuda` is one of the others or this machine's own
         caches = ", ".join(f"{size >> 10} KiB" for size in (t.l1, t.l2, t.l3) if size)
         cores = f"{t.cores} core{'s' if t.cores != 1 else ''}"
         width = f"warps of {t.warp}, {t.shared >> 10} KiB shared" if t.warp else f"{t.vector * 8}-bit vectors"

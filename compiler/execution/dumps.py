@@ -12,9 +12,9 @@ from typing import Any
 
 from compiler import pipeline
 from compiler.errors import CompilerError
+from compiler.execution import named
 from compiler.pipeline import IRS, TEXTS, Lowering
 from compiler.render import header
-from compiler.targets import named
 from compiler.targets.target import Target
 
 SUFFIXES: Mapping[str, str] = {**{f".{stage}": stage for stage in IRS}, ".cpp": "cpp", ".cu": "cuda"}

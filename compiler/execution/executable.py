@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from compiler import frontend, pipeline
 from compiler.errors import CompilerError, InvalidData
-from compiler.execution import buffers, gpu_programs
+from compiler.execution import buffers, gpu_programs, named
 from compiler.execution.dynamic import AnySize
 from compiler.execution.views import viewed
 from compiler.interpret import kernel as kernel_interpreter
@@ -32,7 +32,6 @@ from compiler.pipeline import Lowering
 from compiler.render import cpp
 from compiler.runtime import build, detect, garbage, guarded, launcher
 from compiler.schedule.steps import Schedule
-from compiler.targets import named
 from compiler.targets.accuracy import THREEFOLD
 from compiler.targets.target import Target
 

@@ -15,8 +15,7 @@ from torch.utils import _pytree as pytree
 
 from compiler import frontend
 from compiler.errors import CompilerError
-from compiler.execution import executable, gpu_programs
-from compiler.targets import named
+from compiler.execution import executable, gpu_programs, named
 from compiler.targets.target import Target
 
 # Calls that make an input rather than being part of the program.

@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from compiler import frontend
-from compiler.execution import executable, expression
+from compiler.execution import executable, expression, named
 from compiler.runtime import garbage
-from compiler.targets import named
 from compiler.targets.target import Target
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from compiler.interpret import scalar
 from compiler.interpret.scalar import Array
 from compiler.ir.dtype import DType, boolean, f32, f64
+from compiler.ir.functions import FUNCTIONS
 from compiler.targets.accuracy import BY_EXP2, in_series, max_ulp
 
 # How many deviations an error may be: the one constant of all tolerances.
@@ -281,8 +282,8 @@ def _propagated(name: str, v: Array, args: tuple[Bounded, ...]) -> Bounded:
     for s in sources:
         reach = tolerance(s)
         change = seen({id(s): reach})
-        if name in ("sin", "cos"):  # probes a period apart would see nothing
-            change, e1 = np.minimum(reach, 2.0), np.maximum(e1, np.minimum(worst(s), 2.0))
+        if name in FUNCTIONS and (swing := FUNCTIONS[name].swing):  # probes a period apart would see nothing
+            change, e1 = np.minimum(reach, swing), np.maximum(e1, np.minimum(worst(s), swing))
         if name in _POLES and s is args[1]:  # nor would probes on both sides of a pole
             change = np.where((np.abs(s.v) <= reach) & (reach > 0), np.inf, change)
             e1 = np.where((np.abs(s.v) <= worst(s)) & (worst(s) > 0), np.inf, e1)

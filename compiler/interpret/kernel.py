@@ -26,6 +26,7 @@ from compiler.interpret.tensor import bind_sizes, extent
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import OPS, dim
+from compiler.ir.functions import FUNCTIONS as ROWS
 from compiler.ir.kernel import Call, Function, Program
 from compiler.ir.tensor import Tensor
 
@@ -244,10 +245,6 @@ def _through_f64(u: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args: type(args[0])(u(*map(float, args)))
 
 
-def _same_type(f: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: type(args[0])(f(*args))
-
-
 def _truncdiv(a: int, b: int) -> int:
     return 0 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
 
@@ -281,13 +278,7 @@ _FLOATS: dict[str, Callable[..., Any]] = {
     "min": lambda a, b: a if a <= b or a != a else b, "max": lambda a, b: a if a >= b or a != a else b,
     "where": lambda c, a, b: a if c else b, "isnan": lambda a: bool(a != a), "abs": abs,
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint, "sqrt": np.sqrt,
-    "erf": _same_type(math.erf), "erfc": _same_type(math.erfc),
-}
-_THROUGH_F64: dict[str, Callable[..., Any]] = {
-    "pow": scalar.power, "exp": np.exp, "exp2": np.exp2, "expm1": np.expm1, "log": np.log, "log2": np.log2, "log10":
-    np.log10, "log1p": np.log1p, "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos":
-    np.arccos, "atan": np.arctan, "atan2": np.arctan2, "sinh": np.sinh, "cosh": np.cosh, "tanh": np.tanh,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh,
+    "pow": _through_f64(scalar.power),
 }
 # fmt: on
 
@@ -299,7 +290,10 @@ def _plain(f: Callable[..., Any]) -> Callable[..., Any]:
 
 def _float_functions() -> dict[str, Callable[..., Any]]:
     made = {name: _plain(FUNCTIONS[name]) for name in OPS}
-    return made | {name: _through_f64(u) for name, u in _THROUGH_F64.items()} | _FLOATS
+    for name, row in ROWS.items():
+        if row.library:
+            made[name] = _through_f64(row.meaning or getattr(np, name))
+    return made | _FLOATS
 
 
 def _reductions() -> dict[str, Callable[[Array], Any]]:

@@ -21,12 +21,16 @@ from compiler.interpret.scalar import Array
 from compiler.interpret.tensor import bind_sizes, extent
 from compiler.ir.dtype import DType, boolean
 from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var
+from compiler.ir.functions import FUNCTIONS
 from compiler.ir.loop import For
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.runtime import build
 
-PRELUDE = (Path(__file__).parent / "loop_prelude.h").read_text(encoding="utf-8")
+_FUNCTIONS = (f"{('UNARY', 'BINARY')[f.arity - 1]}({f.name})" for f in FUNCTIONS.values() if f.library)
+PRELUDE = f"#define FUNCTIONS {' '.join(_FUNCTIONS)}\n" + (Path(__file__).parent / "loop_prelude.h").read_text(
+    encoding="utf-8"
+)
 FLAGS = (
     "-O1",
     "-std=c++17",

@@ -14,16 +14,15 @@ struct f16 { unsigned short bits; };
     extern "C" double name(double); \
     static inline f64 op_##name(f64 x) { return name(x); } \
     static inline f32 op_##name(f32 x) { return (f32)name((f64)x); }
-#define BINARY(own, name) \
+#define BINARY(name) \
     extern "C" double name(double, double); \
-    static inline f64 own(f64 x, f64 y) { return name(x, y); } \
-    static inline f32 own(f32 x, f32 y) { return (f32)name((f64)x, (f64)y); }
-UNARY(floor) UNARY(ceil) UNARY(trunc) UNARY(sqrt) UNARY(exp) UNARY(exp2) UNARY(expm1) UNARY(log) UNARY(log2) UNARY(log10)
-UNARY(log1p) UNARY(sin) UNARY(cos) UNARY(tan) UNARY(asin) UNARY(acos) UNARY(atan) UNARY(sinh) UNARY(cosh) UNARY(tanh)
-UNARY(asinh) UNARY(acosh) UNARY(atanh) UNARY(erf) UNARY(erfc) UNARY(rint)
+    static inline f64 op_##name(f64 x, f64 y) { return name(x, y); } \
+    static inline f32 op_##name(f32 x, f32 y) { return (f32)name((f64)x, (f64)y); }
+UNARY(floor) UNARY(ceil) UNARY(trunc) UNARY(sqrt) UNARY(rint)
+FUNCTIONS  // of ir/functions.py: UNARY(exp), BINARY(pow), ..
 static inline f64 op_exp2_ftz(f64 x) { return x < -1022 ? 0 : op_exp2(x); }
 static inline f32 op_exp2_ftz(f32 x) { return x < -126 ? 0 : op_exp2(x); }
-BINARY(op_pow, pow) BINARY(op_atan2, atan2) BINARY(op_remainder, fmod)
+BINARY(fmod)
 extern "C" double fma(double, double, double);
 extern "C" float fmaf(float, float, float);
 static inline f64 op_fma(f64 a, f64 b, f64 c) { return fma(a, b, c); }
@@ -87,8 +86,8 @@ template <class T> static inline T op_shr(T a, T b) {
 // Integers: nothing divided by zero is zero, and the least number divided by -1 wraps.
 template <class T> static inline T op_truncdiv(T a, T b) { return b == 0 ? (T)0 : b == (T)-1 && (T)-1 < 0 ? (T)(-a) : (T)(a / b); }
 template <class T> static inline T op_rem(T a, T b) { return b == 0 || (b == (T)-1 && (T)-1 < 0) ? (T)0 : (T)(a % b); }
-static inline f32 op_rem(f32 a, f32 b) { return op_remainder(a, b); }
-static inline f64 op_rem(f64 a, f64 b) { return op_remainder(a, b); }
+static inline f32 op_rem(f32 a, f32 b) { return op_fmod(a, b); }
+static inline f64 op_rem(f64 a, f64 b) { return op_fmod(a, b); }
 template <class T> static inline T op_mod(T a, T b) {
     T r = op_rem(a, b);
     return r != 0 && (r < 0) != (b < 0) ? (T)(r + b) : r;

@@ -6,7 +6,6 @@ are computed in f64 and rounded once: within 0.5001 ulp. Where C++ leaves a resu
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from compiler.errors import InvalidData
 from compiler.ir.dtype import DType, bf16, boolean
 from compiler.ir.expr import COMBINE, identity
+from compiler.ir.functions import FUNCTIONS as ROWS
 
 Array = npt.NDArray[Any]
 Function = Callable[..., Array]
@@ -45,12 +45,18 @@ def _through_f64(f: Callable[..., Array]) -> Function:
 
 
 def _elementwise(f: Callable[[float], float]) -> Callable[[Array], Array]:
-    """A function of one Python float, over an array: NumPy has no erf; the C library's, in `math`, is within 1 ulp."""
+    """A function of one Python float, over an array."""
 
     def g(x: Array) -> Array:
         return np.fromiter(map(f, x.ravel().tolist()), np.float64, x.size).reshape(x.shape)
 
     return g
+
+
+def _of_floats(name: str) -> Function:
+    """A function of `functions.py`, of arrays of one floating type, by NumPy's function of that name or the row's."""
+    meaning = ROWS[name].meaning
+    return _through_f64(_elementwise(meaning) if meaning is not None else getattr(np, name))
 
 
 def _rsqrt(x: Array) -> Array:
@@ -135,16 +141,9 @@ FUNCTIONS: dict[str, Function] = {
     "where": np.where, "require": _require, "isnan": np.isnan, "signbit": np.signbit,
     "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc, "round": np.rint,
     "tf32": _tf32,
-    "sqrt": np.sqrt, "rsqrt": _through_f64(_rsqrt), "pow": _through_f64(power), "fma": _fma,
-    "exp": _through_f64(np.exp), "exp2": _through_f64(np.exp2), "expm1": _through_f64(np.expm1),
-    "exp2_ftz": _exp2_ftz, "log": _through_f64(np.log), "log2": _through_f64(np.log2), "log10": _through_f64(np.log10),
-    "log1p": _through_f64(np.log1p),
-    "sin": _through_f64(np.sin), "cos": _through_f64(np.cos), "tan": _through_f64(np.tan),
-    "asin": _through_f64(np.arcsin), "acos": _through_f64(np.arccos), "atan": _through_f64(np.arctan),
-    "atan2": _through_f64(np.arctan2), "sinh": _through_f64(np.sinh), "cosh": _through_f64(np.cosh),
-    "tanh": _through_f64(np.tanh), "asinh": _through_f64(np.arcsinh), "acosh": _through_f64(np.arccosh),
-    "atanh": _through_f64(np.arctanh),
-    "erf": _through_f64(_elementwise(math.erf)), "erfc": _through_f64(_elementwise(math.erfc)),
+    "sqrt": np.sqrt, "fma": _fma,
+    **{name: _of_floats(name) for name, row in ROWS.items() if row.library},
+    "rsqrt": _through_f64(_rsqrt), "pow": _through_f64(power), "exp2_ftz": _exp2_ftz,
 }
 # fmt: on
 

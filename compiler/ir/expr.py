@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean, i64
+from compiler.ir.functions import FUNCTIONS
 from compiler.ir.node import Node
 
 N = TypeVar("N", bound=Node)
@@ -174,14 +175,8 @@ OPS: dict[str, Row] = {
     "round": Row(1, _FLOAT),  # halves go to even
     # to 10 bits of fraction, halves away from zero, as tensor cores take f32; of a NaN x, x - tf32(x) is NaN
     "tf32": Row(1, _FLOAT),
-    "sqrt": Row(1, _FLOAT), "rsqrt": Row(1, _FLOAT), "pow": Row(2, _FLOAT), "fma": Row(3, _FLOAT),
-    "exp": Row(1, _FLOAT), "exp2": Row(1, _FLOAT), "expm1": Row(1, _FLOAT), "log": Row(1, _FLOAT),
-    "exp2_ftz": Row(1, _FLOAT),  # exp2, but zero where that is less than the least normal number
-    "log2": Row(1, _FLOAT), "log10": Row(1, _FLOAT), "log1p": Row(1, _FLOAT),
-    "sin": Row(1, _FLOAT), "cos": Row(1, _FLOAT), "tan": Row(1, _FLOAT), "asin": Row(1, _FLOAT),
-    "acos": Row(1, _FLOAT), "atan": Row(1, _FLOAT), "atan2": Row(2, _FLOAT), "sinh": Row(1, _FLOAT),
-    "cosh": Row(1, _FLOAT), "tanh": Row(1, _FLOAT), "asinh": Row(1, _FLOAT), "acosh": Row(1, _FLOAT),
-    "atanh": Row(1, _FLOAT), "erf": Row(1, _FLOAT), "erfc": Row(1, _FLOAT),
+    "sqrt": Row(1, _FLOAT), "fma": Row(3, _FLOAT),
+    **{name: Row(row.arity, _FLOAT) for name, row in FUNCTIONS.items()},
 }
 # fmt: on
 INFIX = {row.infix: name for name, row in OPS.items() if row.infix}

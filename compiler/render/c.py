@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from compiler.ir import functions
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, f32, i64
 from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, op
@@ -35,12 +36,10 @@ LOGIC: dict[str, tuple[str, int, int, int]] = {
     "min": ("&&", LAND, LAND, EQUAL), "max": ("||", LOR, LOR, EQUAL),
 }  # fmt: skip
 COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne", "isnan", "signbit")
-_CALLS = (
-    "min max isnan signbit sqrt fma abs sign floor ceil round tf32 trunc rsqrt shl shr floordiv truncdiv exp exp2 "
-    "exp2_ftz expm1 sinh cosh tanh log log2 log10 log1p asinh acosh atanh pow erf erfc sin cos tan asin acos atan atan2"
-)
+_CALLS = "min max isnan signbit sqrt fma abs sign floor ceil round tf32 trunc shl shr floordiv truncdiv"
 # Scalar operations that are calls of device functions in every language.
-FUNCTIONS = {name: f"mlc_{name}" for name in _CALLS.split()} | {"mod": "mlc_remainder", "rem": "mlc_fmod"}
+FUNCTIONS = {name: f"mlc_{name}" for name in (*_CALLS.split(), *functions.FUNCTIONS)}
+FUNCTIONS |= {"mod": "mlc_remainder", "rem": "mlc_fmod"}
 CPP_KEYWORDS = frozenset(
     """
     std alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class

@@ -11,6 +11,7 @@ from compiler.ir import alike
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Cast, Const, Var
+from compiler.ir.functions import FUNCTIONS
 from compiler.render import c, header
 from compiler.render.c import Writer
 from compiler.render.cpp_expression import (
@@ -41,17 +42,13 @@ HEADERS = {
     "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 convert from_raw to_raw from_bf16 to_bf16 from_f16 to_f16 from_mask to_mask resize_mask",
     "division.h": "floordiv remainder truncdiv fmod",
-    "exponential.h": "exp exp2 exp2_ftz expm1 sinh cosh",
-    "logarithm.h": "log log2 log10 log1p asinh acosh atanh",
-    "power.h": "pow",
-    "special.h": "erf erfc",
-    "tanh.h": "tanh",
-    "trigonometric.h": "sin cos tan asin acos atan atan2",
+    **{f.header: " ".join(g.name for g in FUNCTIONS.values() if g.header == f.header)
+       for f in FUNCTIONS.values() if f.header},
     "memory.h": "load load_as load_ahead load_as_ahead load_strided gather store store_as store_past fence",
     "masks.h": "load_bools store_bools gather_bools load_strided_bools broadcast_mask",
     "gemm.h": "fma_block dot_block",
     "copy.h": "copy_block",
-}
+}  # fmt: skip
 _HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 _ALIASES = frozenset(f"{name}x{2**n}" for name in (*TYPES, *(f"mask{b}" for b in MASKS)) for n in range(1, 9))
 RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "sizes", c.FAILED, FAILURES}
@@ -60,8 +57,8 @@ RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "siz
 _FAILED = f"int* __restrict {c.FAILED}"
 
 
-def render(program: k.Program, *, target: str, provenance: str = "") -> str:
-    """The C++ text of `program`; `provenance` is a remark for its head. Raises ValueError for what a CPU cannot do.
+def render(program: k.Program, *, target: str) -> str:
+    """The C++ text of `program`; raises ValueError for what a CPU cannot do.
 
     Of functions that are the same but for names the first stands for all.
     """
@@ -75,7 +72,7 @@ def render(program: k.Program, *, target: str, provenance: str = "") -> str:
         if names[f.name] != spelled[f.name]:
             continue
         functions += ["", *_function(f, names[f.name], program, called, types, taken)]
-    head = [*header.lines(program, target), *c.comment(provenance), f"// Compile with {' '.join(FLAGS)}."]
+    head = [*header.lines(program, target), f"// Compile with {' '.join(FLAGS)}."]
     headers = dict.fromkeys(_header(name) for name in called)
     includes = [f'#include "{h}"' for h in sorted(headers, key=list(HEADERS).index)]
     aliases = [f"using {name} = {spelled_out(name)};" for name in sorted(types)]

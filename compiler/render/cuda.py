@@ -12,6 +12,7 @@ from compiler.ir import alike
 from compiler.ir import kernel as k
 from compiler.ir.dtype import DType, boolean, f32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
+from compiler.ir.functions import FUNCTIONS
 from compiler.render import c, header
 from compiler.render.c import SHIFT, UNARY, Code, Writer
 from compiler.render.cpp_expression import TYPES, half_bits, is_half, lane_type, memory
@@ -30,8 +31,7 @@ HEADERS = {
     "round",
     "rounding": "tf32",
     "require": "require",
-    "mathematics": "sqrt rsqrt fma floor ceil trunc exp exp2 exp2_ftz expm1 sinh cosh tanh log log2 log10 log1p asinh "
-    "acosh atanh pow erf erfc sin cos tan asin acos atan atan2",
+    "mathematics": " ".join(("sqrt fma floor ceil trunc", *FUNCTIONS)),
     "memory": "load store store_global",
     "streaming": "load_once load_keep store_once",
     "reduce": "lanes_reduce warp_reduce block_reduce columns_reduce sum prod maximum minimum all any",
@@ -68,8 +68,8 @@ _HANDING = ("mlc_registers_decrease", "mlc_registers_increase")
 _MEMORY = "mlc_memory"  # what comes with the launch; no name of a program begins so
 
 
-def render(program: k.Program, *, target: str, provenance: str = "") -> str:
-    """The CUDA text of `program`; `provenance` is a remark for its head. Raises ValueError for what has no spelling.
+def render(program: k.Program, *, target: str) -> str:
+    """The CUDA text of `program`; raises ValueError for what has no spelling.
 
     Of functions that are the same but for names the first stands for all.
     """
@@ -80,10 +80,9 @@ def render(program: k.Program, *, target: str, provenance: str = "") -> str:
         if name not in done:
             functions += ["", *_function(f, name, program, called)]
         done.add(name)
-    head = [*header.lines(program, target), *c.comment(provenance)]
     headers = sorted({_header(name) for name in called}, key=list(HEADERS).index)
     includes = [f'#include "{FOLDER}/{h}.cuh"' for h in ("prelude", *headers)]
-    return "\n".join([*head, *includes, *functions]) + "\n"
+    return "\n".join([*header.lines(program, target), *includes, *functions]) + "\n"
 
 
 def names(program: k.Program) -> list[str]:

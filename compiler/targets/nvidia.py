@@ -15,7 +15,6 @@ KiB, MiB = 1024, 1024 * 1024
 # What each capability adds to those before it; the suffix `a` is for what later ones need not keep.
 _FEATURES = {
     80: ("mma.sync", "ldmatrix", "cp.async", "bf16", "tf32", "mma.f64"),
-    89: ("fp8",),
     90: ("tma", "cluster", "mbarrier", "stmatrix", "pdl", "red.vector", "mma.f64.wide"),
 }
 _SPECIFIC = {90: ("wgmma", "setmaxnreg"), 120: ("setmaxnreg",)}

@@ -15,7 +15,7 @@ from conformance.report import environment
 from conformance.shapes.cases import KINDS, STAGES, kind_of, stages_of
 from conformance.shapes.files import find_shapes, own_suite
 
-TARGETS = ("cpu", "cuda", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_120")
+TARGETS = tuple(name for name in compiler.TARGETS if not name.startswith("cpu:"))
 EACH = "cpu:each"
 FAIL_ON = ("cliff",)  # what may fail an item beyond a wrong result
 RIVALS = ("eager", "compile", "max-autotune")

@@ -10,6 +10,7 @@ from compiler.checks.mutation.tree import Edit
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, OPS, Cast, Const, Expr, Load, Op, Select
+from compiler.ir.functions import FUNCTIONS
 from compiler.ir.node import Node
 from compiler.ir.text import show as show_expression
 
@@ -20,14 +21,11 @@ SWAPS: dict[str, tuple[str, ...]] = {
     "sign": ("abs",), "min": ("max",), "max": ("min",), "lt": ("le", "gt"), "le": ("lt", "ge"), "gt": ("ge", "lt"),
     "ge": ("gt", "le"), "eq": ("ne",), "ne": ("eq",), "and": ("or",), "or": ("and",), "xor": ("or",),
     "shl": ("shr",), "shr": ("shl",), "floor": ("ceil", "trunc"), "ceil": ("floor",), "trunc": ("floor", "round"),
-    "round": ("trunc",), "sqrt": ("rsqrt",), "rsqrt": ("sqrt",), "exp": ("exp2", "expm1"), "exp2": ("exp",),
-    "exp2_ftz": ("exp",),
-    "expm1": ("exp",), "log": ("log2", "log1p"), "log2": ("log",), "log10": ("log",), "log1p": ("log",),
-    "sin": ("cos",), "cos": ("sin",), "tan": ("tanh",), "asin": ("acos",), "acos": ("asin",), "atan": ("asin",),
-    "sinh": ("cosh",), "cosh": ("sinh",), "tanh": ("atan",), "erf": ("erfc", "tanh"), "erfc": ("erf",),
+    "round": ("trunc",), "sqrt": ("rsqrt",), **{name: row.mistaken for name, row in FUNCTIONS.items() if row.mistaken},
 }  # fmt: skip
 REDUCTIONS = {"sum": "max", "prod": "sum", "max": "min", "min": "max", "and": "or", "or": "and"}
-_ORDERED = ("sub", "div", "floordiv", "mod", "truncdiv", "rem", "pow", "atan2", "shl", "shr", "lt", "le", "gt", "ge")
+_ORDERED = {"sub", "div", "floordiv", "mod", "truncdiv", "rem", "shl", "shr", "lt", "le", "gt", "ge"}
+_ORDERED |= {name for name, row in FUNCTIONS.items() if row.arity == 2}
 # A value of the first type is rounded on the way to the second.
 _NARROW = {"f64": dt.f32, "f32": dt.bf16, "i64": dt.i32, "i32": dt.i16}
 assert all(name in OPS for row in SWAPS.items() for name in (row[0], *row[1]))

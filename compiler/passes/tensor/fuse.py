@@ -18,6 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads
+from compiler.ir.functions import COST, FUNCTIONS
 from compiler.ir.tensor import (
     Axis,
     Equation,
@@ -36,12 +37,12 @@ from compiler.ir.tensor import (
 from compiler.passes.tensor.compose import injective, is_view
 
 # What one evaluation of an operation costs, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike).
-_DEAR = {"div": 4, "sqrt": 4, "rsqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4, "pow": 30, "atan2": 20}
+_DEAR = {"div": 4, "sqrt": 4, "floordiv": 4, "mod": 6, "rem": 6, "truncdiv": 4}
+_DEAR |= {name: row.cost for name, row in FUNCTIONS.items()}
 _CHEAP = {
     "add", "sub", "mul", "neg", "abs", "min", "max", "lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor", "not",
     "shl", "shr", "where", "isnan", "signbit", "floor", "ceil", "trunc", "round", "sign", "fma", "require",
 }  # fmt: skip
-_FUNCTION = 10
 # An element that costs more is stored rather than computed twice: about a store and a load of a cached row.
 WORTH_KEEPING = 8
 # Reductions to fewer rows leave nothing to run in parallel, so what follows them is a kernel of its own.
@@ -62,7 +63,7 @@ def cost(value: Expr) -> int:
 
 
 def _cost(e: Op) -> int:
-    return 1 if e.name in _CHEAP else _DEAR.get(e.name, _FUNCTION)
+    return 1 if e.name in _CHEAP else _DEAR.get(e.name, COST)
 
 
 def is_contraction(e: Equation) -> bool:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean
 from compiler.ir.expr import Const, Expr, cast, const, op
+from compiler.ir.functions import FUNCTIONS
 from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
@@ -133,12 +134,6 @@ def _converted(x: Operand, at: Index, dtype: DType) -> E:
     return value if isinstance(x, Value) and x.dtype is dtype else rounded(value, dtype)
 
 
-_ROWS = (
-    "sqrt rsqrt exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
-    "asinh acosh atanh erf erfc"
-)
-
-
 def _row(name: str) -> Callable[[E], E]:
     return lambda x: op(name, x)
 
@@ -155,10 +150,10 @@ def _rounding(name: str) -> Callable[[E], E]:
 # Names without a dot are the overload `default`; `*` stands for all of _TENSOR_OR_SCALAR.
 # fmt: off
 ARITHMETIC: dict[str, Callable[..., E]] = {
-    **{name: _row(name) for name in _ROWS.split()},
+    "sqrt": _row("sqrt"),
+    **{name: (_row, _row2)[row.arity - 1](row.name) for row in FUNCTIONS.values() for name in row.torch},
     **{name: _rounding(name) for name in ("ceil", "floor", "trunc", "round")}, "fix": _rounding("trunc"),
-    "special_erf": _row("erf"), "special_erfc": _row("erfc"), "special_exp2": _row("exp2"),
-    "special_expm1": _row("expm1"), "special_log1p": _row("log1p"), "special_expit": f.sigmoid,
+    "special_expit": f.sigmoid,
     "abs": lambda x: x if x.dtype.kind in ("uint", "bool") else op("abs", x),
     "neg": _row("neg"), "positive": lambda x: x, "sign": f.sign, "sgn": f.sign, "bitwise_not": _row("not"),
     "reciprocal": lambda x: f.lit(1, x) / x, "square": lambda x: f.mul(x, x), "frac": lambda x: x - op("trunc", x),
@@ -168,7 +163,7 @@ ARITHMETIC: dict[str, Callable[..., E]] = {
     "softplus": f.softplus, "threshold": f.threshold, "hardshrink": f.hardshrink, "softshrink": f.softshrink,
     "softsign": lambda x: x / (op("abs", x) + 1.0), "logit": f.logit, "round.decimals": f.round_decimals,
     "deg2rad": lambda x: x * (math.pi / 180), "rad2deg": lambda x: x * (180 / math.pi),
-    "mul.*": f.mul, "div.*": lambda a, b: a / b, "true_divide.*": lambda a, b: a / b, "atan2": _row2("atan2"),
+    "mul.*": f.mul, "div.*": lambda a, b: a / b, "true_divide.*": lambda a, b: a / b,
     "maximum": _row2("max"), "minimum": _row2("min"), "max.other": _row2("max"), "min.other": _row2("min"),
     "fmax": f.ignoring_nan("max"), "fmin": f.ignoring_nan("min"), "hypot": f.hypot, "logaddexp": f.logaddexp,
     "xlogy.Tensor": f.xlogy, "xlogy.Scalar_Other": f.xlogy, "xlogy.Scalar_Self": f.xlogy, "heaviside": f.heaviside,

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from compiler import frontend, pipeline
 from compiler.backend import CacheWarning, FallbackWarning, SpecialisationWarning, mlcomp
 from compiler.errors import CompilerError, ToolchainError
-from compiler.execution import executable
+from compiler.execution import executable, named
 from compiler.ir import aten, aten_text
 from compiler.runtime import build
-from compiler.targets import named
 from compiler.tests.meaning import fresh_seed
 
 

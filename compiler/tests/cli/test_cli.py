@@ -18,9 +18,8 @@ import torch
 
 import compiler
 from compiler import cli, pipeline
-from compiler.execution import executable, expression
+from compiler.execution import executable, expression, named
 from compiler.runtime import build, detect
-from compiler.targets import named
 
 ROOT = Path(compiler.__file__).parents[1]
 SOFTMAX = "F.softmax(torch.randn(4, 40), 1)"

@@ -7,9 +7,9 @@ import torch
 
 import compiler
 from compiler import frontend, pipeline
+from compiler.execution import named
 from compiler.ir import alike
 from compiler.render import cuda, header
-from compiler.targets import named
 from compiler.tests.meaning import fresh_seed
 
 

@@ -147,7 +147,7 @@ def test_integers_divided_by_zero_raise_what_eager_raises(
 @pytest.mark.parametrize("target", ["cpu", "cpu:avx2", "cpu:baseline", "sm_90a"])
 def test_compiled_code_raises_and_writes_nothing_elsewhere(target: str, seed: int) -> None:
     machine = compiler.target(target)
-    if compiler.targets.named.missing(machine):
+    if compiler.execution.named.missing(machine):
         pytest.skip("not a machine for that")
     x, i = torch.randn(7), torch.randint(0, 7, (37,))
     for expression in ("x[i].sum()", "x.scatter_add(0, i, i.float())", "i // (i + 1)", "F.one_hot(i, 7)"):

@@ -1,5 +1,5 @@
 // The mathematical functions by one name for float and double. How exact they are on a GPU, the CUDA C++ Programming
-// Guide's tables of maximum errors say (targets/accuracy.py holds those figures).
+// Guide's tables of maximum errors say (ir/functions.py holds those figures).
 #pragma once
 #include "prelude.cuh"
 
@@ -67,6 +67,13 @@ MLC_DEVICE float mlc_erf(float x) {
 }
 MLC_DEVICE double mlc_erf(double x) {
     return erf(x);
+}
+// CUDA's function of float is not near its zeros left of -2.
+MLC_DEVICE float mlc_lgamma(float x) {
+    return (float)lgamma((double)x);
+}
+MLC_DEVICE double mlc_lgamma(double x) {
+    return lgamma(x);
 }
 MLC_DEVICE float mlc_fma(float x, float y, float z) {
     return fmaf(x, y, z);

@@ -11,8 +11,8 @@ from compiler.tests.eager import check, expressions, words
 nan, inf = float("nan"), float("inf")
 
 UNARY = words("""abs neg sign sgn square positive exp exp2 expm1 sqrt rsqrt log log2 log10 log1p sin cos tan atan sinh
-    cosh tanh asinh erf erfc ceil floor trunc round frac reciprocal sigmoid rad2deg deg2rad relu isnan isinf isfinite
-    isposinf isneginf signbit logical_not nan_to_num""")
+    cosh tanh asinh erf erfc lgamma ceil floor trunc round frac reciprocal sigmoid rad2deg deg2rad relu isnan isinf
+    isfinite isposinf isneginf signbit logical_not nan_to_num""")
 INTEGER = words("""abs neg sign square exp sigmoid ceil floor trunc round relu isnan isinf isfinite logical_not
     bitwise_not""")
 ACTIVATIONS = words("""silu mish relu6 selu elu celu leaky_relu hardswish hardsigmoid hardtanh hardshrink softshrink

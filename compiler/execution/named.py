@@ -10,7 +10,7 @@ from compiler.targets import cpu, nvidia
 from compiler.targets.target import Target
 
 _DESCRIBED = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS)}
-NAMES = ("cpu", "cuda", *_DESCRIBED)
+TARGETS = ("cpu", "cuda", *_DESCRIBED)
 OLDEST = 80  # compute capability that the compiler makes code for
 # What the compiler may use of this machine; the rest of /proc/cpuinfo makes no difference to it.
 _FEATURES = (
@@ -19,7 +19,7 @@ _FEATURES = (
 
 
 def target(name: str = "cpu") -> Target:
-    """The target of that name; raises CompilerError for one that is not among NAMES.
+    """The target of that name; raises CompilerError for one that is not among TARGETS.
 
     `cuda` is the GPU of this machine, and sm_90a where there is none. A name that ends in `:strict` is the same target
     without tensor instructions that round numbers of f32.
@@ -32,7 +32,7 @@ def target(name: str = "cpu") -> Target:
     if name == "cuda":
         return _this_gpu()
     if name not in _DESCRIBED:
-        raise CompilerError(f"unknown target {name!r}: the targets are {', '.join(NAMES)}")
+        raise CompilerError(f"unknown target {name!r}: the targets are {', '.join(TARGETS)}")
     return _DESCRIBED[name]
 
 

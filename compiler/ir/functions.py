@@ -1,0 +1,93 @@
+"""Functions of floats, a row each; all that the compiler does with one derives from its row.
+
+These are the type rules (`expr.OPS`), the interpreters, the headers that C++ and CUDA text includes, the error bounds,
+the lowering from torch, what fusion takes it to cost, and the mistakes that the self-test plants. A function is added
+as a row here, a device function `mlc_NAME` in the row's header of `render/cpp`, and one in
+`render/cuda/mlc/mathematics.cuh`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CORRECTLY_ROUNDED = 0.5
+COST = 10  # of a function, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function by the name that torch, NumPy and C have for it.
+
+    `cpu` is the largest error of the device function for CPUs, for f32 and f64 in units in the last place: the spacing
+    of the type at the exact result (below the normal range, the smallest denormal), so a correctly rounded function has
+    0.5. `cuda` is what the CUDA C++ Programming Guide ("Mathematical functions") states, which counts from the
+    correctly rounded result. `header` declares the device function for CPUs; what has none is declared with the
+    arithmetic. `torch` are its names in ATen. `meaning` is the function of Python floats where NumPy has none. Where
+    `library`, C's is the function. `mistaken` are what a wrong compiler may call instead. `swing` is how far apart any
+    two values are of a function that goes up and down, nowhere steeper than 1; 0 for others.
+    """
+
+    name: str
+    cpu: tuple[float, float]
+    cuda: tuple[float, float]
+    header: str = ""
+    arity: int = 1
+    torch: tuple[str, ...] = ()
+    meaning: Callable[[float], float] | None = None
+    library: bool = True
+    mistaken: tuple[str, ...] = ()
+    cost: int = COST
+    swing: float = 0.0
+
+
+def _log_gamma(x: float) -> float:
+    """Infinite at its poles and where it overflows, which Python's raises for."""
+    if x == -math.inf or (x <= 0 and x == math.floor(x)):
+        return math.inf
+    try:
+        return math.lgamma(x)
+    except OverflowError:
+        return math.inf
+
+
+_EXP, _LOG, _SPECIAL, _CIRCLE = "exponential.h", "logarithm.h", "special.h", "trigonometric.h"
+# The tests of the headers hold every claim for CPUs against dense random and edge inputs, with and without fused
+# multiply-add; where the f64 function is the C library's, the claim is what its documentation allows. For CUDA the
+# larger figure of the guide's editions from 11 to 13 stands.
+_ROWS = (
+    Function("exp", (1.25, 1.0), (2, 1), _EXP, torch=("exp",), mistaken=("exp2", "expm1")),
+    Function("exp2", (1.25, 1.25), (2, 1), _EXP, torch=("exp2", "special_exp2"), mistaken=("exp",)),
+    # exp2, but zero where that is less than the least normal number: an instruction that PTX allows a relative error of
+    # 2^-22, four ulps at most.
+    Function("exp2_ftz", (1.25, 1.25), (4, 1), _EXP, library=False, mistaken=("exp",)),
+    Function("expm1", (1.25, 1.5), (1, 1), _EXP, torch=("expm1", "special_expm1"), mistaken=("exp",)),
+    Function("sinh", (1.75, 2.0), (3, 2), _EXP, torch=("sinh",), mistaken=("cosh",)),
+    Function("cosh", (1.5, 2.0), (2, 1), _EXP, torch=("cosh",), mistaken=("sinh",)),
+    Function("log", (1.0, 1.0), (1, 1), _LOG, torch=("log",), mistaken=("log2", "log1p")),
+    Function("log2", (1.5, 1.0), (1, 1), _LOG, torch=("log2",), mistaken=("log",)),
+    Function("log10", (2.0, 2.0), (2, 1), _LOG, torch=("log10",), mistaken=("log",)),
+    Function("log1p", (1.5, 1.0), (1, 1), _LOG, torch=("log1p", "special_log1p"), mistaken=("log",)),
+    Function("asinh", (2.0, 2.0), (3, 3), _LOG, torch=("asinh",)),
+    Function("acosh", (2.0, 2.5), (4, 3), _LOG, torch=("acosh",)),
+    Function("atanh", (2.5, 2.0), (3, 2), _LOG, torch=("atanh",)),
+    Function("pow", (1.0, 1.0), (9, 2), "power.h", 2, cost=30),
+    Function("rsqrt", (1.5, 1.5), (2, 1), torch=("rsqrt",), library=False, mistaken=("sqrt",), cost=4),
+    Function("erf", (2.5, 1.5), (2, 2), _SPECIAL, torch=("erf", "special_erf"), meaning=math.erf,
+             mistaken=("erfc", "tanh")),
+    Function("erfc", (1.0, 5.5), (4, 5), _SPECIAL, torch=("erfc", "special_erfc"), meaning=math.erfc,
+             mistaken=("erf",)),
+    # f32 is computed in f64; CUDA's f64 function is less exact between -11.0001 and -2.2637, near its zeros.
+    Function("lgamma", (1.0, 12.0), (1, 4), _SPECIAL, torch=("lgamma",), meaning=_log_gamma, mistaken=("log",),
+             cost=30),
+    Function("tanh", (2.75, 2.75), (2, 1), "tanh.h", torch=("tanh",), mistaken=("atan",)),
+    Function("sin", (2.25, 1.0), (2, 2), _CIRCLE, torch=("sin",), mistaken=("cos",), swing=2.0),
+    Function("cos", (2.25, 1.0), (2, 2), _CIRCLE, torch=("cos",), mistaken=("sin",), swing=2.0),
+    Function("tan", (3.75, 1.0), (4, 2), _CIRCLE, torch=("tan",), mistaken=("tanh",)),
+    Function("asin", (2.5, 1.0), (4, 2), _CIRCLE, torch=("asin",), mistaken=("acos",)),
+    Function("acos", (1.5, 1.0), (3, 2), _CIRCLE, torch=("acos",), mistaken=("asin",)),
+    Function("atan", (2.0, 1.0), (2, 2), _CIRCLE, torch=("atan",), mistaken=("asin",)),
+    Function("atan2", (2.5, 1.0), (3, 2), _CIRCLE, 2, torch=("atan2",), cost=20),
+)  # fmt: skip
+FUNCTIONS = {row.name: row for row in _ROWS}
