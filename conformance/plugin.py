@@ -82,11 +82,6 @@ OPTIONS: dict[str, dict[str, object]] = {
         "help": "run the code of every case on the GPU under these tools of compute-sanitizer, comma-separated: "
         "memcheck, racecheck (default: none)",
     },
-    "first-diff": {
-        "action": "store_true",
-        "default": False,
-        "help": "on a failure, also search for the first pass application after which the result is wrong",
-    },
     "instructions": {
         "action": "store_true",
         "default": False,

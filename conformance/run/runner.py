@@ -183,7 +183,6 @@ class Runner:
             "stages": list(self.settings.stages),
             "seed": self.settings.seed,
             "backend": self.settings.backend,
-            "first_diff": self.settings.first_diff,
             "threads": self.threads,
             "dump": str(self.settings.reports(self.device) / "repro" / folder),
         }

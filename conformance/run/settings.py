@@ -54,7 +54,6 @@ class Settings:
     part: bool  # of the suite is run, and nobody said where its reports go
     backend: str | None
     selftest: bool
-    first_diff: bool
     gate: bool
     sanitizers: tuple[str, ...]
     fuzz: range  # the numbers of the random programs to run
@@ -126,7 +125,6 @@ def read(config: pytest.Config) -> Settings:
         part=bool(getattr(config, "workerinput", {}).get("mlcomp_part", part)),
         backend=None if backend is None else str(backend),
         selftest=bool(option("selftest")),
-        first_diff=bool(option("first_diff")),
         gate=bool(option("gate")),
         sanitizers=sanitizers,
         fuzz=fuzz,

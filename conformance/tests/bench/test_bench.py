@@ -20,7 +20,7 @@ from conformance.bench import benchmark, roofline
 from conformance.bench.benchmark import Settings, Subject, Wrong
 from conformance.judge import device, systems
 from conformance.judge.systems import Built, Function
-from conformance.shapes import cases
+from conformance.shapes import cases, schema
 from conformance.shapes.cases import Arg, BenchCase
 
 INPUTS = (torch.arange(6.0).reshape(2, 3),)
@@ -263,7 +263,6 @@ def test_errors_become_rows() -> None:
     [
         ({"min_speedup": 2.0, "min_speedup_eager": 3.5, "min_speedup_compile": 1.9}, ["met", "missed", "met"]),
         ({"min_roofline": 0.2, "max_compile_s": 0.5, "max_kernels": 0}, ["missed", "met", "missed"]),
-        ({"max_slowdown_baseline": 1.0}, []),
     ],
 )
 def test_budgets_are_judged_by_the_interval(rules: dict[str, float], verdicts: list[str]) -> None:
@@ -271,6 +270,12 @@ def test_budgets_are_judged_by_the_interval(rules: dict[str, float], verdicts: l
     assert [judged["verdict"] for judged in benchmark.judge_budget({"cpu": rules, "cuda": rules}, row)] == verdicts
     row["ci"] = [1.8, 2.2]
     assert benchmark.judge_budget({"*": {"min_speedup": 2.0}}, row)[0]["verdict"] == "unproven"
+
+
+def test_every_budget_that_a_shape_file_may_set_is_judged() -> None:
+    row = Stage(mlcomp=10, eager=30, compile=20).measure() | {"target": "cpu"}
+    judged = benchmark.judge_budget({"cpu": dict.fromkeys(schema.BUDGETS, 1.0)}, row)
+    assert [rule["name"] for rule in judged] == list(schema.BUDGETS)
 
 
 def test_an_unknown_mode_is_named() -> None:
