@@ -10,19 +10,21 @@ import itertools
 import pytest
 from _pytest.config import findpaths
 
+# `help` is what `pytest --help` and the table of options in conformance/README.md say.
 OPTIONS: dict[str, dict[str, object]] = {
     "target": {
         "metavar": "LIST",
         "default": "cpu",
-        "help": "where to run, comma-separated: cpu is this machine, cpu:avx2, say, less of it, "
-        "cpu:each all that it can be; cuda is its GPU, or "
-        "sm_90a emulated where there is none; sm_80 and the like are GPUs by name (default: cpu)",
+        "help": "where to run, comma-separated: cpu, the default, is this machine; cpu:avx512, cpu:avx2 and "
+        "cpu:baseline are less of it, cpu:each all of these that it can run; cuda is its GPU, or sm_90a emulated where "
+        "there is none; other GPUs go by the names that `mlcomp targets` lists",
     },
     "stages": {"metavar": "LIST", "default": None, "help": "stages to check, comma-separated (default: all)"},
     "tier": {
         "choices": ("smoke", "full", "nightly"),
         "default": "smoke",
-        "help": "how many rows of each case: one a dtype, the pairwise ones, or the cross product (default: smoke)",
+        "help": "how many rows of each case: one for each dtype (smoke, the default), every pair of values (full), or "
+        "all combinations (nightly)",
     },
     "seed": {
         "type": int,
@@ -62,7 +64,7 @@ OPTIONS: dict[str, dict[str, object]] = {
     "backend": {
         "metavar": "NAME",
         "default": None,
-        "help": "check this torch.compile backend instead of our compiler, final stage only",
+        "help": "check this torch.compile backend instead of our compiler, by its results alone",
     },
     "selftest": {
         "action": "store_true",
@@ -74,24 +76,26 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": False,
         "help": "also compile every case for the GPUs that --mlcomp-target names, or for sm_80, sm_90a and sm_120, "
         "without running it, and look at what its kernels take: no spills, no local memory, no serialised "
-        "instruction, the instructions that the code calls",
+        "instruction, the instructions that the code calls; alone with -m mlcomp_gate",
     },
     "sanitizer": {
         "metavar": "LIST",
         "default": None,
-        "help": "run the code of every case on the GPU under these tools of compute-sanitizer, comma-separated: "
+        "help": "run the code of every case once on the GPU under these tools of compute-sanitizer, comma-separated: "
         "memcheck, racecheck (default: none)",
     },
     "instructions": {
         "action": "store_true",
         "default": False,
-        "help": "by itself: check every instruction's row against its meaning, on the CPU and on a GPU if there is one",
+        "help": "by itself: check every GPU instruction against its row's meaning, on the CPU, on a GPU if there is "
+        "one, and by its machine code",
     },
     "fuzz": {
         "type": int,
         "metavar": "N",
         "default": None,
-        "help": "by itself, unless shape files are named: run so many random programs through torch.compile",
+        "help": "by itself, unless shape files are named: run so many random programs through torch.compile, 25 to an "
+        "item, against eager and f64; findings go to fuzz.md",
     },
     "fuzz-only": {
         "type": int,

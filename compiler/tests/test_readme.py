@@ -1,13 +1,15 @@
-"""README.md is true: its commands run and print what it shows, its shape file and its Python work, its tables hold.
+"""The pages are true: their commands run and print what they show, their shape file and their Python work, their
+tables hold what the code says, and what they name exists.
 
 In a ```console block a line `$ command` is followed by its output, where a first or last line `…` stands for what is
 left out. What depends on the machine is compared with its numbers masked. `pytest compiler/tests/test_readme.py
---update` writes down what the commands print now, in place of what was shown and abridged as it was; that runs `make`
-too, whose commands are otherwise only looked at (`-k "not make"` leaves them alone).
+--update` writes down what the commands print now, in place of what was shown and abridged as it was, and what the
+tables hold now; that runs `make` too, whose commands are otherwise only looked at (`-k "not make"` leaves them alone).
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import difflib
 import io
@@ -17,7 +19,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +27,15 @@ import pytest
 
 import compiler
 from compiler import cli
+from compiler.ir import tile
 from compiler.pipeline import pass_table
+from compiler.schedule import steps
 from conformance.plugin import OPTIONS
 
 ROOT = Path(compiler.__file__).parents[1]
-README = ROOT / "README.md"
+README = "README.md"
+PAGES = (README, "CHANGELOG.md", "compiler/README.md", "conformance/README.md", "shapes/README.md")
+LONGEST = 200  # lines of the first page
 SHAPE_FILE = "shapes/mine.toml"
 LEFT_OUT = "…"
 # Figures, folders named after the device, and the filling of pytest's lines.
@@ -38,11 +44,18 @@ _VARIES = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?|(?<=reports/)\S+|(?<==)=+")
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block; `start` is the line after its fence, counted from 0."""
+    """A fenced block of a page; `start` is the line after its fence, counted from 0."""
 
+    page: str
     language: str
     start: int
     lines: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The page and the first words, for the name of a test."""
+        folder = self.page.removesuffix(README).rstrip("/") or "top"
+        return f"{folder}-{re.sub(r'[^a-zA-Z0-9_]+', '-', self.lines[0].removeprefix('$ '))[:60].strip('-')}"
 
 
 @dataclass(frozen=True)
@@ -54,16 +67,23 @@ class Command:
     shown: tuple[str, ...]
 
 
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
 def blocks(*languages: str) -> list[Block]:
-    """The blocks in these languages, in order."""
-    found, opened = [], None
-    lines = README.read_text(encoding="utf-8").splitlines()
+    """The blocks in these languages of all pages, in order."""
+    return [block for page in PAGES for block in _blocks(page) if block.language in languages]
+
+
+def _blocks(page: str) -> Iterator[Block]:
+    opened = None
+    lines = text_of(page).splitlines()
     for number, line in enumerate(lines):
         if line.startswith("```"):
             if opened is not None:
-                found.append(Block(lines[opened][3:], opened + 1, tuple(lines[opened + 1 : number])))
+                yield Block(page, lines[opened][3:], opened + 1, tuple(lines[opened + 1 : number]))
             opened = number if opened is None else None
-    return [block for block in found if block.language in languages]
 
 
 def commands(block: Block) -> list[Command]:
@@ -75,16 +95,12 @@ def commands(block: Block) -> list[Command]:
     ]
 
 
-def name(block: Block) -> str:
-    return re.sub(r"\W+", "-", block.lines[0].removeprefix("$ "))[:60].strip("-")
-
-
 CONSOLE = blocks("console")
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with README's shape file, where the commands run; what they build stays in it."""
+    """A folder with the first page's shape file, where the commands run; what they build stays in it."""
     path = tmp_path / SHAPE_FILE
     path.parent.mkdir()
     path.write_text("\n".join(blocks("toml")[0].lines), encoding="utf-8")
@@ -96,20 +112,20 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("number", range(len(CONSOLE)), ids=map(name, CONSOLE))
+@pytest.mark.parametrize("number", range(len(CONSOLE)), ids=[block.name for block in CONSOLE])
 def test_commands_print_what_is_shown(number: int, project: Path, pytestconfig: pytest.Config) -> None:
-    update = pytestconfig.getoption("update")
+    update, page = pytestconfig.getoption("update"), CONSOLE[number].page
     for which, command in enumerate(commands(CONSOLE[number])):
         if command.words.startswith("make ") and not update:
             shell(command.words.replace("make", "make -n", 1), ROOT)
             continue
         made = abridged(run(command.words, project, warm=not update), command.shown)
         if update:
-            replace(commands(blocks("console")[number])[which], made)
+            replace(page, commands(blocks("console")[number])[which], made)
             continue
         exact = command.words.startswith(("mlcomp show", "mlcomp passes"))
         shown, found = (lines if exact else tuple(map(masked, lines)) for lines in (command.shown, made))
-        difference = "\n".join(difflib.unified_diff(shown, found, "README.md", "printed now", lineterm=""))
+        difference = "\n".join(difflib.unified_diff(shown, found, page, "printed now", lineterm=""))
         assert not difference, f"$ {command.words}\n{difference}\n`pytest {Path(__file__).name} --update` accepts it"
 
 
@@ -162,21 +178,21 @@ def masked(line: str) -> str:
     return re.sub(r"# +", "#", re.sub(r"=+", "=", _VARIES.sub("#", line)))
 
 
-def replace(command: Command, made: tuple[str, ...]) -> None:
-    lines = README.read_text(encoding="utf-8").splitlines()
+def replace(page: str, command: Command, made: tuple[str, ...]) -> None:
+    lines = text_of(page).splitlines()
     lines[command.start : command.start + len(command.shown)] = made
-    README.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (ROOT / page).write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 # ---- blocks without output
 
 
-def plain() -> Iterator[str]:
-    for block in blocks("sh"):
-        yield from (line for line in block.lines if line and not line.startswith("#"))
+def plain() -> list[str]:
+    lines = [line for block in blocks("sh") for line in block.lines if line and not line.startswith("#")]
+    return list(dict.fromkeys(lines))
 
 
-@pytest.mark.parametrize("words", list(plain()))
+@pytest.mark.parametrize("words", plain())
 def test_plain_commands_are_right(words: str, project: Path) -> None:
     """Those that take long are only looked at."""
     match words.split()[0]:
@@ -196,29 +212,102 @@ def test_plain_commands_are_right(words: str, project: Path) -> None:
             pytest.fail(f"nothing is known about {other}; show it in a console block")
 
 
-@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: f"line{block.start}")
+@pytest.mark.parametrize("block", blocks("python"), ids=lambda block: block.page.replace("/", "-") + f"-{block.start}")
 @pytest.mark.filterwarnings("error::compiler.backend.FallbackWarning")
 def test_python_runs(block: Block, project: Path) -> None:
-    code = compile("\n" * block.start + "\n".join(block.lines), str(README), "exec")
+    code = compile("\n" * block.start + "\n".join(block.lines), str(ROOT / block.page), "exec")
     exec(code, {"__name__": "__readme__"})
 
 
-def test_the_table_of_passes_is_what_the_command_prints(pytestconfig: pytest.Config) -> None:
-    text = README.read_text(encoding="utf-8")
-    first = pass_table().splitlines()[0]
-    (shown,) = re.findall(rf"^{re.escape(first)}\n(?:\|.*\n)+", text, flags=re.MULTILINE)
+@pytest.mark.parametrize("block", blocks("toml"), ids=lambda block: block.page.replace("/", "-") + f"-{block.start}")
+def test_shape_files_are_right(block: Block, tmp_path: Path) -> None:
+    """A fragment lacks the first line."""
+    text = "\n".join(block.lines)
+    path = tmp_path / "shown.toml"
+    path.write_text(text if block.lines[0].startswith("format") else f"format = 1\n{text}", encoding="utf-8")
+    assert cli.main(["validate", str(path)]) == 0
+
+
+# ---- tables that the code knows
+
+
+def option_table() -> str:
+    """Every option of the plugin but those for its own tests."""
+    lines = ["| option | |", "|---|---|"]
+    for name, option in OPTIONS.items():
+        if option["help"] is not argparse.SUPPRESS:
+            value = "\\|".join(option["choices"]) if "choices" in option else option.get("metavar", "")  # type: ignore[arg-type]
+            lines.append(f"| `--mlcomp-{name}{f' {value}' if value else ''}` | {option['help']} |")
+    return "\n".join(lines)
+
+
+def step_table() -> str:
+    """Every step of a schedule with the page's own example, and the first sentence that its class says of it."""
+    examples = dict(re.findall(r"^\| `((\w+)\(.*\))` \|", text_of("compiler/README.md"), flags=re.MULTILINE))
+    shown = {word: text for text, word in examples.items()}
+    lines = ["| example | what it does |", "|---|---|"]
+    for word, step in steps.STEPS.items():
+        said = " ".join((step.__doc__ or "").split("\n\n")[0].split())
+        lines.append(f"| `{shown.get(word, f'{word}(…)')}` | {said} |")
+    return "\n".join(lines)
+
+
+TABLES: dict[str, tuple[str, Callable[[], str]]] = {
+    "passes": ("compiler/README.md", pass_table),
+    "steps": ("compiler/README.md", step_table),
+    "options": ("conformance/README.md", option_table),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_hold_what_the_code_says(name: str, pytestconfig: pytest.Config) -> None:
+    page, made = TABLES[name][0], TABLES[name][1]() + "\n"
+    text = text_of(page)
+    (shown,) = re.findall(rf"^{re.escape(made.splitlines()[0])}\n(?:\|.*\n)+", text, flags=re.MULTILINE)
     if pytestconfig.getoption("update"):
-        README.write_text(text.replace(shown, pass_table() + "\n"), encoding="utf-8")
+        (ROOT / page).write_text(text.replace(shown, made), encoding="utf-8")
     else:
-        assert shown == pass_table() + "\n"
+        assert shown == made
 
 
-def test_every_option_is_explained() -> None:
-    text = README.read_text(encoding="utf-8")
-    missing = [f"--mlcomp-{option}" for option in OPTIONS if f"`--mlcomp-{option}" not in text]
-    assert missing == ["--mlcomp-runner"], "--mlcomp-runner is internal; every other option has a row"
+def test_every_step_has_an_example_that_is_one() -> None:
+    examples = re.findall(r"^\| `(\w+\(.*\))` \|", text_of("compiler/README.md"), flags=re.MULTILINE)
+    parsed = [steps.parse(text).steps[0] for text in examples]
+    assert [steps.show_step(step) for step in parsed] == examples
+    assert [steps.word(type(step)) for step in parsed] == list(steps.STEPS)
 
 
-def test_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\(([^)#:]+)\)", README.read_text(encoding="utf-8"))
-    assert links and all((ROOT / link).exists() for link in links), links
+def test_every_level_is_named() -> None:
+    text = text_of("compiler/README.md")
+    missing = [word for level, args in tile.LEVELS.items() for word in (level, *args) if f"`{word}`" not in text]
+    assert not missing
+
+
+# ---- what the pages name
+
+
+def test_the_first_page_is_short() -> None:
+    assert len(text_of(README).splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    text, folder = text_of(page), (ROOT / page).parent
+    links = re.findall(r"\]\(([^):]+)\)", text)
+    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in text.splitlines()}
+    assert all(link[1:] in headings if link[0] == "#" else (folder / link).exists() for link in links), links
+    if page == README:
+        assert set(PAGES) - {README} <= set(links)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_is_named_exists(page: str) -> None:
+    """Options, commands, and paths of this repository."""
+    text = text_of(page)
+    options = set(re.findall(r"--mlcomp-([a-z-]+[a-z])", text))
+    assert options <= set(OPTIONS)
+    for words in re.findall(r"`(mlcomp [a-z]+)[^`]*`", text):
+        with pytest.raises(SystemExit, match="0"), contextlib.redirect_stdout(io.StringIO()):
+            cli.main([*words.split()[1:], "--help"])
+    paths = re.findall(r"`((?:compiler|conformance|shapes)/[\w./-]*)`", text)
+    assert not [path for path in paths if path != SHAPE_FILE and not (ROOT / path).exists()]

@@ -88,7 +88,7 @@ def tables() -> Mapping[str, list[str]]:
     return found
 
 
-# What begins so gives for NaN and infinities what README says under Numerics, not what each of eager's kernels does.
+# What begins so gives for NaN and infinities what compiler/README.md says under Numerics, not what eager's kernels do.
 OPEN = ("F.conv", "F.scaled_dot_product_attention", "x ** 0.5")
 
 
