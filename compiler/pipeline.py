@@ -42,6 +42,7 @@ from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile import steps
+from compiler.passes.tile.fresh_names import fresh_names
 from compiler.passes.tile.on_hint import on_hint
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
@@ -281,10 +282,14 @@ def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) 
         for p in k.params:
             users[p.name] = users.get(p.name, 0) + 1
     own = {t.name for t in program.temps if users.get(t.name) == 1} & {p.name for p in kernel.params}
+
+    def schedule(how: Callable[..., Schedule]) -> Schedule:
+        return fresh_names(program, kernel, how(kernel, own, target))
+
     choose = {"cpu": heuristic.choose, "cuda": gpu_heuristic.choose}[target.kind]
     plain = {"cpu": heuristic.plain, "cuda": gpu_heuristic.plain}[target.kind]
     if not sizes_in(kernel):
-        return [partial(how, kernel, own, target) for how in (choose, plain)] + [Schedule]
+        return [partial(schedule, how) for how in (choose, plain)] + [Schedule]
     lower_tiles = partial({"cpu": tile_to_kernel, "cuda": tile_to_threads}[target.kind], target=target)
     ways = [partial(how, private=own, target=target) for how in (choose, plain)]
     return [partial(on_hint, program, kernel, ways[0], ways[1], lower_tiles), Schedule]

@@ -5,6 +5,7 @@ So `is` is structural equality, hashing is free, and "nothing changed" is `new i
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import inspect
@@ -24,7 +25,7 @@ class _Interned(type):
     def __new__(mcls, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **kw: Any) -> Any:
         plain: Any = super().__new__(mcls, name, bases, namespace, **kw)
         made: Any = dataclass(frozen=True, eq=False, repr=False)(plain)
-        made.fields = tuple(made.__dataclass_fields__)
+        made.fields = tuple(f.name for f in dataclasses.fields(made))
         return made
 
     def __call__(cls, *args: Any, **kw: Any) -> Any:

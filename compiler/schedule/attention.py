@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from compiler.analysis import access, online_softmax
 from compiler.ir.expr import Const, Expr, Load, Var, loads, names
 from compiler.ir.index import linear
-from compiler.ir.statement import Init, Kernel, Let
+from compiler.ir.statement import Kernel
 from compiler.schedule import blocking
+from compiler.schedule import names as naming
 from compiler.schedule.steps import Bind, Collapse, Online, Pack, Schedule, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
@@ -35,8 +36,7 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule |
     found = online_softmax.attention(kernel, private)
     if found is None:
         return None
-    made = _Plan(*found, target).schedule()
-    return made if made is not None and _fresh(kernel, made) else None
+    return _Plan(*found, target).schedule()
 
 
 @dataclass(frozen=True)
@@ -116,29 +116,30 @@ class _Plan:
 
     def applied(self, way: _Way, masks: tuple[str, ...]) -> Schedule:
         add, f = self.steps.append, self.found
-        query, key, feature, depth = f.query.var, f.key, f.feature.var, self.scores.depth.var
-        add(Online(f.accumulator.name, way.rows, way.keys, 1, "local", 0, masks))
+        held = tuple(f"{x}_mask" for x in masks)
+        made = Online(f.accumulator.name, way.rows, way.keys, space="local", masks=masks, held=held, **naming.online(f))
+        add(made)
         if self.batch * self.queries * self.keys * (self.depth + self.features) >= blocking.WORTH_CORES:
-            name = f"{query}0"
+            name = made.blocks[0]
             for r in reversed(f.batch):
-                add(Collapse(r.var, name))
+                add(Collapse(r.var, name, r.var + name))
                 name = r.var + name
             add(Bind(name, "blocks"))
-        rows, columns = f"{query}_score", f"{key}_score"
+        (rows, columns), depth = made.score, self.scores.depth.var
         self.pack(self.scores.left, "query", (depth, rows))
         if not self.direct(self.scores.right, online_softmax.KEY.name, depth):
             self.pack(self.scores.right, "key", (columns, depth))
         add(Tensorize((columns, rows, depth), way.score.name))
-        rows, columns, keys = f"{query}_value", f"{feature}_value", f"{key}_value"
-        if not self.direct(f.value, feature, online_softmax.KEY.name):
+        rows, columns, keys = made.value
+        if not self.direct(f.value, f.feature.var, online_softmax.KEY.name):
             self.pack(f.value, "value", (keys, columns))
         add(Tensorize((columns, rows, keys), way.value.name))
-        for end in ("first", "begin", "zero", "scale"):
-            self.lanes_of(f"{query}_{end}", self.lanes)
+        for nest in (made.first, made.begin, made.zero, made.scale):
+            self.lanes_of(nest[0], self.lanes)
         if online_softmax.scaled(f.score)[1] is not self.scores.name:
-            self.lanes_of(f"{query}_edge", self.lanes)
-        self.lanes_of(f"{query}_row", self.lanes, way.rows // self.lanes)
-        self.lanes_of(f"{feature}_last", self.target.lanes(access.widest(f.after)))
+            self.lanes_of(made.edge[0], self.lanes)
+        self.lanes_of(made.row[0], self.lanes, way.rows // self.lanes)
+        self.lanes_of(made.last[1], self.target.lanes(access.widest(f.after)))
         return Schedule(tuple(self.steps))
 
     def lanes_of(self, name: str, width: int, unroll: int = 1) -> None:
@@ -157,16 +158,10 @@ class _Plan:
 
     def pack(self, factor: Expr, word: str, order: tuple[str, str]) -> None:
         buffer = next(x.buffer for x in factor.walk() if isinstance(x, Load))
-        self.steps.append(Pack(buffer, f"{buffer}_{word}", order, self.lanes))
+        tile = f"{buffer}_{word}"
+        self.steps.append(Pack(buffer, tile, order, naming.behind(order, tile), self.lanes))
 
 
 def _number(e: Expr) -> int:
     assert isinstance(e, Const)
     return int(e.value)
-
-
-def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
-    """None of the names that the steps make up is taken."""
-    made = {s.tile if isinstance(s, Pack) else s.loop for s in schedule.steps if isinstance(s, Pack | Bind)}
-    taken = {n.name for top in kernel.body for n in top.walk() if isinstance(n, Let | Init)}
-    return not made & (taken | {p.name for p in kernel.params})

@@ -18,8 +18,9 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import blocking
+from compiler.schedule import names as naming
 from compiler.schedule.blocking import Blocking, Operand, Product
-from compiler.schedule.steps import Bind, Collapse, Cover, Distribute, Pack, Reorder, Schedule, Split, Step, Tensorize
+from compiler.schedule.steps import Bind, Collapse, Cover, Pack, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Target
 
 SELDOM = 64  # one row in so many may be computed twice
@@ -34,10 +35,7 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
         return None
     found, splits = by_groups(found)
     plan = _Plan(found, {p.name: p for p in kernel.params}, target, splits)
-    made = plan.schedule()
-    if made is None:
-        return None
-    return made if _fresh(kernel, made) else None
+    return plan.schedule()
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def by_groups(c: Contraction) -> tuple[Contraction, list[Step]]:
         var, count = Var(f.var), _size(f)
         size = next((d for e in (c.left, c.right) if (d := _group(e, var)) and count % d == 0 and d < count), 0)
         if size:
-            outer, inner = Var(f.var + "0"), Var(f.var + "1")
+            outer, inner = map(Var, naming.pieces(f.var))
             new = (f.replace(var=outer.name, extent=dim(count // size)), f.replace(var=inner.name, extent=dim(size)))
             known = {outer.name: (0, count // size - 1), inner.name: (0, size - 1)}
             table = {var: outer * size + inner}
@@ -98,7 +96,7 @@ def by_groups(c: Contraction) -> tuple[Contraction, list[Step]]:
             after = simplify(substitute(c.after, table), known)
             rows = tuple(x for g in c.rows for x in (new if g is f else (g,)))
             made, more = by_groups(replace(c, rows=rows, left=left, right=right, after=after))
-            return made, [Split(f.var, size), *more]
+            return made, [Split(f.var, size, (outer.name, inner.name)), *more]
     return c, []
 
 
@@ -245,8 +243,9 @@ class _Plan:
         if self.m.name and (self.n.outer or len(outer) > 1):
             self.steps.append(Reorder((*(x.outer for x in outer), *(x.name for x in axes))))
         self.spread(outside, chosen)
-        self.steps.append(Distribute(c.accumulator, tuple(x.name for x in axes)))
-        ends = f"{self.n.name}_first", f"{self.n.name}_last"
+        nests = naming.distribute(c.accumulator, tuple(x.name for x in axes))
+        self.steps.append(nests)
+        ends = nests.first[-1], nests.last[-1]
         inner = [x.name for x in (*axes, self.k)]
         if chosen.strips:
             strips = self.cut(self.m, chosen.row.m, chosen.m), self.cut(self.n, chosen.row.n, chosen.n)
@@ -269,8 +268,9 @@ class _Plan:
 
     def split(self, x: _Axis, block: int) -> None:
         if block < x.size:
-            self.steps.append(Cover(x.name, block) if self.covered(x, block) else Split(x.name, block))
-            x.outer, x.name = x.name + "0", x.name + "1"
+            into = naming.pieces(x.name)
+            self.steps.append((Cover if self.covered(x, block) else Split)(x.name, block, into))
+            x.outer, x.name = into
 
     def covered(self, x: _Axis, block: int) -> bool:
         """Blocks that are all whole need less code, for which a few rows may be computed twice, but not added twice."""
@@ -285,14 +285,15 @@ class _Plan:
         """The loop over pieces of `by` of a block, or nothing where it is one piece."""
         if block <= by:
             return ""
-        self.steps.append(Split(x.name, by))
-        x.name += "1"
-        return x.name[:-1] + "0"
+        outer, inner = naming.pieces(x.name)
+        self.steps.append(Split(x.name, by, (outer, inner)))
+        x.name = inner
+        return outer
 
     def collapse(self, loops: list[str]) -> str:
         name = loops[0] if loops else ""
         for inner in loops[1:]:
-            self.steps.append(Collapse(name, inner))
+            self.steps.append(Collapse(name, inner, name + inner))
             name += inner
         return name
 
@@ -315,28 +316,9 @@ class _Plan:
                 buffer = next(n.buffer for n in factor.walk() if isinstance(n, Load))
                 order = (part, self.k) if part is self.m or chosen.flat else (self.k, part)
                 loops = tuple(x for x in (panels if part is self.n else "", *(x.name for x in order)) if x)
-                self.steps.append(Pack(buffer, f"{buffer}_{word}", loops, self.target.lanes(self.bytes)))
-
-
-def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
-    """None of the names that the steps make up is taken."""
-    made: set[str] = set()
-    for s in schedule.steps:
-        match s:
-            case Split(name) | Cover(name):
-                made |= {name + "0", name + "1"}
-            case Collapse(outer, inner):
-                made.add(outer + inner)
-            case Pack(_, tile, loops):
-                made |= {tile, *(f"{x}_{tile}" for x in loops)}
-            case Distribute(_, loops):
-                made |= {f"{x}_{end}" for x in loops for end in ("first", "last")}
-    taken = {p.name for p in kernel.params}
-    for top in kernel.body:
-        taken |= {n.name for n in top.walk() if isinstance(n, Let | Init)} | {
-            n.var for n in top.walk() if isinstance(n, loop.For)
-        }
-    return not made & taken
+                tile = f"{buffer}_{word}"
+                into = naming.behind(loops, tile)
+                self.steps.append(Pack(buffer, tile, loops, into, self.target.lanes(self.bytes)))
 
 
 def _size(f: loop.For) -> int:

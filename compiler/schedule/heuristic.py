@@ -13,6 +13,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import attention, contraction
+from compiler.schedule import names as naming
 from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Step
 from compiler.targets.target import Target
 
@@ -88,7 +89,7 @@ class _Plan:
         for r in rows:
             if groups and self.even(groups[-1][2][-1], r, inside, ranges):
                 name, extent, members = groups[-1]
-                self.steps.append(Collapse(name, r.var))
+                self.steps.append(Collapse(name, r.var, name + r.var))
                 groups[-1] = (name + r.var, extent * r.extent, [*members, r])
             else:
                 groups.append((r.var, r.extent, [r]))
@@ -121,7 +122,7 @@ class _Plan:
             short = isinstance(both, Const) and isinstance(extent, Const) and extent.value < SHORT > both.value // SHORT
             if not alike or not short or not self.even(outer, inner, leaf.body, ranges):
                 break
-            self.steps.append(Collapse(outer.var, name))
+            self.steps.append(Collapse(outer.var, name, outer.var + name))
             name, extent = outer.var + name, both
         return name
 
@@ -148,10 +149,11 @@ class _Plan:
         step = columns * width
         chunk = step if folded else -(-CHUNK // _work(body) // step) * step
         if folded or (alone and isinstance(extent, Const) and int(extent.value) >= 2 * chunk):
-            self.steps.append(Split(name, chunk))
-            self.steps += [Fold(b, name + "0") for b in folded]
-            self.steps += [Bind(name + "0", "blocks")] if alone else []
-            name += "1"
+            outer, inner = naming.pieces(name)
+            self.steps.append(Split(name, chunk, (outer, inner)))
+            self.steps += [Fold(b, outer) for b in folded]
+            self.steps += [Bind(outer, "blocks")] if alone else []
+            name = inner
         elif alone and not can:
             self.steps.append(Bind(name, "blocks"))
         if can:

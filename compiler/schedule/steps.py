@@ -1,38 +1,51 @@
 """How to run a kernel, as a value: an ordered tuple of steps, each of which is one mechanical change of Tile IR.
 
 ```
-split("i", 64)
+split("i", 64, into=("i0", "i1"))
 bind("i0", blocks)
 bind("j", vector, width=8, unroll=4)
 fold("e", "i0")
 ```
-A step names loops by their variable and buffers by their name. A schedule prints one step a line and parses back.
+A step names loops by their variable and buffers by their name, and says what those that it makes are called: no two of
+a kernel may be called the same. A schedule prints one step a line and parses back.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING
+from typing import Any, ClassVar
 
 from compiler.ir.node import Node
 
 
 class Step(Node):
-    """One change."""
+    """One change; the fields that `makes` lists name what it makes."""
+
+    makes: ClassVar[tuple[str, ...]] = ()
 
 
 class Split(Step):
-    """Loop `loop` of extent n becomes `loop`0 of ceil(n / factor) around `loop`1 of `factor`, cut short at the end."""
+    """Loop `loop` of extent n becomes one of ceil(n / factor) around one of `factor`, cut short at the end.
 
+    `into` names the two.
+    """
+
+    makes = ("into",)
     loop: str
     factor: int
+    into: tuple[str, str]
 
 
 class Cover(Step):
     """As `split`, but the last piece of `loop` begins as much earlier as makes it whole: some iterations run twice."""
 
+    makes = ("into",)
     loop: str
     factor: int
+    into: tuple[str, str]
 
 
 class Reorder(Step):
@@ -42,10 +55,12 @@ class Reorder(Step):
 
 
 class Collapse(Step):
-    """Two perfectly nested loops become one, named after both, that counts through them."""
+    """Two perfectly nested loops become one, `into`, that counts through them."""
 
+    makes = ("into",)
     outer: str
     inner: str
+    into: str
 
 
 class Bind(Step):
@@ -70,27 +85,31 @@ class Fold(Step):
 class Stage(Step):
     """What an iteration of `loop` loads of `buffer` is first copied into the tile `tile` in `space`, each element once.
 
-    The copy is made by loops called `tile`_at, or `tile`_at0, `tile`_at1, .. along the axes that are left. Rows of the
-    tile lie `pad` elements further apart than they are long.
+    The copy is made by loops called `into`, along the axes that are left. Rows of the tile lie `pad` elements further
+    apart than they are long.
     """
 
+    makes = ("tile", "into")
     buffer: str
     tile: str
     loop: str
     space: str
+    into: tuple[str, ...]
     pad: int = 0
 
 
 class Permute(Step):
     """What the kernel loads of `buffer` it loads of the temporary `tile`, whose axes are the buffer's in this `order`.
 
-    A nest of its own copies all of it beforehand, by loops called `tile`_at0, `tile`_at1, .. along the axes of `tile`.
-    With `every`, it is every so many elements along each of the buffer's axes that are copied.
+    A nest of its own copies all of it beforehand, by loops called `into` along the axes of `tile`. With `every`, it is
+    every so many elements along each of the buffer's axes that are copied.
     """
 
+    makes = ("tile", "into")
     buffer: str
     tile: str
     order: tuple[int, ...]
+    into: tuple[str, ...]
     every: tuple[int, ...] = ()
 
 
@@ -98,11 +117,14 @@ class Distribute(Step):
     """The perfectly nested loops `loops` around `accumulator` run thrice: for its first value, its sum, what follows.
 
     The scalar becomes a tile over them in `space`. The loops around the sum keep their names, so that it can be
-    reordered; the others are called `i_first` and `i_last`.
+    reordered; the others are called `first` and `last`.
     """
 
+    makes = ("first", "last")
     accumulator: str
     loops: tuple[str, ...]
+    first: tuple[str, ...]
+    last: tuple[str, ...]
     space: str = "local"
 
 
@@ -111,13 +133,15 @@ class Pack(Step):
 
     The tile lies in the order of `loops`, along some of which the factor may be the same, as what is broadcast is. It
     is filled as far outside as the factor allows: by one copy where the factor is a block of the buffer, else by loops
-    called `i_tile`, or `i_tile0`, `i_tile1`, .. for the digits that the factor takes of `i`; the innermost is cleared
-    of guards and bound to vectors of `width` lanes.
+    called `into`, of which one is several, numbered, for the digits that the factor takes of it; the innermost is
+    cleared of guards and bound to vectors of `width` lanes.
     """
 
+    makes = ("tile", "into")
     buffer: str
     tile: str
     loops: tuple[str, ...]
+    into: tuple[str, ...]
     width: int = 1
 
 
@@ -142,33 +166,47 @@ class Cache(Step):
     """The factor of a sum of products that loads `buffer` is brought into the tile `tile` in `space` beforehand.
 
     Of a factor that is only widened from 16 bits the tile holds the narrow elements. A block of a buffer is copied by
-    `how`, one of `tile.COPIES`, in the order of the buffer's axes; with no `how`, a loop `tile`_at computes the
+    `how`, one of `tile.COPIES`, in the order of the buffer's axes; with no `how`, a loop called `into` computes the
     elements of a tile that lies in the order of `loops`.
     """
 
+    makes = ("tile", "into")
     buffer: str
     tile: str
     loops: tuple[str, ...]
     space: str
     how: str = ""
     swizzle: int = 0
+    into: str = ""
 
 
 class Promote(Step):
-    """What each iteration of `loop` adds to the tile `accumulator` is summed in `tile` first, beginning with zero."""
+    """What each iteration of `loop` adds to the tile `accumulator` is summed in `tile` first, beginning with zero.
 
+    Loops called `first` along the axes of the tile clear it, and others called `last` add it up.
+    """
+
+    makes = ("tile", "first", "last")
     accumulator: str
     loop: str
     tile: str
+    first: tuple[str, ...]
+    last: tuple[str, ...]
 
 
 class Compensate(Step):
     """The factors of the sum of products within `loops`, tiles of f32, become sums of two tf32 numbers each.
 
-    The three larger of the four products remain, the smaller ones first, in loops called `i_0`, `i_1`, and `i`.
+    The three larger of the four products remain, the smaller ones first, in loops called `small`, `cross`, and as they
+    were. `halves` says for each of the tiles what its two parts are called, the larger first, and the loops along its
+    axes that make them.
     """
 
+    makes = ("small", "cross", "halves")
     loops: tuple[str, ...]
+    small: tuple[str, ...]
+    cross: tuple[str, ...]
+    halves: tuple[tuple[str, ...], ...]
 
 
 class Writeback(Step):
@@ -177,6 +215,7 @@ class Writeback(Step):
     The tile lies as the buffer does, and is copied to it by `how`, one of `tile.COPIES`.
     """
 
+    makes = ("tile",)
     buffer: str
     tile: str
     loops: tuple[str, ...]
@@ -187,80 +226,118 @@ class Writeback(Step):
 class SplitScan(Step):
     """The running total `accumulator` over `loop` is made in parts of `length` iterations.
 
-    The totals of the parts go to the temporary `accumulator`_parts, by a loop `loop`_part around the rows, called
-    `i_sum`, and over `loop`_sum. A second nest makes the parts, by a loop `loop`_next around the rows as they were,
-    each from the sum over `loop`_before of the totals before it.
+    The totals of the parts go to the temporary `tile`. Of the loops `into`, the first goes through the parts, around
+    the rows, called `rows` there, and around the second, which sums to the scalar `total`. The third is that of a
+    second nest, around the rows as they were: it makes the parts, each from the sum over the fourth of the totals
+    before it.
     """
 
+    makes = ("tile", "total", "into", "rows")
     accumulator: str
     loop: str
     length: int
+    tile: str
+    total: str
+    into: tuple[str, str, str, str]
+    rows: tuple[str, ...]
 
 
 class Share(Step):
     """The reduction into the scalar `accumulator` over `loop` is made in `parts` in each iteration of what is around.
 
-    `rows` are the perfectly nested loops around it whose parts come together. Threads of a block pass what they find
-    through the tile `accumulator`_shares in "shared" memory, made by a loop `loop`_share, and a second nest with loops
-    `i_all` combines it. Blocks pass theirs through `accumulator`_parts in the memory of a "cluster" or of the "device",
-    made by a loop `loop`_part, and the second nest has loops `i_sum`. Rows of a part lie `pad` elements further apart
+    `rows` are the perfectly nested loops around it whose parts come together in the tile `tile`: in "shared" memory,
+    through which threads of a block pass what they find, or that of a "cluster" or of the "device", through which
+    blocks do. Of the loops `into`, the first goes through the parts; the second is that of a second nest, which
+    combines them to the scalar `total` in loops `behind` over the rows. Rows of a part lie `pad` elements further apart
     than they are long.
     """
 
+    makes = ("tile", "total", "into", "behind")
     accumulator: str
     loop: str
     parts: int
     rows: tuple[str, ...]
     space: str
+    tile: str
+    total: str
+    into: tuple[str, str]
+    behind: tuple[str, ...]
     pad: int = 0
 
 
 class Raster(Step):
-    """Two perfectly nested loops become one that goes through `group` iterations of `outer` for each of `inner`.
+    """Two perfectly nested loops become one, `into`, that takes `group` iterations of `outer` for each of `inner`.
 
     Neighbours in time then share what they read of either factor in the last level of cache.
     """
 
+    makes = ("into",)
     outer: str
     inner: str
     group: int
+    into: str
 
 
 class Persist(Step):
     """The perfectly nested loops `loops` over blocks are gone through by `blocks` of them.
 
-    Each takes every so manieth iteration, in a loop called after all of them: `ij_turn` inside `ij_block`.
+    Each takes every so manieth iteration: `into` names the loop over blocks, the one over turns inside it, and the
+    number of the iteration. The loops' own variables become names for what they are in it.
     """
 
+    makes = ("into",)
     loops: tuple[str, ...]
     blocks: int
+    into: tuple[str, str, str]
 
 
 class Online(Step):
     """The sum weighted by a softmax into the scalar `accumulator` is made in one pass over blocks of keys.
 
     Blocks are of `rows` x `keys`; what they are multiplied with is padded to multiples of `unit`. Accumulators are
-    tiles in registers, weights one in `space`, laid out there by `swizzle`. Of the loops over queries, keys and
-    features, `q`, `j` and `d`, are made q0 and j0 over blocks and, with ends, those over scores (`q_score`), the
-    softmax (`q_row`) and values (`q_value`). Buffers `masks` that scores load by query and key are copied to shared
-    memory in such blocks, by tensor maps. Weights that come `late` take the place of their scores at first, and are
-    rounded to their type (`q_weight`) right before they are multiplied.
+    tiles in registers, weights one in `space`, laid out there by `swizzle`. Buffers `masks` that scores load by query
+    and key are copied to shared memory in such blocks, called `held`, by tensor maps. Weights that come `late` take the
+    place of their scores at first, and are rounded to their type right before they are multiplied.
+
+    `blocks` names the loops over blocks of queries and of keys. In these stand nests of loops over queries and keys, or
+    queries and features: `first` and `begin` clear the accumulators, `zero` the scores, which `score` sums up and
+    `edge` completes; `row` has the softmax of a query, with a loop for its maximum and one for its weights; `scale`
+    rescales the sums so far, `weight` rounds late weights, `value` adds the values, with a third loop over keys, and
+    `last` stores. `tiles` are called the factors to rescale by, the weights, the scores and, where tiles are local, the
+    sums as they are stored.
     """
 
+    makes = ("blocks", "first", "begin", "zero", "score", "edge", "row", "scale", "weight", "value", "last", "tiles",
+             "held")  # fmt: skip
     accumulator: str
     rows: int
     keys: int
+    blocks: tuple[str, str]
+    first: tuple[str]
+    begin: tuple[str, str]
+    zero: tuple[str, str]
+    score: tuple[str, str]
+    edge: tuple[str, str]
+    row: tuple[str, str, str]
+    scale: tuple[str, str]
+    weight: tuple[str, str]
+    value: tuple[str, str, str]
+    last: tuple[str, str]
+    tiles: tuple[str, str, str, str]
     unit: int = 1
     space: str = "registers"
     swizzle: int = 0
     masks: tuple[str, ...] = ()
     late: int = 0
+    held: tuple[str, ...] = ()
 
 
 class Interior(Step):
-    """The iterations of `loop` where all its guards hold become a loop without them, amid `loop_low`, `loop_high`."""
+    """The iterations of `loop` where all its guards hold become a loop without them, amid two others, called `into`."""
 
+    makes = ("into",)
     loop: str
+    into: tuple[str, str]
 
 
 class Schedule(Node):
@@ -278,6 +355,15 @@ class ScheduleError(ValueError):
     def __init__(self, step: Step, reason: str) -> None:
         super().__init__(f"{show_step(step)}: {reason}")
         self.step, self.reason = step, reason
+
+
+class NameTaken(ScheduleError):
+    """A step that calls what it makes as something else of the kernel is called."""
+
+    def __init__(self, step: Step, kernel: str, names: Iterable[str]) -> None:
+        self.names = frozenset(names)
+        what = ", ".join(sorted(self.names))
+        super().__init__(step, f"kernel {kernel} has something else that is called {what}; choose another name")
 
 
 _ALL = (
@@ -300,19 +386,49 @@ def show(schedule: Schedule) -> str:
 
 
 def show_step(step: Step) -> str:
-    fields = [getattr(step, f) for f in type(step).fields]
-    match step:
-        case Bind(loop, level, args):
-            said = [repr(loop), level, *(f"{n}={v}" for n, v in args)]
-        case Fold(first, second, "local") | Distribute(first, second, "local"):
-            said = [repr(first), repr(second)]
-        case Online(masks=(), late=0):
-            said = [repr(f) for f in fields[:-2]]
-        case Stage(pad=0) | Share(pad=0) | Online(late=0) | Permute(every=()):
-            said = [repr(f) for f in fields[:-1]]
-        case _:
-            said = [repr(f) for f in fields]
+    """The text of a step: defaults at its end are left out; all names of what it makes but a tile's are keywords."""
+    said = [_said(f, getattr(step, f)) for f in _plain(type(step))]
+    defaults = [_default(type(step), f) for f in _plain(type(step))]
+    while said and said[-1] == defaults[-1]:
+        said.pop()
+        defaults.pop()
+    if isinstance(step, Bind):
+        said = [*said[:2], *(f"{n}={v}" for n, v in step.args)]
+    keywords = ((f, _said(f, getattr(step, f))) for f in _named(type(step)))
+    said += [f"{f}={value}" for f, value in keywords if value != _default(type(step), f)]
     return f"{word(type(step))}({', '.join(said)})".replace("'", '"')
+
+
+def _said(field: str, value: Any) -> str:
+    return str(value) if field == "level" else repr(value)
+
+
+def _named(step: type[Step]) -> tuple[str, ...]:
+    """The fields that are said by keyword."""
+    return tuple(f for f in step.makes if f != "tile")
+
+
+def _plain(step: type[Step]) -> tuple[str, ...]:
+    """The fields that are said by their place."""
+    return tuple(f for f in step.fields if f not in _named(step))
+
+
+def _default(step: type[Step], field: str) -> str:
+    default = step.__dataclass_fields__[field].default
+    return "" if default is MISSING else repr(default)
+
+
+def names_made(step: Step) -> tuple[str, ...]:
+    """What a step calls the loops, tiles and scalars that it makes."""
+    return tuple(_strings(tuple(getattr(step, f) for f in step.makes)))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, tuple):
+        for v in value:
+            yield from _strings(v)
+    elif value:
+        yield value
 
 
 def parse(text: str) -> Schedule:
@@ -327,10 +443,21 @@ def parse(text: str) -> Schedule:
 def _step(s: ast.stmt) -> Step:
     match s:
         case ast.Expr(ast.Call(ast.Name(name), args, keywords)) if name in STEPS:
-            values = [a.id if isinstance(a, ast.Name) else ast.literal_eval(a) for a in args]
-            given = [tuple((k.arg or "", ast.literal_eval(k.value)) for k in keywords)] if name == "bind" else []
+            step = STEPS[name]
+            said = {k.arg or "": ast.literal_eval(k.value) for k in keywords}
             try:
-                return STEPS[name](*values, *given)
-            except TypeError as e:
+                values = [a.id if isinstance(a, ast.Name) else ast.literal_eval(a) for a in args]
+                fields = {"args": tuple(said.items())} if step is Bind else said
+                return step(**_placed(step, values), **fields)
+            except (TypeError, ValueError) as e:
                 raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)}: {e}") from e
     raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)} is not a step; steps are {', '.join(STEPS)}")
+
+
+def _placed(step: type[Step], values: list[Any]) -> dict[str, Any]:
+    """Values without keywords by field; raises TypeError where there are too many."""
+    places = _plain(step)
+    if len(values) > len(places):
+        keywords = ", ".join(f"{f}=.." for f in _named(step))
+        raise TypeError(f"takes {', '.join(places)}{' and ' if keywords else ''}{keywords}")
+    return dict(zip(places, values, strict=False))

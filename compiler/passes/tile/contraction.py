@@ -14,12 +14,24 @@ from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Cast, Const, Expr, Load, Var, dim, names, substitute
 from compiler.ir.statement import Accum, Init, Kernel, Let, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import Body, Loops, again, factors, find_nest, longest, moving, ranges_of, replace, wrap
+from compiler.passes.tile.nests import (
+    Body,
+    Loops,
+    again,
+    factors,
+    find_nest,
+    longest,
+    moving,
+    named,
+    ranges_of,
+    replace,
+    wrap,
+)
 from compiler.schedule.steps import Distribute, ScheduleError, Step, Tensorize
 
 
 def distribute(kernel: Kernel, step: Distribute) -> Kernel:
-    """`distribute("c", ("i", "j"))`
+    """`distribute("c", ("i", "j"), first=("i_first", "j_first"), last=("i_last", "j_last"))`
 
     before:
         for i in serial(4):
@@ -54,9 +66,9 @@ def distribute(kernel: Kernel, step: Distribute) -> Kernel:
     after = substitute(parts.after, {scalar: Load(held.name, own, scalar.dtype)})
     out = (
         tile.Alloc(held, step.space),
-        *again(nest, "_first", (Store(held.name, own, parts.first.value),)),
+        *again(nest, named(step, step.first, len(nest)), (Store(held.name, own, parts.first.value),)),
         *wrap(nest, wrap(parts.loops, (total,))),
-        *again(nest, "_last", (*parts.before, *after)),
+        *again(nest, named(step, step.last, len(nest)), (*parts.before, *after)),
     )
     return kernel.replace(body=replace(kernel.body, nest[0], out))
 

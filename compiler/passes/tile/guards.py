@@ -14,7 +14,7 @@ TRUE = Const(True, boolean)
 
 
 def interior(step: Interior, f: tile.For, ranges: dict[str, Range]) -> tuple[Stmt, ...]:
-    """`interior("i")`
+    """`interior("i", into=("i_low", "i_high"))`
 
     before:
         for i in serial(20):
@@ -45,9 +45,9 @@ def interior(step: Interior, f: tile.For, ranges: dict[str, Range]) -> tuple[Stm
     within = {f.var: (0, None)} | ranges
     inside = simplify(substitute(substitute(f.body, dict.fromkeys(guards, TRUE)), {var: var + low}), within)
     parts = [
-        _part(f.var + "_low", low, f, var, dim(0)),
+        _part(step.into[0], low, f, var, dim(0)),
         f.replace(extent=simplify(high - low, ranges), body=inside),
-        _part(f.var + "_high", simplify(f.extent - high, ranges), f, var, high),
+        _part(step.into[1], simplify(f.extent - high, ranges), f, var, high),
     ]
     return tuple(p for p in parts if not (isinstance(p.extent, Const) and p.extent.value <= 0))
 
@@ -61,7 +61,7 @@ def _part(name: str, extent: Expr, f: tile.For, var: Var, start: Expr) -> tile.F
 def guarded(f: tile.For) -> bool:
     """A guard in the loop depends on it, and `interior` can make sense of all of them."""
     try:
-        return all(_at_least_zero(Interior(f.var), g, Var(f.var)) for g in _guards(f)) and bool(_guards(f))
+        return all(_at_least_zero(Interior(f.var, ("", "")), g, Var(f.var)) for g in _guards(f)) and bool(_guards(f))
     except ScheduleError:
         return False
 

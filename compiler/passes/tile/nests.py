@@ -106,14 +106,22 @@ def wrap(nest: Loops, body: Body) -> Body:
     return body
 
 
-def again(nest: Loops, suffix: str, body: Body) -> Body:
-    """A second nest over the same ranges, parallel, its loops renamed by `suffix`; nothing for an empty body."""
+def named(step: Step, called: Sequence[str], count: int) -> tuple[Var, ...]:
+    """The loops that a step makes, by what it calls them; raises ScheduleError where it names more or fewer."""
+    if len(called) != count:
+        raise ScheduleError(step, f"it makes {count} loops here, and names {', '.join(called) or 'none'}")
+    return tuple(map(Var, called))
+
+
+def again(nest: Loops, loops: Sequence[Var], body: Body) -> Body:
+    """A second nest over the same ranges, parallel, by these loops; nothing for an empty body."""
     if not body:
         return ()
-    renamed = {Var(f.var): Var(f.var + suffix) for f in nest}
+    renamed = {Var(f.var): v for f, v in zip(nest, loops, strict=True)}
     body = substitute(body, renamed)
     for f in reversed(nest):
-        body = (tile.For(f.var + suffix, substitute(f.extent, renamed), "parallel", SERIAL, body),)
+        var = renamed[Var(f.var)].name
+        body = (tile.For(var, substitute(f.extent, renamed), "parallel", SERIAL, body),)
     return body
 
 

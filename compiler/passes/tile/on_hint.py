@@ -67,7 +67,7 @@ def _is_regular(kernel: Kernel) -> bool:
 
 def _any_extent(step: Step) -> Step:
     """A last piece can begin earlier only where a loop is known to be long enough: it is cut short instead."""
-    return Split(step.loop, step.factor) if isinstance(step, Cover) else step
+    return Split(step.loop, step.factor, step.into) if isinstance(step, Cover) else step
 
 
 def _applies(program: Program, guess: Program, wanted: Schedule, lower: Lower) -> bool:

@@ -39,7 +39,10 @@ from compiler.schedule.steps import Online, ScheduleError
 
 
 def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
-    """`online("o", 4, 4)`
+    """`online("o", 4, 4, blocks=("q0", "j0"), first=("q_first",), begin=("q_begin", "d_begin"),
+    zero=("q_zero", "j_zero"), score=("q_score", "j_score"), edge=("q_edge", "j_edge"),
+    row=("q_row", "j_max", "j_exp"), scale=("q_scale", "d_scale"), weight=("q_weight", "j_weight"),
+    value=("q_value", "d_value", "j_value"), last=("q_last", "d_last"), tiles=("o_scale", "o_weights", "c", "o_rows"))`
 
     before:
         for q in serial(8):
@@ -130,6 +133,8 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
     unknown = set(step.masks) - {x.buffer for x in recognised.masks(found.score, found.query.var)}
     if unknown:
         raise ScheduleError(step, f"{', '.join(sorted(unknown))}: no score loads that by query and key")
+    if len(step.masks) != len(step.held):
+        raise ScheduleError(step, f"it copies {len(step.masks)} masks, and names {len(step.held)} tiles for them")
     body = _Maker(found, step, {p.name: p for p in kernel.params}).body()
     return kernel.replace(
         params=tuple(p for p in kernel.params if p.name not in found.inner),
@@ -172,8 +177,10 @@ class _Maker:
         self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
         self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
         self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]
+        self.held = dict(zip(self.step.masks, self.step.held, strict=True))
         self.local = self.step.space == "local"
-        self.turn, place, count = Var(f"{f.key}0"), Var(f"{self.query}0"), _pieces(self.queries, self.rows)
+        (place, self.turn), count = map(Var, self.step.blocks), _pieces(self.queries, self.rows)
+        self.scale, self.weights, self.scores, self.turned_sums = self.step.tiles
         self.ranges[place.name] = extent_range(count)
         self.blocks: tuple[Var, Expr] = place, count
         self.block: Expr = count - 1 - place if reach(f.score, self.query) else place
@@ -239,9 +246,11 @@ class _Maker:
         assert isinstance(out, tile.For)
         return out
 
-    def rows_and(self, end: str, name: str, extent: Expr, body: Callable[[Expr, Expr], Stmt], *depth: Loop) -> tile.For:
+    def rows_and(
+        self, loops: tuple[str, str], extent: Expr, body: Callable[[Expr, Expr], Stmt], *depth: Loop
+    ) -> tile.For:
         """A statement for all rows and columns, in the order in which tiles of both lie, and each step of `depth`."""
-        row, column = f"{self.query}_{end}", f"{name}_{end}"
+        row, column = loops
         around = self.lying((row, dim(self.rows), "parallel"), (column, extent, "parallel"))
         return self.nest([*around, *depth], [body(Var(row), Var(column))])
 
@@ -262,14 +271,14 @@ class _Maker:
         f = self.found
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
         zero, low = identity("sum", self.dtype), identity("max", self.dtype)
-        first, rows = Var(f"{self.query}_first"), dim(self.rows)
+        first, rows = Var(self.step.first[0]), dim(self.rows)
         inside: list[Stmt] = [
             self.alloc(o, self.width),
             self.alloc(m),
             self.alloc(total),
-            self.alloc(f"{o}_scale"),
+            self.alloc(self.scale),
             self.nest([(first.name, rows, "parallel")], [Store(m, (first,), low), Store(total, (first,), zero)]),
-            self.rows_and("begin", self.feature, dim(self.width), lambda i, d: Store(o, self.lying(i, d), zero)),
+            self.rows_and(self.step.begin, dim(self.width), lambda i, d: Store(o, self.lying(i, d), zero)),
             tile.For(self.turn.name, self.turns(), "scan", SERIAL, tuple(self.turned())),
             *self.last(),
         ]
@@ -290,27 +299,25 @@ class _Maker:
 
     def turned(self) -> list[Stmt]:
         """A block of keys: its scores, the weights by the new maximum, and what they add to the rescaled sums."""
-        f = self.found
-        o, key = f.accumulator.name, f.key
-        scores = f.scores.name.name if f.scores else f"{o}_scores"
-        weights = f"{o}_weights"
+        f, step = self.found, self.step
+        o, scores, weights = f.accumulator.name, self.scores, self.weights
         out = [*self.copied(), self.alloc(scores, self.cols)]
         if f.scores:
             zero = identity("sum", self.dtype)
-            out.append(self.rows_and("zero", key, self.columns, lambda i, j: Store(scores, self.lying(i, j), zero)))
-            out.append(self.product(scores))
+            out.append(self.rows_and(step.zero, self.columns, lambda i, j: Store(scores, self.lying(i, j), zero)))
+            out.append(self.product(f.scores))
         held = self.tensor(weights, self.weight, *self.lying(self.rows, self.cols))
         out.append(tile.Alloc(held, self.step.space, self.step.swizzle))
         out += [*self.counted(scores), self.softmax(scores, weights)]
 
         def rescaled(i: Expr, d: Expr) -> Stmt:
             place = self.lying(i, d)
-            return Store(o, place, Load(o, place, self.dtype) * Load(f"{o}_scale", (i,), self.dtype))
+            return Store(o, place, Load(o, place, self.dtype) * Load(self.scale, (i,), self.dtype))
 
         def rounded(i: Expr, j: Expr) -> Stmt:
             return Store(weights, self.lying(i, j), cast(Load(scores, self.lying(i, j), self.dtype), self.weight))
 
-        row, column, feature = f"{self.query}_value", f"{key}_value", f"{self.feature}_value"
+        row, feature, column = step.value
 
         def added(i: Expr, d: Expr) -> Stmt:
             place = self.lying(i, Var(column))
@@ -319,17 +326,17 @@ class _Maker:
             value = self.guarded(value, self.inside("column", column), self.inside("feature", feature))
             return Store(o, self.lying(i, d), weight * value, "sum")
 
-        width, step = dim(self.width), (column, self.columns, "reduce")
-        out.append(self.rows_and("scale", self.feature, width, rescaled))
-        if self.step.late:
-            out.append(self.rows_and("weight", key, self.columns, rounded))
-        out.append(self.rows_and("value", self.feature, width, added, step))
+        width, depth = dim(self.width), (column, self.columns, "reduce")
+        out.append(self.rows_and(step.scale, width, rescaled))
+        if step.late:
+            out.append(self.rows_and(step.weight, self.columns, rounded))
+        out.append(self.rows_and((row, feature), width, added, depth))
         return out
 
     def copied(self) -> Iterator[Stmt]:
         """Blocks of masks, which come to shared memory, or lie as the scores do."""
         for x in self.masks:
-            held = self.tensor(f"{x.buffer}_mask", x.dtype, self.rows, self.cols)
+            held = self.tensor(self.held[x.buffer], x.dtype, self.rows, self.cols)
             swizzle = ROW if not self.local and self.cols * x.dtype.bytes % ROW == 0 else 0
             if self.local:
                 held = held.replace(strides=(dim(1), dim(self.rows)))
@@ -340,10 +347,8 @@ class _Maker:
             whole = tile.Slice(held.name, (dim(0), dim(0)), (self.rows, self.cols))
             yield tile.Copy(whole, source, "plain" if self.local else "tma")
 
-    def product(self, scores: str) -> Stmt:
-        found = self.found.scores
-        assert found is not None
-        row, column, depth = f"{self.query}_score", f"{self.found.key}_score", found.depth.var
+    def product(self, found: recognised.Scores) -> Stmt:
+        (row, column), depth = self.step.score, found.depth.var
         self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1)}
         ends = self.inside("depth", depth)
         left, right = (self.at(x, row, column, depth=depth) for x in (found.left, found.right))
@@ -352,15 +357,15 @@ class _Maker:
         step = (depth, dim(self.padded(self.depth)), "reduce")
 
         def added(i: Expr, j: Expr) -> Stmt:
-            return Store(scores, self.lying(i, j), left * right, "sum")
+            return Store(self.scores, self.lying(i, j), left * right, "sum")
 
-        return self.rows_and("score", self.found.key, self.columns, added, step)
+        return self.rows_and(self.step.score, self.columns, added, step)
 
     def softmax(self, scores: str, weights: str) -> Stmt:
         f, dtype = self.found, self.dtype
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
-        row = Var(f"{self.query}_row")
-        columns = {end: Var(f"{f.key}_{end}") for end in ("max", "exp")}
+        row, *both = map(Var, self.step.row)
+        columns = dict(zip(("max", "exp"), both, strict=True))
         new, safe, scale = Var(f"{m}_new", dtype), Var(f"{m}_safe", dtype), Var(f"{m}_scale", dtype)
         more, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
         held, value = (scores, weight) if self.step.late else (weights, cast(cast(weight, f.weight), self.weight))
@@ -389,7 +394,7 @@ class _Maker:
                 Let(scale.name, self.power(self.scaled(old - safe))),
                 Store(total, (row,), sums * scale + more),
                 Store(m, (row,), new),
-                Store(f"{o}_scale", (row,), scale),
+                Store(self.scale, (row,), scale),
             ],
         )
 
@@ -419,10 +424,10 @@ class _Maker:
             value = substitute(value, {f.scores.name: Load(scores, self.lying(row, column), self.dtype)})
         for x in self.masks:
             there = self.at(x, row.name, column.name)
-            value = substitute(value, {there: Load(f"{x.buffer}_mask", (row, column), x.dtype)})
+            value = substitute(value, {there: Load(self.held[x.buffer], (row, column), x.dtype)})
         inside = [self.inside("column", column.name)]
         low = const(-math.inf, self.dtype)
-        reads = [x for x in loads(value) if x.buffer not in (scores, *(f"{m.buffer}_mask" for m in self.masks))]
+        reads = [x for x in loads(value) if x.buffer not in (scores, *self.held.values())]
         if any(names(x) & {row.name, column.name} for x in reads):
             return select(both(self.inside("row", row.name), *inside), value, low)
         cond = both(*inside)
@@ -431,10 +436,11 @@ class _Maker:
     def counted(self, scores: str) -> Body:
         """What makes scores out of their products: only where these are not, or may not be, the scores themselves."""
         f = self.found
-        value = self.score(Var(f"{self.query}_edge"), Var(f"{f.key}_edge"), scores)
+        row, column = map(Var, self.step.edge)
+        value = self.score(row, column, scores)
         if f.scores and isinstance(value, Load):
             return ()
-        nest = self.rows_and("edge", f.key, self.columns, lambda i, j: Store(scores, self.lying(i, j), value))
+        nest = self.rows_and(self.step.edge, self.columns, lambda i, j: Store(scores, self.lying(i, j), value))
         if f.scores is None or not recognised.told_by_places(self.base, self.query, f.scores.name):
             return (nest,)
         last = self.turn * self.cols + (self.cols - 1)
@@ -447,7 +453,7 @@ class _Maker:
     def last(self) -> Iterator[Stmt]:
         """What becomes of the sums, row by row: local ones are turned for that."""
         f = self.found
-        row, feature = Var(f"{self.query}_last"), Var(f"{self.feature}_last")
+        row, feature = map(Var, self.step.last)
         inverse = Var(f"{f.total.name}_inverse", self.dtype)
         total, most = (Load(x.name, (row,), x.dtype) for x in (f.total, f.maximum))
         own: dict[Expr, Expr] = {f.total: total, f.maximum: most * const(self.factor, self.dtype)}
@@ -455,7 +461,7 @@ class _Maker:
             own[f.maximum] = most
         place, rows = f.accumulator.name, dim(self.rows)
         if self.local:
-            place, shape = f"{place}_rows", (self.width, self.rows)
+            place, shape = self.turned_sums, (self.width, self.rows)
             turned = self.tensor(place, self.dtype, *shape).replace(strides=(dim(1), dim(self.width)))
             yield tile.Alloc(turned, "local")
             whole = tile.Slice(place, (dim(0), dim(0)), shape)

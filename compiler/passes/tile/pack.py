@@ -21,6 +21,7 @@ from compiler.passes.tile.nests import (
     factors_from,
     longest,
     moving,
+    named,
     ranges_of,
     replace,
     replace_sum,
@@ -32,7 +33,7 @@ PAGE, LINE = 4096, 64
 
 
 def pack(kernel: Kernel, step: Pack) -> Kernel:
-    """`pack("a", "a_tile", ("i", "l"))`
+    """`pack("a", "a_tile", ("i", "l"), into=("i_a_tile", "l_a_tile"))`
 
     before:
         for i in serial(4):
@@ -76,15 +77,16 @@ def _filled(
     long = {f.var: longest(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
     held = _padded(Tensor(step.tile, factor.dtype, shape, row_major(shape)))
+    called = named(step, step.into, len(loops))
     load = block(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()})
     if load is not None and not _begins(load, tensors[load.buffer], {f.var for f in loops}, ranges):
         load = None
-    copied = _copied(load, held, loops, long, step.tile) if load is not None else None
+    copied = _copied(load, held, loops, long, called) if load is not None else None
     if copied is not None:
         return copied
     own = tuple(Var(f.var) for f in loops)
-    fill = again(loops, "_" + step.tile, (Store(held.name, own, factor),))
-    renamed = {f.var + "_" + step.tile: ranges[f.var] for f in loops}
+    fill = again(loops, called, (Store(held.name, own, factor),))
+    renamed = {v.name: ranges[f.var] for f, v in zip(loops, called, strict=True)}
     return held, own, _shaped(fill, step.width, ranges | renamed, tensors)
 
 
@@ -99,7 +101,7 @@ def _begins(load: Load, tensor: Tensor, moving: set[str], ranges: dict[str, Rang
 
 
 def _copied(
-    factor: Load, held: Tensor, loops: Loops, long: dict[str, int], name: str
+    factor: Load, held: Tensor, loops: Loops, long: dict[str, int], called: Sequence[Var]
 ) -> tuple[Tensor, tuple[Expr, ...], Body] | None:
     """Copies of blocks that fill the tile, in the order of the buffer's axes; None where the factor is not blocks.
 
@@ -118,7 +120,7 @@ def _copied(
     starts = (*map(Var, outer), *(dim(0) for _ in order))
     whole = tile.Slice(held.name, starts, (*(0 for _ in outer), *(inside[v] for v in order)))
     copy = tile.Copy(whole, source.replace(buffer=factor.buffer), "plain")
-    return held, tuple(map(Var, every)), again(panels, "_" + name, (copy,))
+    return held, tuple(map(Var, every)), again(panels, called[: len(panels)], (copy,))
 
 
 def _shaped(body: Body, width: int, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> Body:
@@ -134,7 +136,7 @@ def _shaped(body: Body, width: int, ranges: dict[str, Range], tensors: Mapping[s
     bound = tile.Bind("vector", (("width", width), ("unroll", 1)))
     out: Body = (inner,)
     if guarded(inner):
-        out = interior(Interior(inner.var), inner, ranges)
+        out = interior(Interior(inner.var, (f"{inner.var}_low", f"{inner.var}_high")), inner, ranges)
     if width > 1:
         out = tuple(g.replace(bind=bound) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
     return wrap(tuple(nest[:-1]), out)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 from compiler.ir import tile
 from compiler.ir.dtype import compute
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, names, op, select, substitute
 from compiler.ir.index import extent_range, from_linear, has_sizes, linear, simplify, value_range
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Accum, If, Init, Kernel, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
 from compiler.passes.tile.gpu.cache import cache
@@ -23,7 +24,7 @@ from compiler.passes.tile.gpu.share import share
 from compiler.passes.tile.gpu.sums import compensate, promote
 from compiler.passes.tile.gpu.writeback import writeback
 from compiler.passes.tile.guards import interior
-from compiler.passes.tile.nests import padded, ranges_around, ranges_of
+from compiler.passes.tile.nests import named, padded, ranges_around, ranges_of
 from compiler.passes.tile.online import online
 from compiler.passes.tile.pack import pack
 from compiler.schedule.steps import (
@@ -35,6 +36,7 @@ from compiler.schedule.steps import (
     Distribute,
     Fold,
     Interior,
+    NameTaken,
     Online,
     Pack,
     Pad,
@@ -65,7 +67,39 @@ def apply(program: Program, kernel: Kernel, schedule: Schedule) -> Program:
 
 
 def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, Kernel]:
-    """One step; the program changes too where a temporary shrinks into the kernel, or a new one is made."""
+    """One step; the program changes too where a temporary shrinks into the kernel, or a new one is made.
+
+    Raises ScheduleError for a step that does not apply, or that calls something as something else is called.
+    """
+    new = _changed(program, kernel, step)
+    twice = [name for name, count in Counter(bound(new)).items() if count > 1]
+    if twice:
+        raise NameTaken(step, kernel.name, twice)
+    gone = {p.name for p in kernel.params} - {p.name for p in new.params}
+    kept = tuple(t for t in program.temps if t.name not in gone)
+    made = tuple(p for p in new.params if p.name not in {q.name for q in kernel.params})
+    kernels = tuple(new if k is kernel else k for k in program.kernels)
+    return program.replace(kernels=kernels, temps=(*kept, *made)), new
+
+
+def bound(kernel: Kernel) -> Iterator[str]:
+    """Every name that a kernel gives to something."""
+    yield from (p.name for p in kernel.params)
+    inside = list(kernel.body)
+    while inside:
+        s = inside.pop()
+        match s:
+            case tile.For(var=name, body=body):
+                yield name
+                inside += body
+            case If(body=body):
+                inside += body
+            case Let(name) | Init(name) | tile.Alloc(Tensor(name)):
+                yield name
+
+
+def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
+    """The kernel after one step."""
     match step:
         case Split():
             new = at_loop(kernel, step, step.loop, lambda f: split(step, f))
@@ -113,11 +147,7 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
             new = share(kernel, step)
         case _:
             raise ScheduleError(step, "no such step")
-    gone = {p.name for p in kernel.params} - {p.name for p in new.params}
-    kept = tuple(t for t in program.temps if t.name not in gone)
-    made = tuple(p for p in new.params if p.name not in {q.name for q in kernel.params})
-    kernels = tuple(new if k is kernel else k for k in program.kernels)
-    return program.replace(kernels=kernels, temps=(*kept, *made)), new
+    return new
 
 
 def at_loop(kernel: Kernel, step: Step, var: str, change: Change, any_of: tuple[str, ...] = ()) -> Kernel:
@@ -144,7 +174,7 @@ def replace_loop(body: tuple[Stmt, ...], target: tile.For, change: Change) -> tu
 
 
 def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
-    """`split("i", 16)`
+    """`split("i", 16, into=("i0", "i1"))`
 
     before:
         for i in serial(100):
@@ -156,7 +186,7 @@ def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
     """
     if step.factor < 1:
         raise ScheduleError(step, "the factor must be at least 1")
-    outer, inner = Var(f.var + "0"), Var(f.var + "1")
+    outer, inner = named(step, step.into, 2)
     factor = Const(step.factor, outer.dtype)
     count = (f.extent + (step.factor - 1)) // factor
     exact = isinstance(f.extent, Const) and int(f.extent.value) % step.factor == 0
@@ -167,7 +197,7 @@ def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
 
 
 def cover(step: Cover, f: tile.For) -> tuple[Stmt, ...]:
-    """`cover("i", 16)`
+    """`cover("i", 16, into=("i0", "i1"))`
 
     before:
         for i in serial(100):
@@ -182,7 +212,7 @@ def cover(step: Cover, f: tile.For) -> tuple[Stmt, ...]:
     if f.kind != "parallel" or not _repeatable(f.body):
         raise ScheduleError(step, f"iterations of {f.var} must not see what they left behind when they ran before")
     extent = int(f.extent.value)
-    outer, inner = Var(f.var + "0"), Var(f.var + "1")
+    outer, inner = named(step, step.into, 2)
     start = op("min", outer * step.factor, extent - step.factor) if extent % step.factor else outer * step.factor
     ranges = {outer.name: (0, -(-extent // step.factor) - 1), inner.name: (0, step.factor - 1)}
     body = simplify(substitute(f.body, {Var(f.var): start + inner}), ranges)
@@ -250,7 +280,7 @@ def reorder(step: Reorder, f: tile.For) -> tuple[Stmt, ...]:
 
 
 def collapse(step: Collapse, f: tile.For) -> tuple[Stmt, ...]:
-    """`collapse("i", "j")`
+    """`collapse("i", "j", into="ij")`
 
     before:
         for i in serial(8):
@@ -264,7 +294,7 @@ def collapse(step: Collapse, f: tile.For) -> tuple[Stmt, ...]:
         case (tile.For(var=inner, extent=n, kind=kind, body=body),) if inner == step.inner and kind == f.kind != "scan":
             if f.var in names(n):
                 raise ScheduleError(step, "the inner extent depends on the outer loop")
-            both = Var(step.outer + step.inner)
+            both = Var(step.into)
             ranges = {both.name: extent_range(f.extent * n)}
             table = {Var(step.outer): both // n, Var(step.inner): both % n}
             return (tile.For(both.name, f.extent * n, kind, f.bind, simplify(substitute(body, table), ranges)),)
@@ -309,7 +339,7 @@ def _folded(step: Fold, kernel: Kernel, f: tile.For, buffer: Tensor) -> tuple[St
 
 
 def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
-    """`stage("x", "row", "i", "registers")`
+    """`stage("x", "row", "i", "registers", into=("row_at",))`
 
     before:
         for i in serial(8):
@@ -340,7 +370,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     kept = [(k, extent, start) for k, (extent, start) in enumerate(axes) if extent is not None]
     shape = tuple(extent for _, extent, _ in kept)
     small = Tensor(step.tile, buffer.dtype, shape, padded(shape, step.pad))
-    loops = [Var(f"{step.tile}_at{n if len(kept) > 1 else ''}") for n in range(len(kept))]
+    loops = named(step, step.into, len(kept))
     moving = {k: start + v for (k, _, start), v in zip(kept, loops, strict=True)}
     whole = tuple(moving.get(k, start) for k, (_, start) in enumerate(axes))
     value: Expr = Load(buffer.name, whole, buffer.dtype)
@@ -348,7 +378,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     ends = [op("lt", moving[k], n) for k, n in enumerate(buffer.shape) if k in moving and has_sizes(n)]
     if ends:
         value = select(both(*ends), value, cast(const(0, compute(buffer.dtype)), buffer.dtype))
-    copy: tuple[Stmt, ...] = (Store(step.tile, tuple(loops), value),)
+    copy: tuple[Stmt, ...] = (Store(step.tile, loops, value),)
     for v, extent in zip(reversed(loops), reversed(shape), strict=True):
         copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
     body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile, uses)

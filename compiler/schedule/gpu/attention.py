@@ -18,11 +18,12 @@ from compiler.ir.dtype import f32
 from compiler.ir.expr import static
 from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Init, Kernel, Let
+from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
+from compiler.schedule import names as naming
 from compiler.schedule.gpu import parts
 from compiler.schedule.gpu.tiles import RESERVED, WARP
-from compiler.schedule.steps import Bind, Cache, Compensate, Online, Promote, Reorder, Schedule, Split, Step, Tensorize
+from compiler.schedule.steps import Bind, Cache, Online, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
 LEAST_QUERIES = 9  # fewer are products of a matrix and few rows, which wait for memory whatever multiplies them
@@ -50,8 +51,7 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule |
     found = online_softmax.attention(kernel, private)
     if found is None:
         return None
-    made = _Plan(*found, {p.name: p for p in kernel.params}, target).schedule()
-    return made if made is not None and _fresh(kernel, made) else None
+    return _Plan(*found, {p.name: p for p in kernel.params}, target).schedule()
 
 
 @dataclass(frozen=True)
@@ -177,35 +177,40 @@ class _Plan:
 
     def applied(self, way: _Way) -> Schedule:
         add, f = self.steps.append, self.found
-        query, key, feature, depth = f.query.var, f.key, f.feature.var, self.scores.depth.var
+        query, depth = f.query.var, self.scores.depth.var
         self.way = way
         where = ("shared", min(f.weight.bytes * way.keys, parts.ROW)) if way.threefold else ("registers", 0)
         late = int(way.overlaps)
-        add(Online(f.accumulator.name, way.rows, way.keys, way.unit, *where, self.masks(way), late))
+        masks = self.masks(way)
+        held = tuple(f"{x}_mask" for x in masks)
+        made = Online(
+            f.accumulator.name, way.rows, way.keys, unit=way.unit, space=where[0], swizzle=where[1], masks=masks,
+            late=late, held=held, **naming.online(f),
+        )  # fmt: skip
+        add(made)
         if online_softmax.reach(f.score, query) and self.near():
-            add(Reorder((f"{query}0", *(x.var for x in f.batch))))
+            add(Reorder((made.blocks[0], *(x.var for x in f.batch))))
         self.steps += [Bind(x.var, "blocks") for x in f.batch]
-        add(Bind(f"{query}0", "blocks"))
-        self.spread(f"{query}_first")
-        for end, column in (("begin", feature), ("zero", key), ("scale", feature), ("last", feature)):
-            self.spread(f"{query}_{end}", f"{column}_{end}")
+        add(Bind(made.blocks[0], "blocks"))
+        for loops in (made.first, made.begin, made.zero, made.scale, made.last):
+            self.spread(*loops)
         if online_softmax.scaled(f.score)[1] is not self.scores.name or self.keys % way.keys:
-            self.spread(f"{query}_edge", f"{key}_edge")
+            self.spread(*made.edge)
         if late:
-            self.spread(f"{query}_weight", f"{key}_weight")
-        self.spread(f"{query}_row", f"{key}_max", f"{key}_exp")
+            self.spread(*made.weight)
+        self.spread(*made.row)
         widths = _up(self.depth, way.unit), _up(self.features, way.unit)
-        nest = f"{query}_score", f"{key}_score", depth
+        nest = *made.score, depth
         q = self.shared(self.q, "query", {"own": (nest[0], way.rows), "k": (depth, widths[0])})
         k = self.shared(self.k, "key", {"own": (nest[1], way.keys), "k": (depth, widths[0])})
         self.product(self.scores.name.name, nest, (q, k), way.score)
-        nest = f"{query}_value", f"{feature}_value", f"{key}_value"
+        nest = made.value
         v = self.shared(self.v, "value", {"own": (nest[1], widths[1]), "k": (nest[2], way.keys)})
-        weights = f"{f.accumulator.name}_weights" if way.threefold else ""
+        weights = made.tiles[1] if way.threefold else ""
         self.product(f.accumulator.name, nest, (weights, v), way.value, widths[1])
         producers = (("producers", 1),) if way.by_tma else ()
         overlap = (("overlap", 1),) if late else ()
-        add(Bind(f"{key}0", "pipeline", (("depth", DEPTH), *producers, *overlap)))
+        add(Bind(made.blocks[1], "pipeline", (("depth", DEPTH), *producers, *overlap)))
         return Schedule(tuple(self.steps))
 
     def spread(self, rows: str, *columns: str) -> None:
@@ -222,9 +227,10 @@ class _Plan:
         widths = (32, 0) if self.way.threefold and x.order[1] == "own" and x is not self.q else (128, 64, 32, 0)
         swizzle = next(w for w in widths if not w or row % w == 0)
         how = "" if not x.operand.copied else "cp.async" if x.operand.piece in parts.PIECES else "plain"
-        self.steps.append(Cache(x.buffer, name, loops, "shared", "tma" if self.way.by_tma else how, swizzle))
-        if not how:
-            self.spread(f"{name}_at")
+        into = "" if how else f"{name}_at"
+        self.steps.append(Cache(x.buffer, name, loops, "shared", "tma" if self.way.by_tma else how, swizzle, into))
+        if into:
+            self.spread(into)
         return name
 
     def product(
@@ -240,26 +246,31 @@ class _Plan:
             return
         if self.way.threefold:
             panel = next(p for p in range(PANEL, 0, -row.n) if width % p == 0)
-            around = [f"{k}0"]
+            around: list[str] = []
             if width > panel:
-                add(Split(n, panel))
-                around, n = [f"{n}0", f"{k}0"], f"{n}1"
-            add(Split(k, CHUNK))
-            add(Reorder((*around, m, n, f"{k}1")))
-            self.steps += [Bind(x, "unroll") for x in around[:-1]]
-            add(Promote(acc, f"{k}0", f"{acc}_chunk"))
-            for end in ("first", "last"):
-                self.spread(f"{acc}_chunk_{end}0", f"{acc}_chunk_{end}1")
-            k = f"{k}1"
-        self.steps += [Split(k, row.k), Reorder((f"{k}0", m, n, f"{k}1")), Bind(f"{k}0", "unroll")]
-        inner = m, n, f"{k}1"
+                panels, piece = naming.pieces(n)
+                add(Split(n, panel, (panels, piece)))
+                around, n = [panels], piece
+            chunks, steps = naming.pieces(k)
+            add(Split(k, CHUNK, (chunks, steps)))
+            add(Reorder((*around, chunks, m, n, steps)))
+            self.steps += [Bind(x, "unroll") for x in around]
+            chunk = naming.promote(acc, chunks, f"{acc}_chunk")
+            add(chunk)
+            for loops in (chunk.first, chunk.last):
+                self.spread(*loops)
+            k = steps
+        each, step = naming.pieces(k)
+        self.steps += [Split(k, row.k, (each, step)), Reorder((each, m, n, step)), Bind(each, "unroll")]
+        inner = m, n, step
         pieces = [(f"{x}_piece", x, own) for x, own in zip(operands, (m, n), strict=True) if x]
         self.steps += [Cache(x, piece, (own, inner[2]), "registers", "plain") for piece, x, own in pieces]
         if self.way.threefold:
-            add(Compensate(inner))
-            for piece, _, _ in pieces:
-                self.spread(f"{piece}_at0", f"{piece}_at1")
-            self.steps += [Tensorize(tuple(x + end for x in inner), row.name) for end in ("_0", "_1")]
+            halves = naming.compensate(inner, *(piece for piece, _, _ in pieces))
+            add(halves)
+            for _, _, _, row_loop, column in halves.halves:
+                self.spread(row_loop, column)
+            self.steps += [Tensorize(x, row.name) for x in (halves.small, halves.cross)]
         add(Tensorize(inner, row.name))
 
 
@@ -269,19 +280,3 @@ def _loop(f: online_softmax.For) -> loop.For:
 
 def _up(a: int, b: int) -> int:
     return -(-a // b) * b
-
-
-def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
-    """None of the names that the steps make up is taken."""
-    made: set[str] = set()
-    for s in schedule.steps:
-        match s:
-            case Cache(_, name):
-                made |= {name}
-            case Bind(name):
-                made |= {name}
-    taken = {p.name for p in kernel.params}
-    rows = {f.var for f in kernel.body if isinstance(f, loop.For)}
-    for top in kernel.body:
-        taken |= {n.name for n in top.walk() if isinstance(n, Let | Init)}
-    return not made & taken and bool(rows)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from compiler.ir import loop
 from compiler.ir.dtype import f32
-from compiler.ir.statement import Init, Kernel, Let
+from compiler.ir.statement import Kernel
+from compiler.schedule import names as naming
 from compiler.schedule.contraction import by_groups, recognise
 from compiler.schedule.gpu import conv, tiles
 from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, size, ways
@@ -21,16 +21,12 @@ from compiler.schedule.steps import (
     Bind,
     Cache,
     Collapse,
-    Compensate,
     Distribute,
     Pad,
-    Permute,
     Persist,
-    Promote,
     Raster,
     Reorder,
     Schedule,
-    Share,
     Split,
     Step,
     Tensorize,
@@ -60,8 +56,7 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
         return None
     alone = any(t.row.threads > tiles.WARP for _, t in every)
     best = min(every, key=lambda x: (_estimate(x[0], x[1], alone, target), not x[0].across))
-    schedule = _Plan(*best, target, splits).schedule()
-    return schedule if _fresh(kernel, schedule) else None
+    return _Plan(*best, target, splits).schedule()
 
 
 def _estimate(p: Parts, t: Tiling, groups: bool, target: Target) -> float:
@@ -142,10 +137,12 @@ class _Plan:
         if t.parts > 1:
             grid += self.share()
         self.steps += [Bind(var, "blocks") for var in grid]
-        add(Distribute(self.acc, (m.name, n.name), "registers"))
-        self.mainloop()
+        nests = naming.distribute(self.acc, (m.name, n.name), "registers")
+        add(nests)
+        self.mainloop(nests)
         if t.blocks:
-            add(Persist(tuple(grid), t.blocks))
+            every = "".join(grid)
+            add(Persist(tuple(grid), t.blocks, (f"{every}_block", f"{every}_turn", every)))
         return Schedule(tuple(self.steps))
 
     @property
@@ -155,21 +152,23 @@ class _Plan:
     def collapse(self, loops: list[str]) -> str:
         name = loops[0] if loops else ""
         for inner in loops[1:]:
-            self.steps.append(Collapse(name, inner))
+            self.steps.append(Collapse(name, inner, name + inner))
             name += inner
         return name
 
     def split(self, x: Axis, factor: int) -> None:
-        self.steps.append(Split(x.name, factor))
-        x.outer, x.name = x.name + "0", x.name + "1"
+        into = naming.pieces(x.name)
+        self.steps.append(Split(x.name, factor, into))
+        x.outer, x.name = into
 
     def raster(self) -> list[str]:
         """The loops over tiles; where there are many either way, groups of rows go through the columns together."""
         m, n = self.p.m, self.p.n
         if -(-m.size // self.t.m) <= GROUP or -(-n.size // self.t.n) <= GROUP:
             return [m.outer, n.outer]
-        self.steps.append(Raster(m.outer, n.outer, GROUP))
-        return [m.outer + n.outer]
+        every = m.outer + n.outer
+        self.steps.append(Raster(m.outer, n.outer, GROUP, every))
+        return [every]
 
     def share(self) -> list[str]:
         """Blocks make parts of the sum. Each of a cluster adds up its share of rows of the tile, as these lie; of
@@ -181,41 +180,44 @@ class _Plan:
         space = "cluster" if tiles.in_cluster(t.parts, (t.m, t.n), self.target) else "device"
         # Half a warp stores 8 bytes to each of 4 rows, or 4 bytes to 8 columns: to banks of their own.
         pad = 0 if space == "device" else 8 if self.p.across else 4
-        add(Share(self.acc, k.name, t.parts, (outer.name, inner.name), space, pad))
+        made = naming.share(self.acc, k.name, t.parts, (outer.name, inner.name), space, pad)
+        add(made)
         if not self.p.across:
             add(Reorder((m.name, n.name)))
-        row, column, part = f"{outer.name}_sum", f"{inner.name}_sum", f"{k.name}_part"
+        (row, column), (part, again) = made.behind, made.into
         whole = all(x.boxed or x.size % long == 0 for x, long in ((m, t.m), (n, t.n)))
         if not whole:
             add(Pad((row, column), (rows, columns)))
         if space == "cluster":
-            self.steps += [Split(row, rows // t.parts), Bind(f"{row}0", "blocks")]
-            row += "1"
-        add(Collapse(row, column))
+            block, own = naming.pieces(row)
+            self.steps += [Split(row, rows // t.parts, (block, own)), Bind(block, "blocks")]
+            row = own
         each = row + column
+        add(Collapse(row, column, each))
         lanes = (("threads", t.threads), *((("vector", NEIGHBOURS),) if whole else ()))
         if whole:
             # All that a thread adds up is asked for before it stores any.
-            add(Distribute(f"{self.acc}_sum", (each,), "registers"))
-            add(Reorder((f"{part}_sum", each)))
-            self.steps += [Bind(f"{each}{end}", "lanes", lanes) for end in ("_first", "_last")]
-        self.steps += [Bind(each, "lanes", lanes), Bind(f"{part}_sum", "unroll")]
+            nests = naming.distribute(made.total, (each,), "registers")
+            add(nests)
+            add(Reorder((again, each)))
+            self.steps += [Bind(x, "lanes", lanes) for x in (*nests.first, *nests.last)]
+        self.steps += [Bind(each, "lanes", lanes), Bind(again, "unroll")]
         return [part]
 
-    def mainloop(self) -> None:
+    def mainloop(self, nests: Distribute) -> None:
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         self.split(k, t.k)
         add(Reorder((k.outer, m.name, n.name, k.name)))
-        ends = [(f"{m.name}_{end}", f"{n.name}_{end}") for end in ("first", "last")]
+        ends = [nests.first, nests.last]
         add(Pad(ends[0], (t.m, t.n)))
         add(Pad((m.name, n.name, k.name), (t.m, t.n, t.k)))
         add(Pad(ends[1], (t.m, t.n)))
         self.writeback(ends[1])
         tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
         if t.terms > 1:
-            part = f"{self.acc}_chunk"
-            add(Promote(self.acc, k.outer, part))
-            ends += [(f"{part}_{end}0", f"{part}_{end}1") for end in ("first", "last")]
+            chunk = naming.promote(self.acc, k.outer, f"{self.acc}_chunk")
+            add(chunk)
+            ends += [chunk.first, chunk.last]
         for end in ends:
             self.spread(end)
         if t.row.function == FROM_SHARED:
@@ -231,8 +233,8 @@ class _Plan:
     def fragments(self, tile_a: str, tile_b: str) -> None:
         """Products of what comes from shared memory to registers, one instruction deep at a time."""
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
-        step, inner = k.name + "0", k.name + "1"
-        add(Split(k.name, t.row.k))
+        step, inner = naming.pieces(k.name)
+        add(Split(k.name, t.row.k, (step, inner)))
         add(Reorder((step, m.name, n.name, inner)))
         add(Bind(step, "unroll"))
         nest = (m.name, n.name, inner)
@@ -240,12 +242,15 @@ class _Plan:
         add(Cache(tile_a, pieces[0], (m.name, inner), "registers", "plain"))
         add(Cache(tile_b, pieces[1], (n.name, inner), "registers", "plain"))
         if t.terms > 1:
-            add(Compensate(nest))
-            for x in pieces:
-                self.spread((f"{x}_at0", f"{x}_at1"))
-        self.tensorize(nest)
+            halves = naming.compensate(nest, *pieces)
+            add(halves)
+            for _, _, _, *loops in halves.halves:
+                self.spread(tuple(loops))
+            self.tensorize(halves.small, halves.cross, nest)
+        else:
+            self.tensorize(nest)
 
-    def writeback(self, nest: tuple[str, str]) -> None:
+    def writeback(self, nest: tuple[str, ...]) -> None:
         """Results leave through shared memory in one copy, which knows where the tensor ends: neighbours together."""
         p, t, r = self.p, self.t, self.p.result
         if r is None or t.row.function != FROM_SHARED or t.parts > 1:
@@ -258,22 +263,24 @@ class _Plan:
         """Products of two numbers for each: of the right factor in shared memory, of the left one in registers, where
         half a tile is made two of while the other half is multiplied."""
         add, (m, n, k) = self.steps.append, (x.name for x in (self.p.m, self.p.n, self.p.k))
-        half, inner, piece = k + "0", k + "1", f"{tile_a}_piece"
-        add(Split(k, self.t.k // 2))
+        (half, inner), piece = naming.pieces(k), f"{tile_a}_piece"
+        add(Split(k, self.t.k // 2, (half, inner)))
         add(Reorder((half, m, n, inner)))
         add(Bind(half, "unroll"))
         add(Cache(tile_a, piece, (m, inner), "registers", "plain"))
-        add(Compensate((m, n, inner)))
-        self.spread((f"{piece}_at0", f"{piece}_at1"))
+        nest = m, n, inner
+        halves = naming.compensate(nest, piece, tile_b)
+        add(halves)
+        (_, _, _, *left), (_, _, _, row, column) = halves.halves
+        self.spread(tuple(left))
         lanes = (("threads", PREPARING * tiles.WARP),)
-        self.steps += [Bind(f"{tile_b}_at0", "lanes", lanes), Bind(f"{tile_b}_at1", "lanes", (("vector", 4),))]
-        self.tensorize((m, n, inner))
+        self.steps += [Bind(row, "lanes", lanes), Bind(column, "lanes", (("vector", 4),))]
+        self.tensorize(halves.small, halves.cross, nest)
 
-    def tensorize(self, nest: tuple[str, str, str]) -> None:
-        ends = ("_0", "_1", "") if self.t.terms > 1 else ("",)
-        self.steps += [Tensorize(tuple(v + end for v in nest), self.t.row.name) for end in ends]
+    def tensorize(self, *nests: tuple[str, ...]) -> None:
+        self.steps += [Tensorize(nest, self.t.row.name) for nest in nests]
 
-    def spread(self, nest: tuple[str, str]) -> None:
+    def spread(self, nest: tuple[str, ...]) -> None:
         self.steps += [Bind(nest[0], "lanes", (("threads", self.t.threads),)), Bind(nest[1], "lanes")]
 
     def shared(self, x: Factor, own: Axis, word: str, length: int) -> str:
@@ -285,35 +292,16 @@ class _Plan:
         how = "" if not x.operand.copied else "cp.async" if x.operand.piece in PIECES else "plain"
         if self.t.row.function != WARPS:
             how = "tma"
-        self.steps.append(Cache(x.buffer, name, (loops[0][0], loops[1][0]), "shared", how, swizzle))
+        into = "" if how else f"{name}_at"
+        self.steps.append(Cache(x.buffer, name, (loops[0][0], loops[1][0]), "shared", how, swizzle, into))
         if not how:
             whole = own.size % length == 0 and self.p.k.size % self.t.k == 0
             vector = x.side if whole and loops[1][1] % x.side == 0 else 1
             lanes = (("threads", self.t.threads), *((("vector", vector),) if vector > 1 else ()))
-            self.steps.append(Bind(f"{name}_at", "lanes", lanes))
+            self.steps.append(Bind(into, "lanes", lanes))
         return name
 
 
 def _swizzle(row: int) -> int:
     """The widest pattern of which rows of so many bytes are whole panels."""
     return next(w for w in (128, 64, 32, 0) if not w or row % w == 0)
-
-
-def _fresh(kernel: Kernel, schedule: Schedule) -> bool:
-    """None of the names that the steps make up is taken."""
-    made: set[str] = set()
-    for s in schedule.steps:
-        match s:
-            case Split(name):
-                made |= {name + "0", name + "1"}
-            case Collapse(outer, inner) | Raster(outer, inner):
-                made.add(outer + inner)
-            case Permute(_, name):
-                made |= {name, f"{name}_in"}
-            case Cache(_, name) | Promote(_, _, name) | Writeback(_, name):
-                made |= {name, f"{name}_at"}
-    taken = {p.name for p in kernel.params}
-    for top in kernel.body:
-        taken |= {n.name for n in top.walk() if isinstance(n, Let | Init)}
-        taken |= {n.var for n in top.walk() if isinstance(n, loop.For)}
-    return not made & taken

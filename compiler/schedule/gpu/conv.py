@@ -19,6 +19,7 @@ from compiler.ir.index import extent_range, linear, simplify
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
+from compiler.schedule import names as naming
 from compiler.schedule.contraction import Contraction
 from compiler.schedule.gpu import permutes
 from compiler.schedule.gpu.boxes import box
@@ -101,7 +102,9 @@ def _factors(
     order = (*(d for d in range(len(t.shape)) if d not in last), *last)
     # Where there is nothing to guard, what no index comes to need not be copied.
     every = tuple(map(_every, load.index)) if narrow(value) is load else ()
-    step = Permute(t.name, f"{t.name}_permuted", order, every if set(every) - {1} else ())
+    tile = f"{t.name}_permuted"
+    into = tuple(f"{tile}_at{n}" for n in range(len(order)))
+    step = Permute(t.name, tile, order, into, every if set(every) - {1} else ())
     if not permutes.steps(step, t):
         return
     shape = tuple(permutes.length(step, t, d) for d in order)
@@ -231,14 +234,15 @@ def boxed(x: Axis, length: int) -> list[Step]:
     steps: list[Step] = []
     if full != tuple(size(f) for f in x.loops):
         steps.append(Pad(tuple(loops), full))
-    steps += [Split(v, n) for v, n in zip(loops, lengths, strict=True)]
-    outer, inner = [f"{v}0" for v in loops], [f"{v}1" for v in loops]
+    into = [naming.pieces(v) for v in loops]
+    steps += [Split(v, n, two) for v, n, two in zip(loops, lengths, into, strict=True)]
+    outer, inner = [two[0] for two in into], [two[1] for two in into]
     if len(loops) > 1:
         steps.append(Reorder((*outer, *inner)))
     for part in (outer, inner):
         name = part[0]
         for v in part[1:]:
-            steps.append(Collapse(name, v))
+            steps.append(Collapse(name, v, name + v))
             name += v
     x.outer, x.name = "".join(outer), "".join(inner)
     return steps

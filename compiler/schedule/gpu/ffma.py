@@ -14,9 +14,10 @@ from compiler.ir.expr import Var, names
 from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
+from compiler.schedule import names as naming
 from compiler.schedule.contraction import Contraction, recognise
 from compiler.schedule.gpu.parts import size
-from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Schedule, Share, Split, Step
+from compiler.schedule.steps import Bind, Collapse, Reorder, Schedule, Split, Step
 from compiler.targets.target import Target
 
 # A thread has at most 8 rows and columns: 64 sums and what they need fit in its registers.
@@ -45,26 +46,33 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
         steps.append(Reorder((*around, i, j)))
     batch = around[0] if around else ""
     for f in around[1:]:
-        steps.append(Collapse(batch, f))
+        steps.append(Collapse(batch, f, batch + f))
         batch += f
     outside = [batch] if batch else []
-    steps += [Split(i, SIDE * down), Split(j, SIDE * across), Reorder((f"{i}0", f"{j}0", f"{i}1", f"{j}1"))]
-    steps += [Split(f"{i}1", SIDE), Split(f"{j}1", SIDE), Reorder((f"{i}11", f"{j}11", f"{i}10", f"{j}10"))]
-    steps.append(Collapse(f"{i}11", f"{j}11"))
-    thread, own = f"{i}11{j}11", (f"{i}10", f"{j}10")
+    (m_tile, m_in), (n_tile, n_in) = naming.pieces(i), naming.pieces(j)
+    (m_own, m_lane), (n_own, n_lane) = naming.pieces(m_in), naming.pieces(n_in)
+    steps += [Split(i, SIDE * down, (m_tile, m_in)), Split(j, SIDE * across, (n_tile, n_in))]
+    steps += [Reorder((m_tile, n_tile, m_in, n_in))]
+    steps += [Split(m_in, SIDE, (m_own, m_lane)), Split(n_in, SIDE, (n_own, n_lane))]
+    steps += [Reorder((m_lane, n_lane, m_own, n_own))]
+    thread, own = m_lane + n_lane, (m_own, n_own)
+    steps.append(Collapse(m_lane, n_lane, thread))
     lanes = (("threads", SIDE * SIDE),)
     if parts > 1:
         # The parts of one element of all threads lie side by side.
-        steps += [Reorder((*own, thread)), Share(c.accumulator, k, parts, (*own, thread), "device")]
-        steps += [Reorder((thread, *own)), Reorder((f"{thread}_sum", *(f"{v}_sum" for v in own)))]
-        steps += [Bind(f"{k}_part", "blocks"), Bind(f"{thread}_sum", "lanes", lanes), Bind(f"{k}_part_sum", "unroll")]
-        steps += [Bind(f"{v}_sum", "unroll") for v in own]
-    steps += [Bind(v, "blocks") for v in (*outside, f"{i}0", f"{j}0")]
+        shared = naming.share(c.accumulator, k, parts, (*own, thread), "device")
+        *own_sums, thread_sum = shared.behind
+        steps += [Reorder((*own, thread)), shared, Reorder((thread, *own)), Reorder((thread_sum, *own_sums))]
+        steps += [Bind(shared.into[0], "blocks"), Bind(thread_sum, "lanes", lanes), Bind(shared.into[1], "unroll")]
+        steps += [Bind(v, "unroll") for v in own_sums]
+    steps += [Bind(v, "blocks") for v in (*outside, m_tile, n_tile)]
     steps.append(Bind(thread, "lanes", lanes))
-    steps.append(Distribute(c.accumulator, own, "registers"))
+    nests = naming.distribute(c.accumulator, own, "registers")
+    steps.append(nests)
     once = next(u for u in AT_ONCE if size(c.depth[0]) // parts % u == 0)
-    steps += [Split(k, once), Reorder((f"{k}0", f"{k}1", *own)), Bind(f"{k}1", "unroll")]
-    steps += [Bind(v + end, "unroll") for end in ("", "_first", "_last") for v in own]
+    (each, step) = naming.pieces(k)
+    steps += [Split(k, once, (each, step)), Reorder((each, step, *own)), Bind(step, "unroll")]
+    steps += [Bind(v, "unroll") for v in (*own, *nests.first, *nests.last)]
     return Schedule(tuple(steps))
 
 

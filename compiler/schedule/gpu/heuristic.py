@@ -19,8 +19,9 @@ from compiler.ir.index import extent_range, value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
+from compiler.schedule import names as naming
 from compiler.schedule.gpu import attention, contraction, ffma, reductions, sequences, transposes
-from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, SplitScan, Stage, Step
+from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Split, Stage, Step
 from compiler.targets.target import Target
 
 THREADS = 256  # a multiple of every scheduler's share, and small enough for eight blocks on a multiprocessor
@@ -115,8 +116,9 @@ class _Plan:
         each = next(n for least, n in PER_THREAD if count >= least * self.target.cores)
         if longest <= WARP_LANES * each and name and count > 1:
             warps = THREADS // WARP_LANES if count >= 4 * self.target.cores else 1
-            steps += [Split(name, warps), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "warps")]
-            return steps + self.inside(f"{name}1", paths, WARP_LANES)
+            block, warp = naming.pieces(name)
+            steps += [Split(name, warps, (block, warp)), Bind(block, "blocks"), Bind(warp, "warps")]
+            return steps + self.inside(warp, paths, WARP_LANES)
         threads = min(MOST_THREADS, max(128, _power(-(-longest // each))))
         if count >= 2 * self.target.cores and all(len(p) == 1 for p in paths) and _seeks(_leaves(paths)):
             threads = min(threads, THREADS)  # nothing of a row is kept, so that several blocks find room
@@ -134,7 +136,9 @@ class _Plan:
         last = rows[-1].var
         warps = next((w for w in (8, 16) if count * w >= 4 * THREADS * self.target.cores), 32)
         steps += [Bind(name, "blocks")] if name else []
-        steps += [Split(last, WARP_LANES), Bind(f"{last}0", "blocks"), Bind(f"{last}1", "columns", (("warps", warps),))]
+        block, column = naming.pieces(last)
+        steps += [Split(last, WARP_LANES, (block, column)), Bind(block, "blocks")]
+        steps += [Bind(column, "columns", (("warps", warps),))]
         for path in paths:
             leaf, merging = self.merged(path)
             steps += [*merging, Bind(leaf.name, "lanes", (("threads", warps),))]
@@ -164,17 +168,19 @@ class _Plan:
         extent, vector = int(f.extent.value), self.neighbours(f, f.body)
         if extent <= WARP_SCAN and count > 1:
             warps = THREADS // WARP_LANES if count >= 4 * self.target.cores else 1
-            steps += [Split(name, warps), Bind(f"{name}0", "blocks"), Bind(f"{name}1", "warps")]
+            block, warp = naming.pieces(name)
+            steps += [Split(name, warps, (block, warp)), Bind(block, "blocks"), Bind(warp, "warps")]
             return [*steps, Bind(f.var, "lanes", _lanes(WARP_LANES, vector))]
         unit = THREADS * SCANNED
         length = -(-extent * count // (SCAN_BLOCKS * self.target.cores * unit)) * unit
         if count < self.target.cores and extent > length:
             assert isinstance(inside[0], Init)
             lanes = _lanes(THREADS, vector)
-            steps.append(SplitScan(inside[0].name, f.var, length))
-            steps += [Bind(x, "blocks") for x in (f"{f.var}_part", f"{f.var}_next")]
-            steps += [Bind(x, "blocks") for x in (f"{name}_sum", name) if name]
-            return [*steps, Bind(f"{f.var}_sum", "lanes", lanes), Bind(f"{f.var}_before", "lanes", _lanes(THREADS, 1)),
+            scan = naming.split_scan(inside[0].name, f.var, length, (name,) if name else ())
+            part, total, after, before = scan.into
+            steps += [scan, Bind(part, "blocks"), Bind(after, "blocks")]
+            steps += [Bind(x, "blocks") for x in (*scan.rows, name) if name]
+            return [*steps, Bind(total, "lanes", lanes), Bind(before, "lanes", _lanes(THREADS, 1)),
                     Bind(f.var, "lanes", lanes)]  # fmt: skip
         threads = min(MOST_THREADS, max(128, _power(-(-extent // SCANNED))))
         steps += [Bind(name, "blocks")] if name else []
@@ -191,11 +197,13 @@ class _Plan:
         threads = max(WARP_LANES, min(THREADS, most))
         names = [name]
         if extent > length:
-            steps.append(SplitScan(inside[0].name, f.var, length))
-            steps += [Bind(f"{f.var}_part", "blocks"), Bind(f"{f.var}_next", "blocks")]
-            names = [f"{name}_sum", name]
+            scan = naming.split_scan(inside[0].name, f.var, length, (name,))
+            part, _, after, _ = scan.into
+            steps += [scan, Bind(part, "blocks"), Bind(after, "blocks")]
+            names = [*scan.rows, name]
         for x in names:
-            steps += [Split(x, threads), Bind(f"{x}0", "blocks"), Bind(f"{x}1", "lanes", _lanes(threads, 1))]
+            block, lane = naming.pieces(x)
+            steps += [Split(x, threads, (block, lane)), Bind(block, "blocks"), Bind(lane, "lanes", _lanes(threads, 1))]
         return steps
 
     def alone(self) -> list[Step]:
@@ -221,7 +229,7 @@ class _Plan:
         steps: list[Step] = []
         name = rows[0].var if rows else ""
         for r in rows[1:]:
-            steps.append(Collapse(name, r.var))
+            steps.append(Collapse(name, r.var, name + r.var))
             name += r.var
         return name, steps
 
@@ -235,7 +243,7 @@ class _Plan:
             extent = int(r.extent.value)
             # The axes before the last may stay axes of the grid if the last is long enough to keep threads busy.
             if groups and (self.even(groups[-1].last, r, inside, ranges) or _rest(rows, r) < THREADS):
-                steps.append(Collapse(groups[-1].name, r.var))
+                steps.append(Collapse(groups[-1].name, r.var, groups[-1].name + r.var))
                 groups[-1] = Row(groups[-1].name + r.var, groups[-1].extent * extent, r)
             else:
                 groups.append(Row(r.var, extent, r))
@@ -244,7 +252,7 @@ class _Plan:
             name, steps = self.merged_rows(rows)
             groups = [Row(name, math.prod(int(r.extent.value) for r in rows if isinstance(r.extent, Const)), rows[-1])]
         while len(groups) > 3:
-            steps.append(Collapse(groups[0].name, groups[1].name))
+            steps.append(Collapse(groups[0].name, groups[1].name, groups[0].name + groups[1].name))
             groups[:2] = [Row(groups[0].name + groups[1].name, groups[0].extent * groups[1].extent, groups[1].last)]
         *outer, last = groups
         steps += [Bind(g.name, "blocks") for g in outer]
@@ -258,8 +266,9 @@ class _Plan:
         rounds = 2 if total >= FILLED * self.target.cores * self.target.threads and not paths_of(inside) else 1
         threads = max(WARP_LANES, min(THREADS // rounds, most))
         steps += self.own(last.name, inside)
-        steps += [Split(last.name, threads * vector * rounds)]
-        steps += [Bind(f"{last.name}0", "blocks"), Bind(f"{last.name}1", "lanes", _lanes(threads, vector))]
+        block, lane = naming.pieces(last.name)
+        steps += [Split(last.name, threads * vector * rounds, (block, lane))]
+        steps += [Bind(block, "blocks"), Bind(lane, "lanes", _lanes(threads, vector))]
         return steps
 
     def own(self, row: str, inside: tuple[Stmt, ...]) -> list[Step]:
@@ -323,7 +332,10 @@ class _Plan:
             space = self.space([*own, *again], extent, threads)
             steps += [Fold(b, row, space) for b in own if space]
             for b in again if space else self.shared_rows(again, extent, threads):
-                steps += [Stage(b, f"{b}_row", row, space or "shared"), Bind(f"{b}_row_at", "lanes", lanes)]
+                steps += [
+                    Stage(b, f"{b}_row", row, space or "shared", (f"{b}_row_at",)),
+                    Bind(f"{b}_row_at", "lanes", lanes),
+                ]
         return steps + [Bind(leaf.name, "lanes", lanes) for leaf in leaves]
 
     def space(self, buffers: list[str], extent: int, threads: int) -> str:
@@ -347,7 +359,7 @@ class _Plan:
         for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
             if outer.kind != inner.kind or outer.body != (inner,) or not isinstance(outer.extent, Const):
                 break
-            steps.append(Collapse(outer.var, name))
+            steps.append(Collapse(outer.var, name, outer.var + name))
             name, extent = outer.var + name, int(outer.extent.value) * extent
         return _Leaf(name, extent, leaf), steps
 

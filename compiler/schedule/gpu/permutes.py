@@ -10,6 +10,7 @@ import math
 from compiler.ir.expr import Const, Expr, const, static
 from compiler.ir.index import from_linear, linear
 from compiler.ir.tensor import Tensor
+from compiler.schedule import names as naming
 from compiler.schedule.steps import Bind, Collapse, Permute, Reorder, Split, Stage, Step
 
 THREADS = 256
@@ -19,12 +20,12 @@ LONGEST = 256  # of a side that has no divisor in between
 
 
 def steps(step: Permute, t: Tensor) -> list[Step]:
-    """The steps for the loops `tile`_at0, .. that follow `step`; none where neighbours are too few either way."""
+    """The steps for the loops of the copy that follow `step`; none where neighbours are too few either way."""
     if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
         return []
     sizes = [static(length(step, t, d)) for d in range(len(t.shape))]
     every = step.every or (1,) * len(sizes)
-    loop = {d: f"{step.tile}_at{n}" for n, d in enumerate(step.order)}
+    loop = dict(zip(step.order, step.into, strict=True))
     last = step.order[-1]
     side = _side(sizes[last], WIDEST // t.dtype.bytes)
     read = _read(t, sizes, every, last)
@@ -36,9 +37,10 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     for d, part in (*read.items(), (last, side)):
         name = loop[d]
         if part < sizes[d]:
-            made.append(Split(name, part))
-            outer.append(f"{name}0")
-            name += "1"
+            around, within = naming.pieces(name)
+            made.append(Split(name, part, (around, within)))
+            outer.append(around)
+            name = within
         inner.append(name)
     if not outer:
         return []
@@ -49,15 +51,16 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     whole, staged = static(t.shape[kept[-1]]), along[kept[-1]] * every[kept[-1]]
     staged = whole if staged >= whole else staged - every[kept[-1]] + 1
     # Odd rows of the tile begin in other banks, also if these hold two elements each.
-    made.append(Stage(t.name, tile, outer[-1], "shared", 1 + staged % 2))
+    copied = naming.along(f"{tile}_at", len(kept))
+    made.append(Stage(t.name, tile, outer[-1], "shared", copied, 1 + staged % 2))
     while len(outer) > 3:
-        made.append(Collapse(outer[0], outer[1]))
+        made.append(Collapse(outer[0], outer[1], outer[0] + outer[1]))
         outer[:2] = [outer[0] + outer[1]]
     made += [Bind(name, "blocks") for name in outer]
-    for names, row in (([f"{tile}_at{n}" for n in range(len(kept))], staged), (inner, side)):
-        name = names[0]
-        for other in names[1:]:
-            made.append(Collapse(name, other))
+    for loops, row in ((copied, staged), (tuple(inner), side)):
+        name = loops[0]
+        for other in loops[1:]:
+            made.append(Collapse(name, other, name + other))
             name += other
         vector = math.gcd(row, WIDEST // t.dtype.bytes)
         lanes = (("threads", THREADS), *((("vector", vector),) if vector > 1 else ()))

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store
-from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Share, Split, Step
+from compiler.schedule import names as naming
+from compiler.schedule.steps import Bind, Collapse, Reorder, Share, Split, Step
 
 THREADS = 256
 WARP = 32
@@ -57,7 +58,7 @@ def merge(names: tuple[str, ...], steps: list[Step]) -> str:
     """All of some perfectly nested loops as one, whose name is returned."""
     name = names[0] if names else ""
     for inner in names[1:]:
-        steps.append(Collapse(name, inner))
+        steps.append(Collapse(name, inner, name + inner))
         name += inner
     return name
 
@@ -71,9 +72,9 @@ def columns(found: Reduction, vector: int, cores: int) -> list[Step]:
     row, along = merge(found.rows, steps), merge(found.loops, steps)
     while found.count // vector < WARP and vector > 1:
         vector //= 2
-    outer, inner = (row, "") if vector == 1 else (f"{row}0", f"{row}1")
+    outer, inner = (row, "") if vector == 1 else naming.pieces(row)
     if inner:
-        steps.append(Split(row, vector))
+        steps.append(Split(row, vector, (outer, inner)))
     places = found.count // vector
     parts, sharers = 1, 1
     together = next((w for w in (32, 16, 8) if places % w == 0), 0)
@@ -85,32 +86,32 @@ def columns(found: Reduction, vector: int, cores: int) -> list[Step]:
     lanes = (("threads", max(WARP, 1 << (side * sharers - 1).bit_length())),)
     length = found.extent // (parts * sharers)
     ahead = next(n for n in (ROWS_AHEAD, 4, 2, 1) if length % n == 0)
-    order = [f"{along}0", f"{along}1"] if ahead > 1 else [along]
-    steps.append(Split(outer, side))
-    block, lane = f"{outer}0", f"{outer}1"
+    turns = naming.pieces(along)
+    block, lane = naming.pieces(outer)
+    steps.append(Split(outer, side, (block, lane)))
     rows = (lane, inner) if inner else (lane,)
-    if parts > 1:
-        steps.append(Share(found.accumulator, along, parts, rows, "device"))
-    if sharers > 1:
-        steps.append(Share(found.accumulator, along, sharers, rows, "shared"))
+    blocks = naming.share(found.accumulator, along, parts, rows, "device")
+    threads = naming.share(found.accumulator, along, sharers, rows, "shared")
+    steps += [*([blocks] if parts > 1 else []), *([threads] if sharers > 1 else [])]
+    nests = naming.distribute(found.accumulator, (inner,))
     if inner:
-        steps.append(Distribute(found.accumulator, (inner,)))
+        steps.append(nests)
     if ahead > 1:
-        steps.append(Split(along, ahead))
+        steps.append(Split(along, ahead, turns))
     if inner:
-        steps.append(Reorder((*order, inner)))
+        steps.append(Reorder((*(turns if ahead > 1 else (along,)), inner)))
     if ahead > 1:
-        steps.append(Bind(order[-1], "unroll"))
+        steps.append(Bind(turns[-1], "unroll"))
     if inner:
-        steps += [Bind(f"{inner}_first", "unroll"), Bind(inner, "vector"), Bind(f"{inner}_last", "vector")]
+        steps += [Bind(nests.first[0], "unroll"), Bind(inner, "vector"), Bind(nests.last[0], "vector")]
     steps.append(Bind(block, "blocks"))
     if sharers > 1:
-        steps += [Collapse(f"{along}_share", lane), Bind(f"{along}_share{lane}", "lanes", lanes)]
-        steps += _combined(rows, "_all", f"{along}_share", sharers, lanes)
+        lane_of = threads.into[0] + lane
+        steps += [Collapse(threads.into[0], lane, lane_of), Bind(lane_of, "lanes", lanes), *_combined(threads, lanes)]
     else:
         steps.append(Bind(lane, "lanes", lanes))
     if parts > 1:
-        steps += [Bind(f"{along}_part", "blocks"), *_combined(rows, "_sum", f"{along}_part", parts, lanes)]
+        steps += [Bind(blocks.into[0], "blocks"), *_combined(blocks, lanes)]
     return steps
 
 
@@ -119,14 +120,12 @@ def _sharers(extent: int, most: int) -> int:
     return next(n for n in (most, most // 2, most // 4, 1) if n == 1 or (extent % n == 0 and extent // n >= 4))
 
 
-def _combined(
-    rows: tuple[str, ...], behind: str, made: str, parts: int, lanes: tuple[tuple[str, int], ...]
-) -> list[Step]:
-    """A thread for each column adds up what was made by the loop `made`."""
+def _combined(shared: Share, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
+    """A thread for each column adds up what its parts are."""
     steps: list[Step] = []
-    total = merge(tuple(n + behind for n in rows), steps)
+    total = merge(shared.behind, steps)
     steps.append(Bind(total, "lanes", lanes))
-    return [*steps, Bind(made + behind, "unroll")] if parts <= PARTS_AHEAD else steps
+    return [*steps, Bind(shared.into[1], "unroll")] if shared.parts <= PARTS_AHEAD else steps
 
 
 def _parts_of_columns(extent: int, places: int, wanted: int) -> int:
@@ -151,10 +150,11 @@ def split_rows(found: Reduction, vector: int, cores: int) -> list[Step] | None:
         unit = THREADS * vector
         chunk = -(-found.extent // (parts * unit)) * unit
         parts = -(-found.extent // chunk)
-        shared, inner = f"{along}0", f"{along}1"
-        steps.append(Split(along, chunk))
-    steps.append(Share(found.accumulator, shared, parts, (), "device"))
-    steps += [Bind(name, "blocks") for name in (row, f"{shared}_part") if name]
+        shared, inner = naming.pieces(along)
+        steps.append(Split(along, chunk, (shared, inner)))
+    made = naming.share(found.accumulator, shared, parts, (), "device")
+    steps.append(made)
+    steps += [Bind(name, "blocks") for name in (row, made.into[0]) if name]
     threads = (("threads", THREADS),)
     lanes = (*threads, ("vector", vector)) if vector > 1 else threads
-    return [*steps, Bind(inner, "lanes", lanes), Bind(f"{shared}_part_sum", "lanes", threads)]
+    return [*steps, Bind(inner, "lanes", lanes), Bind(made.into[1], "lanes", threads)]

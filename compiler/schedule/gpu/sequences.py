@@ -74,7 +74,7 @@ def _merged(nest: list[loop.For], steps: list[Step]) -> str:
     """The name of the loops made one, by steps that are added."""
     name = nest[0].var
     for f in nest[1:]:
-        steps.append(Collapse(name, f.var))
+        steps.append(Collapse(name, f.var, name + f.var))
         name += f.var
     return name
 

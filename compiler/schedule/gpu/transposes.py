@@ -14,6 +14,7 @@ from compiler.ir.expr import Const, Load, Var
 from compiler.ir.index import extent_range
 from compiler.ir.statement import Stmt, Store
 from compiler.ir.tensor import Tensor
+from compiler.schedule import names as naming
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step
 
 THREADS = 256
@@ -40,19 +41,21 @@ def choose(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str,
         return None
     i, j = read.var, written.var
     others = [f.var for f in rows if f not in (read, written)]
-    steps: list[Step] = [Split(i, first), Split(j, second)]
-    outer, last = [*others, f"{i}0", f"{j}0"], [f"{i}1", f"{j}1"]
+    rows_of, columns_of = naming.pieces(i), naming.pieces(j)
+    steps: list[Step] = [Split(i, first, rows_of), Split(j, second, columns_of)]
+    outer, last = [*others, rows_of[0], columns_of[0]], (rows_of[1], columns_of[1])
     steps.append(Reorder((*outer, *last)))
     for b, size in zip(buffers, sizes, strict=True):
-        steps.append(Stage(b, f"{b}_tile", outer[-1], "shared", max(1, BANK // size)))
+        steps.append(Stage(b, f"{b}_tile", outer[-1], "shared", naming.along(f"{b}_tile_at", 2), max(1, BANK // size)))
     while len(outer) > 3:
-        steps.append(Collapse(outer[0], outer[1]))
+        steps.append(Collapse(outer[0], outer[1], outer[0] + outer[1]))
         outer[:2] = [outer[0] + outer[1]]
     steps += [Bind(name, "blocks") for name in outer]
     for b, size in zip(buffers, sizes, strict=True):
-        at = f"{b}_tile_at"
-        steps += [Collapse(f"{at}0", f"{at}1"), Bind(f"{at}0{at}1", "lanes", _lanes(first, WIDEST // size))]
-    steps += [Collapse(*last), Bind("".join(last), "lanes", _lanes(second, WIDEST // stored))]
+        row, column = naming.along(f"{b}_tile_at", 2)
+        steps += [Collapse(row, column, row + column), Bind(row + column, "lanes", _lanes(first, WIDEST // size))]
+    each = "".join(last)
+    steps += [Collapse(*last, each), Bind(each, "lanes", _lanes(second, WIDEST // stored))]
     return steps
 
 

@@ -101,7 +101,7 @@ def test_one_v_lists_the_passes_beside_the_program(loops: Path, capsys: pytest.C
 
 def test_an_edited_schedule_is_applied(loops: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = tmp_path / "steps.txt"
-    steps.write_text('split("j", 8)\n')
+    steps.write_text('split("j", 8, into=("j0", "j1"))\n')
     assert cli.main(["show", "--from", str(loops), "--schedule", str(steps)]) == 0
     assert "serial(8)" in capsys.readouterr().out
 
@@ -296,7 +296,7 @@ def test_a_stage_before_the_text_is_refused(loops: Path, capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('split("k", 4)', 'split("k", 4): kernel scale has no loop k'),
+        ('split("k", 4, into=("k0", "k1"))', 'split("k", 4, into=("k0", "k1")): kernel scale has no loop k'),
         ('slit("j", 4)', "line 1: slit('j', 4) is not a step"),
     ],
 )

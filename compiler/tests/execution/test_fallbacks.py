@@ -18,9 +18,10 @@ from compiler.targets import cpu, nvidia
 from compiler.tests.meaning import fresh_seed
 
 PRODUCT = "torch.randn(7, 8) @ torch.randn(8, 9)"
+DISTRIBUTED = 'distribute("matmul_", ("i", "j"), first=("i_first", "j_first"), last=("i_last", "j_last"))'
 IMPOSSIBLE = {
-    "a step that does not apply": 'pack("nothing", "tile", ("i", "r"))',
-    "an instruction that there is none of": 'distribute("matmul_", ("i", "j"))\ntensorize(("i", "j", "r"), "spell")',
+    "a step that does not apply": 'pack("nothing", "tile", ("i", "r"), into=("i_tile", "r_tile"))',
+    "an instruction that there is none of": DISTRIBUTED + '\ntensorize(("i", "j", "r"), "spell")',
 }
 
 

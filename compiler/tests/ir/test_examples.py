@@ -17,7 +17,7 @@ from compiler.tests import snippet
 from compiler.tests.meaning import fresh_seed, same_meaning
 
 _CODE = r"((?: {8}.*\n|\n)+)"
-EXAMPLE = re.compile(rf"\A`(.+)`.*\s+before:\n{_CODE} +after:\n{_CODE}")
+EXAMPLE = re.compile(rf"\A`([^`]+)`.*\s+before:\n{_CODE} +after:\n{_CODE}")
 
 
 @dataclass(frozen=True)

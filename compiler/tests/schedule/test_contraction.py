@@ -236,19 +236,26 @@ for i in serial(4):
             c += a[i, l] * b[l, j]
         y[i, j] = c
 """
+DISTRIBUTED = 'distribute("c", ("i", "j"), first=("i_first", "j_first"), last=("i_last", "j_last"))'
 REFUSED = {
-    "distribute over a sum": ('distribute("c", ("i", "l"))', "l is not the only statement of i"),
-    "distribute what begins elsewhere": ('distribute("d", ("i", "j"))', "d does not begin inside j"),
+    "distribute over a sum": (
+        DISTRIBUTED.replace("j", "l"),
+        "l is not the only statement of i",
+    ),
+    "distribute what begins elsewhere": (
+        DISTRIBUTED.replace('"c"', '"d"'),
+        "d does not begin inside j",
+    ),
     "pack what is not there": (
-        'distribute("c", ("i", "j"))\npack("x", "x_tile", ("l", "j"))',
+        DISTRIBUTED + '\npack("x", "x_tile", ("l", "j"), into=("l_x_tile", "j_x_tile"))',
         "has a factor from x over these",
     ),
     "pack over too little": (
-        'distribute("c", ("i", "j"))\npack("b", "b_tile", ("i", "j"))',
+        DISTRIBUTED + '\npack("b", "b_tile", ("i", "j"), into=("i_b_tile", "j_b_tile"))',
         "has a factor from b over these",
     ),
     "tensorize in another order": (
-        'distribute("c", ("i", "j"))\ntensorize(("j", "i", "l"), "x")',
+        DISTRIBUTED + '\ntensorize(("j", "i", "l"), "x")',
         "i is not the only statement of j",
     ),
     "tensorize before there is a sum of its own": (

@@ -29,6 +29,7 @@ from compiler.passes.tile.nests import (
     Loops,
     factors_from,
     longest,
+    named,
     ranges_of,
     replace,
     replace_sum,
@@ -106,7 +107,7 @@ def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, 
     shape = tuple(map(dim, long.values()))
     held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
     size = product(shape)
-    at = Var(f"{step.tile}_at")
+    (at,) = named(step, (step.into,) if step.into else (), 1)
     places: list[Expr] = []
     rest = size
     for n in shape:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from compiler.ir import tile
-from compiler.ir.expr import Expr, Load, Var, substitute
+from compiler.ir.expr import Expr, Load, substitute
 from compiler.ir.index import linear
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL, Body, wrap
+from compiler.passes.tile.nests import SERIAL, Body, named, wrap
 from compiler.schedule.gpu import permutes
 from compiler.schedule.steps import Permute, ScheduleError
 
 
 def permute(kernel: Kernel, step: Permute) -> Kernel:
-    """`permute("x", "t", (1, 0))`
+    """`permute("x", "t", (1, 0), into=("t_at0", "t_at1"))`
 
     before:
         for j in serial(4):
@@ -35,7 +35,7 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
         raise ScheduleError(step, f"{every} are not steps along the {len(buffer.shape)} axes of {step.buffer}")
     shape = tuple(permutes.length(step, buffer, d) for d in step.order)
     held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
-    loops = tuple(Var(f"{step.tile}_at{n}") for n in range(len(shape)))
+    loops = named(step, step.into, len(shape))
     index = tuple(loops[step.order.index(d)] * every[d] for d in range(len(shape)))
     copy = Store(held.name, loops, Load(buffer.name, index, buffer.dtype))
     nest = tuple(tile.For(v.name, n, "parallel", SERIAL, ()) for v, n in zip(loops, shape, strict=True))

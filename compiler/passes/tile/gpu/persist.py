@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Var, dim, op, select, static
+from compiler.ir.expr import Const, Expr, dim, op, select, static
 from compiler.ir.statement import Kernel, Let, Stmt
-from compiler.passes.tile.nests import SERIAL, find_nest, replace
+from compiler.passes.tile.nests import SERIAL, find_nest, named, replace
 from compiler.schedule.steps import Persist, ScheduleError
 
 
 def persist(kernel: Kernel, step: Persist) -> Kernel:
-    """`persist(("i", "j"), 4)`
+    """`persist(("i", "j"), 4, into=("ij_block", "ij_turn", "ij"))`
 
     before:
         for i in blocks(6):
@@ -34,12 +34,11 @@ def persist(kernel: Kernel, step: Persist) -> Kernel:
     extents = [static(f.extent) for f in nest]
     total = math.prod(extents)
     blocks = min(step.blocks, total)
-    whole = "".join(f.var for f in nest)
-    block, turn, number = Var(f"{whole}_block"), Var(f"{whole}_turn"), Var(whole)
+    block, turn, number = named(step, step.into, 3)
     turns: Expr = dim(total // blocks)
     if total % blocks:
         turns = select(op("lt", block, dim(total % blocks)), turns + 1, turns)
-    body: tuple[Stmt, ...] = (Let(whole, turn * blocks + block),)
+    body: tuple[Stmt, ...] = (Let(number.name, turn * blocks + block),)
     inside = total
     for f, extent in zip(nest, extents, strict=True):
         inside //= extent

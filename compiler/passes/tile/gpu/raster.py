@@ -11,7 +11,7 @@ from compiler.schedule.steps import Raster, ScheduleError
 
 
 def raster(kernel: Kernel, step: Raster) -> Kernel:
-    """`raster("i", "j", 2)`
+    """`raster("i", "j", 2, into="ij")`
 
     before:
         for i in serial(6):
@@ -27,7 +27,7 @@ def raster(kernel: Kernel, step: Raster) -> Kernel:
     if not all(f.kind == "parallel" for f in (outer, inner)) or outer.var in names(inner.extent):
         raise ScheduleError(step, "its loops must be parallel, and the inner one of one length")
     rows, total = outer.extent, outer.extent * inner.extent
-    at, whole = Var(outer.var + inner.var), inner.extent * step.group
+    at, whole = Var(step.into), inner.extent * step.group
     first = at // whole * step.group
     divides = isinstance(rows, Const) and int(rows.value) % step.group == 0
     size: Expr = dim(step.group) if divides else op("min", dim(step.group), rows - first)

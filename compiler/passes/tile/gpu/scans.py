@@ -6,12 +6,13 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, op, static, substitute
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL, again, wrap
+from compiler.passes.tile.nests import SERIAL, again, named, wrap
 from compiler.schedule.steps import ScheduleError, SplitScan
 
 
 def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
-    """`split_scan("t", "j", 2)`
+    """`split_scan("t", "j", 2, "t_parts", total="t_sum", into=("j_part", "j_sum", "j_next", "j_before"),
+    rows=("i_sum",))`
 
     before:
         for i in serial(3):
@@ -53,8 +54,8 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
         raise ScheduleError(step, f"{step.accumulator} begins with more than nothing")
     extent = static(f.extent)
     count = -(-extent // step.length)
-    part, following, total = (Var(f"{step.loop}_{x}") for x in ("part", "next", "sum"))
-    held = Tensor(f"{name}_parts", first.dtype, (dim(count), *(r.extent for r in rows)), ())
+    part, total, following, before = named(step, step.into, 4)
+    held = Tensor(step.tile, first.dtype, (dim(count), *(r.extent for r in rows)), ())
     held = held.replace(strides=row_major(held.shape))
     place = tuple(Var(r.var) for r in rows)
 
@@ -67,17 +68,19 @@ def split_scan(kernel: Kernel, step: SplitScan) -> Kernel:
         return made
 
     scalar = Var(name, first.dtype)
-    own = {scalar: Var(f"{name}_sum", first.dtype)}  # the names that the first of the two nests has for itself
+    own = {scalar: Var(step.total, first.dtype)}  # the names that the first of the two nests has for itself
     own |= {Var(s.name, s.value.dtype): Var(f"{s.name}_sum", s.value.dtype) for s in head if isinstance(s, Let)}
     summed = substitute(moved(head, part, total), own)
-    summed = tuple(s.replace(name=f"{s.name}_sum") if isinstance(s, Accum | Let) else s for s in summed)
-    sums: tuple[Stmt, ...] = (
-        Init(f"{name}_sum", first),
-        tile.For(total.name, share(part), "reduce", SERIAL, summed),
-        Store(held.name, (part, *place), Var(f"{name}_sum", first.dtype)),
+    called = {scalar.name: step.total}
+    summed = tuple(
+        s.replace(name=called.get(s.name, f"{s.name}_sum")) if isinstance(s, Accum | Let) else s for s in summed
     )
-    sums = again(tuple(rows), "_sum", sums) if rows else sums
-    before = Var(f"{step.loop}_before")
+    sums: tuple[Stmt, ...] = (
+        Init(step.total, first),
+        tile.For(total.name, share(part), "reduce", SERIAL, summed),
+        Store(held.name, (part, *place), Var(step.total, first.dtype)),
+    )
+    sums = again(tuple(rows), named(step, step.rows, len(rows)), sums) if rows else sums
     known = Accum(name, how, Load(held.name, (before, *place), first.dtype))
     scanned: tuple[Stmt, ...] = (
         Init(name, first),

@@ -7,15 +7,13 @@ from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, static, subs
 from compiler.ir.index import value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import SERIAL, Body, again, find_nest, padded, ranges_of, replace, wrap
+from compiler.passes.tile.nests import SERIAL, Body, again, find_nest, named, padded, ranges_of, replace, wrap
 from compiler.schedule.steps import ScheduleError, Share
-
-# What the loop that makes parts, their tile, and the names behind it are called by whom they are passed on between.
-THREADS, BLOCKS = ("_share", "_shares", "_all"), ("_part", "_parts", "_sum")
 
 
 def share(kernel: Kernel, step: Share) -> Kernel:
-    """`share("s", "r", 4, ("j",), "shared")`
+    """`share("s", "r", 4, ("j",), "shared", "s_shares", total="s_all",
+    into=("r_share", "r_share_all"), behind=("j_all",))`
 
     before:
         for i in serial(3):
@@ -39,28 +37,28 @@ def share(kernel: Kernel, step: Share) -> Kernel:
                     s_all += s_shares[r_share_all, j_all]
                 y[i * 8 + j_all] = s_all
     """
-    suffix, tiles, behind = THREADS if step.space == "shared" else BLOCKS
     _, rows = find_nest(kernel, step, step.rows) if step.rows else ((), ())
     place = rows[-1].body if rows else _around(kernel.body, step)
     before, first, f, after = reduction_in(place, step)
-    how, length, part = how_combined(f, first, step), static(f.extent) // step.parts, Var(step.loop + suffix)
+    how, length = how_combined(f, first, step), static(f.extent) // step.parts
+    part, again_part = named(step, step.into, 2)
     ranges = ranges_of(rows)
     extents = [value_range(r.extent, ranges)[1] for r in rows]
     if any(e is None for e in extents) or any(r.kind != "parallel" for r in rows):
         raise ScheduleError(step, f"{', '.join(step.rows)} must be parallel, and their extents known")
     shape = (dim(step.parts), *(dim(e or 0) for e in extents))
-    held = Tensor(step.accumulator + tiles, first.value.dtype, shape, padded(shape, step.pad))
+    held = Tensor(step.tile, first.value.dtype, shape, padded(shape, step.pad))
     at_part: tuple[Expr, ...] = (part, *(Var(r.var) for r in rows))
     moved = substitute(f.body, {Var(f.var): part * length + Var(f.var)})
     inner = (*before, first, f.replace(extent=dim(length), body=moved), Store(held.name, at_part, scalar_of(first)))
-    total = Init(step.accumulator + behind, identity(how, held.dtype))
-    at = tile.For(part.name + behind, dim(step.parts), "reduce", SERIAL, ())
+    total = Init(step.total, identity(how, held.dtype))
+    at = tile.For(again_part.name, dim(step.parts), "reduce", SERIAL, ())
     load = Load(held.name, (Var(at.var), *at_part[1:]), held.dtype)
     body = (total, at.replace(body=(Accum(total.name, how, load),)), *followed(before, first, total, after))
     made: Body = (
         tile.Alloc(held, step.space),
         tile.For(part.name, dim(step.parts), "parallel", SERIAL, wrap(rows, inner)),
-        *again(rows, behind, body),
+        *again(rows, named(step, step.behind, len(rows)), body),
     )
     return kernel.replace(body=replace(kernel.body, rows[0], made) if rows else _instead(kernel.body, first, made))
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from compiler.ir import tile
 from compiler.ir.dtype import f32
 from compiler.ir.expr import Expr, Load, Op, Var, identity, op, substitute
 from compiler.ir.statement import If, Kernel, Stmt, Store
-from compiler.passes.tile.nests import SERIAL, Body, Loops, find_nest, replace, wrap
+from compiler.ir.tensor import Tensor
+from compiler.passes.tile.nests import SERIAL, Body, Loops, find_nest, named, replace, wrap
 from compiler.schedule.steps import Compensate, Promote, ScheduleError
 
 
 def promote(kernel: Kernel, step: Promote) -> Kernel:
-    """`promote("c", "l0", "part")`
+    """`promote("c", "l0", "part", first=("part_first",), last=("part_last",))`
 
     before:
         c = registers(f32[4])
@@ -51,22 +54,23 @@ def promote(kernel: Kernel, step: Promote) -> Kernel:
     part = alloc.tensor.replace(name=step.tile)
     count = len(part.shape)
 
-    def nest(end: str) -> tuple[tuple[str, ...], Loops]:
-        loops = tuple(f"{step.tile}_{end}{n if count > 1 else ''}" for n in range(count))
-        return loops, tuple(tile.For(v, n, "parallel", SERIAL, ()) for v, n in zip(loops, part.shape, strict=True))
-
-    first, first_nest = nest("first")
-    last, last_nest = nest("last")
-    held = Load(part.name, tuple(map(Var, last)), part.dtype)
+    first, last = (named(step, called, count) for called in (step.first, step.last))
+    first_nest, last_nest = (_loops(vars, part) for vars in (first, last))
+    held = Load(part.name, last, part.dtype)
     adds = next(n for n, s in enumerate(f.body) if step.accumulator in tile.buffers((s,)))
     body = (
         *f.body[:adds],
         alloc.replace(tensor=part),
-        *wrap(first_nest, (Store(part.name, tuple(map(Var, first)), identity("sum", part.dtype)),)),
+        *wrap(first_nest, (Store(part.name, first, identity("sum", part.dtype)),)),
         *(_renamed(s, step.accumulator, part.name) for s in f.body[adds:]),
         *wrap(last_nest, (Store(step.accumulator, held.index, held, "sum"),)),
     )
     return kernel.replace(body=replace(kernel.body, f, (f.replace(body=body),)))
+
+
+def _loops(vars: Sequence[Var], t: Tensor) -> Loops:
+    """Loops along the axes of a tile."""
+    return tuple(tile.For(v.name, n, "parallel", SERIAL, ()) for v, n in zip(vars, t.shape, strict=True))
 
 
 def _makes(n: object, name: str) -> bool:
@@ -84,7 +88,8 @@ def _renamed(s: Stmt, old: str, new: str) -> Stmt:
 
 
 def compensate(kernel: Kernel, step: Compensate) -> Kernel:
-    """`compensate(("i", "j", "l"))`
+    """`compensate(("i", "j", "l"), small=("i_0", "j_0", "l_0"), cross=("i_1", "j_1", "l_1"),
+    halves=(("a", "a_big", "a_small", "a_at0", "a_at1"), ("b", "b_big", "b_small", "b_at0", "b_at1")))`
 
     before:
         a = registers(f32[4, 8])
@@ -138,13 +143,17 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
             raise ScheduleError(step, f"{step.loops[-1]} holds something other than one sum of products of f32")
     if a not in tiles or b not in tiles or a == b:
         raise ScheduleError(step, f"{a} and {b} are no two tiles of kernel {kernel.name}")
+    halves = {name: called for name, *called in step.halves}
+    if halves.keys() != {a, b}:
+        raise ScheduleError(step, f"it makes halves of {a} and {b}, and names those of {', '.join(halves)}")
     out: list[Stmt] = []
-    for suffix, (x, y) in (("_0", ("small", "big")), ("_1", ("big", "small")), ("", ("big", "big"))):
-        new = total.replace(value=left.replace(buffer=f"{a}_{x}") * right.replace(buffer=f"{b}_{y}"))
-        out += _copied(nest, suffix, new)
+    own = tuple(f.var for f in nest)
+    for loops, (x, y) in ((step.small, (1, 0)), (step.cross, (0, 1)), (own, (0, 0))):
+        new = total.replace(value=left.replace(buffer=halves[a][x]) * right.replace(buffer=halves[b][y]))
+        out += _copied(nest, named(step, loops, len(nest)), new)
     body = replace(kernel.body, nest[0], tuple(out))
     for name in (a, b):
-        body = _after_fill(body, name, _halves(tiles[name]))
+        body = _after_fill(body, name, _halves(step, tiles[name], halves[name]))
     return kernel.replace(body=body)
 
 
@@ -164,24 +173,23 @@ def _writes(n: object, name: str) -> bool:
     return False
 
 
-def _halves(alloc: tile.Alloc) -> Body:
-    """What is left of each element of a tile in tf32, and the rest."""
+def _halves(step: Compensate, alloc: tile.Alloc, called: Sequence[str]) -> Body:
+    """What is left of each element of a tile in tf32, and the rest; `called` are the two, and loops that make them."""
     t = alloc.tensor
-    loops = tuple(f"{t.name}_at{n if len(t.shape) > 1 else ''}" for n in range(len(t.shape)))
-    index = tuple(map(Var, loops))
+    index = named(step, called[2:], len(t.shape))
     whole = Load(t.name, index, t.dtype)
-    big = whole.replace(buffer=f"{t.name}_big")
+    big = whole.replace(buffer=called[0])
     stores = (
         Store(big.buffer, index, op("tf32", whole)),
-        Store(f"{t.name}_small", index, whole - big),
+        Store(called[1], index, whole - big),
     )
-    nest = tuple(tile.For(v, n, "parallel", SERIAL, ()) for v, n in zip(loops, t.shape, strict=True))
-    allocs = (alloc.replace(tensor=t.replace(name=t.name + end)) for end in ("_big", "_small"))
-    return (*allocs, *wrap(nest, stores))
+    allocs = (alloc.replace(tensor=t.replace(name=name)) for name in called[:2])
+    return (*allocs, *wrap(_loops(index, t), stores))
 
 
-def _copied(nest: Loops, suffix: str, s: Stmt) -> Body:
-    """The nest around another statement, its loops renamed by `suffix`."""
-    renamed: dict[Expr, Expr] = {Var(f.var): Var(f.var + suffix) for f in nest}
+def _copied(nest: Loops, loops: Sequence[Var], s: Stmt) -> Body:
+    """The nest around another statement, with these loops for its own."""
+    renamed: dict[Expr, Expr] = {Var(f.var): v for f, v in zip(nest, loops, strict=True)}
     body: Body = substitute((s,), renamed)
-    return wrap(tuple(f.replace(var=f.var + suffix, extent=substitute(f.extent, renamed)) for f in nest), body)
+    around = zip(nest, loops, strict=True)
+    return wrap(tuple(f.replace(var=v.name, extent=substitute(f.extent, renamed)) for f, v in around), body)
