@@ -33,7 +33,9 @@ _FEW_LIBRARIES = (
 _LINKING = ("-l", "-Wl,", "-shared", "-nostdlib")  # how flags begin that only the linker needs
 # Where rows and columns meet, as in x + x.t(), GCC 12 counts one address in steps of another and writes the access as
 # one of base 0. Analysis after that takes it for an access to nothing, and drops the function or the call of it.
-SOUND = ("-fno-delete-null-pointer-checks",)
+# Predictive commoning puts stores of several rounds off to the end of a loop; after fewer rounds it writes back what it
+# has read before, over what another thread has written meanwhile.
+SOUND = ("-fno-delete-null-pointer-checks", "-fno-predictive-commoning")
 
 
 def kernel_flags(*, optimise: str = "-O3", contract: bool = True, machine: str = "native") -> tuple[str, ...]:

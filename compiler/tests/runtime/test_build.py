@@ -4,6 +4,7 @@ import ctypes
 import errno
 import logging
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -246,3 +247,16 @@ def test_the_text_compiles_with_the_flags_of_the_oldest_machine(tmp_path: Path) 
     if flags is None:
         pytest.skip("not an x86-64 machine with AVX2")
     assert five(build.build(FIVE, flags, cache=tmp_path)) == 5
+
+
+def test_a_loop_that_only_writes_reads_nothing_there() -> None:
+    """What is read there and written back belongs to other threads: predictive commoning does that for these rows."""
+    text = build.assembly("""
+        __attribute__((visibility("default"))) void rows(const float* __restrict a, const float* __restrict b,
+            const float* __restrict c, unsigned char* __restrict equal, long from, long to) {
+          for (long i = from; i < to; i++) {
+            for (long j = 0; j < 11; j++) equal[j * 3 + i] = a[j] + b[j * 3 + i] == c[i * 11 + j];
+          }
+        }""")
+    assert "ucomiss" in text or "vcmp" in text, "the floats are compared"
+    assert not re.findall(r"mov[sz]b\w\s+-?\d*\(%r(?!sp)\w+\),.*", text), "a byte is read"
