@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     )
     from compiler.execution.gpu_programs import architecture, on_gpu
     from compiler.execution.named import TARGETS, cpus, target
-    from compiler.frontend import Captured, capture, decompositions, from_graph, with_results
+    from compiler.frontend import Captured, capture, decompositions, from_graph, specialised, with_results
     from compiler.interpret.accumulated import Moments, moments
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
@@ -45,7 +45,7 @@ _HOME = {
     ),
     "compiler.execution.gpu_programs": ("architecture", "on_gpu"),
     "compiler.execution.named": ("TARGETS", "cpus", "target"),
-    "compiler.frontend": ("Captured", "capture", "decompositions", "from_graph", "with_results"),
+    "compiler.frontend": ("Captured", "capture", "decompositions", "from_graph", "specialised", "with_results"),
     "compiler.checks.instructions.checks": ("NotRun", "instruction_checks"),
     "compiler.checks.inspection": ("inspect",),
     "compiler.interpret.accumulated": ("Moments", "moments"),
@@ -106,6 +106,7 @@ __all__ = [
     "on_gpu",
     "passes_for",
     "reference",
+    "specialised",
     "stages",
     "target",
     "with_results",

@@ -21,7 +21,6 @@ import torch
 from torch._dynamo.backends import registry
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
@@ -164,9 +163,7 @@ def _specialised(graph: GraphModule, inputs: list[Any], options: Options) -> Box
         return eager[0](inputs)
 
     try:
-        mode = FakeTensorMode()
-        fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
-        return _program(frontend.retrace(graph, fakes, mode), options, unfit)
+        return _program(frontend.specialised(graph, inputs), options, unfit)
     except Exception as problem:
         return _in_eager(graph, problem, options)
 

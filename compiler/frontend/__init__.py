@@ -1,7 +1,7 @@
 """From PyTorch to Torch IR: trace a function, decompose what has no rule, convert the graph; and Torch IR in eager."""
 
 from compiler.frontend.convert import Converted, convert
-from compiler.frontend.decompose import Decompositions, decompositions, expand, retrace
+from compiler.frontend.decompose import Decompositions, decompositions, expand, specialised
 from compiler.frontend.invalid import refuse
 from compiler.frontend.results import with_results
 from compiler.frontend.run import execute, resolve
@@ -21,7 +21,7 @@ __all__ = [
     "our_dtype",
     "refuse",
     "resolve",
-    "retrace",
+    "specialised",
     "tensor_type",
     "torch_dtype",
     "with_results",

@@ -157,6 +157,13 @@ def retrace(
     return made
 
 
+def specialised(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
+    """The graph traced anew for the sizes and strides of these inputs alone."""
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(x, static_shapes=True) if isinstance(x, torch.Tensor) else x for x in inputs]
+    return retrace(graph, fakes, mode)
+
+
 class _Holding(Interpreter):
     """Runs a graph with other values for the tensors that it holds."""
 

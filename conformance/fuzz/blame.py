@@ -9,7 +9,7 @@ backend around the graphs is to blame.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,7 @@ def _first_bad(
     one: Met, target: compiler.Target, lowerings: list[compiler.Lowering], tell: Callable[[str], None]
 ) -> Row | None:
     """What the ladder says of a graph: None if all is well; its stages are added to `lowerings`."""
-    made = subject(one)
+    made = subject(fitting(one))
     climbed = ladder.climb(made.program, target)
     lowerings.append(climbed.lowering)
     with torch.no_grad():
@@ -140,10 +140,11 @@ def _alike(program: Program, target: compiler.Target) -> bool:
     """Whether the backend gives what the last stage of its graphs gives, to the bit."""
 
     def execute(graph: GraphModule, inputs: Sequence[Any]) -> Sequence[Any]:
-        made = subject(Met(graph, tuple(inputs)))
+        met = fitting(Met(graph, tuple(inputs)))
+        made = subject(met)
         lowering = compiler.lower(made.program, target)
         found = compiler.execute(lowering, compiler.stages(target)[-1], made.tensors)
-        results: Sequence[Any] = _With(graph, dict(zip(made.program.outputs, found, strict=True))).run(*inputs)
+        results: Sequence[Any] = _With(met.graph, dict(zip(made.program.outputs, found, strict=True))).run(*inputs)
         return results
 
     device = "cuda" if compiler.on_gpu(target) else "cpu"
@@ -177,6 +178,18 @@ class _With(Interpreter):
     def run_node(self, n: Node) -> Any:
         """The value that is known, if it is."""
         return self.known[n.name] if n.name in self.known else super().run_node(n)
+
+
+def fitting(one: Met) -> Met:
+    """With a graph that can be captured, as the backend has it: where that cannot be for all sizes, for those met."""
+    if not any(isinstance(n.meta.get("val"), torch.SymInt) for n in one.graph.graph.nodes if n.op == "placeholder"):
+        return one
+    with _disable_current_modes():
+        try:
+            compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
+        except Exception:  # whatever it is, the backend goes on so
+            return replace(one, graph=compiler.specialised(one.graph, one.inputs))
+    return one
 
 
 def subject(one: Met) -> Subject:

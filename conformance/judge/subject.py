@@ -69,27 +69,26 @@ class Subject:
         return inner if self.case.mutates else self.function
 
     @functools.cached_property
-    def layouts(self) -> list[tuple[tuple[int, ...], frozenset[int]]]:
-        """For each result of eager its strides, and the positions of the arguments whose memory it lies in."""
+    def layouts(self) -> list[tuple[list[int], frozenset[int]]]:
+        """For each result of eager its `strides`, and the positions of the arguments whose memory it lies in."""
         copies = tuple(map(inputs.clone_storage, self.arguments))
         with torch.no_grad():
             made = self.as_written(*copies)
         leaves = self.leaves((made, [copies[n] for n in self.written]) if self.written else made)
         places = [x.untyped_storage().data_ptr() for x in copies]
         return [
-            (y.stride(), frozenset(n for n, place in enumerate(places) if place == y.untyped_storage().data_ptr()))
+            (
+                inputs.strides(y),
+                frozenset(n for n, place in enumerate(places) if place == y.untyped_storage().data_ptr()),
+            )
             for y in leaves
         ]
 
     @functools.cached_property
-    def traced_strides(self) -> list[tuple[int, ...] | None]:
-        """The strides of each result as torch traces the program; None where it cannot."""
-        copies = tuple(map(inputs.clone_storage, self.arguments))
-        try:
-            leaves = self.leaves(inputs.traced(self.function, copies))
-            return [tuple(y.stride()) for y in leaves]
-        except Exception:  # what depends on data has no trace
-            return [None] * len(self.layouts)
+    def promised_strides(self) -> list[list[int]] | None:
+        """The `strides` of each result as torch traces the program; None where it cannot."""
+        found = inputs.promised_strides(self.function, self.arguments, dynamic=self.case.dynamic is not None)
+        return found and [steps for n, steps in enumerate(found) if n not in self.captured.literals]
 
 
 def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:

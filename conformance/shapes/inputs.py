@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils import _pytree as pytree
 
 from conformance.shapes import draw, modules
 from conformance.shapes.cases import Arg, Case, seed
@@ -174,10 +176,29 @@ def clone_storage(tensor: Tensor) -> Tensor:
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
-def traced(function: Function, tensors: Sequence[Tensor]) -> Any:
+def traced(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False) -> Any:
     """What the function gives for tensors without elements, as torch traces it: types, shapes and strides.
 
-    Strides are what torch.compile promises, which is not always what eager's kernels give.
+    Strides are what torch.compile promises, which is not always what eager's kernels give; `dynamic`: with symbols for
+    sizes and strides, where it may promise others.
     """
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
-        return function(*map(mode.from_tensor, tensors))
+    environment = ShapeEnv() if dynamic else None
+    with FakeTensorMode(allow_non_fake_inputs=True, shape_env=environment) as mode, torch.no_grad():
+        return function(*(mode.from_tensor(x, static_shapes=not dynamic) for x in tensors))
+
+
+def strides(x: Tensor) -> list[int]:
+    """The strides that say where an element is: those of axes with several, none where there is none."""
+    return [int(step) for step, n in zip(x.stride(), x.shape, strict=True) if n > 1] if x.numel() else []
+
+
+def promised_strides(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False) -> list[list[int]] | None:
+    """`strides` of each tensor of the result as torch traces it; None for what has no trace, since it depends on data.
+
+    A result may lie so or as eager's does.
+    """
+    try:
+        leaves = pytree.tree_leaves(traced(function, list(map(clone_storage, tensors)), dynamic=dynamic))
+        return [strides(y) if isinstance(y, Tensor) else [] for y in leaves]
+    except Exception:  # of whatever part of torch
+        return None

@@ -19,6 +19,7 @@ import compiler
 from conformance.fuzz import blame, check, generate, runs, wide
 from conformance.fuzz.program import Program, arguments, function, line
 from conformance.fuzz.runs import Run
+from conformance.shapes import inputs
 from conformance.shapes.cases import Arg
 from conformance.tests.pretence import mlcomp
 
@@ -148,6 +149,53 @@ def test_what_a_backend_gets_wrong_is_named(
     monkeypatch.setattr(check, "same_as_aot", lambda program, found: False)
     found = check.difference(replace(PLAIN, args=(replace(X, layout="contig"),)), "cpu")
     assert found is not None and found.kind == kind, found
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_results_may_lie_as_torch_traces_them_but_no_other_way(
+    monkeypatch: pytest.MonkeyPatch, *, dynamic: bool
+) -> None:
+    # Eager lays the result out as the boolean lies, the trace of torch as a matrix lies by default.
+    args = (Arg("x0", (12, 21), "bf16", "expanded(1)"), Arg("x1", (21, 12), "f32"))
+    points = ({"n": 12, "m": 21}, {"n": 5, "m": 40}) if dynamic else ({},)
+    varying = {"x0": {0: "n", 1: "m"}, "x1": {0: "m", 1: "n"}} if dynamic else {}
+    made = Program(SEED, 30, args, ("t0 = torch.maximum(x0, x1.t() > 0)",), ("t0",), (), points, varying)
+    given = list(arguments(made, points[0]).values())
+    assert function(made)(*given).stride() == (1, 12)
+
+    def backend(program: Program, **options: Any) -> Callable[..., Tensor]:
+        return lambda *xs: function(made)(*xs).contiguous()
+
+    monkeypatch.setattr(check, "fresh_compiled", backend)
+    assert check.difference(made, "cpu") is None
+    monkeypatch.setattr(inputs, "promised_strides", lambda *given, **how: None)
+    found = check.difference(made, "cpu")
+    assert found is not None and found.kind == "stride", found
+
+
+def test_a_fault_that_only_costs_compilations_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(program: Any, *others: Any) -> Any:
+        if program.sizes:
+            raise RuntimeError("planted")
+        return lower(program, *others)
+
+    lower = compiler.lower
+    monkeypatch.setattr("compiler.pipeline.lower", failing)
+    varying = replace(PLAIN, points=({"n": 6}, {"n": 9}), varying={"x0": {0: "n"}})
+    found = check.difference(varying, "cpu")
+    assert found is not None and found.kind == "warning" and "planted" in found.message, found
+
+
+def test_a_graph_of_sizes_that_it_is_not_given_is_judged_at_those_of_its_call() -> None:
+    args = (Arg("x0", (19, 11), "f64"), Arg("x1", (19, 3), "i64", "strided(0,3)", {"kind": "index", "below": 11}))
+    lines = ("t0 = torch.gather(x0, 1, x1)", "t1 = F.layer_norm(t0, (3,))")
+    points = ({"n": 11, "m": 19}, {"n": 24, "m": 5})
+    varying = {"x0": {0: "m", 1: "n"}, "x1": {0: "m"}}
+    made = Program(SEED, 31, args, lines, ("t1",), (), points, varying)
+    met = blame.recorded(made)
+    for one, point in zip(met, points, strict=True):
+        program = blame.subject(blame.fitting(one)).program
+        assert program.sizes == () and [n.value for n in program.inputs[-1].type.shape] == [point["m"], 3]
 
 
 def test_buffers_used_again_and_inputs_not_written_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
