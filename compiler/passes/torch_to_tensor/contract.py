@@ -241,37 +241,100 @@ def convolution(
     rank = input.rank - 2
     stride, padding, dilation = (_per_dim(x, rank) for x in (stride, padding, dilation))
     del output_padding  # it only makes the result larger, which its declared shape is
+    if transposed:
+        made = _transposed(b, input, weight, stride, padding, dilation, groups)
+    else:
+        made = _convolved(b, input, weight, stride, padding, dilation, groups)
+    if bias is None:
+        return made
+    return b.map(b.out.shape, lambda at: made.at(at) + cast(bias.at(at[1:2]), made.compute))
+
+
+def _convolved(
+    b: Builder, input: Value, weight: Value, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    groups: int,
+) -> Value:  # fmt: skip
     space, kernel = input.shape[2:], weight.shape[2:]
     per_input = static(input.shape[1], "channels") // groups
     per_output = static(b.out.shape[1], "channels") // groups
 
-    def position(d: int, at: Index, r: Index) -> tuple[Expr, list[Expr]]:
-        """Where kernel position r meets output position at, along spatial dimension d, and when that is inside."""
-        i, k, extent = at[2 + d], r[1 + d], space[d]
-        if not transposed:
-            here = i * stride[d] + k * dilation[d] - padding[d]
-            return here, [op("ge", here, 0), op("lt", here, extent)] if padding[d] else []
-        reach = i + padding[d] - k * dilation[d]
-        here = reach // stride[d]
-        return here, [op("ge", reach, 0), op("lt", here, extent), op("eq", reach % stride[d], 0)]
-
     def shifted(at: Index, r: Index) -> Expr:
-        places = [position(d, at, r) for d in range(rank)]
+        here = [i * s + k * e - p for i, k, s, e, p in zip(at[2:], r[1:], stride, dilation, padding, strict=True)]
+        edges = [(h, n) for h, n, p in zip(here, space, padding, strict=True) if p]
+        inside = all_of(*(c for h, n in edges for c in (op("ge", h, 0), op("lt", h, n))))
         channel = r[0] if groups == 1 else at[1] // per_output * per_input + r[0]
-        inside = all_of(*(c for _, conditions in places for c in conditions))
-        value = input.rounded_at((at[0], channel, *(p for p, _ in places)))
+        value = input.rounded_at((at[0], channel, *here))
         return select(inside, value, const(0, value.dtype))
 
-    def weighted(at: Index, r: Index) -> Expr:
-        if not transposed:
-            return weight.rounded_at((at[1], *r))
-        group = at[1] // per_output
-        return weight.rounded_at((group * per_input + r[0], at[1] % per_output, *r[1:]))
+    return product(b, b.out.shape, (dim(per_input), *kernel), shifted, lambda at, r: weight.rounded_at((at[1], *r)))
 
-    made = product(b, b.out.shape, (dim(per_input), *kernel), shifted, weighted)
-    if bias is None:
+
+def _transposed(
+    b: Builder, input: Value, weight: Value, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    groups: int,
+) -> Value:  # fmt: skip
+    """Each position of the result by its distance to the last input before it: of `stride` many such phases each
+    meets its own positions of the kernel, and no others are gone through.
+
+    At place = m * stride + phase (padding included), kernel position k meets input (place - k * dilation) / stride
+    where that is whole: k is one number modulo stride / gcd(stride, dilation), which the phase gives.
+    """
+    space, kernel = input.shape[2:], weight.shape[2:]
+    per_input = static(input.shape[1], "channels") // groups
+    per_output = static(b.out.shape[1], "channels") // groups
+    common = [math.gcd(s, e) for s, e in zip(stride, dilation, strict=True)]
+    period = [s // g for s, g in zip(stride, common, strict=True)]
+    inverse = [pow(e // g, -1, n) if n > 1 else 0 for e, g, n in zip(dilation, common, period, strict=True)]
+    split = [d for d, s in enumerate(stride) if s > 1]
+    turns = [(n + (m - 1)) // m for n, m in zip(kernel, period, strict=True)]
+
+    def parts(at: Index) -> list[tuple[Expr, Expr]]:
+        """For each dimension, m and phase of a position of what is summed."""
+        phases = iter(at[2:])
+        inner = [next(phases) if d in split else dim(0) for d in range(len(space))]
+        return [*zip(at[2 + len(split) :], inner, strict=True)]
+
+    def meet(at: Index, r: Index) -> tuple[list[Expr], list[Expr], list[Expr]]:
+        """The places in the kernel and in the input that meet, and when they do."""
+        places, here, conditions = [], [], []
+        for d, (m, phase) in enumerate(parts(at)):
+            first = phase // common[d] * inverse[d] % period[d]
+            k = r[1 + d] * period[d] + first
+            i = m + padding[d] // stride[d] - r[1 + d] * (dilation[d] // common[d])
+            i = i + (phase - first * dilation[d]) // stride[d]
+            conditions += [op("eq", phase % common[d], 0)] if common[d] > 1 else []
+            conditions += [op("ge", i, 0), op("lt", i, space[d])]
+            conditions += [op("lt", k, kernel[d])] if period[d] > 1 else []
+            places.append(k)
+            here.append(i)
+        return places, here, conditions
+
+    def shifted(at: Index, r: Index) -> Expr:
+        _, here, conditions = meet(at, r)
+        channel = r[0] if groups == 1 else at[1] // per_output * per_input + r[0]
+        value = input.rounded_at((at[0], channel, *here))
+        return select(all_of(*conditions), value, const(0, value.dtype))
+
+    def weighted(at: Index, r: Index) -> Expr:
+        places, _, _ = meet(at, r)
+        group = at[1] // per_output
+        inside = [op("lt", k, n) for k, n, m in zip(places, kernel, period, strict=True) if m > 1]
+        value = weight.rounded_at((group * per_input + r[0], at[1] % per_output, *places))
+        return select(all_of(*inside), value, const(0, value.dtype))
+
+    skipped = [p % s for p, s in zip(padding, stride, strict=True)]
+    whole = [(n + (e + s - 1)) // s for n, e, s in zip(b.out.shape[2:], skipped, stride, strict=True)]
+    phases = [dim(stride[d]) for d in split]
+    made = product(b, (*b.out.shape[:2], *phases, *whole), (dim(per_input), *turns), shifted, weighted)
+    if not split:
         return made
-    return b.map(b.out.shape, lambda at: made.at(at) + cast(bias.at(at[1:2]), made.compute))
+
+    def apart(at: Index) -> Index:
+        places = [o + e for o, e in zip(at[2:], skipped, strict=True)]
+        phases = (places[d] % stride[d] for d in split)
+        return (*at[:2], *phases, *(x // s for x, s in zip(places, stride, strict=True)))
+
+    return b.map(b.out.shape, lambda at: made.at(apart(at)))
 
 
 def _per_dim(given: Sequence[int], rank: int) -> tuple[int, ...]:
