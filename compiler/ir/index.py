@@ -422,6 +422,12 @@ def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
                 return a
             if hb is not None and la is not None and hb <= la:
                 return b
+        case Op("abs", (a,)) if a.dtype is i64:
+            low, high = value_range(a, ranges)
+            if low is not None and low >= 0:
+                return a
+            if high is not None and high <= 0:
+                return from_linear(_scale(linear(a), -1))
         case Op("lt" | "le" | "gt" | "ge" | "eq" | "ne" as how, (a, b)) if a.dtype is i64:
             return _compare(e, how, a, b, ranges)
         case Op("and", (a, b)) if e.dtype is boolean:

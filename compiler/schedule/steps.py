@@ -340,6 +340,18 @@ class Interior(Step):
     into: tuple[str, str]
 
 
+class Partition(Step):
+    """A loop becomes several, one after the other, called `into`, that begin at 0 and at each iteration of `at`.
+
+    What is the same throughout such a part is simplified in it: conditions, minima and absolute values.
+    """
+
+    makes = ("into",)
+    loop: str
+    at: tuple[int, ...]
+    into: tuple[str, ...]
+
+
 class Schedule(Node):
     """Steps, first to last."""
 
@@ -368,7 +380,7 @@ class NameTaken(ScheduleError):
 
 _ALL = (
     Split, Cover, Reorder, Collapse, Bind, Fold, Stage, Permute, Distribute, Pack, Tensorize, Interior, Pad, Cache,
-    Promote, Compensate, SplitScan, Share, Raster, Persist, Online, Writeback,
+    Promote, Compensate, SplitScan, Share, Raster, Persist, Online, Writeback, Partition,
 )  # fmt: skip
 
 

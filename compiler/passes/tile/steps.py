@@ -27,6 +27,7 @@ from compiler.passes.tile.guards import interior
 from compiler.passes.tile.nests import named, padded, ranges_around, ranges_of
 from compiler.passes.tile.online import online
 from compiler.passes.tile.pack import pack
+from compiler.passes.tile.partition import partition
 from compiler.schedule.steps import (
     Bind,
     Cache,
@@ -40,6 +41,7 @@ from compiler.schedule.steps import (
     Online,
     Pack,
     Pad,
+    Partition,
     Permute,
     Persist,
     Promote,
@@ -121,6 +123,8 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
             new = contraction.distribute(kernel, step)
         case Pack():
             new = pack(kernel, step)
+        case Partition():
+            new = at_loop(kernel, step, step.loop, lambda f: partition(step, f, ranges_around(kernel, f)))
         case Interior():
             new = at_loop(kernel, step, step.loop, lambda f: interior(step, f, ranges_around(kernel, f)))
         case Tensorize():

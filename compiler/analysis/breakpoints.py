@@ -1,0 +1,73 @@
+"""A loop's body in; the iterations from which on a condition or the sign under an `abs` is another, out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Op, Select, Var, dim, substitute
+from compiler.ir.index import linear, simplify
+from compiler.ir.node import Node
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Stmt
+
+
+def breakpoints(body: tuple[Stmt, ...], var: Var, extent: int, ranges: dict[str, Range], most: int) -> tuple[int, ...]:
+    """Where to cut `0 <= var < extent` so that within each part no condition of `var` alone changes, ascending.
+
+    What is cut is simplified and looked at again, for conditions within conditions. Empty where nothing changes, or
+    where there are more than `most` cuts.
+
+    >>> from compiler.ir.dtype import f32
+    >>> from compiler.ir.expr import Load, op
+    >>> from compiler.ir.statement import Store
+    >>> j = Var("j")
+    >>> rolled = Load("x", (op("where", op("lt", j, dim(3)), j + 253, j - 3),), f32)
+    >>> breakpoints((Store("y", (j,), rolled),), j, 256, {}, 8)
+    (3,)
+    """
+    whole = [(0, extent)]
+    cuts: list[int] = []
+    while whole:
+        start, end = whole.pop()
+        here = Var(var.name)
+        within = ranges | {var.name: (0, end - start - 1)}
+        part = simplify(substitute(body, {var: here + start}), within)
+        at = next((n for n in _changes(part, var) if 0 < n < end - start), None)
+        if at is None:
+            continue
+        cuts.append(start + at)
+        if len(cuts) > most:
+            return ()
+        whole += [(start, start + at), (start + at, end)]
+    return tuple(sorted(cuts))
+
+
+def _changes(body: tuple[Stmt, ...], var: Var) -> Iterator[int]:
+    """The first iterations for which something is otherwise than for those before."""
+    for s in body:
+        for n in s.walk():
+            match n:
+                case Select(cond) | Op("where", (cond, _, _)):
+                    yield from (at for c in cond.walk() for at in _turns(c, var))
+                case Op("abs", (arg,)) if arg.dtype is i64:
+                    yield from _turns(Op("lt", (arg, dim(0))), var)
+                case Op("max" | "min", (a, b)) if n.dtype is i64:
+                    yield from _turns(Op("lt", (a, b)), var)
+
+
+def _turns(cond: Node, var: Var) -> Iterator[int]:
+    """The first iteration at which a comparison of a multiple of `var` with a number is otherwise."""
+    match cond:
+        case Op("lt" | "le" | "gt" | "ge" as how, (a, b)) if a.dtype is i64:
+            # As `rest + times * var < 0`.
+            form = a - b if how in ("lt", "le") else b - a
+            terms, rest = linear(form - 1 if how in ("le", "ge") else form)
+            if terms.keys() == {var}:
+                times = terms[var]
+                yield -(rest // times) if times > 0 else rest // -times + 1
+        case Op("eq", (a, b)) if a.dtype is i64:
+            terms, rest = linear(a - b)
+            if terms.keys() == {var} and rest % terms[var] == 0:
+                at = -rest // terms[var]
+                yield from (at, at + 1)

@@ -1,0 +1,53 @@
+"""The schedule step `partition` on Tile IR: a loop in; loops over parts of its iterations, simplified, out."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from compiler.ir import tile
+from compiler.ir.expr import Const, Expr, Var, const, substitute
+from compiler.ir.index import simplify
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Let, Stmt, Store
+from compiler.schedule.steps import Partition, ScheduleError
+
+
+def partition(step: Partition, f: tile.For, ranges: dict[str, Range]) -> tuple[Stmt, ...]:
+    """`partition("i", (3,), into=("i0", "i1"))`
+
+    before:
+        for i in serial(20):
+            y[i] = x[where(i < 3, i + 17, i - 3)]
+    after:
+        for i0 in serial(3):
+            y[i0] = x[i0 + 17]
+        for i1 in serial(17):
+            y[i1 + 3] = x[i1]
+    """
+    if not isinstance(f.extent, Const):
+        raise ScheduleError(step, f"{f.var} runs a number of times that is not known")
+    bounds = (0, *step.at, int(f.extent.value))
+    if any(a >= b for a, b in pairwise(bounds)):
+        raise ScheduleError(step, f"cuts ascend within {f.var}, which has {bounds[-1]} iterations")
+    if len(step.into) != len(step.at) + 1:
+        raise ScheduleError(step, f"{len(step.at)} cuts make {len(step.at) + 1} loops, and {len(step.into)} are named")
+    body = _one_store(step, f)
+    parts = []
+    for name, (start, end) in zip(step.into, pairwise(bounds), strict=True):
+        within = ranges | {name: (0, end - start - 1)}
+        part = simplify(substitute((body,), {Var(f.var): Var(name) + start}), within)
+        parts.append(f.replace(var=name, extent=const(end - start), body=part))
+    return tuple(parts)
+
+
+def _one_store(step: Partition, f: tile.For) -> Store:
+    """What the loop stores, with what it names before in its place: names are not repeated from part to part."""
+    known: dict[Expr, Expr] = {}
+    for s in f.body:
+        match s:
+            case Let(name, value):
+                known[Var(name, value.dtype)] = substitute(value, known)
+            case Store() if s is f.body[-1]:
+                (stored,) = substitute((s,), known)
+                return stored
+    raise ScheduleError(step, f"{f.var} does more than name values and store one")
