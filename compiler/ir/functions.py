@@ -73,7 +73,6 @@ _ROWS = (
     Function("acosh", (2.0, 2.5), (4, 3), _LOG, torch=("acosh",)),
     Function("atanh", (2.5, 2.0), (3, 2), _LOG, torch=("atanh",)),
     Function("pow", (1.0, 1.0), (9, 2), "power.h", 2, cost=30),
-    Function("copysign", (0.5, 0.5), (0, 0), "power.h", 2, torch=("copysign.*",), cost=1),
     Function("rsqrt", (1.5, 1.5), (2, 1), torch=("rsqrt",), library=False, mistaken=("sqrt",), cost=4),
     Function("erf", (2.5, 1.5), (2, 2), _SPECIAL, torch=("erf", "special_erf"), meaning=math.erf,
              mistaken=("erfc", "tanh")),

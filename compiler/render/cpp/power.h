@@ -54,9 +54,3 @@ MLC_INLINE V mlc_pow_lanes(V x, V y) {
   return (x == 1) | (y == 0) ? V{} + 1 : result;
 }
 MLC_BINARY_LIBRARY(mlc_pow, __builtin_pow)
-
-template <typename V>
-MLC_INLINE V mlc_copysign_lanes(V x, V y) {
-  return mlc_or_bits(mlc_abs_bits(x), mlc_sign_bit(y));
-}
-MLC_BINARY_LIBRARY(mlc_copysign, __builtin_copysign)

@@ -35,7 +35,6 @@ MLC_MATH_1(acos)
 MLC_MATH_1(atan)
 MLC_MATH_2(pow)
 MLC_MATH_2(atan2)
-MLC_MATH_2(copysign)
 #undef MLC_MATH_1
 #undef MLC_MATH_2
 
