@@ -96,5 +96,4 @@ SM_86 = target("sm_86", cores=84, l2=6 * MiB)  # A40, RTX A6000
 SM_89 = target("sm_89", cores=142, l2=96 * MiB)  # L40S
 SM_90A = target("sm_90a", cores=132, l2=50 * MiB)  # H100; an H200 has 60 MiB of L2
 SM_120 = target("sm_120", cores=170, l2=96 * MiB)  # RTX 5090
-SM_121 = target("sm_121", cores=48, l2=24 * MiB)
-TARGETS = (SM_80, SM_86, SM_89, SM_90A, SM_120, SM_121)
+TARGETS = (SM_80, SM_86, SM_89, SM_90A, SM_120)
