@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from compiler.ir import loop, tile
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, dim, names
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, dim, loads, names
 from compiler.ir.index import Ranges, linear, simplify
 from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -38,6 +38,11 @@ def accesses(body: tuple[Stmt, ...]) -> Iterator[tuple[str, tuple[Expr, ...], bo
                 yield n.buffer, n.index, False
             elif isinstance(n, Store):
                 yield n.buffer, n.index, True
+
+
+def picked(n: object) -> bool:
+    """A load from where another buffer says."""
+    return isinstance(n, Load) and any(loads(i) for i in n.index)
 
 
 def strides(body: tuple[Stmt, ...], var: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> list[int | None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.ir.dtype import STORAGE_ONLY, compute
+from compiler.ir.dtype import STORAGE_ONLY, compute, i64
 from compiler.ir.expr import Cast, Expr, Load, Op, Select, both, cast, const, select
-from compiler.ir.index import Linear, linear
+from compiler.ir.index import Linear, conjuncts, linear
 
 
 def narrow(factor: Expr) -> Expr:
@@ -29,7 +29,7 @@ def guarded(value: Expr, guards: Sequence[Expr]) -> Expr:
     conditions: Sequence[Expr] = ()
     match value:
         case Select(cond, then, other) if other is zero(value):
-            conditions, value = conjuncts(cond), then
+            conditions, value = tuple(conjuncts(cond)), then
     return select(every(*conditions, *guards), value, zero(value))
 
 
@@ -56,17 +56,9 @@ def block(factor: Expr, shapes: Mapping[str, tuple[Expr, ...]]) -> Load | None:
 
 
 def at_least_zero(cond: Expr) -> Linear | None:
-    """The linear form that is at least 0 where a comparison holds; None for what is no comparison."""
+    """The linear form that is at least 0 where a comparison of indices holds; None for what is none."""
     match cond:
-        case Op("ge" | "gt" | "le" | "lt" as how, (a, b)):
+        case Op("ge" | "gt" | "le" | "lt" as how, (a, b)) if a.dtype is i64:
             form = a - b if how[0] == "g" else b - a
             return linear(form if how[1] == "e" else form - 1)
     return None
-
-
-def conjuncts(cond: Expr) -> Sequence[Expr]:
-    """The conditions that all hold where a conjunction does."""
-    match cond:
-        case Op("and", (a, b)):
-            return (*conjuncts(a), *conjuncts(b))
-    return (cond,)

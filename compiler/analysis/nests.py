@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from compiler.ir import loop
+from compiler.ir import loop, tile
 from compiler.ir.expr import Load, Var
-from compiler.ir.statement import Stmt, Store
+from compiler.ir.statement import Accum, Init, Stmt, Store
+
+F = TypeVar("F", loop.For, tile.For)
+Body = tuple[Stmt, ...]
 
 
 @dataclass(frozen=True)
@@ -18,14 +23,39 @@ class Row:
     last: loop.For
 
 
-def rows_of(f: loop.For) -> tuple[list[loop.For], tuple[Stmt, ...]]:
+def perfect(of: type[F], body: Body, kinds: Collection[str] = ("parallel",)) -> tuple[list[F], Body]:
+    """The loops of these kinds that are perfectly nested, from the outermost, and what the last of them holds."""
+    loops: list[F] = []
+    while len(body) == 1 and isinstance(f := body[0], of) and f.kind in kinds:
+        loops.append(f)
+        body = f.body
+    return loops, body
+
+
+def rows_of(f: loop.For) -> tuple[list[loop.For], Body]:
     """The perfectly nested parallel loops from `f` inwards, and the body of the last."""
-    rows: list[loop.For] = []
-    body: tuple[Stmt, ...] = (f,)
-    while len(body) == 1 and isinstance(body[0], loop.For) and body[0].kind == "parallel":
-        rows.append(body[0])
-        body = body[0].body
-    return rows, body
+    return perfect(loop.For, (f,))
+
+
+def wrap(nest: Sequence[loop.For] | Sequence[tile.For], body: Body) -> Body:
+    """`body` inside loops like these."""
+    for f in reversed(nest):
+        body = (f.replace(body=body),)
+    return body
+
+
+def accumulated(body: Body) -> dict[str, str]:
+    """Scalars from outside that statements accumulate into, with their reductions."""
+    found = [n for s in body for n in s.walk()]
+    inside = {n.name for n in found if isinstance(n, Init)}
+    return {n.name: n.op for n in found if isinstance(n, Accum) and n.name not in inside}
+
+
+def overwrites_only(body: Body) -> bool:
+    """What the statements store, they neither read nor add to."""
+    found = [n for s in body for n in s.walk()]
+    loaded = {n.buffer for n in found if isinstance(n, Load)}
+    return all(n.op == "set" and n.buffer not in loaded for n in found if isinstance(n, Store))
 
 
 def paths_of(body: tuple[Stmt, ...]) -> list[list[loop.For]]:

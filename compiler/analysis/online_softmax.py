@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from compiler.analysis.nests import perfect
 from compiler.analysis.size_hints import number
 from compiler.ir import loop, tile
 from compiler.ir.dtype import STORAGE_ONLY, DType
@@ -35,7 +36,7 @@ from compiler.ir.expr import (
     select,
     substitute,
 )
-from compiler.ir.index import linear
+from compiler.ir.index import conjuncts, linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 
 For = loop.For | tile.For
@@ -85,11 +86,10 @@ class Online:
 
 def recognise(kernel: Kernel) -> Online | None:
     """The softmax-weighted sum that a kernel of one nest computes; None where it computes anything else."""
-    rows: list[For] = []
-    body = kernel.body
-    while len(body) == 1 and isinstance(body[0], For) and body[0].kind == "parallel":
-        rows.append(body[0])
-        body = body[0].body
+    rows: Sequence[For]
+    rows, body = perfect(loop.For, kernel.body)
+    if not rows:
+        rows, body = perfect(tile.For, kernel.body)
     if len(body) < 2 or not rows:
         return None
     try:
@@ -343,7 +343,7 @@ def reach(score: Expr, query: str) -> list[tuple[int, int]]:
     """Keys beyond which a score is -inf: pairs (a, b) where none above a * query + b counts."""
     match score:
         case Op("where", (cond, _, Const(value))) | Select(cond, _, Const(value)) if value == -math.inf:
-            return [found for c in _conjuncts(cond) if (found := _bound(c, query)) is not None]
+            return [found for c in conjuncts(cond) if (found := _bound(c, query)) is not None]
     return []
 
 
@@ -359,15 +359,8 @@ def told_by_places(score: Expr, query: str, name: Var) -> bool:
     """A score that is `name`, or that where only the places of key and query say that it counts, each by a bound."""
     match score:
         case Op("where", (cond, value, Const(low))) | Select(cond, value, Const(low)) if low == -math.inf:
-            return value is name and all(_bound(c, query) is not None for c in _conjuncts(cond))
+            return value is name and all(_bound(c, query) is not None for c in conjuncts(cond))
     return score is name
-
-
-def _conjuncts(cond: Expr) -> Sequence[Expr]:
-    match cond:
-        case Op("and", (a, b)):
-            return [*_conjuncts(a), *_conjuncts(b)]
-    return [cond]
 
 
 def _bound(cond: Expr, query: str) -> tuple[int, int] | None:

@@ -197,6 +197,7 @@ def _required(cond: Expr, e: Expr, ranges: Ranges) -> Range:
 
 
 def conjuncts(cond: Expr) -> Iterator[Expr]:
+    """The conditions that all hold where a conjunction does."""
     match cond:
         case Op("and", (a, b)):
             yield from conjuncts(a)

@@ -18,6 +18,7 @@ from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, type_error
 from compiler.ir.node import Node
+from compiler.ir.statement import Stmt
 from compiler.ir.tensor import Tensor
 
 # How to run a loop, which changes nothing of what it computes: `rolled` asks not to write it out, `ahead` asks memory
@@ -138,10 +139,6 @@ class TensorMap(Node):
     box: tuple[int, ...]
     swizzle: int
     steps: tuple[int, ...] = ()
-
-
-class Stmt(Node):
-    """Something that is done."""
 
 
 class Declare(Stmt):

@@ -31,35 +31,27 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, substitute
 from compiler.ir.tensor import Tensor
 from compiler.ir.text import (
+    MEANT,
+    WORD,
     Scope,
+    Words,
     fail,
-    function,
     indent,
-    seen,
+    parse_program,
+    show_program,
     show_seen,
-    show_size,
-    show_tensor,
     show_type,
-    tensor,
-    tensor_type,
 )
 
-_WORD = {"and": "all", "or": "any"}
-_MEANT = {word: name for name, word in _WORD.items()}
 _PLAIN_ALIGN = 64
 
 
 def show(program: k.Program) -> str:
-    arguments = [show_size(s) for s in program.sizes] + [show_tensor(t) for t in program.inputs]
-    if program.outputs:
-        arguments += ["*", *map(show_tensor, program.outputs)]
-    lines = [f"def {program.name}({', '.join(arguments)}):"]
     zero = {name: " = 0" for name in program.zeros}
-    lines += [f"    {t.name}: {show_type(t.dtype, t.shape, t.strides)}{zero.get(t.name, '')}" for t in program.temps]
+    lines = [f"{t.name}: {show_type(t.dtype, t.shape, t.strides)}{zero.get(t.name, '')}" for t in program.temps]
     known = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
-    for f in program.functions:
-        lines += indent(show_function(f, known))
-    return "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]) + "\n"
+    lines += [line for f in program.functions for line in show_function(f, known)]
+    return show_program(program.name, program.sizes, program.inputs, program.outputs, lines)
 
 
 def show_function(f: k.Function, known: Mapping[str, Tensor]) -> list[str]:
@@ -86,7 +78,7 @@ def show_stmt(s: k.Stmt) -> list[str]:
         case k.Store(buffer, index, value, op):
             if op == "sum":
                 return [f"{buffer}[{show_expr(index)}] += {show_expr(value)}"]
-            shown = show_expr(value) if op == "set" else f"update({_WORD.get(op, op)}, {show_expr(value)})"
+            shown = show_expr(value) if op == "set" else f"update({WORD.get(op, op)}, {show_expr(value)})"
             return [f"{buffer}[{show_expr(index)}] = {shown}"]
         case k.For(var, start, stop, step, body, mark):
             words = [show_expr(start), show_expr(stop), str(step), *([mark] if mark else [])]
@@ -135,10 +127,10 @@ def _stand_in(e: Any) -> Any:
         case k.Ramp(start, step, lanes):
             shown = f"ramp({show_expr(start)}, {step}, {lanes})"
         case k.Across(op, arg):
-            shown = f"across({_WORD.get(op, op)}, {show_expr(arg)})"
+            shown = f"across({WORD.get(op, op)}, {show_expr(arg)})"
         case k.Together(op, arg, threads, scratch, apart):
             through = (f", {scratch}" if scratch else "") + (f", {apart}" if apart > 1 else "")
-            shown = f"together({_WORD.get(op, op)}, {show_expr(arg)}, {threads}{through})"
+            shown = f"together({WORD.get(op, op)}, {show_expr(arg)}, {threads}{through})"
         case k.Peer(buffer, index, rank):
             shown = f"peer({buffer}, {show_expr(index)}, {show_expr(rank)})"
         case k.Builtin(name):
@@ -155,43 +147,14 @@ def _stand_in(e: Any) -> Any:
 
 def parse(source: str) -> k.Program:
     """A program from its text; raises TextError with line and column."""
-    f = function(source)
-    scope = Scope()
-    sizes, arguments = text.sizes(f, scope)
-    inputs = tuple(tensor(a, scope) for a in arguments)
-    outputs = tuple(tensor(a, scope) for a in f.args.kwonlyargs)
-    temps: list[Tensor] = []
-    zeros: list[str] = []
-    functions: list[k.Function] = []
-    known = {t.name: t for t in (*inputs, *outputs)}
-    for s in f.body:
-        match s:
-            case ast.AnnAssign(ast.Name(name), kind, None | ast.Constant(0) as start):
-                temps.append(Tensor(name, *tensor_type(kind, scope)))
-                known[name] = temps[-1]
-                zeros += [name] if start is not None else []
-            case ast.With([ast.withitem(ast.Call(ast.Name("function"), _, _) as head)], body):
-                functions.append(_function(head, body, known, scope))
-            case ast.Pass():
-                pass
-            case _:
-                raise fail(s, "expected a temporary or `with function(..):`")
-    return k.Program(f.name, inputs, outputs, tuple(temps), tuple(functions), sizes, tuple(zeros))
+    p = parse_program(source, "function", _function)
+    return k.Program(p.name, p.inputs, p.outputs, p.temps, p.parts, p.sizes, p.zeros)
 
 
-def _function(head: ast.Call, body: list[ast.stmt], known: dict[str, Tensor], outer: Scope) -> k.Function:
-    words = {w.arg: w.value for w in head.keywords}
-    match head.args:
-        case [ast.Constant(str() as name), ast.List(params)]:
-            pass
-        case _:
-            raise fail(head, 'expected function("name", [parameters], writes=[..])')
-    seen_as = tuple(seen(p, known, outer) for p in params)
-    scope = outer.inner()
-    scope.buffers |= {t.name: t.dtype for t in seen_as}
+def _function(name: str, params: tuple[Tensor, ...], words: Words, body: list[ast.stmt], scope: Scope) -> k.Function:
     return k.Function(
         name,
-        seen_as,
+        params,
         _names(getattr(words.get("writes"), "elts", [])),
         _body(body, scope),
         tuple(expression(e, scope) for e in getattr(words.get("grid"), "elts", [])),
@@ -264,7 +227,7 @@ def _sized(s: ast.stmt, numbers: list[ast.expr], space: str) -> tuple[int, str, 
 
 
 def _combine(at: ast.AST, word: str) -> str:
-    op = _MEANT.get(word, word)
+    op = MEANT.get(word, word)
     if op not in COMBINE:
         raise fail(at, f"{word} is not a reduction")
     return op

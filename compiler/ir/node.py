@@ -76,7 +76,7 @@ class Node(metaclass=_Interned):
     def map(self, f: Callable[[Any], Any]) -> Self:
         """Rebuild with `f` applied to every child node; a tuple returned for a statement is spliced in."""
         old = [getattr(self, x) for x in type(self).fields]
-        new = [_map(v, f) for v in old]
+        new = [mapped(v, f) for v in old]
         return self if all(a is b for a, b in zip(old, new, strict=True)) else type(self)(*new)
 
     @functools.cached_property
@@ -110,7 +110,8 @@ class Node(metaclass=_Interned):
         return type(self), tuple(getattr(self, f) for f in type(self).fields)
 
 
-def _map(value: Any, f: Callable[[Any], Any]) -> Any:
+def mapped(value: Any, f: Callable[[Any], Any]) -> Any:
+    """A field's value with `f` applied to its nodes; of a tuple of nodes, those of a tuple returned are spliced in."""
     if isinstance(value, Node):
         return f(value)
     if type(value) is not tuple or not value:
@@ -118,7 +119,7 @@ def _map(value: Any, f: Callable[[Any], Any]) -> Any:
     out: list[Any] = []
     same = True
     for v in value:
-        new = _map(v, f)
+        new = mapped(v, f)
         same = same and new is v
         if type(new) is tuple and isinstance(v, Node):
             out += new

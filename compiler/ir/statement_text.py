@@ -15,25 +15,24 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 
-from compiler.ir import text
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, Var
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.ir.text import (
+    MEANT,
+    WORD,
     Scope,
+    TextError,
+    Words,
     expression,
     fail,
-    function,
     indent,
     indices,
-    seen,
+    parse_program,
+    show_program,
     show_seen,
-    show_size,
-    show_tensor,
     show_type,
-    tensor,
-    tensor_type,
 )
 from compiler.ir.text import show as show_expr
 
@@ -41,20 +40,13 @@ ShowOwn = Callable[[Stmt], list[str]]
 ParseOwn = Callable[[ast.stmt, Scope], tuple[Stmt, ...] | None]
 
 _INFIX = {"sum": "+=", "prod": "*="}
-_CALL = {"max": "max", "min": "min", "and": "&", "or": "|"}
 
 
 def show(program: Program, own: ShowOwn) -> str:
-    arguments = [show_size(s) for s in program.sizes] + [show_tensor(t) for t in program.inputs]
-    if program.outputs:
-        arguments += ["*", *map(show_tensor, program.outputs)]
-    lines = [f"def {program.name}({', '.join(arguments)}):"]
-    for t in program.temps:
-        lines.append(f"    {t.name}: {show_type(t.dtype, t.shape, t.strides)}")
+    lines = [f"{t.name}: {show_type(t.dtype, t.shape, t.strides)}" for t in program.temps]
     known = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
-    for k in program.kernels:
-        lines += indent(show_kernel(k, own, known))
-    return "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]) + "\n"
+    lines += [line for k in program.kernels for line in show_kernel(k, own, known)]
+    return show_program(program.name, program.sizes, program.inputs, program.outputs, lines)
 
 
 def show_kernel(k: Kernel, own: ShowOwn, known: Mapping[str, Tensor]) -> list[str]:
@@ -77,60 +69,31 @@ def show_stmt(s: Stmt, own: ShowOwn) -> list[str]:
         case Accum(name, op, value) if op in _INFIX:
             return [f"{name} {_INFIX[op]} {show_expr(value)}"]
         case Accum(name, op, value):
-            return [f"{name} = update({_spell(op)}, {show_expr(value)})"]
+            return [f"{name} = update({WORD.get(op, op)}, {show_expr(value)})"]
         case Store(buffer, index, value, op):
             at = f"{buffer}[{', '.join(map(show_expr, index)) or '()'}]"
             if op in _INFIX:
                 return [f"{at} {_INFIX[op]} {show_expr(value)}"]
-            return [f"{at} = {show_expr(value)}" if op == "set" else f"{at} = update({_spell(op)}, {show_expr(value)})"]
+            return [
+                f"{at} = {show_expr(value)}"
+                if op == "set"
+                else f"{at} = update({WORD.get(op, op)}, {show_expr(value)})"
+            ]
         case If(cond, body):
             return [f"if {show_expr(cond)}:", *indent(show_body(body, own))]
     return own(s)
 
 
-def _spell(op: str) -> str:
-    return {"and": "all", "or": "any"}.get(op, op)
-
-
-def _mean(word: str) -> str:
-    return {"all": "and", "any": "or"}.get(word, word)
-
-
 def parse(source: str, own: ParseOwn) -> Program:
-    f = function(source)
-    scope = Scope()
-    sizes, arguments = text.sizes(f, scope)
-    inputs = tuple(tensor(a, scope) for a in arguments)
-    outputs = tuple(tensor(a, scope) for a in f.args.kwonlyargs)
-    temps: list[Tensor] = []
-    kernels: list[Kernel] = []
-    known = {t.name: t for t in (*inputs, *outputs)}
-    for s in f.body:
-        match s:
-            case ast.AnnAssign(ast.Name(name), kind, None):
-                temps.append(Tensor(name, *tensor_type(kind, scope)))
-                known[name] = temps[-1]
-            case ast.With(
-                [ast.withitem(ast.Call(ast.Name("kernel"), [ast.Constant(str() as name), ast.List(params)], keywords))],
-                body,
-            ):
-                kernels.append(_kernel(name, params, keywords, body, known, scope, own))
-            case ast.Pass():
-                pass
-            case _:
-                raise fail(s, "expected a temporary or `with kernel(..):`")
-    return Program(f.name, inputs, outputs, tuple(temps), tuple(kernels), sizes)
+    def kernel(name: str, params: tuple[Tensor, ...], words: Words, body: list[ast.stmt], scope: Scope) -> Kernel:
+        writes = tuple(w.id for w in getattr(words.get("writes"), "elts", []) if isinstance(w, ast.Name))
+        origin = tuple(ast.literal_eval(words["origin"])) if "origin" in words else ()
+        return Kernel(name, params, writes, statements(body, scope, own), origin)
 
-
-def _kernel(name: str, params: list[ast.expr], keywords: list[ast.keyword], body: list[ast.stmt],
-            known: dict[str, Tensor], outer: Scope, own: ParseOwn) -> Kernel:  # fmt: skip
-    words = {k.arg: k.value for k in keywords}
-    seen_as = tuple(seen(p, known, outer) for p in params)
-    scope = outer.inner()
-    scope.buffers |= {t.name: t.dtype for t in seen_as}
-    writes = tuple(w.id for w in getattr(words.get("writes"), "elts", []) if isinstance(w, ast.Name))
-    origin = tuple(ast.literal_eval(words["origin"])) if "origin" in words else ()
-    return Kernel(name, seen_as, writes, statements(body, scope, own), origin)
+    p = parse_program(source, "kernel", kernel)
+    if p.zeros:
+        raise TextError(f"{', '.join(p.zeros)}: only temporaries of Kernel IR are zero before a run")
+    return Program(p.name, p.inputs, p.outputs, p.temps, p.parts, p.sizes)
 
 
 def statements(body: list[ast.stmt], scope: Scope, own: ParseOwn) -> tuple[Stmt, ...]:
@@ -153,9 +116,9 @@ def _statement(s: ast.stmt, scope: Scope, own: ParseOwn) -> tuple[Stmt, ...]:
         case ast.AugAssign(ast.Subscript(ast.Name(name), index), how, value):
             return (Store(name, indices(index, scope), expression(value, scope), _augmented(s, how)),)
         case ast.Assign([ast.Name(name)], ast.Call(ast.Name("update"), [ast.Name(how), value])):
-            return (Accum(name, _mean(how), expression(value, scope)),)
+            return (Accum(name, MEANT.get(how, how), expression(value, scope)),)
         case ast.Assign([ast.Subscript(ast.Name(name), index)], ast.Call(ast.Name("update"), [ast.Name(how), value])):
-            return (Store(name, indices(index, scope), expression(value, scope), _mean(how)),)
+            return (Store(name, indices(index, scope), expression(value, scope), MEANT.get(how, how)),)
         case ast.Assign([ast.Subscript(ast.Name(name), index)], value):
             return (Store(name, indices(index, scope), expression(value, scope)),)
         case ast.Assign([ast.Name(name)], value):

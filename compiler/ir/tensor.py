@@ -17,6 +17,7 @@ shifted loads.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Select, Size, Var, dim, static, type_error, variables
@@ -136,12 +137,12 @@ def shape(equation: Equation) -> tuple[Expr, ...]:
 
 def expressions(equation: Equation) -> tuple[Expr, ...]:
     """All expressions of an equation, its extents aside."""
-    match equation:
-        case Scatter():
-            return (equation.base, *equation.index, equation.value, equation.guard)
-        case Map() | Reduce() | Scan():
-            return (equation.value,)
-    raise TypeError(type(equation).__name__)
+    return tuple(n for n in equation.children() if isinstance(n, Expr))
+
+
+def with_expressions(equation: Equation, change: Callable[[Expr], Expr]) -> Equation:
+    """The equation with each of them changed."""
+    return equation.map(lambda n: change(n) if isinstance(n, Expr) else n)
 
 
 @functools.lru_cache(maxsize=1 << 14)

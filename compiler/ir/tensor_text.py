@@ -8,23 +8,20 @@ from compiler.ir import text
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr
 from compiler.ir.tensor import Axis, Equation, Group, Map, Program, Reduce, Scan, Scatter, Tensor
-from compiler.ir.text import Scope, expression, fail, function, indent, show_size, show_tensor, show_type, tensor
+from compiler.ir.text import MEANT, WORD, Scope, expression, fail, function, indent, show_program, show_type, tensor
 from compiler.ir.text import show as show_expr
 
-_SPELLED = {"and": "all", "or": "any"}  # reductions whose names Python keeps for itself
-_MEANT = {spelled: name for name, spelled in _SPELLED.items()}
 _TRUE = Const(True, boolean)
 
 
 def show(program: Program) -> str:
     """The program as text; `sizes` come first, as `n: size`."""
-    arguments = [show_size(s) for s in program.sizes] + [show_tensor(t) for t in program.inputs]
-    lines = [f"def {program.name}({', '.join(arguments)}):"]
+    lines: list[str] = []
     for g in program.groups:
         origin = "".join(f", {o!r}" for o in g.origin)
-        lines += indent([f'with kernel("{g.name}"{origin}):', *indent([show_equation(e) for e in g.equations])])
-    lines += indent([f"result({t.name}, {show_type(t.dtype, t.shape, t.strides)})" for t in program.outputs])
-    return "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]) + "\n"
+        lines += [f'with kernel("{g.name}"{origin}):', *indent([show_equation(e) for e in g.equations])]
+    lines += [f"result({t.name}, {show_type(t.dtype, t.shape, t.strides)})" for t in program.outputs]
+    return show_program(program.name, program.sizes, program.inputs, (), lines)
 
 
 def show_equation(e: Equation) -> str:
@@ -33,14 +30,14 @@ def show_equation(e: Equation) -> str:
         case Map(value=value):
             return head + show_expr(value)
         case Reduce(op=op, over=over, value=value):
-            return f"{head}{_SPELLED.get(op, op)}({show_expr(value)}{_ranges(over)})"
+            return f"{head}{WORD.get(op, op)}({show_expr(value)}{_ranges(over)})"
         case Scan(op=op, along=along, value=value):
-            return f"{head}scan({_SPELLED.get(op, op)}, {along}, {show_expr(value)})"
+            return f"{head}scan({WORD.get(op, op)}, {along}, {show_expr(value)})"
         case Scatter(base=base, op=op, over=over, index=index, value=value, guard=guard):
             at = ", ".join(map(show_expr, index))
             where = "" if guard is _TRUE else f", {show_expr(guard)}"
             update = f"([{at}], {show_expr(value)}{where}){_ranges(over)}"
-            return f"{head}scatter({_SPELLED.get(op, op)}, {show_expr(base)}, [{update}])"
+            return f"{head}scatter({WORD.get(op, op)}, {show_expr(base)}, [{update}])"
     raise TypeError(type(e).__name__)
 
 
@@ -102,15 +99,15 @@ def _definition(name: str, axes: tuple[Axis, ...], value: ast.expr, scope: Scope
     match value:
         case ast.Call(ast.Name(how), [ast.GeneratorExp(body, ranges)]):
             over = _over(ranges, scope)
-            return Reduce(name, axes, _MEANT.get(how, how), over, expression(body, _within(inner, over)))
+            return Reduce(name, axes, MEANT.get(how, how), over, expression(body, _within(inner, over)))
         case ast.Call(ast.Name("scan"), [ast.Name(how), ast.Name(along), body]):
-            return Scan(name, axes, _MEANT.get(how, how), along, expression(body, inner))
+            return Scan(name, axes, MEANT.get(how, how), along, expression(body, inner))
         case ast.Call(ast.Name("scatter"), [ast.Name(how), base, ast.ListComp(update, ranges)]):
             return _scatter(name, axes, how, base, update, _over(ranges, scope), scope)
         case ast.Call(ast.Name("scatter"), [ast.Name(how), base, ast.List([update])]):
             return _scatter(name, axes, how, base, update, (), scope)
         case ast.Call(ast.Name(how), [body]) if how in ("sum", "prod", "all", "any", "max", "min"):
-            return Reduce(name, axes, _MEANT.get(how, how), (), expression(body, inner))
+            return Reduce(name, axes, MEANT.get(how, how), (), expression(body, inner))
     return Map(name, axes, expression(value, inner))
 
 
@@ -123,7 +120,7 @@ def _scatter(
             index = tuple(expression(x, inner) for x in at)
             cond: Expr = expression(guard[0], inner) if guard else _TRUE
             start = expression(base, _within(scope, axes))
-            return Scatter(name, axes, start, _MEANT.get(how, how), over, index, expression(value, inner), cond)
+            return Scatter(name, axes, start, MEANT.get(how, how), over, index, expression(value, inner), cond)
     raise fail(update, "an update is `([index], value)` or `([index], value, guard)`")
 
 

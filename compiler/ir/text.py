@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean, f32, i64
 from compiler.ir.expr import INFIX, OPS, Cast, Const, Expr, Load, Op, Select, Size, Var, cast, const, op, select
 from compiler.ir.tensor import Tensor, row_major
 
+P = TypeVar("P")
+# Reductions whose names Python keeps for itself.
+WORD = {"and": "all", "or": "any"}
+MEANT = {word: name for name, word in WORD.items()}
 _RANK = {
     "<": 0, "<=": 0, ">": 0, ">=": 0, "==": 0, "!=": 0, "|": 1, "^": 2, "&": 3, "<<": 4, ">>": 4,
     "+": 5, "-": 5, "*": 6, "/": 6, "//": 6, "%": 6,
@@ -273,4 +279,65 @@ def indent(lines: list[str]) -> list[str]:
     return ["    " + x for x in lines]
 
 
-Parser = Callable[[str], object]
+# ---- programs
+
+
+def show_program(
+    name: str, sizes: Iterable[Size], inputs: Iterable[Tensor], outputs: Sequence[Tensor], body: list[str]
+) -> str:
+    """A `def`: sizes and inputs before the star, outputs after it."""
+    arguments = [*map(show_size, sizes), *map(show_tensor, inputs)]
+    arguments += ["*", *map(show_tensor, outputs)] if outputs else []
+    return "\n".join([f"def {name}({', '.join(arguments)}):", *indent(body or ["pass"])]) + "\n"
+
+
+Words = Mapping[str, ast.expr]
+Part = Callable[[str, tuple[Tensor, ...], Words, list[ast.stmt], Scope], P]
+
+
+@dataclass(frozen=True)
+class Parsed(Generic[P]):
+    """What a `def` of temporaries and parts says; `zeros` names the temporaries that are zero before a run."""
+
+    name: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    temps: tuple[Tensor, ...]
+    parts: tuple[P, ...]
+    sizes: tuple[Size, ...]
+    zeros: tuple[str, ...]
+
+
+def parse_program(source: str, word: str, part: Part[P]) -> Parsed[P]:
+    """A program from its text; raises TextError with line and column.
+
+    Its parts are `with word("name", [parameters], key=..):`; `part` is given the name, the parameters as they are seen,
+    the keys, the statements, and what names mean there.
+    """
+    f = function(source)
+    scope = Scope()
+    declared, arguments = sizes(f, scope)
+    inputs = tuple(tensor(a, scope) for a in arguments)
+    outputs = tuple(tensor(a, scope) for a in f.args.kwonlyargs)
+    known = {t.name: t for t in (*inputs, *outputs)}
+    temps: list[Tensor] = []
+    zeros: list[str] = []
+    parts: list[P] = []
+    for s in f.body:
+        match s:
+            case ast.AnnAssign(ast.Name(name), kind, None | ast.Constant(0) as start):
+                temps.append(Tensor(name, *tensor_type(kind, scope)))
+                known[name] = temps[-1]
+                zeros += [name] if start is not None else []
+            case ast.With(
+                [ast.withitem(ast.Call(ast.Name(called), [ast.Constant(str() as name), ast.List(params)], words))], body
+            ) if called == word:
+                own = tuple(seen(p, known, scope) for p in params)
+                inner = scope.inner()
+                inner.buffers |= {t.name: t.dtype for t in own}
+                parts.append(part(name, own, {w.arg or "": w.value for w in words}, body, inner))
+            case ast.Pass():
+                pass
+            case _:
+                raise fail(s, f'expected a temporary or `with {word}("name", [parameters], writes=[..]):`')
+    return Parsed(f.name, inputs, outputs, tuple(temps), tuple(parts), declared, tuple(zeros))

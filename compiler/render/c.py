@@ -18,6 +18,7 @@ from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, 
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 
+WIDTH = 120
 FAILED = "failed"  # the parameter through which a function says that a requirement failed
 # How tightly C's operators bind.
 TERNARY, LOR, LAND, OR, XOR, AND, EQUAL, COMPARE, SHIFT, ADD, MUL, UNARY, ATOM = range(13)
@@ -311,6 +312,23 @@ def combined(s: k.Store) -> k.Store:
         wide = f32.replace(lanes=dtype.lanes)
         return s.replace(value=Cast(op(COMBINE[s.op], Cast(old, wide), Cast(s.value, wide)), dtype), op="set")
     return s.replace(value=op(COMBINE[s.op], old, s.value), op="set")
+
+
+def header_of(headers: Mapping[str, str], function: str) -> str:
+    """Which of the headers, each with the names that it declares, has a device function; raises ValueError for none."""
+    for header, names in headers.items():
+        if function.removeprefix("mlc_") in names.split():
+            return header
+    raise ValueError(f"no header has the device function {function}")
+
+
+def filled(start: str, words: list[str], end: str) -> list[str]:
+    """`start`, the words and `end`, on as few lines as `WIDTH` allows, the later ones indented."""
+    lines = [start + ", ".join(words) + end]
+    while len(lines[-1]) > WIDTH and ", " in lines[-1][8:WIDTH]:
+        cut = lines[-1].rindex(", ", 0, WIDTH) + 2
+        lines[-1:] = [lines[-1][:cut].rstrip(), "    " + lines[-1][cut:]]
+    return lines
 
 
 def comment(text: str) -> list[str]:

@@ -29,7 +29,6 @@ from compiler.render.cpp_expression import (
 
 ENTRY = "mlc_entry"
 FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # what the text needs, whatever else is chosen
-WIDTH = 120
 LARGE_ARRAY = 32 * 1024  # bytes; larger ones do not go on the stack, which threads have little of
 
 # header: the functions that it declares, as far as the text calls them by themselves.
@@ -49,7 +48,6 @@ HEADERS = {
     "gemm.h": "fma_block dot_block",
     "copy.h": "copy_block",
 }  # fmt: skip
-_HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 _ALIASES = frozenset(f"{name}x{2**n}" for name in (*TYPES, *(f"mask{b}" for b in MASKS)) for n in range(1, 9))
 RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "sizes", c.FAILED, FAILURES}
 
@@ -73,17 +71,11 @@ def render(program: k.Program, *, target: str) -> str:
             continue
         functions += ["", *_function(f, names[f.name], program, called, types, taken)]
     head = [*header.lines(program, target), f"// Compile with {' '.join(FLAGS)}."]
-    headers = dict.fromkeys(_header(name) for name in called)
+    headers = dict.fromkeys(c.header_of(HEADERS, name) for name in called)
     includes = [f'#include "{h}"' for h in sorted(headers, key=list(HEADERS).index)]
     aliases = [f"using {name} = {spelled_out(name)};" for name in sorted(types)]
     entry = ["", *_entry(program, names)]
     return "\n".join([*head, *includes, *([""] if aliases else []), *aliases, *functions, *entry]) + "\n"
-
-
-def _header(function: str) -> str:
-    if function not in _HEADER_OF:
-        raise ValueError(f"no header has the device function {function}")
-    return _HEADER_OF[function]
 
 
 def _function(
@@ -103,7 +95,7 @@ def _function(
     params += [_FAILED] * c.fails(f.body) + ["int threads"] * _threaded(f)
     about = [*([f"computes {', '.join(f.origin)}"] if f.origin else []), *(["scheduled by"] if f.schedule else [])]
     head = c.comment(f"{f.name} {', '.join(about)}\n{f.schedule}") if about else []
-    return [*w.before, *head, *_filled(f"static void {name}(", params, ") {"), *lines, "}"]
+    return [*w.before, *head, *c.filled(f"static void {name}(", params, ") {"), *lines, "}"]
 
 
 def _buffers(w: Writer, body: tuple[k.Stmt, ...], buffers: Iterable[str], writes: set[str]) -> list[str]:
@@ -112,15 +104,6 @@ def _buffers(w: Writer, body: tuple[k.Stmt, ...], buffers: Iterable[str], writes
     shown = [w.names[b] if b in used else f"/* {w.names[b]} */" for b in buffers]
     kinds = [f"{'' if b in writes else 'const '}{memory(w.buffers[b])}* __restrict" for b in buffers]
     return [f"{kind} {name}" for kind, name in zip(kinds, shown, strict=True)]
-
-
-def _filled(start: str, words: list[str], end: str) -> list[str]:
-    """`start`, the words and `end`, on as few lines as `WIDTH` allows, the later ones indented."""
-    lines = [start + ", ".join(words) + end]
-    while len(lines[-1]) > WIDTH and ", " in lines[-1][8:WIDTH]:
-        cut = lines[-1].rindex(", ", 0, WIDTH) + 2
-        lines[-1:] = [lines[-1][:cut].rstrip(), "    " + lines[-1][cut:]]
-    return lines
 
 
 def _sizes(f: k.Function, program: k.Program) -> list[str]:
@@ -162,7 +145,7 @@ def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
     shown = ", ".join(f"{kind} {name}" if used else f"{kind} /* {name} */" for kind, name, used in parameters)
     every = ", ".join(t.name for t in (*program.inputs, *program.outputs, *program.temps))
     return [
-        *c.comment("\n".join(_filled("buffers: ", [every or "none"], ""))),
+        *c.comment("\n".join(c.filled("buffers: ", [every or "none"], ""))),
         'extern "C" __attribute__((visibility("default")))',
         f"int {ENTRY}({shown}) {{",
         *("  " + line for line in lines),
@@ -228,7 +211,7 @@ def _parallel(w: Writer, s: k.For) -> list[str]:
     while name in w.functions or name in w.names.values():
         name += "_"
     w.functions.add(name)
-    head = _filled(f"static __attribute__((noinline, noclone)) void {name}(", [*params, "long from", "long to"], ") {")
+    head = c.filled(f"static __attribute__((noinline, noclone)) void {name}(", [*params, "long from", "long to"], ") {")
     w.inside = True
     body = c.body(w, s.body)
     by = f"{var}++" if s.step == 1 else f"{var} += {s.step}"

@@ -19,7 +19,6 @@ from compiler.render.cpp_expression import TYPES, half_bits, is_half, lane_type,
 from compiler.render.cuda_integer import compared, integer
 from compiler.render.narrow import narrow, ranges_of
 
-WIDTH = 120
 FOLDER = "mlc"  # of the headers, inside the folder that text is compiled with
 ALIGNED = 16  # bytes: what wide loads of a parameter rely on
 
@@ -48,7 +47,6 @@ HEADERS = {
     "cluster": "cluster_barrier cluster_leave cluster_load cluster_get",
     "launch": "wait_dependencies",
 }
-_HEADER_OF = {f"mlc_{name}": header for header, names in HEADERS.items() for name in names.split()}
 _COMBINERS = {"sum": "sum", "prod": "prod", "max": "maximum", "min": "minimum", "and": "all", "or": "any"}
 _BARRIERS = {"block": "mlc_block_barrier", "warp": "mlc_warp_barrier", "cluster": "mlc_cluster_barrier"}
 # What CUDA's headers declare, as functions, variables or macros.
@@ -80,7 +78,7 @@ def render(program: k.Program, *, target: str) -> str:
         if name not in done:
             functions += ["", *_function(f, name, program, called)]
         done.add(name)
-    headers = sorted({_header(name) for name in called}, key=list(HEADERS).index)
+    headers = sorted({c.header_of(HEADERS, name) for name in called}, key=list(HEADERS).index)
     includes = [f'#include "{FOLDER}/{h}.cuh"' for h in ("prelude", *headers)]
     return "\n".join([*header.lines(program, target), *includes, *functions]) + "\n"
 
@@ -90,12 +88,6 @@ def names(program: k.Program) -> list[str]:
     spelled = c.spelled([f.name for f in program.functions], RESERVED)
     firsts = alike.firsts(f for f in program.functions if not header.is_launch(f))
     return [spelled[firsts.get(f.name, f.name)] for f in program.functions]
-
-
-def _header(function: str) -> str:
-    if function not in _HEADER_OF:
-        raise ValueError(f"no header has the device function {function}")
-    return _HEADER_OF[function]
 
 
 def _function(f: k.Function, name: str, program: k.Program, called: set[str]) -> list[str]:
@@ -125,16 +117,7 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     bounds = f"{threads}, 1" if hands else f"{threads}"
     cluster = f"MLC_CLUSTER({f.cluster}, 1, 1) " if f.cluster > 1 else ""
     start = f'extern "C" __global__ void {cluster}__launch_bounds__({bounds}) {name}('
-    return [*head, *_filled(start, params, ") {"), *lines, "}"]
-
-
-def _filled(start: str, words: list[str], end: str) -> list[str]:
-    """`start`, the words and `end`, on as few lines as `WIDTH` allows, the later ones indented."""
-    lines = [start + ", ".join(words) + end]
-    while len(lines[-1]) > WIDTH and ", " in lines[-1][8:WIDTH]:
-        cut = lines[-1].rindex(", ", 0, WIDTH) + 2
-        lines[-1:] = [lines[-1][:cut].rstrip(), "    " + lines[-1][cut:]]
-    return lines
+    return [*head, *c.filled(start, params, ") {"), *lines, "}"]
 
 
 # ---- expressions

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from compiler.analysis import access
+from compiler.analysis.nests import perfect
 from compiler.ir import loop
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, loads, names, substitute
@@ -53,11 +54,7 @@ class Contraction:
 
 def recognise(kernel: Kernel) -> Contraction | None:
     """The contraction of a kernel that is one nest: parallel loops, in them a sum of products, then stores."""
-    rows: list[loop.For] = []
-    body = kernel.body
-    while len(body) == 1 and isinstance(body[0], loop.For) and body[0].kind == "parallel":
-        rows.append(body[0])
-        body = body[0].body
+    rows, body = perfect(loop.For, kernel.body)
     place = next((n for n, s in enumerate(body) if isinstance(s, Init)), None)
     if not rows or place is None or place + 1 >= len(body):
         return None

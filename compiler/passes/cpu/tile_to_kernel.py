@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from compiler.analysis import access
+from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.ir import alike, tile
 from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
@@ -195,7 +196,7 @@ class _Lowering:
         done = self.whole(extent, width * copies)
         copies = 1 if done is const(0) else copies
         done, end = (const(0) if copies == 1 else done), self.whole(extent, width)
-        outer = _accumulated(f, scope)
+        outer = accumulated(f.body)
         sums = [{name: self.lanes_of(name, width, scope) for name in outer} for _ in range(copies)]
         out: Body = []
         for copy in sums:
@@ -469,17 +470,8 @@ class _Lowering:
 
 def _repeatable(f: tile.For, scope: _Scope) -> bool:
     """Whether some iterations may be done twice: what they store does not depend on what was there."""
-    nodes = [n for s in f.body for n in s.walk()]
-    loaded = {n.buffer for n in nodes if isinstance(n, Load)}
-    if any(isinstance(n, Store) and (n.op != "set" or n.buffer in loaded) for n in nodes):
-        return False
-    return all(how in TWICE or scope.values[n].dtype.bits in MASKS for n, how in _accumulated(f, scope).items())
-
-
-def _accumulated(f: tile.For, scope: _Scope) -> dict[str, str]:
-    """Scalars from outside that `f` accumulates into, with their reductions."""
-    inside = {n.name for n in f.walk() if isinstance(n, Init)}
-    return {n.name: n.op for n in f.walk() if isinstance(n, Accum) and n.name in scope.values and n.name not in inside}
+    sums = accumulated(f.body).items()
+    return overwrites_only(f.body) and all(how in TWICE or scope.values[n].dtype.bits in MASKS for n, how in sums)
 
 
 def _inside(at: tuple[Expr, ...], buffer: Tensor, ranges: dict[str, Range]) -> Expr:

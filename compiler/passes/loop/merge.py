@@ -8,11 +8,11 @@ two loops are better than one: boxes of both fit more sizes.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, canonical, const
+from compiler.ir.expr import Const, Expr, Load, Var, const
 from compiler.ir.node import Node
+from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Init, Kernel, Let, Program, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule.contraction import recognise
@@ -58,16 +58,16 @@ def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
     if all(tensors[name].strides[d + 1] is not const(1) for name, d in axes.items()):
         return None
 
-    def go(n: Any) -> Any:
-        if n is outer:
-            return loop.For(one.name, outer.extent * inner.extent, outer.kind, tuple(map(go, inner.body)))
-        made = canonical(n.map(go)) if isinstance(n, Node) else n
-        if isinstance(n, Load | Store) and n.buffer in axes:
-            d = axes[n.buffer]
-            return made.replace(index=(*made.index[:d], one, *made.index[d + 2 :]))
-        return made
+    def one_axis(n: Node) -> Node | None:
+        match n:
+            case Load() | Store() if n.buffer in axes:
+                d = axes[n.buffer]
+                return n.replace(index=(*n.index[:d], one, *n.index[d + 2 :]))
+            case loop.For(var, _, kind, (loop.For() as within,)) if var == outer.var:
+                return loop.For(one.name, outer.extent * inner.extent, kind, within.body)
+        return None
 
-    body = tuple(map(go, kernel.body))
+    body = nodes(kernel.body, one_axis)
     if any(n in pair for s in body for n in s.walk() if isinstance(n, Var)):
         return None
     params = tuple(_seen(p, axes[p.name]) if p.name in axes else p for p in kernel.params)
@@ -78,17 +78,17 @@ def squeezed(kernel: Kernel) -> Kernel:
     """The kernel with its buffers seen without their axes of one element."""
     kept = {p.name: [d for d, n in enumerate(p.shape) if n is not const(1)] for p in kernel.params}
 
-    def go(n: Any) -> Any:
-        made = canonical(n.map(go)) if isinstance(n, Node) else n
-        if isinstance(n, Load | Store) and n.buffer in kept:
-            return made.replace(index=tuple(made.index[d] for d in kept[n.buffer]))
-        return made
+    def without(n: Node) -> Node | None:
+        match n:
+            case Load() | Store() if n.buffer in kept:
+                return n.replace(index=tuple(n.index[d] for d in kept[n.buffer]))
+        return None
 
     params = tuple(
         p.replace(shape=tuple(p.shape[d] for d in kept[p.name]), strides=tuple(p.strides[d] for d in kept[p.name]))
         for p in kernel.params
     )
-    return kernel.replace(body=tuple(map(go, kernel.body)), params=params)
+    return kernel.replace(body=nodes(kernel.body, without), params=params)
 
 
 def _names(kernel: Kernel) -> set[str]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from compiler.ir import loop
 from compiler.ir.dtype import STORAGE_ONLY, DType
 from compiler.ir.expr import Cast, Expr, Load, cast, substitute
 from compiler.ir.node import Node
-from compiler.ir.statement import If, Kernel, Program, Stmt, Store
+from compiler.ir.rewrite import statements
+from compiler.ir.statement import Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 
 
@@ -69,14 +69,12 @@ def _kernel(k: Kernel, types: dict[str, DType]) -> Kernel:
             match n:
                 case Cast(Load(name) as load, dtype) if types.get(name) is dtype:
                     table[n] = load.replace(type=dtype)
-    body = tuple(_stored(s, types) for s in substitute(k.body, table))
+
+    def stored(s: Stmt) -> Stmt | None:
+        match s:
+            case Store(buffer, _, value) if buffer in types:
+                return s.replace(value=cast(value, types[buffer]))
+        return None
+
+    body = statements(substitute(k.body, table), stored)
     return k.replace(params=tuple(_typed(p, types) for p in k.params), body=body)
-
-
-def _stored(s: Stmt, types: dict[str, DType]) -> Stmt:
-    match s:
-        case Store(buffer, _, value) if buffer in types:
-            return s.replace(value=cast(value, types[buffer]))
-        case loop.For(body=inner) | If(body=inner):
-            return s.replace(body=tuple(_stored(x, types) for x in inner))
-    return s

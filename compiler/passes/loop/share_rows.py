@@ -6,10 +6,12 @@ gains nothing by itself; where all of it then is an online reduction, what is in
 
 from __future__ import annotations
 
+from compiler.analysis.nests import perfect, wrap
 from compiler.analysis.size_hints import likely
 from compiler.ir import loop
 from compiler.ir.expr import Load, Var, substitute
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.rewrite import statements
+from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
 from compiler.schedule import attention
 from compiler.schedule.gpu import attention as gpu_attention
 from compiler.targets.target import Target
@@ -69,8 +71,8 @@ def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | N
     Rows are loops that go along the same axis of all that the first kernel hands to the second: what an iteration
     reads, the same iteration has made. No more than `most` of them are shared, the outermost ones.
     """
-    rows, body = _rows(first)
-    others, rest = _rows(_renamed(second, first))
+    rows, body = perfect(loop.For, first.body)
+    others, rest = perfect(loop.For, _renamed(second, first).body)
     pairs = _pairs(first, second, (rows, body), (others, rest))
     shared = [f for f in rows if f.var in pairs][:most]
     if not shared:
@@ -78,18 +80,18 @@ def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | N
     pairs = {f.var: pairs[f.var] for f in shared}
     table = {Var(pairs[f.var]): Var(f.var) for f in shared}
     inside = [f for f in others if f.var not in pairs.values()]
-    both = (*_wrap([f for f in rows if f not in shared], body), *substitute(_wrap(inside, rest), table))
+    both = (*wrap([f for f in rows if f not in shared], body), *substitute(wrap(inside, rest), table))
     writes = (*first.writes, *second.writes)
     params = {p: None for p in (*first.params, *second.params)}
     ordered = [p for p in params if p.name not in writes] + [p for p in params if p.name in writes]
     origin = tuple(dict.fromkeys((*first.origin, *second.origin)))
-    return Kernel(second.name, tuple(ordered), writes, _wrap(shared, both), origin)
+    return Kernel(second.name, tuple(ordered), writes, wrap(shared, both), origin)
 
 
 def rows_between(first: Kernel, second: Kernel) -> list[loop.For]:
     """The rows of the first kernel that the second one could share."""
-    rows, body = _rows(first)
-    pairs = _pairs(first, second, (rows, body), _rows(_renamed(second, first)))
+    rows, body = perfect(loop.For, first.body)
+    pairs = _pairs(first, second, (rows, body), perfect(loop.For, _renamed(second, first).body))
     return [f for f in rows if f.var in pairs]
 
 
@@ -100,16 +102,6 @@ def _pairs(first: Kernel, second: Kernel, one: Nest, other: Nest) -> dict[str, s
         found = _same_rows(name, one, other)
         pairs = found if pairs is None else {v: w for v, w in pairs.items() if found.get(v) == w}
     return pairs or {}
-
-
-def _rows(kernel: Kernel) -> Nest:
-    """The parallel loops around everything, and what they hold."""
-    rows: list[loop.For] = []
-    body = kernel.body
-    while len(body) == 1 and isinstance(body[0], loop.For) and body[0].kind == "parallel":
-        rows.append(body[0])
-        body = body[0].body
-    return rows, body
 
 
 def _same_rows(buffer: str, first: Nest, second: Nest) -> dict[str, str]:
@@ -131,12 +123,6 @@ def _indices(buffer: str, body: Body) -> list[tuple[object, ...]]:
     return [n.index for s in body for n in s.walk() if isinstance(n, Load | Store) and n.buffer == buffer]
 
 
-def _wrap(nest: list[loop.For], body: Body) -> Body:
-    for f in reversed(nest):
-        body = (f.replace(body=body),)
-    return body
-
-
 def _renamed(kernel: Kernel, other: Kernel) -> Kernel:
     """The kernel with no name in it that the other one binds; `i1` is left to the step that splits `i`."""
     taken = {n for s in (*other.body, *kernel.body) for n in _bound(s)} | {p.name for p in other.params}
@@ -149,19 +135,17 @@ def _renamed(kernel: Kernel, other: Kernel) -> Kernel:
         taken.add(table[old])
     used = {n for s in kernel.body for n in s.walk() if isinstance(n, Var) and n.name in table}
     body = substitute(kernel.body, {v: Var(table[v.name], v.type) for v in used})
-    return kernel.replace(body=tuple(_rebound(s, table) for s in body))
+    return kernel.replace(body=statements(body, lambda s: _rebound(s, table)))
 
 
 def _bound(s: Stmt) -> set[str]:
     return {n.var if isinstance(n, loop.For) else n.name for n in s.walk() if isinstance(n, loop.For | Let | Init)}
 
 
-def _rebound(s: Stmt, table: dict[str, str]) -> Stmt:
+def _rebound(s: Stmt, table: dict[str, str]) -> Stmt | None:
     match s:
-        case loop.For(var, _, _, body):
-            return s.replace(var=table.get(var, var), body=tuple(_rebound(x, table) for x in body))
-        case If(body=body):
-            return s.replace(body=tuple(_rebound(x, table) for x in body))
+        case loop.For(var):
+            return s.replace(var=table.get(var, var))
         case Let(name) | Init(name) | Accum(name):
             return s.replace(name=table.get(name, name))
-    return s
+    return None

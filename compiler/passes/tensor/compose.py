@@ -8,11 +8,12 @@ caller.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, canonical, dim, requiring, substitute
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, requiring, substitute
 from compiler.ir.index import extent_range, linear, simplify
+from compiler.ir.node import Node
+from compiler.ir.rewrite import nodes
 from compiler.ir.tensor import (
     Axis,
     Equation,
@@ -25,11 +26,11 @@ from compiler.ir.tensor import (
     Tensor,
     bound,
     equations,
-    expressions,
     reads,
     row_major,
     scaled,
     shape,
+    with_expressions,
 )
 from compiler.passes.tensor.windows import narrow_windows
 
@@ -48,31 +49,30 @@ def _squeeze(program: Program) -> Program:
     made: dict[str, Equation] = {}
     for e in equations(program):
         kept[e.name] = [n for n, a in enumerate(e.axes) if not _unit(a)]
-        zero: dict[Expr, Expr] = {a.var: dim(0) for a in (*e.axes, *bound(e)) if _unit(a)}
-
-        def rewrite(node: Any, zero: dict[Expr, Expr] = zero) -> Any:
-            if isinstance(node, Load) and node.buffer in kept:
-                index, staying = tuple(map(rewrite, node.index)), kept[node.buffer]
-                gone = [i for n, i in enumerate(index) if n not in staying]
-                return requiring(node.replace(index=tuple(index[n] for n in staying)), gone)
-            return zero[node] if node in zero else canonical(node.map(rewrite))
-
-        new = e.replace(axes=tuple(a for a in e.axes if not _unit(a)))
-        match new:
-            case Scatter():
-                index = tuple(rewrite(new.index[n]) for n in kept[e.name])
-                new = new.replace(
-                    base=rewrite(new.base), index=index, value=rewrite(new.value), guard=rewrite(new.guard)
-                )
-            case Scan(along=along, value=value) if not any(a.name == along for a in new.axes):
-                new = Map(new.name, new.axes, rewrite(value))
-            case _:
-                new = new.replace(value=rewrite(expressions(new)[0]))
-        if isinstance(new, Reduce | Scatter):
-            new = new.replace(over=tuple(a for a in new.over if not _unit(a)))
-        made[e.name] = new
+        made[e.name] = _without_units(e, kept)
     outputs = [_squeezed(t, kept[t.name]) if t.name in kept else t for t in program.outputs]
     return _rewrite(program, made).replace(outputs=tuple(outputs))
+
+
+def _without_units(e: Equation, kept: dict[str, list[int]]) -> Equation:
+    """The equation without axes of extent 1, `kept` being the axes that are left of each tensor."""
+    zero: dict[Node, Expr] = {a.var: dim(0) for a in (*e.axes, *bound(e)) if _unit(a)}
+
+    def without(node: Node) -> Node | None:
+        if isinstance(node, Load) and node.buffer in kept:
+            staying = kept[node.buffer]
+            gone = [i for n, i in enumerate(node.index) if n not in staying]
+            return requiring(node.replace(index=tuple(node.index[n] for n in staying)), gone)
+        return zero.get(node)
+
+    new = with_expressions(e, lambda x: nodes(x, without)).replace(axes=tuple(a for a in e.axes if not _unit(a)))
+    if isinstance(new, Scan) and not any(a.name == new.along for a in new.axes):
+        new = Map(new.name, new.axes, new.value)
+    if isinstance(new, Scatter):
+        new = new.replace(index=tuple(new.index[n] for n in kept[e.name]))
+    if isinstance(new, Reduce | Scatter):
+        new = new.replace(over=tuple(a for a in new.over if not _unit(a)))
+    return new
 
 
 def _unit(a: Axis) -> bool:
@@ -138,16 +138,7 @@ def inline(e: Equation, producers: dict[str, Map]) -> Equation:
             table[load] = substitute(producer.value, {a.var: i for a, i in zip(producer.axes, index, strict=True)})
         return substitute(x, table) if table else x
 
-    def rewrite(x: Expr) -> Expr:
-        return simplify(expand(x), ranges)
-
-    match e:
-        case Scatter(base=base, index=index, value=value, guard=guard):
-            return e.replace(
-                base=rewrite(base), index=tuple(map(rewrite, index)), value=rewrite(value), guard=rewrite(guard)
-            )
-        case _:
-            return e.replace(value=rewrite(expressions(e)[0]))
+    return with_expressions(e, lambda x: simplify(expand(x), ranges))
 
 
 def _uses(program: Program) -> Counter[str]:

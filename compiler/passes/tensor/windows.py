@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Cast, Const, Expr, Op, Select, cast, const, identity, substitute
-from compiler.ir.index import Ranges, extent_range, linear, simplify, value_range
+from compiler.ir.index import Ranges, conjuncts, extent_range, linear, simplify, value_range
 from compiler.ir.tensor import Axis, Program, Reduce
 
 
@@ -56,19 +56,10 @@ def _conditions(value: Expr, neutral: Const) -> Iterator[Expr]:
     """What holds wherever `value` is not `neutral`."""
     match value:
         case Select(cond, then, other) if other is neutral:
-            yield from _conjuncts(cond)
+            yield from conjuncts(cond)
             yield from _conditions(then, neutral)
         case Cast(Select(_, _, Const() as other) as inner, dtype) if cast(other, dtype) is neutral:
             yield from _conditions(inner, other)
-
-
-def _conjuncts(cond: Expr) -> Iterator[Expr]:
-    match cond:
-        case Op("and", (a, b)):
-            yield from _conjuncts(a)
-            yield from _conjuncts(b)
-        case _:
-            yield cond
 
 
 def _span(a: Axis, conditions: list[Expr], ranges: Ranges) -> tuple[int, int]:

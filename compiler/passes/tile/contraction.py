@@ -9,24 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Cast, Const, Expr, Load, Var, dim, names, substitute
+from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Accum, Init, Kernel, Let, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import (
-    Body,
-    Loops,
-    again,
-    factors,
-    find_nest,
-    longest,
-    moving,
-    named,
-    ranges_of,
-    replace,
-    wrap,
-)
+from compiler.passes.tile.nests import Body, Loops, again, factors, find_nest, longest, moving, named, ranges_of
 from compiler.schedule.steps import Distribute, ScheduleError, Step, Tensorize
 
 
@@ -70,7 +60,7 @@ def distribute(kernel: Kernel, step: Distribute) -> Kernel:
         *wrap(nest, wrap(parts.loops, (total,))),
         *again(nest, named(step, step.last, len(nest)), (*parts.before, *after)),
     )
-    return kernel.replace(body=replace(kernel.body, nest[0], out))
+    return kernel.replace(body=replaced(kernel.body, nest[0], out))
 
 
 @dataclass(frozen=True)
@@ -152,7 +142,7 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
     whole = all(isinstance(e, Const) for e in extents.values())
     sizes = () if whole else tuple(extents.get(x, dim(1)) for x in "mnk")
     return kernel.replace(
-        body=replace(kernel.body, nest[0], (tile.Mma(step.instruction, c, left, right, (a_axes, b_axes), sizes),))
+        body=replaced(kernel.body, nest[0], (tile.Mma(step.instruction, c, left, right, (a_axes, b_axes), sizes),))
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from compiler.analysis.guarded_factors import at_least_zero
 from compiler.ir import tile
-from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Const, Expr, Op, Select, Var, dim, names, op, substitute
-from compiler.ir.index import conjuncts, from_linear, linear, simplify
+from compiler.ir.dtype import boolean
+from compiler.ir.expr import Const, Expr, Select, Var, dim, names, op, substitute
+from compiler.ir.index import Linear, conjuncts, from_linear, simplify
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt, Store
 from compiler.schedule.steps import Interior, ScheduleError
@@ -34,7 +35,7 @@ def interior(step: Interior, f: tile.For, ranges: dict[str, Range]) -> tuple[Stm
     low: Expr = dim(0)
     high: Expr = f.extent
     for g in guards:
-        terms, rest = linear(_at_least_zero(step, g, var))
+        terms, rest = _at_least_zero(step, g, var)
         bound = from_linear(({a: c for a, c in terms.items() if a is not var}, rest))
         if terms[var] == 1:
             low = op("max", low, -bound)
@@ -72,15 +73,11 @@ def _guards(f: tile.For) -> list[Expr]:
     return [c for c in dict.fromkeys(conds) if f.var in names(c)]
 
 
-def _at_least_zero(step: Interior, guard: Expr, var: Var) -> Expr:
+def _at_least_zero(step: Interior, guard: Expr, var: Var) -> Linear:
     """What is at least 0 where the guard holds: `var` or `-var`, plus what does not depend on it."""
-    form: Expr | None = None
-    match guard:
-        case Op("ge" | "gt" | "le" | "lt" as how, (a, b)) if a.dtype is i64:
-            form = a - b if how[0] == "g" else b - a
-            form = form if how[1] == "e" else form - 1
+    form = at_least_zero(guard)
     if form is not None:
-        terms, _ = linear(form)
+        terms, _ = form
         if abs(terms.get(var, 0)) == 1 and not any(var.name in names(a) for a in terms if a is not var):
             return form
     raise ScheduleError(step, f"a guard in {var.name} is no bound of it")

@@ -100,12 +100,6 @@ def longest(step: Step, f: tile.For, ranges: dict[str, Range]) -> int:
     return high + 1
 
 
-def wrap(nest: Loops, body: Body) -> Body:
-    for f in reversed(nest):
-        body = (f.replace(body=body),)
-    return body
-
-
 def named(step: Step, called: Sequence[str], count: int) -> tuple[Var, ...]:
     """The loops that a step makes, by what it calls them; raises ScheduleError where it names more or fewer."""
     if len(called) != count:
@@ -123,27 +117,6 @@ def again(nest: Loops, loops: Sequence[Var], body: Body) -> Body:
         var = renamed[Var(f.var)].name
         body = (tile.For(var, substitute(f.extent, renamed), "parallel", SERIAL, body),)
     return body
-
-
-def replace(body: Body, target: tile.For, new: Body) -> Body:
-    out: list[Stmt] = []
-    for s in body:
-        match s:
-            case tile.For() if s is target:
-                out += new
-            case tile.For(body=inner) | If(body=inner):
-                out.append(s.replace(body=replace(inner, target, new)))
-            case _:
-                out.append(s)
-    return tuple(out)
-
-
-def replace_sum(s: Stmt, old: Store, new: Store) -> Stmt:
-    if s is old:
-        return new
-    if isinstance(s, tile.For | If):
-        return s.replace(body=tuple(replace_sum(x, old, new) for x in s.body))
-    return s
 
 
 def moving(index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice] | None:

@@ -7,26 +7,16 @@ from itertools import pairwise
 
 from compiler.analysis.access import address, stride
 from compiler.analysis.guarded_factors import block
+from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, dim, names, op, substitute, variables
 from compiler.ir.index import from_linear, linear, simplify, value_range
 from compiler.ir.ranges import Range
+from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.guards import guarded, interior
-from compiler.passes.tile.nests import (
-    Body,
-    Loops,
-    again,
-    factors_from,
-    longest,
-    moving,
-    named,
-    ranges_of,
-    replace,
-    replace_sum,
-    wrap,
-)
+from compiler.passes.tile.nests import Body, Loops, again, factors_from, longest, moving, named, ranges_of
 from compiler.schedule.steps import Interior, Pack, ScheduleError, Step
 
 PAGE, LINE = 4096, 64
@@ -63,8 +53,8 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
         held, own, fill = _filled(step, factor, loops, ranges_of(around), tensors)
         product = total.replace(value=Load(held.name, own, factor.dtype) * other)
         target = around[depth]
-        new = replace_sum(target, total, product)
-        return kernel.replace(body=replace(kernel.body, target, (tile.Alloc(held, "local"), *fill, new)))
+        new = replaced((target,), total, product)
+        return kernel.replace(body=replaced(kernel.body, target, (tile.Alloc(held, "local"), *fill, *new)))
     raise ScheduleError(
         step, f"no sum of products within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )

@@ -6,12 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
+from compiler.analysis import access
+from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.ir import tile
 from compiler.ir.dtype import compute
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, names, op, select, substitute
 from compiler.ir.index import extent_range, from_linear, has_sizes, linear, simplify, value_range
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.rewrite import replaced, statements
+from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import contraction
 from compiler.passes.tile.gpu.cache import cache
@@ -161,20 +164,7 @@ def at_loop(kernel: Kernel, step: Step, var: str, change: Change, any_of: tuple[
     if not found:
         have = [n.var for s in kernel.body for n in s.walk() if isinstance(n, tile.For)]
         raise ScheduleError(step, f"kernel {kernel.name} has no loop {var}; it has {', '.join(have)}")
-    return kernel.replace(body=replace_loop(kernel.body, found[0], change))
-
-
-def replace_loop(body: tuple[Stmt, ...], target: tile.For, change: Change) -> tuple[Stmt, ...]:
-    out: list[Stmt] = []
-    for s in body:
-        match s:
-            case tile.For() if s is target:
-                out += change(s)
-            case tile.For(body=inner) | If(body=inner):
-                out.append(s.replace(body=replace_loop(inner, target, change)))
-            case _:
-                out.append(s)
-    return tuple(out)
+    return kernel.replace(body=replaced(kernel.body, found[0], change(found[0])))
 
 
 def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
@@ -213,7 +203,7 @@ def cover(step: Cover, f: tile.For) -> tuple[Stmt, ...]:
     """
     if not isinstance(f.extent, Const) or not 1 <= step.factor <= int(f.extent.value):
         raise ScheduleError(step, f"{f.var} must have a known extent, which is no less than the factor")
-    if f.kind != "parallel" or not _repeatable(f.body):
+    if f.kind != "parallel" or accumulated(f.body) or not overwrites_only(f.body):
         raise ScheduleError(step, f"iterations of {f.var} must not see what they left behind when they ran before")
     extent = int(f.extent.value)
     outer, inner = named(step, step.into, 2)
@@ -222,16 +212,6 @@ def cover(step: Cover, f: tile.For) -> tuple[Stmt, ...]:
     body = simplify(substitute(f.body, {Var(f.var): start + inner}), ranges)
     within = tile.For(inner.name, const(step.factor), f.kind, f.bind, body)
     return (tile.For(outer.name, const(ranges[outer.name][1] + 1), f.kind, f.bind, (within,)),)
-
-
-def _repeatable(body: tuple[Stmt, ...]) -> bool:
-    """What the statements store, they neither read nor add to; what they add up begins among them."""
-    nodes = [n for s in body for n in s.walk()]
-    loaded = {n.buffer for n in nodes if isinstance(n, Load)}
-    begun = {n.name for n in nodes if isinstance(n, Init)}
-    stores = [n for n in nodes if isinstance(n, Store)]
-    sums = [n for n in nodes if isinstance(n, Accum)]
-    return all(s.op == "set" and s.buffer not in loaded for s in stores) and all(n.name in begun for n in sums)
 
 
 def bind(step: Bind, f: tile.For) -> tuple[Stmt, ...]:
@@ -369,7 +349,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     if buffer is None or buffer.name in kernel.writes:
         raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
     uses = [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name]
-    uses = [n for n in uses if not _picked(n)] or uses
+    uses = [n for n in uses if not access.picked(n)] or uses
     axes = _axes(kernel, f, buffer, uses)
     kept = [(k, extent, start) for k, (extent, start) in enumerate(axes) if extent is not None]
     shape = tuple(extent for _, extent, _ in kept)
@@ -387,11 +367,6 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
         copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
     body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile, uses)
     return (f.replace(body=(tile.Alloc(small, step.space), *copy, *body)),)
-
-
-def _picked(n: Load) -> bool:
-    """Another buffer says where."""
-    return any(isinstance(x, Load) for i in n.index for x in i.walk())
 
 
 def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:
@@ -451,12 +426,7 @@ def _reindex(
                 table[n] = n.replace(buffer=name or buffer, index=moved(n.index))
     body = substitute(body, table)
 
-    def stores(s: Stmt) -> Stmt:
-        match s:
-            case Store(name, index, _, _) if name == buffer:
-                return s.replace(index=moved(index))
-            case tile.For(body=inner) | If(body=inner):
-                return s.replace(body=tuple(map(stores, inner)))
-        return s
+    def stored(s: Stmt) -> Stmt | None:
+        return s.replace(index=moved(s.index)) if isinstance(s, Store) and s.buffer == buffer else None
 
-    return tuple(map(stores, body))
+    return statements(body, stored)

@@ -372,7 +372,7 @@ class _Plan:
     def at_own_place(self, buffer: str, leaves: list[_Leaf]) -> bool:
         """The only axis of a buffer that moves inside a row is the loop's own variable, everywhere in the kernel."""
         inside = [(n, leaf) for leaf in leaves for s in leaf.original.body for n in s.walk() if _touches(n, buffer)]
-        everywhere = [n for s in self.kernel.body for n in s.walk() if _touches(n, buffer) and not _picked(n)]
+        everywhere = [n for s in self.kernel.body for n in s.walk() if _touches(n, buffer) and not access.picked(n)]
         if len(inside) != len(everywhere):
             return False
         for n, leaf in inside:
@@ -435,11 +435,6 @@ def _seeks(leaves: list[_Leaf]) -> bool:
 
 def _touches(n: object, buffer: str) -> bool:
     return isinstance(n, Load | Store) and n.buffer == buffer
-
-
-def _picked(n: object) -> bool:
-    """A load from where another buffer says."""
-    return isinstance(n, Load) and any(isinstance(x, Load) for i in n.index for x in i.walk())
 
 
 def _loads(leaf: _Leaf) -> list[Load]:

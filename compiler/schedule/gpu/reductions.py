@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from compiler.analysis.nests import perfect
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store
@@ -40,11 +41,7 @@ def only(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Reduction | None:
     starts = [s for s in inside if isinstance(s, Init)]
     if len(loops) != 1 or len(starts) != 1 or not all(isinstance(s, loop.For | Init | Let | Store) for s in inside):
         return None
-    nest: list[loop.For] = []
-    body: tuple[Stmt, ...] = (loops[0],)
-    while len(body) == 1 and isinstance(body[0], loop.For):
-        nest.append(body[0])
-        body = body[0].body
+    nest, body = perfect(loop.For, (loops[0],), loop.KINDS)
     sizes = [int(f.extent.value) if isinstance(f.extent, Const) else 0 for f in (*rows, *nest)]
     plain = all(isinstance(s, Let | Accum) for s in body) and all(f.kind == "reduce" for f in nest)
     if not plain or not all(sizes) or inside.index(starts[0]) + 1 != inside.index(loops[0]):

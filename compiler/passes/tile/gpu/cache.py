@@ -20,20 +20,11 @@ from compiler.ir.expr import (
     substitute,
 )
 from compiler.ir.index import simplify
+from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.gpu.boxes import box
-from compiler.passes.tile.nests import (
-    SERIAL,
-    Body,
-    Loops,
-    factors_from,
-    longest,
-    named,
-    ranges_of,
-    replace,
-    replace_sum,
-)
+from compiler.passes.tile.nests import SERIAL, Body, Loops, factors_from, longest, named, ranges_of
 from compiler.passes.tile.pack import allocated
 from compiler.schedule.steps import Cache, ScheduleError
 
@@ -66,9 +57,9 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
             continue
         held, own, fill = _filled(kernel, step, narrow(factor), tuple(named[v] for v in step.loops), around)
         value = cast(Load(held.name, own, held.dtype), factor.dtype) * other
-        new = replace_sum(around[depth], total, total.replace(value=value))
+        new = replaced((around[depth],), total, total.replace(value=value))
         alloc = tile.Alloc(held, step.space, step.swizzle)
-        return kernel.replace(body=replace(kernel.body, around[depth], (alloc, *fill, new)))
+        return kernel.replace(body=replaced(kernel.body, around[depth], (alloc, *fill, *new)))
     raise ScheduleError(
         step, f"no sum of products within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.analysis.guarded_factors import block, conjuncts, guarded, narrow, zero
+from compiler.analysis.guarded_factors import block, guarded, narrow, zero
+from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, cast, dim, loads, names, op, static
-from compiler.ir.index import from_linear, linear, simplify
+from compiler.ir.index import conjuncts, from_linear, linear, simplify
 from compiler.ir.ranges import Range
+from compiler.ir.rewrite import replaced, statements
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import Body, find_nest, longest, padded, ranges_of, replace, wrap
+from compiler.passes.tile.nests import Body, find_nest, longest, padded, ranges_of
 from compiler.schedule.steps import Pad, ScheduleError
 
 
@@ -63,7 +65,7 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
             pass
         case body:
             body = _if(body, list(guards.values()))
-    made = replace(kernel.body, nest[0], wrap(full, body))
+    made = replaced(kernel.body, nest[0], wrap(full, body))
     for stored in nest[-1].body:
         if isinstance(stored, Store) and stored.buffer in tiles:
             made = _grown(made, stored, dict(zip(map(Var, step.loops), step.lengths, strict=True)))
@@ -72,19 +74,17 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
 
 def _grown(body: Body, stored: Store, lengths: Mapping[Var, int]) -> Body:
     """The kernel with the tile stored to at least as long along each axis as the loop that goes through it."""
-    out: list[Stmt] = []
-    for s in body:
+
+    def grown(s: Stmt) -> Stmt | None:
         match s:
             case tile.Alloc(t) if t.name == stored.buffer:
                 wanted = [lengths.get(i, 0) if isinstance(i, Var) else 0 for i in stored.index]
                 shape = tuple(dim(max(n, static(old))) for n, old in zip(wanted, t.shape, strict=True))
                 apart = static(t.strides[-2]) - static(t.shape[-1]) if len(shape) > 1 else 0
-                out.append(s.replace(tensor=t.replace(shape=shape, strides=padded(shape, apart))))
-            case tile.For(body=inner) | If(body=inner):
-                out.append(s.replace(body=_grown(inner, stored, lengths)))
-            case _:
-                out.append(s)
-    return tuple(out)
+                return s.replace(tensor=t.replace(shape=shape, strides=padded(shape, apart)))
+        return None
+
+    return statements(body, grown)
 
 
 def _if(body: Body, conditions: Sequence[Expr]) -> Body:

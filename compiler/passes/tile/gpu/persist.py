@@ -6,8 +6,9 @@ import math
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, dim, op, select, static
+from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Let, Stmt
-from compiler.passes.tile.nests import SERIAL, find_nest, named, replace
+from compiler.passes.tile.nests import SERIAL, find_nest, named
 from compiler.schedule.steps import Persist, ScheduleError
 
 
@@ -48,4 +49,4 @@ def persist(kernel: Kernel, step: Persist) -> Kernel:
     body += nest[-1].body
     made = tile.For(turn.name, turns, "parallel", SERIAL, body)
     made = tile.For(block.name, dim(blocks), "parallel", nest[0].bind, (made,))
-    return kernel.replace(body=replace(kernel.body, nest[0], (made,)))
+    return kernel.replace(body=replaced(kernel.body, nest[0], (made,)))

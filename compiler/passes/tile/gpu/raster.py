@@ -5,8 +5,9 @@ from __future__ import annotations
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, dim, names, op, substitute
 from compiler.ir.index import extent_range, simplify
+from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel
-from compiler.passes.tile.nests import find_nest, replace
+from compiler.passes.tile.nests import find_nest
 from compiler.schedule.steps import Raster, ScheduleError
 
 
@@ -34,4 +35,4 @@ def raster(kernel: Kernel, step: Raster) -> Kernel:
     table = {Var(outer.var): first + at % whole % size, Var(inner.var): at % whole // size}
     body = simplify(substitute(inner.body, table), {at.name: extent_range(total)})
     made = tile.For(at.name, total, outer.kind, outer.bind, body)
-    return kernel.replace(body=replace(kernel.body, outer, (made,)))
+    return kernel.replace(body=replaced(kernel.body, outer, (made,)))

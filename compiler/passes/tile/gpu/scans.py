@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, op, static, substitute
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL, again, named, wrap
+from compiler.passes.tile.nests import SERIAL, again, named
 from compiler.schedule.steps import ScheduleError, SplitScan
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, static, substitute
 from compiler.ir.index import value_range
+from compiler.ir.rewrite import bodies, replaced
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import SERIAL, Body, again, find_nest, named, padded, ranges_of, replace, wrap
+from compiler.passes.tile.nests import SERIAL, Body, again, find_nest, named, padded, ranges_of
 from compiler.schedule.steps import ScheduleError, Share
 
 
@@ -60,7 +62,9 @@ def share(kernel: Kernel, step: Share) -> Kernel:
         tile.For(part.name, dim(step.parts), "parallel", SERIAL, wrap(rows, inner)),
         *again(rows, named(step, step.behind, len(rows)), body),
     )
-    return kernel.replace(body=replace(kernel.body, rows[0], made) if rows else _instead(kernel.body, first, made))
+    if rows:
+        return kernel.replace(body=replaced(kernel.body, rows[0], made))
+    return kernel.replace(body=bodies(kernel.body, lambda body: made if first in body else None))
 
 
 def _around(body: Body, step: Share) -> Body:
@@ -72,13 +76,6 @@ def _around(body: Body, step: Share) -> Body:
             case tile.For(body=inner) | If(body=inner) if found := _around(inner, step):
                 return found
     return ()
-
-
-def _instead(body: Body, first: Init, made: Body) -> Body:
-    """`made` in place of the statements among which a scalar begins."""
-    if first in body:
-        return made
-    return tuple(s.replace(body=_instead(s.body, first, made)) if isinstance(s, tile.For | If) else s for s in body)
 
 
 def how_combined(f: tile.For, first: Init, step: Share) -> str:

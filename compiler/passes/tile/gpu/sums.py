@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
+from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.dtype import f32
 from compiler.ir.expr import Expr, Load, Op, Var, identity, op, substitute
-from compiler.ir.statement import If, Kernel, Stmt, Store
+from compiler.ir.rewrite import bodies, replaced, statements
+from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.nests import SERIAL, Body, Loops, find_nest, named, replace, wrap
+from compiler.passes.tile.nests import SERIAL, Body, Loops, find_nest, named
 from compiler.schedule.steps import Compensate, Promote, ScheduleError
 
 
@@ -52,6 +55,10 @@ def promote(kernel: Kernel, step: Promote) -> Kernel:
     if not uses or not all(isinstance(n, Store) and n.op == "sum" for n in uses):
         raise ScheduleError(step, f"{step.loop} does something other than add to {step.accumulator}")
     part = alloc.tensor.replace(name=step.tile)
+
+    def renamed(s: Stmt) -> Stmt | None:
+        return s.replace(buffer=part.name) if isinstance(s, Store) and s.buffer == step.accumulator else None
+
     count = len(part.shape)
 
     first, last = (named(step, called, count) for called in (step.first, step.last))
@@ -62,10 +69,10 @@ def promote(kernel: Kernel, step: Promote) -> Kernel:
         *f.body[:adds],
         alloc.replace(tensor=part),
         *wrap(first_nest, (Store(part.name, first, identity("sum", part.dtype)),)),
-        *(_renamed(s, step.accumulator, part.name) for s in f.body[adds:]),
+        *statements(f.body[adds:], renamed),
         *wrap(last_nest, (Store(step.accumulator, held.index, held, "sum"),)),
     )
-    return kernel.replace(body=replace(kernel.body, f, (f.replace(body=body),)))
+    return kernel.replace(body=replaced(kernel.body, f, (f.replace(body=body),)))
 
 
 def _loops(vars: Sequence[Var], t: Tensor) -> Loops:
@@ -75,16 +82,6 @@ def _loops(vars: Sequence[Var], t: Tensor) -> Loops:
 
 def _makes(n: object, name: str) -> bool:
     return isinstance(n, tile.Alloc) and n.tensor.name == name
-
-
-def _renamed(s: Stmt, old: str, new: str) -> Stmt:
-    """The statement with its stores to one buffer going to another."""
-    match s:
-        case Store() if s.buffer == old:
-            return s.replace(buffer=new)
-        case tile.For(body=inner) | If(body=inner):
-            return s.replace(body=tuple(_renamed(x, old, new) for x in inner))
-    return s
 
 
 def compensate(kernel: Kernel, step: Compensate) -> Kernel:
@@ -151,17 +148,17 @@ def compensate(kernel: Kernel, step: Compensate) -> Kernel:
     for loops, (x, y) in ((step.small, (1, 0)), (step.cross, (0, 1)), (own, (0, 0))):
         new = total.replace(value=left.replace(buffer=halves[a][x]) * right.replace(buffer=halves[b][y]))
         out += _copied(nest, named(step, loops, len(nest)), new)
-    body = replace(kernel.body, nest[0], tuple(out))
+    body = replaced(kernel.body, nest[0], tuple(out))
     for name in (a, b):
-        body = _after_fill(body, name, _halves(step, tiles[name], halves[name]))
+        added = _halves(step, tiles[name], halves[name])
+        body = bodies(body, functools.partial(_behind_fill, name=name, new=added))
     return kernel.replace(body=body)
 
 
-def _after_fill(body: Body, name: str, new: Body) -> Body:
-    """The body with statements behind the last that writes a tile, where the tile begins."""
+def _behind_fill(body: Body, name: str, new: Body) -> Body | None:
+    """Statements among which a tile begins, with others behind the last that writes it."""
     if not any(_makes(s, name) for s in body):
-        inner = (s.replace(body=_after_fill(s.body, name, new)) if isinstance(s, tile.For | If) else s for s in body)
-        return tuple(inner)
+        return None
     last = max(n for n, s in enumerate(body) if any(_writes(x, name) for x in s.walk()))
     return (*body[: last + 1], *new, *body[last + 1 :])
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from compiler.analysis.guarded_factors import at_least_zero, conjuncts
+from compiler.analysis.guarded_factors import at_least_zero
+from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.dtype import compute
 from compiler.ir.expr import Expr, Var, both, cast, const, dim, loads, names, select, substitute
-from compiler.ir.index import linear
+from compiler.ir.index import conjuncts, linear
+from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.gpu.boxes import box
-from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of, replace, wrap
+from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of
 from compiler.schedule.steps import ScheduleError, Writeback
 
 
@@ -65,7 +67,7 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
     whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
     copy = tile.Copy(place, whole, step.how)
     made = (tile.Alloc(held, "shared", step.swizzle), *wrap(nest, inner), copy)
-    return kernel.replace(body=replace(kernel.body, nest[0], made))
+    return kernel.replace(body=replaced(kernel.body, nest[0], made))
 
 
 def _unguarded(s: Stmt, guards: list[Expr], own: set[str]) -> Stmt:
