@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from compiler.interpret.accumulated import Moments, moments
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
-    from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower, passes_for, stages
+    from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower, passes_for, space, stages
+    from compiler.schedule.space.members import Planned
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
 
@@ -52,7 +53,10 @@ _HOME = {
     "compiler.interpret.bounded": ("Accuracy",),
     "compiler.interpret.bounds": ("bounds",),
     "compiler.checks.mutation": ("mutants",),
-    "compiler.pipeline": ("IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower", "passes_for", "stages"),
+    "compiler.pipeline": (
+        "IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower", "passes_for", "space", "stages",
+    ),
+    "compiler.schedule.space.members": ("Planned",),
     "compiler.schedule.steps": ("Schedule",),
     "compiler.targets.target": ("Target",),
 }  # fmt: skip
@@ -82,6 +86,7 @@ __all__ = [
     "Lowering",
     "Moments",
     "NotRun",
+    "Planned",
     "Schedule",
     "Target",
     "ToolchainError",
@@ -106,6 +111,7 @@ __all__ = [
     "on_gpu",
     "passes_for",
     "reference",
+    "space",
     "specialised",
     "stages",
     "target",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,8 +48,9 @@ from compiler.passes.tile.on_hint import on_hint
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
 from compiler.schedule import heuristic
-from compiler.schedule.gpu import heuristic as gpu_heuristic
-from compiler.schedule.steps import Online, Schedule
+from compiler.schedule import space as schedule_space
+from compiler.schedule.space.members import Planned
+from compiler.schedule.steps import Online, Schedule, Step
 from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
@@ -277,22 +279,37 @@ def _chosen(
 
 def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) -> list[Callable[[], Schedule]]:
     """How a kernel may be scheduled, the best way first, then as sums of products are no others, then not at all."""
-    users: dict[str, int] = {}
-    for k in program.kernels:
-        for p in k.params:
-            users[p.name] = users.get(p.name, 0) + 1
-    own = {t.name for t in program.temps if users.get(t.name) == 1} & {p.name for p in kernel.params}
+    own = _private(program, kernel)
 
     def schedule(how: Callable[..., Schedule]) -> Schedule:
         return fresh_names(program, kernel, how(kernel, own, target))
 
-    choose = {"cpu": heuristic.choose, "cuda": gpu_heuristic.choose}[target.kind]
-    plain = {"cpu": heuristic.plain, "cuda": gpu_heuristic.plain}[target.kind]
     if not sizes_in(kernel):
-        return [partial(schedule, how) for how in (choose, plain)] + [Schedule]
+        return [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)] + [Schedule]
     lower_tiles = partial({"cpu": tile_to_kernel, "cuda": tile_to_threads}[target.kind], target=target)
-    ways = [partial(how, private=own, target=target) for how in (choose, plain)]
+    ways = [partial(how, private=own, target=target) for how in (heuristic.choose, heuristic.plain)]
     return [partial(on_hint, program, kernel, ways[0], ways[1], lower_tiles), Schedule]
+
+
+def _private(program: statement.Program, kernel: statement.Kernel) -> set[str]:
+    """The temporaries of a kernel that no other kernel uses."""
+    users = Counter(p.name for k in program.kernels for p in k.params)
+    return {t.name for t in program.temps if users[t.name] == 1} & {p.name for p in kernel.params}
+
+
+def space(program: statement.Program, kernel: statement.Kernel, target: Target) -> Iterator[Planned]:
+    """The schedules of a kernel of a Loop IR program, the cheapest by the target's estimates first.
+
+    That one `lower` chooses; none is made before it is asked for. Raises ValueError for a kernel with symbolic sizes.
+    """
+    if sizes_in(kernel):
+        raise ValueError(f"kernel {kernel.name}: its sizes are not known, which estimates of schedules need")
+
+    def steps(chosen: Planned) -> tuple[Step, ...]:
+        return fresh_names(program, kernel, chosen.schedule).steps
+
+    for x in schedule_space.space(kernel, _private(program, kernel), target):
+        yield Planned(x.family, x.cost, partial(steps, x))
 
 
 def lower(

@@ -46,6 +46,21 @@ _RATES = {
 # cuOccupancyMaxActiveClusters says there. They do not cross the borders of its processing clusters, whose
 # multiprocessors are not all in use.
 _CLUSTERS = {90: {2: 66, 4: 30, 8: 15}}
+# What is taken to hold for every capability until it is measured, in clocks and bytes a clock for each multiprocessor.
+_ASSUMED = {
+    "sync.latency": 800.0,  # from the request of a tile in memory to its arrival (Luo et al. 2024, arXiv:2402.13499)
+    "sync.l2": 56.0,  # bytes: what tiles of 128 x 128 need that reach 0.9 of cuBLAS on an H200
+    "sync.dram": 20.0,  # bytes: 4.8 TB/s over 132 multiprocessors at 1.75 GHz
+    "sync.shared": 128.0,  # bytes: 32 banks of 4
+    "sync.lanes": 128.0,  # scalar operations
+    "sync.reached": 0.85,  # of the multiply-adds that there could be: the best kernels there are, at the clock they run
+    "sync.halves": 6.0,  # scalar operations to load an f32 number, make two of tf32 of it, and add up what they gave
+    "sync.step": 60.0,  # a step of the pipeline that no other work covers: its barrier and its addresses
+    "sync.start": 1500.0,  # until the first block computes and after the last one has stored
+    "sync.cluster": 1000.0,  # in which the blocks of a cluster pass each other what they have
+    "boxes": 2500.0,  # more that a block alone on its multiprocessor takes to begin and end, where tiles are boxes
+    "launch": 3000.0,  # a second launch, or blocks that pass what they have through memory of all: no more than that
+}
 # What products by wgmma cost beside their multiply-adds, in clocks of 1755 MHz and bytes a clock for each
 # multiprocessor. Fitted to 604 times of products of f32 (as three of tf32) and bf16 on an H200, in graphs of up to 20
 # launches: 32 to 512 rows, 256 to 18944 columns and squares of 512 to 4096, in tiles of 64 to 256 rows and 8 to 256
@@ -80,7 +95,7 @@ def target(name: str, *, cores: int, l2: int) -> Target:
     rows = tuple(r for r in instructions.TENSOR if r.needs in has)
     transfers = tuple(t for t in instructions.TRANSFERS if t.needs in has)
     fragments = tuple(f for f in instructions.FRAGMENTS if f.needs in has)
-    clusters, costs = tuple(_CLUSTERS.get(number, {}).items()), tuple(_COSTS.get(number, {}).items())
+    clusters, costs = tuple(_CLUSTERS.get(number, {}).items()), tuple((_ASSUMED | _COSTS.get(number, {})).items())
     return Target(name, "cuda", has, 0, cores, l1 * KiB, l2, 0, rows, transfers, WARP, shared * KiB, fragments,
                   threads, blocks, _REGISTERS, rates, clusters, costs)  # fmt: skip
 

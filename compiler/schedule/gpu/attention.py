@@ -22,7 +22,7 @@ from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.gpu import parts
-from compiler.schedule.gpu.tiles import RESERVED, WARP
+from compiler.schedule.gpu.products import RESERVED, WARP
 from compiler.schedule.steps import Bind, Cache, Online, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 

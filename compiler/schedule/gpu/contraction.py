@@ -14,9 +14,11 @@ from compiler.ir.dtype import f32
 from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
 from compiler.schedule.contraction import by_groups, recognise
+from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import conv, tiles
 from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, size, ways
-from compiler.schedule.gpu.tiles import Product, Tiling
+from compiler.schedule.gpu.products import WARP, Product, in_cluster
+from compiler.schedule.gpu.tiles import Tiling
 from compiler.schedule.steps import (
     Bind,
     Cache,
@@ -54,7 +56,7 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     every = [(p, t) for p in (*conv.ways(found, tensors), *ways(found, tensors)) if (t := _tiling(p, target))]
     if not every:
         return None
-    alone = any(t.row.threads > tiles.WARP for _, t in every)
+    alone = any(t.row.threads > WARP for _, t in every)
     best = min(every, key=lambda x: (_estimate(x[0], x[1], alone, target), not x[0].across))
     return _Plan(*best, target, splits).schedule()
 
@@ -62,8 +64,8 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
 def _estimate(p: Parts, t: Tiling, groups: bool, target: Target) -> float:
     """Clocks of all of it; `groups` says that there are ways for groups of warps, too. The threads that multiply wait
     for what they load themselves, and that takes them as long as the products do."""
-    clocks = t.clocks + tiles.copying(p.copied, target)
-    if groups and t.terms == 1 and p.n.boxed and t.row.threads == tiles.WARP:
+    clocks = t.clocks + cost.copying(p.copied, target)
+    if groups and t.terms == 1 and p.n.boxed and t.row.threads == WARP:
         clocks *= SCATTERED
     return clocks if p.a.operand.copied and p.b.operand.copied else GATHERED * clocks
 
@@ -177,7 +179,7 @@ class _Plan:
         (outer, rows), (inner, columns) = [(m, t.m), (n, t.n)] if self.p.across else [(n, t.n), (m, t.m)]
         if not self.p.across:
             add(Reorder((n.name, m.name)))
-        space = "cluster" if tiles.in_cluster(t.parts, (t.m, t.n), self.target) else "device"
+        space = "cluster" if in_cluster(t.parts, (t.m, t.n), self.target) else "device"
         # Half a warp stores 8 bytes to each of 4 rows, or 4 bytes to 8 columns: to banks of their own.
         pad = 0 if space == "device" else 8 if self.p.across else 4
         made = naming.share(self.acc, k.name, t.parts, (outer.name, inner.name), space, pad)
@@ -273,7 +275,7 @@ class _Plan:
         add(halves)
         (_, _, _, *left), (_, _, _, row, column) = halves.halves
         self.spread(tuple(left))
-        lanes = (("threads", PREPARING * tiles.WARP),)
+        lanes = (("threads", PREPARING * WARP),)
         self.steps += [Bind(row, "lanes", lanes), Bind(column, "lanes", (("vector", 4),))]
         self.tensorize(halves.small, halves.cross, nest)
 

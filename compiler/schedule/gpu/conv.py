@@ -24,7 +24,7 @@ from compiler.schedule.contraction import Contraction
 from compiler.schedule.gpu import permutes
 from compiler.schedule.gpu.boxes import box
 from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, Result, axis, factor, size
-from compiler.schedule.gpu.tiles import Operand
+from compiler.schedule.gpu.products import Operand
 from compiler.schedule.steps import Collapse, Pad, Permute, Reorder, Split, Step
 
 MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map

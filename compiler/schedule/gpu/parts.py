@@ -18,7 +18,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule.contraction import Contraction
-from compiler.schedule.gpu.tiles import Operand
+from compiler.schedule.gpu.products import Operand
 from compiler.schedule.steps import Step
 
 PIECES = (16, 8, 4)  # bytes that an asynchronous copy moves at a time

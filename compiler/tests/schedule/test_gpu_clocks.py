@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.schedule.gpu.clocks import Step, Work, step, total
+from compiler.schedule.cost.gpu import Step, Work, step, total
 from compiler.targets import nvidia
 
 TARGET = nvidia.SM_90A

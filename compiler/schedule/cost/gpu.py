@@ -1,0 +1,217 @@
+"""Clocks of a multiprocessor of a GPU: an estimate from a few numbers of a kernel and the `costs` of the target.
+
+A multiprocessor is busy with the products of the tiles that it holds, with reading their operands from shared memory or
+with bringing these there: whichever takes longest decides, and what comes close to it adds its share. One tile alone
+waits for memory the more the shallower its pipeline is. Blocks run in waves, the last of which may be far from full.
+What a target's `costs` stand for is said there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from compiler.schedule.gpu import products
+from compiler.schedule.gpu.products import RESERVED, WARP, Operand, Product, Sizes
+from compiler.targets.target import Instruction, Target
+
+CLOSE = 3.1  # exponent with which what takes nearly as long as the longest adds to it
+BOUND = 6.0  # the same for the whole of a kernel and the traffic with memory that it cannot do without
+FEWEST_COLUMNS = 32  # that products of a matrix in registers take the time of
+COPYING = 4  # warps that copy, and prepare what they copied
+
+
+@functools.cache
+def numbers(target: Target) -> Mapping[str, float]:
+    """The costs of a target by name."""
+    return dict(target.costs)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a block: products of m x n x k by `groups` of four warps, `terms` of them for each, at `rate`
+    multiply-adds a clock; `brought` bytes come, in one of `depth` stages. Of numbers that are made two, warps of the
+    producer make those of `prepared` columns."""
+
+    m: int
+    n: int
+    k: int
+    groups: int
+    terms: int
+    rate: float
+    brought: int
+    depth: int
+    prepared: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """`blocks` blocks of `steps` steps, of which a multiprocessor holds `resident`, and at least `read` bytes to read.
+
+    `parts` of them make one tile of `tile` bytes together, in a cluster or not; of tiles that are not `whole`, elements
+    are added up one by one. Blocks that `stay` make one tile after another. It takes `change` clocks more than usual
+    to begin with others.
+    """
+
+    blocks: int
+    steps: int
+    resident: int
+    read: int
+    tile: int
+    parts: int = 1
+    cluster: bool = False
+    whole: bool = True
+    stay: bool = False
+    change: float = 0.0
+
+
+def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
+    """Clocks of a step of `resident` blocks of one multiprocessor, by warps of their own and wgmma."""
+    split = s.terms > 1
+    columns = max(s.n, FEWEST_COLUMNS) if split else s.n
+    products = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
+    alone = products / s.groups + costs["beside.split" if split else "beside"]
+    prepared = costs["prepare"] + costs["prepare.column"] * s.prepared if s.prepared else 0.0
+    brought = resident * s.brought / costs["l2"]
+    waited = costs["latency"] / max(s.depth - 1, 1)
+    return _close((resident * products, alone, prepared, brought, waited), CLOSE)
+
+
+def total(w: Work, step_of: Callable[[int], float], target: Target) -> float:
+    """Clocks of a kernel whose multiprocessors take `step_of(n)` for a step of n blocks each."""
+    costs = numbers(target)
+    slots = target.cores * w.resident
+    if w.cluster:
+        together = dict(target.clusters).get(w.parts, target.cores // w.parts)
+        slots = together * w.parts * w.resident
+    full, rest = divmod(w.blocks, slots)
+
+    def wave(resident: int) -> float:
+        made = w.steps * step_of(resident) + (0.0 if w.stay else costs["fill"] + w.change)
+        added = resident * w.tile * (1.0 if w.whole else costs["ragged"])
+        if w.cluster:
+            made += costs["cluster"] + costs["cluster.byte"] * added
+        elif w.parts > 1:
+            made += costs["store.byte"] * resident * w.tile
+        return made
+
+    out = costs["start"] + full * wave(w.resident) + (wave(-(-rest // target.cores)) if rest else 0.0)
+    if w.parts > 1 and not w.cluster:
+        out += costs["ticket"] + costs["sum.byte"] * w.parts * w.tile * (1.0 if w.whole else costs["ragged"])
+    return _close((out, w.read / (costs["dram"] * target.cores)), BOUND)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block that makes a tile of m x n in steps of k, by an instruction of which a `grid` of warps or groups lies
+    over the tile; stages of its pipeline, and into how many parts the sum is split."""
+
+    row: Instruction
+    tile: Sizes
+    grid: tuple[int, int]
+    depth: int
+    parts: int
+
+    @property
+    def apart(self) -> bool:
+        """Warps of their own copy, and the products read shared memory."""
+        return self.row.threads > WARP
+
+
+def product(p: Product, b: Block, target: Target) -> tuple[float, int]:
+    """Clocks of a product in all, and how many blocks stay for tile after tile, 0 where each makes one."""
+    (m, n, k), parts, c = b.tile, b.parts, numbers(target)
+    down, across = (products.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
+    tiles = down * across * p.batch * parts
+    out = products.beside(p, b.row, (m, n), parts, target)
+    fits = _resident(p, b, out, target)
+    if not fits:
+        return math.inf, 0
+    steps = products.over(products.over(p.k, parts), k)
+    read = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
+    cluster = parts > 1 and products.in_cluster(parts, (m, n), target)
+    step_of = functools.partial(_step, p, b, target)
+    if "fill" in c:
+        # Split numbers are stored from registers: blocks that stay gain nothing there. Where memory decides, blocks
+        # that come when others have ended share it out better.
+        boxes = any(p.loops)
+        busy = read / c["dram"] < p.m * p.n * p.k * p.batch / _rate("wgmma", b.row, target)
+        stay = b.row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and busy and not boxes
+        whole = p.m % m == 0 and p.n % n == 0
+        change = c["boxes"] if boxes and fits == 1 and b.apart else 0.0
+        work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, whole, stay, change)
+        return total(work, step_of, target), target.cores * fits if stay else 0
+    resident = min(fits, products.over(tiles, target.cores))
+    # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
+    stored = m * n * p.acc_bytes / c["sync.dram"] * (0.5 if out and p.across else 1 if out or p.across else 2)
+    wave = c["sync.latency"] + steps * step_of(resident) + resident * stored
+    clocks = products.over(tiles, target.cores * fits) * wave + c["sync.start"]
+    if parts > 1:
+        passed = 2 * parts * p.m * p.n * p.batch * p.acc_bytes
+        clocks += c["sync.cluster" if cluster else "launch"] + passed / (c["sync.l2"] * target.cores)
+    return max(clocks, read / (c["sync.dram"] * target.cores)), 0
+
+
+def _resident(p: Product, b: Block, out: int, target: Target) -> int:
+    """Blocks that a multiprocessor holds, which have `out` bytes of shared memory beside their pipeline."""
+    (m, n, k), groups = b.tile, math.prod(b.grid)
+    threads = groups * b.row.threads + (WARP * (1 if p.terms == 1 else COPYING) if b.apart else 0)
+    return min(
+        (target.shared + RESERVED) // (products.stage_bytes(p, b.row, m, n, k) * b.depth + out + RESERVED),
+        target.threads // threads,
+        max(target.registers // (products.up(products.registers(p, b.row, (m, n), b.grid), 8) * threads), 1),
+        target.blocks,
+    )
+
+
+def _step(p: Product, b: Block, target: Target, resident: int) -> float:
+    """Clocks of a step of the pipelines of so many blocks."""
+    if not b.apart:
+        return _by_warps(p, b, resident, target)
+    m, n, k = b.tile
+    rate, brought = _rate("wgmma", b.row, target), k * (m * p.a.bytes + n * p.b.bytes)
+    s = Step(m, n, k, math.prod(b.grid), p.terms, rate, brought, b.depth, n if p.terms > 1 else 0)
+    return step(s, resident, numbers(target))
+
+
+def _rate(unit: str, row: Instruction, target: Target) -> float:
+    """Multiply-adds a clock of a unit's instruction."""
+    return dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)
+
+
+def _by_warps(p: Product, b: Block, resident: int, target: Target) -> float:
+    """Clocks of a step of so many blocks in which all warps copy, and multiply what they have in registers."""
+    (m, n, k), (down, across), c = b.tile, b.grid, numbers(target)
+    groups = down * across
+    # Each of the four schedulers needs a warp to keep its tensor core busy, and a second to hide what else that does.
+    warps = resident * groups * b.row.threads // WARP
+    busy = min(1.0, warps / 4) * (1.0 if warps >= 8 else 0.8)
+    multiplied = m * n * k * p.terms / (c["sync.reached"] * _rate("mma", b.row, target) * busy)
+    if p.terms > 1:
+        multiplied += c["sync.halves"] * groups * k * (m // down + n // across) / c["sync.lanes"]
+    read = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / c["sync.shared"]
+    multiplied += read / 2  # what one warp loads, no other covers, as there are few
+    made = (0.0 if p.a.copied else 1.5) * m * k / 4 + (0.0 if p.b.copied else 1.5) * n * k / 4
+    pieces = _moves(p.a, m * k) + _moves(p.b, n * k)
+    moved = k * (m * p.a.bytes + n * p.b.bytes) / c["sync.l2"]
+    waited = c["sync.latency"] / max(b.depth - 1, 1)
+    return max(resident * max(multiplied, read, moved, made + pieces), waited) + c["sync.step"]
+
+
+def copying(copies: tuple[int, ...], target: Target) -> float:
+    """Clocks of copies beforehand that move so many bytes each."""
+    c = numbers(target)
+    return sum(c["launch"] + n / (c["sync.dram"] * target.cores) for n in copies)
+
+
+def _moves(x: Operand, elements: int) -> float:
+    """Clocks in which copies of so many elements are issued: 32 lanes of 16 bytes every four clocks, or as many
+    pieces."""
+    return elements * x.bytes / x.piece / 8 if x.copied else 0.0
+
+
+def _close(clocks: tuple[float, ...], exponent: float) -> float:
+    longest = max(clocks)
+    return longest * math.pow(sum(math.pow(c / longest, exponent) for c in clocks), 1 / exponent)

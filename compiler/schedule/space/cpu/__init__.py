@@ -1,0 +1,32 @@
+"""Spaces of schedules for CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.ir import loop
+from compiler.ir.statement import Kernel
+from compiler.schedule import attention, contraction
+from compiler.schedule.space.cpu import nests, pointwise, rows
+from compiler.schedule.space.members import Member, both, fixed
+from compiler.targets.target import Target
+
+
+def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
+    """The families that a kernel may be of, special ones first."""
+    found = contraction.choose(kernel, target)
+    if found is not None:
+        yield "contractions", fixed(0.0, *found.steps)
+    found = attention.choose(kernel, private, target)
+    if found is not None:
+        yield "attention", fixed(0.0, *found.steps)
+    yield from plain(kernel, private, target)
+
+
+def plain(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
+    """Families without tensor instructions."""
+    memory = nests.memory(kernel, private, target)
+    found = [nests.nest(memory, s) for s in kernel.body if isinstance(s, loop.For)]
+    members = both(*(rows.space(x) if x.paths else pointwise.space(x) for x in found))
+    kinds = {f.kind for x in found for path in x.paths for f in path}
+    yield "scans" if "scan" in kinds else "rows" if kinds else "pointwise", members

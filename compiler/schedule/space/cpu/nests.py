@@ -1,0 +1,189 @@
+"""A loop nest of a kernel for a CPU: what its loops over rows become, and what is known of its memory."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compiler.analysis import access
+from compiler.analysis.nests import contiguous, paths_of, rows_of, used_as_value
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Var, product
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.tensor import Tensor
+from compiler.schedule.steps import Collapse, Step
+from compiler.targets.target import Target
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The buffers of a kernel: those that are its own, those that it writes for others, and the bytes that it moves."""
+
+    kernel: Kernel
+    private: frozenset[str]
+    target: Target
+    tensors: dict[str, Tensor]
+    moved: int
+    results: frozenset[str]
+
+    def folded(self, f: loop.For) -> list[str]:
+        """Temporaries that only one nest uses."""
+        return [b for b in sorted(self.private) if _used_within(b, f, self.kernel)]
+
+    def stored(self, body: tuple[Stmt, ...]) -> int:
+        """How many stores of a body write what the kernel does not read, which may go past the caches."""
+        return sum(isinstance(n, Store) and n.buffer in self.results for s in body for n in s.walk())
+
+    def row_bytes(self, buffers: list[str], rows: Expr) -> int:
+        """Bytes that the buffers hold for one of so many rows, as far as that is known."""
+        held = sum(_bytes(self.tensors[b]) for b in buffers)
+        return held // int(rows.value) if held and isinstance(rows, Const) else 0
+
+
+def memory(kernel: Kernel, private: Iterable[str], target: Target) -> Memory:
+    own = frozenset(private)
+    loads = [n for s in kernel.body for n in s.walk() if isinstance(n, Load)]
+    written = sum(_bytes(p) for p in kernel.params if p.name in kernel.writes)
+    # What data points into is read here and there, about as often as something is written.
+    gathered = {n.buffer for n in loads if any(isinstance(x, Load) for i in n.index for x in i.walk())}
+    moved = sum(
+        min(_bytes(p), written) if p.name in gathered else _bytes(p) for p in kernel.params if p.name not in own
+    )
+    results = frozenset(kernel.writes) - own - {n.buffer for n in loads}
+    return Memory(kernel, own, target, {p.name: p for p in kernel.params}, moved, results)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Neighbouring loops over rows made one: its name, its iterations, and the loops as they were."""
+
+    name: str
+    extent: Expr
+    loops: tuple[loop.For, ...]
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Rows, of which neighbours are one where `collapsed` says so, around a body with loops along `paths`."""
+
+    memory: Memory
+    inside: tuple[Stmt, ...]
+    ranges: dict[str, Range]
+    groups: tuple[Group, ...]
+    collapsed: tuple[Step, ...]
+    paths: tuple[tuple[loop.For, ...], ...]
+    folded: tuple[str, ...]
+
+    @property
+    def last(self) -> loop.For:
+        """The innermost loop over rows."""
+        return self.groups[-1].loops[-1]
+
+    @property
+    def count(self) -> int:
+        """How many rows there are, as far as that is known."""
+        out = 1
+        for g in self.groups:
+            out *= int(g.extent.value) if isinstance(g.extent, Const) else 1
+        return out
+
+    def known(self, path: Iterable[loop.For]) -> dict[str, Range]:
+        """The ranges of the rows' variables and of those of some loops inside."""
+        return self.ranges | {f.var: extent_range(f.extent) for f in path}
+
+    @functools.cached_property
+    def lanes(self) -> int:
+        """Elements of a vector, of the widest type that differs from row to row."""
+        return self.memory.target.lanes(access.widest(self.inside, {f.var for f in self.groups[-1].loops}))
+
+    @functools.cached_property
+    def work(self) -> int:
+        """How often the innermost statements of a row run."""
+        return work(self.inside)
+
+    @functools.cached_property
+    def accesses(self) -> int:
+        """How many loads and stores there are."""
+        return touched(self.inside)
+
+    @functools.cached_property
+    def stores(self) -> int:
+        """How many stores there are that may go past the caches."""
+        return self.memory.stored(self.inside)
+
+    @functools.cached_property
+    def rows_as_lanes(self) -> bool:
+        """The rows themselves can be the lanes of vectors."""
+        known = self.known(f for path in self.paths for f in path)
+        return not access.not_vectorizable(self.inside, Var(self.last.var), self.memory.tensors, known)
+
+    def across(self) -> float:
+        """The share of accesses that go along neighbours from row to row."""
+        known = self.known(f for path in self.paths for f in path)
+        return contiguous(access.strides(self.inside, Var(self.last.var), self.memory.tensors, known))
+
+    def along(self) -> float:
+        """The share of accesses that go along neighbours in the loops inside the rows."""
+        known, tensors = self.known(f for path in self.paths for f in path), self.memory.tensors
+        leaves = [path[-1] for path in self.paths]
+        return sum(contiguous(access.strides(f.body, Var(f.var), tensors, known)) for f in leaves) / len(leaves)
+
+
+def nest(memory: Memory, f: loop.For) -> Nest:
+    """The nest that begins with a loop of the kernel."""
+    rows, inside = rows_of(f)
+    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+    groups: list[Group] = []
+    steps: list[Step] = []
+    for r in rows:
+        if groups and even(groups[-1].loops[-1], r, inside, memory.tensors, ranges):
+            outer = groups[-1]
+            steps.append(Collapse(outer.name, r.var, outer.name + r.var))
+            groups[-1] = Group(outer.name + r.var, outer.extent * r.extent, (*outer.loops, r))
+        else:
+            groups.append(Group(r.var, r.extent, (r,)))
+    paths = tuple(map(tuple, paths_of(inside)))
+    folded = tuple(memory.folded(f)) if rows and paths else ()
+    return Nest(memory, inside, ranges, tuple(groups), tuple(steps), paths, folded)
+
+
+def even(
+    outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
+) -> bool:
+    """Every address moves through two loops as through one."""
+    if not isinstance(inner.extent, Const):
+        return False
+    i, j, n = Var(outer.var), Var(inner.var), int(inner.extent.value)
+    inner_stride = access.strides(inside, j, tensors, ranges)
+    outer_stride = access.strides(inside, i, tensors, ranges)
+    if any(a is None or b is None or b != a * n for a, b in zip(inner_stride, outer_stride, strict=True)):
+        return False
+    return not used_as_value(inside, {i, j})
+
+
+def work(body: tuple[Stmt, ...]) -> int:
+    """How often the innermost statements run, as far as that is known."""
+    loops = [s for s in body if isinstance(s, loop.For)]
+    often = [int(f.extent.value) if isinstance(f.extent, Const) else 1 for f in loops]
+    return max(1, sum(n * work(f.body) for n, f in zip(often, loops, strict=True)))
+
+
+def touched(body: tuple[Stmt, ...]) -> int:
+    """How many loads and stores a body has, at least one."""
+    return max(1, sum(isinstance(n, Load | Store) for s in body for n in s.walk()))
+
+
+def _bytes(t: Tensor) -> int:
+    """The size of a tensor, 0 where that is not known."""
+    elements = product(t.shape)
+    return int(elements.value) * t.dtype.bytes if isinstance(elements, Const) else 0
+
+
+def _used_within(buffer: str, f: loop.For, kernel: Kernel) -> bool:
+    def count(node: Iterable[Stmt]) -> int:
+        return sum(isinstance(n, Load | Store) and n.buffer == buffer for s in node for n in s.walk())
+
+    return count([f]) == count(kernel.body) > 0

@@ -1,0 +1,118 @@
+"""Rows of a CPU's kernel as the lanes of vectors: elementwise kernels, copies in another order, loops across memory.
+
+Rows are cut into chunks for the cores, or so short that temporaries of a chunk stay in cache. Vectors of columns that
+go down loops inside together share the lines of memory that they read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from compiler.ir import loop
+from compiler.ir.expr import Const
+from compiler.schedule import names as naming
+from compiler.schedule.cost import cpu as cost
+from compiler.schedule.space.cpu.nests import Nest
+from compiler.schedule.space.members import Member, ranked, relative
+from compiler.schedule.steps import Bind, Fold, Split, Step
+
+CHUNK = 16384  # elements of a flat loop that one core takes at a time: 64 KiB of f32, well above the cost of a handover
+LONGER = (1, 4)  # times that
+MOST_COLUMNS = 8  # vectors of columns that go down the rows together
+MOST_FLAT = 4  # the same of rows without loops inside, where nothing is shared
+UNCUT, ONE_CORE = 0, -1  # in place of a number of chunks: rows as they are, and all of them on one core
+
+
+@dataclass(frozen=True)
+class _Way:
+    """Vectors, how many of them go down the rows together, how many chunks a core takes at a time, and whether stores
+    go past the caches."""
+
+    width: int
+    columns: int
+    chunks: int
+    past: bool
+
+
+def space(nest: Nest) -> Iterator[Member]:
+    """All ways to make lanes of the rows."""
+    ways = list(_ways(nest))
+    least = float(max(1, nest.count * nest.work))
+    costs = relative([_cycles(nest, way) for way in ways])
+    return ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
+
+
+def _ways(nest: Nest) -> Iterator[_Way]:
+    width = nest.lanes if nest.lanes > 1 and nest.rows_as_lanes else 1
+    past = (False, True) if width > 1 and nest.stores else (False,)
+    for lanes in (width, width // 2) if width > 2 else (width,):
+        for columns in _columns(nest, width):
+            for chunks in _chunks(nest, columns, width):
+                yield from (_Way(lanes, columns, chunks, by) for by in past)
+
+
+def _columns(nest: Nest, width: int) -> list[int]:
+    """How many vectors may run down the rows together: they fit the registers, and temporaries the second level."""
+    extent, shared = nest.groups[-1].extent, _shares(nest)
+    if width == 1:
+        return [1]
+    held = nest.memory.row_bytes(list(nest.folded), extent) * width
+    short = int(extent.value) // width if isinstance(extent, Const) else MOST_COLUMNS
+    every = [n for n in (1, 2, 4, 8) if n <= (MOST_COLUMNS if shared else MOST_FLAT)]
+    fitting = [n for n in every if n == 1 or (n <= short and n * held <= nest.memory.target.l2)]
+    return fitting[::-1] if shared else fitting
+
+
+def _shares(nest: Nest) -> bool:
+    """Rows have loops, down which neighbouring vectors share lines of memory."""
+    return any(isinstance(s, loop.For) for s in nest.inside)
+
+
+def _chunk(nest: Nest, columns: int) -> int:
+    """The fewest rows that a core takes at a time: whole vectors; of rows with temporaries, no more than these."""
+    step = columns * nest.lanes
+    return step if nest.folded else -(-CHUNK // nest.work // step) * step
+
+
+def _chunks(nest: Nest, columns: int, width: int) -> list[int]:
+    """How many chunks a core may take at a time, best first where costs are alike."""
+    if nest.folded:
+        return [1]
+    least, extent = _chunk(nest, columns), nest.groups[-1].extent
+    long = int(extent.value) if isinstance(extent, Const) and len(nest.groups) == 1 else 0
+    cut = [n for n in LONGER if long >= 2 * least * n]
+    if len(nest.groups) > 1 or width == 1:
+        return [*(cut or [UNCUT]), ONE_CORE]
+    return [*cut, ONE_CORE]
+
+
+def _cycles(nest: Nest, way: _Way) -> float:
+    """Of a row: its vectors, and how many cores share them."""
+    memory, extents = nest.memory, [g.extent for g in nest.groups]
+    rows, *_ = [int(e.value) if isinstance(e, Const) else CHUNK for e in extents]
+    enough = rows if way.chunks == UNCUT else rows * nest.work // (CHUNK * way.chunks)
+    cores = 1 if way.chunks == ONE_CORE else min(memory.target.cores, enough)
+    each = cost.columns(memory.target, way.columns) if _shares(nest) else 1.0
+    cycles = cost.vector(memory.target, nest.accesses, nest.stores, sums=False,
+                         unroll=way.columns, moved=memory.moved, past=way.past, first=False, ahead=False)  # fmt: skip
+    return each * cycles / (max(1, cores) * way.width)
+
+
+def _steps(nest: Nest, way: _Way) -> list[Step]:
+    *outer, last = nest.groups
+    name, spread = last.name, way.chunks != ONE_CORE
+    steps: list[Step] = [*nest.collapsed, *(Bind(g.name, "blocks") for g in outer[:1] if spread)]
+    if way.chunks > 0:
+        pieces, inner = naming.pieces(name)
+        steps.append(Split(name, way.chunks * _chunk(nest, way.columns), (pieces, inner)))
+        steps += [Fold(b, pieces) for b in nest.folded]
+        steps += [Bind(pieces, "blocks")] if not outer else []
+        name = inner
+    elif not outer and way.chunks == UNCUT:
+        steps.append(Bind(name, "blocks"))
+    if way.width > 1:
+        args = (("width", way.width), ("unroll", way.columns), *((("past", 1),) if way.past else ()))
+        steps.append(Bind(name, "vector", args))
+    return steps

@@ -1,0 +1,93 @@
+"""Spaces of schedules: more than one member, lazy, the cheapest first and chosen; members compute what eager does."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from compiler import pipeline
+from compiler.execution import executable, expression
+from compiler.schedule.space import members as m
+from compiler.schedule.steps import Schedule
+from compiler.targets import cpu
+from compiler.targets.target import Target
+from compiler.tests.meaning import fresh_seed
+
+TARGETS = {t.name: t for t in (cpu.AVX2, cpu.AVX512)}
+# A kernel of each family that there is, by the name of the family; long sums are of integers, which are exact.
+FAMILIES = {
+    "pointwise": "torch.randn(30, 96, dtype=torch.bfloat16) + torch.randn(96)",
+    "pointwise, a copy in another order": "torch.randn(64, 96).t() * torch.randn(96, 64)",
+    "rows": "F.layer_norm(torch.randn(6, 200), (200,), torch.randn(200))",
+    "rows, of the outer axis": "torch.randint(-9, 9, (300, 64), dtype=torch.float32).sum(0)",
+    "scans": "torch.randint(-9, 9, (3, 5, 100), dtype=torch.float32).cumsum(-1)",
+    "scans, of the outer axis": "torch.randint(-9, 9, (90, 40), dtype=torch.float32).cumsum(0)",
+}
+DRAWN = 3  # members that a run tries of each space
+FIRST = 200  # members that it draws from
+
+
+def lowered(code: str, target: Target, seed: int, schedules: Any = None) -> tuple[pipeline.Lowering, list[Any], Any]:
+    with torch.no_grad():
+        function, inputs, captured = expression.capture(code, seed)
+        return pipeline.lower(captured.program, target, schedules), inputs, function(*inputs)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_has_members_of_which_the_cheapest_is_chosen(family: str, name: str) -> None:
+    made, _, _ = lowered(FAMILIES[family], TARGETS[name], 0)
+    program = made.stages["loop"]
+    for k in program.kernels:
+        found = list(itertools.islice(pipeline.space(program, k, TARGETS[name]), FIRST))
+        assert len(found) > 1
+        assert {x.family for x in found} == {family.split(",")[0]}
+        assert found[0].schedule == made.schedules[k.name]
+        costs = [x.cost for x in found]
+        assert costs == sorted(costs) and costs[0] > 0
+        drawn = [x.schedule for x in found]
+        assert len(set(drawn)) == len(drawn), "two members are the same schedule"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_members_compute_what_eager_does(family: str, name: str) -> None:
+    seed = fresh_seed()
+    rng = random.Random(seed)
+    made, inputs, wanted = lowered(FAMILIES[family], TARGETS[name], seed)
+    program = made.stages["loop"]
+    spaces = {k.name: list(itertools.islice(pipeline.space(program, k, TARGETS[name]), FIRST)) for k in program.kernels}
+    for _ in range(DRAWN):
+        chosen = {kernel: rng.choice(found).schedule for kernel, found in spaces.items()}
+        tried, _, _ = lowered(FAMILIES[family], TARGETS[name], seed, chosen)
+        for stage in ("tile", "kernel"):
+            outputs = executable.execute(tried, stage, inputs)
+            for got, eager in zip(outputs, pytree.tree_leaves(wanted), strict=True):
+                torch.testing.assert_close(got.reshape(eager.shape), eager, msg=partial(_told, seed, stage, chosen))
+
+
+def _told(seed: int, stage: str, chosen: dict[str, Schedule], problem: str) -> str:
+    return f"{problem}\nseed {seed}, {stage}, with {chosen}"
+
+
+def test_the_first_member_comes_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, _, _ = lowered(FAMILIES["rows"], cpu.AVX2, 0)
+    program = made.stages["loop"]
+    found = pipeline.space(program, program.kernels[0], cpu.AVX2)
+    asked: list[Schedule] = []
+    shown = m.Planned.schedule.func  # type: ignore[attr-defined]
+
+    def schedule(planned: m.Planned) -> Schedule:
+        asked.append(shown(planned))
+        return asked[-1]
+
+    monkeypatch.setattr(m.Planned, "schedule", property(schedule))
+    first = next(found)
+    assert not asked
+    assert first.schedule is asked[-1]
