@@ -69,6 +69,13 @@ def empty_strided(b: Builder, size: Sequence[int], stride: Sequence[int], *, dty
     return constant(b, 0)
 
 
+def new_empty_strided(
+    b: Builder, self: Value, size: Sequence[int], stride: Sequence[int], *, dtype: DType | None = None
+) -> Value:
+    del self
+    return empty_strided(b, size, stride, dtype=dtype)
+
+
 def fill(b: Builder, self: Value, value: Number | Value) -> Value:
     if isinstance(value, Value):
         return b.map(self.shape, lambda at: rounded(value.at(()), self.dtype))
@@ -145,7 +152,7 @@ RULES: dict[str, Rule] = {
     **_named(filled, {"aten.zeros.default": 0, "aten.ones.default": 1, "aten.empty.memory_format": 0}),
     **_named(filled_like, {"aten.zeros_like.default": 0, "aten.ones_like.default": 1, "aten.empty_like.default": 0}),
     **_named(filled_new, {"aten.new_zeros.default": 0, "aten.new_ones.default": 1, "aten.new_empty.default": 0}),
-    "aten.empty_strided.default": empty_strided,
+    "aten.empty_strided.default": empty_strided, "aten.new_empty_strided.default": new_empty_strided,
     "aten.arange.default": arange_to, "aten.arange.start": arange, "aten.arange.start_step": arange,
     "aten.linspace.default": linspace, "aten.eye.default": eye, "aten.eye.m": eye_of, "aten.one_hot.default": one_hot,
 }  # fmt: skip

@@ -121,6 +121,21 @@ def test_results_whose_elements_have_gaps_between_them() -> None:
     agree(lambda x: (x * 2).as_strided((2, 2), (3, 2), 1), (torch.randn(5, 6),))
 
 
+WRITTEN: dict[str, Function] = {
+    "rows": lambda x: (lambda y: (y, y[1:].mul_(3))[0].sum(0))(x * 2),
+    "turned": lambda x: (lambda y: (y, y.mT.tanh_())[0])(x * 2),
+    "a diagonal": lambda x: (lambda y: (y, y.diagonal().mul_(3))[0])(x * 2),
+    "columns of a turned one": lambda x: (lambda y: (y[:, ::2].mul_(3), y))((x * 2).t().contiguous()),
+    "a part of a row": lambda x: (lambda y: (y, y.view(-1)[3:9].mul_(2).unsqueeze(0)))(x * 2),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", WRITTEN)
+def test_gradients_pass_through_what_was_written_in_part(name: str, dynamic: bool) -> None:
+    agree(WRITTEN[name], *((torch.randn(n, 6, requires_grad=True),) for n in (5, 9)), dynamic=dynamic)
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_arguments_within_other_memory_are_written_to(dynamic: bool) -> None:
     def sliced() -> Tensor:
