@@ -43,6 +43,12 @@ class Symbols:
             return const(n)
         node = n.node
         self.environment = node.shape_env
+        if (
+            node.has_hint()
+            and node.hint == 1
+            and self.environment._maybe_evaluate_static(sympy.Eq(node.expr, 1)) == sympy.true
+        ):
+            return const(1)  # so torch has guarded, and broadcasts it
         return simplify(self._expression(node.expr), {}, index=True)
 
     def _expression(self, e: Any) -> Expr:

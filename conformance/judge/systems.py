@@ -119,6 +119,8 @@ def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor
         raise ValueError(complaint)
     # Inductor's pool of compile workers would run beside what is being timed.
     inductor.compile_threads = 1
+    # What Dynamo would leave to eager is for the backend as well.
+    torch._dynamo.config.allow_rnn = True
     # Each case is a fresh function; without a reset the old ones and their guards pile up.
     torch._dynamo.reset()
     before, hits = graphs(), _cache_hits()

@@ -121,6 +121,16 @@ def test_results_whose_elements_have_gaps_between_them() -> None:
     agree(lambda x: (x * 2).as_strided((2, 2), (3, 2), 1), (torch.randn(5, 6),))
 
 
+@pytest.mark.parametrize("gradients", [False, True])
+def test_what_is_broadcast_may_be_a_part_of_what_varies(gradients: bool) -> None:
+    calls = [(torch.randn(n, requires_grad=gradients),) for n in (3, 4, 7, 2)]
+    agree(lambda x: (lambda a, b: a + b)(*x.chunk(2)) if x.shape[0] % 2 == 0 else x * 2, *calls, dynamic=True)
+    torch._dynamo.reset()
+    agree(lambda x: (lambda a, b: a * b)(*x.chunk(2)) if x.shape[0] < 5 else x[6:] - x, *calls, dynamic=True)
+    torch._dynamo.reset()
+    agree(lambda x: torch.where(x[1:] > 0, x[: x.shape[0] - 2], 1), (torch.randn(3),), dynamic=True)
+
+
 WRITTEN: dict[str, Function] = {
     "rows": lambda x: (lambda y: (y, y[1:].mul_(3))[0].sum(0))(x * 2),
     "turned": lambda x: (lambda y: (y, y.mT.tanh_())[0])(x * 2),

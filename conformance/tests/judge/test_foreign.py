@@ -61,7 +61,7 @@ def test_a_wrong_backend_is_caught(registered: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "mlcomp"])
-@pytest.mark.parametrize("made", [PLAIN, *TELLING.values(), case("x.t(), y[1:], x.view(-1)")])
+@pytest.mark.parametrize("made", [PLAIN, *TELLING.values(), case("x.t(), y[1:], x.view(-1)"), case("nn.LSTM(33, 8)(x)[0]")])
 def test_a_right_backend_passes(backend: str, made: Case) -> None:
     row = check(made, backend)
     assert row["verdict"] == "pass", (SEED, row)
