@@ -72,6 +72,16 @@ def through_torch(name: str, function: Function, inputs: Sequence[torch.Tensor],
     return Built(name, function) if name == EAGER else _torch_compiled(name, function, inputs, dynamic)
 
 
+def handed_over(function: Function, inputs: Sequence[torch.Tensor]) -> object:
+    """What eager gives of the graph that Dynamo hands to backends; `graphs` does not count it."""
+    before = counters["stats"]["unique_graphs"]
+    try:
+        with torch.no_grad():
+            return torch.compile(function, fullgraph=True, backend="eager")(*inputs)
+    finally:
+        counters["stats"]["unique_graphs"] = before
+
+
 def graphs() -> int:
     """How many graphs torch.compile has handed to backends since the last reset."""
     return int(counters["stats"]["unique_graphs"])

@@ -43,6 +43,16 @@ TELLING = {
     "wrong when large": case("x * y + x", enlarged=(({}, LARGE),)),
 }
 PLAIN = case("x * y + x, (x - y) * 3")
+HALVES = tuple(Arg(name, (33, 70), "bf16", "contig", {"kind": "normal"}) for name in ("x", "y"))
+# What only a judge who does not know how Dynamo hands programs over would call wrong: layers that it leaves out unless
+# asked, and an op that it takes apart, so that its steps round.
+RIGHT = (
+    PLAIN,
+    *TELLING.values(),
+    case("x.t(), y[1:], x.view(-1)"),
+    case("nn.LSTM(33, 8)(x)[0]"),
+    case("torch.addcdiv(x, y, x * x + 1, value=-2)", args=HALVES, dtype="bf16"),
+)
 
 
 @pytest.fixture
@@ -61,7 +71,7 @@ def test_a_wrong_backend_is_caught(registered: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "mlcomp"])
-@pytest.mark.parametrize("made", [PLAIN, *TELLING.values(), case("x.t(), y[1:], x.view(-1)"), case("nn.LSTM(33, 8)(x)[0]")])
+@pytest.mark.parametrize("made", RIGHT)
 def test_a_right_backend_passes(backend: str, made: Case) -> None:
     row = check(made, backend)
     assert row["verdict"] == "pass", (SEED, row)
