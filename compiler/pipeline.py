@@ -42,7 +42,7 @@ from compiler.passes.requirements import requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor_to_loop import tensor_to_loop
-from compiler.passes.tile import steps
+from compiler.passes.tile import legality, steps
 from compiler.passes.tile.fresh_names import fresh_names
 from compiler.passes.tile.on_hint import on_hint
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
@@ -141,7 +141,9 @@ def _apply_schedules(program: statement.Program, context: Context) -> statement.
         own = [p.name for p in k.params if p.name in temps]
         near = dict.fromkeys([k, *(user for name in own for user in users[name])])
         beside = program.replace(kernels=tuple(near), temps=tuple(temps[name] for name in own))
-        beside = steps.apply(beside, k, context.schedules.get(k.name, Schedule()))
+        schedule = context.schedules.get(k.name, Schedule())
+        beside = steps.apply(beside, k, schedule)
+        legality.check(beside.kernels[0], schedule, context.target)
         kernels.append(beside.kernels[0])
         for name in set(own) - {t.name for t in beside.temps}:
             del made[name]

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from compiler.analysis import access, online_softmax
+from compiler.analysis.vectors import fitting_width
 from compiler.ir.expr import Const, Expr, Load, Var, loads, names
-from compiler.ir.index import linear
+from compiler.ir.index import extent_range, linear
 from compiler.ir.statement import Kernel
+from compiler.ir.tensor import Tensor
 from compiler.schedule import blocking
 from compiler.schedule import names as naming
 from compiler.schedule.steps import Bind, Collapse, Online, Pack, Schedule, Step, Tensorize
@@ -36,7 +38,7 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule |
     found = online_softmax.attention(kernel, private)
     if found is None:
         return None
-    return _Plan(*found, target).schedule()
+    return _Plan(*found, {p.name: p for p in kernel.params}, target).schedule()
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class _Way:
 class _Plan:
     found: online_softmax.Online
     scores: online_softmax.Scores
+    tensors: dict[str, Tensor]
     target: Target
     steps: list[Step] = field(default_factory=list)
 
@@ -139,7 +142,11 @@ class _Plan:
         if online_softmax.scaled(f.score)[1] is not self.scores.name:
             self.lanes_of(made.edge[0], self.lanes)
         self.lanes_of(made.row[0], self.lanes, way.rows // self.lanes)
-        self.lanes_of(made.last[1], self.target.lanes(access.widest(f.after)))
+        ranges = {x.var: extent_range(x.extent) for x in (*f.rows, f.feature)}
+        if access.not_vectorizable(f.after, Var(f.feature.var), self.tensors, ranges):
+            return Schedule(tuple(self.steps))
+        width = fitting_width(self.target.lanes(access.widest(f.after)), f.feature.extent)
+        self.lanes_of(made.last[1], width)
         return Schedule(tuple(self.steps))
 
     def lanes_of(self, name: str, width: int, unroll: int = 1) -> None:

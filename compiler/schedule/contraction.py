@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from compiler.analysis import access
 from compiler.analysis.nests import perfect
+from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, dim, loads, names, substitute
@@ -111,6 +112,7 @@ class _Axis:
 
     name: str
     size: int
+    extent: Expr
     outer: str = ""  # the loop over blocks, where there is one
 
 
@@ -146,7 +148,7 @@ class _Plan:
         size = 1
         for f in loops:
             size *= _size(f)
-        return _Axis("".join(f.var for f in loops), size)
+        return _Axis("".join(f.var for f in loops), size, dim(size))
 
     def together(self, loops: list[loop.For], factor: Expr) -> list[loop.For]:
         """The innermost loop, and those around it through which every address moves evenly, so that all are one.
@@ -242,7 +244,7 @@ class _Plan:
         self.spread(outside, chosen)
         nests = naming.distribute(c.accumulator, tuple(x.name for x in axes))
         self.steps.append(nests)
-        ends = nests.first[-1], nests.last[-1]
+        ends, columns = (nests.first[-1], nests.last[-1]), self.n.extent
         inner = [x.name for x in (*axes, self.k)]
         if chosen.strips:
             strips = self.cut(self.m, chosen.row.m, chosen.m), self.cut(self.n, chosen.row.n, chosen.n)
@@ -257,7 +259,10 @@ class _Plan:
         self.steps.append(Tensorize(tuple(inner), chosen.row.name))
         width = self.target.lanes(self.bytes)
         after = self.target.lanes(access.widest(c.after))
-        for name, lanes in zip(ends, (width, after), strict=True):
+        if access.not_vectorizable(c.after, Var(self.n_loops[-1].var), self.tensors, self.ranges):
+            after = 1
+        for name, most in zip(ends, (width, after), strict=True):
+            lanes = fitting_width(most, columns)
             if lanes > 1:
                 rolled = (("rolled", 1),) if self.k.size >= DEEP else ()
                 self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), *rolled)))
@@ -266,8 +271,10 @@ class _Plan:
     def split(self, x: _Axis, block: int) -> None:
         if block < x.size:
             into = naming.pieces(x.name)
-            self.steps.append((Cover if self.covered(x, block) else Split)(x.name, block, into))
+            covered = self.covered(x, block)
+            self.steps.append((Cover if covered else Split)(x.name, block, into))
             x.outer, x.name = into
+            x.extent = dim(block) if covered or x.size % block == 0 else Var(x.name)
 
     def covered(self, x: _Axis, block: int) -> bool:
         """Blocks that are all whole need less code, for which a few rows may be computed twice, but not added twice."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, const, static
@@ -14,6 +15,7 @@ from compiler.ir.text import show
 from compiler.targets.target import Instruction, Target, Transfer, instruction
 
 FARTHEST = 8  # elements between those of a box
+MOST_THREADS, WARP = 1024, 32  # of a block, on every target that has them
 
 
 class NotLegal(ValueError):
@@ -23,44 +25,91 @@ class NotLegal(ValueError):
 def verify(program: Program, target: Target) -> None:
     """Tensor instructions, copies and tiles are such as the target has; raises NotLegal naming kernel and statement."""
     for kernel in program.kernels:
-        problem = next(_problems(kernel, target), "")
-        if problem:
-            raise NotLegal(f"{target.name}: kernel {kernel.name}: {problem}")
+        problem = next(problems(kernel, target), None)
+        if problem is not None:
+            raise NotLegal(f"{target.name}: kernel {kernel.name}: {problem.reason}")
 
 
-def _problems(kernel: Kernel, target: Target) -> Iterator[str]:
-    allocs = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)]
+@dataclass(frozen=True)
+class Problem:
+    """What the target cannot do, and the loops, tiles and instructions that ask for it."""
+
+    subjects: Set[str]
+    reason: str
+
+
+def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
+    """What a target with threads cannot do of a kernel."""
+    statements = list(_statements(kernel.body))
+    allocs = [n for n in statements if isinstance(n, tile.Alloc)]
     tiles = {a.tensor.name: a for a in allocs}
     tensors = {p.name: p for p in kernel.params} | {a.tensor.name: a.tensor for a in allocs}
 
     def space(buffer: str) -> str:
         return tiles[buffer].space if buffer in tiles else "global"
 
-    for s in kernel.body:
-        for n in s.walk():
-            match n:
-                case tile.Mma(name):
-                    try:
-                        row = instruction(target, name)
-                    except KeyError as missing:
-                        yield str(missing.args[0])
-                        continue
-                    yield from _mma_problems(n, row, {x: (tensors[x].dtype.name, space(x)) for x in tensors})
-                case tile.Copy(to, source, how) if how != "plain":
-                    rows = [t for t in target.transfers if t.name == how]
-                    fits = [t for t in rows if (t.source, t.target) == (space(source.buffer), space(to.buffer))]
-                    if not fits:
-                        yield f"no {how} copies from {space(source.buffer)} to {space(to.buffer)} memory"
-                    else:
-                        held = tiles[to.buffer if to.buffer in tiles else source.buffer]
-                        yield from _copy_problems(n, fits[0], tensors[source.buffer], held.swizzle)
-                        there = source if to.buffer in tiles else to
-                        yield from _even(tensors[there.buffer], fits[0])
-                        yield from _begins(there, tensors[there.buffer], fits[0])
-    yield from (p for a in allocs if a.space == "cluster" for p in _cluster_problems(a, target))
-    shared = _shared(kernel.body, 1)
-    if shared > target.shared:
-        yield f"its tiles in shared memory take {shared} bytes, a block has {target.shared}"
+    for n in statements:
+        match n:
+            case tile.Mma(name):
+                about = {name, n.acc.buffer, n.a.buffer, n.b.buffer}
+                try:
+                    row = instruction(target, name)
+                except KeyError as missing:
+                    yield Problem({name}, str(missing.args[0]))
+                    continue
+                known = {x: (tensors[x].dtype.name, space(x)) for x in tensors}
+                yield from (Problem(about, reason) for reason in _mma_problems(n, row, known))
+            case tile.Copy(to, source, how) if how != "plain":
+                about = {to.buffer, source.buffer}
+                rows = [t for t in target.transfers if t.name == how]
+                fits = [t for t in rows if (t.source, t.target) == (space(source.buffer), space(to.buffer))]
+                if not fits:
+                    missing_way = f"no {how} copies from {space(source.buffer)} to {space(to.buffer)} memory"
+                    yield Problem(about, missing_way)
+                else:
+                    held = tiles[to.buffer if to.buffer in tiles else source.buffer]
+                    there = source if to.buffer in tiles else to
+                    reasons = (
+                        *_copy_problems(n, fits[0], tensors[source.buffer], held.swizzle),
+                        *_even(tensors[there.buffer], fits[0]),
+                        *_begins(there, tensors[there.buffer], fits[0]),
+                    )
+                    yield from (Problem(about, reason) for reason in reasons)
+            case tile.For(bind=tile.Bind("lanes" | "columns", args)):
+                each = WARP if n.bind.level == "columns" else 1
+                of = "warps" if n.bind.level == "columns" else "threads"
+                threads = dict(args).get(of, 1) * each
+                if not 1 <= threads <= MOST_THREADS:
+                    most = f"{of}={MOST_THREADS // each}"
+                    reason = f"loop {n.var} takes {threads} threads, a block has at most {MOST_THREADS}: {most}"
+                    yield Problem({n.var}, reason)
+    for a in allocs:
+        if a.space == "cluster":
+            yield from (Problem({a.tensor.name}, reason) for reason in _cluster_problems(a, target))
+    yield from _too_much_shared(kernel, target)
+
+
+def _too_much_shared(kernel: Kernel, target: Target) -> Iterator[Problem]:
+    """Tiles that a block's memory does not hold; the pipeline that is too deep, where a shallower one would fit."""
+    taken = _shared(kernel.body, 1)
+    if taken <= target.shared:
+        return
+    reason = f"its tiles in shared memory take {taken} bytes, a block has {target.shared}"
+    for n in _statements(kernel.body):
+        match n:
+            case tile.For(bind=tile.Bind("pipeline", args), body=inner) if (depth := dict(args).get("depth", 1)) > 1:
+                stage = _shared(inner, 1)
+                fits = (target.shared - (taken - depth * stage)) // stage if stage else 0
+                if fits >= 1:
+                    yield Problem({n.var}, f"{reason}: loop {n.var} can be at most depth={fits}")
+    yield Problem({n.tensor.name for n in _statements(kernel.body) if isinstance(n, tile.Alloc)}, reason)
+
+
+def _statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    for s in body:
+        yield s
+        if isinstance(s, tile.For | If):
+            yield from _statements(s.body)
 
 
 MOST_BLOCKS = 8  # of a cluster, on every target that has them

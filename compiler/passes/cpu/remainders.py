@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
 from compiler.ir.dtype import i32, i64
-from compiler.ir.expr import Const, Expr, Op, const, identity, op
+from compiler.ir.expr import Expr, Op, const, identity, op
 from compiler.ir.index import Linear, from_linear, linear
 
-NARROWEST = 4  # lanes below which vectors do not pay
 MASKS: dict[int, dt.DType] = {32: i32, 64: i64}  # by the bits of a lane: what to compare so that the mask is as wide
 
 
@@ -43,22 +42,6 @@ def _forms(size: Expr) -> Iterator[Linear]:
     others = from_linear(({t: c for t, c in terms.items() if t is not least}, rest))
     for part in least.args:
         yield from _forms(part + others)
-
-
-def narrowed(width: int, extent: Expr) -> int:
-    """Vectors that are no longer than the loop, 1 for none."""
-    while isinstance(extent, Const) and width > extent.value:
-        width //= 2
-    return width if width >= NARROWEST else 1
-
-
-def together(extent: Expr, width: int, most: int) -> int:
-    """How many vectors to take at a time: `most`, or one less where two turns of that leave none over.
-
-    What is left over is code of its own, here as much as a turn, and goes through one accumulator vector by vector.
-    """
-    fewer = most - 1
-    return fewer if fewer > 1 and isinstance(extent, Const) and int(extent.value) // width == 2 * fewer else most
 
 
 def first_time(value: Expr, again: int, how: str) -> Expr:

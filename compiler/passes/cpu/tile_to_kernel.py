@@ -13,6 +13,7 @@ from itertools import groupby
 
 from compiler.analysis import access
 from compiler.analysis.nests import accumulated, overwrites_only
+from compiler.analysis.vectors import vector_problem
 from compiler.ir import alike, tile
 from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
@@ -38,7 +39,7 @@ from compiler.ir.index import linear, range_below, simplify, value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.cpu.remainders import MASKS, first_time, narrowed, rest, together, unit
+from compiler.passes.cpu.remainders import MASKS, first_time, rest, unit
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
@@ -187,12 +188,12 @@ class _Lowering:
     def vector_loop(self, f: tile.For, scope: _Scope) -> Body:
         given = dict(f.bind.args)
         extent = self.value(f.extent, scope)
-        width = narrowed(given.get("width", 1), extent)
         ranges = dict(scope.ranges) | {f.var: range_below(extent, scope.ranges)}
-        if width == 1 or access.not_vectorizable(f.body, Var(f.var), scope.buffers, ranges):
-            return self.loop(f, scope)
+        problem = vector_problem(f, extent, scope.buffers, ranges)
+        if problem:
+            raise ValueError(f"kernel {self.source.name}: {problem}")
+        width, copies = given["width"], given.get("unroll", 1)
         mark = next((m for m in ("ahead", "past", "rolled") if given.get(m)), "")
-        copies = together(extent, width, given.get("unroll", 1))
         done = self.whole(extent, width * copies)
         copies = 1 if done is const(0) else copies
         done, end = (const(0) if copies == 1 else done), self.whole(extent, width)

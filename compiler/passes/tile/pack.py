@@ -8,6 +8,7 @@ from itertools import pairwise
 from compiler.analysis.access import address, stride
 from compiler.analysis.guarded_factors import block
 from compiler.analysis.nests import wrap
+from compiler.analysis.vectors import fitting_width, vector_problem
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, dim, names, op, substitute, variables
 from compiler.ir.index import from_linear, linear, simplify, value_range
@@ -77,7 +78,7 @@ def _filled(
     own = tuple(Var(f.var) for f in loops)
     fill = again(loops, called, (Store(held.name, own, factor),))
     renamed = {v.name: ranges[f.var] for f, v in zip(loops, called, strict=True)}
-    return held, own, _shaped(fill, step.width, ranges | renamed, tensors)
+    return held, own, _shaped(fill, step.width, ranges | renamed, {**tensors, held.name: held})
 
 
 def _begins(load: Load, tensor: Tensor, moving: set[str], ranges: dict[str, Range]) -> bool:
@@ -123,13 +124,17 @@ def _shaped(body: Body, width: int, ranges: dict[str, Range], tensors: Mapping[s
         nest.append(nest[-1].body[0])
         ranges = ranges | {nest[-1].var: (0, longest_of(nest[-1].extent, ranges))}
     inner = nest[-1]
-    bound = tile.Bind("vector", (("width", width), ("unroll", 1)))
     out: Body = (inner,)
     if guarded(inner):
         out = interior(Interior(inner.var, (f"{inner.var}_low", f"{inner.var}_high")), inner, ranges)
-    if width > 1:
-        out = tuple(g.replace(bind=bound) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
+    out = tuple(_lanes(g, width, ranges, tensors) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
     return wrap(tuple(nest[:-1]), out)
+
+
+def _lanes(f: tile.For, width: int, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:
+    """The loop in the widest vectors that it can run by, serial where it cannot."""
+    bound = f.replace(bind=tile.Bind("vector", (("width", fitting_width(width, f.extent)), ("unroll", 1))))
+    return f if vector_problem(bound, f.extent, tensors, ranges) else bound
 
 
 def _unravelled(f: tile.For, ranges: dict[str, Range], tensors: Mapping[str, Tensor]) -> tile.For:

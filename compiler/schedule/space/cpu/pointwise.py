@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from compiler.analysis.vectors import fitting_unroll, fitting_width
 from compiler.ir import loop
-from compiler.ir.expr import Const
+from compiler.ir.expr import Const, Expr, Var, dim
 from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu.nests import Nest
@@ -103,16 +104,22 @@ def _cycles(nest: Nest, way: _Way) -> float:
 def _steps(nest: Nest, way: _Way) -> list[Step]:
     *outer, last = nest.groups
     name, spread = last.name, way.chunks != ONE_CORE
+    extent: Expr = last.extent
     steps: list[Step] = [*nest.collapsed, *(Bind(g.name, "blocks") for g in outer[:1] if spread)]
     if way.chunks > 0:
         pieces, inner = naming.pieces(name)
-        steps.append(Split(name, way.chunks * _chunk(nest, way.columns), (pieces, inner)))
+        chunk = way.chunks * _chunk(nest, way.columns)
+        steps.append(Split(name, chunk, (pieces, inner)))
+        whole = isinstance(extent, Const) and int(extent.value) % chunk == 0
+        extent = dim(chunk) if whole else Var(inner)
         steps += [Fold(b, pieces) for b in nest.folded]
         steps += [Bind(pieces, "blocks")] if not outer else []
         name = inner
     elif not outer and way.chunks == UNCUT:
         steps.append(Bind(name, "blocks"))
-    if way.width > 1:
-        args = (("width", way.width), ("unroll", way.columns), *((("past", 1),) if way.past else ()))
+    width = fitting_width(way.width, extent)
+    if width > 1:
+        unroll = fitting_unroll(extent, width, way.columns)
+        args = (("width", width), ("unroll", unroll), *((("past", 1),) if way.past else ()))
         steps.append(Bind(name, "vector", args))
     return steps

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from compiler.analysis import access
+from compiler.analysis.vectors import NARROWEST, fitting_unroll, fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Var
 from compiler.ir.ranges import Range
@@ -59,19 +60,19 @@ def _spread(nest: Nest) -> Iterator[Member]:
 def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Member]:
     """The innermost loop of a path in the lanes of vectors."""
     memory, leaf, ranges = nest.memory, path[-1], nest.known(path)
-    name, merged = _merged(nest, path, ranges)
-    lanes = memory.target.lanes(access.widest(leaf.body, {leaf.var}))
+    name, extent, merged = _merged(nest, path, ranges)
+    lanes = fitting_width(memory.target.lanes(access.widest(leaf.body, {leaf.var})), extent)
     scan = leaf.kind == "scan" or access.not_vectorizable(leaf.body, Var(leaf.var), memory.tensors, ranges)
     if scan or lanes == 1:
         return fixed(0.0, *merged)
     sums, stored, accesses = leaf.kind == "reduce", memory.stored(leaf.body), touched(leaf.body)
     ways = [
-        (width, unroll, past, ahead)
+        (width, fitting_unroll(extent, width, unroll) if sums else unroll, past, ahead)
         for width in (lanes, lanes // 2)
         for unroll in (UNROLLED_SUMS if sums else UNROLLED)
         for past in ((False, True) if stored else (False,))
         for ahead in ((False, True) if sums else (False,))
-        if width > 1
+        if width >= NARROWEST
     ]
     often = float(nest.count * work((leaf,)))
     costs = relative([
@@ -88,7 +89,7 @@ def _bound(merged: list[Step], name: str, width: int, unroll: int, past: bool, a
     return [*merged, Bind(name, "vector", args)]
 
 
-def _merged(nest: Nest, path: tuple[loop.For, ...], ranges: dict[str, Range]) -> tuple[str, list[Step]]:
+def _merged(nest: Nest, path: tuple[loop.For, ...], ranges: dict[str, Range]) -> tuple[str, Expr, list[Step]]:
     """The innermost loop of a path, made one with those around it through which every address moves evenly.
 
     Short ones are, which would end before vectors pay; sums stay sums of sums where they are long, for accuracy.
@@ -103,7 +104,7 @@ def _merged(nest: Nest, path: tuple[loop.For, ...], ranges: dict[str, Range]) ->
             break
         steps.append(Collapse(outer.var, name, outer.var + name))
         name, extent = outer.var + name, both
-    return name, steps
+    return name, extent, steps
 
 
 def _short(extent: Expr, both: Expr) -> bool:

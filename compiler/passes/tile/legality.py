@@ -1,0 +1,53 @@
+"""A scheduled kernel of Tile IR and a target in; ScheduleError for the step that asks for what the target cannot do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compiler.analysis.vectors import vector_problem
+from compiler.ir.statement import Kernel
+from compiler.passes.tile.nests import loops_in, ranges_of
+from compiler.passes.tile.pack import allocated
+from compiler.schedule.steps import Bind, Schedule, ScheduleError, Step, Tensorize, names_made
+from compiler.targets import legal
+from compiler.targets.legal import NotLegal, Problem
+from compiler.targets.target import Target
+
+
+def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
+    """Every binding, tile, copy and instruction is one of the target's; raises ScheduleError for the first that is not.
+
+    What no step of the schedule made, the kernel's text had before: that raises NotLegal.
+    """
+    problems = _vectors(kernel) if target.kind == "cpu" else legal.problems(kernel, target)
+    for problem in problems:
+        step = next((s for s in reversed(schedule.steps) if problem.subjects & _subjects(s)), None)
+        if step is None:
+            raise NotLegal(f"{target.name}: kernel {kernel.name}: {problem.reason}")
+        raise ScheduleError(step, f"{target.name} cannot do this: {problem.reason}")
+
+
+def _subjects(step: Step) -> set[str]:
+    """The loops, tiles and instructions that a step is about."""
+    match step:
+        case Bind(loop):
+            return {loop}
+        case Tensorize(_, instruction):
+            return {instruction}
+    return set(names_made(step))
+
+
+def _vectors(kernel: Kernel) -> Iterator[Problem]:
+    """Loops that a CPU cannot run as they are bound."""
+    tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
+    for around, f in loops_in(kernel.body):
+        level = f.bind.level
+        outside = next((x.var for x in around if x.bind.level == level), "") if level in ("blocks", "vector") else ""
+        if outside:
+            yield Problem({f.var}, f"loop {f.var} stands inside loop {outside}, which runs over {level} already")
+        if level not in ("serial", "unroll", "blocks", "vector"):
+            yield Problem({f.var}, f"loop {f.var} cannot run over {level}; take serial, unroll, blocks or vector")
+        if level == "vector":
+            reason = vector_problem(f, f.extent, tensors, ranges_of((*around, f)))
+            if reason:
+                yield Problem({f.var}, reason)
