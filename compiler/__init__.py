@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from compiler.interpret.accumulated import Moments, moments
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
-    from compiler.pipeline import IRS, PIPELINE, STAGES, Application, Lowering, lower, passes_for, space, stages
+    from compiler.passes.applications import Application
+    from compiler.pipeline import IRS, PIPELINE, STAGES, Lowering, lower, passes_for, space, stages
     from compiler.schedule.space.members import Planned
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
@@ -54,9 +55,10 @@ _HOME = {
     "compiler.interpret.bounds": ("bounds",),
     "compiler.checks.mutation": ("mutants",),
     "compiler.pipeline": (
-        "IRS", "PIPELINE", "STAGES", "Application", "Lowering", "lower", "passes_for", "space", "stages",
+        "IRS", "PIPELINE", "STAGES", "Lowering", "lower", "passes_for", "space", "stages",
     ),
     "compiler.schedule.space.members": ("Planned",),
+    "compiler.passes.applications": ("Application",),
     "compiler.schedule.steps": ("Schedule",),
     "compiler.targets.target": ("Target",),
 }  # fmt: skip

@@ -10,7 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -30,6 +30,7 @@ from compiler.ir import (
 )
 from compiler.ir.expr import SymbolicError, sizes_in
 from compiler.ir.text import show_size
+from compiler.passes.applications import Application, Applications, Gate, Trace
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.gpu import dependents
 from compiler.passes.gpu.threads import tile_to_threads
@@ -42,9 +43,9 @@ from compiler.passes.requirements import requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor_to_loop import tensor_to_loop
-from compiler.passes.tile import legality, steps
 from compiler.passes.tile.fresh_names import fresh_names
 from compiler.passes.tile.on_hint import on_hint
+from compiler.passes.tile.schedule import apply_schedules
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
 from compiler.schedule import heuristic
@@ -66,8 +67,6 @@ def stages(target: Target) -> tuple[str, ...]:
 STAGES = (*IR_STAGES, TEXTS["cpu"])
 
 Schedules = Mapping[str, Schedule]
-Trace = Callable[["Application"], None]
-Gate = Callable[[str, int], bool]
 
 
 @dataclass(frozen=True)
@@ -94,18 +93,7 @@ class Context:
 
     target: Target
     schedules: Schedules
-
-
-@dataclass(frozen=True)
-class Application:
-    """One application of a pass, numbered over the whole lowering; programs are None where text came in or out."""
-
-    number: int
-    name: str
-    stage: str
-    before: Any
-    after: Any
-    within: bool  # before and after are of the same stage
+    applications: Applications = field(default_factory=Applications)
 
 
 @dataclass(frozen=True)
@@ -129,26 +117,7 @@ def _fuse(program: tensor.Program, context: Context) -> tensor.Program:
 
 
 def _apply_schedules(program: statement.Program, context: Context) -> statement.Program:
-    """Each kernel with its steps applied, beside those alone that share a temporary with it: a model has hundreds."""
-    temps = {t.name: t for t in program.temps}
-    users: dict[str, list[statement.Kernel]] = {name: [] for name in temps}
-    for k in program.kernels:
-        for p in k.params:
-            users.get(p.name, []).append(k)
-    kernels: list[statement.Kernel] = []
-    made: dict[str, tensor.Tensor] = dict(temps)
-    for k in program.kernels:
-        own = [p.name for p in k.params if p.name in temps]
-        near = dict.fromkeys([k, *(user for name in own for user in users[name])])
-        beside = program.replace(kernels=tuple(near), temps=tuple(temps[name] for name in own))
-        schedule = context.schedules.get(k.name, Schedule())
-        beside = steps.apply(beside, k, schedule)
-        legality.check(beside.kernels[0], schedule, context.target)
-        kernels.append(beside.kernels[0])
-        for name in set(own) - {t.name for t in beside.temps}:
-            del made[name]
-        made |= {t.name: t for t in beside.temps if t.name not in made}
-    return program.replace(kernels=tuple(kernels), temps=tuple(made.values()))
+    return apply_schedules(program, context.schedules, context.target, context.applications)
 
 
 def _share_rows(program: statement.Program, context: Context) -> statement.Program:
@@ -326,7 +295,8 @@ def lower(
 ) -> Lowering:
     """Run the passes from stage `source` up to stage `until`, by default to the text.
 
-    `gate(pass name, application number)` may refuse optional passes; `trace` sees every application. Without
+    `gate(name, application number)` may refuse optional passes and steps of schedules, which are named by their text,
+    and may answer with a schedule to apply instead of a step; `trace` sees every application. Without
     `schedules`, the heuristic chooses; what it chose and no pass can carry out is given up for something plainer, which
     the result tells. Raises Unsupported, ScheduleError for a step that was given, or ValueError from a verifier.
     """
@@ -353,7 +323,7 @@ def _lower(
     ]
     heuristic_chose = schedules is None
     fallbacks: tuple[Fallback, ...] = ()
-    number = 0
+    applications = Applications(gate, trace)
     unscheduled: list[Pass] = []
     while left:
         p, *left = left
@@ -361,16 +331,20 @@ def _lower(
             schedules, fallbacks = _chosen(program, target)
         if p.source == "loop" and p.result == "tile":
             unscheduled = [p, *left]
-        number += 1
-        if p.optional and gate is not None and not gate(p.name, number):
-            continue
+        number = applications.number + 1
+        if p.optional:
+            if not applications.asked(p.name):
+                continue
+        else:
+            applications.number = number
         try:
-            before, program = program, _applied(p, program, Context(target, schedules or {}))
+            before, program = program, _applied(p, program, Context(target, schedules or {}, applications))
         except CompilerError:
             raise
         except Exception as problem:
             problem.add_note(f"in pass {p.name}")
-            if not heuristic_chose or p.source not in ("tile", "kernel") or "loop" not in made:
+            stays = not heuristic_chose or applications.changed
+            if stays or p.source not in ("tile", "kernel") or "loop" not in made:
                 raise
             plainer, fallbacks = _chosen(made["loop"], target, partial(_carry_out, unscheduled, target))
             if plainer == schedules:

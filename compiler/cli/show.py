@@ -14,7 +14,8 @@ from compiler.cli.sources import Senseless, loading, program
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
-    from compiler.pipeline import Application, Lowering
+    from compiler.passes.applications import Application
+    from compiler.pipeline import Lowering
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
 
@@ -105,15 +106,30 @@ def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Ta
 
 
 def _tell(applications: list[Application], seconds: list[float], verbose: int) -> None:
-    """Passes on standard error with -v; on standard output as diffs between markers with -vv."""
+    """Passes on standard error with -v; on standard output as diffs between markers with -vv, and steps as theirs."""
     if verbose == 1:
+        spent = 0.0
         for a, s in zip(applications, seconds, strict=True):
-            print(f"{a.number:3d}  {a.stage}:{a.name:16s} {s * 1e3:8.2f} ms", file=sys.stderr)
+            spent += s
+            if not a.part_of:
+                print(f"{a.number:3d}  {a.stage}:{a.name:16s} {spent * 1e3:8.2f} ms", file=sys.stderr)
+                spent = 0.0
         return
+    steps: list[Application] = []
     for a in applications:
+        if a.part_of:
+            steps.append(a)
+            continue
         print(f">>> {a.stage}:{a.name}")
-        sys.stdout.writelines(_coloured(line) for line in _difference(a))
+        for part in steps:
+            where = f"{part.number} of {part.kernel}"
+            print(f">>> {part.stage}:{part.name}  # {where}")
+            sys.stdout.writelines(_coloured(line) for line in _difference(part))
+            print(f"<<< {part.stage}:{part.name}  # {where}")
+        if not steps:
+            sys.stdout.writelines(_coloured(line) for line in _difference(a))
         print(f"<<< {a.stage}:{a.name}")
+        steps = []
 
 
 def _difference(a: Application) -> list[str]:

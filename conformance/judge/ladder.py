@@ -69,8 +69,20 @@ class Ladder:
     def next_pass(self) -> Any:
         """The first pass that was not applied; some come again where a schedule was given up for a plainer one."""
         every = compiler.passes_for(self.lowering.target)
-        done = [p.name for p in every].index(self.applications[-1].name) + 1 if self.applications else 0
-        return every[done]
+        if not self.applications:
+            return every[0]
+        last = self.applications[-1]
+        done = [p.name for p in every].index(last.part_of or last.name)
+        return every[done if last.part_of else done + 1]
+
+    @property
+    def next_number(self) -> int:
+        """The number of the application that was not made; that of a pass is before those of its steps."""
+        if not self.applications:
+            return 1
+        last = self.applications[-1]
+        steps = [a.number for a in self.applications if last.part_of and a.part_of == last.part_of]
+        return steps[0] - 1 if steps else max(a.number for a in self.applications) + 1
 
     def at(self, stage: str, program: Any) -> compiler.Lowering:
         """As if `program` stood in that stage."""
@@ -396,7 +408,7 @@ def guilty(truth: Truth, ladder: Ladder, stage: str) -> str | None:
         if application.stage == stage and not assess(truth, ladder.at(stage, application.after), stage).ok:
             return f"{application.name}#{application.number}"
     if ladder.error is not None:
-        return f"{ladder.next_pass.name}#{len(ladder.applications) + 1}"
+        return f"{ladder.next_pass.name}#{ladder.next_number}"
     return None
 
 

@@ -12,6 +12,7 @@ from compiler import frontend, pipeline
 from compiler.errors import Unsupported
 from compiler.execution.expression import program
 from compiler.interpret import kernel as kernel_interpreter
+from compiler.passes.applications import Application
 from compiler.schedule import heuristic
 from compiler.schedule.steps import Schedule, ScheduleError, parse
 from compiler.targets import cpu, nvidia
@@ -50,7 +51,7 @@ def right(made: pipeline.Lowering, inputs: list[torch.Tensor], expected: torch.T
 def test_what_cannot_be_carried_out_is_given_up_and_told(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     given, inputs, expected = captured(PRODUCT)
     choosing(monkeypatch, parse(IMPOSSIBLE[how]))
-    seen: list[pipeline.Application] = []
+    seen: list[Application] = []
     made = pipeline.lower(given, cpu.AVX2, trace=seen.append)
     ((kernel, reason),) = [(x.kernel, x.reason) for x in made.fallbacks]
     assert kernel == "matmul" and ("nothing" in reason or "spell" in reason), reason

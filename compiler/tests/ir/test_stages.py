@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from compiler import frontend, pipeline
 from compiler.execution.expression import program
+from compiler.passes.applications import Application
 from compiler.targets import cpu
 from compiler.tests.meaning import Disagreement, fresh_seed, same_meaning
 from compiler.tests.random_program import Shown, programs
@@ -50,8 +51,8 @@ SMALL = {
 NATIVE = ("matmul", "residual", "views")  # Loop IR also by its own executor, which runs the C++ compiler
 
 
-def lowered(source: str, given: Any) -> list[pipeline.Application]:
-    seen: list[pipeline.Application] = []
+def lowered(source: str, given: Any) -> list[Application]:
+    seen: list[Application] = []
     pipeline.lower(given, cpu.AVX2, source=source, until="kernel", trace=seen.append)
     return seen
 

@@ -1,0 +1,70 @@
+"""Tile IR and a schedule for each kernel in; Tile IR of which every loop is bound as its schedule says out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.ir.statement import Kernel, Program
+from compiler.ir.tensor import Tensor
+from compiler.passes.applications import Applications
+from compiler.passes.tile import legality
+from compiler.passes.tile.steps import apply_step
+from compiler.schedule.steps import Schedule, ScheduleError, Step, show_step
+from compiler.targets.target import Target
+
+
+def apply_schedules(
+    program: Program, schedules: Mapping[str, Schedule], target: Target, applications: Applications
+) -> Program:
+    """Each kernel with its steps applied: one after the other in the program, as a trace sees it, or each beside those
+    alone that share a temporary with it, as a model has hundreds."""
+    if applications.trace is not None:
+        for k in program.kernels:
+            program = _one(program, k, schedules, target, applications)
+        return program
+    temps = {t.name: t for t in program.temps}
+    users: dict[str, list[Kernel]] = {name: [] for name in temps}
+    for k in program.kernels:
+        for p in k.params:
+            users.get(p.name, []).append(k)
+    kernels: list[Kernel] = []
+    made: dict[str, Tensor] = dict(temps)
+    for k in program.kernels:
+        own = [p.name for p in k.params if p.name in temps]
+        near = dict.fromkeys([k, *(user for name in own for user in users[name])])
+        beside = program.replace(kernels=tuple(near), temps=tuple(temps[name] for name in own))
+        beside = _one(beside, k, schedules, target, applications)
+        kernels.append(beside.kernels[0])
+        for name in set(own) - {t.name for t in beside.temps}:
+            del made[name]
+        made |= {t.name: t for t in beside.temps if t.name not in made}
+    return program.replace(kernels=tuple(kernels), temps=tuple(made.values()))
+
+
+def _one(
+    program: Program,
+    kernel: Kernel,
+    schedules: Mapping[str, Schedule],
+    target: Target,
+    applications: Applications,
+) -> Program:
+    """The program after all steps of a kernel that the gate lets pass; each is an application of its own."""
+    taken: list[Step] = []
+    for step in schedules.get(kernel.name, Schedule()).steps:
+        name = show_step(step) if applications.watched else ""
+        answer = applications.asked(name)
+        instead = answer.steps if isinstance(answer, Schedule) else (step,) if answer else ()
+        applications.changed = applications.changed or instead != (step,)
+        before = program
+        for one in instead:
+            try:
+                program, kernel = apply_step(program, kernel, one)
+            except ScheduleError as problem:
+                if applications.changed:
+                    problem.add_note("a step before it was left out or replaced")
+                raise
+            taken.append(one)
+        if instead:
+            applications.told(name, "tile", before, program, within=True, kernel=kernel.name)
+    legality.check(kernel, Schedule(tuple(taken)), target)
+    return program
