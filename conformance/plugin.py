@@ -19,7 +19,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         "cpu:baseline are less of it, cpu:each all of these that it can run; cuda is its GPU, or sm_90a emulated where "
         "there is none; other GPUs go by the names that `mlcomp targets` lists",
     },
-    "stages": {"metavar": "LIST", "default": None, "help": "stages to check, comma-separated (default: all)"},
+    "stages": {"metavar": "LIST", "help": "stages to check, comma-separated (default: all)"},
     "tier": {
         "choices": ("smoke", "full", "nightly"),
         "default": "smoke",
@@ -29,7 +29,6 @@ OPTIONS: dict[str, dict[str, object]] = {
     "seed": {
         "type": int,
         "metavar": "N",
-        "default": None,
         "help": "seed of all input data (default: a fresh one, printed)",
     },
     "bench": {
@@ -39,72 +38,61 @@ OPTIONS: dict[str, dict[str, object]] = {
     },
     "vs": {
         "metavar": "LIST",
-        "default": None,
         "help": "whom to race, comma-separated: eager, compile, max-autotune or a torch.compile backend "
         "(default: what the case says)",
     },
     "fail-on": {
         "metavar": "LIST",
-        "default": None,
         "help": "what else fails an item, comma-separated: cliff, which is a benchmark of less than half of eager's "
         "speed or compiled in more than five times Inductor's time (default: such are only named)",
     },
     "timeout": {
         "type": float,
         "metavar": "SECONDS",
-        "default": None,
         "help": "time limit of one item (default: the case's, else 120, for a benchmark 300)",
     },
     "report": {
         "metavar": "DIR",
-        "default": None,
         "help": "where the reports go, in a folder for each device (default: reports, beside pytest's settings or else "
         "here; of a part of the suite: reports/.last)",
     },
     "backend": {
         "metavar": "NAME",
-        "default": None,
         "help": "check this torch.compile backend instead of our compiler, by its results alone",
     },
     "selftest": {
         "action": "store_true",
-        "default": False,
         "help": "also plant known miscompiles in every stage and report how many the checks catch",
     },
     "gate": {
         "action": "store_true",
-        "default": False,
         "help": "also compile every case for the GPUs that --mlcomp-target names, or for sm_80, sm_90a and sm_120, "
         "without running it, and look at what its kernels take: no spills, no local memory, no serialised "
         "instruction, the instructions that the code calls; alone with -m mlcomp_gate",
     },
     "sanitizer": {
         "metavar": "LIST",
-        "default": None,
         "help": "run the code of every case once on the GPU under these tools of compute-sanitizer, comma-separated: "
         "memcheck, racecheck (default: none)",
     },
     "instructions": {
         "action": "store_true",
-        "default": False,
         "help": "by itself: check every GPU instruction against its row's meaning, on the CPU, on a GPU if there is "
         "one, and by its machine code",
     },
     "fuzz": {
         "type": int,
         "metavar": "N",
-        "default": None,
         "help": "by itself, unless shape files are named: run so many random programs through torch.compile, 25 to an "
         "item, against eager and f64; findings go to fuzz.md",
     },
     "fuzz-only": {
         "type": int,
         "metavar": "INDEX",
-        "default": None,
         "help": "of the random programs of --mlcomp-seed, run this one alone",
     },
     # Internal: the module whose check, bench and selftest functions run in the child; the plugin's own tests use it.
-    "runner": {"metavar": "MODULE", "default": None, "help": argparse.SUPPRESS},
+    "runner": {"metavar": "MODULE", "help": argparse.SUPPRESS},
 }
 MARKERS = (
     "mlcomp_check: one case on one target",

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,23 +19,22 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 import compiler
+from conformance import rows
 from conformance.bench import duel, roofline
-from conformance.bench.duel import Clock, Protocol, Ratio, Samples
-from conformance.isolation import lock
+from conformance.bench.duel import Clock, Protocol, Samples
+from conformance.isolation.lock import Quiet
 from conformance.judge import device, ladder, oracle, systems
 from conformance.judge.systems import EAGER, Built, Function
+from conformance.rows import COMPILE, OURS, Budget, Speedup, Timed
 from conformance.shapes import cases, inputs, modules
 from conformance.shapes.cases import BenchCase, Case
 from conformance.shapes.faults import CaseError
 
-Row = dict[str, Any]
 Tensors = Sequence[torch.Tensor]
-Quiet = Callable[[], AbstractContextManager[None]]
 # (ours, eager, a function that computes the reference in f64) -> (whether it is right, error over tolerance, message)
 Compare = Callable[[object, object, Callable[[], object]], tuple[bool, float, str]]
 Build = Callable[[str, Function, Tensors, str], Built]
 
-OURS = "ours"
 PROTOCOLS = {"quick": duel.QUICK, "full": duel.FULL}
 # The least effect that a verdict is about: quick runs see no less than this in their budget.
 MIN_EFFECT = {"quick": 0.05, "full": 0.02}
@@ -62,8 +60,6 @@ class Settings:
     vs: tuple[str, ...] | None = None
     seed: int = 0
     system: str = systems.OURS
-    min_effect: float | None = None
-    lock_path: str | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in PROTOCOLS:
@@ -75,7 +71,7 @@ class Settings:
 
     @property
     def effect(self) -> float:
-        return MIN_EFFECT[self.mode] if self.min_effect is None else self.min_effect
+        return MIN_EFFECT[self.mode]
 
     @property
     def where(self) -> str:
@@ -112,24 +108,23 @@ class Contest:
         return tuple(name for name in self.built if name != OURS)
 
 
-def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet | None = None) -> Row:
-    """The row of one case; whatever goes wrong becomes a row that says so."""
+def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet = nullcontext) -> Timed:
+    """What a race of one case found out; whatever goes wrong is said in it."""
     case = cases.from_json(case_json)
     settings = Settings(**options)
-    row: Row = {"id": case.id, "suite": case.suite, "op": case.op, "target": settings.target, "dtype": case.dtype}
-    vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, "compile")
-    with torch.no_grad(), kept_memory(), ladder.threads(settings.threads), _machine(settings, quiet) as alone:
+    vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, COMPILE)
+    with torch.no_grad(), kept_memory(), ladder.threads(settings.threads):
         try:
             if cases.kind_of(settings.target) == "cuda" and settings.where == "cpu":
                 raise Wrong(f"no GPU of this machine runs code for {settings.target}")
             subject = prepare(case, settings.seed, settings.where)
             # What an expression makes itself, such as a mask, must lie beside its inputs.
             with torch.device("cuda") if settings.where == "cuda" else nullcontext():
-                row |= measure(subject, vs, settings, alone, oracle.quick_compare)
-            row["budget"] = judge_budget(case.budget if isinstance(case, BenchCase) else {}, row)
-            return row
+                row = measure(subject, vs, settings, quiet, oracle.quick_compare)
+            budget = judge_budget(case.budget if isinstance(case, BenchCase) else {}, settings.target, row)
+            return replace(row, budget=budget)
         except Exception as error:  # a foreign function under test may raise anything; the row carries it
-            return row | failure(inputs.fault(case, settings.seed) or error)
+            return failure(inputs.fault(case, settings.seed) or error)
 
 
 @contextmanager
@@ -176,10 +171,10 @@ def measure(
     compare: Compare,
     build: Build = systems.build,
     clock: Clock | None = None,
-) -> Row:
+) -> Timed:
     """Build every contestant, check ours, race them alone on the machine, and judge."""
     contest = assemble(subject, vs, settings, build)
-    error_over_tol = check(contest.built[OURS].call, subject, compare)
+    check(contest.built[OURS].call, subject, compare)
     needed = roofline.work(subject.function, subject.inputs, subject.weights)
     with quiet(), systems.best_attention(subject.function, subject.inputs) as attention:
         samples, stray = _race(contest, subject.inputs, settings, clock)
@@ -187,11 +182,9 @@ def measure(
         on_gpu = settings.where == "cuda"
         limits = roofline.device_limits(dtype) if on_gpu else roofline.limits(settings.threads, dtype)
         walls = _walls(contest, subject.inputs) if on_gpu else {}
-    row = summarise(samples, contest, settings) | {"wall_us": walls}
-    row["roofline"] = roofline.seconds(needed, limits) / samples.median(OURS)
-    row |= {"bytes": needed.bytes, "flops": needed.flops, "attention": attention, "err_over_tol": error_over_tol}
-    doubts = suspicions(row, stray)
-    return row | {"suspect": any(doubt.startswith("suspect") for doubt in doubts), "message": "; ".join(doubts)}
+    share = roofline.seconds(needed, limits) / samples.median(OURS)
+    row = replace(summarise(samples, contest, settings), wall_us=walls, roofline=share, attention=attention)
+    return replace(row, message="; ".join(suspicions(row, stray)))
 
 
 def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Build) -> Contest:
@@ -210,8 +203,8 @@ def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Bui
     return Contest(built, skipped)
 
 
-def check(ours: Function, subject: Subject, compare: Compare) -> float:
-    """Error over tolerance of our result; raises unless it is right, the same each time, and the caller's to keep."""
+def check(ours: Function, subject: Subject, compare: Compare) -> None:
+    """Raise Wrong unless our result is right, the same each time, and the caller's to keep."""
     held = (*subject.inputs, *subject.weights)
     copies = [tensor.clone() for tensor in held]
     first, second = ours(*subject.inputs), ours(*subject.inputs)
@@ -226,74 +219,63 @@ def check(ours: Function, subject: Subject, compare: Compare) -> float:
     reused = _storages(first) & _storages(second)
     if reused - _storages(held) - _storages(expected):
         raise Wrong("two calls returned the same memory: the second overwrites the result of the first")
-    return error_over_tol
 
 
-def summarise(samples: Samples, contest: Contest, settings: Settings) -> Row:
+def summarise(samples: Samples, contest: Contest, settings: Settings) -> Timed:
     """Times, and the speedup over the fastest rival with its interval and verdict."""
     best = duel.fastest(samples, contest.rivals)
     over = {name: duel.ratio(samples, name, OURS) for name in contest.rivals}
     micros = {name: samples.median(name) * 1e6 for name in samples.names}
     ours = contest.built[OURS]
-    return {
-        "ours_us": micros[OURS],
-        "eager_us": micros[EAGER],
-        "compile_us": micros.get("compile", micros.get("max-autotune")),
-        "speedup": over[best].median,
-        "ci": [over[best].low, over[best].high],
-        "verdict": str(duel.verdict(over[best], settings.effect)),
-        "best": best,
-        "over": {name: _as_json(measured) for name, measured in over.items()},
-        "half_width": over[best].half_width,
-        "confidence": over[best].confidence,
-        "rounds": samples.rounds,
-        "repeats": dict(zip(samples.names, samples.repeats, strict=True)),
-        "samples": {name: [float(f"{value:.5g}") for value in samples.of(name)] for name in samples.names},
-        "compile_seconds": ours.compile_seconds,
-        "rival_compile_seconds": {name: contest.built[name].compile_seconds for name in contest.rivals},
-        "cached": [name for name in contest.rivals if contest.built[name].cached],
-        "kernels": ours.kernels,
-        "digest": ours.digest,
-        "skipped": dict(contest.skipped),
-        "mode": settings.mode,
-        "threads": settings.threads,
-        "clock": settings.clock_name,
-        "outputs": "fresh",  # every contestant allocates its outputs in every call, from memory freed before
-    }
+    return Timed(
+        ours_us=micros[OURS],
+        eager_us=micros[EAGER],
+        compile_us=micros.get(COMPILE, micros.get("max-autotune")),
+        speedup=over[best].median,
+        ci=(over[best].low, over[best].high),
+        verdict=str(duel.verdict(over[best], settings.effect)),
+        best=best,
+        over={name: Speedup(speedup=one.median, ci=(one.low, one.high)) for name, one in over.items()},
+        repeats=dict(zip(samples.names, samples.repeats, strict=True)),
+        samples={name: tuple(float(f"{value:.5g}") for value in samples.of(name)) for name in samples.names},
+        compile_seconds=ours.compile_seconds,
+        rival_compile_seconds={name: contest.built[name].compile_seconds for name in contest.rivals},
+        cached=tuple(name for name in contest.rivals if contest.built[name].cached),
+        kernels=ours.kernels,
+        digest=ours.digest,
+        skipped=contest.skipped,
+        clock=settings.clock_name,
+    )
 
 
-def suspicions(row: Row, stray: float) -> list[str]:
+def suspicions(row: Timed, stray: float) -> list[str]:
     """Reasons to doubt a time: too good to be true usually means that something was not measured, or not well."""
     doubts = []
-    if row["speedup"] > IMPLAUSIBLE_SPEEDUP:
-        doubts.append(f"suspect: {row['speedup']:.1f}x over {row['best']}")
-    if row["roofline"] > roofline.PLAUSIBLE:
-        doubts.append(f"suspect: {row['roofline']:.0%} of what this machine can do")
-    elif row["roofline"] > roofline.EXACT:
-        doubts.append(f"{row['roofline']:.0%} of the roofline: its bandwidth or arithmetic was measured too low")
+    speedup, share = row.speedup or 0.0, row.roofline or 0.0
+    if speedup > IMPLAUSIBLE_SPEEDUP:
+        doubts.append(f"suspect: {speedup:.1f}x over {row.best}")
+    if share > roofline.PLAUSIBLE:
+        doubts.append(f"suspect: {share:.0%} of what this machine can do")
+    elif share > roofline.EXACT:
+        doubts.append(f"{share:.0%} of the roofline: its bandwidth or arithmetic was measured too low")
     if stray > STRAY_THREADS:
         doubts.append(f"suspect: other threads worked too, {stray:.1f}x the time of the thread that was timed")
     return doubts
 
 
-def judge_budget(budget: Mapping[str, Mapping[str, float]], row: Row) -> list[Row]:
+def judge_budget(budget: Mapping[str, Mapping[str, float]], target: str, row: Timed) -> tuple[Budget, ...]:
     """Each limit that the case sets for this target: met, missed, or not proven because it lies in the interval."""
-    found = []
-    for selector, rules in budget.items():
-        if cases.matches(selector, row["target"]):
-            found += [judged for name, limit in rules.items() if (judged := _judge(name, limit, row))]
-    return found
+    limits = [rule for selector, rules in budget.items() if cases.matches(selector, target) for rule in rules.items()]
+    return tuple(judged for name, limit in limits if (judged := _judge(name, limit, row)))
 
 
-def failure(error: Exception) -> Row:
-    """The rest of a row that has no times."""
-    refused = isinstance(error, compiler.Unsupported)
-    empty = dict.fromkeys(("ours_us", "eager_us", "compile_us", "speedup", "ci", "roofline"))
-    verdict = "unsupported" if refused else "fail"
-    return {**empty, "verdict": verdict, "suspect": False, "message": _brief(error)}
+def failure(error: Exception) -> Timed:
+    """A row that has no times."""
+    verdict = "unsupported" if isinstance(error, compiler.Unsupported) else "fail"
+    return Timed(verdict=verdict, message=_brief(error))
 
 
-def fitness(options: Mapping[str, Any], quiet: Quiet | None = None) -> Row:
+def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitness:
     """Whether this machine can judge speed now: PyTorch's own kernels raced against themselves."""
     settings = Settings(**options)
     x, y = torch.randn(2, 512, 512).to(settings.where)
@@ -303,14 +285,13 @@ def fitness(options: Mapping[str, Any], quiet: Quiet | None = None) -> Row:
         "matmul": partial(torch.mm, x, y),
     }
     rng = np.random.default_rng(settings.seed)
-    with torch.no_grad(), ladder.threads(settings.threads), _machine(settings, quiet) as alone, alone():
+    with torch.no_grad(), ladder.threads(settings.threads), quiet():
         if settings.clock_name == "device":
             kernels, clock = device.graphs(kernels)[0], device.clock
         else:
             clock = getattr(time, settings.clock_name)
         found = duel.aa_check(kernels, clock, rng, settings.effect, settings.protocol)
-    ratios = {name: _as_json(measured) for name, measured in found.ratios.items()}
-    return {"fit": found.fit, "half_width": found.half_width, "message": found.message, "ratios": ratios}
+    return rows.Fitness(fit=found.fit, message=found.message)
 
 
 def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> tuple[Samples, float]:
@@ -337,7 +318,7 @@ def _race_on_device(contest: Contest, calls: Mapping[str, Callable[[], object]],
     return replace(found, seconds=found.seconds / copies)
 
 
-def _walls(contest: Contest, arguments: Tensors) -> Row:
+def _walls(contest: Contest, arguments: Tensors) -> dict[str, float]:
     """Microseconds of one call of each contestant, the wait for the device included."""
     return {name: device.wall_seconds(partial(b.call, *arguments)) * 1e6 for name, b in contest.built.items()}
 
@@ -347,32 +328,23 @@ def _decided(samples: Samples, rivals: Sequence[str], effect: float) -> bool:
     return duel.verdict(measured, effect) is not duel.Verdict.AMBIGUOUS
 
 
-def _judge(name: str, limit: float, row: Row) -> Row | None:
-    """One limit; None for a limit that needs what this row has not, like a stored baseline or a skipped rival."""
-    over = row["over"]
-    intervals: dict[str, tuple[float, float] | None] = {
-        "min_speedup": tuple(row["ci"]),
-        "min_speedup_eager": _interval(over.get(EAGER)),
-        "min_speedup_compile": _interval(over.get("compile")),
-        "min_roofline": (row["roofline"], row["roofline"]),
-        "max_compile_s": (row["compile_seconds"], row["compile_seconds"]),
-        "max_kernels": None if row["kernels"] is None else (row["kernels"], row["kernels"]),
-    }
-    if (ends := intervals.get(name)) is None:
+def _judge(name: str, limit: float, row: Timed) -> Budget | None:
+    """One limit; None for a limit that needs what this row has not, like a skipped rival."""
+    rivals = {"min_speedup_eager": EAGER, "min_speedup_compile": COMPILE}
+    figures = {"min_roofline": row.roofline, "max_compile_s": row.compile_seconds, "max_kernels": row.kernels}
+    ends = row.ci
+    if name in rivals:
+        ends = row.over[rivals[name]].ci if rivals[name] in row.over else None
+    elif name in figures:
+        figure = figures[name]
+        ends = None if figure is None else (figure, figure)
+    if ends is None:
         return None
     surely, surely_not = (
         (ends[0] >= limit, ends[1] < limit) if name[:3] == "min" else (ends[1] <= limit, ends[0] > limit)
     )
     verdict = "met" if surely else "missed" if surely_not else "unproven"
-    return {"name": name, "limit": limit, "measured": list(ends), "verdict": verdict}
-
-
-def _interval(measured: Row | None) -> tuple[float, float] | None:
-    return None if measured is None else (measured["ci"][0], measured["ci"][1])
-
-
-def _as_json(measured: Ratio) -> Row:
-    return {"speedup": measured.median, "ci": [measured.low, measured.high]}
+    return Budget(name=name, limit=limit, verdict=verdict)
 
 
 def _brief(error: Exception) -> str:
@@ -411,15 +383,3 @@ def _dominant_dtype(tensors: Tensors) -> torch.dtype:
     """The type that most of the floating data has: its arithmetic rate is the limit."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     return max(floating, key=lambda tensor: tensor.numel()).dtype if floating else torch.float32
-
-
-@contextmanager
-def _machine(settings: Settings, quiet: Quiet | None) -> Iterator[Quiet]:
-    """The caller's way to be alone on the machine, or our own by the lock file, or none."""
-    if quiet is not None:
-        yield quiet
-    elif settings.lock_path is not None:
-        with lock.shared(lock.Machine(Path(settings.lock_path))) as own:
-            yield own
-    else:
-        yield nullcontext

@@ -25,11 +25,12 @@ from conformance.fuzz import repro, runs
 from conformance.fuzz.program import Program, arguments, function
 from conformance.judge import ladder, oracle
 from conformance.judge.subject import Subject
+from conformance.rows import Found
 from conformance.shapes.cases import Case
 from conformance.shapes.inputs import clone_storage
 
-Row = dict[str, Any]
 BACKEND = "torch.compile"  # the stage before and after all others
+UNKNOWN = Found(verdict="fail", first_bad_stage=BACKEND)  # no graph is to blame
 
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -44,10 +45,10 @@ class Met:
     inputs: tuple[Any, ...]
 
 
-def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> Row:
-    """The first bad stage and pass of any graph, whether the bounds allow for everything, and the repro's folder."""
+def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], None]) -> tuple[Found, bool]:
+    """The first bad stage and pass of any graph, with the repro's folder; and whether the bounds allow for it all."""
     target = compiler.target(options["target"])
-    found: Row = {"first_bad_stage": BACKEND, "first_bad_pass": None, "why": "", "cleared": False}
+    found, cleared = UNKNOWN, False
     lowerings: list[compiler.Lowering] = []
     met: list[Met] = []
     try:
@@ -56,16 +57,16 @@ def blamed(program: Program, options: Mapping[str, Any], tell: Callable[[str], N
         for number, one in enumerate(met):
             bad = _first_bad(one, target, lowerings, lambda stage, at=number: tell(f"stage {stage} of graph {at}"))  # type: ignore[misc]
             if bad is not None:
-                found |= bad
+                found = bad
                 break
         else:
             tell("the graphs, by their last stage")
-            found["cleared"] = not options.get("lost") and _alike(program, target)
+            cleared = not options.get("lost") and _alike(program, target)
     except Exception as error:  # of torch, for a graph that it cannot make; of a pass, where capture fails
-        found["why"] = f"{type(error).__name__}: {error}"
-    if not found["cleared"]:
-        found["repro"] = kept(program, options, [one.inputs for one in met], lowerings, found)
-    return found
+        found = replace(found, why=f"{type(error).__name__}: {error}")
+    if not cleared:
+        found = replace(found, repro=kept(program, options, [one.inputs for one in met], lowerings, found))
+    return found, cleared
 
 
 def kept(
@@ -73,7 +74,7 @@ def kept(
     options: Mapping[str, Any],
     inputs: Sequence[Sequence[Any]] = (),
     lowerings: Sequence[compiler.Lowering] = (),
-    found: Mapping[str, Any] = {"first_bad_stage": BACKEND, "first_bad_pass": None, "why": ""},
+    found: Found = UNKNOWN,
 ) -> str:
     """The folder of a repro, if one is wanted."""
     if not options.get("dump"):
@@ -83,16 +84,16 @@ def kept(
 
 def _first_bad(
     one: Met, target: compiler.Target, lowerings: list[compiler.Lowering], tell: Callable[[str], None]
-) -> Row | None:
+) -> Found | None:
     """What the ladder says of a graph: None if all is well; its stages are added to `lowerings`."""
     made = subject(fitting(one))
     climbed = ladder.climb(made.program, target)
     lowerings.append(climbed.lowering)
     with torch.no_grad():
         row = ladder.judge(made, climbed, {}, tell)
-    if row["verdict"] == "pass":
+    if row.verdict == "pass":
         return None
-    return {**{key: row[key] for key in ("first_bad_stage", "first_bad_pass")}, "why": row["detail"]}
+    return replace(UNKNOWN, first_bad_stage=row.first_bad_stage, first_bad_pass=row.first_bad_pass, why=row.detail)
 
 
 def recorded(program: Program) -> list[Met]:

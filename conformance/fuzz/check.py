@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import compiler
+from conformance import rows
 from conformance.fuzz import blame, generate, runs, wide
 from conformance.fuzz.program import Program, arguments, described, function, line
 from conformance.fuzz.runs import Run
@@ -23,7 +24,6 @@ from conformance.judge.ladder import threads
 from conformance.shapes import inputs
 from conformance.shapes.inputs import Function
 
-Row = dict[str, Any]
 Tell = Callable[[str], None]
 
 # A result may be so many times further from f64 than the worst element of eager's, and so many roundings of its own
@@ -45,48 +45,51 @@ class Refused(Exception):
     """The compiler does not have something, and says so by name."""
 
 
-def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> Row:
+def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
     """The row of one random program; see `checked`."""
     tell("the program itself")
     return checked(generate.program(seed, index), options, tell)
 
 
-def checked(program: Program, options: Mapping[str, Any], tell: Tell) -> Row:
+def checked(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
     """The row of a program.
 
     `options` gives target and threads, a folder for what failed, and whether to begin with the search for the stage,
     because `torch.compile` took the process down.
     """
-    row: Row = {
-        "index": program.index, "line": line(program), "arguments": described(program), "verdict": "pass", "kind": "",
-        "detail": "", "first_bad_stage": None, "first_bad_pass": None, "why": "",
-    }  # fmt: skip
+    known = rows.Fuzz(index=program.index, seed=program.seed, line=line(program), arguments=described(program))
+    return replace(known, **vars(_found(program, options, tell)))
+
+
+def _found(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Found:
+    """What came of a program."""
     with threads(options.get("threads", 1)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if options.get("lost"):
-            return row | {"verdict": "fail"} | blame.blamed(program, options, tell)
+            return blame.blamed(program, options, tell)[0]
         tell("torch.compile")
         try:
             found = difference(program, options["target"])
         except Refused as refusal:
-            return row | {"verdict": "unsupported", "detail": str(refusal)}
-        return row if found is None else row | _weighed(program, found, options, tell)
+            return rows.Found(verdict="unsupported", detail=str(refusal))
+        return rows.Found() if found is None else _weighed(program, found, options, tell)
 
 
-def _weighed(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> Row:
+def _weighed(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> rows.Found:
     """What a difference says of the program: whose it is, or that it is none."""
-    said = {"kind": found.kind, "detail": found.message}
+    theirs = rows.Found(verdict="torch", kind=found.kind, detail=found.message)
     tell("aot_eager")
     if found.kind != "value" and same_as_aot(program, found):
-        return {"verdict": "torch"} | said
+        return theirs
     if found.kind in AROUND:
-        return {"verdict": "fail", "first_bad_stage": blame.BACKEND, "repro": blame.kept(program, options)} | said
-    named = blame.blamed(program, options, tell)
-    if found.kind == "value" and named["cleared"]:
+        kept = blame.kept(program, options)
+        return replace(theirs, verdict="fail", first_bad_stage=blame.BACKEND, repro=kept)
+    named, cleared = blame.blamed(program, options, tell)
+    if found.kind == "value" and cleared:
         if same_as_aot(program, found):
-            return {"verdict": "torch"} | said
-        return {"detail": f"within the bounds of each graph: {found.message}"}
-    return {"verdict": "fail"} | said | named
+            return theirs
+        return rows.Found(detail=f"within the bounds of each graph: {found.message}")
+    return replace(named, kind=found.kind, detail=found.message)
 
 
 def difference(program: Program, target: str) -> Difference | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,9 @@ from torch import Tensor
 
 import compiler
 from conformance.fuzz.program import Program, arguments, described, line
+from conformance.judge.repro import write_texts
+from conformance.rows import Found
 
-TEXTS = {"cpp": "kernel.cpp", "cuda": "kernel.cu"}
 SCRIPT = '''"""{title}
 
 {described}
@@ -48,28 +49,26 @@ def dump(
     target: str,
     inputs: Sequence[Sequence[Any]],
     lowerings: Sequence[compiler.Lowering],
-    found: Mapping[str, Any],
+    found: Found,
 ) -> str:
     """Write what is needed to see it again; the folder, or why it could not be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.py").write_text(_script(program, target, found))
-        (folder / "failure.txt").write_text(f"{found['first_bad_stage']}, {found['first_bad_pass']}\n{found['why']}\n")
+        (folder / "failure.txt").write_text(f"{found.first_bad_stage}, {found.first_bad_pass}\n{found.why}\n")
         torch.save([list(arguments(program, point).values()) for point in program.points], folder / "inputs.pt")
         for number, (given, lowering) in enumerate(zip(inputs, lowerings, strict=False)):
             graph = folder / f"graph{number}"
-            graph.mkdir(exist_ok=True)
+            write_texts(graph, lowering)
             torch.save([x for x in given if isinstance(x, Tensor)], graph / "inputs.pt")
-            for stage in lowering.stages:
-                (graph / TEXTS.get(stage, f"{stage}.ir")).write_text(lowering.show(stage))
     except OSError as error:
         return f"(not written to {folder}: {error.strerror})"
     return str(folder)
 
 
-def _script(program: Program, target: str, found: Mapping[str, Any]) -> str:
+def _script(program: Program, target: str, found: Found) -> str:
     return SCRIPT.format(
-        title=f"Random program {program.seed}.{program.index}: {found['first_bad_stage']}, {found['first_bad_pass']}.",
+        title=f"Random program {program.seed}.{program.index}: {found.first_bad_stage}, {found.first_bad_pass}.",
         described=described(program),
         line=line(program),
         needs=[arg.name in program.gradients for arg in program.args],

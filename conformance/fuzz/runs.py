@@ -42,11 +42,4 @@ def weights(x: Tensor) -> Tensor:
 
 def copied(tensors: Sequence[Tensor], device: str = "cpu") -> list[Tensor]:
     """Tensors with storages of their own, of the same strides, gaps and offsets."""
-    return [_moved(clone_storage(x.detach()), device) for x in tensors]
-
-
-def _moved(x: Tensor, device: str) -> Tensor:
-    if device == "cpu":
-        return x
-    count = x.untyped_storage().nbytes() // x.element_size()
-    return x.as_strided((count,), (1,), 0).to(device).as_strided(x.shape, x.stride(), x.storage_offset())
+    return [clone_storage(x.detach(), device=device) for x in tensors]

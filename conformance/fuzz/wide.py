@@ -47,8 +47,4 @@ def in_f64() -> Iterator[None]:
 
 def widened(x: Tensor) -> Tensor:
     """A copy of the storage, in f64 where it is floating."""
-    if not x.is_floating_point():
-        return clone_storage(x)
-    count = x.untyped_storage().nbytes() // x.element_size()
-    whole = x.detach().as_strided((count,), (1,), 0).to(torch.float64, copy=True)
-    return whole.as_strided(x.shape, x.stride(), x.storage_offset())
+    return clone_storage(x.detach(), dtype=torch.float64) if x.is_floating_point() else clone_storage(x)

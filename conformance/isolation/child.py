@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from conformance import rows
 from conformance.isolation import lock
 
 Message = dict[str, Any]
@@ -90,7 +91,7 @@ def _call(request: Message, machine: lock.Machine, tell: Callable[[str], None]) 
 def _guarded(action: Callable[[], Any]) -> Message:
     """What the action returns or raises, as a message: this is where a failure leaves the process."""
     try:
-        return {"value": json.loads(json.dumps(action()))}
+        return {"value": rows.to_json(action())}
     except Exception as error:
         return {"raised": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 

@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import compiler
+from conformance import rows
 from conformance.judge import oracle, subject, systems
 from conformance.judge.oracle import Verdict
 from conformance.judge.subject import Subject, Tensors, Truth
@@ -47,7 +48,7 @@ class Kept:
     contents: Tensors
 
 
-def judge(made: Subject, backend: str, target: str, seed: int) -> dict[str, Any]:
+def judge(made: Subject, backend: str, target: str, seed: int) -> rows.Stage:
     """The row of the only stage that another backend has, held to eager's bound."""
     start = time.perf_counter()
     try:
@@ -56,10 +57,7 @@ def judge(made: Subject, backend: str, target: str, seed: int) -> dict[str, Any]
         found = wrong.verdict
     except Exception as error:  # any backend may fail in its own way
         found = _refused(f"{type(error).__name__}: {error}")
-    return {
-        "stage": stages_of(target)[-1], "verdict": "pass" if found.ok else "fail", "err_over_tol": found.err_over_tol,
-        "executor": backend, "seconds": round(time.perf_counter() - start, 4), "message": found.message,
-    }  # fmt: skip
+    return oracle.row(stages_of(target)[-1], found, backend, start)
 
 
 def _several(made: Subject, backend: str, seed: int) -> Verdict:

@@ -12,11 +12,10 @@ from typing import Any
 import torch
 
 import compiler
+from conformance import rows
 from conformance.judge import ladder, subject
 from conformance.shapes import cases
 from conformance.shapes.cases import BenchCase, Case
-
-Row = dict[str, Any]
 
 # The oldest, the newest and the data centre's own: each has instructions and limits that the others lack.
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_120")
@@ -26,7 +25,7 @@ MEASURED = ("f32", "bf16")  # types in which the rows that are to be timed are c
 FAMILIES = {"matmul": "contraction", "bmm": "contraction", "pointwise": "pointwise"}
 
 
-def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tell: Callable[[str], None]) -> Row:
+def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.Gate:
     """The row of some cases; `options` gives seed and threads, and may give other architectures."""
     lowered: list[tuple[Case, compiler.Lowering]] = []
     families: list[tuple[str, str] | None] = []
@@ -46,13 +45,23 @@ def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tel
                 wrong.append(f"{case.id}: {type(error).__name__}: {error}")
     tell("the compiler")
     kernels = [
-        {"case": case.id, **vars(kernel), "opcodes": bool(kernel.opcodes)}
+        rows.Kernel(
+            case=case.id,
+            name=kernel.name,
+            arch=kernel.arch,
+            registers=kernel.registers,
+            stack=kernel.stack,
+            spilled=kernel.spilled,
+            shared=kernel.shared,
+            disassembled=bool(kernel.opcodes),
+            complaints=kernel.complaints,
+        )
         for (case, _), found in zip(lowered, compiler.inspect([x for _, x in lowered], families=families), strict=True)
         for kernel in found
     ]
-    wrong += [f"{k['case']} for {k['arch']}: {c}" for k in kernels for c in k["complaints"]]
+    wrong += [f"{kernel.case} for {kernel.arch}: {text}" for kernel in kernels for text in kernel.complaints]
     verdict = "fail" if wrong else "pass"
-    return {"verdict": verdict, "detail": "\n".join(wrong), "cases": len(cases_json), "kernels": kernels}
+    return rows.Gate(verdict=verdict, detail="\n".join(wrong), cases=len(cases_json), kernels=tuple(kernels))
 
 
 def _in_both_types(given: Sequence[Case]) -> list[Case]:

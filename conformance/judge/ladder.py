@@ -6,28 +6,30 @@ Runs in the child process, which a crash of generated code may take down; whatev
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import compiler
+from conformance import rows
 from conformance.judge import foreign, oracle, repro, sanitizer, subject
 from conformance.judge.oracle import Verdict
 from conformance.judge.sanitizer import Watch
 from conformance.judge.subject import Subject, Tensors, Truth
+from conformance.rows import Judged, Stage
 from conformance.shapes import cases, inputs
 from conformance.shapes.cases import Case
 from conformance.shapes.faults import CaseError, briefly
 
-Row = dict[str, Any]
 Tell = Callable[[str], None]
 
 RUNS = 3  # of the text, on the same buffers
@@ -89,28 +91,7 @@ class Ladder:
         return replace(self.lowering, stages={**self.lowering.stages, stage: program})
 
 
-@dataclass
-class Report:
-    """The row of a case as it comes about."""
-
-    verdict: str = "pass"
-    first_bad_stage: str | None = None
-    first_bad_pass: str | None = None
-    stages: list[Row] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
-    eager: float | None = None
-    undecided: float = 0.0
-    fallbacks: list[str] = field(default_factory=list)
-
-    def row(self) -> Row:
-        return {
-            "verdict": self.verdict, "first_bad_stage": self.first_bad_stage, "first_bad_pass": self.first_bad_pass,
-            "stages": self.stages, "detail": "\n".join(self.remarks), "eager_err_over_tol": self.eager,
-            "undecided": self.undecided, "fallbacks": self.fallbacks,
-        }  # fmt: skip
-
-
-def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell | None = None) -> Row:
+def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell = lambda stage: None) -> Judged:
     """The row of one case; of one that was `lost` before, no more than its files."""
     case = cases.from_json(case_json)
     with threads(options.get("threads", 1)), torch.no_grad():
@@ -120,32 +101,29 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell |
                 return _foreign(made, options)
             ladder = climb(made.program, compiler.target(options["target"]))
         except compiler.Unsupported as refusal:
-            return Report("unsupported", remarks=[str(refusal)]).row()
+            return Judged(verdict="unsupported", detail=str(refusal))
         except Exception as problem:  # a module's or a program's own, or the capture's
-            return unjudged(Report(), case, options["seed"], problem, "capture").row()
+            return unjudged(case, options["seed"], problem, "capture")
         if isinstance(ladder.error, compiler.Unsupported):
-            return Report("unsupported", remarks=[str(ladder.error)]).row()
+            return Judged(verdict="unsupported", detail=str(ladder.error))
         if lost := options.get("lost"):
-            return {"repro": repro.dump(Path(options["dump"]), made, ladder.lowering, lost)}
+            return _dumped(made, ladder, options, rows.from_json(Judged, lost))
         if case.raises is not None:
-            return refused(made, ladder, options, tell or (lambda stage: None))
+            return refused(made, ladder, options, tell)
         if case.dynamic is not None:
-            return judge_all(made, ladder, options, tell or (lambda stage: None))
-        return judge(made, ladder, options, tell or (lambda stage: None))
+            return judge_all(made, ladder, options, tell)
+        return judge(made, ladder, options, tell)
 
 
-def unjudged(report: Report, case: Case, seed: int, problem: Exception, culprit: str | None = None) -> Report:
+def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = None) -> Judged:
     """The report on a case of which nothing can be said, blamed on its shape file if PyTorch does not run it either."""
     fault = problem if isinstance(problem, CaseError) else inputs.fault(case, seed)
-    report.verdict = "fail"
     if fault is not None:
-        report.remarks.append(str(fault))
-        return report
-    report.first_bad_stage, report.first_bad_pass = "torch", culprit
+        return Judged(detail=str(fault))
     plain = isinstance(problem, compiler.CompilerError)  # says by itself what is wrong
     said = "" if plain else "\n" + "".join(traceback.format_exception(problem, limit=-4))
-    report.remarks.append((str(problem) if plain else briefly(problem)) + said)
-    return report
+    detail = (str(problem) if plain else briefly(problem)) + said
+    return Judged(first_bad_stage="torch", first_bad_pass=culprit, detail=detail)
 
 
 @contextmanager
@@ -170,26 +148,24 @@ def climb(program: Any, target: compiler.Target) -> Ladder:
         return Ladder(compiler.Lowering(stages, target, {}), tuple(applications), error)
 
 
-def judge_all(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
+def judge_all(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Judged:
     """The row of a case whose sizes vary: what was lowered once, judged at each of them, the worst of it kept."""
-    rows, points = [], list(subject.points(made, options["seed"]))
+    found, points = [], list(subject.points(made, options["seed"]))
     for at in points:
         row = judge(at, ladder, options, tell)
-        if row["verdict"] != "pass":
-            return row | {"detail": f"at {subject.sizes(at)}: {row['detail']}"}
-        rows.append(row)
+        if row.verdict != "pass":
+            return replace(row, detail=f"at {subject.sizes(at)}: {row.detail}")
+        found.append(row)
     # A sanitizer has seen the same code at the same sizes by now.
     wrong = "" if options.get("sanitizer") else called(made, points, ladder)
     if wrong:
         last = cases.stages_of(options["target"])[-1]
-        return rows[-1] | {"verdict": "fail", "first_bad_stage": last, "detail": wrong}
-    worst = dict(rows[0])
-    for row in rows[1:]:
-        worst["stages"] = [_worse(a, b) for a, b in zip(worst["stages"], row["stages"], strict=True)]
-        for key in ("eager_err_over_tol", "undecided"):
-            worst[key] = max((x for x in (worst[key], row[key]) if x is not None), default=None)
-        worst["detail"] = "\n".join(dict.fromkeys(x for x in (worst["detail"], row["detail"]) if x))
-    return worst
+        return replace(found[-1], verdict="fail", first_bad_stage=last, detail=wrong)
+    return replace(
+        found[0],
+        stages=tuple(map(_worst, zip(*(row.stages for row in found), strict=True))),
+        detail="\n".join(dict.fromkeys(row.detail for row in found if row.detail)),
+    )
 
 
 def called(made: Subject, points: Sequence[Subject], ladder: Ladder) -> str:
@@ -207,68 +183,82 @@ def called(made: Subject, points: Sequence[Subject], ladder: Ladder) -> str:
     return ""
 
 
-def _worse(a: Row, b: Row) -> Row:
-    """Of the rows of a stage at two sizes the one with the larger error; the time is that of both."""
-    kept = max((a, b), key=lambda row: row["err_over_tol"] if row["err_over_tol"] is not None else -1.0)
-    return kept | {"seconds": round(a["seconds"] + b["seconds"], 4)}
+def _worst(stages: Sequence[Stage]) -> Stage:
+    """Of the rows of a stage at several sizes the one with the largest error; the time is that of all."""
+    kept = max(stages, key=lambda row: -1.0 if row.err_over_tol is None else row.err_over_tol)
+    return replace(kept, seconds=round(sum(row.seconds or 0.0 for row in stages), 4))
 
 
-def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
+def judge(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Judged:
     """Run the stages that are asked for, name the first bad one and the pass that broke it."""
-    report = Report(fallbacks=[f"{x.kernel}: {x.reason}" for x in ladder.lowering.fallbacks])
     watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
     # Under a sanitizer PyTorch's kernels would be watched as well.
     try:
         truth = _truth(made, ladder, on_gpu=watch is None and compiler.on_gpu(ladder.lowering.target))
     except Exception as problem:  # the case's own function, a lowering or the reference: nothing can be said without
-        return unjudged(report, made.case, options["seed"], problem).row()
-    every = compiler.stages(ladder.lowering.target)
-    for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
-        tell(stage)
-        report.stages.append(_stage_row(truth, ladder, stage, watch))
-    if ladder.error is not None:
-        lost = _unreached(ladder)
-        report.stages = [row for row in report.stages if row["stage"] != lost["stage"]] + [lost]
-    report.eager = truth.within(made.eager, truth.eagers).err_over_tol
-    if report.eager is not None and report.eager > 1:
-        report.remarks.append(f"eager itself is {report.eager:.3g} times its own bound from the reference")
-    report.undecided = truth.share(1.0)
-    if report.undecided > 0:
-        report.remarks.append(f"rounding may change {report.undecided:.1%} of the elements to anything of their size")
-    bad = next((row for row in report.stages if row["verdict"] != "pass"), None)
-    if bad is not None:
-        report.verdict, report.first_bad_stage = "fail", bad["stage"]
-        report.first_bad_pass = None if watch else guilty(truth, ladder, bad["stage"])
-        report.remarks.append(f"{bad['stage']}: {bad['message']}")
-    row = report.row()
-    if bad is not None and options.get("dump"):
-        row["repro"] = repro.dump(Path(options["dump"]), made, ladder.lowering, row)
-    return row
+        return replace(unjudged(made.case, options["seed"], problem), fallbacks=_fallbacks(ladder))
+    stages = _each(ladder, options, tell, watch, lambda stage: assess(truth, ladder.lowering, stage, watch))
+    remarks = []
+    eager = truth.within(made.eager, truth.eagers).err_over_tol
+    if eager > 1:
+        remarks.append(f"eager itself is {eager:.3g} times its own bound from the reference")
+    undecided = truth.share(1.0)
+    if undecided > 0:
+        remarks.append(f"rounding may change {undecided:.1%} of the elements to anything of their size")
+    row = _judged(ladder, stages, remarks)
+    if row.first_bad_stage is None:
+        return row
+    row = row if watch else replace(row, first_bad_pass=guilty(truth, ladder, row.first_bad_stage))
+    return _dumped(made, ladder, options, row) if options.get("dump") else row
 
 
-def refused(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Row:
-    """The row of a case that eager refuses: every stage, and the compiled function, must raise the same."""
-    report, target, wanted = Report(), ladder.lowering.target, str(made.case.raises)
-    watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
-    wrong = _not_raised(wanted, lambda: made.function(*made.arguments))
-    if wrong:
-        return Report("fail", "torch", None, remarks=[f"eager itself {wrong}"]).row()
+def _fallbacks(ladder: Ladder) -> tuple[str, ...]:
+    return tuple(f"{given_up.kernel}: {given_up.reason}" for given_up in ladder.lowering.fallbacks)
+
+
+def _each(
+    ladder: Ladder, options: Mapping[str, Any], tell: Tell, watch: Watch | None, verdict: Callable[[str], Verdict]
+) -> tuple[Stage, ...]:
+    """The stages that are asked for and were reached, each judged; last the one that no pass could make, if any."""
+    target, found = ladder.lowering.target, []
     every = compiler.stages(target)
     for stage in [s for s in every if s in ladder.lowering.stages and s in options.get("stages", every)]:
         tell(stage)
         start = time.perf_counter()
-        wrong = _not_refused(made, ladder.lowering, stage, wanted, watch)
-        taken = round(time.perf_counter() - start, 4)
-        verdict, who = "fail" if wrong else "pass", executor(target, stage, watch)
-        report.stages.append({"stage": stage, "verdict": verdict, "err_over_tol": None, "executor": who,
-                              "seconds": taken, "message": wrong})  # fmt: skip
-    if ladder.error is not None:
-        report.stages.append(_unreached(ladder))
-    bad = next((row for row in report.stages if row["verdict"] != "pass"), None)
-    if bad is not None:
-        report.verdict, report.first_bad_stage = "fail", bad["stage"]
-        report.remarks.append(f"{bad['stage']}: {bad['message']}")
-    return report.row()
+        found.append(oracle.row(stage, verdict(stage), executor(target, stage, watch), start))
+    if ladder.error is None:
+        return tuple(found)
+    lost = _unreached(ladder)
+    return (*(row for row in found if row.stage != lost.stage), lost)
+
+
+def _judged(ladder: Ladder, stages: tuple[Stage, ...], remarks: Sequence[str] = ()) -> Judged:
+    """What the stages say of a case."""
+    given_up = _fallbacks(ladder)
+    bad = next((row for row in stages if row.verdict != "pass"), None)
+    if bad is None:
+        return Judged(verdict="pass", stages=stages, detail="\n".join(remarks), fallbacks=given_up)
+    detail = "\n".join((*remarks, f"{bad.stage}: {bad.message}"))
+    return Judged(first_bad_stage=bad.stage, stages=stages, detail=detail, fallbacks=given_up)
+
+
+def _dumped(made: Subject, ladder: Ladder, options: Mapping[str, Any], row: Judged) -> Judged:
+    return replace(row, repro=repro.dump(Path(options["dump"]), made, ladder.lowering, row))
+
+
+def refused(made: Subject, ladder: Ladder, options: Mapping[str, Any], tell: Tell) -> Judged:
+    """The row of a case that eager refuses: every stage, and the compiled function, must raise the same."""
+    wanted = str(made.case.raises)
+    watch = sanitizer.watch(**options["sanitizer"]) if options.get("sanitizer") else None
+    wrong = _not_raised(wanted, lambda: made.function(*made.arguments))
+    if wrong:
+        return Judged(first_bad_stage="torch", detail=f"eager itself {wrong}")
+
+    def verdict(stage: str) -> Verdict:
+        said = _not_refused(made, ladder.lowering, stage, wanted, watch)
+        return Verdict(not said, math.nan, (), said)  # no value is compared
+
+    return _judged(ladder, _each(ladder, options, tell, watch, verdict))
 
 
 def _not_refused(made: Subject, lowering: compiler.Lowering, stage: str, wanted: str, watch: Watch | None) -> str:
@@ -306,23 +296,11 @@ def _truth(made: Subject, ladder: Ladder, on_gpu: bool) -> Truth:
     return Truth(made, ladder.equations, compiler.accuracy(ladder.lowering), on_gpu)
 
 
-def _stage_row(truth: Truth, ladder: Ladder, stage: str, watch: Watch | None) -> Row:
-    start = time.perf_counter()
-    verdict = assess(truth, ladder.lowering, stage, watch)
-    taken = round(time.perf_counter() - start, 4)
-    who = executor(ladder.lowering.target, stage, watch)
-    return {
-        "stage": stage, "verdict": "pass" if verdict.ok else "fail", "err_over_tol": verdict.err_over_tol,
-        "executor": who, "seconds": taken, "message": verdict.message,
-    }  # fmt: skip
-
-
-def _unreached(ladder: Ladder) -> Row:
+def _unreached(ladder: Ladder) -> Stage:
     """The row of the stage that no pass could make."""
     culprit = ladder.next_pass
     message = f"pass {culprit.name} raised {type(ladder.error).__name__}: {ladder.error}"
-    return {"stage": culprit.result, "verdict": "fail", "err_over_tol": None, "executor": None, "seconds": 0.0,
-            "message": message}  # fmt: skip
+    return Stage(stage=culprit.result, seconds=0.0, message=message)
 
 
 def assess(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Watch | None = None) -> Verdict:
@@ -412,9 +390,9 @@ def guilty(truth: Truth, ladder: Ladder, stage: str) -> str | None:
     return None
 
 
-def _foreign(made: Subject, options: Mapping[str, Any]) -> Row:
+def _foreign(made: Subject, options: Mapping[str, Any]) -> Judged:
     """The row of a case as another torch.compile backend computes it."""
     stage = foreign.judge(made, options["backend"], options["target"], options["seed"])
-    if stage["verdict"] == "pass":
-        return Report(stages=[stage]).row()
-    return Report("fail", stage["stage"], None, [stage], [stage["message"]]).row()
+    if stage.verdict == "pass":
+        return Judged(verdict="pass", stages=(stage,))
+    return Judged(first_bad_stage=stage.stage, stages=(stage,), detail=stage.message)

@@ -8,6 +8,7 @@ comparisons that rounding may turn. NaN and infinities are judged by class.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,6 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import compiler
+from conformance import rows
 
 Array = npt.NDArray[Any]
 
@@ -60,6 +62,14 @@ class Verdict:
     message: str = ""
 
 
+def row(stage: str, verdict: Verdict, executor: str, start: float) -> rows.Stage:
+    """The row of a stage that has been run and judged since `start`, of `time.perf_counter`."""
+    return rows.Stage(
+        stage=stage, verdict="pass" if verdict.ok else "fail", err_over_tol=verdict.err_over_tol, executor=executor,
+        seconds=round(time.perf_counter() - start, 4), message=verdict.message,
+    )  # fmt: skip
+
+
 def bounds(
     program: Any,
     inputs: Sequence[torch.Tensor | Array],
@@ -75,13 +85,6 @@ def bounds(
     """
     allowed = dataclasses.replace(accuracy or compiler.Accuracy(), **other)
     return compiler.bounds(program, [to_array(x) for x in inputs], allowed, moments or compiler.moments)
-
-
-def agrees(
-    reference: torch.Tensor | Array, program: object, inputs: Sequence[torch.Tensor | Array], output: int = 0
-) -> Verdict:
-    """Whether a reference in f64 is what a Tensor IR program means, rounding in f64 and of its literals aside."""
-    return judge(reference, bounds(program, inputs, algebra=True)[output], "f64")
 
 
 def tolerance(bounded: Bounded) -> Array:

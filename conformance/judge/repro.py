@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import compiler
 from conformance.judge.subject import Subject
+from conformance.rows import Judged
 from conformance.shapes import inputs, modules
 from conformance.shapes.cases import to_json
 
@@ -69,21 +69,26 @@ MODULE = """
 """
 
 
-def dump(folder: Path, made: Subject, lowering: compiler.Lowering, row: dict[str, Any]) -> str:
+def dump(folder: Path, made: Subject, lowering: compiler.Lowering, row: Judged) -> str:
     """Write what is needed to see the failure again; the folder, or why it could not be written."""
     case = made.case
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for stage in lowering.stages:
-            (folder / TEXTS.get(stage, f"{stage}.ir")).write_text(lowering.show(stage))
+        write_texts(folder, lowering)
         tensors = _arguments(made)
         torch.save(tensors, folder / "inputs.pt")
         (folder / "case.json").write_text(json.dumps(to_json(case), indent=1))
-        (folder / "failure.txt").write_text(f"{row['detail']}\n")
+        (folder / "failure.txt").write_text(f"{row.detail}\n")
         (folder / "run.py").write_text(_script(made, lowering, folder, row, list(tensors)))
     except OSError as error:
         return f"(not written to {folder}: {error.strerror})"
     return str(folder)
+
+
+def write_texts(folder: Path, lowering: compiler.Lowering) -> None:
+    """Every stage's text as a file in a folder, which is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for stage in lowering.stages:
+        (folder / TEXTS.get(stage, f"{stage}.ir")).write_text(lowering.show(stage))
 
 
 def _arguments(made: Subject) -> dict[str, torch.Tensor]:
@@ -96,14 +101,14 @@ def _arguments(made: Subject) -> dict[str, torch.Tensor]:
     }
 
 
-def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: dict[str, Any], names: list[str]) -> str:
+def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: Judged, names: list[str]) -> str:
     case = made.case
     text = inputs.source(case)
     name = text.split("def ", 1)[1].split("(", 1)[0]
     return SCRIPT.format(
         title=_title(case.id, row),
         texts=TEXTS,
-        detail=row["detail"].replace("\\", "\\\\").replace('"""', "'''"),
+        detail=row.detail.replace("\\", "\\\\").replace('"""', "'''"),
         module=_modules(made, folder),
         source=text,
         threads=torch.get_num_threads(),
@@ -113,10 +118,10 @@ def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: dict[
     )
 
 
-def _title(name: str, row: dict[str, Any]) -> str:
-    if row["verdict"] in ("crash", "timeout"):
-        return f"{name} loses its process in stage {row['first_bad_stage']} ({row['verdict']})."
-    return f"{name} fails in stage {row['first_bad_stage']}, pass {row['first_bad_pass']}."
+def _title(name: str, row: Judged) -> str:
+    if row.verdict in ("crash", "timeout"):
+        return f"{name} loses its process in stage {row.first_bad_stage} ({row.verdict})."
+    return f"{name} fails in stage {row.first_bad_stage}, pass {row.first_bad_pass}."
 
 
 def _modules(made: Subject, folder: Path) -> str:

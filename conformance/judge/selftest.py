@@ -14,14 +14,13 @@ from typing import Any
 import torch
 
 import compiler
+from conformance import rows
 from conformance.judge import ladder, oracle, subject
 from conformance.judge.ladder import Ladder, Made
 from conformance.judge.oracle import Verdict
 from conformance.judge.subject import Truth
 from conformance.shapes import files
 from conformance.shapes.cases import Case
-
-Row = dict[str, Any]
 
 PLANTED = 2  # in each stage of each case
 DRAWN = 8  # mutants looked at for each one planted: many are no different on the case's data
@@ -51,29 +50,27 @@ class Sound:
     made: Mapping[str, Made]
 
 
-def run(options: Mapping[str, Any]) -> Row:
-    """The self-test's counts and rows; `options` gives targets and seed."""
+def run(options: Mapping[str, Any]) -> rows.SelfTest:
+    """What was planted and what was refused; `options` gives targets and seed."""
     rng = random.Random(options["seed"])
-    rows: list[Row] = []
-    alarms: list[Row] = []
+    planted: list[rows.Planted] = []
+    alarms: list[rows.Alarm] = []
     with ladder.threads(1), torch.no_grad():  # a forked process may not use threads
         for target in options["targets"]:
             for fitting in sample(rng):
                 sound, wrong = _sharp(fitting, {**options, "target": target})
-                alarms += [{"target": target, **row} for row in wrong]
+                alarms += wrong
                 if sound is not None:
-                    planted = (row for stage in sound.made for row in plant(sound, stage, rng))
-                    rows += [{"target": target, **row} for row in planted]
-    caught = sum(row["caught"] for row in rows)
-    return {"planted": len(rows), "caught": caught, "false_alarms": len(alarms), "rows": rows, "alarms": alarms}
+                    planted += [row for stage in sound.made for row in plant(sound, stage, rng)]
+    return rows.SelfTest(rows=tuple(planted), alarms=tuple(alarms))
 
 
 def sample(rng: random.Random) -> Iterator[list[Case]]:
     """The telling rows of each case of `SAMPLE`, in random order."""
     folder = files.find_shapes() / "ops"
     for file, name, dtype in SAMPLE:
-        rows = files.expand(files.load(folder / f"{file}.toml"), "full")
-        fitting = [c for c in rows if c.id.startswith(f"{name}[") and c.dtype == dtype and _telling(c)]
+        every = files.expand(files.load(folder / f"{file}.toml"), "full")
+        fitting = [c for c in every if c.id.startswith(f"{name}[") and c.dtype == dtype and _telling(c)]
         if not fitting:
             raise ValueError(f"shapes/ops/{file}.toml has no row of {name} in {dtype} that the self-test can use")
         rng.shuffle(fitting)
@@ -85,18 +82,22 @@ def _telling(case: Case) -> bool:
     return case.distribution not in DULL and all(0 < n <= LARGEST for n in sizes) and max(sizes) > 1
 
 
-def _sharp(fitting: list[Case], options: Mapping[str, Any]) -> tuple[Sound | None, list[Row]]:
+def _sharp(fitting: list[Case], options: Mapping[str, Any]) -> tuple[Sound | None, list[rows.Alarm]]:
     """The first case whose data pins its results down, and all false alarms on the way."""
-    alarms: list[Row] = []
+    alarms: list[rows.Alarm] = []
     for case in fitting:
         sound, wrong = _sound(case, options)
         alarms += wrong
         if sound is not None and not sound.truth.share(SHARP.get(case.dtype, 0.0)):
             return sound, alarms
-    return None, [*alarms, {"stage": None, "case": fitting[0].id, "message": "no row of this case is sharp enough"}]
+    return None, [*alarms, _alarm(fitting[0], options, None, "no row of this case is sharp enough")]
 
 
-def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[Row]]:
+def _alarm(case: Case, options: Mapping[str, Any], stage: str | None, message: str) -> rows.Alarm:
+    return rows.Alarm(target=options["target"], stage=stage, case=case.id, message=message)
+
+
+def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[rows.Alarm]]:
     """The unmutated case, and a row for each stage of it that is refused: a false alarm."""
     made: dict[str, Made] = {}
     try:
@@ -106,7 +107,7 @@ def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[R
             raise climbed.error
         truth = Truth(whole, climbed.equations, compiler.accuracy(climbed.lowering))
     except Exception as error:  # a sound case that cannot even be compiled
-        return None, [{"stage": None, "case": case.id, "message": f"{type(error).__name__}: {error}"}]
+        return None, [_alarm(case, options, None, f"{type(error).__name__}: {error}")]
     alarms = []
     for stage in compiler.stages(climbed.lowering.target):
         try:
@@ -116,7 +117,7 @@ def _sound(case: Case, options: Mapping[str, Any]) -> tuple[Sound | None, list[R
             verdict = Verdict(False, float("inf"), (), f"{type(error).__name__}: {error}")
         if not verdict.ok:
             made.pop(stage, None)
-            alarms.append({"stage": stage, "case": case.id, "message": verdict.message})
+            alarms.append(_alarm(case, options, stage, verdict.message))
     return Sound(truth, climbed, made), alarms
 
 
@@ -124,7 +125,7 @@ def _patience(lowering: compiler.Lowering, stage: str) -> float:
     return PATIENCE if ladder.is_native(lowering.target, stage) else 0.0
 
 
-def plant(sound: Sound, stage: str, rng: random.Random) -> Iterator[Row]:
+def plant(sound: Sound, stage: str, rng: random.Random) -> Iterator[rows.Planted]:
     """Up to `PLANTED` mutants of one stage that compute something else, each with what the check says of it."""
     program = sound.ladder.lowering.stages[stage]
     left = PLANTED
@@ -132,11 +133,11 @@ def plant(sound: Sound, stage: str, rng: random.Random) -> Iterator[Row]:
         verdict = _verdict(sound, stage, mutant)
         if verdict is None:
             continue
-        case = sound.truth.subject.case
-        yield {
-            "stage": stage, "case": case.id, "mutation": mutation, "caught": not verdict.ok,
-            "how": verdict.message if not verdict.ok else f"error over tolerance {verdict.err_over_tol:.3g}",
-        }  # fmt: skip
+        said = f"error over tolerance {verdict.err_over_tol:.3g}" if verdict.ok else verdict.message
+        yield rows.Planted(
+            target=sound.ladder.lowering.target.name, stage=stage, case=sound.truth.subject.case.id, mutation=mutation,
+            caught=not verdict.ok, how=said,
+        )  # fmt: skip
         left -= 1
         if not left:
             return

@@ -1,27 +1,14 @@
 """A run in; its Markdown pages out: `summary.md`, `speedup.md` and `coverage.md`."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
-from conformance.report.rows import BAD, CHECK_VERDICTS, Row, item_name
-from conformance.report.tables import (
-    LOST,
-    SEVERITY,
-    bench_table,
-    case_table,
-    cliff_table,
-    counts,
-    fallbacks,
-    group_table,
-    grouped,
-    lost,
-    resource_table,
-    selftest,
-    table,
-    worst_error,
-)
+from conformance import rows
+from conformance.report import tables
 from conformance.report.writer import Run
+from conformance.rows import BAD, CHECK_VERDICTS, Bench, Check, Gate, Kernel, Stage, worst_error
 from conformance.shapes.cases import DTYPES, STAGES
 
 CLOSEST = 10
@@ -48,118 +35,121 @@ def summary(run: Run) -> str:
     ]
     lines += _cases(run.cases) if run.cases else []
     if run.benches:
-        lines += ["## Speedup over the best of PyTorch", group_table(run.benches, "family"), "Every row: `speedup.md`."]
-        lines += ["### Cliffs", text] if (text := cliff_table(run.benches)) else []
+        lines += [
+            "## Speedup over the best of PyTorch",
+            tables.family_table(run.benches),
+            "Every row: `speedup.md`.",
+        ]
+        lines += ["### Cliffs", text] if (text := tables.cliff_table(run.benches)) else []
     else:
         lines += ["## Speedup", "No benchmark ran; `--mlcomp-bench quick` runs them."]
     if run.gates:
         lines += _resources(run.gates)
     if run.selftest is not None:
-        lines += ["## Self-test", selftest(run.selftest, "github")]
+        lines += ["## Self-test", tables.selftest(run.selftest, "github")]
     return _page(lines)
 
 
 def speedup(run: Run) -> str:
     """The geometric mean of each family and suite, what is lost, then every row, slowest first."""
-    clocks = {row.get("clock") == "device" for row in run.benches if row.get("clock")} or {False}
+    clocks = {row.clock == "device" for row in run.benches if row.clock} or {False}
     times = " ".join(text for on_gpu, text in ((False, ON_CPU), (True, ON_GPU)) if on_gpu in clocks)
     lines = [f"# Speedup on {run.env['device']}", LEGEND.format(times=times)]
     if not run.benches:
         return _page([*lines, "No benchmark has run: `pytest --mlcomp --mlcomp-bench quick`."])
     lines += [f"**This machine could not judge speed during this run:** {run.unfit}"] if run.unfit else []
-    lines += ["## By family", group_table(run.benches, "family"), "## By suite and type", _by_type(run.benches)]
-    if losses := lost(run.benches):
-        lines += [f"## Lost: below {LOST}, or without a result", bench_table(losses)]
-    for family, rows in grouped(run.benches, "family").items():
-        lines += [f"## {family}", bench_table(rows)]
+    lines += ["## By family", tables.family_table(run.benches), "## By suite and type", _by_type(run.benches)]
+    if losses := tables.lost(run.benches):
+        lines += [f"## Lost: below {tables.LOST}, or without a result", tables.bench_table(losses)]
+    for family, found in tables.grouped(run.benches, tables.FAMILY).items():
+        lines += [f"## {family}", tables.bench_table(found)]
     return _page(lines)
 
 
 def coverage(run: Run) -> str:
     """Passing cases per op and dtype, and whatever else there is by name."""
-    found = grouped(run.cases, "op")
-    dtypes = [dtype for dtype in DTYPES if any(row["dtype"] == dtype for row in run.cases)]
+    found = tables.grouped(run.cases, attrgetter("op"))
+    dtypes = [dtype for dtype in DTYPES if any(row.dtype == dtype for row in run.cases)]
     body = [
-        [op, *(_cell([row for row in rows if row["dtype"] == dtype]) for dtype in dtypes), _cell(rows)]
-        for op, rows in found.items()
+        [op, *(_cell([row for row in some if row.dtype == dtype]) for dtype in dtypes), _cell(some)]
+        for op, some in found.items()
     ]
-    head = f"{len(found)} ops at tier {run.tier}; {counts(run.cases)}."
-    return _page([f"# Coverage on {run.env['device']}", head, table(body, ["op", *dtypes, "all"])])
+    head = f"{len(found)} ops at tier {run.tier}; {tables.counts(run.cases)}."
+    return _page([f"# Coverage on {run.env['device']}", head, tables.table(body, ["op", *dtypes, "all"])])
 
 
-def _cases(cases: Sequence[Row]) -> list[str]:
-    suites = [[suite, len(rows), *_by_verdict(rows)] for suite, rows in grouped(cases, "suite").items()]
-    lines = ["## Cases", counts(cases), table(suites, ["suite", "cases", *CHECK_VERDICTS])]
-    if bad := [row for row in cases if row["verdict"] in BAD]:
-        again = "\n".join(row["command"] for row in bad if row.get("command"))
-        lines += ["### Not passing", case_table(bad), f"```\n{again}\n```"]
-    if given_up := fallbacks(cases):
+def _cases(cases: Sequence[Check]) -> list[str]:
+    suites = [
+        [suite, len(some), *_by_verdict(some)] for suite, some in tables.grouped(cases, attrgetter("suite")).items()
+    ]
+    lines = ["## Cases", tables.counts(cases), tables.table(suites, ["suite", "cases", *CHECK_VERDICTS])]
+    if bad := [row for row in cases if row.verdict in BAD]:
+        again = "\n".join(row.command for row in bad if row.command)
+        lines += ["### Not passing", tables.case_table(bad), f"```\n{again}\n```"]
+    if given_up := tables.fallbacks(cases):
         lines += ["### Schedules given up", f"```\n{given_up}\n```"]
-    if expected := [row for row in cases if row["verdict"] == "xfail"]:
-        listed = [[item_name(row), row["first_bad_stage"], row.get("reason")] for row in expected]
-        lines += ["### Expected to fail", table(listed, ["case", "stage", "reason"])]
-    if retried := [row for row in cases if row.get("first_loss") and row["verdict"] not in BAD]:
+    if expected := [row for row in cases if row.verdict == "xfail"]:
+        listed = [[rows.name(row), row.first_bad_stage, row.reason] for row in expected]
+        lines += ["### Expected to fail", tables.table(listed, ["case", "stage", "reason"])]
+    if retried := [row for row in cases if row.first_loss and row.verdict not in BAD]:
         what = "Lost in a process that had run other cases, passed alone: a case before them may corrupt memory."
-        listed = [[item_name(row), row["first_loss"]] for row in retried]
-        lines += ["### Lost once", what, table(listed, ["case", "the first time"])]
+        listed = [[rows.name(row), row.first_loss] for row in retried]
+        lines += ["### Lost once", what, tables.table(listed, ["case", "the first time"])]
     return [*lines, "### Stages", _stages(cases), "### Closest to the bound", _closest(cases)]
 
 
-def _by_type(benches: Sequence[Row]) -> str:
+def _by_type(benches: Sequence[Bench]) -> str:
     """Suites by element type, which hardware treats as different problems."""
-    key = "suite and type"
-    return group_table([{**row, key: f"{row['suite']} {row['dtype']}"} for row in benches], key)
+    return tables.group_table(benches, "suite and type", lambda row: f"{row.suite} {row.dtype}")
 
 
-def _resources(gates: Sequence[Row]) -> list[str]:
+def _resources(gates: Sequence[Gate]) -> list[str]:
     """What kernels take of a GPU, the hungriest by name, and what is wrong with any."""
-    kernels = [kernel for row in gates for kernel in row["kernels"]]
-    hungriest = sorted(kernels, key=lambda kernel: -kernel["registers"])[:CLOSEST]
-    listed = [[kernel[key] for key in ("case", "name", "arch", "registers", "shared")] for kernel in hungriest]
-    lines = [
-        "## Resources",
-        resource_table(gates),
-        table(listed, ["case", "kernel", "compiled for", "registers", "shared"]),
-    ]
-    wrong = [line for row in gates if row["verdict"] != "pass" for line in row["detail"].splitlines()]
+    kernels = [kernel for row in gates for kernel in row.kernels]
+    hungriest = sorted(kernels, key=lambda kernel: -kernel.registers)[:CLOSEST]
+    lines = ["## Resources", tables.resource_table(gates), tables.columns(hungriest, Kernel.COLUMNS)]
+    wrong = [line for row in gates if row.verdict != "pass" for line in row.detail.splitlines()]
     return [*lines, *(["### Complaints", "```\n" + "\n".join(wrong) + "\n```"] if wrong else [])]
 
 
-def _stages(cases: Sequence[Row]) -> str:
-    found: dict[tuple[str, str, str], list[Row]] = defaultdict(list)
+def _stages(cases: Sequence[Check]) -> str:
+    found: dict[tuple[str, str, str], list[Stage]] = defaultdict(list)
     for row in cases:
-        for stage in row["stages"]:
-            found[row["target"], stage["stage"], stage["executor"] or ""].append(stage)
-    body = [[*key, *_stage_figures(rows)] for key, rows in sorted(found.items(), key=lambda item: _order(item[0]))]
-    return table(body, ["target", "stage", "executor", "run", "pass", "worst err/tol", "seconds"])
+        for stage in row.stages:
+            found[row.target, stage.stage, stage.executor or ""].append(stage)
+    body = [[*key, *_stage_figures(some)] for key, some in sorted(found.items(), key=lambda item: _order(item[0]))]
+    return tables.table(body, ["target", "stage", "executor", "run", "pass", "worst err/tol", "seconds"])
 
 
 def _order(key: tuple[str, str, str]) -> tuple[str, int]:
     return key[0], STAGES.index(key[1])
 
 
-def _stage_figures(stages: Sequence[Row]) -> list[Any]:
-    passed = sum(stage["verdict"] == "pass" for stage in stages)
-    return [len(stages), passed, worst_error(stages), sum(stage["seconds"] or 0.0 for stage in stages)]
+def _stage_figures(stages: Sequence[Stage]) -> list[Any]:
+    passed = sum(stage.verdict == "pass" for stage in stages)
+    return [len(stages), passed, worst_error(stages), sum(stage.seconds or 0.0 for stage in stages)]
 
 
-def _closest(cases: Sequence[Row]) -> str:
-    errors = [(worst_error(row["stages"]) or 0.0, item_name(row)) for row in cases if row["verdict"] == "pass"]
-    return table([[name, error] for error, name in sorted(errors, reverse=True)[:CLOSEST]], ["case", "err/tol"])
+def _closest(cases: Sequence[Check]) -> str:
+    errors = [(worst_error(row.stages) or 0.0, rows.name(row)) for row in cases if row.verdict == "pass"]
+    return tables.table([[name, error] for error, name in sorted(errors, reverse=True)[:CLOSEST]], ["case", "err/tol"])
 
 
-def _by_verdict(rows: Sequence[Row]) -> list[int]:
-    counted = Counter(row["verdict"] for row in rows)
+def _by_verdict(cases: Sequence[Check]) -> list[int]:
+    counted = Counter(row.verdict for row in cases)
     return [counted[verdict] for verdict in CHECK_VERDICTS]
 
 
-def _cell(rows: Sequence[Row]) -> str:
+def _cell(cases: Sequence[Check]) -> str:
     """The number of passing cases; anything else by name."""
-    counted = Counter(row["verdict"] for row in rows)
-    others = [f"{counted[verdict]} {verdict}" for verdict in SEVERITY[:-1] if counted[verdict]]
+    counted = Counter(row.verdict for row in cases)
+    others = [f"{counted[verdict]} {verdict}" for verdict in tables.SEVERITY[:-1] if counted[verdict]]
     passing = [str(counted["pass"])] if counted["pass"] else []
     return ", ".join(passing + others)
 
 
 def _page(lines: Sequence[str]) -> str:
     return "\n\n".join(line for line in lines if line) + "\n"
+
+
+PAGES: Mapping[str, Callable[[Run], str]] = {"summary.md": summary, "speedup.md": speedup, "coverage.md": coverage}

@@ -12,19 +12,11 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from conformance import rows
 from conformance.report.environment import Environment
-from conformance.report.rows import BENCH_VERDICTS, Row, item_name
+from conformance.rows import BENCH_VERDICTS, OURS, Bench, Check, Gate, SelfTest
 
 SCHEMA = 1
-CASE_KEYS = ("id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass")
-STAGE_KEYS = ("stage", "verdict", "err_over_tol", "executor", "seconds")
-BENCH_KEYS = (
-    "id", "suite", "op", "target", "dtype", "ours_us", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
-    "family", "clock", "wall_us", "best", "attention", "kernels", "compile_seconds", "digest", "detail", "cliffs",
-)  # fmt: skip
-GATE_KEYS = ("file", "verdict", "cases", "seconds")
-KERNEL_KEYS = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "complaints")
-SELFTEST_KEYS = ("planted", "caught", "false_alarms")
 
 
 class ReportError(Exception):
@@ -36,20 +28,20 @@ class Run:
     """Everything that a run found out."""
 
     env: Environment
-    cases: tuple[Row, ...]
-    benches: tuple[Row, ...]
-    selftest: Row | None
+    cases: tuple[Check, ...]
+    benches: tuple[Bench, ...]
+    selftest: SelfTest | None
     seconds: float
     tier: str
     seed: int
     unfit: str = ""  # why the machine cannot judge speed now
-    gates: tuple[Row, ...] = ()  # what was compiled for GPUs, by file
+    gates: tuple[Gate, ...] = ()  # what was compiled for GPUs, by file
     when: datetime = field(default_factory=lambda: datetime.now(UTC).replace(microsecond=0))
 
 
-def measured(benches: Iterable[Row]) -> list[Row]:
+def measured(benches: Iterable[Bench]) -> list[Bench]:
     """The benchmarks that have a speedup."""
-    return [row for row in benches if row["verdict"] in BENCH_VERDICTS and row["speedup"]]
+    return [row for row in benches if row.verdict in BENCH_VERDICTS and row.speedup]
 
 
 def geomean(ratios: Sequence[float]) -> float | None:
@@ -63,19 +55,13 @@ def geomean(ratios: Sequence[float]) -> float | None:
 
 def run_json(run: Run) -> dict[str, Any]:
     """The run as other programs read it."""
-    cases = [
-        _only(row, CASE_KEYS) | {"stages": [_only(stage, STAGE_KEYS) for stage in row["stages"]]} for row in run.cases
-    ]
     return {
         "schema": SCHEMA,
         "env": run.env,
-        "cases": cases,
-        "benches": [_only(row, BENCH_KEYS) for row in run.benches],
-        "gate": [
-            _only(row, GATE_KEYS) | {"kernels": [_only(kernel, KERNEL_KEYS) for kernel in row["kernels"]]}
-            for row in run.gates
-        ],
-        "selftest": None if run.selftest is None else _only(run.selftest, SELFTEST_KEYS),
+        "cases": rows.reported(run.cases),
+        "benches": rows.reported(run.benches),
+        "gate": rows.reported(run.gates),
+        "selftest": rows.reported(run.selftest),
         "seconds": run.seconds,
     }
 
@@ -90,25 +76,34 @@ def benchmark_json(run: Run) -> dict[str, Any]:
     return {
         "machine_info": machine_info(run.env),
         "commit_info": {"id": commit or None, "dirty": bool(changed)},
-        "benchmarks": [_benchmark(row) for row in measured(run.benches)],
+        "benchmarks": [
+            described(row) | {"stats": _statistics(row.samples.get(OURS) or [(row.ours_us or 0.0) * 1e-6])}
+            for row in measured(run.benches)
+        ],
         "datetime": run.when.isoformat(),
         "version": writer,
     }
 
 
-def machine_info(env: Environment) -> Row:
+def machine_info(env: Environment) -> dict[str, Any]:
     """What of a machine two runs must share for their benchmarks to be compared."""
     known = {key: env[key] for key in ("device", "cpu", "gpu", "toolchain")}
     return known | {"python_version": env["python"], "torch_version": env["torch"]}
 
 
-def extra_info(row: Row) -> Row:
-    """What a benchmark knows beyond our own times."""
-    keys = (
-        "file", "family", "op", "target", "dtype", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
-        "wall_us", "digest", "compile_seconds",
-    )  # fmt: skip
-    return _only(row, keys) | {"samples": {name: data for name, data in row["samples"].items() if name != "ours"}}
+def described(row: Bench) -> dict[str, Any]:
+    """A benchmark as pytest-benchmark knows it, with what it knows beyond our own times; without statistics."""
+    name = rows.name(row)
+    others = {rival: data for rival, data in row.samples.items() if rival != OURS}
+    return {
+        "group": row.suite,
+        "name": name,
+        "fullname": f"{row.file}::{name}",
+        "params": row.params,
+        "param": row.id,
+        "extra_info": {**rows.to_json(row, Bench.EXTRA), "samples": rows.to_json(others)},
+        "options": {"timer": row.clock or "perf_counter_ns", "warmup": True},
+    }
 
 
 def write(folder: Path, documents: Mapping[str, str]) -> None:
@@ -149,21 +144,7 @@ def append(path: str | None, text: str) -> None:
         raise ReportError(f"cannot add the summary to {path}: {error.strerror}") from None
 
 
-def _benchmark(row: Row) -> Row:
-    name = item_name(row)
-    return {
-        "group": row["suite"],
-        "name": name,
-        "fullname": f"{row['file']}::{name}",
-        "params": row.get("params", {}),
-        "param": row["id"],
-        "extra_info": extra_info(row),
-        "options": {"timer": row.get("clock", "perf_counter_ns"), "warmup": True},
-        "stats": _statistics(row["samples"].get("ours") or [row["ours_us"] * 1e-6]),
-    }
-
-
-def _statistics(data: Sequence[float]) -> Row:
+def _statistics(data: Sequence[float]) -> dict[str, Any]:
     low, middle, high = statistics.quantiles([*data, *data[: 2 - len(data)]], method="inclusive")
     spread, mean = high - low, statistics.fmean(data)
     deviation = statistics.stdev(data) if len(data) > 1 else 0.0
@@ -177,7 +158,3 @@ def _statistics(data: Sequence[float]) -> Row:
         "ops": len(data) / math.fsum(data) if math.fsum(data) else 0.0, "total": math.fsum(data),
         "data": list(data), "iterations": 1,
     }  # fmt: skip
-
-
-def _only(row: Mapping[str, Any], keys: Iterable[str]) -> Row:
-    return {key: row.get(key) for key in keys}

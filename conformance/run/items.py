@@ -1,13 +1,13 @@
 """A shape file in; pytest items out: one check per (case, target), one benchmark per (benchmark case, target)."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.report import environment, rows, tables
+from conformance import rows
+from conformance.report import environment, replies, tables
 from conformance.run.runner import Runner
 from conformance.shapes.cases import BenchCase, Case, runs_on
 from conformance.shapes.files import ShapeFileError, benches, expand, load
@@ -46,7 +46,7 @@ class ShapeFile(pytest.File):
         timed = () if settings.bench != "off" else benches(file, tier)
         compiled = tuple(case for case in (*found, *timed) if runs_on(case, "cuda")) if settings.gate else ()
         if compiled:
-            gate: Gate = Gate.from_parent(self, name=rows.GATE, cases=compiled)
+            gate: Gate = Gate.from_parent(self, name=replies.GATE, cases=compiled)
             yield gate
 
     def _named_by_id(self) -> bool:
@@ -72,7 +72,7 @@ class _Item(pytest.Item):
 
     def record(self, row: rows.Row) -> None:
         """Hand the row to the controller."""
-        self.user_properties.append((PROPERTY, json.dumps(row)))
+        self.user_properties.append((PROPERTY, rows.dumps(row)))
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Our own failures need no traceback."""
@@ -91,7 +91,7 @@ class Check(_Item):
     @classmethod
     def of(cls, parent: ShapeFile, case: Case, target: str) -> "Check":
         """The item, named after its row."""
-        name = rows.item_name({"kind": cls.kind, "id": case.id, "target": target})
+        name = rows.name(replies.describe(case, target, ""), bench=cls.kind == "bench")
         item: Check = cls.from_parent(parent, name=name, case=case, target=target)
         return item
 
@@ -99,13 +99,13 @@ class Check(_Item):
         """Run in the child, record the row, judge."""
         runner = self.config.stash[RUNNER]
         row = runner.run(self.case, self.target, self.path)
-        expected = row if self.config.option.runxfail else rows.expect(row, self.case)
-        self.record(expected)
-        if expected["verdict"] == "xfail":
-            pytest.xfail(expected["reason"])
-        cliff = "cliff" in runner.settings.fail_on and expected.get("cliffs")
-        if expected["verdict"] in rows.BAD or rows.missed_budgets(expected) or cliff:
-            raise Failed(tables.failure(expected))
+        row = row if self.config.option.runxfail else replies.expect(row, self.case)
+        self.record(row)
+        if row.verdict == "xfail":
+            pytest.xfail(row.reason)
+        slow = isinstance(row, rows.Bench) and (row.missed or ("cliff" in runner.settings.fail_on and row.cliffs))
+        if row.verdict in rows.BAD or slow:
+            raise Failed(tables.failure(row))
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where the case stands in its file."""
@@ -136,8 +136,8 @@ class Gate(_Item):
         """Compile in the child, record the row, fail on any complaint."""
         row = self.config.stash[RUNNER].gate(self.cases, self.path)
         self.record(row)
-        if row["verdict"] != "pass":
-            raise Failed(row["detail"])
+        if row.verdict != "pass":
+            raise Failed(row.detail)
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """The file as a whole."""
@@ -172,5 +172,5 @@ class SelfTest(Alone):
         row = self.config.stash[RUNNER].selftest()
         self.record(row)
         self.add_report_section("call", "mlcomp", tables.selftest(row))
-        if row["verdict"] != "pass":
-            raise Failed(f"{row['detail']}\n{tables.selftest(row)}".strip())
+        if row.verdict != "pass":
+            raise Failed(f"{row.detail}\n{tables.selftest(row)}".strip())

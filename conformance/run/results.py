@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from conformance.report import environment, pages, rows, tables, writer
+from conformance import rows
+from conformance.report import environment, pages, replies, tables, writer
 from conformance.run.items import PROPERTY
 from conformance.run.settings import Settings
 
-KINDS = ("check", "bench", "gate", "selftest", "fitness")
 FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
 
 
@@ -33,11 +33,10 @@ class Results:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the row that an item sent, or make one for an item whose worker was lost with it."""
-        found = [json.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
         if report.when == "call":
-            self.rows += found
+            self.rows += [rows.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
         elif str(report.when) == "???" and ".toml::" in report.nodeid:
-            self.rows.append(rows.lost_row(report.nodeid, str(report.longrepr)))
+            self.rows.append(replies.lost(report.nodeid, str(report.longrepr)))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> Iterator[None]:
@@ -51,7 +50,7 @@ class Results:
             return
         self.run = self._summary()
         for row in self.run.benches:
-            if row["verdict"] in rows.BENCH_VERDICTS:
+            if row.verdict in rows.BENCH_VERDICTS:
                 hand_over(self.config, row)
         folder = self.settings.reports(str(self.run.env["device"]))
         stopped = bool(session.shouldfail or session.shouldstop) and not self.settings.part
@@ -65,7 +64,7 @@ class Results:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             self.notes.append(f"mlcomp: {error}")
         else:
-            self.notes.append(f"mlcomp: reports are in {rows.shown_path(folder, self.config.invocation_params.dir)}")
+            self.notes.append(f"mlcomp: reports are in {replies.shown_path(folder, self.config.invocation_params.dir)}")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
@@ -80,7 +79,7 @@ class Results:
                 terminalreporter.write_line(note, bold=True)
 
     @pytest.hookimpl(optionalhook=True)
-    def pytest_benchmark_generate_machine_info(self) -> rows.Row:
+    def pytest_benchmark_generate_machine_info(self) -> dict[str, Any]:
         """What pytest-benchmark compares of two machines, and prints where it differs: what `benchmark.json` has."""
         return writer.machine_info(self.env)
 
@@ -93,24 +92,22 @@ class Results:
         assert self.run is not None
         return {
             "run.json": json.dumps(writer.run_json(self.run), indent=1, allow_nan=False) + "\n",
-            "summary.md": pages.summary(self.run),
-            "coverage.md": pages.coverage(self.run),
-            "speedup.md": pages.speedup(self.run),
+            **{name: page(self.run) for name, page in pages.PAGES.items()},
             "benchmark.json": json.dumps(writer.benchmark_json(self.run), indent=1, allow_nan=False) + "\n",
             **({".gitignore": "*\n"} if self.settings.part else {}),
         }
 
     def _summary(self) -> writer.Run:
         # Workers finish in any order; a report must not depend on it.
-        ordered = sorted(self.rows, key=lambda row: (row.get("file", ""), row.get("id", ""), row.get("target", "")))
-        by_kind = {kind: tuple(row for row in ordered if row["kind"] == kind) for kind in KINDS}
-        unfit = "; ".join(row["message"] for row in by_kind["fitness"] if not row["fit"])
+        ordered = sorted(self.rows, key=lambda row: [getattr(row, key, "") for key in ("file", "id", "target")])
+        benches = tuple(row for row in ordered if isinstance(row, rows.Bench))
+        unfit = "; ".join(row.message for row in ordered if isinstance(row, rows.Fitness) and not row.fit)
         return writer.Run(
             env=self.env,
-            cases=by_kind["check"],
-            benches=tuple(map(rows.undecided, by_kind["bench"])) if unfit else by_kind["bench"],
-            gates=by_kind["gate"],
-            selftest=next(iter(by_kind["selftest"]), None),
+            cases=tuple(row for row in ordered if isinstance(row, rows.Check)),
+            benches=tuple(map(replies.undecided, benches)) if unfit else benches,
+            gates=tuple(row for row in ordered if isinstance(row, rows.Gate)),
+            selftest=next((row for row in ordered if isinstance(row, rows.SelfTest)), None),
             seconds=round(time.monotonic() - self.started, 2),
             tier=self.settings.tier,
             seed=self.settings.seed,
@@ -118,28 +115,20 @@ class Results:
         )
 
 
-def hand_over(config: pytest.Config, row: rows.Row) -> None:
+def hand_over(config: pytest.Config, row: rows.Bench) -> None:
     """Give a benchmark to pytest-benchmark, which stores, shows and compares it as its own.
 
     It switches its fixture off under xdist, but not its session: what stands in there is saved and compared. The
     attribute is private, hence the pin on its major version in pyproject.
     """
     session: Any = getattr(config, "_benchmarksession", None)
-    if session is None or not row["samples"].get("ours"):
+    if session is None or not row.samples.get(rows.OURS):
         return
     record_type: Any = sys.modules["pytest_benchmark.stats"].Metadata  # loaded, since its session is there
-    name = rows.item_name(row)
-    fixture = SimpleNamespace(
-        name=name,
-        fullname=f"{'/'.join(Path(row['file']).parts[-2:])}::{name}",  # the same wherever the files lie
-        group=row["suite"],
-        param=row["id"],
-        params=row.get("params", {}),
-        extra_info=writer.extra_info(row),
-        cprofile_stats=None,
-        has_error=False,
-    )
-    record = record_type(fixture, iterations=1, options={"timer": row.get("clock", "perf_counter_ns"), "warmup": True})
-    for seconds in row["samples"]["ours"]:
+    known = writer.described(row)
+    short = f"{'/'.join(Path(row.file).parts[-2:])}::{rows.name(row)}"  # the same wherever the files lie
+    fixture = SimpleNamespace(**{**known, "fullname": short}, cprofile_stats=None, has_error=False)
+    record = record_type(fixture, iterations=1, options=known["options"])
+    for seconds in row.samples[rows.OURS]:
         record.stats.update(seconds)
     session.benchmarks.append(record)

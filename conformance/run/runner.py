@@ -6,13 +6,15 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from conformance import rows
 from conformance.isolation import scratch, waiting
 from conformance.isolation.executor import GIB, Executor, Reply, Status
 from conformance.judge import sanitizer
-from conformance.report import environment, rows
+from conformance.report import environment, replies
 from conformance.run.settings import Settings
 from conformance.shapes.cases import BYTES, KINDS, STAGES, BenchCase, Case, to_json
 
@@ -71,44 +73,47 @@ class Runner:
         if self.logs is not None:
             self.logs.close()
 
-    def run(self, case: Case, target: str, path: Path) -> rows.Row:
+    def run(self, case: Case, target: str, path: Path) -> rows.Check | rows.Bench:
         """The row of one case."""
-        known = rows.describe(case, target, rows.shown_path(path, self.folder))
-        known["command"] = self.command(known)
+        known = replies.describe(case, target, replies.shown_path(path, self.folder))
+        known = replace(known, command=self.command(known, isinstance(case, BenchCase)))
         limit = self.settings.timeout or case.timeout
+        refusal = None
         if needed := _beyond(case, self.executor.memory):
-            where = f"{known['file']}:{case.line}: case {case.id.partition('[')[0]!r}"
+            where = f"{known.file}:{case.line}: case {case.id.partition('[')[0]!r}"
             refusal = Reply(Status.RAISED, None, f"{where}: {needed}")
-            return rows.bench_row(known, refusal) if isinstance(case, BenchCase) else rows.check_row(known, refusal)
         if isinstance(case, BenchCase):
-            reply = self._call("bench", to_json(case), self._bench_options(target), timeout=limit or BENCH_SECONDS)
-            return rows.bench_row(known, reply)
+            options = self._bench_options(target)
+            reply = refusal or self._call("bench", to_json(case), options, timeout=limit or BENCH_SECONDS)
+            return replies.bench(known, case.family, reply)
+        if refusal is not None:
+            return replies.check(known, refusal)
         options = self._check_options(known)
         if case.large:
             options["stages"] = [stage for stage in options["stages"] if stage in NATIVE]
         if self.watched:
-            return rows.joined([self._watch(tool, known, case, options, limit) for tool in self.watched])
+            return replies.joined([self._watch(tool, known, case, options, limit) for tool in self.watched])
         reply = self._call("check", to_json(case), options, timeout=limit or CHECK_SECONDS)
-        return self._keep(rows.check_row(known, reply), case, options)
+        return self._keep(replies.check(known, reply), case, options)
 
     def _watch(
-        self, tool: str, known: rows.Row, case: Case, options: Mapping[str, Any], limit: float | None
-    ) -> rows.Row:
+        self, tool: str, known: rows.Item, case: Case, options: Mapping[str, Any], limit: float | None
+    ) -> rows.Check:
         """The row of a case under a sanitizer."""
         function, log = self.settings.function("check"), {"tool": tool, "log": str(self._log(tool))}
         reply = self.watched[tool].call(
             function, to_json(case), {**options, "sanitizer": log}, timeout=limit or WATCHED_SECONDS, hold="shared"
         )
-        return self._keep(rows.check_row(known, reply), case, options)
+        return self._keep(replies.check(known, reply), case, options)
 
     def _log(self, tool: str) -> Path:
         assert self.logs is not None
         return self.logs.folder / f"{tool}.txt"
 
-    def fitness(self) -> rows.Row:
+    def fitness(self) -> rows.Fitness:
         """Whether this machine can judge speed now."""
         options = self._bench_options(self.settings.targets[0])
-        return rows.fitness_row(self._call("fitness", options, timeout=self.settings.timeout or BENCH_SECONDS))
+        return replies.fitness(self._call("fitness", options, timeout=self.settings.timeout or BENCH_SECONDS))
 
     def explain_unknown(self) -> str | None:
         """What is wrong with a name that only torch can know."""
@@ -118,39 +123,39 @@ class Runner:
                 return str(reply.value or f"{reply.message}\n{reply.output}")
         return None
 
-    def gate(self, found: Sequence[Case], path: Path) -> rows.Row:
+    def gate(self, found: Sequence[Case], path: Path) -> rows.Gate:
         """The row of a file's cases, compiled for GPUs."""
         options = {"seed": self.settings.seed, "threads": self.threads, "architectures": self.settings.architectures}
         limit = self.settings.timeout or GATE_SECONDS
         reply = self._call("gate", [to_json(case) for case in found], options, timeout=limit)
-        return rows.gate_row(rows.shown_path(path, self.folder), reply)
+        return replies.gate(replies.shown_path(path, self.folder), reply)
 
-    def selftest(self) -> rows.Row:
+    def selftest(self) -> rows.SelfTest:
         """The counts of the self-test."""
         options = {"targets": self.settings.targets, "seed": self.settings.seed, "threads": self.threads}
-        return rows.selftest_row(self._call("selftest", options, timeout=self.settings.timeout or SELFTEST_SECONDS))
+        return replies.selftest(self._call("selftest", options, timeout=self.settings.timeout or SELFTEST_SECONDS))
 
-    def fuzz(self, index: int, target: str) -> rows.Row:
+    def fuzz(self, index: int, target: str) -> rows.Fuzz:
         """The row of one random program."""
         seed = self.settings.seed
         folder = self.settings.reports(self.device) / "repro" / f"random-{seed}.{index}-{target.replace(':', '_')}"
         options = {"target": target, "threads": self.threads, "dump": str(folder)}
         words = ["pytest", "--mlcomp", "--mlcomp-fuzz-only", str(index), "--mlcomp-seed", str(seed)]
         words += ["--mlcomp-target", target] if target != "cpu" else []
-        known = {"index": index, "seed": seed, "target": target, "command": shlex.join(words)}
+        known = rows.Fuzz(index=index, seed=seed, target=target, command=shlex.join(words))
         limit = self.settings.timeout or FUZZ_SECONDS
         reply = self._call("fuzz", seed, index, options, timeout=limit)
         if reply.status in (Status.CRASH, Status.TIMEOUT):
             again = self._call("fuzz", seed, index, {**options, "lost": True}, timeout=limit)
-            return rows.fuzz_row(known, reply, again)
-        return rows.fuzz_row(known, reply)
+            return replies.fuzz(known, reply, again)
+        return replies.fuzz(known, reply)
 
-    def command(self, known: rows.Row) -> str:
+    def command(self, known: rows.Item, bench: bool) -> str:
         """The line that runs one item again with the same data."""
-        settings = self.settings
-        words = ["pytest", "--mlcomp", f"{known['file']}::{rows.item_name(known)}", "--mlcomp-seed", str(settings.seed)]
-        words += ["--mlcomp-target", known["target"]] if known["target"] != "cpu" else []
-        words += ["--mlcomp-bench", settings.bench] if known["kind"] == "bench" else []
+        settings, name = self.settings, rows.name(known, bench=bench)
+        words = ["pytest", "--mlcomp", f"{known.file}::{name}", "--mlcomp-seed", str(settings.seed)]
+        words += ["--mlcomp-target", known.target] if known.target != "cpu" else []
+        words += ["--mlcomp-bench", settings.bench] if bench else []
         words += ["--mlcomp-backend", settings.backend] if settings.backend else []
         words += ["--mlcomp-sanitizer", ",".join(settings.sanitizers)] if settings.sanitizers else []
         return shlex.join(words)
@@ -159,27 +164,28 @@ class Runner:
         hold = "exclusive" if kind in ("bench", "fitness") else "shared"
         return self.executor.call(self.settings.function(kind), *arguments, timeout=timeout, hold=hold)
 
-    def _keep(self, row: rows.Row, case: Case, options: Mapping[str, Any]) -> rows.Row:
+    def _keep(self, row: rows.Check, case: Case, options: Mapping[str, Any]) -> rows.Check:
         """A case that lost its process could not write its own files: keep what is known about it, and let another
         process write those, which runs no stage."""
-        if row["verdict"] not in ("crash", "timeout"):
+        if row.verdict not in ("crash", "timeout"):
             return row
         folder = Path(options["dump"])
         try:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "case.json").write_text(json.dumps(to_json(case), indent=1), encoding="utf-8")
-            (folder / "lost.txt").write_text(f"{row['command']}\n{row['detail']}\n", encoding="utf-8")
+            (folder / "lost.txt").write_text(f"{row.command}\n{row.detail}\n", encoding="utf-8")
         except OSError as error:
-            return row | {"detail": f"{row['detail']}\n(its files could not be written to {folder}: {error.strerror})"}
+            said = f"{row.detail}\n(its files could not be written to {folder}: {error.strerror})"
+            return replace(row, detail=said)
         if not self.settings.backend:
-            lost = {key: row[key] for key in ("verdict", "first_bad_stage", "first_bad_pass", "detail")}
+            lost = rows.to_json(row, ("verdict", "first_bad_stage", "first_bad_pass", "detail"))
             self._call("check", to_json(case), {**options, "lost": lost}, timeout=FILES_SECONDS)
-        return row | {"repro": str(folder)}
+        return replace(row, repro=str(folder))
 
-    def _check_options(self, known: rows.Row) -> dict[str, Any]:
-        folder = re.sub(r"[^\w.+-]+", "_", rows.item_name(known)).strip("_")
+    def _check_options(self, known: rows.Item) -> dict[str, Any]:
+        folder = re.sub(r"[^\w.+-]+", "_", rows.name(known, bench=False)).strip("_")
         return {
-            "target": known["target"],
+            "target": known.target,
             "stages": list(self.settings.stages),
             "seed": self.settings.seed,
             "backend": self.settings.backend,

@@ -169,10 +169,10 @@ def _poison(like: Tensor, count: int) -> Tensor:
     return torch.full((count,), value, dtype=like.dtype)
 
 
-def clone_storage(tensor: Tensor) -> Tensor:
-    """A copy with the same strides and offset, gaps included."""
+def clone_storage(tensor: Tensor, **changes: Any) -> Tensor:
+    """A copy with the same strides and offset, gaps included; `changes` as `Tensor.to` takes them."""
     count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    whole = tensor.as_strided((count,), (1,), 0).clone()
+    whole = tensor.as_strided((count,), (1,), 0).to(copy=True, **changes)
     return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 

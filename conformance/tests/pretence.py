@@ -40,7 +40,7 @@ def check(case, options, tell):
     if op == "refused": return {"verdict": "unsupported", "stages": [], "detail": "aten.fancy(x, 3) is not supported"}
     verdict = "fail" if bad else "pass"
     return {"verdict": verdict, "first_bad_stage": bad, "first_bad_pass": bad and "tile:fuse#3", "stages": stages,
-            "detail": "", "repro": options["dump"], "seed": options["seed"]}
+            "detail": "", "repro": options["dump"]}
 
 def bench(case, options, quiet):
     with quiet():
@@ -61,7 +61,7 @@ def bench(case, options, quiet):
             "skipped": {"compile": "no compiler"}, "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns"}
 
 def fitness(options):
-    return {"fit": "NOISY" not in os.environ, "half_width": 0.01, "message": "equal kernels differ by 9 %"}
+    return {"fit": "NOISY" not in os.environ, "message": "equal kernels differ by 9 %"}
 
 def explain_unknown(name):
     return None if name == "eagerly" else f"there is no system {name!r}"
@@ -69,14 +69,15 @@ def explain_unknown(name):
 def gate(cases, options, tell):
     tell(cases[0]["id"])
     kernel = {"name": "add", "arch": "sm_90a", "registers": 30, "stack": 0, "spilled": 0, "shared": 256,
-              "opcodes": True, "complaints": []}
+              "disassembled": True, "complaints": []}
     wrong = [case["id"] + " for sm_90a: spills" for case in cases if case["op"] == "spills"]
     return {"verdict": "fail" if wrong else "pass", "detail": "\\n".join(wrong), "cases": len(cases),
             "kernels": [{"case": case["id"], **kernel, "complaints": wrong} for case in cases]}
 
 def fuzz(seed, index, options, tell):
     tell("torch.compile")
-    row = {"line": f"def f(x0): return x0 + {index}", "arguments": "x0: f32[3] normal", "verdict": "pass", "kind": "",
+    row = {"index": index, "seed": seed, "line": f"def f(x0): return x0 + {index}",
+           "arguments": "x0: f32[3] normal", "verdict": "pass", "kind": "",
            "detail": "", "why": "", "first_bad_stage": None, "first_bad_pass": None}
     if options.get("lost"): return row | {"verdict": "fail", "first_bad_stage": "cpp", "first_bad_pass": "render#12"}
     if index == 1: ctypes.string_at(0)
@@ -86,8 +87,8 @@ def fuzz(seed, index, options, tell):
     return row
 
 def selftest(options):
-    rows = [{"stage": stage, "name": "flip", "caught": stage != "loop"} for stage in STAGES]
-    return {"planted": 6, "caught": 5, "false_alarms": 0, "rows": rows}
+    return {"rows": [{"target": "cpu", "case": "fine", "stage": stage, "mutation": "flip", "how": "",
+                      "caught": stage != "loop"} for stage in STAGES]}
 """
 
 PERF = "perf = { dims = [{ N = 64 }] }"

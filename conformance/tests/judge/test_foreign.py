@@ -9,6 +9,7 @@ import torch
 from torch._dynamo.backends import registry
 
 from conformance.judge import ladder
+from conformance.rows import Judged
 from conformance.shapes.cases import Arg, Case, to_json
 from conformance.shapes.files import expand, find_shapes, load
 from conformance.tests import wrong_backends
@@ -26,7 +27,7 @@ def case(expr: str, shape: tuple[int, ...] = SHAPE, layout: str = "contig", data
     return dataclasses.replace(made, **more)
 
 
-def check(made: Case, backend: str) -> dict[str, Any]:
+def check(made: Case, backend: str) -> Judged:
     options = {"target": "cpu", "stages": (), "seed": SEED, "threads": 1, "backend": backend, "dump": None}
     return ladder.check(to_json(made), options)
 
@@ -66,15 +67,15 @@ def registered(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("registered", wrong_backends.KINDS, indirect=True)
 def test_a_wrong_backend_is_caught(registered: str) -> None:
     row = check(TELLING.get(registered.removeprefix("wrong "), PLAIN), registered)
-    assert (row["verdict"], row["first_bad_stage"]) == ("fail", "cpp"), (SEED, row)
-    assert row["detail"] and "Error:" not in row["detail"].replace("RuntimeError: out of memory", ""), row
+    assert (row.verdict, row.first_bad_stage) == ("fail", "cpp"), (SEED, row)
+    assert row.detail and "Error:" not in row.detail.replace("RuntimeError: out of memory", ""), row
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "mlcomp"])
 @pytest.mark.parametrize("made", RIGHT)
 def test_a_right_backend_passes(backend: str, made: Case) -> None:
     row = check(made, backend)
-    assert row["verdict"] == "pass", (SEED, row)
+    assert row.verdict == "pass", (SEED, row)
 
 
 @pytest.mark.parametrize(
@@ -92,13 +93,13 @@ def test_the_message_says_what_was_wrong(kind: str, said: str) -> None:
     name = f"wrong {kind}, told"
     if name not in registry._COMPILER_FNS:
         registry.register_backend(compiler_fn=wrong_backends.backend(kind), name=name)
-    assert said in check(TELLING.get(kind, PLAIN), name)["detail"]
+    assert said in check(TELLING.get(kind, PLAIN), name).detail
 
 
 def test_what_a_program_writes_to_its_arguments_is_checked_in_every_stage() -> None:
     made = case("x.add_(y)\nx.t()", mutates=("x",))
     row = ladder.check(to_json(made), {"target": "cpu", "seed": SEED})
-    assert row["verdict"] == "pass", (SEED, row)
+    assert row.verdict == "pass", (SEED, row)
 
 
 def test_every_case_whose_sizes_have_names_has_a_row_for_which_small_buffers_do_not_do() -> None:

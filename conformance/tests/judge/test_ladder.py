@@ -6,7 +6,7 @@ import re
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,11 @@ import pytest
 
 import compiler
 from conformance.judge import ladder, sanitizer
+from conformance.rows import Judged
 from conformance.shapes.cases import Arg, Case, Dynamic, Tolerance, to_json
 
 SEED = random.SystemRandom().randrange(2**31)
 THREADS = compiler.stages(compiler.target("sm_90a"))
-Row = dict[str, Any]
 
 
 def case(expr: str, dtype: str = "f32", **changes: Any) -> Case:
@@ -31,13 +31,13 @@ def case(expr: str, dtype: str = "f32", **changes: Any) -> Case:
     return dataclasses.replace(made, **changes)
 
 
-def check(made: Case, **options: Any) -> Row:
+def check(made: Case, **options: Any) -> Judged:
     given = {"target": "cpu", "stages": compiler.STAGES, "seed": SEED, "threads": 1, "backend": None, "dump": None}
     return ladder.check(to_json(made), given | options)
 
 
-def verdicts(row: Row) -> dict[str, str]:
-    return {stage["stage"]: stage["verdict"] for stage in row["stages"]}
+def verdicts(row: Judged) -> dict[str, str]:
+    return {stage.stage: stage.verdict for stage in row.stages}
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,9 @@ def verdicts(row: Row) -> dict[str, str]:
 def test_sound_cases_pass_in_every_stage(expr: str, dtype: str, changes: dict[str, Any]) -> None:
     told: list[str] = []
     row = ladder.check(to_json(case(expr, dtype, **changes)), {"target": "cpu", "seed": SEED}, told.append)
-    assert row["verdict"] == "pass", (SEED, row)
+    assert row.verdict == "pass", (SEED, row)
     assert verdicts(row) == dict.fromkeys(compiler.STAGES, "pass") and told == list(compiler.STAGES)
-    assert all(stage["err_over_tol"] <= 1 and stage["executor"] for stage in row["stages"])
+    assert all((stage.err_over_tol or 0.0) <= 1 and stage.executor for stage in row.stages)
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_sound_cases_pass_in_every_stage(expr: str, dtype: str, changes: dict[st
 )
 def test_sound_cases_pass_in_every_stage_for_threads(expr: str, dtype: str, changes: dict[str, Any]) -> None:
     row = check(case(expr, dtype, **changes), target="sm_90a", stages=THREADS)
-    assert row["verdict"] == "pass", (SEED, row)
-    executors = {stage["stage"]: stage["executor"] for stage in row["stages"]}
+    assert row.verdict == "pass", (SEED, row)
+    executors = {stage.stage: stage.executor for stage in row.stages}
     assert tuple(executors) == THREADS and executors["kernel"] == "emulated, every access checked"
 
 
@@ -88,16 +88,16 @@ def test_a_miscompile_for_threads_is_named_by_stage_and_pass(
 ) -> None:
     broken(monkeypatch, name, spoiled(stage, kind))
     row = check(case("(x + 1).sum(-1)"), target="sm_90a", stages=THREADS)
-    assert (row["first_bad_stage"], guilty_pass(row)) == (stage, name), (SEED, row)
-    assert "elements are wrong" in row["detail"]
+    assert (row.first_bad_stage, guilty_pass(row)) == (stage, name), (SEED, row)
+    assert "elements are wrong" in row.detail
 
 
 def test_what_the_checks_find_is_a_failure_with_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken(monkeypatch, "tile-to-threads", spoiled("kernel", "guard dropped"))
     row = check(case("x + 1"), target="sm_90a", stages=THREADS, dump=str(tmp_path / "repro"))
-    assert (row["verdict"], row["first_bad_stage"]) == ("fail", "kernel"), (SEED, row)
-    found = re.search(r"kernel: kernel\.cu:(\d+): out of bounds", row["detail"])
-    assert found, row["detail"]
+    assert (row.verdict, row.first_bad_stage) == ("fail", "kernel"), (SEED, row)
+    found = re.search(r"kernel: kernel\.cu:(\d+): out of bounds", row.detail)
+    assert found, row.detail
     text = (tmp_path / "repro" / "kernel.cu").read_text().splitlines()
     assert "x[" in text[int(found[1]) - 1]
 
@@ -108,18 +108,18 @@ def test_only_the_stages_asked_for_run() -> None:
 
 def test_what_cannot_be_compiled_is_unsupported_by_name() -> None:
     row = check(case("torch.linalg.svd(x).S"))
-    assert row["verdict"] == "unsupported" and "svd" in row["detail"]
+    assert row.verdict == "unsupported" and "svd" in row.detail
 
 
 def test_a_function_that_fails_is_a_failure_of_its_own() -> None:
     row = check(case("x.reshape(7, 7)"))
-    assert (row["verdict"], row["first_bad_stage"]) == ("fail", None)
-    assert "'[7, 7]' is invalid" in row["detail"] and "Traceback" not in row["detail"]
+    assert (row.verdict, row.first_bad_stage) == ("fail", None)
+    assert "'[7, 7]' is invalid" in row.detail and "Traceback" not in row.detail
 
 
 def test_a_function_without_a_tensor_to_check_is_a_failure() -> None:
     row = check(case("x.shape[0]"))
-    assert row["verdict"] == "fail" and "gives no tensor: there is nothing to check" in row["detail"]
+    assert row.verdict == "fail" and "gives no tensor: there is nothing to check" in row.detail
 
 
 def numbered(name: str) -> str:
@@ -127,9 +127,9 @@ def numbered(name: str) -> str:
     return f"{name}#{[p.name for p in compiler.passes_for(compiler.target('cpu'))].index(name) + 1}"
 
 
-def guilty_pass(row: Mapping[str, Any]) -> str:
+def guilty_pass(row: Judged) -> str:
     """The pass that a failure names, without its number."""
-    return str(row["first_bad_pass"]).partition("#")[0]
+    return str(row.first_bad_pass).partition("#")[0]
 
 
 def broken(monkeypatch: pytest.MonkeyPatch, name: str, spoil: Callable[[Any], Any]) -> None:
@@ -167,8 +167,8 @@ def test_a_miscompile_is_named_by_stage_and_pass(
 ) -> None:
     broken(monkeypatch, name, spoiled(stage, kind))
     row = check(case("(x + 1).sum(-1)"))
-    assert row["verdict"] == "fail", (SEED, row)
-    assert (row["first_bad_stage"], guilty_pass(row)) == (stage, name), (SEED, row)
+    assert row.verdict == "fail", (SEED, row)
+    assert (row.first_bad_stage, guilty_pass(row)) == (stage, name), (SEED, row)
     before = compiler.STAGES[: compiler.STAGES.index(stage)]
     assert all(verdicts(row)[earlier] == "pass" for earlier in before)
 
@@ -183,8 +183,8 @@ def dynamic(expr: str, sizes: Sequence[int]) -> Case:
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
 def test_one_program_is_checked_at_every_size(target: str) -> None:
     row = check(dynamic("F.softmax(x, 0)", (5, 1, 33)), target=target, stages=THREADS + compiler.STAGES)
-    assert row["verdict"] == "pass" and len(row["stages"]) == 6, (SEED, row)
-    assert row["stages"][-1]["seconds"] > 0
+    assert row.verdict == "pass" and len(row.stages) == 6, (SEED, row)
+    assert (row.stages[-1].seconds or 0.0) > 0
 
 
 def test_a_program_that_is_right_at_one_size_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,12 +196,12 @@ def test_a_program_that_is_right_at_one_size_only_is_found(monkeypatch: pytest.M
 
     broken(monkeypatch, "tensor-to-loop", fixed)
     row = check(dynamic("x + 1", (5, 9)))
-    assert (row["verdict"], row["first_bad_stage"], row["first_bad_pass"]) == (
+    assert (row.verdict, row.first_bad_stage, row.first_bad_pass) == (
         "fail",
         "loop",
         numbered("tensor-to-loop"),
     )
-    assert row["detail"].startswith("at N = 9: ")
+    assert row.detail.startswith("at N = 9: ")
 
 
 def test_a_pass_that_raises_is_a_failed_stage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,9 +210,9 @@ def test_a_pass_that_raises_is_a_failed_stage(monkeypatch: pytest.MonkeyPatch) -
 
     broken(monkeypatch, "schedule", fail)
     row = check(case("x.exp()"))
-    assert (row["verdict"], row["first_bad_stage"], row["first_bad_pass"]) == ("fail", "tile", numbered("schedule"))
+    assert (row.verdict, row.first_bad_stage, row.first_bad_pass) == ("fail", "tile", numbered("schedule"))
     assert verdicts(row) == {"torch": "pass", "tensor": "pass", "loop": "pass", "tile": "fail"}
-    assert "pass schedule raised ValueError: no such luck" in row["detail"]
+    assert "pass schedule raised ValueError: no such luck" in row.detail
 
 
 def test_a_failure_is_kept_and_runs_again(
@@ -221,7 +221,7 @@ def test_a_failure_is_kept_and_runs_again(
     with monkeypatch.context() as patched:
         broken(patched, "fuse", spoiled("tensor", "last term dropped"))
         row = check(case("x.sum(-1)"), dump=str(tmp_path / "repro"))
-    assert row["repro"] == str(tmp_path / "repro")
+    assert row.repro == str(tmp_path / "repro")
     kept = {path.name for path in (tmp_path / "repro").iterdir()}
     assert kept == {"run.py", "inputs.pt", "case.json", "failure.txt", "kernel.cpp"} | {f"{s}.ir" for s in compiler.IRS}
     runpy.run_path(str(tmp_path / "repro" / "run.py"))
@@ -233,7 +233,7 @@ def test_the_files_of_a_lost_case_are_those_of_a_failed_one(target: str, tmp_pat
     """And its script runs the texts beside it, edited or not."""
     lost = {"verdict": "crash", "first_bad_stage": "cpp", "first_bad_pass": None, "detail": "it died of SIGSEGV"}
     row = check(case("x * 2 + 1"), target=target, dump=str(tmp_path / "repro"), lost=lost)
-    assert row == {"repro": str(tmp_path / "repro")}
+    assert row.repro == str(tmp_path / "repro") and not row.stages
     last = compiler.stages(compiler.target(target))[-1]
     text = tmp_path / "repro" / {"cpp": "kernel.cpp", "cuda": "kernel.cu"}[last]
     kept = {path.name for path in (tmp_path / "repro").iterdir()}
@@ -256,8 +256,8 @@ def differences(folder: Path, start: str) -> dict[str, float]:
 
 def test_another_backend_has_a_final_stage_only() -> None:
     row = check(case("x.exp()"), backend="eager")
-    assert (row["verdict"], verdicts(row)) == ("pass", {"cpp": "pass"}), row
-    assert check(case("x.exp()"), backend="none such")["verdict"] == "fail"
+    assert (row.verdict, verdicts(row)) == ("pass", {"cpp": "pass"}), row
+    assert check(case("x.exp()"), backend="none such").verdict == "fail"
 
 
 class Reporting:
@@ -272,16 +272,16 @@ class Reporting:
         return self.said
 
 
-def watched(monkeypatch: pytest.MonkeyPatch, *said: str) -> Row:
+def watched(monkeypatch: pytest.MonkeyPatch, *said: str) -> Judged:
     monkeypatch.setattr(sanitizer, "watch", lambda tool, log: Reporting(*said))
     options = {"target": "sm_90a", "stages": ("cuda",), "sanitizer": {"tool": "racecheck", "log": "nowhere"}}
     return check(case("F.softmax(x, -1)"), **options)
 
 
 def test_what_a_sanitizer_reports_fails_the_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert watched(monkeypatch)["verdict"] == "pass"
+    assert watched(monkeypatch).verdict == "pass"
     row = watched(monkeypatch, "kernel.cu:31: Error: Race reported between Write access and Read access")
-    assert (row["verdict"], row["first_bad_stage"]) == ("fail", "cuda") and "kernel.cu:31: Error: Race" in row["detail"]
+    assert (row.verdict, row.first_bad_stage) == ("fail", "cuda") and "kernel.cu:31: Error: Race" in row.detail
 
 
 def test_what_a_sanitizer_reports_is_told_with_the_error_that_came_of_it(
@@ -292,7 +292,5 @@ def test_what_a_sanitizer_reports_is_told_with_the_error_that_came_of_it(
 
     monkeypatch.setattr(compiler, "execute_guarded", fault)
     row = watched(monkeypatch, "kernel.cu:31: Invalid __global__ read of size 4 bytes")
-    assert (
-        row["verdict"] == "fail" and "Invalid __global__ read" in row["detail"] and "illegal address" in row["detail"]
-    )
+    assert row.verdict == "fail" and "Invalid __global__ read" in row.detail and "illegal address" in row.detail
     assert "Invalid __global__ read" in capfd.readouterr().err, "said before the process may be lost"

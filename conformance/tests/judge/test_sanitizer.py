@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance import rows
 from conformance.judge import sanitizer
 from conformance.judge.sanitizer import Blind, Watch
-from conformance.report import rows
+from conformance.report import replies
 
 
 class Pretended:
@@ -77,12 +78,14 @@ def test_the_command_names_tool_and_file(tmp_path: Path) -> None:
 
 
 def test_the_row_of_a_case_has_the_stages_of_all_tools() -> None:
-    def row(verdict: str, detail: str) -> rows.Row:
-        return {"verdict": verdict, "stages": [{"stage": "cuda"}], "detail": detail, "seconds": 1.0}
+    def row(verdict: str, detail: str) -> rows.Check:
+        known = rows.Item(id="a[f32]", file="a.toml", suite="a", op="a", target="cuda", dtype="f32")
+        stages = (rows.Stage(stage="cuda"),)
+        return rows.Check(**vars(known), verdict=verdict, stages=stages, detail=detail, seconds=1.0)
 
-    joined = rows.joined([row("pass", ""), row("fail", "a race")])
-    assert (joined["verdict"], joined["detail"], joined["seconds"], len(joined["stages"])) == ("fail", "a race", 2.0, 2)
-    assert rows.joined([row("pass", ""), row("pass", "")])["verdict"] == "pass"
+    joined = replies.joined([row("pass", ""), row("fail", "a race")])
+    assert (joined.verdict, joined.detail, joined.seconds, len(joined.stages)) == ("fail", "a race", 2.0, 2)
+    assert replies.joined([row("pass", ""), row("pass", "")]).verdict == "pass"
 
 
 def test_docstring_examples() -> None:

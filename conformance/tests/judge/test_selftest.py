@@ -21,10 +21,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_miscompiles_in_every_stage_are_caught() -> None:
     made = selftest.run(OPTIONS)
-    assert made["planted"] >= 10 and made["caught"] == made["planted"], (SEED, made)
-    assert made["false_alarms"] == 0, (SEED, made["alarms"])
-    assert {row["stage"] for row in made["rows"]} == set(compiler.STAGES)
-    assert set(made["rows"][0]) == {"target", "stage", "case", "mutation", "caught", "how"}
+    assert made.planted >= 10 and made.caught == made.planted, (SEED, made)
+    assert made.false_alarms == 0, (SEED, made.alarms)
+    assert {row.stage for row in made.rows} == set(compiler.STAGES)
+    assert all(row.target == "cpu" and row.case and row.mutation and row.how for row in made.rows)
 
 
 def test_a_check_without_teeth_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +33,7 @@ def test_a_check_without_teeth_is_found_out(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(ladder, "verdict_on", approve)
     made = selftest.run(OPTIONS)
-    assert made["caught"] < made["planted"], (SEED, made)  # what executors refuse by themselves is still caught
+    assert made.caught < made.planted, (SEED, made)  # what executors refuse by themselves is still caught
 
 
 def test_a_check_that_refuses_what_is_sound_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,4 +42,4 @@ def test_a_check_that_refuses_what_is_sound_is_found_out(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(ladder, "verdict_on", refuse)
     made = selftest.run(OPTIONS)
-    assert made["false_alarms"] >= 12 and made["planted"] == 0, (SEED, made)
+    assert made.false_alarms >= 12 and made.planted == 0, (SEED, made)

@@ -1,5 +1,6 @@
 """Rows by hand: what becomes of them in verdicts, files, pages and tables."""
 
+import dataclasses
 import doctest
 import errno
 import importlib
@@ -12,47 +13,62 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from conformance import rows
 from conformance.isolation.executor import Reply, Status
-from conformance.report import environment, pages, rows, tables, writer
-from conformance.report.rows import Row
+from conformance.report import environment, pages, replies, tables, writer
+from conformance.rows import (
+    Alarm,
+    Bench,
+    Budget,
+    Check,
+    Fitness,
+    Fuzz,
+    Gate,
+    Kernel,
+    Planted,
+    SelfTest,
+    Speedup,
+    Stage,
+)
 from conformance.run import progress
 from conformance.shapes.cases import Case, Xfail
 
+ALARM = Alarm(target="cpu", stage=None, case="a[f32]", message="no")
 ENV: environment.Environment = {
     "python": "3.11.2", "torch": "2.13.0", "device": "amd-epyc", "cpu": "AMD EPYC", "gpu": None,
     "toolchain": "g++ 12.2", "commit": "abc+changes",
 }  # fmt: skip
 
 
-def check(op: str, verdict: str = "pass", dtype: str = "f32", error: float | None = 0.5, **more: Any) -> Row:
-    stage = {
-        "stage": "loop",
-        "verdict": verdict,
-        "err_over_tol": error,
-        "executor": "c++",
-        "seconds": 0.5,
-        "message": "a|b",
-    }
-    known: Row = {
-        "kind": "check", "id": f"{op}[N4.{dtype}.contig.normal]", "file": "shapes/mine.toml", "suite": "mine", "op": op,
-        "target": "cpu", "dtype": dtype, "verdict": verdict, "first_bad_stage": None, "first_bad_pass": None,
-        "stages": [stage], "detail": "", "command": f"pytest --mlcomp {op}", "first_loss": "",
+def check(op: str, verdict: str = "pass", dtype: str = "f32", error: float | None = 0.5, **more: Any) -> Check:
+    stage = Stage(
+        stage="loop", verdict=verdict, err_over_tol=error, executor="c++", seconds=0.5, message="a|b"
+    )  # fmt: skip
+    known: dict[str, Any] = {
+        "id": f"{op}[N4.{dtype}.contig.normal]", "file": "shapes/mine.toml", "suite": "mine", "op": op,
+        "target": "cpu", "dtype": dtype, "verdict": verdict, "stages": (stage,), "command": f"pytest --mlcomp {op}",
     }  # fmt: skip
-    return known | more
+    return Check(**known | more)
 
 
-def bench(op: str, speedup: float | None, suite: str = "mine", verdict: str = "SAME", **more: Any) -> Row:
-    known: Row = {
-        "kind": "bench", "id": f"{op}[N4.f32]", "file": f"shapes/{suite}.toml", "suite": suite,
-        "family": suite, "op": op, "target": "cpu", "dtype": "f32", "verdict": verdict, "ours_us": 10.0,
-        "eager_us": 20.0, "compile_us": None, "speedup": speedup,
-        "ci": None, "over": {"eager": {"speedup": 2.0, "ci": [2.0, 2.0]}}, "roofline": None, "detail": "",
-        "samples": {"ours": [1e-5, 1.1e-5, 1.2e-5], "eager": [2e-5]},
+def bench(op: str, speedup: float | None, suite: str = "mine", verdict: str = "SAME", **more: Any) -> Bench:
+    known: dict[str, Any] = {
+        "id": f"{op}[N4.f32]", "file": f"shapes/{suite}.toml", "suite": suite, "family": suite, "op": op,
+        "target": "cpu", "dtype": "f32", "verdict": verdict, "ours_us": 10.0, "eager_us": 20.0, "speedup": speedup,
+        "over": {"eager": Speedup(speedup=2.0, ci=(2.0, 2.0))},
+        "samples": {"ours": (1e-5, 1.1e-5, 1.2e-5), "eager": (2e-5,)},
     }  # fmt: skip
-    return known | more
+    return Bench(**known | more)
 
 
-def run(cases: tuple[Row, ...] = (), benches: tuple[Row, ...] = (), selftest: Row | None = None) -> writer.Run:
+def planted(caught: int, missed: int) -> tuple[Planted, ...]:
+    return tuple(
+        Planted(target="cpu", stage="loop", case="a[f32]", mutation="flip", caught=n < caught, how="")
+        for n in range(caught + missed)
+    )
+
+
+def run(cases: tuple[Check, ...] = (), benches: tuple[Bench, ...] = (), selftest: SelfTest | None = None) -> writer.Run:
     return writer.Run(ENV, cases, benches, selftest, 12.5, "smoke", 7)
 
 
@@ -66,9 +82,9 @@ def case(*xfail: Xfail) -> Case:
 
 def test_what_json_cannot_say_becomes_null() -> None:
     value = {"verdict": "fail", "stages": [{"stage": "loop", "verdict": "fail", "err_over_tol": float("inf")}]}
-    known = rows.describe(case(), "cpu", "mine.toml")
-    row = rows.check_row(known, Reply(Status.DONE, value | {"detail": ""}))
-    assert row["stages"][0]["err_over_tol"] is None
+    known = replies.describe(case(), "cpu", "mine.toml")
+    row = replies.check(known, Reply(Status.DONE, value | {"detail": ""}))
+    assert row.stages[0].err_over_tol is None
     assert json.loads(json.dumps(writer.run_json(run((row,))), allow_nan=False))["cases"][0]["verdict"] == "fail"
 
 
@@ -80,14 +96,15 @@ def test_what_json_cannot_say_becomes_null() -> None:
         (Reply(Status.RAISED, None, "ValueError: no", "Traceback"), "fail", None, "ValueError: no"),
         (Reply(Status.DONE, {"verdict": "splendid"}), "fail", None, "no verdict out of pass, fail"),
         (Reply(Status.DONE, [1]), "fail", None, "no verdict"),
+        (Reply(Status.DONE, {"verdict": "pass", "colour": 1}), "fail", None, "the runner returned no row"),
     ],
 )
 def test_a_lost_call_is_a_row_too(reply: Reply, verdict: str, stage: str | None, words: str) -> None:
-    known = rows.describe(case(), "cpu", "mine.toml")
-    row = rows.check_row(known, reply)
-    assert (row["verdict"], row["first_bad_stage"]) == (verdict, stage)
-    assert words in row["detail"]
-    assert rows.bench_row(known | {"kind": "bench"}, reply)["verdict"] == verdict
+    known = replies.describe(case(), "cpu", "mine.toml")
+    row = replies.check(known, reply)
+    assert (row.verdict, row.first_bad_stage) == (verdict, stage)
+    assert words in row.detail
+    assert replies.bench(known, "mine", reply).verdict == verdict
     assert words.split(" out of")[0] in tables.failure(row)
 
 
@@ -105,30 +122,30 @@ def test_a_lost_call_is_a_row_too(reply: Reply, verdict: str, stage: str | None,
 )
 def test_an_expected_failure_is_that_failure(xfail: Xfail, verdict: str, stage: str | None, outcome: str) -> None:
     row = check("relu", verdict, first_bad_stage=stage)
-    assert rows.expect(row, case(xfail))["verdict"] == outcome
+    assert replies.expect(row, case(xfail)).verdict == outcome
 
 
 def test_an_item_that_took_its_worker_along_is_known_by_its_id() -> None:
-    row = rows.lost_row("shapes/ops/x.toml::max_pool2d[B2-k_3.bf16.contig.normal-cpu-bench]", "worker 'gw0' crashed")
-    expected = {"kind": "bench", "op": "max_pool2d", "dtype": "bf16", "target": "cpu", "suite": "x", "verdict": "crash"}
-    assert {key: row[key] for key in expected} == expected
-    assert row["id"] == "max_pool2d[B2-k_3.bf16.contig.normal]"
+    row = replies.lost("shapes/ops/x.toml::max_pool2d[B2-k_3.bf16.contig.normal-cpu-bench]", "worker 'gw0' crashed")
+    assert isinstance(row, Bench) and row.id == "max_pool2d[B2-k_3.bf16.contig.normal]"
+    assert (row.op, row.dtype, row.target, row.suite, row.verdict) == ("max_pool2d", "bf16", "cpu", "x", "crash")
 
 
 @pytest.mark.parametrize(
-    ("reply", "verdict", "words"),
+    ("made", "verdict", "words"),
     [
-        (Reply(Status.DONE, {"planted": 100, "caught": 95, "false_alarms": 0}), "pass", ""),
-        (Reply(Status.DONE, {"planted": 100, "caught": 94, "false_alarms": 0}), "fail", "94 of 100"),
-        (Reply(Status.DONE, {"planted": 100, "caught": 99, "false_alarms": 1}), "fail", "1 sound cases refused"),
-        (Reply(Status.DONE, {"planted": 0, "caught": 0, "false_alarms": 0}), "fail", "nothing was planted"),
-        (Reply(Status.CRASH, None, "its process died of SIGSEGV"), "fail", "did not finish: its process died"),
+        (SelfTest(rows=planted(95, 5)), "pass", ""),
+        (SelfTest(rows=planted(94, 6)), "fail", "94 of 100"),
+        (SelfTest(rows=planted(99, 1), alarms=(ALARM,)), "fail", "1 sound cases refused"),
+        (SelfTest(), "fail", "nothing was planted"),
+        (None, "fail", "did not finish: its process died"),
     ],
 )
-def test_the_selftest_has_a_bar(reply: Reply, verdict: str, words: str) -> None:
-    row = rows.selftest_row(reply)
-    assert row["verdict"] == verdict
-    assert words in row["detail"]
+def test_the_selftest_has_a_bar(made: SelfTest | None, verdict: str, words: str) -> None:
+    died = Reply(Status.CRASH, None, "its process died of SIGSEGV")
+    row = replies.selftest(died if made is None else Reply(Status.DONE, rows.to_json(made)))
+    assert row.verdict == verdict
+    assert words in row.detail
 
 
 def test_tables_show_the_worst_first_and_not_too_many() -> None:
@@ -187,7 +204,7 @@ def test_coverage_counts_ops_by_dtype() -> None:
 
 
 def test_schedules_that_were_given_up_are_findings_in_the_summary() -> None:
-    made = run((check("matmul", fallbacks=["matmul: ScheduleError: pack(x): no factor"]), check("relu", fallbacks=[])))
+    made = run((check("matmul", fallbacks=("matmul: ScheduleError: pack(x): no factor",)), check("relu", fallbacks=())))
     line = "matmul[N4.f32.contig.normal-cpu]: matmul: ScheduleError: pack(x): no factor"
     for text in (tables.terminal(made), pages.summary(made)):
         assert "1 schedules were given up for plainer ones:" in text and line in text
@@ -199,9 +216,7 @@ def test_the_summary_says_what_was_lost_once_or_expected() -> None:
         check("relu", first_loss="its process died of SIGSEGV"),
         check("erf", "xfail", reason="no such thing yet", first_bad_stage="tile"),
     )
-    page = pages.summary(
-        run(found, selftest={"planted": 2, "caught": 1, "false_alarms": 0, "rows": [{"name": "flip"}]})
-    )
+    page = pages.summary(run(found, selftest=SelfTest(rows=planted(1, 1))))
     for words in (
         "### Lost once",
         "its process died of SIGSEGV",
@@ -211,6 +226,45 @@ def test_the_summary_says_what_was_lost_once_or_expected() -> None:
         "seed 7",
     ):
         assert words in page, words
+
+
+def gate() -> Gate:
+    kernel = Kernel(
+        case="a[f32]", name="a", arch="sm_80", registers=30, stack=0, spilled=0, shared=256, disassembled=True,
+        complaints=("spills",),
+    )  # fmt: skip
+    return Gate(file="shapes/mine.toml", verdict="fail", detail="spills", cases=1, kernels=(kernel,), seconds=1.5)
+
+
+def test_run_json_keeps_its_keys() -> None:
+    made = dataclasses.replace(run((check("relu"),), (bench("a", 2.0),), SelfTest()), gates=(gate(),))
+    document = json.loads(json.dumps(writer.run_json(made), allow_nan=False))
+    (row,), (timed,), (compiled,) = document["cases"], document["benches"], document["gate"]
+    said = "id file op target dtype verdict first_bad_stage first_bad_pass stages"
+    assert " ".join(row) == said and " ".join(row["stages"][0]) == "stage verdict err_over_tol executor seconds"
+    assert " ".join(timed) == (
+        "id suite op target dtype ours_us eager_us compile_us speedup ci verdict roofline family clock wall_us best "
+        "attention kernels compile_seconds digest detail cliffs"
+    )
+    assert " ".join(compiled) == "file verdict cases seconds kernels"
+    assert " ".join(compiled["kernels"][0]) == "case name arch registers stack spilled shared complaints"
+    assert document["selftest"] == {"planted": 0, "caught": 0, "false_alarms": 0}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        check("relu", "fail", error=None, fallbacks=("a: b",), params={"dim": [0, 1]}),
+        bench("a", 2.0, ci=(1.5, 2.5), budget=(Budget(name="min_speedup", limit=1.5, verdict="met"),), cached=("x",)),
+        gate(),
+        SelfTest(rows=planted(1, 1), alarms=(ALARM,)),
+        Fitness(fit=True, message="fit"),
+        Fuzz(index=3, seed=7, kind="value"),
+    ],
+    ids=lambda row: type(row).__name__,
+)
+def test_a_row_travels_between_processes(row: rows.Row) -> None:
+    assert rows.loads(rows.dumps(row)) == row
 
 
 def test_benchmark_json_is_what_pytest_benchmark_reads() -> None:
@@ -300,6 +354,6 @@ def test_the_progress_line_comes_late_and_leaves() -> None:
     assert not patient.shown
 
 
-@pytest.mark.parametrize("name", ["writer", "rows", "tables"])
+@pytest.mark.parametrize("name", ["report.writer", "report.replies", "report.tables", "rows"])
 def test_docstring_examples(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"conformance.report.{name}")).failed == 0
+    assert doctest.testmod(importlib.import_module(f"conformance.{name}")).failed == 0

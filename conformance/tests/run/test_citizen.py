@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from conformance import rows
 from conformance.isolation import scratch, waiting
 from conformance.report import environment, tables
 from conformance.run import progress
@@ -172,8 +173,8 @@ def test_a_missing_compiler_is_said_once_and_first(
 
 def test_a_table_tells_what_was_raised_not_that_there_was_a_traceback() -> None:
     detail = "Traceback (most recent call last):\n  File ...\nValueError: seven\n"
-    known = {"kind": "check", "id": "a[f32]", "target": "cpu", "stages": (), "first_bad_pass": None}
-    row = {**known, "verdict": "fail", "first_bad_stage": "torch", "detail": detail}
+    known = rows.Item(id="a[f32]", file="a.toml", suite="a", op="a", target="cpu", dtype="f32")
+    row = rows.Check(**vars(known), first_bad_stage="torch", detail=detail)
     assert "ValueError: seven" in tables.case_table([row]) and "Traceback" not in tables.case_table([row])
 
 

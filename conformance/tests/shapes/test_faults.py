@@ -11,6 +11,7 @@ import pytest
 import compiler
 from conformance.judge import ladder, systems
 from conformance.judge.oracle import Verdict
+from conformance.rows import Judged
 from conformance.shapes import files, inputs
 
 ROOT = Path(compiler.__file__).parents[1]
@@ -39,7 +40,7 @@ FAULTS = {
 }
 
 
-def row(path: Path, stages: tuple[str, ...] = ("torch", "cpp"), **options: Any) -> dict[str, Any]:
+def row(path: Path, stages: tuple[str, ...] = ("torch", "cpp"), **options: Any) -> Judged:
     (case, *_) = files.expand(files.load(path))
     asked = {"target": "cpu", "seed": SEED, "stages": stages, **options}
     return ladder.check(files.to_json(case), asked)
@@ -50,10 +51,10 @@ def test_the_shape_file_is_blamed_at_its_line(tmp_path: Path, lines: str) -> Non
     path = tmp_path / "mine.toml"
     path.write_text(HEAD + lines + "\n")
     found = row(path)
-    assert (found["verdict"], found["first_bad_stage"], found["first_bad_pass"]) == ("fail", None, None)
-    first = found["detail"].splitlines()[0]
+    assert (found.verdict, found.first_bad_stage, found.first_bad_pass) == ("fail", None, None)
+    first = found.detail.splitlines()[0]
     assert first.startswith(f"{path}:3: case 'a': ") and FAULTS[lines] in first
-    assert "Traceback" not in found["detail"]
+    assert "Traceback" not in found.detail
 
 
 def test_an_error_that_eager_alone_raises_is_the_shape_files(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_an_error_that_eager_alone_raises_is_the_shape_files(tmp_path: Path) -> 
     index = 'args.i = { shape = [4], dtype = "i64", low = 3, high = 9 }\n'
     path.write_text(HEAD + index + 'expr = "x[i]"\n')
     found = row(path)
-    assert found["first_bad_stage"] is None and "expr: PyTorch itself does not run it: IndexError" in found["detail"]
+    assert found.first_bad_stage is None and "expr: PyTorch itself does not run it: IndexError" in found.detail
 
 
 def test_a_module_beside_the_shape_file_is_found(tmp_path: Path) -> None:
@@ -73,7 +74,7 @@ def test_a_module_beside_the_shape_file_is_found(tmp_path: Path) -> None:
         (case,) = files.expand(files.load(place / "mine.toml"))
         function, (x,) = inputs.bind(case, inputs.make(case, SEED))
         assert function(x).equal(x * by)
-        assert row(place / "mine.toml")["verdict"] == "pass"
+        assert row(place / "mine.toml").verdict == "pass"
         assert str(place) not in sys.path
 
 
@@ -85,7 +86,7 @@ def test_modules_inside_an_expression_are_modules_of_the_case(tmp_path: Path) ->
     (x,) = inputs.make(case, SEED).values()
     first, again = inputs.function(case), inputs.function(case)
     assert first(x).equal(again(x)) and first(x).shape == (3, 4) and not first(x).requires_grad
-    assert row(path)["verdict"] == "pass"
+    assert row(path).verdict == "pass"
 
 
 def test_what_failed_with_modules_can_be_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +95,7 @@ def test_what_failed_with_modules_can_be_run_alone(tmp_path: Path, monkeypatch: 
     path.write_text(HEAD + 'module = "mymods:Mine"\nexpr = "module(x) + nn.Linear(5, 5)(x)"\n')
     monkeypatch.setattr(ladder, "assess", lambda *_: Verdict(False, 9.0, (), "off by one"))
     found = row(path, dump=str(tmp_path / "repro"))
-    assert found["verdict"] == "fail"
+    assert found.verdict == "fail"
     done = subprocess.run(
         [sys.executable, str(tmp_path / "repro" / "run.py")], capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path,

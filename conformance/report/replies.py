@@ -1,0 +1,194 @@
+"""A case and the reply of the process that ran it in; its row out, with the verdict that the run counts."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from conformance import rows
+from conformance.isolation.executor import Reply, Status
+from conformance.rows import BAD, BENCH_VERDICTS, CHECK_VERDICTS, COMPILE, EAGER
+from conformance.shapes.cases import DTYPES, Case, xfail_for
+
+T = TypeVar("T")
+Ran = TypeVar("Ran", bound=rows.Check | rows.Bench)
+
+GATE = "mlcomp-gate"  # the item of a file
+CLIFF = 0.5  # of eager's speed, and certainly below it: no matter of tuning but a bug
+COMPILE_CLIFF = 5.0  # times as long as Inductor takes to compile the same
+MIN_CAUGHT = 0.95  # share of planted miscompiles that the checks must catch
+# A crash or hang is never what an expected failure means.
+EXPECTABLE = frozenset({"fail", "unsupported"})
+
+
+def describe(case: Case, target: str, file: str) -> rows.Item:
+    """What a row says before anything has run."""
+    return rows.Item(
+        id=case.id, file=file, suite=case.suite, op=case.op, target=target, dtype=case.dtype,
+        params={**case.dims, **case.params},
+    )  # fmt: skip
+
+
+def check(known: rows.Item, reply: Reply) -> rows.Check:
+    """The row of a check item."""
+    found, (verdict, detail) = _value(rows.Judged, reply, CHECK_VERDICTS[:5])
+    if found is None:
+        at = reply.at if reply.status in (Status.CRASH, Status.TIMEOUT) else ""
+        found = rows.Judged(verdict=verdict, detail=detail, first_bad_stage=at or None)
+    return rows.Check(**vars(known), **vars(found), seconds=round(reply.seconds, 4), first_loss=reply.first_loss)
+
+
+def joined(found: Sequence[rows.Check]) -> rows.Check:
+    """One row of several about the same case: the first bad one with the stages of all."""
+    return replace(
+        next((row for row in found if row.verdict in BAD), found[0]),
+        stages=tuple(stage for one in found for stage in one.stages),
+        detail="\n".join(dict.fromkeys(one.detail for one in found if one.detail)),
+        seconds=sum(one.seconds for one in found),
+    )
+
+
+def bench(known: rows.Item, family: str, reply: Reply) -> rows.Bench:
+    """The row of a bench item, with everything that there is to remark in its detail."""
+    found, (verdict, detail) = _value(rows.Timed, reply, (*BENCH_VERDICTS, "fail", "unsupported"))
+    found = found or rows.Timed(verdict=verdict, message=detail)
+    row = rows.Bench(
+        **vars(known), **vars(found), family=family, seconds=round(reply.seconds, 4), first_loss=reply.first_loss
+    )
+    steep = cliffs(found)
+    remarks = [f"cliff: {text}" for text in steep] + [found.message]
+    remarks += [f"{name} left out: {why}" for name, why in found.skipped.items()]
+    remarks += [f"budget {rule.name} = {rule.limit:g} missed" for rule in row.missed]
+    return replace(row, cliffs=steep, detail="; ".join(filter(None, remarks)))
+
+
+def undecided(row: rows.Bench) -> rows.Bench:
+    """A benchmark of a machine that was unfit to judge speed: its times stand, its verdict would be a guess."""
+    if row.verdict not in ("FASTER", "SLOWER"):
+        return row
+    return replace(row, verdict="AMBIGUOUS", detail="; ".join(filter(None, (row.detail, "on an unfit machine"))))
+
+
+def cliffs(row: rows.Timed) -> tuple[str, ...]:
+    """What is slow beyond any tuning: a call beside eager's, the whole interval of it; compiling beside Inductor's.
+
+    Compilers that found what they made in their own caches have no time to compare.
+
+    >>> cliffs(rows.Timed(over={"eager": rows.Speedup(speedup=0.02, ci=(0.015, 0.03))}))
+    ('0.02 of the speed of eager, below 0.5',)
+    >>> cliffs(rows.Timed(compile_seconds=61.0, rival_compile_seconds={"compile": 4.0}))
+    ('compiled in 61 s, Inductor in 4 s: more than 5 times as long',)
+    """
+    found = []
+    eager = row.over.get(EAGER)
+    if eager is not None and eager.ci and eager.ci[1] < CLIFF:
+        found.append(f"{eager.speedup:.2g} of the speed of eager, below {CLIFF:g}")
+    ours, theirs = row.compile_seconds, row.rival_compile_seconds.get(COMPILE)
+    if ours and theirs and COMPILE not in row.cached and ours > COMPILE_CLIFF * theirs:
+        found.append(f"compiled in {ours:.3g} s, Inductor in {theirs:.3g} s: more than {COMPILE_CLIFF:g} times as long")
+    return tuple(found)
+
+
+def fitness(reply: Reply) -> rows.Fitness:
+    """The row of the race of equals."""
+    found, _ = _value(rows.Fitness, reply)
+    return found or rows.Fitness(message=f"the race of equals did not finish: {reply.message}")
+
+
+def gate(file: str, reply: Reply) -> rows.Gate:
+    """The row of a file's cases as they are compiled for GPUs."""
+    found, (verdict, detail) = _value(rows.Gate, reply, ("pass", "fail"))
+    return replace(found or rows.Gate(verdict=verdict, detail=detail), file=file, seconds=round(reply.seconds, 4))
+
+
+def selftest(reply: Reply) -> rows.SelfTest:
+    """The row of the self-test: how many miscompiles were planted and caught, and how many sound cases were refused."""
+    row, _ = _value(rows.SelfTest, reply)
+    if row is None:
+        detail = f"the self-test did not finish: {reply.message or reply.value}\n{reply.output}".strip()
+        return rows.SelfTest(verdict="fail", detail=detail)
+    complaints = []
+    if not row.planted:
+        complaints.append("nothing was planted")
+    elif row.caught < MIN_CAUGHT * row.planted:
+        complaints.append(f"{row.caught} of {row.planted} planted miscompiles caught, below {MIN_CAUGHT:.0%}")
+    if row.alarms:
+        complaints.append(f"{row.false_alarms} sound cases refused")
+    return replace(row, verdict="fail" if complaints else "pass", detail="; ".join(complaints))
+
+
+def fuzz(known: rows.Fuzz, reply: Reply, again: Reply | None = None) -> rows.Fuzz:
+    """The row of a random program; `again` is the search for the stage of one that was lost."""
+    known = replace(known, seconds=round(reply.seconds, 4))
+    if (found := _value(rows.Fuzz, reply)[0]) is not None:
+        return _known_as(known, found)
+    if again is None:  # the program could not be drawn, or what judges it failed
+        return replace(known, verdict="fail", kind="internal", detail=f"{reply.message}\n{reply.output}".strip())
+    blamed = _value(rows.Fuzz, again)[0] or replace(known, verdict="fail")
+    stage = blamed.first_bad_stage or again.at or reply.at
+    detail = f"{reply.message}, at: {reply.at}\n{reply.output}".strip()
+    return replace(_known_as(known, blamed), kind=str(reply.status), detail=detail, first_bad_stage=stage)
+
+
+def _known_as(known: rows.Fuzz, found: rows.Fuzz) -> rows.Fuzz:
+    return replace(found, target=known.target, command=known.command, seconds=known.seconds)
+
+
+def lost(nodeid: str, message: str) -> rows.Row:
+    """The row of an item that took its whole pytest worker with it."""
+    file, _, name = nodeid.partition("::")
+    reply = Reply(Status.CRASH, None, f"the pytest worker was lost: {message}")
+    if name == GATE:
+        return gate(file, reply)
+    case_id, _, target = name.removesuffix("]").removesuffix("-bench").rpartition("-")
+    case_id += "]" if "[" in case_id else ""
+    dtype = next((word for word in re.split(r"[.\-\[\]]", case_id) if word in DTYPES), "")
+    suite, op = Path(file).stem, case_id.partition("[")[0]
+    known = rows.Item(id=case_id, file=file, suite=suite, op=op, target=target, dtype=dtype)
+    return bench(known, suite, reply) if name.removesuffix("]").endswith("-bench") else check(known, reply)
+
+
+def _value(kind: type[T], reply: Reply, verdicts: tuple[str, ...] = ()) -> tuple[T | None, tuple[str, str]]:
+    """The row that a reply holds, with one of the verdicts if there are any; else verdict and detail of its loss."""
+    match reply.status:
+        case Status.DONE:
+            try:
+                if isinstance(reply.value, dict) and (not verdicts or reply.value.get("verdict") in verdicts):
+                    return rows.from_json(kind, reply.value), ("", "")
+                detail = f"the runner returned no verdict out of {', '.join(verdicts)}"
+            except TypeError as error:
+                detail = f"the runner returned no row: {error}"
+            return None, ("fail", detail)
+        case Status.RAISED:
+            return None, ("fail", f"{reply.message}\n{reply.output}".strip())
+        case Status.CRASH | Status.TIMEOUT:
+            where = f" in stage {reply.at}" if reply.at else ""
+            verdict = str(reply.status)
+            return None, (verdict, f"{verdict}{where}: {reply.message}\n{reply.output}".strip())
+
+
+def expect(row: Ran, case: Case) -> Ran:
+    """The row after its expected failure has been weighed: an expected one is `xfail`, a missing one `fail`."""
+    expected = xfail_for(case, row.target)
+    if expected is None:
+        return row
+    if row.verdict not in BAD:
+        if not expected.strict:
+            return row
+        detail = f"expected to fail ({expected.reason}), but it passes: take its xfail out of the shape file"
+        return replace(row, verdict="fail", detail=detail)
+    stage = row.first_bad_stage if isinstance(row, rows.Check) else None
+    if row.verdict in EXPECTABLE and (expected.stage is None or stage in (None, expected.stage)):
+        return replace(row, verdict="xfail", reason=expected.reason)
+    detail = f"expected to fail in stage {expected.stage or 'any'} ({expected.reason}), but not like this\n{row.detail}"
+    return replace(row, detail=detail)
+
+
+def shown_path(path: Path, folder: Path) -> str:
+    """The path as one would type it in a folder.
+
+    >>> shown_path(Path("/a/shapes/x.toml"), Path("/a")), shown_path(Path("/b/x.toml"), Path("/a"))
+    ('shapes/x.toml', '/b/x.toml')
+    """
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

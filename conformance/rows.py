@@ -1,0 +1,397 @@
+"""The rows of a run: what judging, timing and fuzzing find out, and which of it reports hold.
+
+A row is a value. It becomes JSON where it leaves a process or is written to a file, by `to_json`, and nowhere else. The
+`KEYS` of a class are its fields in `run.json`, its `COLUMNS` those of its table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+Columns = Mapping[str, Callable[[Any], object]]  # the cell of a row, by the column's header
+Interval = tuple[float, float]
+
+CHECK_VERDICTS = ("pass", "fail", "crash", "timeout", "unsupported", "xfail")
+BENCH_VERDICTS = ("FASTER", "SLOWER", "SAME", "AMBIGUOUS")
+BAD = frozenset({"fail", "crash", "timeout", "unsupported"})
+REMARK = 100  # characters of a remark in a table
+OURS, EAGER, COMPILE = "ours", "eager", "compile"  # contestants
+
+
+def cell(name: str) -> Callable[[object], object]:
+    """The field of that name."""
+    return lambda row: getattr(row, name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One stage of a case, run by its executor; `err_over_tol` is its largest error over what is allowed."""
+
+    KEYS: ClassVar = ("stage", "verdict", "err_over_tol", "executor", "seconds")
+    COLUMNS: ClassVar[Columns] = {
+        "stage": cell("stage"), "verdict": cell("verdict"), "err/tol": cell("err_over_tol"),
+        "executor": cell("executor"), "seconds": cell("seconds"),
+    }  # fmt: skip
+
+    stage: str
+    verdict: str = "fail"
+    err_over_tol: float | None = None
+    executor: str | None = None
+    seconds: float | None = None
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """What an item of pytest is about: a case on a target, and the command that runs it again."""
+
+    id: str
+    file: str
+    suite: str
+    op: str
+    target: str
+    dtype: str
+    params: Mapping[str, object] = field(default_factory=dict)
+    command: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran(Item):
+    """An item that ran; `first_loss` says how a first try lost its process, `reason` why a failure was expected."""
+
+    seconds: float = 0.0
+    first_loss: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What came of running a case: its stages, and of a bad one the stage and the pass that are to blame.
+
+    `fallbacks` are the schedules that no pass could carry out, `repro` the folder where a failure can be seen again.
+    """
+
+    verdict: str = "fail"
+    first_bad_stage: str | None = None
+    first_bad_pass: str | None = None
+    stages: tuple[Stage, ...] = ()
+    detail: str = ""
+    fallbacks: tuple[str, ...] = ()
+    repro: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check(Ran, Judged):
+    """A case, judged."""
+
+    KEYS: ClassVar = (
+        "id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass", "stages",
+    )  # fmt: skip
+    COLUMNS: ClassVar[Columns] = {
+        "case": lambda row: name(row), "verdict": cell("verdict"), "first bad stage": cell("first_bad_stage"),
+        "pass": cell("first_bad_pass"), "err/tol": lambda row: row.bad and row.bad.err_over_tol,
+        "what": lambda row: remark((row.bad and row.bad.message) or row.detail),
+    }  # fmt: skip
+
+    @property
+    def bad(self) -> Stage | None:
+        """The first stage that is not right."""
+        return next((stage for stage in self.stages if stage.verdict in BAD), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speedup:
+    """The time of another over ours: above 1 we are faster, surely within the interval."""
+
+    speedup: float
+    ci: Interval | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """A limit that a shape file sets, and whether it is met, missed, or neither for sure."""
+
+    name: str
+    limit: float
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What a race found out: microseconds of a call, ratios over the best of PyTorch, raw samples in seconds.
+
+    `over` has the speedup over each rival, `wall_us` one call with the wait for its end, `cached` the rivals that had
+    what they compiled from earlier, `skipped` those left out with the reason, and `message` what to doubt.
+    """
+
+    verdict: str = "fail"
+    ours_us: float | None = None
+    eager_us: float | None = None
+    compile_us: float | None = None
+    speedup: float | None = None
+    ci: Interval | None = None
+    roofline: float | None = None
+    clock: str | None = None
+    wall_us: Mapping[str, float] | None = None
+    best: str | None = None
+    attention: str | None = None
+    kernels: int | None = None
+    compile_seconds: float | None = None
+    digest: str | None = None
+    over: Mapping[str, Speedup] = field(default_factory=dict)
+    samples: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    repeats: Mapping[str, int] = field(default_factory=dict)  # calls in a sample
+    rival_compile_seconds: Mapping[str, float] = field(default_factory=dict)
+    cached: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    budget: tuple[Budget, ...] = ()
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench(Ran, Timed):
+    """A benchmark, raced; `cliffs` are what is slow of it beyond any tuning."""
+
+    KEYS: ClassVar = (
+        "id", "suite", "op", "target", "dtype", "ours_us", "eager_us", "compile_us", "speedup", "ci", "verdict",
+        "roofline", "family", "clock", "wall_us", "best", "attention", "kernels", "compile_seconds", "digest", "detail",
+        "cliffs",
+    )  # fmt: skip
+    # What pytest-benchmark keeps besides our own times.
+    EXTRA: ClassVar = (
+        "file", "family", "op", "target", "dtype", "eager_us", "compile_us", "speedup", "ci", "verdict", "roofline",
+        "wall_us", "digest", "compile_seconds",
+    )  # fmt: skip
+    COLUMNS: ClassVar[Columns] = {
+        "case": lambda row: name(row, bench=False), "ours us": cell("ours_us"), "eager us": cell("eager_us"),
+        "compile us": cell("compile_us"), "speedup": cell("speedup"),
+        "interval": lambda row: row.ci and "{:.2f} … {:.2f}".format(*row.ci), "verdict": cell("verdict"),
+        "of roofline": lambda row: row.roofline and f"{row.roofline:.0%}",
+        "wall us": lambda row: (row.wall_us or {}).get(OURS),
+        "wall us of PyTorch": lambda row: min((t for n, t in (row.wall_us or {}).items() if n != OURS), default=None),
+        "build s": cell("compile_seconds"), "remark": lambda row: remark(row.detail),
+    }  # fmt: skip
+
+    family: str
+    detail: str = ""
+    cliffs: tuple[str, ...] = ()
+
+    @property
+    def missed(self) -> tuple[Budget, ...]:
+        """The limits that it breaks beyond doubt."""
+        return tuple(rule for rule in self.budget if rule.verdict == "missed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A kernel compiled for a GPU: registers of a thread, bytes of shared, local and spilled memory."""
+
+    KEYS: ClassVar = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "complaints")
+    COLUMNS: ClassVar[Columns] = {
+        "case": cell("case"), "kernel": cell("name"), "compiled for": cell("arch"), "registers": cell("registers"),
+        "shared": cell("shared"),
+    }  # fmt: skip
+
+    case: str
+    name: str
+    arch: str
+    registers: int
+    stack: int
+    spilled: int
+    shared: int
+    disassembled: bool
+    complaints: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """The cases of a file compiled for GPUs."""
+
+    KEYS: ClassVar = ("file", "verdict", "cases", "seconds", "kernels")
+
+    file: str = ""
+    verdict: str = "fail"
+    detail: str = ""
+    cases: int = 0
+    kernels: tuple[Kernel, ...] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A miscompile that was planted, and how the checks noticed it or did not."""
+
+    COLUMNS: ClassVar[Columns] = {n: cell(n) for n in ("target", "stage", "case", "mutation", "how")}
+
+    target: str
+    stage: str
+    case: str
+    mutation: str
+    caught: bool
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Alarm:
+    """A sound case that was refused."""
+
+    target: str
+    stage: str | None
+    case: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelfTest:
+    """Every miscompile that was planted, and every sound case that was refused."""
+
+    KEYS: ClassVar = ("planted", "caught", "false_alarms")
+
+    rows: tuple[Planted, ...] = ()
+    alarms: tuple[Alarm, ...] = ()
+    verdict: str = "pass"
+    detail: str = ""
+
+    @property
+    def planted(self) -> int:
+        return len(self.rows)
+
+    @property
+    def caught(self) -> int:
+        return sum(row.caught for row in self.rows)
+
+    @property
+    def false_alarms(self) -> int:
+        return len(self.alarms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fitness:
+    """Whether equal code measured equal, so that speed can be judged."""
+
+    fit: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What came of a random program: the kind of difference, and the stage and pass that are to blame for it."""
+
+    verdict: str = "pass"
+    kind: str = ""
+    detail: str = ""
+    first_bad_stage: str | None = None
+    first_bad_pass: str | None = None
+    why: str = ""
+    repro: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fuzz(Found):
+    """A random program: its number, its line and arguments, and what came of it."""
+
+    index: int
+    seed: int
+    target: str = ""
+    command: str = ""
+    line: str = ""
+    arguments: str = ""
+    seconds: float = 0.0
+
+
+Row = Check | Bench | Gate | SelfTest | Fitness | Fuzz
+_KINDS: dict[str, type[Row]] = {kind.__name__: kind for kind in (Check, Bench, Gate, SelfTest, Fitness, Fuzz)}
+
+
+def name(row: Item, *, bench: bool | None = None) -> str:
+    """What pytest calls the item of a row; a bracket closes last, as in pytest's own names.
+
+    >>> name(Bench(id="relu[N4.f32]", file="x.toml", suite="x", op="relu", target="cpu", dtype="f32", family="x"))
+    'relu[N4.f32-cpu-bench]'
+    """
+    ends = isinstance(row, Bench) if bench is None else bench
+    words = (row.id.removesuffix("]"), row.target, *(["bench"] if ends else []))
+    return "-".join(words) + ("]" if "[" in row.id else "")
+
+
+def remark(text: str) -> str:
+    """The line of a message that says most: the first, of a traceback the last."""
+    lines = text.strip().splitlines() or [""]
+    return lines[-1 if lines[0].startswith("Traceback") else 0][:REMARK]
+
+
+def worst_error(stages: Iterable[Stage]) -> float | None:
+    """The largest error over its tolerance."""
+    return max((stage.err_over_tol for stage in stages if stage.err_over_tol is not None), default=None)
+
+
+# ---- JSON
+
+
+def to_json(value: Any, keys: Sequence[str] | None = None) -> Any:
+    """The value as JSON has it: rows by their fields, or by `keys`; NaN and infinities, which it has not, as None."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case Mapping():
+            return {key: to_json(item) for key, item in value.items()}
+        case list() | tuple():
+            return [to_json(item) for item in value]
+        case _ if dataclasses.is_dataclass(value):
+            names = keys or [f.name for f in dataclasses.fields(value)]
+            return {key: to_json(getattr(value, key)) for key in names}
+        case str() | int() | float() | None:
+            return value
+        case _:
+            raise TypeError(f"{type(value).__name__} is not JSON serializable")
+
+
+def reported(value: Any) -> Any:
+    """The `KEYS` of a row, and of the rows in it, as JSON."""
+    if isinstance(value, list | tuple):
+        return [reported(item) for item in value]
+    if not hasattr(value, "KEYS"):
+        return to_json(value)
+    return {key: reported(getattr(value, key)) for key in value.KEYS}
+
+
+def dumps(row: Row) -> str:
+    """The row and its kind as text, for another process."""
+    return json.dumps({type(row).__name__: to_json(row)})
+
+
+def loads(text: str) -> Row:
+    """The row that became a text."""
+    ((kind, data),) = json.loads(text).items()
+    return from_json(_KINDS[kind], data)
+
+
+def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
+    """The row that was made JSON; raises TypeError where the data are none of this kind."""
+    hints = get_type_hints(kind)
+    if unknown := data.keys() - hints.keys():
+        raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
+    return kind(**{key: _read(hints[key], item) for key, item in data.items()})
+
+
+def _read(hint: Any, item: Any) -> Any:
+    """An item of JSON as the annotation has it."""
+    arguments = get_args(hint)
+    match item:
+        case dict() if dataclasses.is_dataclass(hint):
+            return from_json(hint, item)  # type: ignore[arg-type]
+        case dict() if get_origin(hint) is not None and len(arguments) == 2:
+            return {key: _read(arguments[1], one) for key, one in item.items()}
+        case list():
+            within = next((one for one in (hint, *arguments) if get_origin(one) is tuple), None)
+            return tuple(_read(get_args(within)[0], one) for one in item) if within else item
+        case float() if not math.isfinite(item):
+            return None
+        case _:
+            return item
