@@ -33,6 +33,7 @@ from compiler.ir.text import show_size
 from compiler.passes.applications import Application, Applications, Gate, Trace
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.gpu import dependents
+from compiler.passes.gpu.layouts import layouts
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop.join_rows import join_rows
 from compiler.passes.loop.merge import merge
@@ -147,6 +148,10 @@ def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_kernel(program, context.target, _texts(context))
 
 
+def _layouts(program: statement.Program, context: Context) -> statement.Program:
+    return layouts(program, context.target)
+
+
 def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_threads(program, context.target, _texts(context))
 
@@ -176,6 +181,7 @@ PIPELINE = (
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
+    Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
     Pass("wait", "kernel", "kernel", "kernels wait themselves for those before", _wait, True, "cuda"),
@@ -211,6 +217,16 @@ class Lowering:
 def passes_for(target: Target) -> tuple[Pass, ...]:
     """The passes that a program for this target goes through, in order."""
     return tuple(p for p in PIPELINE if p.kind in ("", target.kind))
+
+
+def from_tiles(program: statement.Program, target: Target) -> kernel.Program:
+    """A scheduled program of Tile IR as Kernel IR; optional passes are left out."""
+    made: Any = program
+    for p in passes_for(target):
+        if p.source == "tile" and not p.optional:
+            made = p.run(made, Context(target, {}))
+    assert isinstance(made, kernel.Program)
+    return made
 
 
 def schedules_for(program: statement.Program, target: Target) -> dict[str, Schedule]:
@@ -257,7 +273,7 @@ def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) 
 
     if not sizes_in(kernel):
         return [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)] + [Schedule]
-    lower_tiles = partial({"cpu": tile_to_kernel, "cuda": tile_to_threads}[target.kind], target=target)
+    lower_tiles = partial(from_tiles, target=target)
     ways = [partial(how, private=own, target=target) for how in (heuristic.choose, heuristic.plain)]
     return [partial(on_hint, program, kernel, ways[0], ways[1], lower_tiles), Schedule]
 

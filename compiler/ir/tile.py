@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from compiler.ir.dtype import DType, i64
-from compiler.ir.expr import COMBINE, Expr, Load, Var
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Var
+from compiler.ir.layout import Fragment, Spread, problem
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, verify_expression
@@ -67,11 +68,14 @@ class Alloc(Stmt):
     """A tile in `space`, undefined until written, visible to statements after it.
 
     `swizzle` is in bytes, 0 for none; rows that are longer lie in panels of that width, one panel after the other.
+    `layout` says how the threads of a block share a tile in registers; a pipeline has `slots` of one in shared memory.
     """
 
     tensor: Tensor
     space: str
     swizzle: int = 0
+    layout: Fragment | Spread | None = None
+    slots: int = 1
 
 
 class Slice(Node):
@@ -103,7 +107,8 @@ class Mma(Stmt):
     """`acc += a . b` by a tensor instruction, as often as the tiles need: acc[m, n] += sum over k of a[m, k] * b[k, n].
 
     `layout` says how operands lie: a is "mk", "km" or, where the accumulator is one row [n], "k"; b is "kn" or "nk".
-    Where `sizes` (m, n, k) are given, only that much of the slices is touched, beginning at their starts.
+    Where `sizes` (m, n, k) are given, only that much of the slices is touched, beginning at their starts. Groups of
+    threads, as many as the instruction needs, share the accumulator as a `grid`: so many down m, so many along n.
     """
 
     instruction: str
@@ -112,6 +117,7 @@ class Mma(Stmt):
     b: Slice
     layout: tuple[str, str] = ("mk", "kn")
     sizes: tuple[Expr, ...] = ()
+    grid: tuple[int, ...] = ()
 
 
 def moved(s: Slice) -> list[int]:
@@ -223,11 +229,12 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
                     f"{where}: {buffer} is {state.known.get(buffer)}, stored {value.dtype} at rank {len(index)}"
                 )
             _verify_target(kernel, buffer)
-        case Alloc(tensor, space, _):
+        case Alloc(tensor, space):
             check(*tensor.shape)
             bind(tensor.name)
             if space not in SPACES:
                 raise ValueError(f"{where}: {tensor.name} is in the unknown memory {space!r}")
+            _verify_layout(where, s)
             state.known[tensor.name] = (tensor.dtype, len(tensor.shape))
         case Copy(target, source, how):
             _verify_slice(where, target, state, check)
@@ -266,6 +273,18 @@ def _verify_target(kernel: Kernel, buffer: str) -> None:
         raise ValueError(f"kernel {kernel.name}: stores to {buffer}, which is not among its writes")
 
 
+def _verify_layout(where: str, s: Alloc) -> None:
+    name, space = s.tensor.name, "registers" if s.layout else "shared"
+    if s.slots < 1 or ((s.layout or s.slots > 1) and s.space != space):
+        raise ValueError(f"{where}: {name} in {s.space} memory has {s.slots} slots and the layout {s.layout}")
+    if isinstance(s.layout, Fragment):
+        shape = tuple(int(n.value) if isinstance(n, Const) else 0 for n in s.tensor.shape)
+        if s.layout.shape not in (shape, (*shape, 1), (1, *shape)):
+            raise ValueError(f"{where}: {name} of {shape} is laid out as a tile of {s.layout.shape}")
+        if wrong := problem(s.layout):
+            raise ValueError(f"{where}: nobody can hold {name}: {wrong}")
+
+
 def _verify_slice(where: str, s: Slice, state: _State, check: object) -> None:
     assert callable(check)
     if s.buffer not in state.known or not state.known[s.buffer][1] == len(s.starts) == len(s.lengths):
@@ -279,6 +298,8 @@ def _verify_slice(where: str, s: Slice, state: _State, check: object) -> None:
 def _verify_mma(where: str, s: Mma) -> None:
     if s.layout[0] not in ("mk", "km", "k") or s.layout[1] not in ("kn", "nk") or len(s.sizes) not in (0, 3):
         raise ValueError(f"{where}: operand layout {s.layout}, {len(s.sizes)} sizes")
+    if s.grid and (len(s.grid) != 2 or any(lengths(s)[x] % max(n, 1) for x, n in zip("mn", s.grid, strict=True))):
+        raise ValueError(f"{where}: groups of threads in a grid of {s.grid} do not divide {s.acc.buffer}")
     sizes: dict[str, int] = {}
     for axes, x in zip(letters(s), (s.acc, s.a, s.b), strict=True):
         found = [n for n in x.lengths if n]

@@ -1,8 +1,11 @@
 """Text of Tile IR, both ways.
 
 Loops name their level (`for j in vector(100, reduce, width=8):`, `parallel` unsaid), tiles their memory
-(`a = shared(bf16[128, 64], swizzle=128)`), copies how (`copy(a[..], x[..], tma)`). Slices are `start: +length` or
-`start: +length: step`, with `.permute(1, 0)` behind them where the axes are taken in another order.
+(`a = shared(bf16[128, 64], swizzle=128, slots=3)`), copies how (`copy(a[..], x[..], tma)`). Slices are
+`start: +length` or `start: +length: step`, with `.permute(1, 0)` behind them where the axes are taken in another
+order. How a tile in registers lies stands behind its type: `lanes(2048, threads=256, vector=8)` or
+`fragment((16, 8), [4 @ (0, 2), 8 @ (1, 0)], [2 @ (0, 1), 2 @ (8, 0)], unit=4)`, the digits of threads and of registers,
+each with its step in the tile.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ import ast
 
 from compiler.ir import statement_text, tile
 from compiler.ir.expr import Expr
+from compiler.ir.layout import Digit, Fragment, Spread
 from compiler.ir.statement import Program, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.ir.text import Scope, expression, fail, indent, show_type, tensor_type
@@ -35,17 +39,19 @@ def _show(s: Stmt) -> list[str]:
         case tile.For(var, extent, kind, tile.Bind(level, args), body):
             said = [show_expr(extent), *([] if kind == "parallel" else [kind]), *(f"{n}={v}" for n, v in args)]
             return [f"for {var} in {level}({', '.join(said)}):", *indent(statement_text.show_body(body, _show))]
-        case tile.Alloc(t, space, swizzle):
-            more = f", swizzle={swizzle}" if swizzle else ""
-            return [f"{t.name} = {space}({show_type(t.dtype, t.shape, t.strides)}{more})"]
+        case tile.Alloc(t, space, swizzle, layout, slots):
+            said = [show_type(t.dtype, t.shape, t.strides), *([_show_layout(layout)] if layout else [])]
+            said += [f"{word}={n}" for word, n, plain in (("swizzle", swizzle, 0), ("slots", slots, 1)) if n != plain]
+            return [f"{t.name} = {space}({', '.join(said)})"]
         case tile.Copy(target, source, how):
             return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}")']
-        case tile.Mma(instruction, acc, a, b, layout, sizes):
+        case tile.Mma(instruction, acc, a, b, operands, sizes, grid):
             said = [
                 f'"{instruction}"',
                 *map(show_slice, (acc, a, b)),
-                *(f'"{x}"' for x in layout),
+                *(f'"{x}"' for x in operands),
                 *map(show_expr, sizes),
+                *([f"grid={grid}"] if grid else []),
             ]
             return [f"mma({', '.join(said)})"]
     raise TypeError(f"{type(s).__name__} is not a Tile IR statement")
@@ -67,20 +73,72 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             how = kind[0].id if kind and isinstance(kind[0], ast.Name) else "parallel"
             made = statement_text.statements(body, inner, _parse)
             return (tile.For(var, expression(extent, scope), how, tile.Bind(level, words), made),)
-        case ast.Assign([ast.Name(name)], ast.Call(ast.Name(space), [kind], keywords)) if space in tile.SPACES:
+        case ast.Assign([ast.Name(name)], ast.Call(ast.Name(space), [kind, *more], keywords)) if space in tile.SPACES:
             t = Tensor(name, *tensor_type(kind, scope))
             scope.buffers[name] = t.dtype
-            return (tile.Alloc(t, space, _whole(keywords[0].value) if keywords else 0),)
+            words_of = {word.arg: _whole(word.value) for word in keywords}
+            held = _layout(more[0], scope) if more else None
+            return (tile.Alloc(t, space, words_of.get("swizzle", 0), held, words_of.get("slots", 1)),)
         case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how)])):
             return (tile.Copy(_slice(target, scope), _slice(source, scope), how),)
         case ast.Expr(
             ast.Call(
-                ast.Name("mma"), [ast.Constant(str() as name), acc, a, b, ast.Constant(la), ast.Constant(lb), *sizes]
+                ast.Name("mma"),
+                [ast.Constant(str() as name), acc, a, b, ast.Constant(la), ast.Constant(lb), *sizes],
+                keywords,
             )
         ):
             c, left, right = (_slice(x, scope) for x in (acc, a, b))
-            return (tile.Mma(name, c, left, right, (str(la), str(lb)), tuple(expression(e, scope) for e in sizes)),)
+            given = tuple(expression(e, scope) for e in sizes)
+            grid = next((_numbers(word.value) for word in keywords if word.arg == "grid"), ())
+            return (tile.Mma(name, c, left, right, (str(la), str(lb)), given, grid),)
     return None
+
+
+def _show_layout(layout: Fragment | Spread) -> str:
+    match layout:
+        case Spread(extent, threads, vector):
+            return f"lanes({show_expr(extent)}, threads={threads}, vector={vector})"
+        case Fragment(shape, threads, registers, unit, strides):
+            said = [f"unit={unit}", *(f"{axis}={n}" for axis, n in strides)]
+            return f"fragment({shape}, {_show_digits(threads)}, {_show_digits(registers)}, {', '.join(said)})"
+    raise TypeError(f"{type(layout).__name__} is not a layout")
+
+
+def _show_digits(digits: tuple[Digit, ...]) -> str:
+    return f"[{', '.join(f'{d.extent} @ ({d.row}, {d.column})' for d in digits)}]"
+
+
+def _layout(e: ast.expr, scope: Scope) -> Fragment | Spread:
+    match e:
+        case ast.Call(ast.Name("lanes"), [extent], [threads, vector]):
+            return Spread(expression(extent, scope), _whole(threads.value), _whole(vector.value))
+        case ast.Call(ast.Name("fragment"), [shape, threads, registers], [unit, *strides]):
+            rows, columns = _numbers(shape)
+            by = tuple((word.arg or "", _whole(word.value)) for word in strides)
+            return Fragment((rows, columns), _digits(threads), _digits(registers), _whole(unit.value), by)
+    raise fail(e, "not a layout")
+
+
+def _digits(e: ast.expr) -> tuple[Digit, ...]:
+    match e:
+        case ast.List(digits):
+            return tuple(map(_digit, digits))
+    raise fail(e, "expected digits")
+
+
+def _digit(e: ast.expr) -> Digit:
+    match e:
+        case ast.BinOp(extent, ast.MatMult(), steps):
+            return Digit(_whole(extent), *_numbers(steps))
+    raise fail(e, "expected a digit, as 4 @ (0, 2)")
+
+
+def _numbers(e: ast.expr) -> tuple[int, ...]:
+    match e:
+        case ast.Tuple([a, b]):
+            return _whole(a), _whole(b)
+    raise fail(e, "expected two whole numbers")
 
 
 def _whole(e: ast.expr) -> int:

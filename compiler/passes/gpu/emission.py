@@ -58,7 +58,9 @@ class Emission(Signals):
         return self.group.memory if self.group is not None else ()
 
     def allocate(self, s: tile.Alloc, slots: int = 1) -> None:
-        """Shared memory for a tile, as often as a pipeline holds it."""
+        """Shared memory for a tile; raises ValueError where a pipeline needs it another number of times."""
+        if s.slots != slots:
+            raise ValueError(f"kernel {self.facts.name}: tile {s.tensor.name} has {s.slots} slots instead of {slots}")
         size = shared.size_of(s.tensor, s.swizzle)
         self.taken.add(s.tensor.name)
         self.shared[s.tensor.name] = SharedTile(s.tensor, s.tensor.name, s.swizzle, size, const(0))

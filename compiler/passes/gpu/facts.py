@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.ir import tile
+from compiler.ir.layout import Fragment
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.gpu import fragments, stages
-from compiler.passes.gpu.fragments import Fragment, Grid
+from compiler.passes.gpu import stages
 from compiler.passes.gpu.launches import block_size
 from compiler.targets.target import Target
 
@@ -18,7 +18,7 @@ from compiler.targets.target import Target
 class Facts:
     """One kernel and its `tiles` by name, those of `fragments` spread over registers as tensor instructions want.
 
-    `threads` of a block do what loops over lanes say; `grid` is how groups of them divide an accumulator. Threads that
+    `threads` of a block do what loops over lanes say; Threads that
     compute may store to tiles `in_shared` memory. Where the kernel is `specialised`, warps of their own ask for copies.
     Of the buffers `streamed`, no element is read twice; those `past` are results that nobody reads soon.
     """
@@ -26,7 +26,6 @@ class Facts:
     kernel: Kernel
     target: Target
     threads: int
-    grid: Grid
     tiles: Mapping[str, Tensor]
     fragments: Mapping[str, Fragment]
     in_shared: frozenset[str]
@@ -41,14 +40,18 @@ class Facts:
 
 
 def facts_of(kernel: Kernel, target: Target, streamed: frozenset[str], past: frozenset[str]) -> Facts:
-    """Raises ValueError where the threads cannot divide an accumulator."""
+    """What the tiles of a kernel say of themselves, together; raises ValueError for a product without a grid."""
+    products = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Mma) and not n.grid]
+    if products:
+        raise ValueError(
+            f"kernel {kernel.name}: no grid says how threads share {products[0].acc.buffer}, which `layouts` does"
+        )
     allocs = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)]
     threads = block_size(kernel)
-    grid = fragments.choose_grid(kernel, target, threads)
-    held = fragments.infer(kernel, target, fragments.divide(kernel, target, grid))
+    held = {n.tensor.name: n.layout for n in allocs if isinstance(n.layout, Fragment)}
     pipes = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and stages.is_specialised(n)]
     prepared = {x.buffer for f in pipes for s in stages.prepared(f) for x in s.walk() if isinstance(x, Store)}
     return Facts(
-        kernel, target, threads, grid, {n.tensor.name: n.tensor for n in allocs}, held,
+        kernel, target, threads, {n.tensor.name: n.tensor for n in allocs}, held,
         frozenset(n.tensor.name for n in allocs if n.space == "shared") - prepared, bool(pipes), streamed, past,
     )  # fmt: skip

@@ -8,14 +8,14 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Expr, Var, both, const, identity, loads, names, op, static
 from compiler.ir.index import simplify
+from compiler.ir.layout import Digit, Fragment
 from compiler.ir.statement import Let, Stmt, Store
 from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import fragments, mma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
-from compiler.passes.gpu.fragments import WARP, Digit, Fragment
 from compiler.passes.gpu.lanes import accumulated, wide
-from compiler.passes.gpu.scope import Part, Scope
+from compiler.passes.gpu.scope import WARP, Part, Scope
 from compiler.passes.gpu.sequences import sequence
 
 Body = list[k.Stmt]

@@ -9,10 +9,11 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, loads, op, static, substitute
 from compiler.ir.index import range_below, simplify
+from compiler.ir.layout import Spread
 from compiler.ir.statement import Accum, If, Init, Stmt, Store
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import apart, array_of, elsewhere, is_global, lowered, place_of, thread_of
-from compiler.passes.gpu.scope import WARP, Lanes, Scope, Spread
+from compiler.passes.gpu.scope import WARP, Lanes, Scope
 from compiler.passes.gpu.sequences import sequence
 from compiler.passes.gpu.vectors import Neighbours, divides, neighbours, uniform
 
@@ -302,18 +303,13 @@ def _pieces(to: k.Address, source: k.Address, size: int, vector: int) -> list[tu
     ]
 
 
-def register_share(state: Emission, s: tile.Alloc, scope: Scope, after: tuple[Stmt, ...]) -> Body:
-    """A thread's share of a tile that the loops over lanes behind it spread."""
-    tensor = s.tensor
-    user = next((n for x in after for n in x.walk() if _is_user(n, tensor.name)), None)
-    if user is None:
+def register_share(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
+    """A thread's share of a tile that loops over lanes spread."""
+    tensor, spread = s.tensor, s.layout
+    if spread is None:
         return []
-    spread = spread_of(state, user, scope)
+    assert isinstance(spread, Spread)
     rounds = -(-static(spread.extent) // (spread.threads * spread.vector))
     scope.registers = {**(scope.registers or {}), tensor.name: tensor.name}
     scope.spreads = {**scope.spreads, tensor.name: spread}
     return [k.Array(tensor.name, tensor.dtype, rounds * spread.vector, "local", 16)]
-
-
-def _is_user(n: object, buffer: str) -> bool:
-    return isinstance(n, tile.For) and n.bind.level == "lanes" and buffer in tile.buffers((n,))

@@ -9,12 +9,12 @@ from compiler.ir import tile
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Const, Expr, Load, Var, const, static
 from compiler.ir.index import simplify
+from compiler.ir.layout import Digit, Fragment
 from compiler.passes.gpu import fragments, wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, offset_in
-from compiler.passes.gpu.fragments import WARP, Digit, Fragment
 from compiler.passes.gpu.repeats import repeats
-from compiler.passes.gpu.scope import Scope
+from compiler.passes.gpu.scope import WARP, Scope
 from compiler.targets.target import instruction
 
 Body = list[k.Stmt]

@@ -35,8 +35,8 @@ def repeats(state: Emission, s: tile.Mma, row: Instruction, inner: Scope) -> Rep
     """What each of the groups of warps that share a product does of it; variables are known in `inner`."""
     long = tile.lengths(s)
     counts = {
-        "m": long["m"] // state.facts.grid.m // row.m,
-        "n": long["n"] // state.facts.grid.n // row.n,
+        "m": long["m"] // s.grid[0] // row.m,
+        "n": long["n"] // s.grid[1] // row.n,
         "k": long["k"] // row.k,
     }
     at: dict[str, Expr] = {}

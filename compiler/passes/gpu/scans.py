@@ -10,12 +10,13 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, dim, identity, names, op, substitute
 from compiler.ir.index import range_below, simplify
+from compiler.ir.layout import Spread
 from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, thread_of
 from compiler.passes.gpu.lanes import ROUNDS_AHEAD, WORDS_AHEAD, Body, Share, share_of, spread_of
-from compiler.passes.gpu.scope import Scope, Spread
+from compiler.passes.gpu.scope import Scope
 
 OPERATIONS = {"sum": "mlc_sum", "prod": "mlc_prod", "max": "mlc_maximum", "min": "mlc_minimum"}
 LEAST_BITS = 32  # of what threads exchange

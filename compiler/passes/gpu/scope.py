@@ -9,21 +9,12 @@ from dataclasses import dataclass, field, replace
 from compiler.analysis.argmax import Extreme
 from compiler.ir import kernel as k
 from compiler.ir.expr import Expr, Var
+from compiler.ir.layout import Fragment, Spread
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
-from compiler.passes.gpu.fragments import Fragment
 
 WARP = 32
 THREAD: Expr = k.Builtin("thread.x")
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How the iterations of a loop go to threads: `vector` neighbours to each of `threads`, then the next round."""
-
-    extent: Expr
-    threads: int
-    vector: int
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from compiler.ir import kernel as k
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Var, names
 from compiler.ir.index import simplify, value_range
+from compiler.ir.layout import Fragment
 from compiler.ir.ranges import Range
 from compiler.passes.gpu import fragments
 from compiler.passes.gpu.facts import Facts
-from compiler.passes.gpu.fragments import Fragment
 from compiler.passes.gpu.scope import WARP
 from compiler.passes.gpu.vectors import multiple
 

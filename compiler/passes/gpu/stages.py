@@ -65,6 +65,15 @@ def slotted(f: tile.For, tiles: Container[str], kernel: str) -> frozenset[str]:
     return used | {n.buffer for s in prepared(f) for n in s.walk() if isinstance(n, Store) and n.buffer in own}
 
 
+def slots(f: tile.For, tiles: Container[str], kernel: str) -> dict[str, int]:
+    """The tiles of which a pipeline has several, and how many."""
+    depth = dict(f.bind.args).get("depth", 1)
+    if is_specialised(f):
+        return dict.fromkeys(slotted(f, tiles, kernel), depth)
+    copied = split(f, tiles)[0] if depth > 1 else ()
+    return {s.target.buffer: depth for s in copied if isinstance(s, tile.Copy)}
+
+
 def overlaps(f: tile.For) -> bool:
     """The last product of an iteration is made while the next iteration begins."""
     return bool(dict(f.bind.args).get("overlap"))

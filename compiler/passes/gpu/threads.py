@@ -167,7 +167,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope, after: tuple[Stmt, ...] =
                 return body if cond.value else []
             return [k.If(cond, tuple(body))]
         case tile.Alloc():
-            return _alloc(state, s, scope, after)
+            return _alloc(state, s, scope)
     raise ValueError(f"kernel {state.facts.name}: {type(s).__name__} has no meaning for threads")
 
 
@@ -195,7 +195,7 @@ def _store(state: Emission, s: Store, scope: Scope) -> Body:
     return [k.If(first, (made,))]
 
 
-def _alloc(state: Emission, s: tile.Alloc, scope: Scope, after: tuple[Stmt, ...]) -> Body:
+def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
     tensor = s.tensor
     state.taken.add(tensor.name)
     scope.buffers[tensor.name] = tensor
@@ -214,7 +214,7 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope, after: tuple[Stmt, ...]
             f"kernel {state.facts.name}: tile {tensor.name} of a {scope.level} is in {s.space} memory, which its "
             "threads do not share"
         )
-    return lanes.register_share(state, s, scope, after)
+    return lanes.register_share(state, s, scope)
 
 
 def _over_warps(state: Emission, f: tile.For, scope: Scope) -> Body:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import static
+from compiler.ir.layout import Fragment
 from compiler.ir.statement import If, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import groups
-from compiler.passes.gpu.fragments import Fragment
 
 Body = list[k.Stmt]
 

@@ -39,8 +39,8 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
     repeated = {v.name for v in at.values() if isinstance(v, Var)}
     group = state.warp() // (row.threads // WARP)
     place = {
-        "m": group % state.facts.grid.m * (long["m"] // state.facts.grid.m) + at["m"] * row.m,
-        "n": group // state.facts.grid.m % state.facts.grid.n * (long["n"] // state.facts.grid.n) + at["n"] * row.n,
+        "m": group % s.grid[0] * (long["m"] // s.grid[0]) + at["m"] * row.m,
+        "n": group // s.grid[0] % s.grid[1] * (long["n"] // s.grid[1]) + at["n"] * row.n,
         "k": at["k"] * row.k,
     }
 

@@ -53,6 +53,19 @@ REFUSED = {
             "expected kn with",
         ),
         ("x = local(f32[4])", "x is bound twice"),
+        ("t = shared(f32[16], lanes(16, threads=4, vector=2))", "t in shared memory has 1 slots and the layout"),
+        ("t = registers(f32[16], slots=2)", "t in registers memory has 2 slots"),
+        (
+            "t = registers(f32[8, 4], fragment((4, 8), [4 @ (1, 0)], [8 @ (0, 1)], unit=8))",
+            "laid out as a tile of (4, 8)",
+        ),
+        ("t = registers(f32[8], fragment((8, 1), [4 @ (2, 0)], [], unit=1))", "its 8 rows are not those that threads"),
+        ("t = registers(f32[8], fragment((8, 1), [8 @ (1, 1)], [], unit=1))", "a digit goes along one axis"),
+        (
+            "c = local(f32[4, 4])\n        "
+            'mma("m", c[0: +4, 0: +4], x[0: +4, 0: +6], x[0: +6, 0: +4], "mk", "kn", grid=(3, 1))',
+            "in a grid of (3, 1) do not divide c",
+        ),
     ],
 }
 CASES = [(stage, line, said) for stage, rows in REFUSED.items() for line, said in rows]

@@ -3,7 +3,7 @@
 import pytest
 
 from compiler.ir import tile_text
-from compiler.passes.gpu.threads import tile_to_threads
+from compiler.pipeline import from_tiles
 from compiler.targets.nvidia import SM_80
 
 RECURRENCE = """
@@ -17,4 +17,4 @@ def f(x: f32[3, 100], *, y: f32[3, 100]):
 
 def test_a_recurrence_is_not_spread_over_threads() -> None:
     with pytest.raises(ValueError, match="kernel recurrence: the scan j is no running total"):
-        tile_to_threads(tile_text.parse(RECURRENCE), SM_80)
+        from_tiles(tile_text.parse(RECURRENCE), SM_80)

@@ -14,8 +14,7 @@ from compiler import pipeline
 from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
 from compiler.ir import kernel, kernel_text, tensor_text, tile_text
-from compiler.passes.gpu.threads import tile_to_threads
-from compiler.pipeline import Lowering
+from compiler.pipeline import Lowering, from_tiles
 from compiler.render import cuda
 from compiler.runtime import device, gpu_native
 from compiler.targets import legal, nvidia
@@ -72,7 +71,7 @@ def test_a_cluster_needs_no_warps_that_copy() -> None:
 def found(case: str, old: str, new: str) -> set[str]:
     """The kinds of reports about the text of a program of `CASES` in which the only `old` is `new`."""
     program = tile_text.parse((CASES / case).read_text(encoding="utf-8"))
-    made = tile_to_threads(program, TARGETS["sm_90a"])
+    made = from_tiles(program, TARGETS["sm_90a"])
     source = cuda.render(made, target="sm_90a")
     assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
     given = random_arrays(program.inputs, seed := fresh_seed())
@@ -130,7 +129,7 @@ def test_mistakes_with_tickets_are_reported(bug: str) -> None:
 @pytest.mark.parametrize("check", [False, True])
 def test_tickets_begin_with_zero_and_end_with_it(check: bool) -> None:
     program = tile_text.parse((CASES / "parts_by_tickets.tile").read_text(encoding="utf-8"))
-    made = tile_to_threads(program, TARGETS["sm_80"])
+    made = from_tiles(program, TARGETS["sm_80"])
     text = cuda.render(made, target="sm_80").replace(
         "columns_s_shares_tickets[i0], 4)", "columns_s_shares_tickets[i0], 9)"
     )
@@ -156,7 +155,7 @@ def test_what_blocks_cannot_share_is_refused(case: str) -> None:
     program = tile_text.parse(text.replace(old, new))
     with pytest.raises(ValueError, match=message):
         legal.verify(program, TARGETS[target])
-        tile_to_threads(program, TARGETS[target])
+        from_tiles(program, TARGETS[target])
 
 
 @pytest.mark.skipif(bool(device.unavailable()), reason="no GPU: " + device.unavailable())

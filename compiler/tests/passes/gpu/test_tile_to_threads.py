@@ -8,7 +8,7 @@ import pytest
 from compiler.interpret import tile as interpret
 from compiler.ir import kernel, kernel_text, tile, tile_text
 from compiler.ir.statement import Program
-from compiler.passes.gpu.threads import tile_to_threads
+from compiler.pipeline import from_tiles
 from compiler.render import cuda
 from compiler.runtime import cubin, resources, sass
 from compiler.targets import legal, nvidia
@@ -35,7 +35,7 @@ def lowered(path: Path) -> tuple[Program, kernel.Program]:
     program, target = read(path)
     tile.verify(program)
     legal.verify(program, TARGETS[target])
-    made = tile_to_threads(program, TARGETS[target])
+    made = from_tiles(program, TARGETS[target])
     kernel.verify(made)
     return program, made
 
