@@ -33,7 +33,9 @@ from compiler.ir.text import show_size
 from compiler.passes.applications import Application, Applications, Gate, Trace
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.gpu import dependents
+from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
+from compiler.passes.gpu.streams import streams
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop.join_rows import join_rows
 from compiler.passes.loop.merge import merge
@@ -152,6 +154,10 @@ def _layouts(program: statement.Program, context: Context) -> statement.Program:
     return layouts(program, context.target)
 
 
+def _streams(program: statement.Program, context: Context) -> statement.Program:
+    return streams(program, context.target)
+
+
 def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_threads(program, context.target, _texts(context))
 
@@ -181,7 +187,9 @@ PIPELINE = (
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
+    Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
+    Pass("streams", "tile", "tile", "what caches need not keep is named", _streams, kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
     Pass("wait", "kernel", "kernel", "kernels wait themselves for those before", _wait, True, "cuda"),

@@ -15,7 +15,7 @@ from compiler.ir.tensor import Tensor
 # The fields of each class that hold names of buffers and variables, one or a tuple of them.
 _NAMES: Mapping[type, tuple[str, ...]] = {
     Tensor: ("name",), Load: ("buffer",), Var: ("name",),
-    Kernel: ("writes",), Let: ("name",), Init: ("name",), Accum: ("name",), Store: ("buffer",),
+    Kernel: ("writes", "once", "past"), Let: ("name",), Init: ("name",), Accum: ("name",), Store: ("buffer",),
     tile.For: ("var",), tile.Slice: ("buffer",),
     k.Function: ("writes", "exchanged"), k.Array: ("name",), k.Declare: ("name",), k.Assign: ("name",),
     k.For: ("var",), k.Store: ("buffer",), k.Gather: ("buffer",), k.Address: ("buffer",), k.Peer: ("buffer",),
@@ -45,7 +45,7 @@ def renamed(node: Any, table: Mapping[str, str]) -> Any:
 
 def shape_of(node: Kernel | k.Function) -> Node:
     """A kernel or function without any name: that of another is the same object if they differ in names alone."""
-    about = {"name": "", "origin": ()} | ({"schedule": ""} if isinstance(node, k.Function) else {})
+    about = {"name": "", "origin": ()} | ({"schedule": ""} if isinstance(node, k.Function) else {"whole": ""})
     return renamed(node.replace(**about), names(node))  # type: ignore[no-any-return]
 
 

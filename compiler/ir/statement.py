@@ -51,13 +51,20 @@ class If(Stmt):
 
 
 class Kernel(Node):
-    """One launch: `params` are the buffers that it uses, in order; `writes` names those that it changes."""
+    """One launch: `params` are the buffers that it uses, in order; `writes` names those that it changes.
+
+    It may be a part of a `whole` kernel that became several. Caches need not keep what is loaded of the buffers in
+    `once`, of which no element is read twice, nor what is stored to those `past` them, which nobody reads soon.
+    """
 
     name: str
     params: tuple[Tensor, ...]
     writes: tuple[str, ...]
     body: tuple[Stmt, ...]
     origin: tuple[str, ...] = ()
+    whole: str = ""
+    once: tuple[str, ...] = ()
+    past: tuple[str, ...] = ()
 
 
 class Program(Node):

@@ -52,7 +52,9 @@ def show(program: Program, own: ShowOwn) -> str:
 def show_kernel(k: Kernel, own: ShowOwn, known: Mapping[str, Tensor]) -> list[str]:
     origin = f", origin={list(k.origin)!r}" if k.origin else ""
     params = ", ".join(show_seen(p, known) for p in k.params)
-    head = f'with kernel("{k.name}", [{params}], writes=[{", ".join(k.writes)}]{origin}):'
+    whole = f', whole="{k.whole}"' if k.whole else ""
+    cached = "".join(f", {word}=[{', '.join(own)}]" for word, own in (("once", k.once), ("past", k.past)) if own)
+    head = f'with kernel("{k.name}", [{params}], writes=[{", ".join(k.writes)}]{cached}{whole}{origin}):'
     return [head, *indent(show_body(k.body, own))]
 
 
@@ -86,9 +88,13 @@ def show_stmt(s: Stmt, own: ShowOwn) -> list[str]:
 
 def parse(source: str, own: ParseOwn) -> Program:
     def kernel(name: str, params: tuple[Tensor, ...], words: Words, body: list[ast.stmt], scope: Scope) -> Kernel:
-        writes = tuple(w.id for w in getattr(words.get("writes"), "elts", []) if isinstance(w, ast.Name))
+        writes, once, past = (
+            tuple(w.id for w in getattr(words.get(word), "elts", []) if isinstance(w, ast.Name))
+            for word in ("writes", "once", "past")
+        )
         origin = tuple(ast.literal_eval(words["origin"])) if "origin" in words else ()
-        return Kernel(name, params, writes, statements(body, scope, own), origin)
+        whole = str(ast.literal_eval(words["whole"])) if "whole" in words else ""
+        return Kernel(name, params, writes, statements(body, scope, own), origin, whole, once, past)
 
     p = parse_program(source, "kernel", kernel)
     if p.zeros:

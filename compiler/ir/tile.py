@@ -171,6 +171,11 @@ def verify(program: Program) -> None:
     for kernel in program.kernels:
         known = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
         state = _State(known, set(program.sizes), {}, ())
+        if set(kernel.once) - (set(known) - set(kernel.writes)) or set(kernel.past) - set(kernel.writes):
+            raise ValueError(
+                f"kernel {kernel.name}: {', '.join(kernel.once)} cannot all be read once, "
+                f"or {', '.join(kernel.past)} written past the caches"
+            )
         _body(kernel, kernel.body, state, {s.name for s in program.sizes})
 
 

@@ -20,7 +20,6 @@ class Facts:
 
     `threads` of a block do what loops over lanes say; Threads that
     compute may store to tiles `in_shared` memory. Where the kernel is `specialised`, warps of their own ask for copies.
-    Of the buffers `streamed`, no element is read twice; those `past` are results that nobody reads soon.
     """
 
     kernel: Kernel
@@ -30,8 +29,6 @@ class Facts:
     fragments: Mapping[str, Fragment]
     in_shared: frozenset[str]
     specialised: bool
-    streamed: frozenset[str]
-    past: frozenset[str]
 
     @property
     def name(self) -> str:
@@ -39,7 +36,7 @@ class Facts:
         return self.kernel.name
 
 
-def facts_of(kernel: Kernel, target: Target, streamed: frozenset[str], past: frozenset[str]) -> Facts:
+def facts_of(kernel: Kernel, target: Target) -> Facts:
     """What the tiles of a kernel say of themselves, together; raises ValueError for a product without a grid."""
     products = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Mma) and not n.grid]
     if products:
@@ -53,5 +50,5 @@ def facts_of(kernel: Kernel, target: Target, streamed: frozenset[str], past: fro
     prepared = {x.buffer for f in pipes for s in stages.prepared(f) for x in s.walk() if isinstance(x, Store)}
     return Facts(
         kernel, target, threads, {n.tensor.name: n.tensor for n in allocs}, held,
-        frozenset(n.tensor.name for n in allocs if n.space == "shared") - prepared, bool(pipes), streamed, past,
+        frozenset(n.tensor.name for n in allocs if n.space == "shared") - prepared, bool(pipes),
     )  # fmt: skip

@@ -14,7 +14,6 @@ from compiler.ir import tile
 from compiler.ir.expr import Expr, const
 from compiler.ir.statement import Stmt
 from compiler.ir.tensor import Tensor
-from compiler.passes.gpu.launches import is_bound
 
 ZERO = const(0)
 
@@ -45,6 +44,11 @@ class Group:
     @property
     def cluster(self) -> bool:
         return self.held.space == "cluster"
+
+
+def is_bound(s: Stmt, level: str) -> bool:
+    """A loop bound to that level."""
+    return isinstance(s, tile.For) and s.bind.level == level
 
 
 def split(body: tuple[Stmt, ...]) -> tuple[tile.Alloc, tile.For, tuple[Stmt, ...]] | None:

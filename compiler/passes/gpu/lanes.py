@@ -278,7 +278,7 @@ def _loads(
     to, source = k.Address(array, slot), k.Address(array_of(state, buffer), start)
     if elsewhere(state, buffer, scope):
         return [k.Call("mlc_cluster_get", (vector,), (to, *apart(state, source, scope)), (array,))]
-    if buffer not in state.facts.streamed:
+    if buffer not in state.facts.kernel.once:
         return [k.Call("mlc_load", (vector,), (to, source), (array,))]
     return [
         k.Call("mlc_load_once", (n,), (to_n, from_n), (array,)) for n, to_n, from_n in _pieces(to, source, size, vector)
@@ -287,7 +287,7 @@ def _loads(
 
 def _stores(state: Emission, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:
     """Neighbours of `size` bytes out of a thread's array."""
-    if buffer in state.facts.past:
+    if buffer in state.facts.kernel.past:
         pieces = _pieces(to, source, size, vector)
         return [k.Call("mlc_store_once", (n,), (to_n, from_n), (to.buffer,)) for n, to_n, from_n in pieces]
     how = "mlc_store_global" if is_global(state, buffer) else "mlc_store"

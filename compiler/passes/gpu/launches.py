@@ -1,4 +1,4 @@
-"""Which statements of a kernel are one launch, and how many threads its blocks have."""
+"""Kernels of Tile IR in, kernels of which each is one launch out; and how many threads the blocks of one have."""
 
 from __future__ import annotations
 
@@ -8,28 +8,40 @@ from compiler.ir import tile
 from compiler.ir.expr import Var
 from compiler.ir.index import value_range
 from compiler.ir.node import Node
-from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
+from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
+from compiler.passes.gpu import groups
 from compiler.passes.gpu.fragments import WARP
+from compiler.passes.gpu.groups import is_bound
 
 
-def apart(kernel: Kernel) -> list[Kernel]:
+def launches(program: Program) -> Program:
+    """A kernel of several nests over blocks that follow each other becomes one for each of them.
+
+    Blocks that make parts of one result together stay in one launch.
+    """
+    made = ([kernel] if groups.split(kernel.body) else _apart(kernel) for kernel in program.kernels)
+    return program.replace(kernels=tuple(part for parts in made for part in parts))
+
+
+def _apart(kernel: Kernel) -> list[Kernel]:
     """A kernel for each nest over blocks where several statements follow each other, and for what is between them."""
-    groups: list[list[Stmt]] = []
+    nests: list[list[Stmt]] = []
     for s in kernel.body:
-        if is_bound(s, "blocks") or not groups or is_bound(groups[-1][0], "blocks"):
-            groups.append([])
-        groups[-1].append(s)
-    if len(groups) < 2 or any(_scalars(a) & _used(b) for n, a in enumerate(groups) for b in groups[n + 1 :]):
+        if is_bound(s, "blocks") or not nests or is_bound(nests[-1][0], "blocks"):
+            nests.append([])
+        nests[-1].append(s)
+    if len(nests) < 2 or any(_scalars(a) & _used(b) for n, a in enumerate(nests) for b in nests[n + 1 :]):
         return [kernel]
     out = []
-    for n, group in enumerate(groups):
-        body = tuple(group)
+    for n, nest in enumerate(nests):
+        body = tuple(nest)
         used = tile.buffers(body)
         params = tuple(p for p in kernel.params if p.name in used)
         changed = {x.buffer for x in _nodes(body) if isinstance(x, Store)}
         changed |= {x.target.buffer for x in _nodes(body) if isinstance(x, tile.Copy)}
         writes = tuple(w for w in kernel.writes if w in changed)
-        out.append(kernel.replace(name=f"{kernel.name}_{n}", params=params, writes=writes, body=body))
+        name = f"{kernel.name}_{n}"
+        out.append(kernel.replace(name=name, params=params, writes=writes, body=body, whole=kernel.name))
     return out
 
 
@@ -43,10 +55,6 @@ def _scalars(body: Iterable[Stmt]) -> set[str]:
 
 def _used(body: Iterable[Stmt]) -> set[str]:
     return {n.name for n in _nodes(body) if isinstance(n, Var | Accum)}
-
-
-def is_bound(s: Stmt, level: str) -> bool:
-    return isinstance(s, tile.For) and s.bind.level == level
 
 
 def block_size(kernel: Kernel) -> int:

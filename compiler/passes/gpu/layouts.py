@@ -17,10 +17,10 @@ from compiler.ir.expr import Var, loads, static
 from compiler.ir.layout import Digit, Fragment, Spread
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.gpu import groups, stages
+from compiler.passes.gpu import stages
 from compiler.passes.gpu.fragments import WARP, columns_of, nests, of_nest, rows_of, used
 from compiler.passes.gpu.labels import Labels, neighbouring, relabelled
-from compiler.passes.gpu.launches import apart, block_size
+from compiler.passes.gpu.launches import block_size
 from compiler.passes.gpu.vectors import divides
 from compiler.targets.layout import Digits, Layout
 from compiler.targets.target import Instruction, Target, instruction
@@ -32,10 +32,7 @@ def layouts(program: Program, target: Target) -> Program:
 
 
 def _laid_out(kernel: Kernel, target: Target) -> Kernel:
-    body: tuple[Stmt, ...] = ()
-    for part in (kernel,) if groups.split(kernel.body) else apart(kernel):
-        body += _Choice(part, target).body(part.body, block_size(part))
-    return kernel.replace(body=body)
+    return kernel.replace(body=_Choice(kernel, target).body(kernel.body, block_size(kernel)))
 
 
 class _Choice:

@@ -1,4 +1,4 @@
-"""What passes through a kernel once: a kernel of Tile IR goes in; buffers that caches should not keep come out."""
+"""Tile IR in, the same out with what passes through each kernel once: buffers that caches should not keep."""
 
 from __future__ import annotations
 
@@ -15,15 +15,23 @@ from compiler.ir.tensor import Tensor
 from compiler.targets.target import Target
 
 
-def read_once(kernel: Kernel) -> frozenset[str]:
+def streams(program: Program, target: Target) -> Program:
+    """Every kernel says which parameters it reads once, and which results are written past the caches."""
+    return program.replace(
+        kernels=tuple(k.replace(once=read_once(k), past=left_behind(program, k, target)) for k in program.kernels)
+    )
+
+
+def read_once(kernel: Kernel) -> tuple[str, ...]:
     """Buffers that the kernel only reads, of which it loads no element twice, as far as the number of loads tells."""
     counts: Counter[str] = Counter()
     _count(kernel.body, 1, {}, counts)
     moved = {n.buffer for s in kernel.body for n in s.walk() if isinstance(n, tile.Slice)}
     known = {p.name: p for p in kernel.params}
-    return frozenset(
-        b for b, n in counts.items() if b in known and b not in kernel.writes and b not in moved
-        and n < 2 * _elements(known[b])  # iterations that are cut off at the end count as well
+    # Iterations that are cut off at the end count as well.
+    return tuple(
+        b for b, t in known.items()
+        if 0 < counts[b] < 2 * _elements(t) and b not in kernel.writes and b not in moved
     )  # fmt: skip
 
 
@@ -50,10 +58,10 @@ def _elements(t: Tensor) -> int:
     return math.prod(int(n.value) if isinstance(n, Const) else 0 for n in t.shape)
 
 
-def left_behind(program: Program, kernel: Kernel, target: Target) -> frozenset[str]:
+def left_behind(program: Program, kernel: Kernel, target: Target) -> tuple[str, ...]:
     """Results that the second-level cache cannot hold until somebody reads them."""
     results = {t.name for t in program.outputs}
-    return frozenset(
+    return tuple(
         p.name for p in kernel.params
         if p.name in results and p.name in kernel.writes and _elements(p) * p.dtype.bytes > target.l2
     )  # fmt: skip

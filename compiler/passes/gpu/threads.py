@@ -34,42 +34,35 @@ from compiler.passes.gpu.blocks import grid
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, place_of, thread_of
 from compiler.passes.gpu.facts import Facts, facts_of
+from compiler.passes.gpu.groups import is_bound
 from compiler.passes.gpu.hazards import Hazards
-from compiler.passes.gpu.launches import apart, is_bound
 from compiler.passes.gpu.scans import over_scan
 from compiler.passes.gpu.scope import THREAD, WARP, Role, Scope
 from compiler.passes.gpu.sequences import loop, sequence
-from compiler.passes.gpu.streams import left_behind, read_once
 from compiler.targets.target import Target
 
 Body = list[k.Stmt]
 
 
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
-    """Every kernel becomes one function, or one for each of the nests that follow each other in it.
-
-    Kernels that are the same but for names are lowered once.
-    """
+    """Every kernel becomes one function; kernels that are the same but for names are lowered once."""
     functions: list[k.Function] = []
     known: dict[object, tuple[Kernel, k.Function]] = {}
     parts: list[Tensor] = []
     zeros: list[Tensor] = []
     for kernel in program.kernels:
-        for part in (kernel,) if groups.split(kernel.body) else apart(kernel):
-            schedule = schedules.get(kernel.name, "")
-            streamed, past = read_once(part), left_behind(program, part, target)
-            standing = alike.names(part)
-            key = alike.shape_of(part), *(frozenset(standing.get(b, b) for b in own) for own in (streamed, past))
-            again = alike.under_names_of(known[key][1], known[key][0], part) if key in known else None
-            if again is not None:
-                functions.append(again.replace(schedule=schedule))
-                continue
-            made, exchanged = function(facts_of(part, target, streamed, past), schedule)
-            functions.append(made)
-            if not exchanged:
-                known[key] = part, made
-            parts += exchanged[:1]
-            zeros += exchanged[1:]
+        schedule = schedules.get(kernel.whole or kernel.name, "")
+        key = alike.shape_of(kernel)
+        again = alike.under_names_of(known[key][1], known[key][0], kernel) if key in known else None
+        if again is not None:
+            functions.append(again.replace(schedule=schedule))
+            continue
+        made, exchanged = function(facts_of(kernel, target), schedule)
+        functions.append(made)
+        if not exchanged:
+            known[key] = kernel, made
+        parts += exchanged[:1]
+        zeros += exchanged[1:]
     return k.Program(
         program.name, program.inputs, program.outputs, (*program.temps, *parts, *zeros), tuple(functions),
         program.sizes, tuple(t.name for t in zeros),

@@ -68,6 +68,8 @@ REFUSED = {
         ),
     ],
 }
+CACHED = "def f(x: f32[4], *, y: f32[4]):\n    with kernel('k', [x, y], writes=[y], {}):\n        pass\n"
+
 CASES = [(stage, line, said) for stage, rows in REFUSED.items() for line, said in rows]
 
 
@@ -84,3 +86,9 @@ def test_an_error_of_text_names_line_and_column() -> None:
         IRS["tensor"].parse(TENSOR.format("y[i: 4]: f32 = z[i]"))
     with pytest.raises(ValueError, match="line 2, column"):
         IRS["loop"].parse("def f(x: f32[4]):\n    with kernel(:\n")
+
+
+@pytest.mark.parametrize("said", ["once=[y]", "past=[x]", "once=[z]"])
+def test_a_kernel_reads_once_what_it_only_reads_and_writes_past_the_caches_what_it_writes(said: str) -> None:
+    with pytest.raises(ValueError, match="past the caches"):
+        IRS["tile"].verify(IRS["tile"].parse(CACHED.format(said)))
