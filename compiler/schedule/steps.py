@@ -146,10 +146,15 @@ class Pack(Step):
 
 
 class Tensorize(Step):
-    """The perfectly nested loops `loops` (m, n, k, or n, k) around a sum of products become one tensor instruction."""
+    """The perfectly nested loops `loops` (m, n, k, or n, k) around a sum of products become one tensor instruction.
+
+    Groups of a block's threads, as many as the instruction needs, share the accumulator as a `grid`: so many along m,
+    so many along n. With none, it is the one that reads least.
+    """
 
     loops: tuple[str, ...]
     instruction: str
+    grid: tuple[int, ...] = ()
 
 
 class Pad(Step):

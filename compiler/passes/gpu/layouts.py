@@ -22,6 +22,7 @@ from compiler.passes.gpu.fragments import WARP, columns_of, nests, of_nest, rows
 from compiler.passes.gpu.labels import Labels, neighbouring, relabelled
 from compiler.passes.gpu.launches import block_size
 from compiler.passes.gpu.vectors import divides
+from compiler.schedule.steps import ScheduleError, Tensorize
 from compiler.targets.layout import Digits, Layout
 from compiler.targets.target import Instruction, Target, instruction
 
@@ -40,7 +41,7 @@ class _Choice:
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
         threads = block_size(kernel)
-        self.grid = choose_grid(kernel, target, threads)
+        self.grid = _grid(kernel, target, threads)
         self.fragments = infer(kernel, target, divide(kernel, target, self.grid))
         nodes = [n for s in kernel.body for n in s.walk()]
         tiles = {n.tensor.name for n in nodes if isinstance(n, tile.Alloc)}
@@ -141,29 +142,37 @@ def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], divi
     return Fragment(shape, tuple(threads), tuple(registers), size, tuple(strides))
 
 
-def choose_grid(kernel: Kernel, target: Target, threads: int) -> Grid:
-    """The grid of groups that reads least of shared memory; raises ValueError where none divides all accumulators."""
+def _grid(kernel: Kernel, target: Target, threads: int) -> Grid:
+    """The grid that products say, else the one that reads least; raises ScheduleError where one does not divide."""
     products = [(s, instruction(target, s.instruction)) for s in _products(kernel)]
     if not products:
         return Grid(1, 1)
+    cheapest = min(_grids(kernel, products, threads), key=lambda x: x[0], default=None)
+    rows = ", ".join(sorted({row.name for _, row in products}))
+    if cheapest is None:
+        raise ValueError(f"kernel {kernel.name}: {threads} threads cannot divide its accumulators among {rows}")
+    said = {Grid(*s.grid) for s, _ in products if s.grid} or {cheapest[1]}
+    for grid in said:
+        if len(said) > 1 or all(grid != other for _, other in _grids(kernel, products, threads)):
+            nearest = f"they can as {cheapest[1].m} x {cheapest[1].n}"
+            reason = f"{threads} threads cannot share all accumulators of {kernel.name} so; {nearest}"
+            raise ScheduleError(Tensorize((), rows, (grid.m, grid.n)), reason)
+    return said.pop()
+
+
+def _grids(kernel: Kernel, products: list[tuple[tile.Mma, Instruction]], threads: int) -> Iterator[tuple[int, Grid]]:
+    """Grids of groups that divide all accumulators, each with how much it reads of shared memory."""
     groups = threads // max(row.threads for _, row in products)
     whole_rows = any(f.kind == "reduce" for nest in nests(kernel) for f in nest.inner)
-    best: tuple[int, Grid] | None = None
+    lengths = [tile.lengths(s) for s, _ in products]
     for m in (g for g in range(1, groups + 1) if groups % g == 0):
         grid = Grid(m, groups // m)
         if whole_rows and grid.n > 1:
             continue
-        lengths = [tile.lengths(s) for s, _ in products]
         if any(long["m"] % (m * row.m) or long["n"] % (grid.n * row.n)
                for long, (_, row) in zip(lengths, products, strict=True)):  # fmt: skip
             continue
-        cost = sum(long["m"] * grid.n + long["n"] * grid.m for long in lengths)
-        if best is None or cost < best[0]:
-            best = cost, grid
-    if best is None:
-        rows = ", ".join(sorted({row.name for _, row in products}))
-        raise ValueError(f"kernel {kernel.name}: {threads} threads cannot divide its accumulators among {rows}")
-    return best[1]
+        yield sum(long["m"] * grid.n + long["n"] * grid.m for long in lengths), grid
 
 
 def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:

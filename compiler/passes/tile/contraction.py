@@ -141,9 +141,8 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
     extents = {letter[f.var]: f.extent for f in nest}
     whole = all(isinstance(e, Const) for e in extents.values())
     sizes = () if whole else tuple(extents.get(x, dim(1)) for x in "mnk")
-    return kernel.replace(
-        body=replaced(kernel.body, nest[0], (tile.Mma(step.instruction, c, left, right, (a_axes, b_axes), sizes),))
-    )
+    made = tile.Mma(step.instruction, c, left, right, (a_axes, b_axes), sizes, step.grid)
+    return kernel.replace(body=replaced(kernel.body, nest[0], (made,)))
 
 
 def _unconverted(e: Expr) -> Expr:

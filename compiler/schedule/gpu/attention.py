@@ -67,6 +67,11 @@ class _Way:
     by_tma: bool
 
     @property
+    def grid(self) -> tuple[int, int]:
+        """A softmax needs whole rows."""
+        return self.threads // self.score.threads, 1
+
+    @property
     def threefold(self) -> bool:
         """Products of f32 are three of tf32."""
         return self.score.a_type == "f32"
@@ -242,7 +247,7 @@ class _Plan:
         """
         add, (m, n, k) = self.steps.append, nest
         if self.way.by_groups:
-            add(Tensorize(nest, row.name))
+            add(Tensorize(nest, row.name, self.way.grid))
             return
         if self.way.threefold:
             panel = next(p for p in range(PANEL, 0, -row.n) if width % p == 0)
@@ -270,8 +275,8 @@ class _Plan:
             add(halves)
             for _, _, _, row_loop, column in halves.halves:
                 self.spread(row_loop, column)
-            self.steps += [Tensorize(x, row.name) for x in (halves.small, halves.cross)]
-        add(Tensorize(inner, row.name))
+            self.steps += [Tensorize(x, row.name, self.way.grid) for x in (halves.small, halves.cross)]
+        add(Tensorize(inner, row.name, self.way.grid))
 
 
 def _loop(f: online_softmax.For) -> loop.For:

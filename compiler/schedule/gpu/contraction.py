@@ -224,7 +224,7 @@ class _Plan:
             self.spread(end)
         if t.row.function == FROM_SHARED:
             add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1))))
-            add(Tensorize((m.name, n.name, k.name), t.row.name))
+            add(Tensorize((m.name, n.name, k.name), t.row.name, t.grid))
         elif t.row.function == FROM_REGISTERS:
             add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1 + PREPARING))))
             self.halves(*tiles_of)
@@ -280,7 +280,7 @@ class _Plan:
         self.tensorize(halves.small, halves.cross, nest)
 
     def tensorize(self, *nests: tuple[str, ...]) -> None:
-        self.steps += [Tensorize(nest, self.t.row.name) for nest in nests]
+        self.steps += [Tensorize(nest, self.t.row.name, self.t.grid) for nest in nests]
 
     def spread(self, nest: tuple[str, ...]) -> None:
         self.steps += [Bind(nest[0], "lanes", (("threads", self.t.threads),)), Bind(nest[1], "lanes")]

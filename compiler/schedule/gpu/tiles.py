@@ -20,7 +20,8 @@ MOST_PARTS = 32
 @dataclass(frozen=True)
 class Tiling:
     """The instruction, and how often for each product; the tile of each part, the threads that multiply it, stages of
-    its pipeline, parts of k, and clocks in all; how many blocks make tile after tile, 0 where each makes one."""
+    its pipeline, parts of k, and clocks in all; how many blocks make tile after tile, 0 where each makes one; and the
+    grid in which groups of threads share a tile."""
 
     row: Instruction
     terms: int
@@ -32,6 +33,7 @@ class Tiling:
     parts: int
     clocks: float
     blocks: int = 0
+    grid: tuple[int, int] = (1, 1)
 
 
 # Tiles of a thread block, and the warps that multiply them.
@@ -86,7 +88,7 @@ def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[
                 for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
                     takes, blocks = cost.product(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
                     if math.isfinite(takes):
-                        yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks)
+                        yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid)
 
 
 def warp_grid(m: int, n: int, warps: int, row: Instruction) -> tuple[int, int] | None:
