@@ -35,6 +35,7 @@ from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.gpu import dependents
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
+from compiler.passes.gpu.roles import roles
 from compiler.passes.gpu.streams import streams
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop.join_rows import join_rows
@@ -158,6 +159,10 @@ def _streams(program: statement.Program, context: Context) -> statement.Program:
     return streams(program, context.target)
 
 
+def _roles(program: statement.Program, context: Context) -> statement.Program:
+    return roles(program, context.target)
+
+
 def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_threads(program, context.target, _texts(context))
 
@@ -190,6 +195,7 @@ PIPELINE = (
     Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
     Pass("streams", "tile", "tile", "what caches need not keep is named", _streams, kind="cuda"),
+    Pass("roles", "tile", "tile", "warps that copy say how many registers they keep", _roles, kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
     Pass("wait", "kernel", "kernel", "kernels wait themselves for those before", _wait, True, "cuda"),

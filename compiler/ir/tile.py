@@ -37,8 +37,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "unroll": (),
     # Copies run up to `depth` iterations ahead, issued by the first of `producers` warps of their own; loops over the
     # lanes of all the others prepare what was copied. With `overlap`, the last product of an iteration is made while
-    # what the next iteration begins with is.
-    "pipeline": ("depth", "producers", "overlap"),
+    # what the next iteration begins with is. Where the producers' threads keep only `kept` registers, those that
+    # compute have what is `handed` to them.
+    "pipeline": ("depth", "producers", "overlap", "kept", "handed"),
 }
 # Where a tile lies: in a thread, over the threads of a block, in a block's memory; a part of it in the memory of each
 # block of a cluster, along its first axis; or in the memory of all blocks. Of a tile of the last two kinds, a loop over

@@ -19,17 +19,11 @@ from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.hazards import Hazards
+from compiler.passes.gpu.roles import GROUP, SOME
 from compiler.passes.gpu.scope import THREAD, Role, Scope
 from compiler.passes.gpu.sequences import emit, loop_body, sequence
 
 Body = list[k.Stmt]
-
-REGISTERS = 65536  # of a multiprocessor
-MOST_REGISTERS = 255  # of a thread
-BESIDES = 64  # registers of a thread that computes, beyond its fragments
-GROUP = 4 * WARP
-MOST_HANDED = 240
-FEW, SOME = 24, 56  # registers that a thread keeps that only asks for copies, and one that prepares what comes
 
 
 def roles(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> tuple[int, Body]:
@@ -49,32 +43,18 @@ def roles(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> tuple[int, B
     for ring in state.rings.values():
         asking += [k.Declare(ring.asked[0].name, const(0)), k.Declare(ring.asked[1].name, const(1))]
     asking += _role(state, body, scope.inner(level="thread"), _asking)
-    warps = max(dict(n.bind.args)["producers"] if stages.prepared(n) else 1 for n in pipes)
-    hands = _hands_over(state, warps)
+    warps = stages.producers(pipes)
+    given = dict(pipes[0].bind.args)
     first = state.facts.threads // WARP
     one: Body = [k.If(op("eq", THREAD, const(state.facts.threads)), tuple(asking))]
     if warps > 1:
         preparing = tuple(_prepare_warps(state, body, scope, warps - 1))
         one = [k.If(op("eq", state.warp(), const(first)), tuple(one), preparing)]
-    if hands:
-        kept = FEW if warps == 1 else SOME
-        one = [k.Call("mlc_registers_decrease", (kept,), ()), *one]
-        computing = [k.Call("mlc_registers_increase", (handed(state.facts.threads, kept),), ()), *computing]
+    if "handed" in given:
+        one = [k.Call("mlc_registers_decrease", (given["kept"],), ()), *one]
+        computing = [k.Call("mlc_registers_increase", (given["handed"],), ()), *computing]
     own = op("ge", state.warp(), const(first))
-    return GROUP if hands else warps * WARP, [*_start(state), k.If(own, tuple(one), tuple(computing))]
-
-
-def handed(threads: int, kept: int) -> int:
-    """Registers for each of the threads that compute, where four more warps keep only so many.
-
-    A block shares out what it was launched with, the same for all its threads and a multiple of 8: who asks for more
-    than that waits for ever.
-
-    >>> handed(256, 24), handed(512, 24), handed(256, 56)
-    (240, 112, 224)
-    """
-    launched = REGISTERS // (threads + GROUP) // 8 * 8
-    return min((launched * (threads + GROUP) - kept * GROUP) // threads // 8 * 8, MOST_HANDED)
+    return GROUP if "handed" in given else warps * WARP, [*_start(state), k.If(own, tuple(one), tuple(computing))]
 
 
 def _start(state: Emission) -> Body:
@@ -88,27 +68,6 @@ def _start(state: Emission) -> Body:
     known = tuple(k.Call("mlc_tma_prefetch", (), (k.Map(name),)) for name in state.maps.values())
     asks = op("eq", THREAD, const(state.facts.threads))
     return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(asks, known), k.Barrier("block")]
-
-
-def _hands_over(state: Emission, warps: int) -> bool:
-    """Whether threads that compute need more registers than all alike get, so that four warps give up theirs.
-
-    Accumulators of four warps are needed whole; what a warp by itself adds up, the compiler may hold a part at a time.
-    """
-    need = BESIDES + sum(
-        f.count * state.facts.tiles[n].dtype.bytes // 4
-        for n, f in state.facts.fragments.items()
-        if n in state.facts.tiles
-    )
-    have = REGISTERS // (state.facts.threads + warps * WARP) // 8 * 8
-    able = "setmaxnreg" in state.facts.target.features and state.facts.threads % GROUP == 0 and warps * WARP <= GROUP
-    whole = any(
-        wgmma.is_asynchronous(state.facts, n)
-        for s in state.facts.kernel.body
-        for n in s.walk()
-        if isinstance(n, tile.Mma)
-    )
-    return able and whole and need > min(have, MOST_REGISTERS)
 
 
 def _counters(state: Emission) -> Body:

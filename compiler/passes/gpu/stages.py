@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from compiler.ir import tile
 from compiler.ir.expr import names
@@ -26,6 +26,11 @@ def prepared(f: tile.For) -> tuple[tile.For, ...]:
         s for s in f.body
         if isinstance(s, tile.For) and s.bind.level == "lanes" and others and dict(s.bind.args).get("threads") == others
     )  # fmt: skip
+
+
+def producers(pipes: Iterable[tile.For]) -> int:
+    """The warps of a block that do not compute."""
+    return max(dict(f.bind.args)["producers"] if prepared(f) else 1 for f in pipes)
 
 
 def split(f: tile.For, tiles: Container[str]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
