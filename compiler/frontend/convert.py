@@ -15,7 +15,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from compiler.errors import Unsupported
-from compiler.frontend.decompose import IGNORED
+from compiler.frontend.decompose import IGNORED, ORIGIN
 from compiler.frontend.symbols import Guard, Symbols
 from compiler.frontend.types import OURS, tensor_type
 from compiler.ir import aten
@@ -149,7 +149,8 @@ class _Reader:
         kwargs = tuple((k, self.argument(a, node)) for k, a in node.kwargs.items() if not self.is_placement(k, a, node))
         if op is torch.ops.aten.as_strided.default:
             args, kwargs = self.relative(args, dict(kwargs), node), ()
-        return [Call(names, kinds, str(op), args, kwargs)]
+        origin = str(node.meta.get(ORIGIN) or op)
+        return [Call(names, kinds, str(op), args, kwargs, "" if origin == str(op) else origin)]
 
     def relative(self, args: tuple[Any, ...], kwargs: dict[str, Any], node: Node) -> tuple[Any, ...]:
         """The arguments of `as_strided` without an offset that is that of the tensor itself.

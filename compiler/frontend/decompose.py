@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, default_decompositions
 from torch.export.graph_signature import OutputKind
 from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compiler.errors import Unsupported
@@ -26,6 +27,8 @@ IGNORED = {
     "aten._assert_tensor_metadata.default", "aten._log_api_usage_once.default", "aten._assert_scalar.default",
     "aten.sym_constrain_range.default", "aten.sym_constrain_range_for_size.default",
 }  # fmt: skip
+
+ORIGIN = "original_aten"  # where torch keeps, in a node's `meta`, the op that was decomposed into it
 
 Decompositions = dict[OpOverload[Any, Any], Callable[..., Any]]
 
@@ -144,7 +147,8 @@ def retrace(
 
     with torch.no_grad(), mode:
         fakes = [mode.from_tensor(t, static_shapes=True) for t in tensors.values()]
-        made = make_fx(run, decomposition_table=table, pre_dispatch=True)(*examples, *fakes)
+        with fx_traceback.preserve_node_meta():
+            made = make_fx(run, decomposition_table=table, pre_dispatch=True)(*examples, *fakes)
     placeholders = [n for n in made.graph.nodes if n.op == "placeholder"]
     for number, (node, value) in enumerate(zip(placeholders[len(examples) :], tensors.values(), strict=True)):
         made.register_buffer(f"held_{number}", value)
@@ -165,9 +169,13 @@ def specialised(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
 
 
 class _Holding(Interpreter):
-    """Runs a graph with other values for the tensors that it holds."""
+    """Runs a graph with other values for the tensors that it holds; what is traced remembers what it comes from."""
 
     held: dict[Any, Any]
+
+    def run_node(self, n: Node) -> Any:
+        fx_traceback.current_meta = {ORIGIN: n.meta.get(ORIGIN) or n.target} if n.op == "call_function" else {}
+        return super().run_node(n)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         return self.held[target] if target in self.held else super().get_attr(target, args, kwargs)

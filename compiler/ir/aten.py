@@ -5,6 +5,7 @@ def f(x: f32[32, 2048], w: f32[2048]):
     y: f32[32, 2048] = aten.mul.Tensor(x, w)
     return y
 ```
+Calls that an op was decomposed into stand in a block that names it: `with decomposed("aten.gelu_backward.default"):`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Call(Node):
     """`outputs` = `op(args, kwargs)`.
 
     An argument is a Ref, a literal (number, bool, str, None), a DType, an Expr or a tuple of these. An output that
-    nobody reads may have the type None: it is not computed.
+    nobody reads may have the type None: it is not computed. `origin` is the op that was decomposed into this call and
+    its neighbours, if one was.
     """
 
     outputs: tuple[str, ...]
@@ -40,6 +42,7 @@ class Call(Node):
     op: str
     args: tuple[object, ...]
     kwargs: tuple[tuple[str, object], ...]
+    origin: str = ""
 
 
 class Input(Node):

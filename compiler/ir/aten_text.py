@@ -7,6 +7,8 @@ Known sizes in arguments are plain integers: an `Expr` there mentions a symbolic
 from __future__ import annotations
 
 import ast
+import itertools
+from collections.abc import Iterator
 
 from compiler.ir import text
 from compiler.ir.aten import Call, Input, Program, Ref, Type
@@ -20,8 +22,9 @@ def show(program: Program) -> str:
     """The program as text; `sizes` come first, as `n: size`."""
     arguments = [show_size(s) for s in program.sizes] + [_input(i) for i in program.inputs]
     lines = [f"def {program.name}({', '.join(arguments)}):"]
-    for call in program.calls:
-        lines += indent(_call_lines(call))
+    for origin, calls in itertools.groupby(program.calls, lambda call: call.origin):
+        own = [line for call in calls for line in _call_lines(call)]
+        lines += indent([f'with decomposed("{origin}"):', *indent(own)] if origin else own)
     return "\n".join([*lines, f"    return {', '.join(program.outputs) or '()'}"]) + "\n"
 
 
@@ -79,17 +82,17 @@ def parse(source: str) -> Program:
     calls: list[Call] = []
     outputs: tuple[str, ...] = ()
     declared: dict[str, Type] = {}
-    for s in f.body:
+    for s, origin in _statements(f.body):
         match s:
             case ast.AnnAssign(ast.Name(name), kind, None):
                 declared[name] = _parsed_type(kind, scope)
             case ast.AnnAssign(ast.Name(name), kind, ast.Call() as call):
-                calls.append(_call((name,), (_parsed_type(kind, scope),), call, scope))
+                calls.append(_call((name,), (_parsed_type(kind, scope),), call, scope, origin))
             case ast.Assign([target], ast.Call() as call):
                 targets = _names(target)
-                calls.append(_call(targets, tuple(declared.pop(n, None) for n in targets), call, scope))
+                calls.append(_call(targets, tuple(declared.pop(n, None) for n in targets), call, scope, origin))
             case ast.Expr(ast.Call() as call):
-                calls.append(_call((), (), call, scope))
+                calls.append(_call((), (), call, scope, origin))
             case ast.Return(ast.expr() as value):
                 outputs = _names(value)
             case _:
@@ -97,6 +100,16 @@ def parse(source: str) -> Program:
     if declared:
         raise fail(f, f"{sorted(declared)} have types, but no call defines them")
     return Program(f.name, tuple(inputs), tuple(calls), outputs, sizes)
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, str]]:
+    """The statements of a program, each with the op that was decomposed into it and its neighbours, or ""."""
+    for s in body:
+        match s:
+            case ast.With([ast.withitem(ast.Call(ast.Name("decomposed"), [ast.Constant(str() as origin)], []))], own):
+                yield from ((x, origin) for x in own)
+            case _:
+                yield s, ""
 
 
 def _parsed_type(kind: ast.expr, scope: Scope) -> Type:
@@ -113,9 +126,9 @@ def _names(e: ast.expr) -> tuple[str, ...]:
     raise fail(e, "expected names")
 
 
-def _call(outputs: tuple[str, ...], kinds: tuple[Type | None, ...], call: ast.Call, scope: Scope) -> Call:
+def _call(outputs: tuple[str, ...], kinds: tuple[Type | None, ...], call: ast.Call, scope: Scope, origin: str) -> Call:
     kwargs = tuple((k.arg, _value(k.value, scope)) for k in call.keywords if k.arg is not None)
-    return Call(outputs, kinds, ast.unparse(call.func), tuple(_value(a, scope) for a in call.args), kwargs)
+    return Call(outputs, kinds, ast.unparse(call.func), tuple(_value(a, scope) for a in call.args), kwargs, origin)
 
 
 def _value(e: ast.expr, scope: Scope) -> object:

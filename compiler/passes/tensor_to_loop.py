@@ -116,8 +116,8 @@ class _Builder:
         match self.group.equations:
             case (Scatter() as s,):
                 return [
-                    self._kernel(s.name + "_base", self._scatter_base(s), tensors),
-                    self._kernel(s.name, self._scatter(s), tensors),
+                    self._kernel(self.group.name + "_base", self._scatter_base(s), tensors),
+                    self._kernel(self.group.name, self._scatter(s), tensors),
                 ]
         axes = tuple(Axis(self._fresh(a.name), a.extent) for a in self.nest.rows)
         self.loops = dict(zip((a.name for a in self.nest.rows), axes, strict=True))

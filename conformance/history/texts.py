@@ -33,18 +33,20 @@ INDEX = "index.json"  # the entry of the archive that gives the digest of each c
 SHOWN = 3  # differences that are printed as texts
 SEED = 0  # texts depend on shapes and types only
 _COMMENT = re.compile(r"[ \t]*//[^\n]*|/\*.*?\*/", re.DOTALL)
-_KERNEL = re.compile(r'^extern "C" [^{(]*?(\w+)\(', re.MULTILINE)
+_ATTRIBUTE = r"(?:\w+\([^)]*\) |__attribute__\(\([^;{]*?\)\) )*"
+_KERNEL = re.compile(rf'^(?:extern "C" __global__|static) (?:void )?{_ATTRIBUTE}[^;{{=(]*?(\w+)\(', re.MULTILINE)
+_WRAPPED = re.compile(r",\n[ \t]*")
 
 
 def normal(text: str) -> str:
-    """The text without its comments and empty lines, its kernels numbered instead of named.
+    """The text without its comments and empty lines, its kernels numbered instead of named, no line folded.
 
-    >>> normal('// made by hand\\nextern "C" void add_3(float *x) {  // one row\\n}\\n')
-    'extern "C" void kernel0(float *x) {\\n}'
+    >>> normal('// made by hand\\nstatic void add_3(float *x,\\n    int n) {  // one row\\n}\\n')
+    'static void kernel0(float *x, int n) {\\n}'
     """
-    text = _COMMENT.sub("", text)
+    text = _WRAPPED.sub(", ", _COMMENT.sub("", text))
     for number, name in enumerate(dict.fromkeys(_KERNEL.findall(text))):
-        text = re.sub(rf"\b{re.escape(name)}\b", f"kernel{number}", text)
+        text = re.sub(rf"\b{re.escape(name)}\(", f"kernel{number}(", text)
     return "\n".join(line for line in text.splitlines() if line.strip())
 
 

@@ -40,7 +40,7 @@ def _apart(kernel: Kernel) -> list[Kernel]:
         changed = {x.buffer for x in _nodes(body) if isinstance(x, Store)}
         changed |= {x.target.buffer for x in _nodes(body) if isinstance(x, tile.Copy)}
         writes = tuple(w for w in kernel.writes if w in changed)
-        name = f"{kernel.name}_{n}"
+        name = f"{kernel.name}_part{n}"
         out.append(kernel.replace(name=name, params=params, writes=writes, body=body, whole=kernel.name))
     return out
 

@@ -43,7 +43,7 @@ def begin(state: Emission, held: tile.Alloc, parts: tile.For, axes: list[tile.Fo
     for f in axes:
         many = scaled(many, f.extent)
         number = number * f.extent + Var(f.var)
-    stem = f"{name}_{t.name}"
+    stem = f"{state.facts.kernel.writes[-1]}_{t.name}"  # that no other kernel makes
     shape = (many, *t.shape)
     parts_of = t.replace(name=state.fresh(stem), shape=shape, strides=row_major(shape))
     tickets = Tensor(state.fresh(f"{stem}_tickets"), i32, (many,), (dim(1),))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 
+from compiler.analysis import kernel_names
 from compiler.ir.expr import Const
 from compiler.ir.statement import Kernel, Program
 from compiler.passes.loop.share_rows import joined, private, rows_between
@@ -25,6 +26,9 @@ def join_rows(program: Program, target: Target) -> Program:
     while rest:
         run = _run(rest, target)
         made = _one(program, run, target) if len(run) > 1 else None
+        if made is not None:
+            others = [k.name for k in (*out, *rest[len(run) :])]
+            made = made.replace(name=kernel_names.free(made.name, others))
         out += run if made is None else [made]
         rest = rest[len(run) :]
     return program if len(out) == len(program.kernels) else program.replace(kernels=tuple(out))

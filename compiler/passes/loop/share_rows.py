@@ -6,6 +6,7 @@ gains nothing by itself; where all of it then is an online reduction, what is in
 
 from __future__ import annotations
 
+from compiler.analysis import kernel_names
 from compiler.analysis.nests import perfect, wrap
 from compiler.analysis.size_hints import likely
 from compiler.ir import loop
@@ -29,6 +30,8 @@ def share_rows(program: Program, target: Target) -> Program:
             found = _joined(program, last, target)
             if found is not None:
                 gone, made = found
+                others = [k.name for k in program.kernels if k is not last and k not in gone]
+                made = made.replace(name=kernel_names.free(made.name, others))
                 kernels = tuple(made if k is last else k for k in program.kernels if k is last or k not in gone)
                 program = program.replace(kernels=kernels)
     return program
@@ -84,8 +87,9 @@ def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | N
     writes = (*first.writes, *second.writes)
     params = {p: None for p in (*first.params, *second.params)}
     ordered = [p for p in params if p.name not in writes] + [p for p in params if p.name in writes]
-    origin = tuple(dict.fromkeys((*first.origin, *second.origin)))
-    return Kernel(second.name, tuple(ordered), writes, wrap(shared, both), origin)
+    origin = kernel_names.joined(first.origin, second.origin)
+    name = kernel_names.renamed(second.name, second.origin, origin)
+    return Kernel(name, tuple(ordered), writes, wrap(shared, both), origin)
 
 
 def rows_between(first: Kernel, second: Kernel) -> list[loop.For]:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from compiler.analysis import kernel_names
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads
 from compiler.ir.functions import COST, FUNCTIONS
 from compiler.ir.tensor import (
@@ -198,7 +200,8 @@ def fuse(program: Program, cores: int = 1) -> Program:
     `cores` are what rows are spread over that can also share one row: the multiprocessors of a GPU, 1 for a CPU.
     """
     every = equations(program)
-    origin: dict[str, tuple[str, ...]] = {e.name: g.origin for g in program.groups for e in g.equations}
+    whole = kernel_names.whole(source for g in program.groups for source in g.origin)
+    sources = {e.name: _sources(e, g, whole) for g in program.groups for e in g.equations}
     place = {e.name: k for k, e in enumerate(every)}
     readers: dict[str, set[str]] = {}
     for e in every:
@@ -211,7 +214,9 @@ def fuse(program: Program, cores: int = 1) -> Program:
         while _join_once(groups, k):
             pass
     made = [sorted(g, key=lambda e: place[e.name]) for g in _schedule(list(groups.members.values()))]
-    return program.replace(groups=tuple(_group(g, origin) for g in made))
+    fused = [_group(g, sources) for g in made]
+    names = kernel_names.numbered(g.name for g in fused)
+    return program.replace(groups=tuple(g.replace(name=name) for g, name in zip(fused, names, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -378,6 +383,14 @@ def _schedule(groups: list[list[Equation]]) -> list[list[Equation]]:
     return [groups[k] for k in done]
 
 
-def _group(members: list[Equation], origin: dict[str, tuple[str, ...]]) -> Group:
-    calls = tuple(dict.fromkeys(o for e in members for o in origin[e.name]))
-    return Group(members[-1].name, tuple(members), calls)
+def _sources(e: Equation, group: Group, whole: dict[str, str]) -> list[tuple[str, str]]:
+    """The ops that an equation comes from, and the part of a call that it is: what its name adds to the result's."""
+    own = re.sub(r"_\d+$", "", e.name.removeprefix(f"{group.name}_")) if e.name.startswith(f"{group.name}_") else ""
+    part = "" if len(group.origin) > 1 or own.isdigit() else own
+    return [(whole.get(source, source), "" if "/" in source else part) for source in group.origin]
+
+
+def _group(members: list[Equation], sources: dict[str, list[tuple[str, str]]]) -> Group:
+    """One kernel, named after what it computes; where nothing says what that is, after its last result."""
+    origin = kernel_names.origin(source for e in members for source in sources[e.name])
+    return Group(kernel_names.name(origin, members) if origin else members[-1].name, tuple(members), origin)

@@ -63,11 +63,9 @@ def lower(program: aten.Program, *, round_every_call: bool = False) -> Program:
         results = _lower_call(b, call, env)
         env |= {n: _stored(b, v) for n, v in results.items()} if round_every_call else results
         if b.equations:
-            groups.append(
-                Group(
-                    next(n for n, t in zip(call.outputs, call.types, strict=True) if t), tuple(b.equations), (call.op,)
-                )
-            )
+            name = next(n for n, t in zip(call.outputs, call.types, strict=True) if t)
+            source = f"{call.origin}/{call.op.split('.')[1]}" if call.origin else call.op
+            groups.append(Group(name, tuple(b.equations), (source,)))
     groups += _asserted(b, program, env)
     outputs: list[Tensor] = []
     for name in program.outputs:

@@ -19,6 +19,7 @@ from compiler.targets import cpu, nvidia
 from compiler.tests.meaning import fresh_seed
 
 PRODUCT = "torch.randn(7, 8) @ torch.randn(8, 9)"
+NAME = "matmul_7x9x8_f32"  # of its kernel
 DISTRIBUTED = 'distribute("matmul_", ("i", "j"), first=("i_first", "j_first"), last=("i_last", "j_last"))'
 IMPOSSIBLE = {
     "a step that does not apply": 'pack("nothing", "tile", ("i", "r"), into=("i_tile", "r_tile"))',
@@ -54,8 +55,8 @@ def test_what_cannot_be_carried_out_is_given_up_and_told(how: str, monkeypatch: 
     seen: list[Application] = []
     made = pipeline.lower(given, cpu.AVX2, trace=seen.append)
     ((kernel, reason),) = [(x.kernel, x.reason) for x in made.fallbacks]
-    assert kernel == "matmul" and ("nothing" in reason or "spell" in reason), reason
-    assert made.schedules["matmul"].steps and made.schedules["matmul"] != parse(IMPOSSIBLE[how])
+    assert kernel == NAME and ("nothing" in reason or "spell" in reason), reason
+    assert made.schedules[NAME].steps and made.schedules[NAME] != parse(IMPOSSIBLE[how])
     assert [a.after for a in seen if a.stage == "cpp"] == [made.stages["cpp"]]
     right(made, inputs, expected)
 
@@ -79,7 +80,7 @@ def test_a_refusal_stays_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_schedule_that_was_given_raises(how: str) -> None:
     given, _, _ = captured(PRODUCT)
     with pytest.raises((ScheduleError, KeyError), match=r"nothing|spell"):
-        pipeline.lower(given, cpu.AVX2, {"matmul": parse(IMPOSSIBLE[how])})
+        pipeline.lower(given, cpu.AVX2, {NAME: parse(IMPOSSIBLE[how])})
 
 
 OPERANDS = {

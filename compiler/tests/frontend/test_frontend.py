@@ -93,7 +93,8 @@ def test_ops_without_a_rule_are_decomposed_and_ops_with_one_are_not() -> None:
     x = torch.randn(2, 3)
     made = text(lambda x: F.linear(F.gelu(F.glu(x.repeat(1, 2), 1)), x), x)
     assert "aten.linear.default" in made and "aten.gelu.default" in made
-    assert "aten.glu" not in made and "aten.sigmoid.default" in made
+    assert "aten.glu.default(" not in made and "aten.sigmoid.default(" in made
+    assert '    with decomposed("aten.glu.default"):' in made.splitlines()
 
 
 def test_updates_within_a_decomposition_are_made_functional() -> None:

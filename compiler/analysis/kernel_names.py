@@ -1,0 +1,162 @@
+"""What a kernel computes in; its name out, as a reader of a profile needs it: `linear_gelu_1024x3072x768_bf16`.
+
+A name is made of the ops that the kernel comes from, the extents of its largest loop nest and its element type. It
+depends on nothing else of the program, so that equal kernels of different programs have equal names; of kernels of one
+program that would be called the same, the later ones get a number.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Container, Iterable, Iterator, Sequence
+
+from compiler.ir.dtype import DTYPES, DType
+from compiler.ir.expr import Cast, Const, Expr, Load, Var
+from compiler.ir.tensor import Equation, Reduce, Scatter, expressions, shape
+
+LENGTH = 64  # characters of a name, with what is put behind it where it is not alone
+_WORDS, _LETTERS = 5, 35  # how many words there may be, and characters in all of them
+_EXTENTS, _DIGITS = 5, 16  # how many extents there may be, and characters in all of them
+_UNKNOWN = 1 << 20  # how large a size counts that is not known
+_CALLED = {
+    "scaled_dot_product_attention": "attention", "convolution": "conv", "addmm": "linear", "mm": "matmul",
+    "bmm": "matmul", "to": "cast", "to_copy": "cast", "type_as": "cast", "clone": "copy", "contiguous": "copy",
+    "result": "copy", "asserted": "check",
+}  # fmt: skip
+# Words that say nothing beside others, and those that go first where there are too many.
+_MOVES = {"cast", "copy", "check"}
+_ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "neg", "where", "eq", "ne", "lt", "le", "gt", "ge", "abs"}
+_NUMBER = re.compile(rf"(?:^|_)(?:{'|'.join(DTYPES)})(_\d+)$")
+
+
+def origin(sources: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """What a kernel comes from, each op once, given the op and the part of it of every equation, in order.
+
+    An op whose result is computed elsewhere is told with the last part of it that is computed here.
+
+    >>> origin([("aten.linear.default", "product"), ("aten.linear.default", ""), ("aten.gelu.default", "")])
+    ('aten.linear.default', 'aten.gelu.default')
+    >>> origin([("aten.sort.default", "key"), ("aten.sort.default", "place")])
+    ('aten.sort.default/place',)
+    """
+    parts: dict[str, str] = {}
+    for op, part in sources:
+        parts[op] = part if parts.get(op, part) else ""
+    return joined([f"{op}/{part}" if part else op for op, part in parts.items()])
+
+
+def whole(sources: Iterable[str]) -> dict[str, str]:
+    """The sources of a program that are called part of an op but are all there is of it, each with that op.
+
+    >>> whole(["aten.conv2d.default/convolution", "aten.norm.Scalar/pow", "aten.norm.Scalar/sum"])
+    {'aten.conv2d.default/convolution': 'aten.conv2d.default'}
+    """
+    every = {source: source.partition("/")[0] for source in sources}
+    ops = list(every.values())
+    return {source: op for source, op in every.items() if source != op and ops.count(op) == 1}
+
+
+def joined(*origins: Sequence[str]) -> tuple[str, ...]:
+    """What a kernel made of several comes from; an op that they have different parts of is told without.
+
+    >>> joined(["aten.sort.default/place"], ["aten.sort.default", "aten.mul.Tensor"])
+    ('aten.sort.default', 'aten.mul.Tensor')
+    """
+    every = list(dict.fromkeys(source for own in origins for source in own))
+    ops = [source.partition("/")[0] for source in every]
+    return tuple(dict.fromkeys(op if ops.count(op) > 1 else source for op, source in zip(ops, every, strict=True)))
+
+
+def name(sources: Sequence[str], members: Sequence[Equation]) -> str:
+    """The name of a kernel that computes these equations, whatever others there are."""
+    return "_".join(x for x in (_words(sources), _extents(members), _dtype(members).name) if x)
+
+
+def renamed(own: str, before: Sequence[str], after: Sequence[str]) -> str:
+    """What a kernel is called that does more than the one called `own`: it now comes from `after`.
+
+    >>> renamed("mul_64x100_f32_1", ["aten.mul.Tensor"], ["aten.softmax.int", "aten.mul.Tensor"])
+    'softmax_mul_64x100_f32'
+    """
+    start = f"{_words(before)}_"
+    number = _NUMBER.search(own)
+    tail = own.removeprefix(start).removesuffix(number[1] if number else "")
+    return f"{_words(after)}_{tail}" if own.startswith(start) else own
+
+
+def numbered(names: Iterable[str]) -> Iterator[str]:
+    """The names, those that have been there already with a number.
+
+    >>> list(numbered(["mul_8_f32", "add_8_f32", "mul_8_f32"]))
+    ['mul_8_f32', 'add_8_f32', 'mul_8_f32_1']
+    """
+    taken: set[str] = set()
+    for wanted in names:
+        own = free(wanted, taken)
+        taken.add(own)
+        yield own
+
+
+def free(wanted: str, taken: Container[str]) -> str:
+    """The name, or it with the least number that makes it another than those taken."""
+    every = itertools.chain([wanted], (f"{wanted}_{n}" for n in itertools.count(1)))
+    return next(own for own in every if own not in taken)
+
+
+def _words(sources: Sequence[str]) -> str:
+    """What the ops of an origin are called together.
+
+    >>> _words(["aten.rms_norm.default", "aten.linear.default", "aten.silu.default", "aten.mul.Tensor", "result"])
+    'rms_norm_linear_silu_mul'
+    """
+    every = list(dict.fromkeys(map(_word, sources)))
+    kept = [w for w in every if w not in _MOVES] or every[:1]
+    while len(kept) > 1 and (len(kept) > _WORDS or len("_".join(kept)) > _LETTERS):
+        plain = [n for n, w in enumerate(kept) if w in _ARITHMETIC]
+        del kept[plain[-1] if plain else len(kept) // 2]
+    return "_".join(kept)[:_LETTERS].rstrip("_")
+
+
+def _word(source: str) -> str:
+    """The word for an op and its part, such as `softmax` for `aten._softmax.default`."""
+    op, _, part = source.partition("/")
+    fields = op.split(".")
+    own = (fields[1] if len(fields) > 1 else op).strip("_").removeprefix("native_")
+    text = re.sub(r"\W", "_", f"{_CALLED.get(own, own)}_{part}", flags=re.ASCII).strip("_")
+    return f"k{text}" if text[:1].isdigit() or not text else text
+
+
+def _extents(members: Sequence[Equation]) -> str:
+    """The extents of the largest equation, of a product its rows, columns and depth: `1024x3072x768`."""
+    largest = max(members, key=lambda e: _points(_domain(e)))
+    for some in (_domain(largest), shape(largest)):
+        text = "x".join(x for x in map(_extent, some) if x)
+        if len(some) <= _EXTENTS and len(text) <= _DIGITS:
+            return text
+    known = _points(shape(largest))
+    return str(known) if all(isinstance(n, Const) for n in shape(largest)) and len(str(known)) <= _DIGITS else ""
+
+
+def _domain(e: Equation) -> tuple[Expr, ...]:
+    over = tuple(a.extent for a in e.over) if isinstance(e, Reduce | Scatter) else ()
+    return over if isinstance(e, Scatter) and _points(over) >= _points(shape(e)) else (*shape(e), *over)
+
+
+def _points(extents: Iterable[Expr]) -> int:
+    made = 1
+    for n in extents:
+        made *= int(n.value) if isinstance(n, Const) else _UNKNOWN
+    return made
+
+
+def _extent(n: Expr) -> str:
+    """A size, or the symbol of one that is not known; nothing for what is computed of symbols."""
+    return str(n.value) if isinstance(n, Const) else n.name if isinstance(n, Var) and n.name.isascii() else ""
+
+
+def _dtype(members: Sequence[Equation]) -> DType:
+    """The narrowest float that elements are held in or rounded to; without floats, the type of the last result."""
+    found = [n.dtype for e in members for x in expressions(e) for n in x.walk() if isinstance(n, Load | Cast)]
+    floats = [d for d in (*found, *(e.dtype for e in members)) if d.is_float]
+    return min(floats, key=lambda d: d.bits) if floats else members[-1].dtype
