@@ -5,6 +5,7 @@ Programs, targets and schedules are values; nothing here reads the environment, 
 
 from __future__ import annotations
 
+import difflib
 import sys
 import threading
 from collections import Counter
@@ -52,7 +53,7 @@ from compiler.passes.tile.on_hint import on_hint
 from compiler.passes.tile.schedule import apply_schedules
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
-from compiler.schedule import heuristic
+from compiler.schedule import files, heuristic
 from compiler.schedule import space as schedule_space
 from compiler.schedule.space.members import Planned
 from compiler.schedule.steps import Online, Schedule, Step
@@ -245,13 +246,35 @@ def from_tiles(program: statement.Program, target: Target) -> kernel.Program:
 
 def schedules_for(program: statement.Program, target: Target) -> dict[str, Schedule]:
     """The heuristic's schedule of each kernel."""
-    return _chosen(program, target)[0]
+    return _chosen(program, target, {})[0]
+
+
+def read_schedules(text: str, program: Any, target: Target, source: str = "torch") -> dict[str, Schedule]:
+    """The schedules that a text has for kernels of a program; raises ValueError naming the line."""
+    found = files.parse(text)
+    if files.ONLY not in found:
+        return found
+    reached = _lower(program, target, None, source, "loop", None, None).stages["loop"]
+    return files.named(found, (k.name for k in reached.kernels))
+
+
+def _known(schedules: Schedules, program: statement.Program) -> None:
+    """Refuse schedules for kernels that there are none of."""
+    names = [k.name for k in program.kernels]
+    for name in schedules:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1, 0.0)
+            meant = f"; did you mean {near[0]}? " if near else "; "
+            raise CompilerError(f"there is no kernel {name} to be scheduled{meant}There are {', '.join(names)}")
 
 
 def _chosen(
-    program: statement.Program, target: Target, carry_out: Callable[[statement.Program, Schedules], None] | None = None
+    program: statement.Program,
+    target: Target,
+    given: Schedules,
+    carry_out: Callable[[statement.Program, Schedules], None] | None = None,
 ) -> tuple[dict[str, Schedule], tuple[Fallback, ...]]:
-    """The best schedule of each kernel, and what was given up for plainer ones.
+    """The best schedule of each kernel that has none `given`, and what was given up for plainer ones.
 
     With `carry_out`, which takes a program of one kernel and its schedule down the passes, one that can be carried out;
     where there is none, what the best one raises is raised.
@@ -259,6 +282,9 @@ def _chosen(
     made: dict[str, Schedule] = {}
     given_up: list[Fallback] = []
     for k in program.kernels:
+        if k.name in given:
+            made[k.name] = given[k.name]
+            continue
         problems: list[Exception] = []
         for way in _ways(program, k, target):
             try:
@@ -326,9 +352,10 @@ def lower(
     """Run the passes from stage `source` up to stage `until`, by default to the text.
 
     `gate(name, application number)` may refuse optional passes and steps of schedules, which are named by their text,
-    and may answer with a schedule to apply instead of a step; `trace` sees every application. Without
-    `schedules`, the heuristic chooses; what it chose and no pass can carry out is given up for something plainer, which
-    the result tells. Raises Unsupported, ScheduleError for a step that was given, or ValueError from a verifier.
+    and may answer with a schedule to apply instead of a step; `trace` sees every application. For kernels that
+    `schedules` does not name, the heuristic chooses; what it chose and no pass can carry out is given up for something
+    plainer, which the result tells. Raises Unsupported, ScheduleError for a step that was given, CompilerError for a
+    kernel that there is not, or ValueError from a verifier.
     """
     with _deep_recursion():
         return _lower(program, target, schedules, source, until or TEXTS[target.kind], gate, trace)
@@ -351,14 +378,16 @@ def _lower(
         for p in passes_for(target)
         if order.index(p.source) >= order.index(source) and order.index(p.result) <= order.index(until)
     ]
-    heuristic_chose = schedules is None
+    given = schedules or {}
+    schedules = None
     fallbacks: tuple[Fallback, ...] = ()
     applications = Applications(gate, trace)
     unscheduled: list[Pass] = []
     while left:
         p, *left = left
         if p.result == "tile" and schedules is None:
-            schedules, fallbacks = _chosen(program, target)
+            _known(given, program)
+            schedules, fallbacks = _chosen(program, target, given)
         if p.source == "loop" and p.result == "tile":
             unscheduled = [p, *left]
         number = applications.number + 1
@@ -373,10 +402,9 @@ def _lower(
             raise
         except Exception as problem:
             problem.add_note(f"in pass {p.name}")
-            stays = not heuristic_chose or applications.changed
-            if stays or p.source not in ("tile", "kernel") or "loop" not in made:
+            if applications.changed or p.source not in ("tile", "kernel") or "loop" not in made:
                 raise
-            plainer, fallbacks = _chosen(made["loop"], target, partial(_carry_out, unscheduled, target))
+            plainer, fallbacks = _chosen(made["loop"], target, given, partial(_carry_out, unscheduled, target))
             if plainer == schedules:
                 raise
             schedules, left, program = plainer, unscheduled, made["loop"]

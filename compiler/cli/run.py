@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from compiler.cli.sources import Senseless, add_shapes, dump, expression_text, loading
+from compiler.cli.sources import Senseless, add_schedule, add_shapes, dump, expression_text, loading, schedule_text
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--bench", action="store_true", help="time it against PyTorch in turns, on the CPU on one thread"
     )
+    add_schedule(command)
     command.add_argument("--profile", action="store_true", help="what Nsight Compute says of its kernels, on a GPU")
     command.add_argument("--latency", action="store_true", help="how long each part of compiling takes, on the CPU")
 
@@ -48,7 +49,12 @@ def run(options: argparse.Namespace) -> int:
             raise CompilerError(f"--{option} with target {machine.name}: {why}; leave the option out")
     if emulated:
         _say_emulated(machine.name)
-    made = expression.run(expression_text(options), options.seed, options.target)
+    try:
+        made = expression.run(expression_text(options), options.seed, options.target, schedule_text(options))
+    except ValueError as problem:
+        if options.schedule is None:
+            raise
+        raise CompilerError(f"{options.schedule}: {problem}") from problem
     kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
     print(f"{kernels}, captured in {made.captured_in * 1e3:.0f} ms, compiled in {made.compiled_in * 1e3:.0f} ms")
     for x in made.compiled.lowering.fallbacks:
@@ -76,7 +82,7 @@ def _judge(difference: float, allowed: float) -> None:
 
 def _run_text(options: argparse.Namespace) -> int:
     """The text of a file; three times, between guards, since whoever edits one may err."""
-    for option in ("bench", "profile", "latency"):
+    for option in ("bench", "profile", "latency", "schedule"):
         if getattr(options, option):
             raise Senseless(f"--{option} is for an expression by itself, not for --from")
     dump(options.source, "--from")

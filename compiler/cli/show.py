@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.cli.sources import Senseless, loading, program
+from compiler.cli.sources import Senseless, add_schedule, loading, program, schedule_text
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
 
-STAGES = ("torch", "tensor", "loop", "tile", "kernel", "cpp", "cuda", "asm")
+STAGES = ("torch", "tensor", "loop", "tile", "schedule", "kernel", "cpp", "cuda", "asm")
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -31,12 +31,7 @@ def options(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="start from an edited text: FILE.torch, .tensor, .loop, .tile, .kernel, .cpp or .cu",
     )
-    command.add_argument(
-        "--schedule",
-        type=Path,
-        metavar="FILE",
-        help="steps to apply instead of the heuristic's, for a program of one kernel",
-    )
+    add_schedule(command)
     command.add_argument(
         "-v",
         action="count",
@@ -52,7 +47,7 @@ def show(options: argparse.Namespace) -> int:
 
     machine = named.target(options.target or dumps.target_of(options.source))
     stages = pipeline.stages(machine)
-    until = stages[-1] if options.ir == "asm" else options.ir
+    until = {"asm": stages[-1], "schedule": "tile"}.get(options.ir, options.ir)
     if until not in stages or (options.ir == "asm" and until != "cpp"):
         raise Senseless(f"{machine.name} has no stage {options.ir}; its stages are {', '.join(stages)}")
     source, given = program(options)
@@ -77,9 +72,20 @@ def show(options: argparse.Namespace) -> int:
         lowering = pipeline.lower(given, machine, schedules, source=source, until=until, trace=trace)
     if options.verbose:
         _tell(applications, seconds, options.verbose)
-    text = _assembly(lowering) if options.ir == "asm" else lowering.show(options.ir)
+    text = _text(lowering, options.ir)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     return 0
+
+
+def _text(lowering: Lowering, ir: str) -> str:
+    from compiler.schedule import files  # noqa: PLC0415
+
+    match ir:
+        case "asm":
+            return _assembly(lowering)
+        case "schedule":
+            return files.show(lowering.schedules)
+    return lowering.show(ir)
 
 
 def _assembly(lowering: Lowering) -> str:
@@ -91,16 +97,11 @@ def _assembly(lowering: Lowering) -> str:
 
 def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Target) -> dict[str, Schedule]:
     from compiler import pipeline  # noqa: PLC0415
-    from compiler.execution import dumps  # noqa: PLC0415
-    from compiler.schedule import steps  # noqa: PLC0415
 
     if source not in ("torch", "tensor", "loop"):
         raise Senseless(f"--schedule has nothing to do: {options.source} is scheduled already")
-    reached = pipeline.lower(given, machine, source=source, until="loop").stages["loop"]
-    if len(reached.kernels) != 1:
-        raise Senseless(f"--schedule is for programs of one kernel; this one has {len(reached.kernels)}")
     try:
-        return {reached.kernels[0].name: steps.parse(dumps.read_text(options.schedule))}
+        return pipeline.read_schedules(schedule_text(options), given, machine, source)
     except ValueError as problem:
         raise CompilerError(f"{options.schedule}: {problem}") from problem
 

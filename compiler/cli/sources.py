@@ -69,6 +69,23 @@ def add_shapes(command: argparse.ArgumentParser) -> None:
     )
 
 
+def add_schedule(command: argparse.ArgumentParser) -> None:
+    """The option that says how kernels are to run."""
+    command.add_argument(
+        "--schedule",
+        type=Path,
+        metavar="FILE",
+        help="steps for kernels instead of those that the heuristic chooses, as --ir schedule of show prints them",
+    )
+
+
+def schedule_text(options: argparse.Namespace) -> str:
+    """The text of the file that the option names, or nothing."""
+    from compiler.execution import dumps  # noqa: PLC0415
+
+    return dumps.read_text(options.schedule) if options.schedule is not None else ""
+
+
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     """
     >>> _shape("x=f32[33, 2048]")

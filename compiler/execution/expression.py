@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from compiler import frontend
+from compiler import frontend, pipeline
 from compiler.errors import CompilerError
 from compiler.execution import executable, gpu_programs, named
 from compiler.targets.target import Target
@@ -120,14 +120,18 @@ class Outcome:
         return self.difference <= self.allowed
 
 
-def run(code: str, seed: int, target: str) -> Outcome:
-    """Compile an expression, run it, and compare it with eager, on the GPU if that is what runs the target's code."""
+def run(code: str, seed: int, target: str, schedules: str = "") -> Outcome:
+    """Compile an expression, run it, and compare it with eager, on the GPU if that is what runs the target's code.
+
+    `schedules` is a text of schedules for some of its kernels; raises ValueError for one that is not.
+    """
     machine = named.target(target)
     with torch.no_grad(), torch.device(device(machine)):
         start = time.perf_counter()
         function, inputs, captured = capture(code, seed)
         between = time.perf_counter()
-        compiled = executable.build_captured(captured, machine)
+        chosen = pipeline.read_schedules(schedules, captured.program, machine) if schedules else None
+        compiled = executable.build_captured(captured, machine, schedules=chosen)
         end = time.perf_counter()
         try:
             difference, allowed = executable.compare(compiled, function, inputs)

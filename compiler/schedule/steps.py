@@ -454,18 +454,19 @@ def parse(text: str) -> Schedule:
         tree = ast.parse(text)
     except SyntaxError as e:
         raise ValueError(f"schedule, line {e.lineno}: {e.msg}") from e
-    return Schedule(tuple(_step(s) for s in tree.body))
+    return Schedule(tuple(map(step, tree.body)))
 
 
-def _step(s: ast.stmt) -> Step:
+def step(s: ast.stmt) -> Step:
+    """The step that a statement says; raises ValueError naming the line."""
     match s:
         case ast.Expr(ast.Call(ast.Name(name), args, keywords)) if name in STEPS:
-            step = STEPS[name]
+            kind = STEPS[name]
             said = {k.arg or "": ast.literal_eval(k.value) for k in keywords}
             try:
                 values = [a.id if isinstance(a, ast.Name) else ast.literal_eval(a) for a in args]
-                fields = {"args": tuple(said.items())} if step is Bind else said
-                return step(**_placed(step, values), **fields)
+                fields = {"args": tuple(said.items())} if kind is Bind else said
+                return kind(**_placed(kind, values), **fields)
             except (TypeError, ValueError) as e:
                 raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)}: {e}") from e
     raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)} is not a step; steps are {', '.join(STEPS)}")

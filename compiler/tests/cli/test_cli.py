@@ -106,6 +106,31 @@ def test_an_edited_schedule_is_applied(loops: Path, tmp_path: Path, capsys: pyte
     assert "serial(8)" in capsys.readouterr().out
 
 
+PRODUCT = "F.softmax(torch.randn(33, 40), -1) @ torch.randn(40, 50)"
+
+
+def test_schedules_of_several_kernels_are_printed_edited_and_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["show", "-c", PRODUCT, "--ir", "schedule"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("with kernel(") == 2
+    mine = tmp_path / "mine.schedule"
+    mine.write_text(text)
+    assert cli.main(["show", "-c", PRODUCT, "--schedule", str(mine), "--ir", "schedule"]) == 0
+    assert capsys.readouterr().out == text
+    mine.write_text('with kernel("softmax"):\n    bind("i", blocks)\n')
+    assert cli.main(["run", "-c", PRODUCT, "--schedule", str(mine)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(": ok")
+
+
+def test_run_refuses_a_schedule_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.schedule"
+    mine.write_text('with kernel("softmax"):\n    bind("q", blocks)\n')
+    assert cli.main(["run", "-c", PRODUCT, "--schedule", str(mine)]) == 1
+    said(capsys, "kernel softmax has no loop q")
+
+
 def test_run_compares_and_races(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "-c", SOFTMAX, "--bench"]) == 0
     counted, compared, raced = capsys.readouterr().out.splitlines()
