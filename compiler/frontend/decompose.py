@@ -40,6 +40,7 @@ def decompositions() -> Decompositions:
     table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     table[torch.ops.aten.max_unpool2d.default] = _max_unpool
     table[torch.ops.aten.max_unpool3d.default] = _max_unpool
+    table[torch.ops.aten.multilabel_margin_loss_forward.default] = _multilabel_margin_loss
     return {op: how for op, how in table.items() if str(op) not in RULES}
 
 
@@ -49,6 +50,20 @@ def _max_unpool(x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[in
     blank = x.new_zeros(*planes, math.prod(output_size))
     made = blank.scatter(-1, indices.flatten(-rank), x.flatten(-rank))
     return made.reshape(*planes, *output_size)
+
+
+def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of the targets before the first -1; torch's own takes each place from there on for one of class 0."""
+    classes = x.shape[-1]
+    places = torch.arange(classes, device=x.device)
+    counts = places < torch.where(target == -1, places, classes).amin(-1, keepdim=True)
+    is_target = (places == torch.where(counts, target, -1).unsqueeze(-1)).any(-2)
+    chosen = x.gather(-1, torch.where(counts, target, 0))
+    margins = (1 - chosen.unsqueeze(-1) + x.unsqueeze(-2)).clamp_min(0) / classes
+    counted = counts.unsqueeze(-1) & is_target.logical_not().unsqueeze(-2)
+    loss = torch.where(counted, margins, 0).sum((-2, -1))
+    reduced = (lambda: loss, loss.mean, loss.sum)[reduction]()
+    return reduced, is_target.to(x.dtype)
 
 
 def _encoder_layer(

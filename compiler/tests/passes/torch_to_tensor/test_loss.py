@@ -17,7 +17,7 @@ def inputs() -> dict[str, torch.Tensor]:
         "image": torch.randn(2, 7, 3, 4), "timage": torch.randint(0, 7, (2, 3, 4)), "one": torch.tensor(3),
         "big": x + 1000, "d": x.double(), "skipped": torch.full((5,), 2), "chances": torch.rand(5, 7).softmax(1),
         "sign": torch.randint(0, 2, (5, 7)) * 2.0 - 1, "a": torch.randn(2, 4, 5), "b": torch.randn(2, 4, 5),
-        "s": torch.tensor(0.25),
+        "s": torch.tensor(0.25), "labels": torch.stack([torch.randperm(8)[:7] - 1 for _ in range(5)]),
     }  # fmt: skip
 
 
@@ -61,6 +61,7 @@ EXPRESSIONS = """
     F.margin_ranking_loss(x[:, 0], y[:, 0], sign[:, 0])
     F.hinge_embedding_loss(x, sign), F.triplet_margin_loss(x, y, p)
     F.poisson_nll_loss(x, p), F.multilabel_soft_margin_loss(x, ends)
+    *(F.multilabel_margin_loss(x, labels, reduction=r) for r in R), F.multilabel_margin_loss(row, labels[0])
 """
 
 
