@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
-Columns = Mapping[str, Callable[[Any], object]]  # the cell of a row, by the column's header
+# The cell of a row, or the field that it holds, by the column's header.
+Columns = Mapping[str, str | Callable[[Any], object]]
 Interval = tuple[float, float]
 
 CHECK_VERDICTS = ("pass", "fail", "crash", "timeout", "unsupported", "xfail")
@@ -24,19 +25,14 @@ REMARK = 100  # characters of a remark in a table
 OURS, EAGER, COMPILE = "ours", "eager", "compile"  # contestants
 
 
-def cell(name: str) -> Callable[[object], object]:
-    """The field of that name."""
-    return lambda row: getattr(row, name)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Stage:
     """One stage of a case, run by its executor; `err_over_tol` is its largest error over what is allowed."""
 
     KEYS: ClassVar = ("stage", "verdict", "err_over_tol", "executor", "seconds")
     COLUMNS: ClassVar[Columns] = {
-        "stage": cell("stage"), "verdict": cell("verdict"), "err/tol": cell("err_over_tol"),
-        "executor": cell("executor"), "seconds": cell("seconds"),
+        "stage": "stage", "verdict": "verdict", "err/tol": "err_over_tol",
+        "executor": "executor", "seconds": "seconds",
     }  # fmt: skip
 
     stage: str
@@ -71,19 +67,22 @@ class Ran(Item):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What came of running a case: its stages, and of a bad one the stage and the pass that are to blame.
-
-    `fallbacks` are the schedules that no pass could carry out, `repro` the folder where a failure can be seen again.
-    """
+class Blamed:
+    """A verdict; of a bad one the stage and the pass that are to blame, and the folder where it can be seen again."""
 
     verdict: str = "fail"
     first_bad_stage: str | None = None
     first_bad_pass: str | None = None
-    stages: tuple[Stage, ...] = ()
     detail: str = ""
-    fallbacks: tuple[str, ...] = ()
     repro: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged(Blamed):
+    """What came of running a case: its stages, and the schedules that no pass could carry out."""
+
+    stages: tuple[Stage, ...] = ()
+    fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +93,8 @@ class Check(Ran, Judged):
         "id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass", "stages",
     )  # fmt: skip
     COLUMNS: ClassVar[Columns] = {
-        "case": lambda row: name(row), "verdict": cell("verdict"), "first bad stage": cell("first_bad_stage"),
-        "pass": cell("first_bad_pass"), "err/tol": lambda row: row.bad and row.bad.err_over_tol,
+        "case": lambda row: name(row), "verdict": "verdict", "first bad stage": "first_bad_stage",
+        "pass": "first_bad_pass", "err/tol": lambda row: row.bad and row.bad.err_over_tol,
         "what": lambda row: remark((row.bad and row.bad.message) or row.detail),
     }  # fmt: skip
 
@@ -169,13 +168,13 @@ class Bench(Ran, Timed):
         "wall_us", "digest", "compile_seconds",
     )  # fmt: skip
     COLUMNS: ClassVar[Columns] = {
-        "case": lambda row: name(row, bench=False), "ours us": cell("ours_us"), "eager us": cell("eager_us"),
-        "compile us": cell("compile_us"), "speedup": cell("speedup"),
-        "interval": lambda row: row.ci and "{:.2f} … {:.2f}".format(*row.ci), "verdict": cell("verdict"),
+        "case": lambda row: name(row, bench=False), "ours us": "ours_us", "eager us": "eager_us",
+        "compile us": "compile_us", "speedup": "speedup",
+        "interval": lambda row: row.ci and "{:.2f} … {:.2f}".format(*row.ci), "verdict": "verdict",
         "of roofline": lambda row: row.roofline and f"{row.roofline:.0%}",
         "wall us": lambda row: (row.wall_us or {}).get(OURS),
         "wall us of PyTorch": lambda row: min((t for n, t in (row.wall_us or {}).items() if n != OURS), default=None),
-        "build s": cell("compile_seconds"), "remark": lambda row: remark(row.detail),
+        "build s": "compile_seconds", "remark": lambda row: remark(row.detail),
     }  # fmt: skip
 
     family: str
@@ -194,8 +193,8 @@ class Kernel:
 
     KEYS: ClassVar = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "complaints")
     COLUMNS: ClassVar[Columns] = {
-        "case": cell("case"), "kernel": cell("name"), "compiled for": cell("arch"), "registers": cell("registers"),
-        "shared": cell("shared"),
+        "case": "case", "kernel": "name", "compiled for": "arch", "registers": "registers",
+        "shared": "shared",
     }  # fmt: skip
 
     case: str
@@ -227,7 +226,7 @@ class Gate:
 class Planted:
     """A miscompile that was planted, and how the checks noticed it or did not."""
 
-    COLUMNS: ClassVar[Columns] = {n: cell(n) for n in ("target", "stage", "case", "mutation", "how")}
+    COLUMNS: ClassVar[Columns] = {n: n for n in ("target", "stage", "case", "mutation", "how")}
 
     target: str
     stage: str
@@ -280,16 +279,12 @@ class Fitness:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What came of a random program: the kind of difference, and the stage and pass that are to blame for it."""
+class Found(Blamed):
+    """What came of a random program: the kind of difference, and why a stage and a pass are to blame for it."""
 
     verdict: str = "pass"
     kind: str = ""
-    detail: str = ""
-    first_bad_stage: str | None = None
-    first_bad_pass: str | None = None
     why: str = ""
-    repro: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -329,6 +324,11 @@ def remark(text: str) -> str:
 def worst_error(stages: Iterable[Stage]) -> float | None:
     """The largest error over its tolerance."""
     return max((stage.err_over_tol for stage in stages if stage.err_over_tol is not None), default=None)
+
+
+def shown(of: str | Callable[[Any], object], row: object) -> object:
+    """The cell of a row in a column."""
+    return getattr(row, of) if isinstance(of, str) else of(row)
 
 
 # ---- JSON

@@ -99,10 +99,9 @@ def fallbacks(cases: Iterable[Check], limit: int | None = None) -> str:
 
 
 def bench_table(benches: Iterable[Bench], style: str = "github", limit: int | None = None) -> str:
-    """Benchmarks, those without a speedup first, then the slowest; columns that nothing stands in are left out."""
+    """Benchmarks, those without a speedup first, then the slowest."""
     ordered = sorted(benches, key=lambda row: (row.speedup or 0.0, rows.name(row)))
-    filled = {h: of for h, of in Bench.COLUMNS.items() if any(of(row) not in (None, "") for row in ordered)}
-    return columns(ordered, filled, style, limit)
+    return columns(ordered, Bench.COLUMNS, style, limit)
 
 
 def cliff_table(benches: Iterable[Bench], style: str = "github") -> str:
@@ -128,9 +127,11 @@ def lost(benches: Iterable[Bench]) -> list[Bench]:
     return [row for row in benches if not row.speedup or row.speedup < LOST]
 
 
-def columns(found: Sequence[T], shown: Columns, style: str = "github", limit: int | None = None) -> str:
-    """A table of rows by their columns, the first of them where there is a limit."""
-    text = table([[of(row) for of in shown.values()] for row in found[:limit]], list(shown), style)
+def columns(found: Sequence[object], shown: Columns, style: str = "github", limit: int | None = None) -> str:
+    """A table of rows, the first of them where there is a limit; columns that nothing stands in are left out."""
+    cells = {header: [rows.shown(of, row) for row in found] for header, of in shown.items()}
+    filled = {header: column[:limit] for header, column in cells.items() if any(x not in (None, "") for x in column)}
+    text = table(list(zip(*filled.values(), strict=True)), list(filled), style)
     return text + (f"\n… and {len(found) - limit} more" if limit is not None and len(found) > limit else "")
 
 

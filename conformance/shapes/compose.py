@@ -20,18 +20,8 @@ from conformance.shapes.toml_values import Place, any_table, closed_table, is_ki
 
 GIVEN, TAKEN = "x", "p"  # the argument of a producer that another may make, and what a consumer calls it
 KEYS = (
-    "name",
-    "shape",
-    "sizes",
-    "dtypes",
-    "inputs",
-    "targets",
-    "producers",
-    "consumers",
-    "pairs",
-    "triples",
-    "timeout",
-)
+    "name", "shape", "sizes", "dtypes", "inputs", "targets", "producers", "consumers", "pairs", "triples", "timeout",
+)  # fmt: skip
 PART_KEYS = ("expr", "args", "where", "dtypes")
 
 

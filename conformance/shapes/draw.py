@@ -196,23 +196,8 @@ def _below(values: Tensor, low: float, high: float, dtype: torch.dtype) -> Tenso
 
 
 KINDS: Mapping[str, Callable[..., Tensor]] = {
-    "normal": normal,
-    "uniform": uniform,
-    "integers": integers,
-    "zeros": lambda draw: draw.full(0.0),
-    "ones": lambda draw: draw.full(1.0),
-    "positive": positive,
-    "unit": unit,
-    "prob": prob,
-    "simplex": simplex,
-    "big_offset": big_offset,
-    "sorted": in_order,
-    "one_hot": one_hot,
-    "denormal": denormal,
-    "huge": huge,
-    "specials": specials,
-    "index": index,
-    "invalid_index": invalid_index,
-    "bool": boolean,
-    "choice": choice,
-}
+    "normal": normal, "uniform": uniform, "integers": integers, "zeros": lambda draw: draw.full(0.0),
+    "ones": lambda draw: draw.full(1.0), "positive": positive, "unit": unit, "prob": prob, "simplex": simplex,
+    "big_offset": big_offset, "sorted": in_order, "one_hot": one_hot, "denormal": denormal, "huge": huge,
+    "specials": specials, "index": index, "invalid_index": invalid_index, "bool": boolean, "choice": choice,
+}  # fmt: skip

@@ -20,29 +20,10 @@ TORCH_DTYPES = {
     "bool": "torch.bool",
 }  # fmt: skip
 NAMESPACES = frozenset({"torch", "F", "nn", "math"})
-BUILTINS = frozenset(
-    [
-        "abs",
-        "all",
-        "any",
-        "bool",
-        "dict",
-        "enumerate",
-        "float",
-        "int",
-        "len",
-        "list",
-        "max",
-        "min",
-        "range",
-        "reversed",
-        "slice",
-        "sorted",
-        "sum",
-        "tuple",
-        "zip",
-    ]
-)
+BUILTINS = frozenset((
+    "abs", "all", "any", "bool", "dict", "enumerate", "float", "int", "len", "list", "max", "min", "range", "reversed",
+    "slice", "sorted", "sum", "tuple", "zip",
+))  # fmt: skip
 FUNCTIONS = {"len": len, "min": min, "max": max, "abs": abs}
 FORMULA_LIMIT, PROGRAM_LIMIT = 2_000, 50_000  # characters of a size or filter, and of a program
 SHALLOW = 300  # characters that cannot be nested too deep for any walk

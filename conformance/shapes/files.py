@@ -8,31 +8,12 @@ import re
 import tomllib
 from pathlib import Path
 
-from conformance.shapes.cases import (
-    DTYPES,
-    STAGES,
-    TIERS,
-    Arg,
-    BenchCase,
-    Case,
-    Tolerance,
-    Xfail,
-    from_json,
-    matches,
-    runs_on,
-    seed,
-    to_json,
-    xfail_for,
-)
+from conformance.shapes.cases import TIERS
 from conformance.shapes.expand import benches, expand
 from conformance.shapes.schema import shape_file
 from conformance.shapes.specs import ShapeFile, ShapeFileError
 
-__all__ = [
-    "DTYPES", "STAGES", "TIERS", "Arg", "BenchCase", "Case", "ShapeFile", "ShapeFileError", "Tolerance", "Xfail",
-    "benches", "expand", "find_shapes", "from_json", "load", "matches", "own_suite", "runs_on", "seed", "to_json",
-    "xfail_for",
-]  # fmt: skip
+__all__ = ["ShapeFile", "ShapeFileError", "benches", "expand", "find_shapes", "load", "own_suite"]
 
 # TOML files that tools put beside shape files; a folder given to pytest is searched for every other one.
 FOREIGN = frozenset({"pyproject.toml", "pytest.toml", "ruff.toml", "tox.toml", "pylock.toml", "Cargo.toml"})

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from conformance.shapes.files import FOREIGN, TIERS, ShapeFileError, benches, expand, load
+from conformance.shapes.cases import TIERS
+from conformance.shapes.files import FOREIGN, ShapeFileError, benches, expand, load
 
 
 def main(names: Sequence[str]) -> int:

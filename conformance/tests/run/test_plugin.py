@@ -19,6 +19,7 @@ from conformance.plugin import OPTIONS
 from conformance.report import environment
 from conformance.run import settings
 from conformance.shapes import files
+from conformance.shapes.cases import TIERS
 from conformance.tests.pretence import FAKE, PERF, ROOT, case, mlcomp, report, shape_file, verdicts
 
 pytest_plugins = ["pytester"]
@@ -475,5 +476,5 @@ def test_no_path_means_the_shapes_that_come_along(box: pytest.Pytester) -> None:
 
 
 def test_words_of_the_options_are_those_of_the_suite() -> None:
-    assert OPTIONS["tier"]["choices"] == files.TIERS
+    assert OPTIONS["tier"]["choices"] == TIERS
     assert set(re.findall(r"^def (\w+)", FAKE, re.MULTILINE)) == set(settings.FUNCTIONS)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conformance.shapes import files, inputs
+from conformance.shapes.cases import TIERS, Case
 
 Write = Callable[[str], Path]
 FILES = sorted((files.find_shapes() / "compose").glob("*.toml"))
@@ -43,11 +44,11 @@ def write(tmp_path: Path) -> Write:
     return writer
 
 
-def expanded(path: Path, tier: str = "nightly") -> dict[str, files.Case]:
+def expanded(path: Path, tier: str = "nightly") -> dict[str, Case]:
     return {case.id.partition("[")[0]: case for case in files.expand(files.load(path, tier), tier)}
 
 
-def value(case: files.Case) -> torch.Tensor:
+def value(case: Case) -> torch.Tensor:
     made: torch.Tensor = inputs.function(case)(*inputs.make(case).values())
     return made
 
@@ -87,7 +88,7 @@ def test_one_producer_is_what_another_takes(write: Write) -> None:
 
 def test_tiers_grow_and_the_smallest_has_every_part(write: Write) -> None:
     path = write(TABLE.replace("triples = 5", "triples = 5\npairs = 5"))
-    smoke, full, nightly = (expanded(path, tier) for tier in files.TIERS)
+    smoke, full, nightly = (expanded(path, tier) for tier in TIERS)
     assert len(smoke) == 4 and len(full) == 10 and len(nightly) == 13
     assert smoke.keys() < full.keys() < nightly.keys()
     assert {word for name in smoke for word in name.split(".")[1:]} == {

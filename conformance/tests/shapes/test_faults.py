@@ -13,6 +13,7 @@ from conformance.judge import ladder, systems
 from conformance.judge.oracle import Verdict
 from conformance.rows import Judged
 from conformance.shapes import files, inputs
+from conformance.shapes.cases import to_json
 
 ROOT = Path(compiler.__file__).parents[1]
 SEED = int.from_bytes(os.urandom(4))
@@ -43,7 +44,7 @@ FAULTS = {
 def row(path: Path, stages: tuple[str, ...] = ("torch", "cpp"), **options: Any) -> Judged:
     (case, *_) = files.expand(files.load(path))
     asked = {"target": "cpu", "seed": SEED, "stages": stages, **options}
-    return ladder.check(files.to_json(case), asked)
+    return ladder.check(to_json(case), asked)
 
 
 @pytest.mark.parametrize("lines", FAULTS)

@@ -191,7 +191,7 @@ def test_modules_have_seeded_weights() -> None:
 
 
 def next_case(arg: Arg) -> Case:
-    return files.Case(
+    return Case(
         id="one", file="f.toml", line=1, suite="f", op="one", expr=arg.name, args=(arg,), dims={}, params={}, consts={},
         dtype=arg.dtype, layout=arg.layout, distribution="normal", targets=("cpu",), tier="smoke",
     )  # fmt: skip

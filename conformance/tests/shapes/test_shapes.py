@@ -15,8 +15,10 @@ from pathlib import Path
 import pytest
 
 from conformance.shapes import combine, files
+from conformance.shapes.cases import TIERS, from_json, runs_on, seed, to_json, xfail_for
+from conformance.shapes.specs import ShapeFile
 
-Write = Callable[[str], files.ShapeFile]
+Write = Callable[[str], ShapeFile]
 
 SOFTMAX = """format = 1
 [defaults]
@@ -46,7 +48,7 @@ ONE = 'format = 1\n[[case]]\nname = "a"\nexpr = "x + 1"\nargs.x = { shape = ["N"
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    def writer(text: str) -> files.ShapeFile:
+    def writer(text: str) -> ShapeFile:
         path = tmp_path / "mine.toml"
         path.write_text(text)
         return files.load(path)
@@ -56,7 +58,7 @@ def write(tmp_path: Path) -> Write:
 
 def test_tiers_grow(write: Write) -> None:
     file = write(SOFTMAX)
-    smoke, full, nightly = (files.expand(file, tier) for tier in files.TIERS)
+    smoke, full, nightly = (files.expand(file, tier) for tier in TIERS)
     assert len({case.dtype for case in smoke}) == len(smoke) == len({case.dtype for case in nightly})
     assert {case.id for case in smoke} < {case.id for case in full} < {case.id for case in nightly}
     assert smoke[0].id == "softmax[B1-M1-N63-dim_m1.f32.contig.normal]"
@@ -101,9 +103,9 @@ def test_ids_are_words_that_pytest_can_select(write: Write) -> None:
 
 
 def test_a_new_case_and_a_new_value_leave_ids_and_seeds_alone(write: Write) -> None:
-    before = {case.id: files.seed(case, "x", 7) for case in files.expand(write(ONE), "full")}
+    before = {case.id: seed(case, "x", 7) for case in files.expand(write(ONE), "full")}
     longer = ONE.replace("[4, 5]", "[9, 4, 5]") + '[[case]]\nname = "b"\nexpr = "x"\nargs.x = { shape = [2] }\n'
-    after = {case.id: files.seed(case, "x", 7) for case in files.expand(write(longer), "full")}
+    after = {case.id: seed(case, "x", 7) for case in files.expand(write(longer), "full")}
     assert set(after) - set(before) == {"a[N9.f32.contig.normal]", "b[f32.contig.normal]"}
     assert all(after[name] == value for name, value in before.items())
     assert len(set(after.values())) == len(after)
@@ -112,7 +114,7 @@ def test_a_new_case_and_a_new_value_leave_ids_and_seeds_alone(write: Write) -> N
 def test_cases_travel_as_json(write: Write) -> None:
     file = write(SOFTMAX)
     for case in (*files.expand(file, "full"), *files.benches(file, "full")):
-        back = files.from_json(json.loads(json.dumps(files.to_json(case))))
+        back = from_json(json.loads(json.dumps(to_json(case))))
         assert back == case and type(back) is type(case) and hash(back) == hash(case)
 
 
@@ -134,8 +136,8 @@ PERF_TIERS = {
 def test_benchmarks_have_tiers_of_their_own(write: Write, word: str) -> None:
     rows = "[case.perf]\ndims = [{ N = 6 }, { N = 7 }, { N = 8 }]\n" + word
     file = write(ONE + 'tier = "nightly"\n' + rows)
-    for at, tier in enumerate(files.TIERS):
-        kept = [6 + row for row, of in enumerate(PERF_TIERS[word]) if files.TIERS.index(of) <= at]
+    for at, tier in enumerate(TIERS):
+        kept = [6 + row for row, of in enumerate(PERF_TIERS[word]) if TIERS.index(of) <= at]
         assert [case.dims["N"] for case in files.benches(file, tier)] == kept
     own = write(ONE + rows.replace("{ N = 7 }", '{ N = 7, tier = "smoke" }'))
     assert 7 in [case.dims["N"] for case in files.benches(own)]
@@ -158,8 +160,8 @@ def test_zero_rows_are_one_per_named_dim(write: Write) -> None:
 
 def test_xfail_is_for_its_dtype_and_target(write: Write) -> None:
     for case in files.expand(write(SOFTMAX), "full"):
-        assert (files.xfail_for(case, "cpu:avx2") is not None) == (case.dtype == "bf16")
-        assert files.xfail_for(case, "cuda") is None
+        assert (xfail_for(case, "cpu:avx2") is not None) == (case.dtype == "bf16")
+        assert xfail_for(case, "cuda") is None
 
 
 def test_shapes_from_params_fixed_dtypes_and_formula_options(write: Write) -> None:
@@ -193,7 +195,7 @@ def test_zip_ops_and_targets(write: Write) -> None:
     cases = files.expand(file, "full")
     assert [case.args[0].shape for case in cases if case.op == "cos"] == [(1, 4), (2, 5), (3, 6)]
     assert [case.targets for case in cases][:2] == [("cpu",), ("cpu", "cuda")]
-    assert files.runs_on(cases[0], "cpu:avx512") and not files.runs_on(cases[0], "cuda")
+    assert runs_on(cases[0], "cpu:avx512") and not runs_on(cases[0], "cuda")
 
 
 def test_cross_is_bounded(write: Write) -> None:
@@ -235,7 +237,7 @@ def test_a_dynamic_dim_makes_one_row_that_is_checked_at_all_its_values(write: Wr
     assert first.dynamic is not None and first.dynamic.ranges == {"N": (1, None), "M": (2, 30)}
     assert [dims for dims, _ in first.dynamic.points] == [{"N": 4, "M": 6}, {"N": 5, "M": 2}, {"N": 9, "M": 6}]
     assert first.dynamic.points[1][1][1].shape == (7, 5, 5) and first.args[1].axes == ("", "2*M + 1", "N")
-    assert files.from_json(json.loads(json.dumps(files.to_json(first)))) == first
+    assert from_json(json.loads(json.dumps(to_json(first)))) == first
 
 
 REFUSED = {
