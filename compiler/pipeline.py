@@ -37,6 +37,7 @@ from compiler.passes.gpu import dependents
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
 from compiler.passes.gpu.roles import roles
+from compiler.passes.gpu.spreads import spreads
 from compiler.passes.gpu.streams import streams
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop.join_rows import join_rows
@@ -164,6 +165,10 @@ def _roles(program: statement.Program, context: Context) -> statement.Program:
     return roles(program, context.target)
 
 
+def _spreads(program: statement.Program, context: Context) -> statement.Program:
+    return spreads(program, context.target)
+
+
 def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_threads(program, context.target, _texts(context))
 
@@ -197,6 +202,7 @@ PIPELINE = (
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
     Pass("streams", "tile", "tile", "what caches need not keep is named", _streams, kind="cuda"),
     Pass("roles", "tile", "tile", "warps that copy say how many registers they keep", _roles, kind="cuda"),
+    Pass("spreads", "tile", "tile", "loops over lanes say how many rounds are at once", _spreads, kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
     Pass("wait", "kernel", "kernel", "kernels wait themselves for those before", _wait, True, "cuda"),
@@ -416,12 +422,12 @@ def _lower(
 
 
 def _applied(p: Pass, program: Any, context: Context) -> Any:
-    """What a pass makes of a program, verified; raises Unsupported where it needs to know a size."""
+    """What a pass makes of a program, verified where it is new; raises Unsupported where it needs to know a size."""
     try:
         made = p.run(program, context)
     except SymbolicError as problem:
         raise Unsupported(f"pass {p.name}", [show_size(s) for s in program.sizes], str(problem)) from problem
-    if p.result in IRS:
+    if p.result in IRS and made is not program:
         IRS[p.result].verify(made)
     return made
 

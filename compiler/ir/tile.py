@@ -30,7 +30,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "warps": (),
     # One iteration to each lane of a warp, so that 32 of them; loops over lanes inside go to the `warps` of the block.
     "columns": ("warps",),
-    "lanes": ("threads", "vector"),  # spread over the threads of a block, `vector` neighbours to a thread
+    # Spread over the threads of a block, `vector` neighbours to a thread; `rounds` at a time, where not all at once.
+    "lanes": ("threads", "vector", "rounds"),
     # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches,
     # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster.
     "vector": ("width", "unroll", "ahead", "past", "rolled"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from compiler.analysis.argmax import extreme, sought
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, loads, op, static, substitute
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
 from compiler.ir.index import range_below, simplify
 from compiler.ir.layout import Spread
 from compiler.ir.statement import Accum, If, Init, Stmt, Store
@@ -15,14 +15,11 @@ from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import apart, array_of, elsewhere, is_global, lowered, place_of, thread_of
 from compiler.passes.gpu.scope import WARP, Lanes, Scope
 from compiler.passes.gpu.sequences import sequence
+from compiler.passes.gpu.spreads import WORDS_AHEAD
 from compiler.passes.gpu.vectors import Neighbours, divides, neighbours, uniform
 
 Body = list[k.Stmt]
 
-ROUNDS_UNROLLED = 16  # of a loop over lanes that keeps nothing in registers
-ROUNDS_AHEAD = 4  # of a longer one at a time
-WORDS_AHEAD = 64  # of 4 bytes that a thread has loaded before it uses the first, of 255 registers
-ROUNDS_GATHERED = 8  # of one that brings narrow elements from anywhere
 WIDEST = 16  # bytes that one instruction moves
 
 
@@ -36,16 +33,15 @@ def spread_of(state: Emission, f: tile.For, scope: Scope) -> Spread:
             f"kernel {state.facts.name}: {f.var} is spread over {threads} threads, of which a {scope.level} has others"
         )
     vector = given.get("vector", 1)
-    return Spread(f.extent, threads, vector if divides(lowered(state, f.extent, scope), vector) else 1)
+    if not divides(lowered(state, f.extent, scope), vector):
+        raise ValueError(f"kernel {state.facts.name}: {f.var} has no multiple of {vector} iterations: run `spreads`")
+    return Spread(f.extent, threads, vector)
 
 
 def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
     """Each thread takes its share of the iterations; what they accumulate, all threads combine."""
     if f.extent is const(0):
         return []
-    flat = _flattened(f)
-    if flat is not None:
-        return over_lanes(state, flat, scope)
     spread = spread_of(state, f, scope)
     outer = accumulated(f, scope)
     inner = scope.inner(level="thread")
@@ -90,22 +86,6 @@ def accumulated(f: tile.For, scope: Scope) -> dict[str, str]:
     return {n.name: n.op for n in f.walk() if isinstance(n, Accum) and n.name in scope.values and n.name not in inside}
 
 
-def _flattened(f: tile.For) -> tile.For | None:
-    """A perfect nest of two loops over lanes as one: row by row over all threads."""
-    if len(f.body) != 1 or not isinstance(f.body[0], tile.For) or f.body[0].bind.level != "lanes":
-        return None
-    inner = f.body[0]
-    if not isinstance(inner.extent, Const) or f.kind != inner.kind:
-        return None
-    both = Var(f"{f.var} {inner.var}")
-    table = {Var(f.var): both // inner.extent, Var(inner.var): both % inner.extent}
-    args = tuple((dict(f.bind.args) | {x: v for x, v in inner.bind.args if x == "vector"}).items())
-    if int(inner.extent.value) % dict(args).get("vector", 1):
-        args = tuple((x, v) for x, v in args if x != "vector")
-    body = substitute(inner.body, table)
-    return tile.For(both.name, f.extent * inner.extent, f.kind, tile.Bind("lanes", args), body)
-
-
 def _rounds(state: Emission, f: tile.For, spread: Spread, inner: Scope, scope: Scope) -> Body:
     """A thread goes through its share in rounds, `vector` neighbours in each; a few at a time are unrolled.
 
@@ -115,18 +95,13 @@ def _rounds(state: Emission, f: tile.For, spread: Spread, inner: Scope, scope: S
     kept = tile.buffers((f,)) & set(scope.registers or {})
     high = range_below(count, scope.ranges)[1]
     every = -(-(high + 1) // spread.threads) if high is not None else None
-    if kept and every is None:
-        raise ValueError(f"kernel {state.facts.name}: tiles in registers need known sizes: {sorted(kept)}")
-    room = min(WORDS_AHEAD, (scope.role.kept or state.facts.target.registers // scope.role.threads) // 2)
-    size = max((scope.buffers[b].dtype.bytes for b in tile.buffers((f,)) if b in scope.buffers), default=4)
-    gathers = spread.vector == 1 and _gathers(state, f)
-    most = ROUNDS_GATHERED if gathers else ROUNDS_UNROLLED
-    few = every is not None and every <= most and every * spread.vector * size <= 4 * room
-    whole = every is not None and (bool(kept) or few)
-    gathered = gathers and not whole
-    rounds = every if whole and every is not None else ROUNDS_GATHERED if gathered else ROUNDS_AHEAD
+    rounds = dict(f.bind.args).get("rounds") or every
+    if rounds is None:
+        raise ValueError(f"kernel {state.facts.name}: {f.var} does not say how many rounds are written out")
+    whole = "rounds" not in dict(f.bind.args)
+    gathered = spread.vector == 1 and rounds > 1
     me = thread_of(scope)
-    stem = f.var.replace(" ", "_")
+    stem = f.var
     number = Var(state.fresh(stem if spread.vector == 1 else f"{stem}_vector"))
     inner.ranges[number.name] = (0, high)
     turn = Var(state.fresh("turn"))
@@ -148,19 +123,12 @@ def _rounds(state: Emission, f: tile.For, spread: Spread, inner: Scope, scope: S
         made = (k.Declare(number.name, place), *guarded)
         return [k.For(turn.name, const(0), const(rounds), 1, made, "unroll")] if rounds > 1 else list(made)
 
+    room = min(WORDS_AHEAD, (scope.role.kept or state.facts.target.registers // scope.role.threads) // 2)
     room -= rounds * spread.vector if kept else 0
     apart = rounds > 1 and share.loads and share.words * rounds <= room
     phases = [*phase(share.loads), *phase(share.rest)] if apart else phase([*share.loads, *share.rest])
     body = [*share.arrays, *(phases if share.rest else phase(share.loads))]
     return body if not isinstance(base, Var) else [k.For(base.name, const(0), count, step, tuple(body), "rolled")]
-
-
-def _gathers(state: Emission, f: tile.For) -> bool:
-    """A loop that brings elements from global memory to shared memory one by one: several are asked for together."""
-    match f.body:
-        case (Store(buffer, _, value, "set"),):
-            return buffer in state.shared and any(is_global(state, n.buffer) for n in loads(value))
-    return False
 
 
 @dataclass(frozen=True)

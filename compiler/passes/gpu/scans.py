@@ -15,7 +15,7 @@ from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, thread_of
-from compiler.passes.gpu.lanes import ROUNDS_AHEAD, WORDS_AHEAD, Body, Share, share_of, spread_of
+from compiler.passes.gpu.lanes import Body, Share, share_of, spread_of
 from compiler.passes.gpu.scope import Scope
 
 OPERATIONS = {"sum": "mlc_sum", "prod": "mlc_prod", "max": "mlc_maximum", "min": "mlc_minimum"}
@@ -51,8 +51,7 @@ def _scan(
     held = Load(kept, (lane,), dtype)
 
     inner = scope.inner(level="thread")
-    room = min(WORDS_AHEAD, state.facts.target.registers // scope.role.threads // 2) // spread.vector
-    ahead = rounds if rounds <= room else min(room, ROUNDS_AHEAD)
+    ahead = dict(f.bind.args).get("rounds", rounds)
     inner.ranges |= {number.name: (0, high), turn.name: (0, ahead - 1)}
     inner.buffers[kept] = Tensor(kept, dtype, (dim(spread.vector),), row_major((dim(spread.vector),)))
     inner.local |= {kept}
