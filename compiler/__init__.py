@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from compiler.interpret.bounds import bounds
     from compiler.passes.applications import Application
     from compiler.pipeline import IRS, PIPELINE, STAGES, Lowering, lower, passes_for, space, stages
+    from compiler.runtime.folders import locked_folder, sweep_folders
     from compiler.schedule.space.members import Planned
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
@@ -59,6 +60,7 @@ _HOME = {
     ),
     "compiler.schedule.space.members": ("Planned",),
     "compiler.passes.applications": ("Application",),
+    "compiler.runtime.folders": ("locked_folder", "sweep_folders"),
     "compiler.schedule.steps": ("Schedule",),
     "compiler.targets.target": ("Target",),
 }  # fmt: skip
@@ -107,6 +109,7 @@ __all__ = [
     "inspect",
     "instruction_checks",
     "load",
+    "locked_folder",
     "lower",
     "moments",
     "mutants",
@@ -116,6 +119,7 @@ __all__ = [
     "space",
     "specialised",
     "stages",
+    "sweep_folders",
     "target",
     "with_results",
 ]

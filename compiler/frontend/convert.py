@@ -21,7 +21,7 @@ from compiler.frontend.types import OURS, tensor_type
 from compiler.ir import aten
 from compiler.ir.aten import Call, Input, Program, Ref, Type
 from compiler.ir.dtype import DTYPES
-from compiler.ir.expr import Const, Expr
+from compiler.ir.expr import Const, Expr, fresh
 from compiler.ir.sizes import unbound
 from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
@@ -115,12 +115,8 @@ class _Reader:
     def bind(self, node: Node, wanted: str) -> str:
         clean = "".join(c if c.isalnum() or c == "_" else "_" for c in wanted) or "x"
         clean = clean if clean.isidentifier() else f"x{clean}"
-        name, n = clean, 1
-        while name in self.taken:
-            name, n = f"{clean}_{n}", n + 1
-        self.taken.add(name)
-        self.names[node] = name
-        return name
+        self.names[node] = fresh(clean, self.taken)
+        return self.names[node]
 
     def call(self, node: Node) -> list[Call]:
         if node.target is operator.getitem or str(node.target) in IGNORED:

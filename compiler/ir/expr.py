@@ -420,6 +420,16 @@ def names(node: Node) -> set[str]:
     return {n.name for n in node.walk() if isinstance(n, Var)}
 
 
+def fresh(stem: str, taken: set[str]) -> str:
+    """`stem`, or it and the least number that makes a name of it that is not taken; now it is."""
+    name, n = stem, 0
+    while name in taken:
+        n += 1
+        name = f"{stem}_{n}"
+    taken.add(name)
+    return name
+
+
 @functools.lru_cache(maxsize=1 << 14)
 def loads(node: Node) -> tuple[Load, ...]:
     return tuple(n for n in node.walk() if isinstance(n, Load))

@@ -13,7 +13,7 @@ from typing import Any
 
 from compiler.ir import kernel as k
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, canonical, names, substitute
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, canonical, fresh, names, substitute
 from compiler.ir.index import value_range
 from compiler.ir.node import Node
 
@@ -147,11 +147,7 @@ class _Checks:
         return [*moved, f.replace(body=substitute(body, table) if table else body)]
 
     def fresh(self, stem: str) -> str:
-        name, n = stem, 0
-        while name in self.taken:
-            n += 1
-            name = f"{stem}_{n}"
-        self.taken.add(name)
+        name = fresh(stem, self.taken)
         self.made.add(name)
         return name
 

@@ -8,7 +8,6 @@ anybody else could write to are refused.
 
 import atexit
 import contextlib
-import fcntl
 import functools
 import logging
 import os
@@ -20,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compiler.errors import CacheError
-from compiler.runtime import seal, trust
+from compiler.runtime import folders, seal, trust
 
 log = logging.getLogger("mlcomp")
 
@@ -166,36 +165,10 @@ def _sweep_daily(cache: Path) -> None:
 def process_folder() -> Path:
     """A cache for those who have none: of this process, removed when it exits, or by the next one if it is killed."""
     place = Path(tempfile.gettempdir())
-    sweep_folders(place)
-    folder, _ = locked_folder(place)
+    folders.sweep_folders(place)
+    folder, _ = folders.locked_folder(place)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
-
-
-def locked_folder(place: Path) -> tuple[Path, int]:
-    """A new folder and the descriptor that locks it until this process ends."""
-    made = Path(tempfile.mkdtemp(prefix=_NAMELESS, dir=place))
-    lock = os.open(made / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return made.rename(place / (_PREFIX + made.name.removeprefix(_NAMELESS))), lock
-
-
-def sweep_folders(place: Path) -> None:
-    """Remove the folders in `place` whose processes were killed: those that nobody locks any more."""
-    for left in place.glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError):  # one in use
-            if left.parent.lstat().st_uid != os.getuid():
-                continue
-            lock = os.open(left, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left.parent, ignore_errors=True)
-            finally:
-                os.close(lock)
-
-
-_PREFIX, _LOCK = "mlcomp-", ".lock"
-_NAMELESS = ".mlcomp-new-"  # until it is locked, so that nobody takes it for one left behind
 
 
 def reason(error: OSError) -> str:

@@ -7,7 +7,6 @@ removes what nobody locks any more.
 """
 
 import contextlib
-import fcntl
 import getpass
 import os
 import shutil
@@ -20,10 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import compiler
+
 MARK = "MLCOMP_SCRATCH"  # the environment variable that says whose a process is
-PREFIX = "mlcomp-"
-NAMELESS = ".mlcomp-new-"  # until it is locked, so that nobody takes it for one left behind
-LOCK = ".lock"
+ROOT = Path(__file__).parents[2]  # what the keeper imports from: it has no packages but Python's own
+KEEP = "import sys; sys.path.append(sys.argv[2]); from conformance.isolation.scratch import keep; keep(sys.argv[1])"
 ROUNDS, PAUSE = 500, 0.01  # of ending processes that go on starting others
 
 
@@ -50,8 +50,8 @@ def make() -> Scratch:
     """A new folder; raises OSError where there is no room for one."""
     # The keeper makes the folder: at no moment could this process be killed and leave one behind.
     keeper = subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, tempfile.gettempdir()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
+        [sys.executable, "-I", "-S", "-c", KEEP, tempfile.gettempdir(), str(ROOT)], stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True, cwd="/",
     )  # fmt: skip
     try:
         assert keeper.stdout is not None
@@ -72,33 +72,16 @@ def _release(keeper: subprocess.Popen[bytes]) -> None:
     keeper.wait()
 
 
-def keep(place: Path) -> None:
+def keep(place: str) -> None:
     """Make a folder in `place`, say its name, remove those that nobody keeps, wait for the owner's end, clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
-    made = Path(tempfile.mkdtemp(prefix=NAMELESS, dir=place))
-    lock = os.open(made / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    folder = made.rename(place / (PREFIX + made.name.removeprefix(NAMELESS)))
+    folder, _ = compiler.locked_folder(Path(place))
     os.write(1, os.fsencode(folder))
     os.close(1)
-    sweep(place)
+    compiler.sweep_folders(Path(place), end)
     sys.stdin.buffer.read()
     end(folder)
-
-
-def sweep(place: Path) -> None:
-    """Remove the folders below `place` that no keeper locks."""
-    for left in place.glob(f"{PREFIX}*/{LOCK}"):
-        with contextlib.suppress(OSError):  # one in use
-            if left.parent.lstat().st_uid != os.getuid():
-                continue
-            lock = os.open(left, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                end(left.parent)
-            finally:
-                os.close(lock)
 
 
 def end(folder: Path) -> None:
@@ -132,7 +115,3 @@ def _inductor_folder() -> str:
     except (KeyError, OSError):  # a container may run as a user without a name
         user = str(os.getuid())
     return str(Path(tempfile.gettempdir()) / f"torchinductor_{user}")
-
-
-if __name__ == "__main__":
-    keep(Path(sys.argv[1]))

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from compiler.checks.mutation import calls, cuda_text, equations, functions, statements, text
-from compiler.checks.mutation.tree import Change
+from compiler.checks.mutation.tree import Change, changes
 from compiler.pipeline import IR_STAGES, IRS, TEXTS
 
 Mutant = tuple[str, Any]  # what was changed, and the program after it
 
 _CHANGES: dict[str, Callable[[Any], list[Change]]] = {
     "torch": calls.changes,
-    "tensor": equations.changes,
-    "loop": statements.changes,
-    "tile": statements.changes,
-    "kernel": functions.changes,
+    "tensor": lambda program: changes(program, equations.edits, equations.show),
+    "loop": lambda program: changes(program, statements.edits, statements.show),
+    "tile": lambda program: changes(program, statements.edits, statements.show),
+    "kernel": lambda program: changes(program, functions.edits, functions.show),
     "cpp": text.changes,
     "cuda": cuda_text.changes,
 }

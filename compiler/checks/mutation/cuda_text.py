@@ -9,12 +9,11 @@ import re
 from collections.abc import Iterator
 
 from compiler.checks.mutation import text
-from compiler.checks.mutation.text import builder
 from compiler.checks.mutation.tree import Change
 
 _DROPPABLE = re.compile(r"^ *(mlc_\w+(<[^>]*>)?\(|\w+(\[.*?\])?(\.bits)? = ).*;$")
 _GUARD = re.compile(r"^( *)if \(.*\) \{$")
-_TOKENS: tuple[tuple[str, str, str], ...] = (
+_TOKENS: text.Tokens = (
     (r"mlc_maximum\b", "mlc_minimum", "reduction changed"),
     (r"mlc_minimum\b", "mlc_maximum", "reduction changed"),
     (r"mlc_sum\b", "mlc_maximum", "reduction changed"),
@@ -27,30 +26,19 @@ _TOKENS: tuple[tuple[str, str, str], ...] = (
 
 
 def changes(source: str) -> list[Change]:
-    lines = source.split("\n")
-    found: list[Change] = []
-    for k, line in enumerate(lines):
-        if not line.startswith("  ") or "__restrict__" in line or line.lstrip().startswith(("//", "#")):
-            continue  # only the bodies of kernels
-        for edits in (*text.tokens(line), *text.numbers(line), *_between_threads(line), [*_statements(line)]):
-            builds = tuple((how, builder(lines, k, new)) for how, new in edits)
-            found += [Change(line.strip()[:70], builds)] if builds else []
-        found += text.hoisted(lines, k)
-    return found
+    return text.by_line(source, -1, _inside, (*text.TOKENS, *_TOKENS), _statements)
 
 
-def _between_threads(line: str) -> Iterator[list[tuple[str, str]]]:
-    for pattern, new, how in _TOKENS:
-        for m in re.finditer(pattern, line):
-            yield [(how, line[: m.start()] + m.expand(new) + line[m.end() :])]
+def _inside(line: str) -> bool:
+    """Only the bodies of kernels."""
+    return line.startswith("  ") and "__restrict__" not in line and not line.lstrip().startswith(("//", "#"))
 
 
-def _statements(line: str) -> Iterator[tuple[str, str]]:
+def _statements(line: str) -> Iterator[text.Edit]:
     if re.match(r" *mlc_\w+_barrier\(\);$", line):
         yield "barrier dropped", ""
     elif _DROPPABLE.match(line):
         yield "statement dropped", ""
     if guard := _GUARD.match(line):
         yield "guard dropped", f"{guard[1]}{{"
-    for m in re.finditer(r"&(\w+)\[", line):
-        yield "address shifted", f"{line[: m.start()]}&{m[1]}[1 + {line[m.end() :]}"
+    yield from text.addresses(line)

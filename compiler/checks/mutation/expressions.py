@@ -47,8 +47,8 @@ def edits(node: Node) -> Iterator[Edit]:
             yield from (("constant changed", Const(v, dtype)) for v in _other_values(value, dtype))
         case Op(name, args):
             yield from _operations(name, args)
-        case Load(buffer, index, dtype):
-            yield from (("load index " + how, Load(buffer, moved, dtype)) for how, moved in moved_index(index))
+        case Load():
+            yield from moved(node, "index", "load index")
         case Cast(Cast(inner), dtype) if inner.dtype is dtype:
             yield "rounding dropped", inner
         case Select(cond, then, other):
@@ -75,14 +75,19 @@ def _operations(name: str, args: tuple[Expr, ...]) -> Iterator[Edit]:
         yield "addend dropped", Op("mul", args[:2])
 
 
-def moved_index(index: tuple[Expr, ...]) -> Iterator[tuple[str, tuple[Expr, ...]]]:
-    """An index shifted by one along a dimension, or with two dimensions exchanged."""
+def moved(node: Node, field: str, what: str) -> Iterator[Edit]:
+    """The node with an index in that field shifted by one along a dimension, or with two dimensions exchanged."""
+    given = getattr(node, field)
+    index: tuple[Expr, ...] = given if isinstance(given, tuple) else (given,)
+    found: list[tuple[str, tuple[Expr, ...]]] = []
     for d, i in enumerate(index):
         for by in (1, -1):
-            yield "shifted", (*index[:d], Op("add", (i, Const(by, i64))), *index[d + 1 :])
+            found.append(("shifted", (*index[:d], Op("add", (i, Const(by, i64))), *index[d + 1 :])))
     for d in range(len(index) - 1):
         if index[d] is not index[d + 1]:
-            yield "transposed", (*index[:d], index[d + 1], index[d], *index[d + 2 :])
+            found.append(("transposed", (*index[:d], index[d + 1], index[d], *index[d + 2 :])))
+    for how, new in found:
+        yield f"{what} {how}", node.replace(**{field: new if isinstance(given, tuple) else new[0]})
 
 
 def _other_values(value: bool | int | float, dtype: DType) -> Iterator[Any]:
@@ -97,8 +102,8 @@ def _other_values(value: bool | int | float, dtype: DType) -> Iterator[Any]:
         yield from (dt.rounded(v, dtype) for v in ((1.0, -1.0) if value == 0 else (value * 1.25, value * 0.99, -value)))
 
 
-def other_reductions(op: str) -> Iterator[str]:
-    """What a reduction, or the combination of a store, is mistaken for."""
-    if op in COMBINE:
-        yield REDUCTIONS[op]
-        yield "prod" if op == "sum" else "sum"
+def reductions(node: Any) -> Iterator[Edit]:
+    """A node that reduces by its `op`, by what that is mistaken for."""
+    if node.op in COMBINE:
+        for other in (REDUCTIONS[node.op], "prod" if node.op == "sum" else "sum"):
+            yield "reduction changed", node.replace(op=other)

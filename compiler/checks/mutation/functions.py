@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from compiler.checks.mutation import expressions
-from compiler.checks.mutation.tree import Change, Edit
-from compiler.checks.mutation.tree import changes as changes_by
+from compiler.checks.mutation.tree import Edit
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Op
 from compiler.ir.kernel import (
@@ -20,7 +19,6 @@ from compiler.ir.kernel import (
     For,
     Gather,
     If,
-    Program,
     Ramp,
     Store,
     Together,
@@ -31,18 +29,14 @@ from compiler.ir.node import Node
 _ONE = Const(1, i64)
 
 
-def changes(program: Program) -> list[Change]:
-    return changes_by(program, edits, _show)
-
-
 def edits(node: Node) -> Iterator[Edit]:
     """What may stand in the place of a statement or expression."""
     yield from expressions.edits(node)
     match node:
-        case Store(_, index, _, op):
+        case Store(op=op):
             yield "store dropped", ()
             yield "store combines otherwise", node.replace(op="sum" if op == "set" else "set")
-            yield from (("store " + how, node.replace(index=moved)) for how, (moved,) in _moved(index))
+            yield from expressions.moved(node, "index", "store")
         case Assign():
             yield "assignment dropped", ()
         case For():
@@ -52,12 +46,12 @@ def edits(node: Node) -> Iterator[Edit]:
             yield "branches exchanged", node.replace(body=orelse, orelse=then)
         case Call():
             yield "call dropped", ()
-        case Address(_, index):
-            yield from (("address " + how, node.replace(index=moved)) for how, (moved,) in _moved(index))
-        case Across(op, _):
-            yield from (("reduction changed", node.replace(op=other)) for other in expressions.other_reductions(op))
-        case Together(op, arg):
-            yield from (("reduction changed", node.replace(op=other)) for other in expressions.other_reductions(op))
+        case Address():
+            yield from expressions.moved(node, "index", "address")
+        case Across():
+            yield from expressions.reductions(node)
+        case Together(arg=arg):
+            yield from expressions.reductions(node)
             yield "own value only", arg
         case Barrier():
             yield "barrier dropped", ()
@@ -85,11 +79,7 @@ def _loops(node: For) -> Iterator[Edit]:
             yield "accumulator not reset", (s, node.replace(body=(*node.body[:k], *node.body[k + 1 :])))
 
 
-def _moved(index: Expr) -> Iterator[tuple[str, tuple[Expr, ...]]]:
-    return expressions.moved_index((index,))
-
-
-def _show(node: Node) -> str:
+def show(node: Node) -> str:
     match node:
         case For(var):
             return f"loop {var}"

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 from compiler.checks.mutation.tree import Change
 
+Edit = tuple[str, str]  # how, and the line that takes the place
+Tokens = tuple[tuple[str, str, str], ...]
 _ENTRY = 'extern "C"'
 _DROPPABLE = re.compile(r"^ *(mlc_store|mlc_\w+_block|[\w\[\]* +().]+ = |\w+\[[^=]*\] \+= ).*;$")
 _DECLARED = re.compile(
@@ -18,7 +20,7 @@ _DECLARED = re.compile(
 _RESET = re.compile(r"^ +(?:float|double|long|int|[fi]\d+x\d+) \w+ = [^;]*;$")
 _SCALAR = re.compile(r"^( +(?:const )?float \w+ = )(.*);$")
 # A pattern, and what its match becomes.
-_TOKENS: tuple[tuple[str, str, str], ...] = (
+TOKENS: Tokens = (
     (r" \+ ", " - ", "sub instead of add"),
     (r" - ", " + ", "add instead of sub"),
     (r" \* ", " + ", "add instead of mul"),
@@ -43,30 +45,44 @@ _TOKENS: tuple[tuple[str, str, str], ...] = (
 
 
 def changes(text: str) -> list[Change]:
+    return by_line(text, text.find("\n" + _ENTRY), _inside, TOKENS, _statements)
+
+
+def _inside(line: str) -> bool:
+    return line.startswith("  ") and not line.lstrip().startswith("//")
+
+
+def by_line(
+    text: str, end: int, inside: Callable[[str], bool], tokens: Tokens, statements: Callable[[str], Iterator[Edit]]
+) -> list[Change]:
+    """The places in the lines `inside` kernels, as far as `end` if that is not negative, that may go wrong."""
     lines = text.split("\n")
     found: list[Change] = []
-    for k, line in enumerate(lines):
-        if line.startswith(_ENTRY):
-            break
-        if not line.startswith("  ") or line.lstrip().startswith("//"):
+    for k, line in enumerate(text[:end].split("\n") if end >= 0 else lines):
+        if not inside(line):
             continue
-        for edits in (*tokens(line), *numbers(line), [*_statements(line)]):
-            builds = tuple((how, builder(lines, k, new)) for how, new in edits)
+        for edits in (*_exchanged(line, tokens), *_numbers(line), [*statements(line)]):
+            builds = tuple((how, _builder(lines, k, new)) for how, new in edits)
             found += [Change(line.strip()[:70], builds)] if builds else []
-        found += hoisted(lines, k)
+        found += _hoisted(lines, k)
     return found
 
 
-def builder(lines: list[str], k: int, new: str) -> Callable[[], str]:
+def _builder(lines: list[str], k: int, new: str) -> Callable[[], str]:
     return lambda: "\n".join([*lines[:k], new, *lines[k + 1 :]])
 
 
-def tokens(line: str) -> Iterator[list[tuple[str, str]]]:
-    for pattern, new, how in _TOKENS:
-        yield from ([(how, line[: m.start()] + new + line[m.end() :])] for m in re.finditer(pattern, line))
+def _exchanged(line: str, tokens: Tokens) -> Iterator[list[Edit]]:
+    for pattern, new, how in tokens:
+        yield from ([(how, line[: m.start()] + m.expand(new) + line[m.end() :])] for m in re.finditer(pattern, line))
 
 
-def numbers(line: str) -> Iterator[list[tuple[str, str]]]:
+def addresses(line: str) -> Iterator[Edit]:
+    for m in re.finditer(r"&(\w+)\[", line):
+        yield "address shifted", f"{line[: m.start()]}&{m[1]}[1 + {line[m.end() :]}"
+
+
+def _numbers(line: str) -> Iterator[list[Edit]]:
     """Literals; a loop's step is one that goes to the double."""
     for m in re.finditer(r"(?<![\w.])(\d+)(?![\w.>])", line):
         n = int(m[1])
@@ -80,17 +96,16 @@ def numbers(line: str) -> Iterator[list[tuple[str, str]]]:
         yield [("identity changed", f"{line[: m.start()]}0.0f{line[m.end() :]}")]
 
 
-def _statements(line: str) -> Iterator[tuple[str, str]]:
+def _statements(line: str) -> Iterator[Edit]:
     if _DROPPABLE.match(line) and not _DECLARED.match(line.replace("mlc_store", "store").replace("_block", "")):
         yield "statement dropped", ""
-    for m in re.finditer(r"&(\w+)\[", line):
-        yield "address shifted", f"{line[: m.start()]}&{m[1]}[1 + {line[m.end() :]}"
+    yield from addresses(line)
     scalar = _SCALAR.match(line)
     if scalar:
         yield "rounded to bf16", f"{scalar[1]}mlc_round_bf16((float)({scalar[2]}));"
 
 
-def hoisted(lines: list[str], k: int) -> list[Change]:
+def _hoisted(lines: list[str], k: int) -> list[Change]:
     """A variable that is declared in a loop and changes there, declared before it instead."""
     line, at = lines[k], k - 1
     name = line.split(" = ")[0].split(" ")[-1]

@@ -30,6 +30,7 @@ from compiler.ir.expr import (
     both,
     cast,
     const,
+    fresh,
     identity,
     op,
     select,
@@ -103,14 +104,6 @@ class _Lowering:
         body = self.body(s.body, scope)
         return k.Function(s.name, s.params, s.writes, tuple(body), origin=s.origin, schedule=schedule)
 
-    def fresh(self, name: str) -> str:
-        stem, n = name, 0
-        while name in self.taken:
-            n += 1
-            name = f"{stem}_{n}"
-        self.taken.add(name)
-        return name
-
     def body(self, body: tuple[Stmt, ...], scope: _Scope) -> Body:
         out: Body = []
         for s in body:
@@ -162,7 +155,7 @@ class _Lowering:
 
     def declare(self, name: str, value: Expr, scope: _Scope, varies: bool = False) -> k.Stmt:
         """What `varies` is accumulated into, so that its first value says nothing of its range."""
-        made = self.fresh(name + scope.suffix)
+        made = fresh(name + scope.suffix, self.taken)
         scope.values[name] = Var(made, value.dtype)
         if value.dtype is i64 and not varies:
             scope.ranges[made] = value_range(value, scope.ranges)
@@ -172,7 +165,7 @@ class _Lowering:
         """The loop, with the statements of `scope` and of the copies of it in its body."""
         if f.extent is const(0):
             return []
-        var = self.fresh(f.var + ("" if copies else scope.suffix))
+        var = fresh(f.var + ("" if copies else scope.suffix), self.taken)
         extent = self.value(f.extent, scope)
         spread = f.bind.level == "blocks" and not scope.parallel and scope.lanes is None
         inners = [x.inner(parallel=x.parallel or spread) for x in (scope, *copies)]
@@ -220,7 +213,7 @@ class _Lowering:
 
     def lanes_of(self, name: str, width: int, scope: _Scope) -> Var:
         """A vector that accumulates for the scalar `name`."""
-        return Var(self.fresh(f"{name}_lanes"), dt.vector(scope.values[name].dtype, width))
+        return Var(fresh(f"{name}_lanes", self.taken), dt.vector(scope.values[name].dtype, width))
 
     def stretch(
         self, f: tile.For, scope: _Scope, start: Expr, stop: Expr, width: int, sums: list[dict[str, Var]], mark: str
@@ -228,7 +221,7 @@ class _Lowering:
         """The vector loop from `start` to `stop`, as many vectors at a time as there are accumulators in `sums`."""
         if start is stop:
             return []
-        var = self.fresh(f.var + scope.suffix)
+        var = fresh(f.var + scope.suffix, self.taken)
         step = width * len(sums)
         high = value_range(stop, scope.ranges)[1]
         scopes: list[_Scope] = []
@@ -284,7 +277,7 @@ class _Lowering:
     def tail(self, f: tile.For, scope: _Scope, start: Expr, stop: Expr) -> Body:
         if start is stop:
             return []
-        var = self.fresh(f.var + scope.suffix)
+        var = fresh(f.var + scope.suffix, self.taken)
         inner = scope.inner()
         inner.values[f.var] = Var(var)
         inner.ranges[var] = range_below(stop, scope.ranges)
@@ -377,7 +370,7 @@ class _Lowering:
         plain = not any((x.steps, x.order) != ((), ()) for x in (s.target, s.source))
         if len(lengths) == 2 and plain and self.within(s.target, scope) and self.within(s.source, scope, ends=False):
             return [self.copy_block(s, lengths, scope)]
-        axes = [Var(self.fresh(f"c{d}")) for d in range(len(lengths))]
+        axes = [Var(fresh(f"c{d}", self.taken)) for d in range(len(lengths))]
         inner = scope.inner(lanes=None)
         for a, n in zip(axes, lengths, strict=True):
             inner.values[a.name], inner.ranges[a.name] = a, (0, n - 1)

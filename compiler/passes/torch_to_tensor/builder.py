@@ -29,7 +29,7 @@ from compiler.errors import Unsupported
 from compiler.ir import dtype as dt
 from compiler.ir.aten import Type
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Const, Expr, Load, cast, const, dim
+from compiler.ir.expr import Const, Expr, Load, cast, const, dim, fresh
 from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scan, Scatter, scaled
 from compiler.ir.text import show, show_type
 
@@ -111,11 +111,7 @@ class Builder:
         return Unsupported(op, tuple(map(_shown, args)), why, {k: _shown(v) for k, v in kwargs.items()})
 
     def fresh(self, hint: str) -> str:
-        name, n = hint, 1
-        while name in self._taken:
-            name, n = f"{hint}_{n}", n + 1
-        self._taken.add(name)
-        return name
+        return fresh(hint, self._taken)
 
     def map(self, shape: Shape, element: Callable[[Index], Expr], hint: str = "value") -> Value:
         """`element(at)` for every index `at` of `shape`."""

@@ -23,7 +23,7 @@ from compiler.passes.torch_to_tensor.builder import (
     rounded,
 )
 from compiler.passes.torch_to_tensor.formula import mul
-from compiler.passes.torch_to_tensor.normalize import soften, soften_some
+from compiler.passes.torch_to_tensor.normalize import soften
 
 Element = Callable[[Index, Index], Expr]
 
@@ -211,7 +211,7 @@ def attention(
 
     logits = b.map(space, logit, "logits")
     last = (len(space) - 1,)
-    weights = (soften if attn_mask is None else soften_some)(b, space, last, logits.at)
+    weights = soften(b, space, last, logits.at, some=attn_mask is not None)
     return product(
         b, b.out.shape, (keys,),
         lambda at, r: rounded(weights.at((*at[:-1], r[0])), query.dtype),

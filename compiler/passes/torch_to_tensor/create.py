@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, f64, i64
@@ -21,59 +21,25 @@ def constant(b: Builder, value: Number) -> Value:
     return b.map(kind.shape, lambda at: fill)
 
 
-def full(b: Builder, size: Sequence[int], fill_value: Number, *, dtype: DType | None = None) -> Value:
-    del size, dtype
-    return constant(b, fill_value)
-
-
 def filled(value: Number) -> Rule:
     """`zeros` and `ones`; `empty` too, whose values torch leaves undefined: here they are zeros."""
 
-    def rule(b: Builder, size: Sequence[int], *, dtype: DType | None = None, memory_format: str | None = None) -> Value:
-        del size, dtype, memory_format
+    def rule(b: Builder, *size: object, **kind: object) -> Value:
+        del size, kind  # the declared result tells
         return constant(b, value)
 
     return rule
 
 
-def filled_like(value: Number) -> Rule:
-    def rule(b: Builder, self: Value, *, dtype: DType | None = None, memory_format: str | None = None) -> Value:
-        del self, dtype, memory_format
-        return constant(b, value)
-
-    return rule
-
-
-def filled_new(value: Number) -> Rule:
-    def rule(b: Builder, self: Value, size: Sequence[int], *, dtype: DType | None = None) -> Value:
-        del self, size, dtype
-        return constant(b, value)
-
-    return rule
-
-
-def full_like(
-    b: Builder, self: Value, fill_value: Number, *, dtype: DType | None = None, memory_format: str | None = None
-) -> Value:
-    del self, dtype, memory_format
+def full(b: Builder, size: object, fill_value: Number, **kind: object) -> Value:
+    """`full` and `full_like`."""
+    del size, kind
     return constant(b, fill_value)
 
 
-def new_full(b: Builder, self: Value, size: Sequence[int], fill_value: Number, *, dtype: DType | None = None) -> Value:
-    del self, size, dtype
+def new_full(b: Builder, self: Value, size: Sequence[int], fill_value: Number, **kind: object) -> Value:
+    del self, size, kind
     return constant(b, fill_value)
-
-
-def empty_strided(b: Builder, size: Sequence[int], stride: Sequence[int], *, dtype: DType | None = None) -> Value:
-    del size, stride, dtype
-    return constant(b, 0)
-
-
-def new_empty_strided(
-    b: Builder, self: Value, size: Sequence[int], stride: Sequence[int], *, dtype: DType | None = None
-) -> Value:
-    del self
-    return empty_strided(b, size, stride, dtype=dtype)
 
 
 def fill(b: Builder, self: Value, value: Number | Value) -> Value:
@@ -122,18 +88,9 @@ def linspace(b: Builder, start: Number, end: Number, steps: int, *, dtype: DType
     return b.map(b.out.shape, element)
 
 
-def _identity(b: Builder) -> Value:
+def eye(b: Builder, *size: int, dtype: DType | None = None) -> Value:
+    del size, dtype
     return b.map(b.out.shape, lambda at: cast(op("eq", at[0], at[1]), dt.compute(b.out.dtype)))
-
-
-def eye(b: Builder, n: int, *, dtype: DType | None = None) -> Value:
-    del n, dtype
-    return _identity(b)
-
-
-def eye_of(b: Builder, n: int, m: int, *, dtype: DType | None = None) -> Value:
-    del n, m, dtype
-    return _identity(b)
 
 
 def one_hot(b: Builder, self: Value, num_classes: int = -1) -> Value:
@@ -142,17 +99,14 @@ def one_hot(b: Builder, self: Value, num_classes: int = -1) -> Value:
     return b.map(b.out.shape, lambda at: cast(op("eq", checked(self.at(at[:-1]), b.out.shape[-1]), at[-1]), i64))
 
 
-def _named(rule: Callable[[Number], Rule], names: dict[str, Number]) -> dict[str, Rule]:
-    return {name: rule(value) for name, value in names.items()}
-
-
 RULES: dict[str, Rule] = {
-    "aten.full.default": full, "aten.full_like.default": full_like, "aten.new_full.default": new_full,
+    "aten.full.default": full, "aten.full_like.default": full, "aten.new_full.default": new_full,
     "aten.fill.Scalar": fill, "aten.fill.Tensor": fill, "aten.scalar_tensor.default": scalar_tensor,
-    **_named(filled, {"aten.zeros.default": 0, "aten.ones.default": 1, "aten.empty.memory_format": 0}),
-    **_named(filled_like, {"aten.zeros_like.default": 0, "aten.ones_like.default": 1, "aten.empty_like.default": 0}),
-    **_named(filled_new, {"aten.new_zeros.default": 0, "aten.new_ones.default": 1, "aten.new_empty.default": 0}),
-    "aten.empty_strided.default": empty_strided, "aten.new_empty_strided.default": new_empty_strided,
+    **dict.fromkeys(("aten.ones.default", "aten.ones_like.default", "aten.new_ones.default"), filled(1)),
+    **dict.fromkeys(
+        ("aten.zeros.default", "aten.zeros_like.default", "aten.new_zeros.default", "aten.empty.memory_format",
+         "aten.empty_like.default", "aten.new_empty.default", "aten.empty_strided.default",
+         "aten.new_empty_strided.default"), filled(0)),
     "aten.arange.default": arange_to, "aten.arange.start": arange, "aten.arange.start_step": arange,
-    "aten.linspace.default": linspace, "aten.eye.default": eye, "aten.eye.m": eye_of, "aten.one_hot.default": one_hot,
+    "aten.linspace.default": linspace, "aten.eye.default": eye, "aten.eye.m": eye, "aten.one_hot.default": one_hot,
 }  # fmt: skip

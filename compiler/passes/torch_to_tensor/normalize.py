@@ -19,33 +19,25 @@ def softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Va
     return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype))
 
 
-def soften(b: Builder, shape: Shape, which: Sequence[int], element: Element) -> Value:
-    best = over(b, "max", shape, which, False, element, "max")
-    power = b.map(shape, lambda at: op("exp", element(at) - best.at(without(at, which))), "exp")
-    total = over(b, "sum", shape, which, False, power.at, "sum")
-    return b.map(shape, lambda at: power.at(at) / total.at(without(at, which)))
-
-
-def soften_some(b: Builder, shape: Shape, which: Sequence[int], element: Element) -> Value:
-    """A softmax in which a row of -inf gives zeros: nothing is attended to."""
+def soften(b: Builder, shape: Shape, which: Sequence[int], element: Element, some: bool = False) -> Value:
+    """A softmax; where `some` may be -inf throughout, a row of -inf gives zeros: nothing is attended to."""
     best = over(b, "max", shape, which, False, element, "max")
 
-    def shift(at: Index) -> Expr:
-        top = best.at(without(at, which))
-        return op("where", op("eq", top, -math.inf), const(0, top.dtype), top)
+    def otherwise(total: Value, bad: float, good: float) -> Element:
+        def taken(at: Index) -> Expr:
+            x = total.at(without(at, which))
+            return op("where", op("eq", x, bad), const(good, x.dtype), x) if some else x
 
+        return taken
+
+    shift = otherwise(best, -math.inf, 0)
     power = b.map(shape, lambda at: op("exp", element(at) - shift(at)), "exp")
-    total = over(b, "sum", shape, which, False, power.at, "sum")
-
-    def divisor(at: Index) -> Expr:
-        sum_ = total.at(without(at, which))
-        return op("where", op("eq", sum_, 0), const(1, sum_.dtype), sum_)
-
+    divisor = otherwise(over(b, "sum", shape, which, False, power.at, "sum"), 0, 1)
     return b.map(shape, lambda at: power.at(at) / divisor(at))
 
 
 def safe_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
-    return soften_some(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype))
+    return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype), some=True)
 
 
 def log_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:

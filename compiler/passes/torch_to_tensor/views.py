@@ -37,42 +37,15 @@ def reshaped(b: Builder, self: Value, shape: Shape) -> Value:
     return self if shape == self.shape else moved(b, self, shape, lambda at: reindexed(at, shape, self.shape))
 
 
-def reshape(b: Builder, self: Value, size: Sequence[int]) -> Value:
-    del size  # the declared shape, with -1 worked out
-    return reshaped(b, self, b.out.shape)
-
-
-def view(b: Builder, self: Value, size: Sequence[int]) -> Value:
-    return reshape(b, self, size)
-
-
-def flatten(b: Builder, self: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
-    del start_dim, end_dim
-    return reshaped(b, self, b.out.shape)
-
-
-def unflatten(b: Builder, self: Value, dim: int, sizes: Sequence[int]) -> Value:
-    del dim, sizes
+def as_declared(b: Builder, self: Value, *size: object, **dims: object) -> Value:
+    """Reshapes and squeezes: how they are called is in the declared shape, with -1 worked out."""
+    del size, dims
     return reshaped(b, self, b.out.shape)
 
 
 def like_other(b: Builder, self: Value, other: Value) -> Value:
     """`view_as` and `reshape_as`."""
     return reshaped(b, self, other.shape)
-
-
-def squeeze(b: Builder, self: Value, dim: int | Sequence[int] | None = None) -> Value:
-    del dim
-    return reshaped(b, self, b.out.shape)
-
-
-def squeeze_all(b: Builder, self: Value) -> Value:
-    return reshaped(b, self, b.out.shape)
-
-
-def unsqueeze(b: Builder, self: Value, dim: int) -> Value:
-    del dim
-    return reshaped(b, self, b.out.shape)
 
 
 # Dimensions in another order ------------------------------------------------------------------------------------------
@@ -384,13 +357,11 @@ def alias(b: Builder, self: Value) -> Value:
 
 
 RULES: dict[str, Rule] = {
-    "aten.view.default": view, "aten._unsafe_view.default": view, "aten.view_copy.default": view,
-    "aten.reshape.default": lambda b, self, shape: reshape(b, self, shape),
-    "aten._reshape_alias.default": lambda b, self, size, stride: reshape(b, self, size),
-    "aten.flatten.using_ints": flatten, "aten.unflatten.int": unflatten, "aten.ravel.default": squeeze_all,
+    **dict.fromkeys(
+        ("aten.view.default", "aten._unsafe_view.default", "aten.view_copy.default", "aten.reshape.default",
+         "aten._reshape_alias.default", "aten.flatten.using_ints", "aten.unflatten.int", "aten.ravel.default",
+         "aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims", "aten.unsqueeze.default"), as_declared),
     "aten.view_as.default": like_other, "aten.reshape_as.default": like_other,
-    "aten.squeeze.default": squeeze_all, "aten.squeeze.dim": squeeze, "aten.squeeze.dims": squeeze,
-    "aten.unsqueeze.default": unsqueeze,
     "aten.permute.default": permute, "aten.transpose.int": transpose, "aten.swapaxes.default": transpose,
     "aten.t.default": reverse_order, "aten.numpy_T.default": reverse_order, "aten.mT.default": matrix_transpose,
     "aten.adjoint.default": matrix_transpose, "aten.movedim.int": movedim, "aten.movedim.intlist": movedim,

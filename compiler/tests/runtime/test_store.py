@@ -24,6 +24,7 @@ from compiler.errors import CacheError
 from compiler.runtime import build, cubin, seal, store, trust
 from compiler.runtime.cubin import Compiler
 from compiler.runtime.emulator import emulator
+from compiler.runtime.folders import locked_folder, sweep_folders
 from compiler.runtime.launches import Buffer, Launch, LaunchPlan
 
 ROOT = Path(__file__).parents[3]
@@ -455,9 +456,9 @@ def test_entries_of_former_forms_are_left_alone(tmp_path: Path, caplog: pytest.L
 
 
 def test_the_folder_of_a_process_that_was_killed_is_swept(tmp_path: Path) -> None:
-    (killed, lock), (living, other) = store.locked_folder(tmp_path), store.locked_folder(tmp_path)
+    (killed, lock), (living, other) = locked_folder(tmp_path), locked_folder(tmp_path)
     (tmp_path / "mlcomp-mine").mkdir()
     os.close(lock)  # as the system does when the process ends
-    store.sweep_folders(tmp_path)
+    sweep_folders(tmp_path)
     assert not killed.exists() and living.exists() and (tmp_path / "mlcomp-mine").exists()
     os.close(other)

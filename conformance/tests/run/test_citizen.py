@@ -95,7 +95,7 @@ def test_a_run_without_arguments_takes_the_shape_files_of_its_folder(box: pytest
 
 def left_behind(folder: Path) -> list[str]:
     """Temporary folders of the suite, and the processes that know of one, below a folder."""
-    folders = [str(path) for path in folder.iterdir() if path.name.startswith((scratch.PREFIX, scratch.NAMELESS))]
+    folders = [str(path) for path in folder.iterdir() if path.name.startswith(("mlcomp-", ".mlcomp-new-"))]
     marked = f"{scratch.MARK}={folder}/".encode()
     running = []
     for path in Path("/proc").glob("[0-9]*/environ"):
