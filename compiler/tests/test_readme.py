@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 
 import compiler
 from compiler import cli
@@ -119,6 +120,8 @@ def test_commands_print_what_is_shown(number: int, project: Path, pytestconfig: 
         if command.words.startswith("make ") and not update:
             shell(command.words.replace("make", "make -n", 1), ROOT)
             continue
+        if not update and torch.cuda.is_available() and any(line.startswith("no GPU:") for line in command.shown):
+            pytest.skip("the pages show what machines without a GPU print")
         made = abridged(run(command.words, project, warm=not update), command.shown)
         if update:
             replace(page, commands(blocks("console")[number])[which], made)

@@ -10,6 +10,7 @@ from compiler import frontend, pipeline
 from compiler.execution import named
 from compiler.ir import alike
 from compiler.render import cuda, header
+from compiler.tests.called import placed
 from compiler.tests.meaning import fresh_seed
 
 
@@ -26,12 +27,13 @@ def layers(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Ten
 def test_equal_kernels_are_one_function(target: str) -> None:
     torch.manual_seed(fresh_seed())
     inputs = [torch.randn(24, 24) for _ in range(3)]
-    compiled = compiler.compile(layers, inputs, target)
+    own = placed(inputs, compiler.target(target))
+    compiled = compiler.compile(layers, own, target)
     found = re.findall(r"^(?:static|extern \"C\" __global__) void .*?(\w+)\(", compiled.source, re.MULTILINE)
     own = [name for name in found if name != "mlc_entry"]
     assert len(own) < compiled.kernels, (own, compiled.kernels)
-    for ours, eager in zip(compiled(*inputs), layers(*inputs), strict=True):
-        torch.testing.assert_close(ours, eager, rtol=1e-3, atol=1e-4)
+    for ours, eager in zip(compiled(*own), layers(*inputs), strict=True):
+        torch.testing.assert_close(ours.cpu(), eager, rtol=1e-3, atol=1e-4)
 
 
 def test_what_differs_in_more_than_names_is_another() -> None:

@@ -11,6 +11,7 @@ from torch.export import Dim
 
 import compiler
 from compiler.ir.sizes import SizeError
+from compiler.tests.called import placed
 from compiler.tests.eager import TOLERANCE
 
 N = Dim("n", min=1, max=300)
@@ -70,11 +71,12 @@ def check(got: Sequence[torch.Tensor], want: Any, where: str) -> None:
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
 def test_one_compilation_serves_all_sizes(target: str) -> None:
     function, make, shapes = CASES["pointwise"]
-    fast = compiler.compile(function, make(40), target, dynamic_shapes=shapes)
+    where = compiler.target(target)
+    fast = compiler.compile(function, placed(make(40), where), where, dynamic_shapes=shapes)
     assert "const long s0" in fast.source or "long s0" in fast.source
     for n in (1, 7, 300, 7):
         inputs = make(n)
-        check([fast(*inputs)], function(*inputs), f"at {n}")
+        check([fast(*placed(inputs, where)).cpu()], function(*inputs), f"at {n}")
 
 
 def test_sizes_beyond_the_range_and_shapes_that_do_not_agree_are_refused() -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import compiler
+from compiler.tests.called import called
 from compiler.tests.eager import expressions
 
 FEW = 7  # elements that no vector has
@@ -180,7 +181,7 @@ WHERE = [("f64", "cpu"), ("f32", "cpu"), ("bf16", "cpu"), ("f16", "cpu"), ("f64"
 def compare(table: str, names: str, given: list[torch.Tensor], target: str) -> None:
     lines, function = program(table, names)
     want = one_by_one(function, given)
-    check(lines, compiler.compile(function, given, compiler.target(target))(*given), want, given, "by vectors")
+    check(lines, called(function, given, target), want, given, "by vectors")
     if target == "cpu" and given[0].itemsize > 2:
         check(lines, few_at_a_time(function, given, target), want, given, "one by one")
 

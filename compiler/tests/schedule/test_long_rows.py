@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import compiler
 from compiler import frontend, pipeline
 from compiler.ir.expr import static
 from compiler.targets import cpu, nvidia
 from compiler.targets.target import Target
+from compiler.tests.called import called
 from compiler.tests.meaning import fresh_seed
 
 
@@ -38,4 +38,4 @@ def test_where_rows_are_short_or_cores_are_few_they_are_read_once() -> None:
 def test_what_is_shared_out_is_right() -> None:
     torch.manual_seed(fresh_seed())
     x = torch.randn(1 << 16, 4) + 3
-    torch.testing.assert_close(compiler.compile(normalised, [x], "sm_90a")(x), normalised(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(called(normalised, [x], "sm_90a"), normalised(x), rtol=1e-4, atol=1e-4)
