@@ -8,9 +8,12 @@ as a row here, a device function `mlc_NAME` in the row's header of `render/cpp`,
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 CORRECTLY_ROUNDED = 0.5
 COST = 10  # of a function, in fused multiply-adds of a vector lane (rough, of a CPU and a GPU alike)
@@ -42,14 +45,17 @@ class Function:
     swing: float = 0.0
 
 
+@functools.cache
+def _library(name: str) -> Callable[[float], float]:
+    """The C library's function of doubles, which is linked to Python."""
+    function: Any = getattr(ctypes.CDLL(None), name)
+    function.argtypes, function.restype = (ctypes.c_double,), ctypes.c_double
+    return cast(Callable[[float], float], function)
+
+
 def _log_gamma(x: float) -> float:
-    """Infinite at its poles and where it overflows, which Python's raises for."""
-    if x == -math.inf or (x <= 0 and x == math.floor(x)):
-        return math.inf
-    try:
-        return math.lgamma(x)
-    except OverflowError:
-        return math.inf
+    """As C's: Python's own raises at the poles, and near 1 and 2 has few digits right."""
+    return _library("lgamma")(x)
 
 
 _EXP, _LOG, _SPECIAL, _CIRCLE = "exponential.h", "logarithm.h", "special.h", "trigonometric.h"
