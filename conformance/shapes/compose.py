@@ -1,8 +1,8 @@
-"""A `[[compose]]` table in; the cases in which its producers meet its consumers out, as tables like `[[case]]`.
+"""A `[[compose]]` table in; the compositions of its producers and consumers out, as tables like `[[case]]`.
 
 A producer makes a tensor of the table's shape of an argument `x`, whose shape it says; a consumer takes it as `p`. In a
 triple one producer is another's `x`: what the shapes of the first say of a size is then said of the second's. Which
-sizes and which type a meeting has follows from its name alone, so parts may come and go and others keep their ids.
+sizes and which type a composition has follows from its name alone, so parts may come and go and others keep their ids.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Table:
 
 
 def cases(place: Place, table: Mapping[str, Any], defaults: Mapping[str, Any], tier: str) -> Iterator[dict[str, Any]]:
-    """A table for each meeting that the tier asks for; one that no size suits is left out."""
+    """A table for each composition that the tier asks for; one that no size suits is left out."""
     given = _checked(place, table, defaults)
     case = partial(_case, replace(place, case=given.name), given)
     smoke = set(_smoke(given))
@@ -76,7 +76,7 @@ def _case(place: Place, table: Table, tier: str, first: Part, *others: Part) -> 
     """The case of one chain, at the first size that suits it of those from its own on; None if none does."""
     chain = first
     for k, part in enumerate(others, 1):
-        chain = _meeting(chain, part, table.dims, f"_{k}")
+        chain = _composed(chain, part, table.dims, f"_{k}")
     label = f"{table.name}.{chain.name}"
     number, count = _number(label), len(table.sizes)
     turned = (dict(zip(table.dims, table.sizes[(number + k) % count], strict=True)) for k in range(count))
@@ -124,7 +124,7 @@ def _checked(place: Place, given: Mapping[str, Any], defaults: Mapping[str, Any]
 def _count(place: Place, table: Mapping[str, Any], key: str) -> int:
     value = table.get(key, 0)
     if not is_kind(value, (int,)) or value < 0:
-        place.at(key).fail(f"{value!r} is no number of meetings")
+        place.at(key).fail(f"{value!r} is no number of compositions")
     return int(value)
 
 
@@ -169,7 +169,7 @@ def _smoke(table: Table) -> Iterator[tuple[str, str]]:
         yield producers[k % len(producers)].name, consumers[k % len(consumers)].name
 
 
-def _meeting(before: Part, part: Part, dims: Sequence[str], suffix: str) -> Part:
+def _composed(before: Part, part: Part, dims: Sequence[str], suffix: str) -> Part:
     """Two parts as one: the sizes of the first are those of what the second takes, and equal names are told apart."""
     taken = GIVEN if GIVEN in part.args else TAKEN
     inner = part.args[GIVEN]["shape"] if taken == GIVEN else list(dims)

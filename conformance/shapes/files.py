@@ -50,7 +50,7 @@ def _claims_to_be_one(path: Path) -> bool:
 
 
 def load(path: Path | str, tier: str = TIERS[-1]) -> ShapeFile:
-    """Read and check one shape file; of meetings, those that a tier asks for."""
+    """Read and check one shape file; of compositions, those that a tier asks for."""
     name = str(path)
     try:
         text = Path(path).read_text(encoding="utf-8")

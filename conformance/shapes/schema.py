@@ -51,7 +51,7 @@ VALUES_LIMIT = 1_000  # of a dim or a param
 
 
 def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> ShapeFile:
-    """The checked content of a file; of meetings, those that a tier asks for."""
+    """The checked content of a file; of compositions, those that a tier asks for."""
     place = Place(path, text)
     _table(place, data, "the file")
     if data.get("format") != 1:

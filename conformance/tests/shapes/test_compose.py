@@ -96,7 +96,7 @@ def test_tiers_grow_and_the_smallest_has_every_part(write: Write) -> None:
     }  # fmt: skip
 
 
-def test_a_new_part_changes_no_other_meeting(write: Write) -> None:
+def test_a_new_part_changes_no_other_composition(write: Write) -> None:
     table = TABLE.replace("triples = 5", "")
     before = {case.id for case in expanded(write(table)).values()}
     more = 'plain = { expr = "x", args = { x = ["M", "N"] } }'
@@ -109,7 +109,7 @@ def test_a_new_part_changes_no_other_meeting(write: Write) -> None:
     ("old", "new", "line", "message"),
     [
         ("triples = 5", "tripels = 5", 8, "a compose table has no key 'tripels'; did you mean 'triples'?"),
-        ("triples = 5", "triples = -1", 8, "triples: -1 is no number of meetings"),
+        ("triples = 5", "triples = -1", 8, "triples: -1 is no number of compositions"),
         ('name = "meet"', "", 3, "every compose table needs a `name`"),
         ("[33, 2]]", "[33]]", 6, "a size above 0 for each of M, N"),
         ('"x.t()"', '"p.t()"', 11, "a producer makes its value of 'x'"),
