@@ -57,7 +57,7 @@ from compiler.render import cpp, cuda
 from compiler.schedule import files, heuristic
 from compiler.schedule import space as schedule_space
 from compiler.schedule.space.members import Planned
-from compiler.schedule.steps import Online, Schedule, Step
+from compiler.schedule.steps import Schedule, Step
 from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
@@ -127,14 +127,7 @@ def _apply_schedules(program: statement.Program, context: Context) -> statement.
 
 
 def _share_rows(program: statement.Program, context: Context) -> statement.Program:
-    made = share_rows(program, context.target)
-    if made is program or not program.sizes:
-        return made
-    # What was joined for a schedule that needs to know its sizes would be slower than it was.
-    chosen = schedules_for(made, context.target)
-    joined = [k for k in made.kernels if k not in program.kernels]
-    online = all(any(isinstance(step, Online) for step in chosen[k.name].steps) for k in joined)
-    return made if online else program
+    return share_rows(program, context.target)
 
 
 def _join_rows(program: statement.Program, context: Context) -> statement.Program:

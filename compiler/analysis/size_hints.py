@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Size, sizes_in, static, substitute
+from compiler.ir.index import linear
 from compiler.ir.statement import Kernel
 
 
@@ -19,6 +20,12 @@ def likely(kernel: Kernel, factor: int = 1) -> Kernel:
         return kernel
     made: Kernel = substitute(kernel, _table(sizes, factor))  # type: ignore[call-overload]
     return made
+
+
+def regular(kernel: Kernel) -> bool:
+    """Rows of all buffers begin at products of sizes: only of those do odd hints tell what divides them."""
+    strides = (linear(s) for p in kernel.params for s in p.strides)
+    return all(len(terms) + bool(rest) <= 1 for terms, rest in strides)
 
 
 def number(value: Expr) -> int:

@@ -72,11 +72,11 @@ class _Plan:
         way = min(self.ways(), key=self.cycles, default=None)
         if way is None or self.queries < self.lanes or self.scores.name.dtype is not self.dtype:
             return None
-        masks = tuple(x.buffer for x in online_softmax.masks(self.found.score, self.found.query.var))
-        read = [x for x in loads(self.found.score) if x.buffer not in masks and self.found.query.var in names(x)]
-        if read and self.queries % way.rows:
-            return None  # a block's last queries are none, which only tiles have room for
-        return self.applied(way, masks)
+        return self.applied(way, self.masks())
+
+    def masks(self) -> tuple[str, ...]:
+        """What scores load by query and key."""
+        return tuple(x.buffer for x in online_softmax.masks(self.found.score, self.found.query.var))
 
     # ---- the choice
 
@@ -84,7 +84,12 @@ class _Plan:
         every = [r for r in self.target.instructions if r.function == blocking.PANEL and r.acc_type == self.dtype.name]
         counts = range(1, -(-self.keys // KEYS[0]) + 1)
         blocks = {n for count in counts if (n := -(-self.keys // count)) <= KEYS[1]}
+        query, masks = self.found.query.var, self.masks()
+        # Tiles have room for a block's last queries where these are none, what else is loaded by the query has not.
+        read = any(x.buffer not in masks and query in names(x) for x in loads(self.found.score))
         for rows in (self.lanes * n for n in range(1, MOST_VECTORS + 1)):
+            if read and self.queries % rows:
+                continue
             value = self.best(every, self.features, rows)
             for keys in sorted(blocks):
                 score = self.best(every, keys, rows)

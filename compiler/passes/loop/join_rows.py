@@ -10,22 +10,23 @@ import itertools
 import math
 
 from compiler.analysis import kernel_names
+from compiler.analysis.sequences import sequence
 from compiler.ir.expr import Const
 from compiler.ir.statement import Kernel, Program
+from compiler.passes.loop.costs import starts_cost_more
 from compiler.passes.loop.share_rows import joined, private, rows_between
-from compiler.schedule.gpu import sequences
 from compiler.targets.target import Target
 
 
 def join_rows(program: Program, target: Target) -> Program:
-    """Neighbouring kernels joined wherever `sequences.choose` has a schedule for what they become."""
+    """Neighbouring kernels joined wherever what they become reads within its rows at places that data decide."""
     if program.sizes:
         return program
     out: list[Kernel] = []
     rest = list(program.kernels)
     while rest:
         run = _run(rest, target)
-        made = _one(program, run, target) if len(run) > 1 else None
+        made = _one(program, run) if len(run) > 1 else None
         if made is not None:
             others = [k.name for k in (*out, *rest[len(run) :])]
             made = made.replace(name=kernel_names.free(made.name, others))
@@ -42,18 +43,18 @@ def _run(kernels: list[Kernel], target: Target) -> list[Kernel]:
         shared = rows_between(before, k) if {p.name for p in k.params} & set(before.writes) else []
         sizes = [f.extent for f in shared]
         rows = math.prod(int(n.value) for n in sizes if isinstance(n, Const))
-        if not (shared and rows and all(sequences.pays(x, rows, target) for x in (before, k))):
+        if not (shared and rows and all(starts_cost_more(x, rows, target) for x in (before, k))):
             break
         run.append(k)
     return run
 
 
-def _one(program: Program, run: list[Kernel], target: Target) -> Kernel | None:
-    """All these kernels in one, if there is a schedule for it."""
+def _one(program: Program, run: list[Kernel]) -> Kernel | None:
+    """All these kernels in one, if that is what they are."""
     least = min(len(rows_between(a, b)) for a, b in itertools.pairwise(run))
     made: Kernel | None = run[0]
     for k in run[1:]:
         made = joined(made, k, least) if made is not None else None
     if made is None:
         return None
-    return made if sequences.choose(made, private(program, made, run), target) is not None else None
+    return made if sequence(made, private(program, made, run)) is not None else None

@@ -1,4 +1,4 @@
-"""Loop IR in, Loop IR out: products around a softmax share its rows, where the target has a schedule for that.
+"""Loop IR in, Loop IR out: products around a softmax share its rows, where that costs less.
 
 Kernels of which one reads what the other has made of the same rows can run row by row. That computes nothing twice and
 gains nothing by itself; where all of it then is an online reduction, what is in between need not reach memory.
@@ -10,11 +10,10 @@ from compiler.analysis import kernel_names
 from compiler.analysis.nests import perfect, wrap
 from compiler.analysis.size_hints import likely
 from compiler.ir import loop
-from compiler.ir.expr import Load, Var, substitute
+from compiler.ir.expr import Load, Var, sizes_in, substitute
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
-from compiler.schedule import attention
-from compiler.schedule.gpu import attention as gpu_attention
+from compiler.passes.loop.costs import known_for_all_sizes, scores_stay
 from compiler.targets.target import Target
 
 MOST = 4  # kernels in one nest: a product, what is between, a softmax, a product
@@ -24,7 +23,7 @@ Nest = tuple[list[loop.For], Body]
 
 
 def share_rows(program: Program, target: Target) -> Program:
-    """Kernels joined wherever `attention.choose` of the target's kind has a schedule for what they become."""
+    """Kernels joined wherever scores that what they become has in the middle need not reach memory, and that pays."""
     for last in reversed(program.kernels):
         if last in program.kernels:
             found = _joined(program, last, target)
@@ -41,7 +40,6 @@ def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel
     """The kernels before `last` to be joined with it, and what they become."""
     gone: list[Kernel] = []
     made = last
-    choose = {"cpu": attention.choose, "cuda": gpu_attention.choose}[target.kind]
     while len(gone) < MOST - 1:
         producer = _producer(program, made, [*gone, last])
         both = joined(producer, made) if producer is not None else None
@@ -49,8 +47,8 @@ def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel
             return None
         gone.append(producer)
         made = both
-        if choose(likely(made), private(program, made, [*gone, last]), target) is not None:
-            return gone, made
+        if scores_stay(likely(made), private(program, made, [*gone, last]), target):
+            return (gone, made) if not sizes_in(made) or known_for_all_sizes(made) else None
     return None
 
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from compiler.analysis.size_hints import likely
+from compiler.analysis.size_hints import likely, regular
 from compiler.ir import tile
 from compiler.ir.expr import Const, SymbolicError, sizes_in
-from compiler.ir.index import linear
 from compiler.ir.statement import Kernel, Program
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.steps import apply, apply_step
@@ -37,7 +36,7 @@ def on_hint(program: Program, kernel: Kernel, choose: Choose, plain: Choose, low
     schedule for which it raises ValueError is given up for one with fewer kinds of steps.
     """
     alone = loop_to_tile(program.replace(kernels=(kernel,)))
-    for factor in LARGER if _is_regular(kernel) else ():
+    for factor in LARGER if regular(kernel) else ():
         wanted = choose(likely(kernel, factor))
         if all(isinstance(step, APART) for step in wanted.steps):
             break
@@ -57,12 +56,6 @@ def on_hint(program: Program, kernel: Kernel, choose: Choose, plain: Choose, low
             continue
         return made
     return Schedule()
-
-
-def _is_regular(kernel: Kernel) -> bool:
-    """Rows of all buffers begin at products of sizes."""
-    strides = (linear(s) for p in kernel.params for s in p.strides)
-    return all(len(terms) + bool(rest) <= 1 for terms, rest in strides)
 
 
 def _any_extent(step: Step) -> Step:

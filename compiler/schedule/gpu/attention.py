@@ -26,7 +26,6 @@ from compiler.schedule.gpu.products import RESERVED, WARP
 from compiler.schedule.steps import Bind, Cache, Online, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
-LEAST_QUERIES = 9  # fewer are products of a matrix and few rows, which wait for memory whatever multiplies them
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
 CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
 THREEFOLD_KEYS = 32  # a block of keys where a product takes three
@@ -37,7 +36,7 @@ PANEL = 32  # features that are multiplied together where a product takes three:
 # warps that go by themselves, with 32 queries to a block.
 GROUPS = ((2, 128), (1, 64))
 GROUPS_NARROW = ((1, 128),)
-NARROW = 64  # features: three blocks of a group and 128 keys fit, and threefold products gain more than they lose
+NARROW = 64  # features: three blocks of a group and 128 keys fit
 WARPS = (8, 4, 2)  # of a block, most first: the more, the fewer times keys and values are read
 DEPTH = 2  # blocks of keys in shared memory
 MOST_FEATURES = 128  # of one warp: the sums of wider values do not fit in registers beside the rest
@@ -136,11 +135,9 @@ class _Plan:
                 yield _Way(sync, sync, warps * sync.m, keys, warps * WARP, unit, by_tma)
 
     def schedule(self) -> Schedule | None:
-        if self.queries < LEAST_QUERIES:
-            return None
         batch = math.prod(parts.size(_loop(f)) for f in self.found.batch)
         fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
-        if not fits or (fits[0].threefold and self.apart(batch)):
+        if not fits:
             return None
         return self.applied(next((w for w in fits if self.fills(w, batch)), fits[-1]))
 
@@ -148,15 +145,6 @@ class _Plan:
         """There are blocks for all multiprocessors, or for half of them where each multiplies as fast as it can."""
         blocks = batch * -(-self.queries // way.rows)
         return blocks * (2 if way.by_groups and way.rows == way.score.m else 1) >= self.target.cores
-
-    def apart(self, batch: int) -> bool:
-        """Products of f32 by four warps each, between which scores go through the L2, are faster than by one at a time.
-
-        For heads of 128 features 1.0 to 1.9 times on an H200, for those of 64 they took 1.1 to 1.4 times as long.
-        """
-        by_groups = any(r.function == "mlc_wgmma_rs" and r.a_type == "f32" for r in self.target.instructions)
-        stay = batch * self.queries * self.keys * self.scores.name.dtype.bytes <= self.target.l2
-        return by_groups and stay and max(self.depth, self.features) > NARROW and self.keys > THREEFOLD_KEYS
 
     def near(self) -> bool:
         """Keys and values of all heads stay in the L2, so that queries of all may go at once, those with most first."""

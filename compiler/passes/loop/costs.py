@@ -1,0 +1,130 @@
+"""What joining kernels row by row saves and costs: where kernels end follows from this, whatever schedules are chosen.
+
+Two things are weighed. A sum weighted by a softmax, in one kernel with the softmax and the products that it is of,
+keeps its scores where they are made: they need not reach memory, if the products can go by tensor instructions, or by
+vectors of a CPU, within a block of rows. And kernels that are short take less time one after the other on one block for
+each row than it takes to start each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from compiler.analysis import online_softmax
+from compiler.analysis.guarded_factors import narrow
+from compiler.analysis.online_softmax import KEY, Online, Scores
+from compiler.analysis.size_hints import regular
+from compiler.ir import loop
+from compiler.ir.dtype import f32
+from compiler.ir.expr import Const, Load, loads, names, static
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Kernel, Stmt
+from compiler.ir.tensor import Tensor
+from compiler.schedule.gpu import parts
+from compiler.targets.target import Target
+
+LOADS = 32  # that a multiprocessor serves in a clock
+LAUNCH = 4000  # clocks from the end of a kernel until the next one has got going
+
+# Of a GPU, where not said otherwise as measured on an H200. Fewer queries are products of a matrix and few rows, which
+# wait for memory whatever multiplies them.
+LEAST_QUERIES = 9
+WARP_FEATURES = 128  # that a warp by itself has registers for, with all else; groups of four warps have for more
+# Products of f32 by four warps each, between which scores stay in the L2, take less time than those by single warps
+# with scores in registers: for heads of 128 features 1.0 to 1.9 times less, for those of 64 1.1 to 1.4 times more.
+NARROW_F32, FEW_KEYS_F32 = 64, 32
+GROUP_ROWS, STAGES, STEP = (
+    64,
+    2,
+    16,
+)  # queries and keys of a group's least block, blocks of keys held, a product's depth
+RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
+
+
+def scores_stay(kernel: Kernel, private: Iterable[str], target: Target) -> bool:
+    """Whether a kernel is such a sum, and takes less time than its parts do that hand scores over in memory.
+
+    `private` names the temporaries that no other kernel uses. All sizes must be known.
+    """
+    found = online_softmax.attention(kernel, private)
+    if found is None:
+        return False
+    tensors = {p.name: p for p in kernel.params}
+    return _stay_in_vectors(*found, target) if target.kind == "cpu" else _stay_in_registers(*found, tensors, target)
+
+
+def known_for_all_sizes(kernel: Kernel) -> bool:
+    """Whether such a kernel with symbolic sizes can do that at all of them: depth and features do not vary, and rows of
+    buffers begin where tiles may."""
+    found = online_softmax.recognise(kernel)
+    if found is None or found.scores is None:
+        return False
+    return isinstance(found.scores.depth.extent, Const) and isinstance(found.feature.extent, Const) and regular(kernel)
+
+
+def _stay_in_vectors(f: Online, scores: Scores, target: Target) -> bool:
+    """Queries are the lanes of vectors, so that they fill one, and all of them where an index depends on the query:
+    tiles have room for queries that are none, buffers have not."""
+    dtype, queries = f.accumulator.dtype, static(f.query.extent)
+    lanes = target.lanes(dtype.bytes)
+    masks = {x.buffer for x in online_softmax.masks(f.score, f.query.var)}
+    read = any(x.buffer not in masks and f.query.var in names(x) for x in loads(f.score))
+    multiplied = any(r.function == "mlc_fma_block" and r.acc_type == dtype.name for r in target.instructions)
+    return multiplied and queries >= lanes and scores.name.dtype is dtype and not (read and queries % lanes)
+
+
+def _stay_in_registers(f: Online, scores: Scores, tensors: dict[str, Tensor], target: Target) -> bool:
+    """Tensor cores multiply a block of queries with blocks of keys, and weights with values."""
+    queries, keys, depth = static(f.query.extent), static(f.keys), static(scores.depth.extent)
+    widest = max(depth, static(f.feature.extent))
+    kinds = {narrow(x).dtype for x in (scores.left, scores.right, f.value)} | {f.weight}
+    if queries < LEAST_QUERIES or len(kinds) != 1 or {scores.name.dtype, f.accumulator.dtype} != {f32}:
+        return False
+    (kind,) = kinds
+    types = kind.name, kind.name, f32.name
+    functions = {r.function for r in target.instructions if (r.a_type, r.b_type, r.acc_type) == types}
+    if widest > WARP_FEATURES:
+        return kind is not f32 and _fits_group(f, scores, tensors, target)
+    if kind is f32 and "mlc_wgmma_rs" in functions and widest > NARROW_F32 and keys > FEW_KEYS_F32:
+        handed_over = math.prod(static(r.extent) for r in f.batch) * queries * keys * f32.bytes
+        return "mlc_mma_sync" in functions and handed_over > target.l2
+    return "mlc_mma_sync" in functions
+
+
+def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: Target) -> bool:
+    """Four warps together have an instruction for as many features, operands come by tensor maps, and tiles fit."""
+    features, depth, kind = static(f.feature.extent), static(scores.depth.extent), f.weight
+    wide = [r for r in target.instructions if r.function == "mlc_wgmma_rs" and r.n == features]
+    if depth % STEP or "tma" not in target.features or not any(r.a_type == r.b_type == kind.name for r in wide):
+        return False
+    key = loop.For(KEY.name, f.keys, "parallel", ())
+    q, k, d, v = (parts.axis([loop.For(x.var, x.extent, x.kind, ())]) for x in (f.query, key, scores.depth, f.feature))
+    every = (*f.rows, f.feature, scores.depth, key)
+    ranges: dict[str, Range] = {x.var: extent_range(x.extent) for x in every}
+    operands = ((scores.left, q, d), (scores.right, k, d), (f.value, v, k))
+    if not all(parts.factor(x, own, along, tensors, ranges).even for x, own, along in operands):
+        return False
+    masks = (tensors[x.buffer] for x in online_softmax.masks(f.score, f.query.var))
+    bits = sum(t.dtype.bytes for t in masks if GROUP_ROWS * t.dtype.bytes % parts.ROW == 0 and parts.even(t))
+    tiles = kind.bytes * GROUP_ROWS * (depth + STAGES * (depth + _up(features, STEP)))
+    return tiles + bits * STAGES * GROUP_ROWS**2 + RESERVED <= target.shared
+
+
+def _up(a: int, b: int) -> int:
+    return -(-a // b) * b
+
+
+def starts_cost_more(kernel: Kernel, rows: int, target: Target) -> bool:
+    """Whether a kernel takes less time more, on one block for each of so many rows, than starting it takes."""
+    every = sum(map(_loads, kernel.body)) / LOADS
+    return every / rows * -(-rows // target.cores) - every / target.cores < LAUNCH
+
+
+def _loads(s: Stmt) -> int:
+    """How many elements a statement loads."""
+    if isinstance(s, loop.For):
+        often = int(s.extent.value) if isinstance(s.extent, Const) else 1
+        return often * sum(map(_loads, s.body))
+    return sum(isinstance(n, Load) for n in s.walk())
