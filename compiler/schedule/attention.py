@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from compiler.analysis import access, online_softmax
 from compiler.analysis.vectors import fitting_width
-from compiler.ir.expr import Const, Expr, Load, Var, loads, names
+from compiler.ir.expr import Const, Expr, Load, Var, loads, names, substitute
 from compiler.ir.index import extent_range, linear
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
@@ -148,7 +148,10 @@ class _Plan:
             self.lanes_of(made.edge[0], self.lanes)
         self.lanes_of(made.row[0], self.lanes, way.rows // self.lanes)
         ranges = {x.var: extent_range(x.extent) for x in (*f.rows, f.feature)}
-        if access.not_vectorizable(f.after, Var(f.feature.var), self.tensors, ranges):
+        # Sums are elements of a tile by then, which may not be loaded in some lanes only.
+        sums = (f.accumulator, f.total, f.maximum)
+        elements: dict[Expr, Expr] = {x: Load(x.name, (Var(f.feature.var),), x.dtype) for x in sums}
+        if access.not_vectorizable(substitute(f.after, elements), Var(f.feature.var), self.tensors, ranges):
             return Schedule(tuple(self.steps))
         width = fitting_width(self.target.lanes(access.widest(f.after)), f.feature.extent)
         self.lanes_of(made.last[1], width)

@@ -259,7 +259,10 @@ class _Plan:
         self.steps.append(Tensorize(tuple(inner), chosen.row.name))
         width = self.target.lanes(self.bytes)
         after = self.target.lanes(access.widest(c.after))
-        if access.not_vectorizable(c.after, Var(self.n_loops[-1].var), self.tensors, self.ranges):
+        column, dtype = Var(self.n_loops[-1].var), c.first.value.dtype
+        # The sum is an element of a tile by then, which may not be loaded in some lanes only.
+        stored = substitute(c.after, {Var(c.accumulator, dtype): Load(c.accumulator, (column,), dtype)})
+        if access.not_vectorizable(stored, column, self.tensors, self.ranges):
             after = 1
         for name, most in zip(ends, (width, after), strict=True):
             lanes = fitting_width(most, columns)

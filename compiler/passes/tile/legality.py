@@ -17,7 +17,7 @@ from compiler.targets.target import Target
 def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
     """Every binding, tile, copy and instruction is one of the target's; raises ScheduleError for the first that is not.
 
-    What no step of the schedule made, the kernel's text had before: that raises NotLegal.
+    What no step of the schedule made was in the kernel's text already, which raises NotLegal.
     """
     problems = _vectors(kernel) if target.kind == "cpu" else legal.problems(kernel, target)
     for problem in problems:
