@@ -27,12 +27,12 @@ def layers(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> tuple[torch.Ten
 def test_equal_kernels_are_one_function(target: str) -> None:
     torch.manual_seed(fresh_seed())
     inputs = [torch.randn(24, 24) for _ in range(3)]
-    own = placed(inputs, compiler.target(target))
-    compiled = compiler.compile(layers, own, target)
+    given = placed(inputs, compiler.target(target))
+    compiled = compiler.compile(layers, given, target)
     found = re.findall(r"^(?:static|extern \"C\" __global__) void .*?(\w+)\(", compiled.source, re.MULTILINE)
     own = [name for name in found if name != "mlc_entry"]
     assert len(own) < compiled.kernels, (own, compiled.kernels)
-    for ours, eager in zip(compiled(*own), layers(*inputs), strict=True):
+    for ours, eager in zip(compiled(*given), layers(*inputs), strict=True):
         torch.testing.assert_close(ours.cpu(), eager, rtol=1e-3, atol=1e-4)
 
 
