@@ -7,13 +7,11 @@ come back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from compiler.ir.expr import Const, Expr, N, Var, canonical
 from compiler.ir.node import Node, mapped
 from compiler.ir.statement import Stmt
-
-S = TypeVar("S", bound=Stmt)
 
 
 def statements(body: tuple[Stmt, ...], rule: Callable[[Any], Stmt | tuple[Stmt, ...] | None]) -> tuple[Stmt, ...]:

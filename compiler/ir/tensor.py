@@ -228,6 +228,11 @@ def scaled(a: Expr, b: Expr) -> Expr:
     return out if isinstance(out, Const) else simplify(out, {}, index=True)
 
 
+def numel(shape: tuple[Expr, ...]) -> Expr:
+    """How many elements a tensor of this shape has."""
+    return functools.reduce(scaled, shape, dim(1))
+
+
 def row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
     """Strides of a contiguous tensor."""
     out: list[Expr] = []

@@ -57,15 +57,6 @@ def behind(arena: Arena, sizes: Sequence[int], alignment: int = ALIGNMENT) -> Ar
     return Arena(tuple(offsets), end)
 
 
-def peak(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
-    """The most bytes alive at one step: no arena can be smaller."""
-    live = [
-        sum(_round_up(other.size, alignment) for other in temporaries if other.first <= step.first <= other.last)
-        for step in temporaries
-    ]
-    return max(live, default=0)
-
-
 def _best_gap(taken: Sequence[tuple[int, int]], size: int) -> int:
     """Start of the smallest hole that holds `size` bytes between the taken ranges, else the end of the last one."""
     holes, end = [], 0

@@ -82,45 +82,16 @@ def neighbours(layout: Layout) -> int:
     return count
 
 
-def widen(layout: Layout, shape: tuple[int, int], groups: tuple[int, int] = (1, 1)) -> Layout:
-    """A larger tile, of as many fragments as it takes: the layout of all of them together.
+def swizzle_mask(span: int) -> int:
+    """The bits of an offset that a swizzle changes; raises ValueError for a span that there is not.
 
-    `groups` (rows, columns) of threads share the tile, numbered down the rows first; each has one block of it, in which
-    fragment follows fragment along the columns, then along the rows. Raises ValueError where the sizes do not divide.
+    Of a tile in shared memory with rows of `span` bytes, 0 (as it is), 32, 64 or 128, pieces of 16 bytes trade places
+    within their row, so that a column of pieces meets all banks: the bits from 4 on that number the pieces of a row are
+    XORed with the bits from 7 on (PTX ISA, "Swizzling modes"). The tile begins at a multiple of 8 * span bytes.
 
-    >>> acc = Layout((16, 8), threads=((4, 2), (8, 8)), registers=((2, 1), (2, 64)))
-    >>> wide = widen(acc, (64, 32), groups=(2, 2))
-    >>> threads(wide), registers(wide), place(wide, 32, 0), place(wide, 64, 0), place(wide, 0, 4), place(wide, 0, 8)
-    (128, 16, (32, 0), (0, 16), (0, 8), (16, 0))
-    """
-    (height, width), (rows, columns) = layout.shape, shape
-    if rows % (height * groups[0]) or columns % (width * groups[1]):
-        raise ValueError(f"a tile of {rows} x {columns} is not made of {groups} groups of {height} x {width}")
-    along, down = columns // groups[1] // width, rows // groups[0] // height
-    group = ((groups[0], rows // groups[0] * columns), (groups[1], columns // groups[1]))
-    repeats = ((along, width), (down, height * columns))
-    return Layout(
-        shape,
-        _without_units((*_spread(layout.threads, width, columns), *group)),
-        _without_units((*_spread(layout.registers, width, columns), *repeats)),
-    )
-
-
-def swizzled(offset: int, span: int) -> int:
-    """Where the byte at `offset` of a tile in shared memory is, whose rows are `span` bytes: 0 (as it is), 32, 64, 128.
-
-    Pieces of 16 bytes trade places within their row, so that a column of pieces meets all banks: the bits from 4 on
-    that number the pieces of a row are XORed with the bits from 7 on (PTX ISA, "Swizzling modes"). The tile begins at
-    a multiple of 8 * span bytes.
-
-    >>> [swizzled(row * 128, 128) for row in range(4)]
+    >>> [offset ^ (offset >> 3 & swizzle_mask(128)) for offset in (0, 128, 256, 384)]
     [0, 144, 288, 432]
     """
-    return offset ^ (offset >> 3 & swizzle_mask(span))
-
-
-def swizzle_mask(span: int) -> int:
-    """The bits of an offset that a swizzle changes; raises ValueError for a span that there is not."""
     if span not in (0, 32, 64, WIDEST_SWIZZLE):
         raise ValueError(f"no swizzle of {span} bytes")
     return max(0, span - 16)
@@ -137,17 +108,3 @@ def _offset(digits: Digits, number: int) -> int:
 @functools.cache
 def _owners(layout: Layout) -> dict[tuple[int, int], tuple[int, int]]:
     return {place(layout, t, r): (t, r) for t in range(threads(layout)) for r in range(registers(layout))}
-
-
-def _spread(digits: Digits, width: int, columns: int) -> Digits:
-    """Strides in rows of `width` as strides in rows of `columns`; raises ValueError for a digit that changes rows."""
-    out = []
-    for extent, stride in digits:
-        if stride % width and (extent - 1) * stride >= width:
-            raise ValueError(f"a digit of {extent} with stride {stride} runs over rows of {width}")
-        out.append((extent, stride // width * columns + stride % width))
-    return tuple(out)
-
-
-def _without_units(digits: Digits) -> Digits:
-    return tuple((extent, stride) for extent, stride in digits if extent > 1)

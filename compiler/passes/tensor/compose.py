@@ -26,9 +26,9 @@ from compiler.ir.tensor import (
     Tensor,
     bound,
     equations,
+    numel,
     reads,
     row_major,
-    scaled,
     shape,
     with_expressions,
 )
@@ -164,7 +164,7 @@ def _reindex_reductions(program: Program) -> Program:
             if e.value is load:
                 made[e.name] = _reindexed(source, e.name, e.axes, load.index)
                 del made[source.name]
-            elif _count(shape(source)) is _count(shape(e)):
+            elif numel(shape(source)) is numel(shape(e)):
                 made[source.name] = _reindexed(source, source.name, e.axes, load.index)
                 made[e.name] = e = e.replace(
                     value=substitute(e.value, {load: load.replace(index=tuple(a.var for a in e.axes))})
@@ -233,18 +233,11 @@ def _alias_outputs(program: Program) -> Program:
             ):
                 source = made[buffer]
                 same = flat(index, shape(source), axes) is flat(tuple(a.var for a in axes), shape(made[t.name]), axes)
-                if same and _count(shape(source)) is _count(t.shape):
+                if same and numel(shape(source)) is numel(t.shape):
                     new = t.replace(name=buffer, shape=shape(source), strides=row_major(shape(source)))
                     taken.add(buffer)
         outputs.append(new)
     return program.replace(outputs=tuple(outputs))
-
-
-def _count(sizes: tuple[Expr, ...]) -> Expr:
-    out: Expr = dim(1)
-    for s in sizes:
-        out = scaled(out, s)
-    return out
 
 
 def remove_dead(program: Program) -> Program:

@@ -230,10 +230,3 @@ def merge(at: Index, over: Index, where: Sequence[int]) -> Index:
 def set_dim(at: Index, d: int, i: Expr | int) -> Index:
     """The index with dimension `d` replaced."""
     return (*at[:d], dim(i), *at[d + 1 :])
-
-
-def numel(shape: Shape) -> Expr:
-    out: Expr = dim(1)
-    for extent in shape:
-        out = scaled(out, extent)
-    return out

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, cast, const, op
+from compiler.ir.tensor import numel
 from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
@@ -18,7 +19,6 @@ from compiler.passes.torch_to_tensor.builder import (
     broadcast,
     dims,
     merge,
-    numel,
     without,
 )
 from compiler.passes.torch_to_tensor.normalize import log_chance, log_softmax

@@ -15,6 +15,7 @@ from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean
 from compiler.ir.expr import Const, Expr, cast, const, op
 from compiler.ir.functions import FUNCTIONS
+from compiler.ir.tensor import numel
 from compiler.passes.torch_to_tensor import formula as f
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
@@ -24,7 +25,6 @@ from compiler.passes.torch_to_tensor.builder import (
     Value,
     element,
     is_one,
-    numel,
     rounded,
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean, i64
 from compiler.ir.expr import Const, Expr, cast, const, op, static
+from compiler.ir.tensor import numel
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
     Index,
@@ -16,7 +17,6 @@ from compiler.passes.torch_to_tensor.builder import (
     Value,
     dims,
     merge,
-    numel,
     ones,
     rounded,
     without,

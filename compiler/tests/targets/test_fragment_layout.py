@@ -1,12 +1,10 @@
-"""Layouts of tiles over threads and registers: what `widen` and `swizzled` do to them, on drawn sizes."""
+"""Layouts of tiles over threads and registers, and what swizzles do to tiles in shared memory."""
 
 import itertools
-import random
 
 import pytest
 
-from compiler.targets.layout import Layout, is_bijection, neighbours, owner, place, registers, swizzled, threads, widen
-from compiler.tests.meaning import fresh_seed
+from compiler.targets.layout import Layout, is_bijection, neighbours, owner, place, swizzle_mask
 
 # The accumulator of m16n8k16 as the PTX ISA draws it: groupID = lane / 4, threadID_in_group = lane % 4.
 ACC = Layout((16, 8), ((4, 2), (8, 8)), ((2, 1), (2, 64)))
@@ -26,29 +24,14 @@ def test_a_layout_that_misses_or_repeats_an_element_is_no_bijection() -> None:
     assert not is_bijection(ACC.replace(shape=(16, 4)))
 
 
-def test_widened_tiles_hold_every_element_once() -> None:
-    seed = fresh_seed()
-    rng = random.Random(seed)
-    for _ in range(20):
-        groups = (rng.choice((1, 2, 4)), rng.choice((1, 2, 4)))
-        repeats = (rng.randint(1, 3), rng.randint(1, 3))
-        wide = widen(ACC, (16 * groups[0] * repeats[0], 8 * groups[1] * repeats[1]), groups)
-        assert is_bijection(wide), f"seed {seed}: {wide}"
-        assert threads(wide) == 32 * groups[0] * groups[1] and registers(wide) == 4 * repeats[0] * repeats[1]
-        # Warp g holds the block (g % rows, g // rows), and fragment f of it the place (f // along, f % along).
-        warp, fragment = rng.randrange(groups[0] * groups[1]), rng.randrange(repeats[0] * repeats[1])
-        lane, r = rng.randrange(32), rng.randrange(4)
-        row, column = place(ACC, lane, r)
-        row += 16 * (warp % groups[0] * repeats[0] + fragment // repeats[1])
-        column += 8 * (warp // groups[0] * repeats[1] + fragment % repeats[1])
-        assert place(wide, 32 * warp + lane, 4 * fragment + r) == (row, column), f"seed {seed}"
-
-
-def test_a_tile_that_fragments_do_not_fill_is_refused() -> None:
-    with pytest.raises(ValueError, match="not made of"):
-        widen(ACC, (24, 8))
+def test_a_thread_that_there_is_not_is_refused() -> None:
     with pytest.raises(ValueError, match="no thread 32"):
         place(ACC, 32, 0)
+
+
+def swizzled(offset: int, span: int) -> int:
+    """Where the byte at an offset of a tile is."""
+    return offset ^ (offset >> 3 & swizzle_mask(span))
 
 
 @pytest.mark.parametrize("span", [0, 32, 64, 128])
