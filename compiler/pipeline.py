@@ -38,6 +38,7 @@ from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
 from compiler.passes.gpu.roles import roles
 from compiler.passes.gpu.spreads import spreads
+from compiler.passes.gpu.staged import staged
 from compiler.passes.gpu.streams import streams
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop.join_rows import join_rows
@@ -192,6 +193,7 @@ PIPELINE = (
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
     Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda"),
+    Pass("stages", "tile", "tile", "what pipelines copy ahead stands in stages", lambda p, _: staged(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
     Pass("streams", "tile", "tile", "what caches need not keep is named", _streams, kind="cuda"),
     Pass("roles", "tile", "tile", "warps that copy say how many registers they keep", _roles, kind="cuda"),

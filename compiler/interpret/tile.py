@@ -23,7 +23,7 @@ from compiler.ir.dtype import DType, compute, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store, dtypes
 from compiler.ir.text import show
-from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, element, extents, lengths, letters
+from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, Stage, element, extents, lengths, letters
 
 # At most so many points of a loop nest are evaluated at once.
 CAP = 1 << 22
@@ -141,6 +141,8 @@ def _statement(s: Stmt, machine: _Machine, here: _Here) -> None:
             _accumulate(name, how, _value(value, machine, here), value.dtype, machine, here)
         case Store(buffer, index, value, how):
             _store(buffer, index, _value(value, machine, here), value.dtype, how, machine, here)
+        case Stage(_, body):
+            _body(body, machine, here)
         case Alloc():
             _allocate(s, machine, here)
         case Copy(target, source, _):
@@ -195,7 +197,7 @@ def _points(body: tuple[Stmt, ...], sizes: dict[str, int]) -> int:
         match s:
             case For(_, count, _, _, inner):
                 most = max(most, _about(count, sizes) * _points(inner, sizes))
-            case If(_, inner):
+            case If(_, inner) | Stage(_, inner):
                 most = max(most, _points(inner, sizes))
             case Alloc(t):
                 most = max(most, math.prod(_about(e, sizes) for e in t.shape))

@@ -46,6 +46,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 # block of a cluster, along its first axis; or in the memory of all blocks. Of a tile of the last two kinds, a loop over
 # blocks makes a part in each iteration, and what follows that loop sees all of them.
 SPACES = ("local", "registers", "shared", "cluster", "device")
+ROLES = ("copy", "prepare")
 COPIES = ("plain", "cp.async", "tma", "dsmem")
 
 
@@ -78,6 +79,16 @@ class Alloc(Stmt):
     swizzle: int = 0
     layout: Fragment | Spread | None = None
     slots: int = 1
+
+
+class Stage(Stmt):
+    """What a pipeline does apart from the rest of an iteration, by `role`, one of ROLES: it means what `body` means.
+
+    Copies run ahead; of a pipeline with producers, one of these asks for the copies and the others prepare what came.
+    """
+
+    role: str
+    body: tuple[Stmt, ...]
 
 
 class Slice(Node):
@@ -243,6 +254,11 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
                 raise ValueError(f"{where}: {tensor.name} is in the unknown memory {space!r}")
             _verify_layout(where, s)
             state.known[tensor.name] = (tensor.dtype, len(tensor.shape))
+        case Stage(role, body):
+            of = Copy if role == "copy" else For
+            if role not in ROLES or not all(isinstance(x, of) for x in body):
+                raise ValueError(f"{where}: {role!r} is not the role of all that is in its stage")
+            _body(kernel, body, state, bound)
         case Copy(target, source, how):
             _verify_slice(where, target, state, check)
             _verify_slice(where, source, state, check)

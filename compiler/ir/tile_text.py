@@ -43,6 +43,8 @@ def _show(s: Stmt) -> list[str]:
             said = [show_type(t.dtype, t.shape, t.strides), *([_show_layout(layout)] if layout else [])]
             said += [f"{word}={n}" for word, n, plain in (("swizzle", swizzle, 0), ("slots", slots, 1)) if n != plain]
             return [f"{t.name} = {space}({', '.join(said)})"]
+        case tile.Stage(role, body):
+            return [f'with stage("{role}"):', *indent(statement_text.show_body(body, _show))]
         case tile.Copy(target, source, how):
             return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}")']
         case tile.Mma(instruction, acc, a, b, operands, sizes, grid):
@@ -79,6 +81,8 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             words_of = {word.arg: _whole(word.value) for word in keywords}
             held = _layout(more[0], scope) if more else None
             return (tile.Alloc(t, space, words_of.get("swizzle", 0), held, words_of.get("slots", 1)),)
+        case ast.With([ast.withitem(ast.Call(ast.Name("stage"), [ast.Constant(str() as role)]))], body):
+            return (tile.Stage(role, statement_text.statements(body, scope, _parse)),)
         case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how)])):
             return (tile.Copy(_slice(target, scope), _slice(source, scope), how),)
         case ast.Expr(

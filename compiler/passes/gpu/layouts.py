@@ -44,9 +44,8 @@ class _Choice:
         self.grid = _grid(kernel, target, threads)
         self.fragments = infer(kernel, target, divide(kernel, target, self.grid))
         nodes = [n for s in kernel.body for n in s.walk()]
-        tiles = {n.tensor.name for n in nodes if isinstance(n, tile.Alloc)}
         pipes = [n for n in nodes if isinstance(n, tile.For) and n.bind.level == "pipeline"]
-        self.slots = {name: n for f in pipes for name, n in stages.slots(f, tiles, kernel.name).items()}
+        self.slots = {name: n for f in pipes for name, n in stages.slots(f, kernel.name).items()}
 
     def body(self, body: tuple[Stmt, ...], threads: int) -> tuple[Stmt, ...]:
         """`threads` do what the next loop over lanes says; none are shared inside of one."""
@@ -64,7 +63,7 @@ class _Choice:
                 case tile.For(bind=tile.Bind(level), body=inner):
                     here = {"warps": WARP, "columns": threads // WARP, "lanes": 0}.get(level, threads)
                     out.append(s.replace(body=self.body(inner, here)))
-                case If(_, inner):
+                case If(_, inner) | tile.Stage(_, inner):
                     out.append(s.replace(body=self.body(inner, threads)))
                 case _:
                     out.append(s)

@@ -116,4 +116,4 @@ def computed(state: Emission, f: tile.For, used: frozenset[str], scope: Scope) -
 
 def _statements(state: Emission, f: tile.For, used: frozenset[str]) -> tuple[Stmt, ...]:
     """What the threads that compute do in an iteration."""
-    return stages.rest_of(stages.split(f, state.facts.tiles)[1], used)
+    return stages.rest_of(stages.split(f)[1], used)

@@ -24,7 +24,7 @@ def pipeline(state: Emission, f: tile.For, scope: Scope) -> Body:
     each of them.
     """
     depth = dict(f.bind.args).get("depth", 1)
-    copied, rest = stages.split(f, state.facts.tiles)
+    copied, rest = stages.split(f)
     if depth < 2 or not copied:
         return loop(state, f, scope)
     tiles = frozenset(s.tensor.name for s in f.body if isinstance(s, tile.Alloc) and s.space == "shared")

@@ -91,7 +91,7 @@ def _allocate(state: Emission, f: tile.For, scope: Scope) -> None:
 
 
 def _slotted(facts: Facts, f: tile.For) -> frozenset[str]:
-    return stages.slotted(f, facts.tiles, facts.name)
+    return stages.slotted(f, facts.name)
 
 
 # ---- the warps of the producer
@@ -132,7 +132,7 @@ def _needed(state: Emission, s: Stmt) -> set[str]:
     """Names that what producers do in a statement is computed from."""
     if stages.is_specialised(s):
         assert isinstance(s, tile.For)
-        copied, _ = stages.split(s, state.facts.tiles)
+        copied, _ = stages.split(s)
         return names(s.extent).union(*(names(c) for c in (*copied, *stages.prepared(s))))
     match s:
         case tile.For(_, extent, _, _, body):
@@ -157,7 +157,7 @@ def _loop(state: Emission, f: tile.For, slot: Var, scope: Scope) -> tuple[Var, E
 
 def _asking(state: Emission, f: tile.For, scope: Scope) -> Body:
     """What the thread that asks for copies does in a pipeline."""
-    copied, _ = stages.split(f, state.facts.tiles)
+    copied, _ = stages.split(f)
     var, extent, inner = _loop(state, f, state.rings[f.var].asked[0], scope)
     body: Body = []
     for s in copied:
@@ -221,9 +221,9 @@ def computed(state: Emission, f: tile.For, scope: Scope) -> Body:
         return overlap.computed(state, f, _slotted(state.facts, f), scope)
     ring = state.rings[f.var]
     used = _slotted(state.facts, f)
-    _, rest = stages.split(f, state.facts.tiles)
+    _, rest = stages.split(f)
     done = stages.prepared(f)
-    rest = tuple(s for s in stages.rest_of(rest, used) if s not in done)
+    rest = stages.rest_of(rest, used)
     extent = lowered(state, f.extent, scope)
     inner = scope.inner(ordered=scope.ordered | used)
     var = Var(state.fresh(f.var))

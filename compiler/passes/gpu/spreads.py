@@ -80,7 +80,8 @@ def _spread(kernel: Kernel, target: Target) -> Kernel:
     return kernel.replace(body=_body(kernel.body, _Place(threads, threads, room, {}, buffers)))
 
 
-def _body(body: tuple[Stmt, ...], place: _Place) -> tuple[Stmt, ...]:
+def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[Stmt, ...]:
+    """`preparing` threads of the producers do what is in stages of theirs."""
     out: list[Stmt] = []
     for s in body:
         match s:
@@ -93,28 +94,18 @@ def _body(body: tuple[Stmt, ...], place: _Place) -> tuple[Stmt, ...]:
                     inside = replace(
                         inside, threads=WARP if bind.level == "warps" else place.every // WARP, block=False
                     )
-                out.append(s.replace(body=_pipeline(s, inside) if stages.is_specialised(s) else _body(inner, inside)))
+                out.append(s.replace(body=_body(inner, inside, stages.preparing(s))))
             case If(_, inner):
                 out.append(s.replace(body=_body(inner, place)))
+            case tile.Stage("prepare", inner):
+                room = min(WORDS_AHEAD, SOME // 2)
+                out.append(s.replace(body=_body(inner, replace(place, threads=preparing, every=preparing, room=room))))
             case Let(name, value):
                 if value.dtype is i64:
                     place = replace(place, ranges={**place.ranges, name: value_range(value, place.ranges)})
                 out.append(s)
             case _:
                 out.append(s)
-    return tuple(out)
-
-
-def _pipeline(f: tile.For, place: _Place) -> tuple[Stmt, ...]:
-    """Some of its loops are for warps that do not compute."""
-    out: list[Stmt] = []
-    others = stages.prepared(f)
-    for s in f.body:
-        many = (dict(f.bind.args)["producers"] - 1) * WARP
-        own = replace(place, threads=many, every=many, room=min(WORDS_AHEAD, SOME // 2)) if s in others else place
-        out += _body((s,), own)
-        if isinstance(s, Let) and s.value.dtype is i64:
-            place = replace(place, ranges={**place.ranges, s.name: value_range(s.value, place.ranges)})
     return tuple(out)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 
 from compiler.ir import tile
 from compiler.ir.expr import names
@@ -19,13 +19,14 @@ def has_producers(body: tuple[Stmt, ...]) -> bool:
     return any(is_specialised(n) for s in body for n in s.walk())
 
 
-def prepared(f: tile.For) -> tuple[tile.For, ...]:
-    """The loops in a pipeline over the lanes of all its producers' warps but one: what these do before the products."""
-    others = (dict(f.bind.args)["producers"] - 1) * WARP
-    return tuple(
-        s for s in f.body
-        if isinstance(s, tile.For) and s.bind.level == "lanes" and others and dict(s.bind.args).get("threads") == others
-    )  # fmt: skip
+def preparing(f: tile.For) -> int:
+    """The threads that prepare what was copied: all of the producers' but those of one warp."""
+    return (dict(f.bind.args).get("producers", 1) - 1) * WARP if is_specialised(f) else 0
+
+
+def prepared(f: tile.For) -> tuple[Stmt, ...]:
+    """What these do before the products."""
+    return tuple(n for s in f.body if isinstance(s, tile.Stage) and s.role == "prepare" for n in s.body)
 
 
 def producers(pipes: Iterable[tile.For]) -> int:
@@ -33,34 +34,33 @@ def producers(pipes: Iterable[tile.For]) -> int:
     return max(dict(f.bind.args)["producers"] if prepared(f) else 1 for f in pipes)
 
 
-def split(f: tile.For, tiles: Container[str]) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
-    """What runs ahead, the asynchronous copies and the values that they are computed from; and all statements but them.
+def split(f: tile.For) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+    """What runs ahead, the copies and the values that they are computed from; and what threads that compute do.
 
     Values are computed on both sides.
     """
-    ahead = [s for s in f.body if isinstance(s, tile.Copy) and s.how != "plain" and s.source.buffer not in tiles]
+    ahead = [n for s in f.body if isinstance(s, tile.Stage) and s.role == "copy" for n in s.body]
     needed = set().union(*(names(s) for s in ahead))
     lets: list[Stmt] = []
     for s in reversed(f.body):
         if isinstance(s, Let) and s.name in needed:
             needed |= names(s.value)
             lets.insert(0, s)
-    rest = tuple(s for s in f.body if s not in ahead)
+    rest = tuple(s for s in f.body if not isinstance(s, tile.Stage))
     return (*lets, *ahead) if ahead else (), rest
 
 
-def waits_for(tiles: Container[str], s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
+def waits_for(s: tile.Copy, after: tuple[Stmt, ...]) -> bool:
     """Whether a pipeline comes next, whose first copies a copy can join, and nothing behind it needs its target."""
     match after:
         case (tile.For(bind=tile.Bind(level="pipeline")) as f, *others):
-            runs_ahead = dict(f.bind.args).get("depth", 1) > 1 and bool(split(f, tiles)[0])
-            return runs_ahead and s.target.buffer not in tile.buffers(tuple(others))
+            return bool(split(f)[0]) and s.target.buffer not in tile.buffers(tuple(others))
     return False
 
 
-def slotted(f: tile.For, tiles: Container[str], kernel: str) -> frozenset[str]:
+def slotted(f: tile.For, kernel: str) -> frozenset[str]:
     """Tiles of which a pipeline has as many as it is deep: those that it copies ahead, and those prepared from them."""
-    copied, _ = split(f, tiles)
+    copied, _ = split(f)
     used = frozenset(c.target.buffer for c in copied if isinstance(c, tile.Copy))
     own = {s.tensor.name for s in f.body if isinstance(s, tile.Alloc)}
     if not used or not used <= own or any(isinstance(c, tile.Copy) and c.how != "tma" for c in copied):
@@ -70,13 +70,12 @@ def slotted(f: tile.For, tiles: Container[str], kernel: str) -> frozenset[str]:
     return used | {n.buffer for s in prepared(f) for n in s.walk() if isinstance(n, Store) and n.buffer in own}
 
 
-def slots(f: tile.For, tiles: Container[str], kernel: str) -> dict[str, int]:
+def slots(f: tile.For, kernel: str) -> dict[str, int]:
     """The tiles of which a pipeline has several, and how many."""
     depth = dict(f.bind.args).get("depth", 1)
     if is_specialised(f):
-        return dict.fromkeys(slotted(f, tiles, kernel), depth)
-    copied = split(f, tiles)[0] if depth > 1 else ()
-    return {s.target.buffer: depth for s in copied if isinstance(s, tile.Copy)}
+        return dict.fromkeys(slotted(f, kernel), depth)
+    return {s.target.buffer: depth for s in split(f)[0] if isinstance(s, tile.Copy)}
 
 
 def overlaps(f: tile.For) -> bool:

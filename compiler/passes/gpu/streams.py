@@ -42,6 +42,8 @@ def _count(body: Iterable[Stmt], times: int, ranges: Mapping[str, Range], counts
                 most = value_range(extent, ranges)[1]
                 _note(loads(extent), times, counts)
                 _count(inner, times * (1 << 40 if most is None else most), {**ranges, var: (0, None)}, counts)
+            case tile.Stage(_, inner):
+                _count(inner, times, ranges, counts)
             case If(cond, inner):
                 _note(loads(cond), times, counts)
                 _count(inner, times, ranges, counts)

@@ -121,7 +121,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope, after: tuple[Stmt, ...] =
         ):
             return ahead.unrolled(state, s, scope)
         case tile.Copy() if scope.level == "block":
-            return copies.copy(state, s, scope, not stages.waits_for(state.facts.tiles, s, after))
+            return copies.copy(state, s, scope, not stages.waits_for(s, after))
         case tile.Mma() if scope.level == "block":
             return mma.multiply(state, s, scope)
         case tile.For(bind=tile.Bind(level="warps")) if scope.level == "block":

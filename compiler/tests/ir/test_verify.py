@@ -53,6 +53,8 @@ REFUSED = {
             "expected kn with",
         ),
         ("x = local(f32[4])", "x is bound twice"),
+        ('with stage("copy"):\n            y[0] = 1.0', "'copy' is not the role of all that is in its stage"),
+        ('with stage("rest"):\n            pass', "'rest' is not the role of all that is in its stage"),
         ("t = shared(f32[16], lanes(16, threads=4, vector=2))", "t in shared memory has 1 slots and the layout"),
         ("t = registers(f32[16], slots=2)", "t in registers memory has 2 slots"),
         (
