@@ -77,7 +77,7 @@ def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, K
     Raises ScheduleError for a step that does not apply, or that calls something as something else is called.
     """
     new = _changed(program, kernel, step)
-    twice = [name for name, count in Counter(bound(new)).items() if count > 1]
+    twice = [name for name, count in Counter(bound(new)).items() if count > 1] if step.makes else []
     if twice:
         raise NameTaken(step, kernel.name, twice)
     gone = {p.name for p in kernel.params} - {p.name for p in new.params}
