@@ -12,6 +12,12 @@ COSTS = {
     "load": 0.3,  # what any load costs beside multiply-adds, measured with 4 to 14 rows and 2 to 4 vectors (AVX-512)
     # A vector of 64 bytes stored to the last level of cache, or moved from or to memory: 50 and 20 GB/s at 4 GHz.
     "shared": 4.0, "memory": 12.0,
+    "near": 0.5, "far": 2.0,  # to load one vector from the first level, and from the second at half its peak
+    "lanes": 4.0,  # to add up the lanes of an accumulator and to store the sum
+    "copy": 0.1, "transpose": 0.35, "compute": 2.0,  # to pack an element: of a row, against the grain, or otherwise
+    # A vector of a softmax beside products: a weight, one more or less of which does not show, a sum that is scaled or
+    # added to, and an element that is turned.
+    "weight": 12.0, "sum": 3.0, "turn": 6.0,
     "exposed": 1.0,  # what a vector that a sum reads from memory is waited for, unless it is asked for ahead
     # When a kernel moves more than this share of the last level of cache, little of what it stores would still be there
     # when it is read: stores past the caches then make relu and add 1.2 to 1.5 times as fast, and before that slower.

@@ -59,6 +59,8 @@ _ASSUMED = {
     "sync.start": 1500.0,  # until the first block computes and after the last one has stored
     "sync.cluster": 1000.0,  # in which the blocks of a cluster pass each other what they have
     "boxes": 2500.0,  # more that a block alone on its multiprocessor takes to begin and end, where tiles are boxes
+    "exchange": 30.0,  # a level of a tree in which threads combine what they have: a shuffle (Luo et al. 2024)
+    "issue": 0.5,  # a warp's access that nothing waits for
     "launch": 3000.0,  # a second launch, or blocks that pass what they have through memory of all: no more than that
 }
 # What products by wgmma cost beside their multiply-adds, in clocks of 1755 MHz and bytes a clock for each

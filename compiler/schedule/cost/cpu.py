@@ -9,7 +9,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from compiler.targets.target import Target
+from compiler.targets.target import Instruction, Target
+
+PANEL, DOT = "mlc_fma_block", "mlc_dot_block"  # functions of instructions
 
 
 @functools.cache
@@ -56,3 +58,26 @@ def columns(target: Target, together: int) -> float:
 def accesses(share: float, lanes: int) -> float:
     """Cycles of an access for a vector, of which such a share goes along neighbours and the rest lane by lane."""
     return share + (1 - share) * lanes
+
+
+def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
+    """Cycles of one step of k (of one vector of k) for all of m x n elements of `size` bytes, rests included."""
+    flat, c = row.function == DOT, costs(target)
+    near, far = c["near"], c["far"]
+
+    def tile(m: int, n: int) -> float:
+        vectors = n if flat else over(n, target.lanes(size))
+        loads = m * far + vectors * near if flat else m * near + vectors * far
+        return max(m * vectors / 2, loads, c["latency"]) + (m + vectors) * c["load"] if m and n else 0.0
+
+    (down, low), (across, narrow) = divmod(m, row.m), divmod(n, row.n)
+    return across * (down * tile(row.m, row.n) + tile(low, row.n)) + down * tile(row.m, narrow) + tile(low, narrow)
+
+
+def packing(target: Target, along: bool, direct: bool) -> float:
+    """Cycles to pack an element: of a row that lies along the tile's, against the grain, or by any other means."""
+    return costs(target)["copy" if along else "transpose" if direct else "compute"]
+
+
+def over(a: int, b: int) -> int:
+    return -(-a // b)

@@ -215,3 +215,74 @@ def _moves(x: Operand, elements: int) -> float:
 def _close(clocks: tuple[float, ...], exponent: float) -> float:
     longest = max(clocks)
     return longest * math.pow(sum(math.pow(c / longest, exponent) for c in clocks), 1 / exponent)
+
+
+def waits(target: Target, elements: int, each: int, threads: int) -> float:
+    """Clocks in which so many threads go through a row and exchange what they found, `each` elements of each under way.
+
+    What is under way at once arrives together; each level of a tree of threads exchanges once.
+    """
+    c = numbers(target)
+    turns = products.over(elements, each * threads)
+    return turns * c["sync.latency"] + c["exchange"] * math.log2(threads)
+
+
+def filled(wanted: float, there: float) -> float:
+    """How many times as long a machine takes of which only so many threads of those wanted are there."""
+    return max(1.0, wanted / there)
+
+
+def blocks_of_rows(target: Target, rows: int, together: int) -> float:
+    """What a multiprocessor starts and goes through where a block takes so many rows, in thirds of a row's time.
+
+    To begin with a block takes four thirds as long as a row, where rows are short enough for a warp each.
+    """
+    share = rows / target.cores
+    return 4 * max(1.0, share / together) + 3 * max(float(together), share)
+
+
+def flat(target: Target, accesses: int, threads: int, turns: int, pieces: int) -> float:
+    """Clocks of so many accesses, each by a thread, `turns` of them after each other, in blocks of so many threads.
+
+    A multiprocessor serves 8 a clock. Multiprocessors without a whole block of their own idle. To begin with a block
+    takes a quarter of the time of one turn of its threads, and on average half of the last blocks' time is lost. What
+    could be one access and is `pieces` of them takes as many instructions.
+    """
+    whole = accesses // threads
+    busy = float(min(target.cores, whole)) if whole else accesses / threads
+    turn = accesses / (8 * max(busy, 1e-9))
+    return turn * (0.75 + 0.25 * pieces + 0.25 / turns) + 0.5 * turns * target.threads / 8
+
+
+def moved(side: int, vector: int) -> float:
+    """Clocks of an element of a tile with such a side: its share of a vector's access, and of the lines of memory that
+    the ends of a run of neighbours share with others."""
+    return 1 / vector + 1 / side
+
+
+def accesses(target: Target, elements: int, at_once: int, often: int) -> float:
+    """Clocks in which the accesses to a row are started, so many elements at once, where it is read so often."""
+    return numbers(target)["issue"] * often * products.over(elements, at_once)
+
+
+def by_threads(target: Target, products: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
+    """Clocks of so many multiply-adds by threads that have rows and columns of a tile each, in parts of the sum.
+
+    A multiprocessor serves 32 loads a clock: for a product the fewer the more rows and columns a thread has, and parts
+    are stored and loaded once more each. Where multiprocessors are left without a block, loads are waited for however
+    many there are.
+    """
+    down, across, parts = shares
+    loads = 1 / down + 1 / across + 2 * parts / depth
+    if blocks < target.cores:
+        loads = 2.0 * target.cores / blocks
+    return products * loads / (32 * target.cores)
+
+
+def attention(target: Target, queries: int, batch: int, rows: int, fills: bool, keys: int, width: int) -> float:
+    """Clocks of a pass over keys by blocks of so many rows of queries of a batch of heads.
+
+    Where there are blocks for all multiprocessors, these share the queries; else one goes through a whole block.
+    """
+    each = batch * queries / target.cores if fills else float(rows)
+    return each * keys * width / numbers(target)["sync.lanes"]

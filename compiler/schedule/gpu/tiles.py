@@ -49,16 +49,22 @@ COLUMNS = 16  # a tile has a multiple of so many, or fewer
 SHARED_COLUMNS = 64  # fewer do not pay for a second row of instructions by the same warps
 
 
-def choose(p: Product, rows: tuple[Instruction, ...], target: Target) -> Tiling | None:
-    """The tiling of fewest clocks by one of these instructions; None if no tile fits the target.
+def space(p: Product, rows: tuple[Instruction, ...], target: Target) -> list[Tiling]:
+    """The tilings by these instructions that fit the target.
 
-    Where an element of the result takes one product, groups of warps, which multiply twice as fast as single ones, go
-    first: the estimates of the two kinds were not fitted to the same times, and do not compare for small products.
+    Where an element of the result takes one product, groups of warps, which multiply twice as fast as single ones,
+    leave no place for these: the estimates of the two kinds were not fitted to the same times, and do not compare for
+    small products.
     """
     found = list(_all(p, rows, target))
     if p.terms == 1:
         found = [t for t in found if t.row.threads > WARP] or found
-    return min(found, key=lambda t: (t.clocks, -t.m * t.n, -t.depth), default=None)
+    return found
+
+
+def best(t: Tiling) -> tuple[float, int, int]:
+    """Fewest clocks first, then the larger tile and the deeper pipeline."""
+    return t.clocks, -t.m * t.n, -t.depth
 
 
 def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[Tiling]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import heapq
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -70,6 +71,14 @@ def both(*spaces: Iterable[Member]) -> Iterator[Member]:
             if beside not in met and part.has(beside[d]):
                 met.add(beside)
                 heapq.heappush(heap, (_cost(parts, beside), beside))
+
+
+def above(least: float, members: Iterator[Member]) -> Iterator[Member]:
+    """The members with costs as much higher than the cheapest one's, which costs `least`."""
+    first = next(members, None)
+    if first is not None:
+        for m in itertools.chain((first,), members):
+            yield Member(least + (m.cost - first.cost), m.steps)
 
 
 def relative(costs: Sequence[float]) -> list[float]:

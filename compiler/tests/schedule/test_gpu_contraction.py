@@ -14,8 +14,8 @@ from compiler.ir import tensor_text, tile
 from compiler.ir.expr import static
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile import steps
-from compiler.schedule.gpu import contraction
-from compiler.schedule.steps import parse, show
+from compiler.schedule.space.gpu import contraction
+from compiler.schedule.steps import Schedule, parse, show
 from compiler.targets import legal, nvidia
 from compiler.tests.meaning import fresh_seed
 from compiler.tests.schedule.test_contraction import (
@@ -42,8 +42,9 @@ def scheduled(text: str, target: Any) -> tuple[Any, Any]:
     made = pipeline.lower(tensor_text.parse(text), target, {}, source="tensor", until="loop")
     program = loop_to_tile(made.stages["loop"])
     for kernel in made.stages["loop"].kernels:
-        schedule = contraction.choose(kernel, target)
-        if schedule is not None:
+        found = contraction.space(kernel, target)
+        if found is not None:
+            schedule = Schedule(tuple(next(found[1]).steps()))
             assert parse(show(schedule)) is schedule
             program = steps.apply(program, next(k for k in program.kernels if k.name == kernel.name), schedule)
     pipeline.IRS["tile"].verify(program)

@@ -6,20 +6,19 @@ from collections.abc import Iterator
 
 from compiler.ir import loop
 from compiler.ir.statement import Kernel
-from compiler.schedule import attention, contraction
-from compiler.schedule.space.cpu import nests, pointwise, rows
-from compiler.schedule.space.members import Member, both, fixed
+from compiler.schedule.space.cpu import attention, contraction, nests, pointwise, rows
+from compiler.schedule.space.members import Member, both
 from compiler.targets.target import Target
 
 
 def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
     """The families that a kernel may be of, special ones first."""
-    found = contraction.choose(kernel, target)
+    found = contraction.space(kernel, target)
     if found is not None:
-        yield "contractions", fixed(0.0, *found.steps)
-    found = attention.choose(kernel, private, target)
+        yield "contractions", found
+    found = attention.space(kernel, private, target)
     if found is not None:
-        yield "attention", fixed(0.0, *found.steps)
+        yield "attention", found
     yield from plain(kernel, private, target)
 
 

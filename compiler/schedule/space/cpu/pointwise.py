@@ -12,7 +12,7 @@ from functools import partial
 
 from compiler.analysis.vectors import fitting_unroll, fitting_width
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Var, dim
+from compiler.ir.expr import Const, Var, dim
 from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu.nests import Nest
@@ -39,7 +39,10 @@ class _Way:
 
 def space(nest: Nest) -> Iterator[Member]:
     """All ways to make lanes of the rows."""
-    ways = list(_ways(nest))
+    found: dict[tuple[int, int, int, int, bool], _Way] = {}
+    for way in _ways(nest):
+        found.setdefault(_bound(nest, way), way)
+    ways = list(found.values())
     least = float(max(1, nest.count * nest.work))
     costs = relative([_cycles(nest, way) for way in ways])
     return ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
@@ -101,25 +104,33 @@ def _cycles(nest: Nest, way: _Way) -> float:
     return each * cycles / (max(1, cores) * way.width)
 
 
+def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool]:
+    """What a way comes to: rows of a chunk, 0 or less for none, and vectors that are no longer than these."""
+    name, extent = nest.groups[-1].name, nest.groups[-1].extent
+    chunk = way.chunks * _chunk(nest, way.columns) if way.chunks > 0 else 0
+    if chunk:
+        whole = isinstance(extent, Const) and int(extent.value) % chunk == 0
+        extent = dim(chunk) if whole else Var(naming.pieces(name)[1])
+    width = fitting_width(way.width, extent)
+    if width == 1:
+        return chunk, min(way.chunks, 1), 1, 1, False
+    return chunk, min(way.chunks, 1), width, fitting_unroll(extent, width, way.columns), way.past
+
+
 def _steps(nest: Nest, way: _Way) -> list[Step]:
     *outer, last = nest.groups
     name, spread = last.name, way.chunks != ONE_CORE
-    extent: Expr = last.extent
+    chunk, _, width, unroll, past = _bound(nest, way)
     steps: list[Step] = [*nest.collapsed, *(Bind(g.name, "blocks") for g in outer[:1] if spread)]
-    if way.chunks > 0:
+    if chunk:
         pieces, inner = naming.pieces(name)
-        chunk = way.chunks * _chunk(nest, way.columns)
         steps.append(Split(name, chunk, (pieces, inner)))
-        whole = isinstance(extent, Const) and int(extent.value) % chunk == 0
-        extent = dim(chunk) if whole else Var(inner)
         steps += [Fold(b, pieces) for b in nest.folded]
         steps += [Bind(pieces, "blocks")] if not outer else []
         name = inner
     elif not outer and way.chunks == UNCUT:
         steps.append(Bind(name, "blocks"))
-    width = fitting_width(way.width, extent)
     if width > 1:
-        unroll = fitting_unroll(extent, width, way.columns)
-        args = (("width", width), ("unroll", unroll), *((("past", 1),) if way.past else ()))
+        args = (("width", width), ("unroll", unroll), *((("past", 1),) if past else ()))
         steps.append(Bind(name, "vector", args))
     return steps

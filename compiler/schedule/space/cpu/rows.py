@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from functools import partial
 
@@ -14,7 +13,7 @@ from compiler.ir.ranges import Range
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu import pointwise
 from compiler.schedule.space.cpu.nests import Nest, even, touched, work
-from compiler.schedule.space.members import Member, both, either, fixed, ranked, relative
+from compiler.schedule.space.members import Member, above, both, either, fixed, ranked, relative
 from compiler.schedule.steps import Bind, Collapse, Fold, Step
 
 SHORT = 256  # iterations of a loop whose beginning and end cost as much as the vectors between them
@@ -29,22 +28,14 @@ def space(nest: Nest) -> Iterator[Member]:
     if not nest.groups or not nest.rows_as_lanes:
         return _along(nest, steps)
     along, across = (steps * cost.accesses(share, lanes) for share in (nest.along(), nest.across()))
-    return either(_along(nest, along), _above(across, pointwise.space(nest)))
+    return either(_along(nest, along), above(across, pointwise.space(nest)))
 
 
 def _along(nest: Nest, least: float) -> Iterator[Member]:
     """Rows over cores, and each loop inside in its own way; the cheapest of all costs `least`."""
     before = [*nest.collapsed, *(Fold(b, nest.groups[-1].name) for b in nest.folded)]
-    loops = (_above(0.0, _leaf(nest, path, n == 0)) for n, path in enumerate(nest.paths))
-    return both(fixed(least, *before), _above(0.0, _spread(nest)), *loops)
-
-
-def _above(least: float, members: Iterator[Member]) -> Iterator[Member]:
-    """The members with costs as much higher than the cheapest one's, which costs `least`."""
-    first = next(members, None)
-    if first is not None:
-        for m in itertools.chain((first,), members):
-            yield Member(least + (m.cost - first.cost), m.steps)
+    loops = (above(0.0, _leaf(nest, path, n == 0)) for n, path in enumerate(nest.paths))
+    return both(fixed(least, *before), above(0.0, _spread(nest)), *loops)
 
 
 def _spread(nest: Nest) -> Iterator[Member]:
@@ -66,7 +57,7 @@ def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Membe
     if scan or lanes == 1:
         return fixed(0.0, *merged)
     sums, stored, accesses = leaf.kind == "reduce", memory.stored(leaf.body), touched(leaf.body)
-    ways = [
+    every = [
         (width, fitting_unroll(extent, width, unroll) if sums else unroll, past, ahead)
         for width in (lanes, lanes // 2)
         for unroll in (UNROLLED_SUMS if sums else UNROLLED)
@@ -74,6 +65,7 @@ def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Membe
         for ahead in ((False, True) if sums else (False,))
         if width >= NARROWEST
     ]
+    ways = list(dict.fromkeys(every))
     often = float(nest.count * work((leaf,)))
     costs = relative([
         cost.vector(memory.target, accesses, stored, sums=sums, unroll=unroll, moved=memory.moved, past=past,

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from compiler.ir.statement import Kernel
-from compiler.schedule.gpu import attention, contraction, ffma, heuristic
-from compiler.schedule.space.members import Member, fixed
+from compiler.schedule.space.gpu import attention, contraction, ffma, nests, sequences
+from compiler.schedule.space.gpu.plan import Plan
+from compiler.schedule.space.members import Member
 from compiler.targets.target import Target
 
 
 def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
     """The families that a kernel may be of, special ones first."""
-    found = contraction.choose(kernel, target)
-    if found is not None:
-        yield "contractions", fixed(0.0, *found.steps)
-    found = attention.choose(kernel, private, target)
-    if found is not None:
-        yield "attention", fixed(0.0, *found.steps)
-    found = ffma.choose(kernel, target)
-    if found is not None:
-        yield "contractions", fixed(0.0, *found.steps)
+    tiled = contraction.space(kernel, target)
+    if tiled is not None:
+        yield tiled
+    for name, how in (("attention", partial(attention.space, kernel, private, target)),
+                      ("contractions", partial(ffma.space, kernel, target))):  # fmt: skip
+        found = how()
+        if found is not None:
+            yield name, found
     yield from plain(kernel, private, target)
 
 
 def plain(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
-    """Families without tensor instructions."""
-    found = heuristic.plain(kernel, private, target)
-    yield "rows", fixed(0.0, *found.steps)
+    """Families without products by tiles."""
+    sequence = sequences.space(kernel, private, target)
+    if sequence is not None:
+        yield "sequences", sequence
+    else:
+        yield nests.space(Plan(kernel, private, target, {p.name: p for p in kernel.params}))

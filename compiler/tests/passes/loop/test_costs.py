@@ -10,9 +10,9 @@ from compiler.errors import CompilerError
 from compiler.execution.expression import capture
 from compiler.ir import loop_text
 from compiler.pipeline import lower, schedules_for
-from compiler.schedule import attention
-from compiler.schedule.gpu import attention as gpu_attention
-from compiler.schedule.gpu import sequences
+from compiler.schedule.space.cpu import attention
+from compiler.schedule.space.gpu import attention as gpu_attention
+from compiler.schedule.space.gpu import sequences
 from compiler.targets import cpu, nvidia
 from compiler.targets.target import Target
 
@@ -71,5 +71,5 @@ def test_kernels_end_where_they_did_if_planners_change(
         raise CompilerError("a planner is asked")
 
     for planner in (attention, gpu_attention, sequences):
-        monkeypatch.setattr(planner, "choose", asked)
+        monkeypatch.setattr(planner, "space", asked)
     assert kernels(expression, target) is before

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from compiler.analysis import access, online_softmax
 from compiler.analysis.vectors import fitting_width
@@ -18,27 +19,26 @@ from compiler.ir.expr import Const, Expr, Load, Var, loads, names, substitute
 from compiler.ir.index import extent_range, linear
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
-from compiler.schedule import blocking
 from compiler.schedule import names as naming
+from compiler.schedule.cost import cpu as cost
+from compiler.schedule.space.cpu import blocking
+from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Collapse, Online, Pack, Schedule, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
 MOST_VECTORS = 4  # of queries in a block: as many as stay in registers beside a softmax, and as instructions have
 KEYS = (32, 256)  # the fewest keys of a block that what is done once for each pays for, and the most that stay near
-# Cycles that a vector takes beside products: for a weight, one more or less of which does not show; for a sum that is
-# scaled or added to; and for an element that is turned.
-WEIGHT, SUM, TURN = 12.0, 3.0, 6.0
 
 
-def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule | None:
-    """A schedule for `kernel`, or None if it holds no such sum, or none that pays.
+def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Member] | None:
+    """Blocks of queries and keys for a kernel; None if it holds no such sum, or none that pays.
 
     `private` names the temporaries that no other kernel uses.
     """
     found = online_softmax.attention(kernel, private)
     if found is None:
         return None
-    return _Plan(*found, {p.name: p for p in kernel.params}, target).schedule()
+    return _Plan(*found, {p.name: p for p in kernel.params}, target).space()
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,16 @@ class _Plan:
         self.queries, self.keys, self.depth, self.features = map(_number, extents)
         self.batch = math.prod(_number(r.extent) for r in f.batch)
 
-    def schedule(self) -> Schedule | None:
-        """The steps; None where queries do not fill a vector, or the target has no instruction for the types."""
-        way = min(self.ways(), key=self.cycles, default=None)
-        if way is None or self.queries < self.lanes or self.scores.name.dtype is not self.dtype:
+    def space(self) -> Iterator[Member] | None:
+        """All ways; None where queries do not fill a vector, or the target has no instruction for the types."""
+        ways = list(self.ways())
+        if not ways or self.queries < self.lanes or self.scores.name.dtype is not self.dtype:
             return None
-        return self.applied(way, self.masks())
+        return ranked(Member(self.cycles(way), partial(self.schedule, way)) for way in ways)
+
+    def schedule(self, way: _Way) -> tuple[Step, ...]:
+        """The steps for one way."""
+        return replace(self, steps=[]).applied(way, self.masks()).steps
 
     def masks(self) -> tuple[str, ...]:
         """What scores load by query and key."""
@@ -101,7 +105,7 @@ class _Plan:
         return min(fit, key=lambda r: (self.step(r, m, n), -r.m * r.n), default=None)
 
     def step(self, row: Instruction, m: int, n: int) -> float:
-        return blocking.step(m, n, self.dtype.bytes, self.target, row)
+        return cost.step(m, n, self.dtype.bytes, self.target, row)
 
     def cycles(self, way: _Way) -> float:
         """What all queries of a head take, by blocks of keys of which some may not count."""
@@ -114,8 +118,9 @@ class _Plan:
         products = self.depth * self.step(way.score, way.keys, way.rows) + way.keys * self.step(
             way.value, self.features, way.rows
         )
-        rest = vectors * (way.keys * (WEIGHT + SUM) + 2 * self.features * SUM)
-        return turns * (products + rest) + blocks * vectors * TURN * (self.depth + self.features)
+        c = cost.costs(self.target)
+        rest = vectors * (way.keys * (c["weight"] + c["sum"]) + 2 * self.features * c["sum"])
+        return turns * (products + rest) + blocks * vectors * c["turn"] * (self.depth + self.features)
 
     def reach(self) -> list[tuple[int, int]]:
         return online_softmax.reach(self.found.score, self.found.query.var)

@@ -7,20 +7,27 @@ found, always in the same order.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from compiler.analysis.nests import perfect
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store
 from compiler.schedule import names as naming
+from compiler.schedule.cost import gpu as cost
+from compiler.schedule.space.members import Member, relative
 from compiler.schedule.steps import Bind, Collapse, Reorder, Share, Split, Step
+from compiler.targets.target import Target
 
 THREADS = 256
 WARP = 32
+NARROW = 64  # threads of a block beside each other, in place of as many as can be
 ROWS_AHEAD = 8  # of a column that a thread loads before it adds them up
 LEAST_COLUMN = 64  # elements of a column in a part
 LEAST_ROW = 4096  # elements of a row in a part: four wide loads for each thread
+ISSUED = 0.1  # of what a thread does for one of its columns: to ask for it by itself
 PARTS_AHEAD = 64  # parts that a thread loads before it adds them up
 
 
@@ -60,26 +67,38 @@ def merge(names: tuple[str, ...], steps: list[Step]) -> str:
     return name
 
 
-def columns(found: Reduction, vector: int, cores: int) -> list[Step]:
+def columns(found: Reduction, vector: int, target: Target) -> Iterator[Member]:
     """Each thread has `vector` neighbouring columns.
 
     Where columns are few, threads of a block share their rows, and blocks take parts of them.
     """
-    steps: list[Step] = []
-    row, along = merge(found.rows, steps), merge(found.loops, steps)
     while found.count // vector < WARP and vector > 1:
         vector //= 2
+    places = found.count // vector
+    together = next((w for w in (32, 16, 8) if places % w == 0), 0)
+    wanted = 2 * target.cores * (together or THREADS)
+    few = places < 2 * target.cores * THREADS
+    for parts in _parts_of_columns(found.extent, places, wanted) if few else [1]:
+        sharers = _sharers(found.extent // parts, THREADS // together) if few and together else [1]
+        shares = relative([cost.waits(target, found.extent // parts, 1, n) for n in sharers])
+        least = cost.waits(target, found.extent, ROWS_AHEAD, 1) * cost.filled(wanted if few else 1, places * parts)
+        for n, share in zip(sharers, shares, strict=True):
+            yield Member(least * share, partial(_columns, found, vector, together, parts, n))
+            if n == 1 and places > NARROW:
+                yield Member(least * share, partial(_columns, found, vector, together, parts, n, NARROW))
+            if vector > 1 and n == sharers[0]:
+                narrow = least * share * (1 + ISSUED / vector)
+                yield Member(narrow, partial(_columns, found, vector // 2, 0, parts, 1))
+
+
+def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: int, most: int = THREADS) -> list[Step]:
+    steps: list[Step] = []
+    row, along = merge(found.rows, steps), merge(found.loops, steps)
     outer, inner = (row, "") if vector == 1 else naming.pieces(row)
     if inner:
         steps.append(Split(row, vector, (outer, inner)))
     places = found.count // vector
-    parts, sharers = 1, 1
-    together = next((w for w in (32, 16, 8) if places % w == 0), 0)
-    if places < 2 * cores * THREADS:
-        wanted = 2 * cores * (together or THREADS)
-        parts = _parts_of_columns(found.extent, places, wanted)
-        sharers = _sharers(found.extent // parts, THREADS // together) if together else 1
-    side = together if sharers > 1 else min(THREADS, places)
+    side = together if sharers > 1 else min(most, places)
     lanes = (("threads", max(WARP, 1 << (side * sharers - 1).bit_length())),)
     length = found.extent // (parts * sharers)
     ahead = next(n for n in (ROWS_AHEAD, 4, 2, 1) if length % n == 0)
@@ -112,9 +131,9 @@ def columns(found: Reduction, vector: int, cores: int) -> list[Step]:
     return steps
 
 
-def _sharers(extent: int, most: int) -> int:
-    """Threads that share a column: as many as divide it and leave each enough to have loads in flight."""
-    return next(n for n in (most, most // 2, most // 4, 1) if n == 1 or (extent % n == 0 and extent // n >= 4))
+def _sharers(extent: int, most: int) -> list[int]:
+    """Threads that may share a column: as many as divide it and leave each enough to have loads in flight."""
+    return [n for n in (most, most // 2, most // 4, 1) if n == 1 or (extent % n == 0 and extent // n >= 4)]
 
 
 def _combined(shared: Share, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
@@ -125,18 +144,26 @@ def _combined(shared: Share, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
     return [*steps, Bind(shared.into[1], "unroll")] if shared.parts <= PARTS_AHEAD else steps
 
 
-def _parts_of_columns(extent: int, places: int, wanted: int) -> int:
-    """The least divisor of the extent that keeps enough threads busy, or the largest that leaves some to add up."""
+def _parts_of_columns(extent: int, places: int, wanted: int) -> list[int]:
+    """Divisors of the extent: the least that keeps enough threads busy, or the largest that leaves some to add up, and
+    those around it."""
     most = max(1, extent // LEAST_COLUMN)
     found = [d for d in range(1, most + 1) if extent % d == 0 and (d == 1 or extent // d % 2 == 0 or extent % 2)]
-    return next((d for d in found if places * d >= wanted), found[-1])
+    at = next((n for n, d in enumerate(found) if places * d >= wanted), len(found) - 1)
+    return found[max(0, at - 1) : at + 2]
 
 
-def split_rows(found: Reduction, vector: int, cores: int) -> list[Step] | None:
-    """Each row goes to several blocks; None where there are enough rows, or they are too short for that."""
-    parts = min(-(-2 * cores // max(1, found.count)), found.extent // LEAST_ROW)
-    if parts < 2 or 2 * found.count > cores:
-        return None
+def split_rows(found: Reduction, vector: int, target: Target) -> Iterator[Member]:
+    """Each row goes to several blocks; nothing where there are enough rows, or they are too short for that."""
+    most = min(-(-2 * target.cores // max(1, found.count)), found.extent // LEAST_ROW)
+    if most < 2 or 2 * found.count > target.cores:
+        return
+    for parts in dict.fromkeys(max(2, most // n) for n in (1, 2, 4)):
+        clocks = cost.waits(target, -(-found.extent // parts), 1, THREADS)
+        yield from (Member(clocks, partial(_split_rows, found, wide, parts)) for wide in dict.fromkeys((vector, 1)))
+
+
+def _split_rows(found: Reduction, vector: int, parts: int) -> list[Step]:
     steps: list[Step] = []
     row, along = merge(found.rows, steps), merge(found.loops, steps)
     even = next((p for p in range(parts, parts // 2, -1) if found.extent % (p * vector) == 0), 0)

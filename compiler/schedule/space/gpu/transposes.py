@@ -6,7 +6,9 @@ that go down a column use different banks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from functools import partial
 
 from compiler.analysis import access
 from compiler.ir import loop
@@ -15,30 +17,59 @@ from compiler.ir.index import extent_range
 from compiler.ir.statement import Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
+from compiler.schedule.cost import gpu as cost
+from compiler.schedule.space.members import Member
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step
 
 THREADS = 256
 WIDEST = 16  # bytes that one instruction moves
 LEAST = 16  # a shorter side of a tile is less than a line of memory
 MOST = 64
+CHOICES = 4  # of sides along an axis
 BANK = 4  # bytes of a bank of shared memory
 SHARED = 48 * 1024  # bytes that every block may have
 
 
-def choose(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, Tensor]) -> list[Step] | None:
-    """The steps for perfectly nested `rows` around statements without loops; None where no tile would help."""
+def space(rows: list[loop.For], inside: tuple[Stmt, ...], tensors: Mapping[str, Tensor]) -> Iterator[Member]:
+    """Tiles for perfectly nested `rows` around statements without loops; nothing where none would help.
+
+    Where the largest tiles do not fit, the kernel goes without.
+    """
     if len(rows) < 2 or any(isinstance(n, loop.For) for s in inside for n in s.walk()):
-        return None
+        return
     across = _across(rows, inside, tensors)
     if across is None:
-        return None
+        return
     read, buffers = across
-    written = rows[-1]
     sizes = [tensors[b].dtype.bytes for b in buffers]
     stored = max(tensors[s.buffer].dtype.bytes for s in inside if isinstance(s, Store))
-    first, second = (_side(f, max(1, WIDEST // min(*sizes, stored))) for f in (read, written))
-    if not first or not second or sum((first + 1) * (second + 1) * size for size in sizes) > SHARED:
-        return None
+    widest, every = max(1, WIDEST // min(*sizes, stored)), float(math.prod(map(_extent, rows)))
+    sides = [_sides(f, widest) for f in (read, rows[-1])]
+    if not all(sides) or sum((sides[0][0] + 1) * (sides[1][0] + 1) * size for size in sizes) > SHARED:
+        return
+    for first in sides[0][:CHOICES]:
+        for second in sides[1][:CHOICES]:
+            if sum((first + 1) * (second + 1) * size for size in sizes) <= SHARED:
+                clocks = every * sum(cost.moved(side, math.gcd(side, widest)) for side in (first, second))
+                yield Member(clocks, partial(_steps, rows, inside, tensors, read, buffers, (first, second)))
+
+
+def untiled(rows: list[loop.For]) -> float:
+    """Clocks of the same kernel without tiles: a line of memory for each element that is read or written across."""
+    return 2 * math.prod(map(_extent, rows)) * cost.moved(1, 1)
+
+
+def _steps(
+    rows: list[loop.For],
+    inside: tuple[Stmt, ...],
+    tensors: Mapping[str, Tensor],
+    read: loop.For,
+    buffers: list[str],
+    sides: tuple[int, int],
+) -> list[Step]:
+    (first, second), written = sides, rows[-1]
+    sizes = [tensors[b].dtype.bytes for b in buffers]
+    stored = max(tensors[s.buffer].dtype.bytes for s in inside if isinstance(s, Store))
     i, j = read.var, written.var
     others = [f.var for f in rows if f not in (read, written)]
     rows_of, columns_of = naming.pieces(i), naming.pieces(j)
@@ -65,12 +96,14 @@ def _lanes(side: int, vector: int) -> tuple[tuple[str, int], ...]:
     return (("threads", THREADS), *((("vector", vector),) if vector > 1 else ()))
 
 
-def _side(f: loop.For, vector: int) -> int:
-    """The longest side of a tile that the loop can be cut into, in whole vectors; 0 where that is too short."""
-    extent = int(f.extent.value) if isinstance(f.extent, Const) else 0
-    fitting = [n for n in range(LEAST, MOST + 1) if extent % n == 0]
-    whole = [n for n in fitting if n % vector == 0]
-    return max(whole or fitting, default=0)
+def _sides(f: loop.For, vector: int) -> list[int]:
+    """The sides of a tile that the loop can be cut into, the longest of whole vectors first."""
+    fitting = [n for n in range(LEAST, MOST + 1) if _extent(f) % n == 0]
+    return sorted(fitting, key=lambda n: (n % vector != 0, -n))
+
+
+def _extent(f: loop.For) -> int:
+    return int(f.extent.value) if isinstance(f.extent, Const) else 0
 
 
 def _across(

@@ -7,6 +7,8 @@ of the sum a thread loads so many of either factor, neighbours next to neighbour
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from functools import partial
 
 from compiler.analysis import access
 from compiler.ir import loop
@@ -16,20 +18,23 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
 from compiler.schedule import names as naming
 from compiler.schedule.contraction import Contraction, recognise
+from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu.parts import size
-from compiler.schedule.steps import Bind, Collapse, Reorder, Schedule, Split, Step
+from compiler.schedule.space.members import Member, ranked
+from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step
 from compiler.targets.target import Target
 
 # A thread has at most 8 rows and columns: 64 sums and what they need fit in its registers.
 SIDE = 16  # threads along either side of a block: half a warp loads 64 bytes of f32 side by side
 LEAST_DEPTH = 16  # of a sum
+ALONG = (8, 4, 2, 1)  # rows, or columns, of a thread
 PARTS = (1, 2, 4, 8, 16)  # of a sum
 LEAST_PART = 128  # steps of a part
 AT_ONCE = (8, 4, 2, 1)  # steps of the sum unrolled: two sectors of what is contiguous along it
 
 
-def choose(kernel: Kernel, target: Target) -> Schedule | None:
-    """A schedule for `kernel`, or None if it is no product of two matrices, or threads do not fill its last tiles."""
+def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
+    """Tiles for `kernel`; None if it is no product of two matrices, or threads do not fill its last tiles."""
     c = recognise(kernel)
     found = _rows_and_columns(c, kernel) if c is not None else None
     if c is None or found is None or len(c.depth) != 1 or size(c.depth[0]) < LEAST_DEPTH:
@@ -37,8 +42,28 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     m, n = found
     if size(m) % SIDE or size(n) % SIDE:
         return None
-    batch_size = math.prod(size(f) for f in c.rows if f not in (m, n))
-    down, across, parts = _shares(size(m) // SIDE, size(n) // SIDE, size(c.depth[0]), batch_size, target.cores)
+    rows, columns, depth = size(m) // SIDE, size(n) // SIDE, size(c.depth[0])
+    batch = math.prod(size(f) for f in c.rows if f not in (m, n))
+    ways = [
+        (down, across, parts)
+        for down in ALONG
+        for across in ALONG
+        for parts in PARTS
+        if rows % down == 0 and columns % across == 0
+        if parts == 1 or (depth % parts == 0 and depth // parts >= LEAST_PART)
+    ]
+    products = rows * columns * batch * SIDE * SIDE * depth
+    return ranked(
+        Member(
+            cost.by_threads(target, products, rows // way[0] * (columns // way[1]) * batch * way[2], way, depth),
+            partial(_steps, c, m, n, *way),
+        )
+        for way in ways
+    )
+
+
+def _steps(c: Contraction, m: loop.For, n: loop.For, down: int, across: int, parts: int) -> list[Step]:
+    """So many rows and columns for each thread, and parts of the sum."""
     around = [f.var for f in c.rows if f not in (m, n)]
     i, j, k = m.var, n.var, c.depth[0].var
     steps: list[Step] = []
@@ -73,17 +98,7 @@ def choose(kernel: Kernel, target: Target) -> Schedule | None:
     (each, step) = naming.pieces(k)
     steps += [Split(k, once, (each, step)), Reorder((each, step, *own)), Bind(step, "unroll")]
     steps += [Bind(v, "unroll") for v in (*own, *nests.first, *nests.last)]
-    return Schedule(tuple(steps))
-
-
-def _shares(rows: int, columns: int, depth: int, batch: int, cores: int) -> tuple[int, int, int]:
-    """Rows and columns of a thread, and parts of the sum: as many as divide and leave every multiprocessor a block."""
-    deepest = max(p for p in PARTS if p == 1 or (depth % p == 0 and depth // p >= LEAST_PART))
-    ways = [(d, a) for d in (8, 4, 2, 1) for a in (8, 4, 2, 1) if rows % d == 0 and columns % a == 0]
-    enough = [(d, a) for d, a in ways if rows // d * (columns // a) * batch * deepest >= cores]
-    down, across = max(enough or [(1, 1)], key=lambda w: (w[0] * w[1] / (w[0] + w[1]), w))
-    blocks = rows // down * (columns // across) * batch
-    return down, across, next((p for p in PARTS if p <= deepest and blocks * p >= cores), deepest)
+    return steps
 
 
 def _rows_and_columns(c: Contraction, kernel: Kernel) -> tuple[loop.For, loop.For] | None:

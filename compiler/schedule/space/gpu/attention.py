@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from compiler.analysis import online_softmax
 from compiler.ir import loop
@@ -21,8 +22,10 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
+from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import parts
 from compiler.schedule.gpu.products import RESERVED, WARP
+from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Cache, Online, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
@@ -42,15 +45,15 @@ DEPTH = 2  # blocks of keys in shared memory
 MOST_FEATURES = 128  # of one warp: the sums of wider values do not fit in registers beside the rest
 
 
-def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule | None:
-    """A schedule for `kernel`, or None if it holds no such sum, or none that the target has instructions for.
+def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Member] | None:
+    """Blocks for `kernel`; None if it holds no such sum, or none that the target has instructions for.
 
     `private` names the temporaries that no other kernel uses.
     """
     found = online_softmax.attention(kernel, private)
     if found is None:
         return None
-    return _Plan(*found, {p.name: p for p in kernel.params}, target).schedule()
+    return _Plan(*found, {p.name: p for p in kernel.params}, target).space()
 
 
 @dataclass(frozen=True)
@@ -134,12 +137,23 @@ class _Plan:
             for warps in WARPS:
                 yield _Way(sync, sync, warps * sync.m, keys, warps * WARP, unit, by_tma)
 
-    def schedule(self) -> Schedule | None:
+    def space(self) -> Iterator[Member] | None:
         batch = math.prod(parts.size(_loop(f)) for f in self.found.batch)
         fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
         if not fits:
             return None
-        return self.applied(next((w for w in fits if self.fills(w, batch)), fits[-1]))
+        width = self.depth + self.features
+        return ranked(
+            Member(
+                cost.attention(self.target, self.queries, batch, w.rows, self.fills(w, batch), self.keys, width),
+                partial(self.schedule, w),
+            )
+            for w in fits
+        )
+
+    def schedule(self, way: _Way) -> tuple[Step, ...]:
+        """The steps for one way."""
+        return replace(self, steps=[]).applied(way).steps
 
     def fills(self, way: _Way, batch: int) -> bool:
         """There are blocks for all multiprocessors, or for half of them where each multiplies as fast as it can."""

@@ -7,13 +7,16 @@ and keep what is in between in shared memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Iterator, Set
+from functools import partial
 
 from compiler.analysis.sequences import sequence
 from compiler.ir import loop
 from compiler.ir.expr import Const, product
 from compiler.ir.statement import Kernel
-from compiler.schedule.steps import Bind, Collapse, Fold, Schedule, Step
+from compiler.schedule.cost import gpu as cost
+from compiler.schedule.space.members import Member
+from compiler.schedule.steps import Bind, Collapse, Fold, Step
 from compiler.targets.target import Target
 
 MOST_THREADS = 1024
@@ -21,15 +24,31 @@ LEAST_THREADS = 32
 EXCHANGED = 2048  # bytes of shared memory that stay free
 
 
-def choose(kernel: Kernel, private: Set[str], target: Target) -> Schedule | None:
-    """The schedule; None for a kernel of another kind."""
+def space(kernel: Kernel, private: Set[str], target: Target) -> Iterator[Member] | None:
+    """Its schedules, the cheapest first; None for a kernel of another kind."""
     found = sequence(kernel, private)
     if found is None:
         return None
     rows, nests = found
+    threads = max(LEAST_THREADS, min(MOST_THREADS, 1 << (max(map(_count, nests)) - 1).bit_length()))
+    return _members(kernel, private, target, rows, nests, threads)
+
+
+def _members(
+    kernel: Kernel, private: Set[str], target: Target, rows: list[loop.For], nests: list[list[loop.For]], threads: int
+) -> Iterator[Member]:
+    """So many threads for a row, or half as many, and so on: they take so many more turns."""
+    while threads >= LEAST_THREADS:
+        clocks = sum(cost.waits(target, _count(nest), 1, threads) for nest in nests)
+        yield Member(clocks, partial(_steps, kernel, private, target, rows, nests, threads))
+        threads //= 2
+
+
+def _steps(
+    kernel: Kernel, private: Set[str], target: Target, rows: list[loop.For], nests: list[list[loop.For]], threads: int
+) -> list[Step]:
     steps: list[Step] = []
     name = _merged(rows, steps)
-    threads = max(LEAST_THREADS, min(MOST_THREADS, 1 << (max(map(_count, nests)) - 1).bit_length()))
     steps += [Bind(name, "blocks")]
     left = target.shared - EXCHANGED
     for p in kernel.params:
@@ -40,7 +59,7 @@ def choose(kernel: Kernel, private: Set[str], target: Target) -> Schedule | None
             left -= held
     for nest in nests:
         steps.append(Bind(_merged(nest, steps), "lanes", (("threads", threads),)))
-    return Schedule(tuple(steps))
+    return steps
 
 
 def _merged(nest: list[loop.For], steps: list[Step]) -> str:

@@ -1,21 +1,17 @@
-"""The size of a matrix product, where its operands lie, and a target in; the instruction and the blocks to use out.
+"""The size of a matrix product, where its operands lie, and a target in; instructions and blocks for it out.
 
-Everything follows from the caches and from an estimate of cycles, in which a core does two multiply-adds and two loads
-from near memory a cycle, and an accumulator is ready for its next multiply-add after four (x86 of the last ten years).
+Everything follows from the caches and from an estimate of cycles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from compiler.schedule.cost import cpu as cost
+from compiler.schedule.cost.cpu import over, step
 from compiler.targets.target import Instruction, Target
 
-LATENCY = 4.0
-NEAR, FAR = 0.5, 2.0  # cycles to load one vector from the first level, and from the second at half its peak
-LOAD = 0.3  # what any load costs beside the multiply-adds, as measured with 4 to 14 rows and 2 to 4 vectors (AVX-512)
-ADD_LANES = 4.0  # cycles to add up the lanes of an accumulator and to store the sum
-COPY, TRANSPOSE, COMPUTE = 0.1, 0.35, 2.0  # cycles to pack an element: of a row, against the grain, by any other means
 STREAM_DEPTH = (
     8  # rows of a matrix read once that are read side by side: each is a stream of its own for the prefetcher
 )
@@ -25,9 +21,10 @@ NARROWEST = 512  # columns of a block, where there are so many: long rows of B a
 PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
 SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
 OFTEN = 16  # row tiles that read a matrix before a copy of it in better order pays
+ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another
 MANY = 16  # times what an instruction computes: sums of a part of one do not show
-PANEL, DOT = "mlc_fma_block", "mlc_dot_block"
+PANEL, DOT = cost.PANEL, cost.DOT
 
 
 @dataclass(frozen=True)
@@ -84,35 +81,48 @@ class Blocking:
         return self.row.function == DOT
 
 
-def choose(p: Product, target: Target) -> Blocking | None:
-    """The blocking of fewest cycles; None if the target has no instruction for the type."""
-    return min(_all(p, target), key=lambda b: (b.cycles, -b.row.m * b.row.n), default=None)
+def space(p: Product, target: Target) -> list[Blocking]:
+    """The blockings of a product, those of fewest cycles first; none if the target has no instruction for the type."""
+    kinds = [list(_by(function, p, target)) for function in ((PANEL, DOT) if p.b.along == "k" else (PANEL,))]
+    kinds = sorted((x for x in kinds if x), key=lambda x: (x[0].cycles, -x[0].row.m * x[0].row.n))
+    return sorted((b for x in kinds for b in x), key=lambda b: b.cycles)
 
 
-def _all(p: Product, target: Target) -> Iterator[Blocking]:
-    functions = (PANEL, DOT) if p.b.along == "k" else (PANEL,)
-    for function in functions:
-        rows = [r for r in target.instructions if r.function == function and r.acc_type == p.dtype and r.m <= p.m]
-        if rows:
-            yield _blocks(p, target, min(rows, key=lambda r: (step(p.m, p.n, p.bytes, target, r), -r.m * r.n)))
+def _by(function: str, p: Product, target: Target) -> Iterator[Blocking]:
+    """Blockings for instructions of one kind, that for the fastest of them first."""
+    rows = [r for r in target.instructions if r.function == function and r.acc_type == p.dtype and r.m <= p.m]
+    timed = sorted((step(p.m, p.n, p.bytes, target, r), -r.m * r.n, n) for n, r in enumerate(rows))[:ROWS]
+    if timed:
+        (least, _, best), *others = timed
+        made = _blocks(p, target, rows[best])
+        yield made
+        yield from _beside(p, made, target)
+        steps = p.k / target.lanes(p.bytes) if made.flat else p.k
+        for cycles, _, n in others:
+            yield replace(made, row=rows[n], cycles=made.cycles + steps * (cycles - least))
 
 
-def step(m: int, n: int, size: int, target: Target, row: Instruction) -> float:
-    """Cycles of one step of k (of one vector of k) for all of m x n elements of `size` bytes, rests included."""
-    flat = row.function == DOT
-
-    def tile(m: int, n: int) -> float:
-        vectors = n if flat else _over(n, target.lanes(size))
-        loads = m * FAR + vectors * NEAR if flat else m * NEAR + vectors * FAR
-        return max(m * vectors / 2, loads, LATENCY) + (m + vectors) * LOAD if m and n else 0.0
-
-    (down, low), (across, narrow) = divmod(m, row.m), divmod(n, row.n)
-    return across * (down * tile(row.m, row.n) + tile(low, row.n)) + down * tile(row.m, narrow) + tile(low, narrow)
+def _beside(p: Product, b: Blocking, target: Target) -> Iterator[Blocking]:
+    """Smaller blocks, for which what is packed may be packed more often, and operands packed that need not be."""
+    if b.m > 2 * b.row.m:
+        m = cut(p.m, b.m // 2, b.row.m)
+        again = (
+            (over(p.m, m) - over(p.m, b.m)) * p.k * p.n * packing(p.b, "k" if b.flat else "n", target)
+            if b.pack_b
+            else 0.0
+        )
+        yield replace(b, m=m, cycles=b.cycles + again)
+    if b.n > 2 * b.row.n:
+        yield replace(b, n=cut(p.n, b.n // 2, b.row.n))
+    if not b.pack_b:
+        yield replace(b, pack_b=True, cycles=b.cycles + p.k * p.n * packing(p.b, "k" if b.flat else "n", target))
+    if not b.pack_a and not b.strips:
+        yield replace(b, pack_a=True, cycles=b.cycles + p.m * p.k * packing(p.a, "k", target))
 
 
 def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
     plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
-    if row.function == PANEL and plain and _over(p.m, row.m) > OFTEN:
+    if row.function == PANEL and plain and over(p.m, row.m) > OFTEN:
         return _strips(p, target, row)
     return _tiles(p, target, row)
 
@@ -126,19 +136,21 @@ def _strips(p: Product, target: Target, row: Instruction) -> Blocking:
     rows may be on a page of its own.
     """
     size, l1, l2 = p.bytes, target.l1, target.l2
-    k = _cut(p.k, max(l2 // 2 // (BLOCK_COLUMNS * size), target.lanes(size)), target.lanes(size))
-    n = _cut(p.n, min(l2 // 2 // (k * size), l1 // 2 // (row.m * size)), row.n)
+    k = cut(p.k, max(l2 // 2 // (BLOCK_COLUMNS * size), target.lanes(size)), target.lanes(size))
+    n = cut(p.n, min(l2 // 2 // (k * size), l1 // 2 // (row.m * size)), row.n)
     cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
-    if p.batch * _over(p.n, n) < cores:
-        n = _cut(p.n, _over(p.n * p.batch, cores), row.n)
+    if p.batch * over(p.n, n) < cores:
+        n = cut(p.n, over(p.n * p.batch, cores), row.n)
     m = min(row.m, p.m)
     if k < p.k:
-        m = _cut(p.m, l2 // 4 // (n * size), row.m)
-    if p.batch * _over(p.n, n) < cores:
-        m = _cut(p.m, min(l2 // 4 // (n * size), _over(p.m, cores)), row.m)
+        m = cut(p.m, l2 // 4 // (n * size), row.m)
+    if p.batch * over(p.n, n) < cores:
+        m = cut(p.m, min(l2 // 4 // (n * size), over(p.m, cores)), row.m)
     pack_b = p.b.along != "n" or k < p.k or p.b.step != n * size or p.b.step % PAGE == 0
-    times = _over(p.m, m) if k < p.k or m > row.m else 1
-    cycles = p.k * step(p.m, p.n, p.bytes, target, row) + (p.k * p.n * times * _packing(p.b, "n") if pack_b else 0)
+    times = over(p.m, m) if k < p.k or m > row.m else 1
+    cycles = p.k * step(p.m, p.n, p.bytes, target, row) + (
+        p.k * p.n * times * packing(p.b, "n", target) if pack_b else 0
+    )
     return Blocking(row, m, n, k, False, pack_b, cores, cycles, strips=True)
 
 
@@ -149,21 +161,21 @@ def _tiles(p: Product, target: Target, row: Instruction) -> Blocking:
     A matrix that one row of tiles reads once, and that the second level cannot hold, is read in long rows instead.
     """
     flat, size, l1, l2 = row.function == DOT, p.bytes, target.l1, target.l2
-    tiles = _over(p.m, row.m)
+    tiles = over(p.m, row.m)
     often = (tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)) or (tiles > SELDOM and row.n * size < WIDE)
     pack_b = not p.b.direct or (not flat and (often or p.b.along != "n"))
     if not flat and not pack_b and tiles == 1 and p.k * p.n * size > l2:
         m, k = p.m, STREAM_DEPTH
-        n = _cut(p.n, l2 // 4 // (p.m * size), row.n)
+        n = cut(p.n, l2 // 4 // (p.m * size), row.n)
     else:
         share = 2 if pack_b else 4
         deep = max(64, l1 * 2 // (share * row.n * size))
         whole = p.b.k_unit if p.b.k_unit > 1 else target.lanes(size)
         if flat and tiles == 1 and p.m * p.k * size <= l2 // 4:
             deep = p.k  # B is read once: best from end to end
-        k = _cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), whole)
-        m = _cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
-        n = _cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), p.b.unit if p.b.unit > 1 else row.n)
+        k = cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), whole)
+        m = cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
+        n = cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), p.b.unit if p.b.unit > 1 else row.n)
     # A tile of A would lie as A does, unless its rows, of whole pages, were put further apart.
     same = p.a.dense and k == p.k and p.k * size % PAGE != 0
     pack_a = not p.a.direct or p.a.narrow
@@ -171,30 +183,26 @@ def _tiles(p: Product, target: Target, row: Instruction) -> Blocking:
         pack_a = p.a.along != "k" or (tiles > 1 and p.n > OFTEN * row.n and not same)
     work = p.m * p.n * p.k * p.batch
     cores = target.cores if work >= WORTH_CORES else 1
-    others = p.batch * _over(p.m, m)
-    if others * _over(p.n, n) < cores:
-        share = _over(p.n * others, cores)
+    others = p.batch * over(p.m, m)
+    if others * over(p.n, n) < cores:
+        share = over(p.n * others, cores)
         # Of many columns summed along vectors, a few more or less cost little; whole vectors of them store best.
-        n = _cut(p.n, share, target.lanes(size) if flat and share >= MANY * row.n else row.n)
+        n = cut(p.n, share, target.lanes(size) if flat and share >= MANY * row.n else row.n)
     steps = p.k / target.lanes(size) if flat else p.k
-    cycles = steps * step(p.m, p.n, p.bytes, target, row) + (p.m * p.n * _over(p.k, k) * ADD_LANES if flat else 0)
-    cycles += p.k * p.n * _over(p.m, m) * _packing(p.b, "k" if flat else "n") if pack_b else 0
-    cycles += p.m * p.k * _packing(p.a, "k") if pack_a else 0
+    cycles = steps * step(p.m, p.n, p.bytes, target, row) + (
+        p.m * p.n * over(p.k, k) * cost.costs(target)["lanes"] if flat else 0
+    )
+    cycles += p.k * p.n * over(p.m, m) * packing(p.b, "k" if flat else "n", target) if pack_b else 0
+    cycles += p.m * p.k * packing(p.a, "k", target) if pack_a else 0
     return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
 
-def _packing(x: Operand, along: str) -> float:
-    """Cycles to bring one element into a tile that is contiguous along this part."""
-    if x.along == along:
-        return COPY
-    return TRANSPOSE if x.direct and not x.narrow else COMPUTE
-
-
-def _cut(size: int, block: int, multiple: int) -> int:
+def cut(size: int, block: int, multiple: int) -> int:
     """Blocks of about equal size: multiples of `multiple`, at most `block` where that is one, or all of `size`."""
-    even = _over(size, _over(size, max(block // multiple * multiple, multiple)))
-    return min(size, _over(even, multiple) * multiple)
+    even = over(size, over(size, max(block // multiple * multiple, multiple)))
+    return min(size, over(even, multiple) * multiple)
 
 
-def _over(a: int, b: int) -> int:
-    return -(-a // b)
+def packing(x: Operand, along: str, target: Target) -> float:
+    """Cycles to bring one element into a tile that is contiguous along this part."""
+    return cost.packing(target, x.along == along, x.direct and not x.narrow)

@@ -7,8 +7,11 @@ multiply what they hold in registers.
 
 from __future__ import annotations
 
+import heapq
 import math
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from compiler.ir.dtype import f32
 from compiler.ir.statement import Kernel
@@ -19,6 +22,7 @@ from compiler.schedule.gpu import conv, tiles
 from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, size, ways
 from compiler.schedule.gpu.products import WARP, Product, in_cluster
 from compiler.schedule.gpu.tiles import Tiling
+from compiler.schedule.space.members import Member
 from compiler.schedule.steps import (
     Bind,
     Cache,
@@ -46,19 +50,46 @@ NEIGHBOURS = 4  # elements of a result that a thread adds up side by side
 PREPARING = 3  # warps that make two numbers of each of a tile's, beside the one that copies
 
 
-def choose(kernel: Kernel, target: Target) -> Schedule | None:
-    """A schedule for `kernel`, or None if it holds no contraction that the target has an instruction for."""
+def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None:
+    """The family of a kernel and tiles for it; None if it holds no contraction that the target has an instruction for.
+
+    Of ways to look at a contraction, those go first whose result is contiguous along n.
+    """
     found = recognise(kernel)
     if found is None:
         return None
     found, splits = by_groups(found)
     tensors = {p.name: p for p in kernel.params}
-    every = [(p, t) for p in (*conv.ways(found, tensors), *ways(found, tensors)) if (t := _tiling(p, target))]
+    boxes = list(conv.ways(found, tensors))
+    every = [(p, some) for p in (*boxes, *ways(found, tensors)) if (some := _tilings(p, target))]
     if not every:
         return None
-    alone = any(t.row.threads > WARP for _, t in every)
-    best = min(every, key=lambda x: (_estimate(x[0], x[1], alone, target), not x[0].across))
-    return _Plan(*best, target, splits).schedule()
+    groups = any(min(some, key=tiles.best).row.threads > WARP for _, some in every)
+    heap = [
+        (_estimate(p, t, groups, target), not p.across, n, *tiles.best(t), m)
+        for n, (p, some) in enumerate(every)
+        for m, t in enumerate(some)
+    ]
+    return "convolutions" if boxes else "contractions", _members(heap, every, target, splits)
+
+
+def _members(
+    heap: list[tuple[float, bool, int, float, int, int, int]],
+    every: list[tuple[Parts, list[Tiling]]],
+    target: Target,
+    splits: list[Step],
+) -> Iterator[Member]:
+    """Members by their estimates; of equal ones the first way to look at the contraction, and the larger tile."""
+    heapq.heapify(heap)
+    while heap:
+        clocks, _, n, *_, m = heapq.heappop(heap)
+        p, some = every[n]
+        yield Member(clocks, partial(_steps, p, some[m], target, splits))
+
+
+def _steps(p: Parts, t: Tiling, target: Target, splits: list[Step]) -> tuple[Step, ...]:
+    apart = replace(p, m=replace(p.m), n=replace(p.n), k=replace(p.k))
+    return _Plan(apart, t, target, list(splits)).schedule().steps
 
 
 def _estimate(p: Parts, t: Tiling, groups: bool, target: Target) -> float:
@@ -70,10 +101,10 @@ def _estimate(p: Parts, t: Tiling, groups: bool, target: Target) -> float:
     return clocks if p.a.operand.copied and p.b.operand.copied else GATHERED * clocks
 
 
-def _tiling(p: Parts, target: Target) -> Tiling | None:
-    """The best tiles for one way to look at a product; None where there is nothing to gain, or no instruction."""
+def _tilings(p: Parts, target: Target) -> list[Tiling]:
+    """The tiles for one way to look at a product; none where there is nothing to gain, or no instruction."""
     if min(p.m.size, p.n.size) < LEAST_ROWS or p.k.size < LEAST_DEPTH:
-        return None
+        return []
     acc = p.found.first.value.dtype
     terms = 3 if acc is f32 and p.a.value.dtype is f32 else 1
     batch = math.prod(map(size, p.batch))
@@ -83,7 +114,7 @@ def _tiling(p: Parts, target: Target) -> Tiling | None:
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
         (p.m.near, p.n.near),
     )  # fmt: skip
-    return tiles.choose(sizes, _rows(p, target), target)
+    return tiles.space(sizes, _rows(p, target), target)
 
 
 def _rows(p: Parts, target: Target) -> tuple[Instruction, ...]:

@@ -1,0 +1,188 @@
+"""A kernel without products for a GPU: what its planners know of its buffers and loops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from compiler.analysis import access
+from compiler.analysis.nests import contiguous, paths_of, rows_of, used_as_value
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Var, dim, product
+from compiler.ir.index import extent_range, value_range
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.tensor import Tensor
+from compiler.schedule.steps import Collapse, Fold, Step
+from compiler.targets.target import Target
+
+WARP = 32
+THREADS = 256  # a multiple of every scheduler's share, and small enough for eight blocks on a multiprocessor
+MOST_THREADS = 1024
+WIDEST = 16  # bytes that one instruction loads or stores
+MOST_NEIGHBOURS = 8  # elements of a thread side by side: more make code longer and nothing faster
+OWN = 64  # elements of a temporary that a thread keeps to itself
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """An innermost loop after its neighbours were merged into it: its name by then, its extent, and as it was."""
+
+    name: str
+    extent: int
+    original: loop.For
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A kernel, the temporaries that no other kernel uses, its target, and its buffers by name."""
+
+    kernel: Kernel
+    private: frozenset[str]
+    target: Target
+    tensors: dict[str, Tensor]
+
+    def own(self, row: str, inside: tuple[Stmt, ...]) -> list[Step]:
+        """Small temporaries of a row become a thread's own."""
+        count = math.prod(int(n.extent.value) for f in self.kernel.body if isinstance(f, loop.For)
+                          for n in rows_of(f)[0] if isinstance(n.extent, Const))  # fmt: skip
+        steps: list[Step] = []
+        for b in sorted(self.private):
+            size = product(self.tensors[b].shape)
+            if isinstance(size, Const) and int(size.value) <= OWN * count and len(self.kernel.body) == 1:
+                steps.append(Fold(b, row))
+        return steps
+
+    def even(self, outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], ranges: dict[str, Range]) -> bool:
+        """Every address moves through both loops as through one."""
+        assert isinstance(inner.extent, Const)
+        i, j, n = Var(outer.var), Var(inner.var), int(inner.extent.value)
+        inner_stride = access.strides(inside, j, self.tensors, ranges)
+        outer_stride = access.strides(inside, i, self.tensors, ranges)
+        if any(a is None or b is None or b != a * n for a, b in zip(inner_stride, outer_stride, strict=True)):
+            return False
+        return not used_as_value(inside, {i, j})
+
+    def neighbours(self, last: loop.For, body: tuple[Stmt, ...]) -> int:
+        """How many elements a thread takes side by side: as many as the widest instruction moves of most buffers."""
+        assert isinstance(last.extent, Const)
+        moved = [b for b, _, _ in access.accesses(body) if b in self.tensors and b not in self.private]
+        sizes = [self.tensors[b].dtype.bytes for b in moved]
+        widest = min(MOST_NEIGHBOURS, WIDEST // max(1, sorted(sizes)[len(sizes) // 2] if sizes else 4))
+        while widest > 1 and int(last.extent.value) % widest:
+            widest //= 2
+        return max(1, widest)
+
+    def across(self, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
+        """Memory is contiguous along the rows rather than along the loops inside."""
+        ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+        ranges |= {f.var: extent_range(f.extent) for path in paths for f in path}
+        leaves = [path[-1] for path in paths]
+        side = contiguous(access.strides(inside, Var(rows[-1].var), self.tensors, ranges))
+        along = sum(contiguous(access.strides(f.body, Var(f.var), self.tensors, ranges)) for f in leaves) / len(leaves)
+        return side > along
+
+    def read_again(self, leaves: list[Leaf]) -> list[str]:
+        """Buffers of which several loops read the whole row, each iteration its own element."""
+        often = {b: sum(any(n.buffer == b for n in _loads(leaf)) for leaf in leaves) for b in self.tensors}
+        wanted = [b for b, n in often.items() if n > 1 and b not in self.kernel.writes]
+        return [b for b in wanted if self.at_own_place(b, leaves) and self.whole_row(b, leaves)]
+
+    def at_own_place(self, buffer: str, leaves: list[Leaf]) -> bool:
+        """The only axis of a buffer that moves inside a row is the loop's own variable, everywhere in the kernel."""
+        inside = [(n, leaf) for leaf in leaves for s in leaf.original.body for n in s.walk() if _touches(n, buffer)]
+        everywhere = [n for s in self.kernel.body for n in s.walk() if _touches(n, buffer) and not access.picked(n)]
+        if len(inside) != len(everywhere):
+            return False
+        for n, leaf in inside:
+            index = n.index
+            own = [i for i in index if Var(leaf.original.var) in set(i.walk())]
+            if leaf.name != leaf.original.var or own != [Var(leaf.original.var)]:
+                return False
+            if any(Var(other.var) in set(i.walk()) for i in index for other in _between(self.kernel, leaf.original)):
+                return False
+        return True
+
+    def whole_row(self, buffer: str, leaves: list[Leaf]) -> bool:
+        """It is one row of the buffer, as long as the loops and always there, so that all of it may be read."""
+        along = {Var(x.original.var) for x in leaves}
+        loads = [n for leaf in leaves for n in _loads(leaf) if n.buffer == buffer]
+        rows = {tuple(None if i in along else i for i in n.index) for n in loads}
+        places = [(e, i) for row in rows for e, i in zip(self.tensors[buffer].shape, row, strict=True)]
+        if len(rows) != 1 or [e for e, i in places if i is None] != [dim(leaves[0].extent)]:
+            return False
+        loops = {Var(f.var): f.extent for s in self.kernel.body for f in s.walk() if isinstance(f, loop.For)}
+        return all(_inside(i, e, loops) for e, i in places if i is not None)
+
+
+def _inside(index: Expr, extent: Expr, loops: Mapping[Var, Expr]) -> bool:
+    """An index is certainly of an axis, whatever guards its load: it is that of a loop as long, or in range."""
+    if isinstance(index, Var) and loops.get(index) is extent:
+        return True
+    if not {n for n in index.walk() if isinstance(n, Var)} <= loops.keys():
+        return False  # a name bound within the row: where the row begins is not known before it
+    low, high = value_range(index, {v.name: extent_range(n) for v, n in loops.items()})
+    if low is None or low < 0 or high is None:
+        return False
+    return high < (extent.value if isinstance(extent, Const) else 1)
+
+
+def _between(kernel: Kernel, leaf: loop.For) -> list[loop.For]:
+    """The loops inside the rows of a kernel that are around one of its innermost loops."""
+    for s in kernel.body:
+        if isinstance(s, loop.For) and leaf in set(s.walk()):
+            _, inside = rows_of(s)
+            return [g for path in paths_of(inside) if path[-1] is leaf for g in path[:-1]]
+    return []
+
+
+def _touches(n: object, buffer: str) -> bool:
+    return isinstance(n, Load | Store) and n.buffer == buffer
+
+
+def _loads(leaf: Leaf) -> list[Load]:
+    return [n for s in leaf.original.body for n in s.walk() if isinstance(n, Load)]
+
+
+def merged_rows(rows: list[loop.For]) -> tuple[str, list[Step]]:
+    """All loops over rows as one."""
+    steps: list[Step] = []
+    name = rows[0].var if rows else ""
+    for r in rows[1:]:
+        steps.append(Collapse(name, r.var, name + r.var))
+        name += r.var
+    return name, steps
+
+
+def merged(path: list[loop.For]) -> tuple[Leaf, list[Step]]:
+    """The innermost loop made one with those perfectly around it of its kind."""
+    steps: list[Step] = []
+    leaf = path[-1]
+    assert isinstance(leaf.extent, Const)
+    name, extent = leaf.var, int(leaf.extent.value)
+    for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
+        if outer.kind != inner.kind or outer.body != (inner,) or not isinstance(outer.extent, Const):
+            break
+        steps.append(Collapse(outer.var, name, outer.var + name))
+        name, extent = outer.var + name, int(outer.extent.value) * extent
+    return Leaf(name, extent, leaf), steps
+
+
+def extent(path: list[loop.For]) -> int:
+    """How often the innermost loop of a path runs."""
+    out = 1
+    for f in path:
+        if not isinstance(f.extent, Const):
+            return 1
+        out *= int(f.extent.value)
+    return out
+
+
+def lanes(threads: int, vector: int) -> tuple[tuple[str, int], ...]:
+    return (("threads", threads), *((("vector", vector),) if vector > 1 else ()))
+
+
+def power(n: int) -> int:
+    """The least power of two that is at least `n`."""
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,85 @@
+"""Kernels of a GPU without loops inside their rows, or of short ones: each row is one iteration of a thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+from compiler.analysis.nests import Row, paths_of
+from compiler.ir import loop
+from compiler.ir.expr import Const
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Stmt
+from compiler.schedule import names as naming
+from compiler.schedule.cost import gpu as cost
+from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_rows, power
+from compiler.schedule.space.members import Member, ranked
+from compiler.schedule.steps import Bind, Collapse, Split, Step
+
+TURNS = (2, 1)  # of a thread: blocks that come after each other load while others compute
+
+
+def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterator[Member]:
+    """Threads, turns of each, and neighbours that a thread takes side by side."""
+    groups, collapsed = _grid(plan, rows, inside)
+    *outer, last = groups
+    loops = bool(paths_of(inside))
+    widest = 1 if loops else plan.neighbours(last.last, inside)
+    accesses = last.extent * math.prod(g.extent for g in outer) // widest
+    longest = max(WARP, power(-(-last.extent // widest)))  # more than the last axis takes have nothing to do
+    ways = [
+        (turns, threads, vector)
+        for turns in (TURNS[1:] if loops else TURNS)
+        for threads in (256, 128, 64, 32)
+        if threads <= min(THREADS // turns, 2 * longest)
+        for vector in (widest, widest // 2)
+        if vector
+    ]
+    steps = [*collapsed, *(Bind(g.name, "blocks") for g in outer), *plan.own(last.name, inside)]
+    return ranked(
+        Member(
+            cost.flat(plan.target, accesses, threads, turns, widest // vector) * max(1.0, threads / longest),
+            partial(_steps, steps, last.name, threads, threads * widest * turns, vector),
+        )
+        for turns, threads, vector in ways
+    )
+
+
+def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[list[Row], list[Step]]:
+    """The rows as at most three axes of a grid, the last of them for threads."""
+    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+    groups: list[Row] = []
+    steps: list[Step] = []
+    for r in rows:
+        assert isinstance(r.extent, Const)
+        extent = int(r.extent.value)
+        # The axes before the last may stay axes of the grid if the last is long enough to keep threads busy.
+        if groups and (plan.even(groups[-1].last, r, inside, ranges) or _rest(rows, r) < THREADS):
+            steps.append(Collapse(groups[-1].name, r.var, groups[-1].name + r.var))
+            groups[-1] = Row(groups[-1].name + r.var, groups[-1].extent * extent, r)
+        else:
+            groups.append(Row(r.var, extent, r))
+    if len(groups) > 1 and groups[-1].extent < THREADS:
+        name, steps = merged_rows(rows)
+        groups = [Row(name, math.prod(int(r.extent.value) for r in rows if isinstance(r.extent, Const)), rows[-1])]
+    while len(groups) > 3:
+        steps.append(Collapse(groups[0].name, groups[1].name, groups[0].name + groups[1].name))
+        groups[:2] = [Row(groups[0].name + groups[1].name, groups[0].extent * groups[1].extent, groups[1].last)]
+    return groups, steps
+
+
+def _steps(before: list[Step], name: str, threads: int, chunk: int, vector: int) -> list[Step]:
+    block, lane = naming.pieces(name)
+    return [
+        *before,
+        Split(name, chunk, (block, lane)),
+        Bind(block, "blocks"),
+        Bind(lane, "lanes", lanes(threads, vector)),
+    ]
+
+
+def _rest(rows: list[loop.For], r: loop.For) -> int:
+    """Iterations of a loop over rows with all those inside it."""
+    return math.prod(int(x.extent.value) for x in rows[rows.index(r) :] if isinstance(x.extent, Const))
