@@ -119,16 +119,16 @@ def test_schedules_of_several_kernels_are_printed_edited_and_run(
     mine.write_text(text)
     assert cli.main(["show", "-c", PRODUCT, "--schedule", str(mine), "--ir", "schedule"]) == 0
     assert capsys.readouterr().out == text
-    mine.write_text('with kernel("softmax"):\n    bind("i", blocks)\n')
+    mine.write_text('with kernel("softmax_33x40_f32"):\n    bind("i", blocks)\n')
     assert cli.main(["run", "-c", PRODUCT, "--schedule", str(mine)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith(": ok")
 
 
 def test_run_refuses_a_schedule_that_does_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mine = tmp_path / "mine.schedule"
-    mine.write_text('with kernel("softmax"):\n    bind("q", blocks)\n')
+    mine.write_text('with kernel("softmax_33x40_f32"):\n    bind("q", blocks)\n')
     assert cli.main(["run", "-c", PRODUCT, "--schedule", str(mine)]) == 1
-    said(capsys, "kernel softmax has no loop q")
+    said(capsys, "kernel softmax_33x40_f32 has no loop q")
 
 
 def test_run_compares_and_races(capsys: pytest.CaptureFixture[str]) -> None:

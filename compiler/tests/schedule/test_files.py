@@ -84,6 +84,7 @@ def test_compile_takes_schedules_for_some_kernels() -> None:
         return torch.softmax(x, -1) @ w
 
     inputs = torch.randn(33, 40), torch.randn(40, 50)
-    made = compiled(function, inputs, "cpu", schedules={"softmax": parse('bind("i", blocks)')})
-    assert len(made.lowering.schedules) == 2 and made.lowering.schedules["softmax"] == parse('bind("i", blocks)')
+    name, mine = "softmax_33x40_f32", parse('bind("i", blocks)')
+    made = compiled(function, inputs, "cpu", schedules={name: mine})
+    assert len(made.lowering.schedules) == 2 and made.lowering.schedules[name] == mine
     torch.testing.assert_close(made(*inputs), function(*inputs), rtol=1e-4, atol=1e-5)
