@@ -15,8 +15,9 @@ from compiler.ir import loop
 from compiler.ir.expr import Const, Var, dim
 from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
+from compiler.schedule.space.cpu import parts
 from compiler.schedule.space.cpu.nests import Nest
-from compiler.schedule.space.members import Member, ranked, relative
+from compiler.schedule.space.members import Member, either, ranked, relative
 from compiler.schedule.steps import Bind, Fold, Split, Step
 
 CHUNK = 16384  # elements of a flat loop that one core takes at a time: 64 KiB of f32, well above the cost of a handover
@@ -45,7 +46,8 @@ def space(nest: Nest) -> Iterator[Member]:
     ways = list(found.values())
     least = float(max(1, nest.count * nest.work))
     costs = relative([_cycles(nest, way) for way in ways])
-    return ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
+    whole = ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
+    return either(whole, parts.space(nest, least))
 
 
 def _ways(nest: Nest) -> Iterator[_Way]:
