@@ -38,8 +38,6 @@ FAMILIES = {
     " torch.randn(1, 2, 64, 64))",
     "sequences": "torch.randn(6, 40).sort(-1)[0]",
 }
-# What kernels of a GPU are called of which a CPU has no family of its own, and the other way round.
-ALIKE = {"pointwise, a copy in another order": {"transposes"}}
 DRAWN = 3  # members that a run tries of each space
 FIRST = 200  # members that it draws from
 
@@ -85,6 +83,14 @@ def test_members_compute_what_eager_does(family: str, name: str) -> None:
 
 def _told(seed: int, stage: str, chosen: dict[str, Schedule], problem: str) -> str:
     return f"{problem}\nseed {seed}, {stage}, with {chosen}"
+
+
+@pytest.mark.parametrize("family", ["contractions", "convolutions", "attention", "sequences"])
+def test_special_families_of_a_gpu_are_named(family: str) -> None:
+    code = "torch.sort(torch.randn(64, 1000))" if family == "sequences" else FAMILIES[family]
+    made, _, _ = lowered(code, nvidia.SM_90A, 0)
+    program = made.stages["loop"]
+    assert family in {next(pipeline.space(program, k, nvidia.SM_90A)).family for k in program.kernels}
 
 
 def test_the_first_member_comes_without_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,8 @@ def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None
         for n, (p, some) in enumerate(every)
         for m, t in enumerate(some)
     ]
-    return "convolutions" if boxes else "contractions", _members(heap, every, target, splits)
+    boxed = any(p.m.boxed or p.n.boxed for p in boxes)
+    return "convolutions" if boxed else "contractions", _members(heap, every, target, splits)
 
 
 def _members(
