@@ -74,7 +74,7 @@ def name(sources: Sequence[str], members: Sequence[Equation]) -> str:
 
 
 def renamed(own: str, before: Sequence[str], after: Sequence[str]) -> str:
-    """What a kernel is called that does more than the one called `own`: it now comes from `after`.
+    """What a kernel is called that does more than the one called `own`: it now comes from `after`; other names stay.
 
     >>> renamed("mul_64x100_f32_1", ["aten.mul.Tensor"], ["aten.softmax.int", "aten.mul.Tensor"])
     'softmax_mul_64x100_f32'
@@ -82,7 +82,8 @@ def renamed(own: str, before: Sequence[str], after: Sequence[str]) -> str:
     start = f"{_words(before)}_"
     number = _NUMBER.search(own)
     tail = own.removeprefix(start).removesuffix(number[1] if number else "")
-    return f"{_words(after)}_{tail}" if own.startswith(start) else own
+    named_here = own.startswith(start) and tail.split("_")[-1] in DTYPES
+    return f"{_words(after)}_{tail}" if named_here else own
 
 
 def numbered(names: Iterable[str]) -> Iterator[str]:
