@@ -58,8 +58,10 @@ def nodes(tree: Any, rule: Callable[[Any], Any]) -> Any:
 
     def go(n: Node) -> Any:
         if n not in done:
-            below = n if type(n) in (Const, Var) else canonical(n.map(go))
-            made = rule(below)
+            new = n if type(n) in (Const, Var) else n.map(go)
+            below = canonical(new)
+            folded = below is not new and below in new.walk()  # to a part of it, which the rule has made already
+            made = None if folded else rule(below)
             done[n] = below if made is None else made
         return done[n]
 
