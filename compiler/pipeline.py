@@ -309,14 +309,14 @@ def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) 
     """How a kernel may be scheduled, the best way first, then as sums of products are no others, then not at all."""
     own = _private(program, kernel)
 
-    def schedule(how: Callable[..., Schedule]) -> Schedule:
+    def schedule(how: Callable[..., Schedule], kernel: statement.Kernel) -> Schedule:
         return fresh_names(program, kernel, how(kernel, own, target))
 
+    ways = [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)]
     if not sizes_in(kernel):
-        return [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)] + [Schedule]
-    lower_tiles = partial(from_tiles, target=target)
-    ways = [partial(how, private=own, target=target) for how in (heuristic.choose, heuristic.plain)]
-    return [partial(on_hint, program, kernel, ways[0], ways[1], lower_tiles), Schedule]
+        return [partial(way, kernel) for way in ways] + [Schedule]
+    best, plain = ways
+    return [partial(on_hint, program, kernel, best, plain, partial(from_tiles, target=target)), Schedule]
 
 
 def _private(program: statement.Program, kernel: statement.Kernel) -> set[str]:

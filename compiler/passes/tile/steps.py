@@ -305,7 +305,7 @@ def fold(program: Program, kernel: Kernel, step: Fold) -> Kernel:
     if buffer is None or users != [kernel.name]:
         raise ScheduleError(step, f"{step.buffer} is not a temporary of this kernel alone")
     return at_loop(kernel, step, step.loop, lambda f: _folded(step, kernel, f, buffer)).replace(
-        params=tuple(p for p in kernel.params if p is not buffer),
+        params=tuple(p for p in kernel.params if p.name != buffer.name),
         writes=tuple(w for w in kernel.writes if w != buffer.name),
     )
 

@@ -40,7 +40,7 @@ def test_each_kernel_of_each_architecture_has_its_figures() -> None:
     row = run(case(Case, "F.softmax(x, -1)"), case(Case, "torch.linalg.svd(x).S"))
     assert (row.verdict, row.cases, row.detail) == ("pass", 2, "")  # what is unsupported, its check tells
     assert [k.arch for k in row.kernels] == list(gate.ARCHITECTURES)
-    assert all(k.registers > 8 and k.name == "softmax" and not k.complaints for k in row.kernels)
+    assert all(k.registers > 8 and k.name.startswith("softmax_") and not k.complaints for k in row.kernels)
 
 
 def test_other_architectures_can_be_asked_for() -> None:

@@ -102,7 +102,7 @@ def test_mistakes_in_a_cluster_are_reported(bug: str) -> None:
 
 
 FENCE = "    mlc_fence_device();\n"
-TAKE = "    mlc_take_ticket(&last_block[0], &columns_s_shares_tickets[i0], 4);\n"
+TAKE = "    mlc_take_ticket(&last_block[0], &y_s_shares_tickets[i0], 4);\n"
 FIRST = "  if ((int)threadIdx.x == 0) {\n"
 MEET = "  mlc_block_barrier();\n"
 GO_ON = "  if (last_block[0] != 0) {\n"
@@ -130,12 +130,10 @@ def test_mistakes_with_tickets_are_reported(bug: str) -> None:
 def test_tickets_begin_with_zero_and_end_with_it(check: bool) -> None:
     program = tile_text.parse((CASES / "parts_by_tickets.tile").read_text(encoding="utf-8"))
     made = from_tiles(program, TARGETS["sm_80"])
-    text = cuda.render(made, target="sm_80").replace(
-        "columns_s_shares_tickets[i0], 4)", "columns_s_shares_tickets[i0], 9)"
-    )
+    text = cuda.render(made, target="sm_80").replace("y_s_shares_tickets[i0], 4)", "y_s_shares_tickets[i0], 9)")
     given = random_arrays(program.inputs, fresh_seed())
     _, outcome = run_threads.run_text(text, made, list(given), check)
-    assert [(r.kind, r.buffer) for r in outcome.reports] == [("not zero again", "columns_s_shares_tickets")]
+    assert [(r.kind, r.buffer) for r in outcome.reports] == [("not zero again", "y_s_shares_tickets")]
 
 
 REFUSED = {
