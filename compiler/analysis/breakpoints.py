@@ -30,10 +30,7 @@ def breakpoints(body: tuple[Stmt, ...], var: Var, extent: int, ranges: dict[str,
     cuts: list[int] = []
     while whole:
         start, end = whole.pop()
-        here = Var(var.name)
-        within = ranges | {var.name: (0, end - start - 1)}
-        part = simplify(substitute(body, {var: here + start}), within)
-        at = next((n for n in _changes(part, var) if 0 < n < end - start), None)
+        at = next((n for n in _changes(part_of(body, var, start, end, ranges), var) if 0 < n < end - start), None)
         if at is None:
             continue
         cuts.append(start + at)
@@ -41,6 +38,14 @@ def breakpoints(body: tuple[Stmt, ...], var: Var, extent: int, ranges: dict[str,
             return ()
         whole += [(start, start + at), (start + at, end)]
     return tuple(sorted(cuts))
+
+
+def part_of(
+    body: tuple[Stmt, ...], var: Var, start: int, end: int, ranges: dict[str, Range], name: str = ""
+) -> tuple[Stmt, ...]:
+    """What the iterations from `start` up to `end` do, counted from 0 by `name` (by default as before), simplified."""
+    own = Var(name or var.name)
+    return simplify(substitute(body, {var: own + start}), ranges | {own.name: (0, end - start - 1)})
 
 
 def _changes(body: tuple[Stmt, ...], var: Var) -> Iterator[int]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from compiler.analysis.online_softmax import Online
-from compiler.schedule.steps import Compensate, Distribute, Promote, Share, SplitScan
+from compiler.schedule.steps import Collapse, Compensate, Distribute, Promote, Share, SplitScan, Step
 
 
 def pieces(loop: str) -> tuple[str, str]:
@@ -16,6 +17,20 @@ def pieces(loop: str) -> tuple[str, str]:
 def along(stem: str, axes: int) -> tuple[str, ...]:
     """Loops along so many axes of a tile."""
     return (stem,) if axes == 1 else tuple(f"{stem}{n}" for n in range(axes))
+
+
+def collapse(loops: Sequence[str], steps: list[Step]) -> str:
+    """The name of perfectly nested loops made one, outermost first, by steps that are added; empty for no loops."""
+    name = loops[0] if loops else ""
+    for inner in loops[1:]:
+        steps.append(Collapse(name, inner, name + inner))
+        name += inner
+    return name
+
+
+def grid(loops: Sequence[str], steps: list[Step]) -> list[str]:
+    """Perfectly nested loops as the axes of a grid, of which there are three: those before the last two are one."""
+    return [*loops] if len(loops) <= 3 else [collapse(loops[:-2], steps), *loops[-2:]]
 
 
 def behind(loops: tuple[str, ...], end: str) -> tuple[str, ...]:

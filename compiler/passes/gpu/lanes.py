@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from compiler.analysis import nests
 from compiler.analysis.argmax import extreme, sought
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
 from compiler.ir.index import range_below, simplify
 from compiler.ir.layout import Spread
-from compiler.ir.statement import Accum, If, Init, Stmt, Store
+from compiler.ir.statement import If, Stmt, Store
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import apart, array_of, elsewhere, is_global, lowered, place_of, thread_of
 from compiler.passes.gpu.scope import WARP, Lanes, Scope
@@ -82,8 +83,7 @@ def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
 
 def accumulated(f: tile.For, scope: Scope) -> dict[str, str]:
     """Scalars from outside that `f` accumulates into, with their reductions."""
-    inside = {n.name for n in f.walk() if isinstance(n, Init)}
-    return {n.name: n.op for n in f.walk() if isinstance(n, Accum) and n.name in scope.values and n.name not in inside}
+    return {name: how for name, how in nests.accumulated((f,)).items() if name in scope.values}
 
 
 def _rounds(state: Emission, f: tile.For, spread: Spread, inner: Scope, scope: Scope) -> Body:

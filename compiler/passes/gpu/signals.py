@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from compiler.ir import kernel as k
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Expr, Var, names
+from compiler.ir.expr import Const, Expr, Var, fresh, names
 from compiler.ir.index import simplify, value_range
 from compiler.ir.layout import Fragment
 from compiler.ir.ranges import Range
@@ -49,12 +49,7 @@ class Start:
     origins: dict[Fragment, tuple[Expr, Expr]] = field(default_factory=dict)
 
     def fresh(self, name: str) -> str:
-        stem, n = name, 0
-        while name in self.taken:
-            n += 1
-            name = f"{stem}_{n}"
-        self.taken.add(name)
-        return name
+        return fresh(name, self.taken)
 
     def lane(self) -> Expr:
         """The number of this thread in its warp."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from compiler.analysis.breakpoints import part_of
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, substitute
-from compiler.ir.index import simplify
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Let, Stmt, Store
 from compiler.schedule.steps import Partition, ScheduleError
@@ -34,9 +34,8 @@ def partition(step: Partition, f: tile.For, ranges: dict[str, Range]) -> tuple[S
     body = _one_store(step, f)
     parts = []
     for name, (start, end) in zip(step.into, pairwise(bounds), strict=True):
-        within = ranges | {name: (0, end - start - 1)}
-        part = simplify(substitute((body,), {Var(f.var): Var(name) + start}), within)
-        parts.append(f.replace(var=name, extent=const(end - start), body=part))
+        inside = part_of((body,), Var(f.var), start, end, ranges, name)
+        parts.append(f.replace(var=name, extent=const(end - start), body=inside))
     return tuple(parts)
 
 

@@ -294,33 +294,33 @@ def _transposed(
         inner = [next(phases) if d in split else dim(0) for d in range(len(space))]
         return [*zip(at[2 + len(split) :], inner, strict=True)]
 
-    def meet(at: Index, r: Index) -> tuple[list[Expr], list[Expr], list[Expr]]:
-        """The places in the kernel and in the input that meet, and when they do."""
-        places, here, conditions = [], [], []
+    def meet(at: Index, r: Index) -> tuple[list[Expr], list[Expr], list[Expr], list[Expr]]:
+        """The places in the kernel and in the input that meet; when they do, and when the kernel has such a place."""
+        places, here, conditions, within = [], [], [], []
         for d, (m, phase) in enumerate(parts(at)):
             first = phase // common[d] * inverse[d] % period[d]
             k = r[1 + d] * period[d] + first
             i = m + padding[d] // stride[d] - r[1 + d] * (dilation[d] // common[d])
             i = i + (phase - first * dilation[d]) // stride[d]
             conditions += [op("eq", phase % common[d], 0)] if common[d] > 1 else []
-            conditions += [op("ge", i, 0), op("lt", i, space[d])]
-            conditions += [op("lt", k, kernel[d])] if period[d] > 1 else []
+            there = [op("lt", k, kernel[d])] if period[d] > 1 else []
+            conditions += [op("ge", i, 0), op("lt", i, space[d]), *there]
+            within += there
             places.append(k)
             here.append(i)
-        return places, here, conditions
+        return places, here, conditions, within
 
     def shifted(at: Index, r: Index) -> Expr:
-        _, here, conditions = meet(at, r)
+        _, here, conditions, _ = meet(at, r)
         channel = r[0] if groups == 1 else at[1] // per_output * per_input + r[0]
         value = input.rounded_at((at[0], channel, *here))
         return select(all_of(*conditions), value, const(0, value.dtype))
 
     def weighted(at: Index, r: Index) -> Expr:
-        places, _, _ = meet(at, r)
+        places, _, _, within = meet(at, r)
         group = at[1] // per_output
-        inside = [op("lt", k, n) for k, n, m in zip(places, kernel, period, strict=True) if m > 1]
         value = weight.rounded_at((group * per_input + r[0], at[1] % per_output, *places))
-        return select(all_of(*inside), value, const(0, value.dtype))
+        return select(all_of(*within), value, const(0, value.dtype))
 
     skipped = [p % s for p, s in zip(padding, stride, strict=True)]
     whole = [(n + (e + s - 1)) // s for n, e, s in zip(b.out.shape[2:], skipped, stride, strict=True)]

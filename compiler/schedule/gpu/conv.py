@@ -25,7 +25,7 @@ from compiler.schedule.gpu import permutes
 from compiler.schedule.gpu.boxes import box
 from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, Result, axis, factor, size
 from compiler.schedule.gpu.products import Operand
-from compiler.schedule.steps import Collapse, Pad, Permute, Reorder, Split, Step
+from compiler.schedule.steps import Pad, Permute, Reorder, Split, Step
 
 MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map
 
@@ -240,9 +240,6 @@ def boxed(x: Axis, length: int) -> list[Step]:
     if len(loops) > 1:
         steps.append(Reorder((*outer, *inner)))
     for part in (outer, inner):
-        name = part[0]
-        for v in part[1:]:
-            steps.append(Collapse(name, v, name + v))
-            name += v
+        naming.collapse(part, steps)
     x.outer, x.name = "".join(outer), "".join(inner)
     return steps

@@ -11,7 +11,7 @@ from compiler.ir.expr import Const, Expr, const, static
 from compiler.ir.index import from_linear, linear
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
-from compiler.schedule.steps import Bind, Collapse, Permute, Reorder, Split, Stage, Step
+from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step
 
 THREADS = 256
 WIDEST = 16  # bytes that one instruction moves
@@ -53,15 +53,9 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     # Odd rows of the tile begin in other banks, also if these hold two elements each.
     copied = naming.along(f"{tile}_at", len(kept))
     made.append(Stage(t.name, tile, outer[-1], "shared", copied, 1 + staged % 2))
-    while len(outer) > 3:
-        made.append(Collapse(outer[0], outer[1], outer[0] + outer[1]))
-        outer[:2] = [outer[0] + outer[1]]
-    made += [Bind(name, "blocks") for name in outer]
+    made += [Bind(name, "blocks") for name in naming.grid(outer, made)]
     for loops, row in ((copied, staged), (tuple(inner), side)):
-        name = loops[0]
-        for other in loops[1:]:
-            made.append(Collapse(name, other, name + other))
-            name += other
+        name = naming.collapse(loops, made)
         vector = math.gcd(row, WIDEST // t.dtype.bytes)
         lanes = (("threads", THREADS), *((("vector", vector),) if vector > 1 else ()))
         made.append(Bind(name, "lanes", lanes))

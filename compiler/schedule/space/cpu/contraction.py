@@ -26,7 +26,7 @@ from compiler.schedule.contraction import Contraction, by_groups, recognise, siz
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.cpu.blocking import Blocking, Operand, Product
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Collapse, Cover, Pack, Reorder, Schedule, Split, Step, Tensorize
+from compiler.schedule.steps import Bind, Cover, Pack, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Target
 
 SELDOM = 64  # one row in so many may be computed twice
@@ -175,7 +175,7 @@ class _Plan:
         if order != [f.var for f in c.rows]:
             self.steps.append(Reorder(tuple(order)))
         for loops in (self.m_loops, self.n_loops, self.k_loops):
-            self.collapse([f.var for f in loops])
+            naming.collapse([f.var for f in loops], self.steps)
         for x, block in ((self.m, chosen.m), (self.n, chosen.n), (self.k, chosen.k)):
             self.split(x, block)
         outer = [x for x in ((self.n, self.m) if chosen.strips else axes) if x.outer]
@@ -238,13 +238,6 @@ class _Plan:
         x.name = inner
         return outer
 
-    def collapse(self, loops: list[str]) -> str:
-        name = loops[0] if loops else ""
-        for inner in loops[1:]:
-            self.steps.append(Collapse(name, inner, name + inner))
-            name += inner
-        return name
-
     def spread(self, outside: list[str], chosen: Blocking) -> None:
         """The outermost loops, as many as it takes to give every core some, are spread over the cores."""
         blocks = {self.m.outer: -(-self.m.size // chosen.m), self.n.outer: -(-self.n.size // chosen.n)}
@@ -254,7 +247,7 @@ class _Plan:
             count *= sizes[outside[taken]]
             taken += 1
         if count > 1:
-            self.steps.append(Bind(self.collapse(outside[:taken]), "blocks"))
+            self.steps.append(Bind(naming.collapse(outside[:taken], self.steps), "blocks"))
 
     def pack(self, chosen: Blocking, panels: str = "") -> None:
         """The operands that need it go into tiles, of which that of B may be panels, a loop over which is named."""

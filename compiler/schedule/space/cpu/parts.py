@@ -11,11 +11,10 @@ from functools import partial
 from itertools import pairwise
 
 from compiler.analysis import access
-from compiler.analysis.breakpoints import breakpoints
+from compiler.analysis.breakpoints import breakpoints, part_of
 from compiler.analysis.nests import contiguous
 from compiler.analysis.vectors import fitting_width
-from compiler.ir.expr import Const, Var, dim, substitute
-from compiler.ir.index import simplify
+from compiler.ir.expr import Const, Var, dim
 from compiler.ir.statement import Let, Stmt, Store
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu.nests import Nest, touched
@@ -62,7 +61,7 @@ def _widths(nest: Nest) -> tuple[int, ...]:
 
 def _part(nest: Nest, var: Var, start: int, end: int) -> _Part:
     within = nest.ranges | {var.name: (0, end - start - 1)}
-    body = simplify(substitute(nest.inside, {var: var + start}), within)
+    body = part_of(nest.inside, var, start, end, nest.ranges)
     return _Part(body, end - start, not access.not_vectorizable(body, var, nest.memory.tensors, within))
 
 

@@ -159,9 +159,9 @@ class _Plan:
             if x.boxed:
                 self.steps += conv.boxed(x, length)
             else:
-                self.collapse([f.var for f in x.loops])
-        self.collapse(depth)
-        batch = self.collapse(around)
+                naming.collapse([f.var for f in x.loops], self.steps)
+        naming.collapse(depth, self.steps)
+        batch = naming.collapse(around, self.steps)
         grid = [batch] if batch else []
         for x, length in ((m, t.m), (n, t.n)):
             if not x.boxed:
@@ -182,13 +182,6 @@ class _Plan:
     @property
     def acc(self) -> str:
         return self.p.found.accumulator
-
-    def collapse(self, loops: list[str]) -> str:
-        name = loops[0] if loops else ""
-        for inner in loops[1:]:
-            self.steps.append(Collapse(name, inner, name + inner))
-            name += inner
-        return name
 
     def split(self, x: Axis, factor: int) -> None:
         into = naming.pieces(x.name)

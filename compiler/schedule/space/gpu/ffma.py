@@ -69,10 +69,7 @@ def _steps(c: Contraction, m: loop.For, n: loop.For, down: int, across: int, par
     steps: list[Step] = []
     if [*around, i, j] != [f.var for f in c.rows]:
         steps.append(Reorder((*around, i, j)))
-    batch = around[0] if around else ""
-    for f in around[1:]:
-        steps.append(Collapse(batch, f, batch + f))
-        batch += f
+    batch = naming.collapse(around, steps)
     outside = [batch] if batch else []
     (m_tile, m_in), (n_tile, n_in) = naming.pieces(i), naming.pieces(j)
     (m_own, m_lane), (n_own, n_lane) = naming.pieces(m_in), naming.pieces(n_in)

@@ -14,6 +14,7 @@ from compiler.ir.index import extent_range, value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
+from compiler.schedule import names as naming
 from compiler.schedule.steps import Collapse, Fold, Step
 from compiler.targets.target import Target
 
@@ -148,11 +149,7 @@ def _loads(leaf: Leaf) -> list[Load]:
 def merged_rows(rows: list[loop.For]) -> tuple[str, list[Step]]:
     """All loops over rows as one."""
     steps: list[Step] = []
-    name = rows[0].var if rows else ""
-    for r in rows[1:]:
-        steps.append(Collapse(name, r.var, name + r.var))
-        name += r.var
-    return name, steps
+    return naming.collapse([r.var for r in rows], steps), steps
 
 
 def merged(path: list[loop.For]) -> tuple[Leaf, list[Step]]:

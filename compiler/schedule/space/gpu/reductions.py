@@ -58,15 +58,6 @@ def only(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Reduction | None:
                      math.prod(sizes[at:]))  # fmt: skip
 
 
-def merge(names: tuple[str, ...], steps: list[Step]) -> str:
-    """All of some perfectly nested loops as one, whose name is returned."""
-    name = names[0] if names else ""
-    for inner in names[1:]:
-        steps.append(Collapse(name, inner, name + inner))
-        name += inner
-    return name
-
-
 def columns(found: Reduction, vector: int, target: Target) -> Iterator[Member]:
     """Each thread has `vector` neighbouring columns.
 
@@ -93,7 +84,7 @@ def columns(found: Reduction, vector: int, target: Target) -> Iterator[Member]:
 
 def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: int, most: int = THREADS) -> list[Step]:
     steps: list[Step] = []
-    row, along = merge(found.rows, steps), merge(found.loops, steps)
+    row, along = naming.collapse(found.rows, steps), naming.collapse(found.loops, steps)
     outer, inner = (row, "") if vector == 1 else naming.pieces(row)
     if inner:
         steps.append(Split(row, vector, (outer, inner)))
@@ -139,7 +130,7 @@ def _sharers(extent: int, most: int) -> list[int]:
 def _combined(shared: Share, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
     """A thread for each column adds up what its parts are."""
     steps: list[Step] = []
-    total = merge(shared.behind, steps)
+    total = naming.collapse(shared.behind, steps)
     steps.append(Bind(total, "lanes", lanes))
     return [*steps, Bind(shared.into[1], "unroll")] if shared.parts <= PARTS_AHEAD else steps
 
@@ -165,7 +156,7 @@ def split_rows(found: Reduction, vector: int, target: Target) -> Iterator[Member
 
 def _split_rows(found: Reduction, vector: int, parts: int) -> list[Step]:
     steps: list[Step] = []
-    row, along = merge(found.rows, steps), merge(found.loops, steps)
+    row, along = naming.collapse(found.rows, steps), naming.collapse(found.loops, steps)
     even = next((p for p in range(parts, parts // 2, -1) if found.extent % (p * vector) == 0), 0)
     shared, inner = along, along
     if even:

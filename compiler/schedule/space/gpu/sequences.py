@@ -14,9 +14,10 @@ from compiler.analysis.sequences import sequence
 from compiler.ir import loop
 from compiler.ir.expr import Const, product
 from compiler.ir.statement import Kernel
+from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.space.members import Member
-from compiler.schedule.steps import Bind, Collapse, Fold, Step
+from compiler.schedule.steps import Bind, Fold, Step
 from compiler.targets.target import Target
 
 MOST_THREADS = 1024
@@ -48,7 +49,7 @@ def _steps(
     kernel: Kernel, private: Set[str], target: Target, rows: list[loop.For], nests: list[list[loop.For]], threads: int
 ) -> list[Step]:
     steps: list[Step] = []
-    name = _merged(rows, steps)
+    name = naming.collapse([f.var for f in rows], steps)
     steps += [Bind(name, "blocks")]
     left = target.shared - EXCHANGED
     for p in kernel.params:
@@ -58,17 +59,8 @@ def _steps(
             steps.append(Fold(p.name, name, "shared"))
             left -= held
     for nest in nests:
-        steps.append(Bind(_merged(nest, steps), "lanes", (("threads", threads),)))
+        steps.append(Bind(naming.collapse([f.var for f in nest], steps), "lanes", (("threads", threads),)))
     return steps
-
-
-def _merged(nest: list[loop.For], steps: list[Step]) -> str:
-    """The name of the loops made one, by steps that are added."""
-    name = nest[0].var
-    for f in nest[1:]:
-        steps.append(Collapse(name, f.var, name + f.var))
-        name += f.var
-    return name
 
 
 def _count(nest: list[loop.For]) -> int:

@@ -78,10 +78,7 @@ def _steps(
     steps.append(Reorder((*outer, *last)))
     for b, size in zip(buffers, sizes, strict=True):
         steps.append(Stage(b, f"{b}_tile", outer[-1], "shared", naming.along(f"{b}_tile_at", 2), max(1, BANK // size)))
-    while len(outer) > 3:
-        steps.append(Collapse(outer[0], outer[1], outer[0] + outer[1]))
-        outer[:2] = [outer[0] + outer[1]]
-    steps += [Bind(name, "blocks") for name in outer]
+    steps += [Bind(name, "blocks") for name in naming.grid(outer, steps)]
     for b, size in zip(buffers, sizes, strict=True):
         row, column = naming.along(f"{b}_tile_at", 2)
         steps += [Collapse(row, column, row + column), Bind(row + column, "lanes", _lanes(first, WIDEST // size))]
