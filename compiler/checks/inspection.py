@@ -118,6 +118,8 @@ def _together(arch: str, texts: Mapping[str, Lowering], cache: Path | None) -> l
             return None
         about = {own: (*some, *sorted(lost)) for own, some in about.items()}
     usage = {u.kernel: u for u in report.usage}
+    if missing := contracts.keys() - usage.keys():
+        raise ToolchainError(f"the CUDA compiler made a cubin and no report of ptxas on {', '.join(sorted(missing))}")
 
     def kernel(f: k.Function, n: int, name: str) -> Kernel:
         own = f"k{n}_{name}"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SYSTEM = (Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu"), Path("/usr/lib64"))
+CACHING = [12, 9]  # the first version that keeps what it makes where the driver does
 
 
 def folders() -> tuple[Path, ...]:
@@ -61,7 +62,10 @@ def compile(nvrtc: ctypes.CDLL, text: str, name: str, options: Sequence[str]) ->
     """NVRTC's result code (0 is success), the cubin, and its messages, which call the text `name`.
 
     There are no standard headers: the text brings what it needs. One ptxas option goes into each --ptxas-options.
+    Beside a GPU newer ones have a cache of their own, whose cubins come unverified and without ptxas' report: not here.
     """
+    if [int(n) for n in version(nvrtc).split(".")] >= CACHING:
+        options = (*options, "--no-cache")
     program = ctypes.c_void_p()
     code = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
     if code:

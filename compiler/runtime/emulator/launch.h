@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "async.h"
+#include "division.h"
 
 namespace mlc::emu {
 
@@ -249,6 +250,7 @@ extern "C" __attribute__((visibility("default"))) void mlc_launch(const Request*
     next_cluster = 0;
     all_clusters = (uint64_t)(r->grid[0] / r->cluster[0]) * (r->grid[1] / r->cluster[1]) * (r->grid[2] / r->cluster[2]);
     hooks::begin_launch(r);
+    catch_divisions();
     unsigned helpers = r->threads > 1 && all_clusters > 1 ? r->threads - 1 : 0;
     if (helpers >= all_clusters) helpers = (unsigned)all_clusters - 1;
     std::vector<pthread_t> others;
@@ -258,6 +260,7 @@ extern "C" __attribute__((visibility("default"))) void mlc_launch(const Request*
     }
     work(nullptr);
     for (pthread_t t : others) pthread_join(t, nullptr);
+    release_divisions();
     hooks::end_launch();
     result = nullptr;
     pthread_mutex_unlock(&launch_lock);

@@ -1,14 +1,18 @@
 """Cubins: what is compiled once, what is compiled anew, and what every kind of trouble says and leaves behind."""
 
+import ctypes
 import dataclasses
 import errno
 import logging
 import os
+import random
 import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -67,6 +71,38 @@ def test_a_real_cubin_with_its_report(compiler: Compiler, tmp_path: Path) -> Non
     assert "Compile time" not in made.log
     cubin._seen.clear()
     assert build_cubin(ADD, "sm_80", cache=tmp_path, compiler=compiler) == made
+
+
+def test_a_text_compiled_before_is_reported_on_again(compiler: Compiler, tmp_path: Path) -> None:
+    """Beside a GPU NVRTC would take the cubin from the driver's cache, and ptxas would say nothing."""
+    text = ADD.replace("1.0f", f"{random.getrandbits(20)}.0f")
+    for folder in ("one", "two"):
+        cubin._seen.clear()
+        made = build_cubin(text, "sm_80", cache=tmp_path / folder, compiler=compiler)
+        assert "Compiling entry function 'add' for 'sm_80'" in made.log
+
+
+@pytest.mark.parametrize(("version", "told"), [((12, 8), False), ((12, 9), True), ((13, 0), True)])
+def test_nvrtc_is_told_to_use_no_cache_where_it_has_one(version: tuple[int, int], told: bool) -> None:
+    said: list[bytes] = []
+
+    def numbers(major: Any, minor: Any) -> int:
+        major._obj.value, minor._obj.value = version
+        return 0
+
+    def compiled(_program: object, count: int, options: Any) -> int:
+        said.extend(options[:count])
+        return 6
+
+    def nothing(*_: object) -> int:
+        return 0
+
+    library = SimpleNamespace(
+        nvrtcVersion=numbers, nvrtcCreateProgram=nothing, nvrtcCompileProgram=compiled, nvrtcGetProgramLogSize=nothing,
+        nvrtcGetProgramLog=nothing, nvrtcGetErrorString=lambda _: b"refused", nvrtcDestroyProgram=nothing,
+    )  # fmt: skip
+    code, image, log = nvrtc.compile(cast(ctypes.CDLL, library), ADD, "add.cu", ("--fmad=true",))
+    assert (code, image, log) == (6, b"", "refused") and said == [b"--fmad=true", *[b"--no-cache"] * told]
 
 
 def test_headers_are_found(compiler: Compiler, tmp_path: Path) -> None:

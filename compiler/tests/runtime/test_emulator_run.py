@@ -1,6 +1,7 @@
 """The emulator's own surface: what kernels see of a launch, what is refused and how, caches, limits, forks."""
 
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -166,6 +167,28 @@ def test_a_loop_that_never_ends_is_stopped() -> None:
     assert "time limit" in {r.kind for r in outcome.reports}
     outcome, _ = run("while (true) mlc_block_barrier();", 1, timeout=0.05)
     assert "time limit" in {r.kind for r in outcome.reports}
+
+
+@MODES
+@pytest.mark.parametrize("synchronizes", [True, False])
+@pytest.mark.parametrize("quotient", ["100 / *z", "100 % *z", "(LEAST + *z) / (*z - 1)"])
+def test_a_division_by_zero_is_reported_at_its_line(check: bool, synchronizes: bool, quotient: str) -> None:
+    """The process would die of it otherwise, and what handled the signal before does so again."""
+    handled = signal.signal(signal.SIGFPE, signal.SIG_DFL)
+    try:
+        body = f"""constexpr long LEAST = -(1L << 62) * 2;
+            volatile long* z = y + blockIdx.x * 32 + threadIdx.x;
+            *z = 0;
+            if (threadIdx.x == 5)
+                *z = {quotient};"""
+        for threads in (1, 2):
+            outcome, _ = run(body, 96, (3, 1, 1), check=check, synchronizes=synchronizes, threads=threads)
+            assert not outcome.complete and {r.kind for r in outcome.reports} == {"division by zero"}
+            assert {(r.line, r.thread) for r in outcome.reports} == {(7 if check else 0, 5)}
+        assert signal.getsignal(signal.SIGFPE) is signal.SIG_DFL
+        assert list(clean(run("y[threadIdx.x] = 5 / (1 + threadIdx.x * 0);", 32, check=check))) == [5] * 32
+    finally:
+        signal.signal(signal.SIGFPE, handled)
 
 
 @pytest.mark.parametrize(("more", "kinds"), [(232, []), (240, ["registers"])])

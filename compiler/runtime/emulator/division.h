@@ -1,0 +1,30 @@
+// A division that the CPU refuses, as a finding: integers by 0, and the least one by -1, of which a GPU makes any number.
+#pragma once
+#include <dlfcn.h>
+#include <signal.h>
+#include <ucontext.h>
+
+#include "fibers.h"
+
+namespace mlc::emu {
+
+static struct sigaction before_launch;
+
+// Never returns to a kernel: its thread's fiber is left as after any other finding that ends the launch.
+static void refused_division(int, siginfo_t*, void* context) {
+    uintptr_t at = (uintptr_t)((ucontext_t*)context)->uc_mcontext.gregs[REG_RIP];
+    Dl_info where;
+    if (worker && self && dladdr((void*)at, &where) && (uintptr_t)where.dli_fbase == image)
+        fatal("division by zero", (unsigned)(at + 1 - image), "of integers, or a quotient that their type does not hold");
+    sigaction(SIGFPE, &before_launch, nullptr);  // not a kernel's: the same again, for whoever handled it before
+}
+
+static void catch_divisions() {
+    struct sigaction ours = {};
+    ours.sa_sigaction = refused_division;
+    ours.sa_flags = SA_SIGINFO | SA_NODEFER;  // the handler is left by a switch of stacks, so nothing unblocks the signal
+    sigaction(SIGFPE, &ours, &before_launch);
+}
+static void release_divisions() { sigaction(SIGFPE, &before_launch, nullptr); }
+
+}  // namespace mlc::emu
