@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         eager_equations,
         execute,
         execute_guarded,
+        headers,
         reference,
     )
     from compiler.execution.gpu_programs import architecture, on_gpu
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 _HOME = {
     "compiler.execution.dumps": ("load",),
     "compiler.execution.executable": (
-        "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "reference",
+        "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "headers",
+        "reference",
     ),
     "compiler.execution.gpu_programs": ("architecture", "on_gpu"),
     "compiler.execution.named": ("TARGETS", "cpus", "target"),
@@ -106,6 +108,7 @@ __all__ = [
     "execute",
     "execute_guarded",
     "from_graph",
+    "headers",
     "inspect",
     "instruction_checks",
     "load",

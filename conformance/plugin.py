@@ -91,6 +91,11 @@ OPTIONS: dict[str, dict[str, object]] = {
         "metavar": "INDEX",
         "help": "of the random programs of --mlcomp-seed, run this one alone",
     },
+    "replay": {
+        "metavar": "REV",
+        "help": "by itself: compare what the compiler emits for every case of the shape files with what that of a git "
+        "revision does, without running any; fails with what differs",
+    },
     # Internal: the module whose check, bench and selftest functions run in the child; the plugin's own tests use it.
     "runner": {"metavar": "MODULE", "help": argparse.SUPPRESS},
 }
@@ -127,7 +132,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("mlcomp"):
         _root_again(config)
         # By name, not by an import statement: only a run with --mlcomp pays for it.
-        config.pluginmanager.import_plugin("conformance.run.session")
+        work = "replay" if config.getoption("mlcomp_replay") else "session"
+        config.pluginmanager.import_plugin(f"conformance.run.{work}")
         return
     stray = [word for word in config.invocation_params.args if str(word).startswith("--mlcomp-")]
     if stray:

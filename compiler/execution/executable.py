@@ -100,6 +100,13 @@ def _executed(
     return tuple(to_tensor(a, t, at) for a, t in zip(made, kinds, strict=True))
 
 
+def headers(machine: Target) -> dict[str, str]:
+    """What emitted texts may include, by the names by which they do."""
+    folder = HEADERS if machine.kind == "cpu" else gpu_programs.HEADERS
+    found = sorted(path for path in folder.rglob("*") if path.suffix in (".h", ".cuh"))
+    return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in found}
+
+
 def built(lowering: Lowering, cache: Path | None) -> Path:
     """The text as a shared object; raises CompilerError where this machine could not run it."""
     check_runnable(lowering.target)

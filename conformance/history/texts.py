@@ -4,50 +4,64 @@
     python -m conformance.history.texts compare before.zip after.zip # exit status 1 where a text differs
 
 A change that is to leave the emitted code as it is, such as a move or a rename, has an empty comparison. Nothing runs,
-and nothing is compiled: texts are lowered only. Comments and the names of kernels do not count.
+and nothing is compiled: texts are lowered only. The names of kernels do not count, and of comments only the head, which
+says how kernels are launched. What texts include is recorded beside them.
 """
 
 import argparse
 import contextlib
 import difflib
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
 import re
 import sys
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import compiler
 from conformance.judge import subject
-from conformance.judge.ladder import threads
-from conformance.shapes.cases import Case, runs_on
+from conformance.shapes.cases import TIERS, Case, runs_on
 from conformance.shapes.files import FOREIGN, benches, expand, find_shapes, load
 
 TARGETS = ("cpu:avx2", "cpu:avx512", "sm_80", "sm_90a", "sm_120")
 INDEX = "index.json"  # the entry of the archive that gives the digest of each case on each target
 SHOWN = 3  # differences that are printed as texts
+FEW = 20  # cases that make no process of their own
 SEED = 0  # texts depend on shapes and types only
 _COMMENT = re.compile(r"[ \t]*//[^\n]*|/\*.*?\*/", re.DOTALL)
 _ATTRIBUTE = r"(?:\w+\([^)]*\) |__attribute__\(\([^;{]*?\)\) )*"
 _KERNEL = re.compile(rf'^(?:extern "C" __global__|static) (?:void )?{_ATTRIBUTE}[^;{{=(]*?(\w+)\(', re.MULTILINE)
 _WRAPPED = re.compile(r",\n[ \t]*")
+_HEAD = re.compile(r"\A// .+, for .+\n// def .*\n(?://   .*\n)*")
+MARK = "// file "  # before what a file holds
+HEADERS = "headers"  # in place of a case: what the texts of a kind of target include
 
 
 def normal(text: str) -> str:
-    """The text without its comments and empty lines, its kernels numbered instead of named, no line folded.
+    """The text without comments but its head, without empty lines, its kernels numbered, no line folded.
 
     >>> normal('// made by hand\\nstatic void add_3(float *x,\\n    int n) {  // one row\\n}\\n')
     'static void kernel0(float *x, int n) {\\n}'
     """
-    text = _WRAPPED.sub(", ", _COMMENT.sub("", text))
+    found = _HEAD.match(text)
+    head = found[0] if found else ""
+    text = _WRAPPED.sub(", ", bare(text[len(head) :]))
     for number, name in enumerate(dict.fromkeys(_KERNEL.findall(text))):
         text = re.sub(rf"\b{re.escape(name)}\(", f"kernel{number}(", text)
-    return "\n".join(line for line in text.splitlines() if line.strip())
+        head = head.replace(f'"{name}"', f'"kernel{number}"')
+    return head + text
+
+
+def bare(text: str) -> str:
+    """The text without comments and empty lines."""
+    return "\n".join(line for line in _COMMENT.sub("", text).splitlines() if line.strip())
 
 
 def texts(case: Case, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -72,21 +86,34 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def record(paths: Iterable[Path], tier: str, targets: Sequence[str], jobs: int, every: int) -> dict[str, str]:
-    """The text of each `every`-th case of the shape files and of their benchmarks, by target and case."""
-    cases = [case for path in paths for case in _cases(path, tier)][::every]
-    asked = [(case, targets) for case in cases]
-    made: dict[str, str] = {}
+def record(
+    paths: Iterable[Path], tier: str, targets: Sequence[str], jobs: int, every: int = 1, only: Sequence[str] = ()
+) -> dict[str, str]:
+    """The text of each `every`-th case of the shape files and of their benchmarks, by target and case.
+
+    `only` names cases, of whatever tier.
+    """
+    cases = [case for path in paths for case in _cases(path, TIERS[-1] if only else tier)][::every]
+    asked = [(case, targets) for case in cases if not only or case.id in only]
+    made = {f"{name} {HEADERS}": text for name, text in _headers(targets)}
     with contextlib.ExitStack() as stack:
         found: Iterable[dict[str, str]] = map(_texts, asked)
-        if jobs > 1:
+        if min(jobs, len(asked) // FEW) > 1:  # a process takes as long to begin as some cases do
             pool = stack.enter_context(multiprocessing.get_context("spawn").Pool(jobs))
             found = pool.imap_unordered(_texts, asked, chunksize=8)
         for number, some in enumerate(found, 1):
             made |= some
             if sys.stderr.isatty():
-                print(f"\r{number} of {len(cases)} cases", end="", file=sys.stderr)
+                print(f"\r{number} of {len(asked)} cases", end="", file=sys.stderr)
     return made
+
+
+def _headers(targets: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What texts include, of each kind of target as one text; revisions that tell nothing of it have none."""
+    kinds = {compiler.target(name).kind: name for name in targets} if hasattr(compiler, "headers") else {}
+    for kind, name in kinds.items():
+        found = compiler.headers(compiler.target(name)).items()
+        yield kind, "".join(f"{MARK}{file}\n{bare(text)}\n" for file, text in found)
 
 
 def _cases(path: Path, tier: str) -> Iterator[Case]:
@@ -97,7 +124,8 @@ def _cases(path: Path, tier: str) -> Iterator[Case]:
 
 def _texts(job: tuple[Case, Sequence[str]]) -> dict[str, str]:
     case, targets = job
-    with threads(1), torch.no_grad():
+    torch.set_num_threads(1)
+    with torch.no_grad():
         return {f"{name} {case.id}": text for name, text in texts(case, targets)}
 
 
@@ -110,16 +138,44 @@ def write(made: dict[str, str], path: Path) -> None:
             archive.writestr(name, text)
 
 
-def compare(before: Path, after: Path, shown: int = SHOWN) -> tuple[str, ...]:
-    """What differs, a line a case, and after them the first few differences in full; cases of one side do not count."""
-    with zipfile.ZipFile(before) as old, zipfile.ZipFile(after) as new:
-        a, b = (json.loads(archive.read(INDEX)) for archive in (old, new))
-        differ = [key for key in a if key in b and a[key] != b[key]]
-        lines = [*differ]
-        for key in differ[:shown]:
-            one, other = (archive.read(side[key]).decode().splitlines() for archive, side in ((old, a), (new, b)))
-            lines += ["", *difflib.unified_diff(one, other, f"before {key}", f"after {key}", lineterm="", n=2)]
-        return tuple(lines)
+@dataclass(frozen=True)
+class Record:
+    """What an archive holds: the digest of each text by target and case, and the texts by their digests."""
+
+    digests: Mapping[str, str]
+    texts: Mapping[str, str]
+
+    def of(self, key: str) -> str:
+        """The text of a case on a target, both in one key."""
+        return self.texts[self.digests[key]]
+
+
+def read(path: Path) -> Record:
+    """What `write` wrote."""
+    with zipfile.ZipFile(path) as archive:
+        digests = json.loads(archive.read(INDEX))
+        return Record(digests, {name: archive.read(name).decode() for name in set(digests.values())})
+
+
+def compare(before: Record, after: Record, shown: int = SHOWN) -> tuple[str, ...]:
+    """What differs, a line a case, and after them the first few differences in full; cases of one side do not count.
+
+    Cases that differ in the same way are shown once.
+    """
+    differ = [key for key, made in before.digests.items() if after.digests.get(key, made) != made]
+    lines = [*differ]
+    changes: set[tuple[str, ...]] = set()
+    for key in differ:
+        a, b = before.of(key).splitlines(), after.of(key).splitlines()
+        change = difflib.unified_diff(a, b, f"before {key}", f"after {key}", lineterm="", n=2)
+        title = tuple(itertools.islice(change, 2))
+        body = tuple(change)
+        if body not in changes and len(changes) < shown:
+            lines += ["", *title, *body]
+        changes.add(body)
+    if len(changes) > shown:
+        lines += ["", f"and {len(changes) - shown} other differences"]
+    return tuple(lines)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -134,6 +190,7 @@ def main(arguments: Sequence[str]) -> int:
     recording.add_argument("--tier", default="full")
     recording.add_argument("--targets", default=",".join(TARGETS))
     recording.add_argument("--every", type=int, default=1, help="of the cases in their order, each N-th")
+    recording.add_argument("--only", action="append", default=[], metavar="CASE", help="of all cases, this one")
     recording.add_argument("-n", "--jobs", type=int, default=os.cpu_count() or 1)
     comparing = actions.add_parser("compare", help="what differs between two records")
     comparing.add_argument("before", type=Path)
@@ -141,10 +198,10 @@ def main(arguments: Sequence[str]) -> int:
     comparing.add_argument("--shown", type=int, default=SHOWN, help="differences that are printed in full")
     given = parser.parse_args(arguments)
     if given.action == "compare":
-        lines = compare(given.before, given.after, given.shown)
+        lines = compare(read(given.before), read(given.after), given.shown)
         print("\n".join(lines) if lines else "nothing differs")
         return 1 if lines else 0
-    made = record(_files(given.shapes), given.tier, given.targets.split(","), given.jobs, given.every)
+    made = record(_files(given.shapes), given.tier, given.targets.split(","), given.jobs, given.every, given.only)
     write(made, given.archive)
     print(f"{len(made)} texts, {len(set(made.values()))} of them different, in {given.archive}")
     return 0

@@ -38,7 +38,7 @@ def test_docstring_examples() -> None:
 def test_equal_programs_differ_in_nothing_others_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, same, other = (recorded(tmp_path, *how) for how in (("a", "1.5"), ("b", "1.5"), ("c", "2.5")))
     with zipfile.ZipFile(one) as archive:
-        assert {key.split()[0] for key in json.loads(archive.read(texts.INDEX))} == {"cpu:avx2", "sm_80"}
+        assert {key.split()[0] for key in json.loads(archive.read(texts.INDEX))} == {"cpu:avx2", "sm_80", "cpu", "cuda"}
     assert texts.main(["compare", str(one), str(same)]) == 0
     assert "nothing differs" in capsys.readouterr().out
     assert texts.main(["compare", str(one), str(other)]) == 1
@@ -50,4 +50,15 @@ def test_what_cannot_be_lowered_is_recorded_as_its_error(tmp_path: Path) -> None
     path = tmp_path / "bad.toml"
     path.write_text(ADD.replace("x + {n}", "torch.linalg.svd(x[None])"))
     made = texts.record([path], "smoke", ("sm_80",), 1, 1)
-    assert all("Error" in text or "Unsupported" in text for text in made.values()) and made
+    refused = [text for key, text in made.items() if not key.endswith(texts.HEADERS)]
+    assert refused and all("Error" in text or "Unsupported" in text for text in refused)
+
+
+def test_how_kernels_are_launched_counts() -> None:
+    launch = 'with function("add", [x], grid=[2], block=[32, 1, 1]):'
+    head = f"// f, for sm_80\n// def f(x: f32[8]):\n//     {launch}\n//         pass\n"
+    text = 'extern "C" __global__ void add(float *x) {  // one\n}\n'
+    one, other = texts.normal(head + text), texts.normal(head.replace("[2]", "[4]") + text)
+    assert one != other and 'function("kernel0", [x], grid=[2]' in one
+    renamed = (head + text).replace("add", "sum")
+    assert texts.normal(renamed) == one

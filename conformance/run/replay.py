@@ -1,0 +1,79 @@
+"""A run with `--mlcomp-replay REV`: one item, which fails where the compilers of then and of now emit other texts."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from conformance.history import revisions, texts
+from conformance.run import settings
+from conformance.shapes.files import FOREIGN, own_suite
+
+SECTION = "Captured mlcomp call"  # what pytest calls the section that an item adds
+NAMED: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Check the options; keep which shape files are named, or own, and let pytest collect none."""
+    config.stash[settings.KEY] = settings.read(config)
+    here = config.invocation_params.dir
+    named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else own_suite(here)
+    config.stash[NAMED] = _files([here / str(one).partition("::")[0] for one in named])
+    config.args = []
+    try:
+        revisions.find(revisions.repository(here), str(config.getoption("mlcomp_replay")))
+    except revisions.RevisionError as error:
+        raise pytest.UsageError(f"--mlcomp-replay: {error}") from None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.Item]) -> None:
+    """Add the item."""
+    items[:] = [Replay.from_parent(session, name=f"mlcomp-replay[{session.config.getoption('mlcomp_replay')}]")]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how much was compared."""
+    for report in terminalreporter.stats.get("passed", ()):
+        for title, said in report.sections:
+            if title == SECTION:
+                terminalreporter.write_line(said)
+
+
+class Differs(Exception):
+    """Texts are others than they were."""
+
+
+class Replay(pytest.Item):
+    """The texts of all cases of some shape files at two revisions."""
+
+    def runtest(self) -> None:
+        """Lower with both compilers at once, and compare."""
+        config, chosen = self.config, self.config.stash[settings.KEY]
+        repo = revisions.repository(config.invocation_params.dir)
+        name = str(config.getoption("mlcomp_replay"))
+        asked = revisions.Asked(config.stash[NAMED], chosen.targets, chosen.tier)
+        both = [revisions.find(repo, name), revisions.find(repo, revisions.NOW)]
+        before, after = revisions.records(both, asked, len(os.sched_getaffinity(0)))
+        shared = before.digests.keys() & after.digests.keys()
+        differ = sum(before.digests[key] != after.digests[key] for key in shared)
+        said = f"{len(shared)} texts at {name} and now, {differ or 'none'} of them different"
+        if differ:
+            raise Differs("\n".join((said, *texts.compare(before, after))))
+        if not shared:
+            raise Differs(f"no text was made both at {name} and now: nothing could be compared")
+        self.add_report_section("call", "mlcomp", said)
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
+        """What differs, or why nothing could be compared."""
+        known = isinstance(excinfo.value, Differs | revisions.RevisionError)
+        return str(excinfo.value) if known else str(super().repr_failure(excinfo))
+
+    def reportinfo(self) -> tuple[Path, None, str]:
+        """The name says it all."""
+        return self.config.rootpath, None, self.name
+
+
+def _files(named: list[Path]) -> tuple[Path, ...]:
+    found = [path for one in named for path in (sorted(one.rglob("*.toml")) if one.is_dir() else [one])]
+    return tuple(path for path in found if path.name not in FOREIGN)

@@ -1,0 +1,73 @@
+"""A throwaway repository: this tree's compiler, and commits after it that each add some lines to one of its files."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import conformance
+
+ROOT = Path(conformance.__file__).resolve().parent.parent
+# What the lines that are added plant. The first changes no text; the others are of this compiler's own making.
+COMMENT = ("compiler/schedule/heuristic.py", "# one more thought\n")
+UNSCHEDULED = (  # slow: loops as they are written
+    "compiler/schedule/heuristic.py",
+    "def choose(*_: object) -> Schedule:\n    return Schedule()\n",
+)
+WRONG = (  # one and a half is rendered as one and a quarter
+    "compiler/render/cpp/__init__.py",
+    "_right = render\n\n\ndef render(*a, **k):\n    return _right(*a, **k).replace('1.5f', '1.25f')\n",
+)
+BROKEN = ("compiler/pipeline.py", "raise RuntimeError('half a change')\n")
+MENDED = ("compiler/pipeline.py", "")
+SHAPES = """
+format = 1
+
+[[case]]
+name = "add"
+expr = "x + 1.5"
+dims = { N = [4096] }
+args = { x = { shape = ["N"] } }
+perf = { dims = [{ N = 4096 }] }
+"""
+
+
+def repository(folder: Path, commits: Sequence[tuple[str, str]]) -> Path:
+    """A repository of one commit more than there are; text added by one is gone in the next of the same file if "".
+
+    The commits are tagged c0, c1, … and `mine.toml` is a shape file.
+    """
+    skip = shutil.ignore_patterns("tests")
+    shutil.copytree(ROOT / "compiler", folder / "compiler", ignore=skip)
+    (folder / ".gitignore").write_text("__pycache__/\n/cache/\n")
+    (folder / "mine.toml").write_text(SHAPES)
+    git(folder, "init", "-q", "-b", "main")
+    before = {path: (folder / path).read_text() for path, _ in commits}
+    _commit(folder, 0, "the compiler as it is")
+    for number, (path, lines) in enumerate(commits, 1):
+        file = folder / path
+        file.write_text(f"{file.read_text()}\n\n{lines}" if lines else before[path])
+        _commit(folder, number, f"change {number}")
+    return folder
+
+
+def _commit(folder: Path, number: int, says: str) -> None:
+    git(folder, "add", "-A")
+    git(folder, "-c", "user.name=me", "-c", "user.email=me@here", "commit", "-q", "--allow-empty", "-m", says)
+    git(folder, "tag", f"c{number}")
+
+
+def run(folder: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A module run in a folder, which Python does not look into for packages; revisions are kept there."""
+    own = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "MLCOMP_CACHE": str(folder / "cache")}
+    command = [sys.executable, "-m", module, *words]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | own
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def git(folder: Path, *words: str) -> str:
+    """What git prints."""
+    done = subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True, text=True)
+    return done.stdout
