@@ -36,7 +36,7 @@ HEADERS = {
     "parallel.h": "parallel",
     "vector.h": "vec broadcast iota where isnan signbit max min sqrt fma "
     "reduce_add reduce_mul reduce_max reduce_min reduce_and reduce_or any all",
-    "require.h": "require require_below tell_failures",
+    "require.h": "require require_below require_nonzero tell_failures",
     "indices.h": "floordiv_by mod_by",
     "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 convert from_raw to_raw from_bf16 to_bf16 from_f16 to_f16 from_mask to_mask resize_mask",

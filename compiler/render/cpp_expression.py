@@ -88,6 +88,10 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
             a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0
         ):
             return w.call("mlc_require_below", FAILURES, w.of(value), w.of(n))
+        case Op("require", (Op("ne", (a, zero)), value)) if (
+            a is value and e.dtype.kind == "int" and _known(zero, -1) == 0
+        ):
+            return w.call("mlc_require_nonzero", FAILURES, w.of(value))
         case Op("require", (cond, value)) if e.dtype.lanes > 1:
             return w.call("mlc_require", FAILURES, w.of(cond, bits=e.dtype.bits), w.of(value))
         case Op("where", (cond, a, b)) if e.dtype.lanes > 1:

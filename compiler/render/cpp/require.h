@@ -1,5 +1,5 @@
 // What a program's data must fulfil: the program goes on with some value where it does not, and its entry says so. What
-// is found wrong is gathered without a branch, in one register for each width of vectors, and told once at the end.
+// is found wrong is gathered, without a branch in one register for each width of vectors, and told once at the end.
 #pragma once
 #include "vector.h"
 
@@ -37,17 +37,40 @@ MLC_INLINE V mlc_require(mlc_failures& all, M holds, V x) {
     return mlc_where(holds, x, V{});
   }
 }
-// x where 0 <= x < n, which must be: one comparison of a scalar, and none of vectors, which keep the nearest such number.
+// Whether any lane is none of 0 .. n - 1, for 0 <= n.
+template <typename V>
+MLC_INLINE bool mlc_any_outside(V x, V n) {
+  if constexpr (mlc_is_scalar<V>) return (mlc_unsigned<V>)x >= (mlc_unsigned<V>)n;
+  if constexpr (mlc_is_wide<V>)
+    return mlc_any_outside(mlc_low(x), mlc_low(n)) | mlc_any_outside(mlc_high(x), mlc_high(n));
+#ifdef MLC_AVX512
+  typedef mlc_vec<long long, 8> L;
+  if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 8)
+    return __builtin_ia32_ucmpq512_mask(mlc_bitcast<L>(x), mlc_bitcast<L>(n), MLC_NOT_LESS, -1) != 0;
+#endif
+  // One of the two differences is negative then, and the bits of signs are what AVX looks at.
+  const V signs = x | (n - 1 - x);
+#ifdef __AVX2__
+  if constexpr (sizeof(V) == 32 && sizeof(mlc_lane<V>) == 8)
+    return __builtin_ia32_movmskpd256(mlc_bitcast<mlc_vec<double, 4>>(signs)) != 0;
+#endif
+  return mlc_any(signs < 0);
+}
+// x where 0 <= x < n, which must be: one comparison, and a branch that is never taken while the data is right. To choose
+// between x and another number lane by lane takes longer.
 template <typename V>
 MLC_INLINE V mlc_require_below(mlc_failures& all, V x, V n) {
-  if constexpr (mlc_is_scalar<V>) {
-    if (__builtin_expect((mlc_unsigned<V>)x >= (mlc_unsigned<V>)n, 0)) return all.one = 1, V(0);
-    return x;
-  } else {
-    const V kept = mlc_min(mlc_max(x, V{}), n - 1);
-    mlc_gather_failures(all, kept ^ x);
-    return kept;
-  }
+  if (__builtin_expect(mlc_any_outside(x, n), 0)) return all.one = 1, V{};
+  return x;
+}
+// x, which must not be 0 and may be used as it is.
+template <typename V>
+MLC_INLINE V mlc_require_nonzero(mlc_failures& all, V x) {
+  if constexpr (mlc_is_scalar<V>)
+    all.one |= x == 0;
+  else
+    mlc_gather_failures(all, x == 0);
+  return x;
 }
 MLC_INLINE void mlc_tell_failures(int* failed, const mlc_failures& all) {
   const long any = all.one | mlc_reduce_or(all.two) | mlc_reduce_or(all.four) | mlc_reduce_or(all.eight);

@@ -373,8 +373,8 @@ MLC_INLINE V mlc_sqrt(V x) {
     return mlc_each_lane<V>([](T y) { return mlc_sqrt(y); }, x, mlc_count<mlc_lanes<V>>());
 }
 
-// A comparison of the AVX-512 instructions (false for NaN), and the rounding modes of theirs and of SSE4.1.
-enum { MLC_GREATER = 30 };
+// Comparisons of the AVX-512 instructions (of floats: false for NaN; of integers), and the rounding modes of theirs and of SSE4.1.
+enum { MLC_GREATER = 30, MLC_NOT_LESS = 5 };
 enum { MLC_TO_EVEN = 8, MLC_DOWN = 9, MLC_UP = 10, MLC_TO_ZERO = 11 };
 template <int MODE>
 MLC_INLINE float mlc_round_lane(float x) {
