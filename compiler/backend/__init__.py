@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch._dynamo.backends import registry
 from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
@@ -83,6 +84,7 @@ def mlcomp(
         fw_compiler=compile_part,
         bw_compiler=compile_part,
         inference_compiler=compile_part,
+        partition_fn=min_cut_rematerialization_partition,
         decompositions=frontend.decompositions(),
     )
     return made

@@ -24,6 +24,7 @@ from compiler.passes.torch_to_tensor.builder import (
 )
 from compiler.passes.torch_to_tensor.formula import mul
 from compiler.passes.torch_to_tensor.normalize import soften
+from compiler.passes.torch_to_tensor.reduce import over
 
 Element = Callable[[Index, Index], Expr]
 
@@ -241,37 +242,80 @@ def convolution(
     rank = input.rank - 2
     stride, padding, dilation = (_per_dim(x, rank) for x in (stride, padding, dilation))
     del output_padding  # it only makes the result larger, which its declared shape is
-    if transposed:
-        made = _transposed(b, input, weight, stride, padding, dilation, groups)
-    else:
-        made = _convolved(b, input, weight, stride, padding, dilation, groups)
+    made = (_transposed if transposed else _convolved)(b, b.out.shape, input, weight, stride, padding, dilation, groups)
     if bias is None:
         return made
     return b.map(b.out.shape, lambda at: made.at(at) + cast(bias.at(at[1:2]), made.compute))
 
 
-def _convolved(
-    b: Builder, input: Value, weight: Value, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    groups: int,
+def convolution_backward(
+    b: Builder, grad_output: Value, input: Value, weight: Value, bias_sizes: Sequence[int] | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
+    output_padding: Sequence[int], groups: int, output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """The gradient of a convolution's input is a transposed convolution, and that of a transposed one's a convolution.
+
+    That of the weights sums over the image what the same products are: of a convolution with the roles exchanged.
+    """
+    del bias_sizes, output_padding
+    rank = input.rank - 2
+    how = _per_dim(stride, rank), _per_dim(padding, rank), _per_dim(dilation, rank)
+    back = _convolved if transposed else _transposed
+    steady, moving = (input, grad_output) if transposed else (grad_output, input)
+    image = (0, *range(2, grad_output.rank))
+    return (
+        back(b, input.shape, grad_output, weight, *how, groups) if output_mask[0] else None,
+        _weighing(b, weight.shape, steady, moving, *how, groups) if output_mask[1] else None,
+        over(b, "sum", grad_output.shape, image, False, grad_output.at, "bias") if output_mask[2] else None,
+    )
+
+
+def _weighing(
+    b: Builder, shape: Shape, steady: Value, moving: Value, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
-    space, kernel = input.shape[2:], weight.shape[2:]
-    per_input = static(input.shape[1], "channels") // groups
-    per_output = static(b.out.shape[1], "channels") // groups
+    """For each weight, the sum over the steady image of its elements times what that weight has multiplied."""
+    outer, inner = (static(n, "channels") for n in shape[:2])
 
     def shifted(at: Index, r: Index) -> Expr:
-        here = [i * s + k * e - p for i, k, s, e, p in zip(at[2:], r[1:], stride, dilation, padding, strict=True)]
-        edges = [(h, n) for h, n, p in zip(here, space, padding, strict=True) if p]
-        inside = all_of(*(c for h, n in edges for c in (op("ge", h, 0), op("lt", h, n))))
-        channel = r[0] if groups == 1 else at[1] // per_output * per_input + r[0]
-        value = input.rounded_at((at[0], channel, *here))
-        return select(inside, value, const(0, value.dtype))
+        channel = at[1] if groups == 1 else at[0] // (outer // groups) * inner + at[1]
+        return _shifted(moving, (r[0], channel), r[1:], at[2:], stride, padding, dilation)
 
-    return product(b, b.out.shape, (dim(per_input), *kernel), shifted, lambda at, r: weight.rounded_at((at[1], *r)))
+    return product(
+        b, shape, (steady.shape[0], *steady.shape[2:]),
+        lambda at, r: steady.rounded_at((r[0], at[0], *r[1:])), shifted, "weights",
+    )  # fmt: skip
+
+
+def _shifted(
+    image: Value, row: Index, at: Index, places: Index, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Expr:  # fmt: skip
+    """What lies under places of a kernel that stands at a position of a convolution's result; zero outside."""
+    here = [i * s + k * e - p for i, k, s, e, p in zip(at, places, stride, dilation, padding, strict=True)]
+    edges = [(h, n) for h, n, p in zip(here, image.shape[2:], padding, strict=True) if p]
+    inside = all_of(*(c for h, n in edges for c in (op("ge", h, 0), op("lt", h, n))))
+    value = image.rounded_at((*row, *here))
+    return select(inside, value, const(0, value.dtype))
+
+
+def _convolved(
+    b: Builder, shape: Shape, input: Value, weight: Value, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int,
+) -> Value:  # fmt: skip
+    per_input = static(input.shape[1], "channels") // groups
+    per_output = static(shape[1], "channels") // groups
+
+    def shifted(at: Index, r: Index) -> Expr:
+        channel = r[0] if groups == 1 else at[1] // per_output * per_input + r[0]
+        return _shifted(input, (at[0], channel), at[2:], r[1:], stride, padding, dilation)
+
+    return product(b, shape, (dim(per_input), *weight.shape[2:]), shifted, lambda at, r: weight.rounded_at((at[1], *r)))
 
 
 def _transposed(
-    b: Builder, input: Value, weight: Value, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    groups: int,
+    b: Builder, shape: Shape, input: Value, weight: Value, stride: Sequence[int], padding: Sequence[int],
+    dilation: Sequence[int], groups: int,
 ) -> Value:  # fmt: skip
     """Each position of the result by its distance to the last input before it: of `stride` many such phases each
     meets its own positions of the kernel, and no others are gone through.
@@ -281,7 +325,7 @@ def _transposed(
     """
     space, kernel = input.shape[2:], weight.shape[2:]
     per_input = static(input.shape[1], "channels") // groups
-    per_output = static(b.out.shape[1], "channels") // groups
+    per_output = static(shape[1], "channels") // groups
     common = [math.gcd(s, e) for s, e in zip(stride, dilation, strict=True)]
     period = [s // g for s, g in zip(stride, common, strict=True)]
     inverse = [pow(e // g, -1, n) if n > 1 else 0 for e, g, n in zip(dilation, common, period, strict=True)]
@@ -323,9 +367,9 @@ def _transposed(
         return select(all_of(*within), value, const(0, value.dtype))
 
     skipped = [p % s for p, s in zip(padding, stride, strict=True)]
-    whole = [(n + (e + s - 1)) // s for n, e, s in zip(b.out.shape[2:], skipped, stride, strict=True)]
+    whole = [(n + (e + s - 1)) // s for n, e, s in zip(shape[2:], skipped, stride, strict=True)]
     phases = [dim(stride[d]) for d in split]
-    made = product(b, (*b.out.shape[:2], *phases, *whole), (dim(per_input), *turns), shifted, weighted)
+    made = product(b, (*shape[:2], *phases, *whole), (dim(per_input), *turns), shifted, weighted)
     if not split:
         return made
 
@@ -334,7 +378,7 @@ def _transposed(
         phases = (places[d] % stride[d] for d in split)
         return (*at[:2], *phases, *(x // s for x, s in zip(places, stride, strict=True)))
 
-    return b.map(b.out.shape, lambda at: made.at(apart(at)))
+    return b.map(shape, lambda at: made.at(apart(at)))
 
 
 def _per_dim(given: Sequence[int], rank: int) -> tuple[int, ...]:
@@ -348,5 +392,5 @@ RULES: dict[str, Rule] = {
     "aten.addbmm.default": addbmm, "aten.linear.default": linear, "aten.einsum.default": einsum,
     "aten.scaled_dot_product_attention.default": attention,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
-    "aten.convolution.default": convolution,
+    "aten.convolution.default": convolution, "aten.convolution_backward.default": convolution_backward,
 }  # fmt: skip

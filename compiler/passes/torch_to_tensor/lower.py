@@ -28,6 +28,7 @@ from compiler.passes.torch_to_tensor import (
     order,
     pointwise,
     pool,
+    pool_backward,
     power,
     recurrent,
     reduce,
@@ -41,7 +42,7 @@ from compiler.passes.torch_to_tensor.positions import dense_strides, is_empty
 
 _FAMILIES = (
     pointwise, power, reduce, order, normalize, scan, contract, recurrent, views, strided, join, create, indexing, pool,
-    upsample, loss,
+    pool_backward, upsample, loss,
 )  # fmt: skip
 # Calls without results, of a condition that must hold for all there is.
 ASSERTIONS = {"aten._assert_async.default", "aten._assert_async.msg"}

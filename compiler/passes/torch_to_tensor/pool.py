@@ -153,7 +153,7 @@ def _first(rule: Callable[..., tuple[Value, Value]]) -> Rule:
 # Means ----------------------------------------------------------------------------------------------------------------
 
 
-def _divided(total: Expr, count: Expr) -> Expr:
+def divided(total: Expr, count: Expr) -> Expr:
     return op("div" if total.dtype.is_float else "truncdiv", total, cast(count, total.dtype))
 
 
@@ -166,25 +166,32 @@ def _avg_pool(count: int) -> Rule:
         del ceil_mode
         kernel, margin = per_dim(kernel_size, count), per_dim(padding, count)
         step = per_dim(stride, count) or kernel
-        shape, lead = b.out.shape, self.rank - count
-        windows = sliding(self, shape, kernel, step, margin, (1,) * count)
+        windows = sliding(self, b.out.shape, kernel, step, margin, (1,) * count)
         total = windows.reduce(b, "sum", lambda at, index: self.at(index), const(0, self.compute), "total")
+        extents = self.shape[self.rank - count :]
 
         def elements(at: Index) -> Expr:
             if divisor_override is not None:
                 return const(divisor_override)
-            out: Expr = const(1)
-            for i, k, s, p, n in zip(at[lead:], kernel, step, margin, self.shape[lead:], strict=True):
-                start = i * s - p
-                end = op("min", start + k, n + p)
-                if not count_include_pad:
-                    start, end = op("max", start, 0), op("min", end, n)
-                out = out * (end - start)
-            return simplify(out, ranges(at, shape))
+            return simplify(averaged(at, extents, kernel, step, margin, count_include_pad), ranges(at, b.out.shape))
 
-        return b.map(shape, lambda at: _divided(total.at(at), elements(at)))
+        return b.map(b.out.shape, lambda at: divided(total.at(at), elements(at)))
 
     return rule
+
+
+def averaged(
+    at: Index, extents: Shape, kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...], pads: bool
+) -> Expr:
+    """How many elements a window averages; `pads` says that those of the padding count."""
+    out: Expr = const(1)
+    for i, k, s, p, n in zip(at[-len(kernel) :], kernel, stride, padding, extents, strict=True):
+        start = i * s - p
+        end = op("min", start + k, n + p)
+        if not pads:
+            start, end = op("max", start, 0), op("min", end, n)
+        out = out * (end - start)
+    return out
 
 
 def _adaptive_avg_pool(count: int) -> Rule:
@@ -193,17 +200,18 @@ def _adaptive_avg_pool(count: int) -> Rule:
         shape, lead = b.out.shape, self.rank - count
         windows = adaptive(b, self, shape, count)
         total = windows.reduce(b, "sum", lambda at, index: self.at(index), const(0, self.compute), "total")
-
-        def elements(at: Index) -> Expr:
-            out: Expr = const(1)
-            for i, extent, outputs in zip(at[lead:], self.shape[lead:], shape[lead:], strict=True):
-                n, o = static(extent), static(outputs) or 1
-                out = out * (const(n // o) if n % o == 0 else extent_end(i, n, o) - i * n // o)
-            return out
-
-        return b.map(shape, lambda at: _divided(total.at(at), elements(at)))
+        return b.map(shape, lambda at: divided(total.at(at), shared(at[lead:], self.shape[lead:], shape[lead:])))
 
     return rule
+
+
+def shared(at: Index, extents: Shape, outputs: Shape) -> Expr:
+    """How many elements the windows have that share an input out."""
+    out: Expr = const(1)
+    for i, extent, wanted in zip(at, extents, outputs, strict=True):
+        n, o = static(extent), static(wanted) or 1
+        out = out * (const(n // o) if n % o == 0 else extent_end(i, n, o) - i * n // o)
+    return out
 
 
 def _average_1d(

@@ -380,12 +380,30 @@ def test_gradients() -> None:
     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5, msg=lambda text: f"{text}\nseed {seed}")
 
 
-def test_a_backward_pass_that_runs_in_eager_says_so() -> None:
-    model, x, weight = nn.Conv2d(2, 3, 3), torch.randn(1, 2, 5, 5), torch.randn(1, 3, 3, 3)
+def test_gradients_of_images() -> None:
+    seed = seeded()
+    model = nn.Sequential(
+        nn.Conv2d(4, 6, 3, stride=2, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.MaxPool2d(3, 2, 1),
+        nn.Conv2d(6, 6, 3, dilation=2, padding=2, groups=3, bias=False), nn.ReplicationPad2d(1), nn.AvgPool2d(2, 1, 1),
+        nn.ConvTranspose2d(6, 4, 3, stride=2, padding=1, output_padding=1, groups=2), nn.AdaptiveMaxPool2d(5),
+        nn.AdaptiveAvgPool2d(3),
+    )  # fmt: skip
+    x, weight = torch.randn(2, 4, 17, 14), torch.randn(2, 4, 3, 3)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
     wanted = gradients(model, model, x, weight)
-    with pytest.warns(FallbackWarning, match=r"aten\.convolution_backward\.default\(.*no lowering"):
-        made = gradients(model, compiled(model), x, weight)
-    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+    after = {name: value.clone() for name, value in model.state_dict().items()}
+    model.load_state_dict(state)
+    made = gradients(model, torch.compile(model, backend="mlcomp", options={"fallback": False}), x, weight)
+    torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5, msg=lambda text: f"{text}\nseed {seed}")
+    torch.testing.assert_close(model.state_dict(), after)  # BatchNorm's statistics
+
+
+def test_a_backward_pass_that_runs_in_eager_says_so() -> None:
+    wanted = torch.rand(3, 5).requires_grad_()
+    made = wanted.detach().clone().requires_grad_()
+    right = torch.autograd.grad(torch.lgamma(wanted).sum(), wanted)
+    with pytest.warns(FallbackWarning, match=r"aten\.digamma\.default\(.*no lowering"):
+        torch.testing.assert_close(torch.autograd.grad(compiled(torch.lgamma)(made).sum(), made), right)
 
 
 # Refusals -------------------------------------------------------------------------------------------------------------
