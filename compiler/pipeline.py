@@ -33,26 +33,26 @@ from compiler.ir.expr import SymbolicError, sizes_in
 from compiler.ir.text import show_size
 from compiler.passes.applications import Application, Applications, Gate, Trace
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
-from compiler.passes.gpu import dependents
+from compiler.passes.gpu import dependent_launch
+from compiler.passes.gpu.assign_stages import assign_stages
+from compiler.passes.gpu.cache_hints import cache_hints
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
 from compiler.passes.gpu.roles import roles
-from compiler.passes.gpu.spreads import spreads
-from compiler.passes.gpu.staged import staged
-from compiler.passes.gpu.streams import streams
+from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
-from compiler.passes.loop.join_rows import join_rows
-from compiler.passes.loop.merge import merge
-from compiler.passes.loop.narrow import narrow
-from compiler.passes.loop.share_rows import share_rows
+from compiler.passes.loop.demote import demote
+from compiler.passes.loop.fuse_attention import fuse_attention
+from compiler.passes.loop.fuse_rows import fuse_rows
+from compiler.passes.loop.merge_axes import merge_axes
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.requirements import requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile.fresh_names import fresh_names
-from compiler.passes.tile.on_hint import on_hint
 from compiler.passes.tile.schedule import apply_schedules
+from compiler.passes.tile.symbolic_schedule import symbolic_schedule
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
 from compiler.schedule import files, heuristic
@@ -127,12 +127,12 @@ def _apply_schedules(program: statement.Program, context: Context) -> statement.
     return apply_schedules(program, context.schedules, context.target, context.applications)
 
 
-def _share_rows(program: statement.Program, context: Context) -> statement.Program:
-    return share_rows(program, context.target)
+def _fuse_attention(program: statement.Program, context: Context) -> statement.Program:
+    return fuse_attention(program, context.target)
 
 
-def _join_rows(program: statement.Program, context: Context) -> statement.Program:
-    return join_rows(program, context.target)
+def _fuse_rows(program: statement.Program, context: Context) -> statement.Program:
+    return fuse_rows(program, context.target)
 
 
 def _render(program: kernel.Program, context: Context) -> str:
@@ -151,16 +151,16 @@ def _layouts(program: statement.Program, context: Context) -> statement.Program:
     return layouts(program, context.target)
 
 
-def _streams(program: statement.Program, context: Context) -> statement.Program:
-    return streams(program, context.target)
+def _cache_hints(program: statement.Program, context: Context) -> statement.Program:
+    return cache_hints(program, context.target)
 
 
 def _roles(program: statement.Program, context: Context) -> statement.Program:
     return roles(program, context.target)
 
 
-def _spreads(program: statement.Program, context: Context) -> statement.Program:
-    return spreads(program, context.target)
+def _thread_maps(program: statement.Program, context: Context) -> statement.Program:
+    return thread_maps(program, context.target)
 
 
 def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
@@ -171,8 +171,8 @@ def _requirements(program: kernel.Program, _: Context) -> kernel.Program:
     return requirements(program)
 
 
-def _wait(program: kernel.Program, context: Context) -> kernel.Program:
-    return dependents.wait(program, context.target)
+def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Program:
+    return dependent_launch.dependent_launch(program, context.target)
 
 
 def _texts(context: Context) -> dict[str, str]:
@@ -185,22 +185,22 @@ PIPELINE = (
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
-    Pass("share-rows", "loop", "loop", "products around a softmax share its rows", _share_rows, True),
-    Pass("join-rows", "loop", "loop", "what a row hands on stays in its block", _join_rows, True, "cuda"),
-    Pass("narrow", "loop", "loop", "what is only read rounded is stored rounded", lambda p, _: narrow(p), True, "cuda"),
-    Pass("merge", "loop", "loop", "axes that products go through as one are one", lambda p, _: merge(p), True, "cuda"),
+    Pass("fuse-attention", "loop", "loop", "matmuls around a softmax are in its loop nest", _fuse_attention, True),
+    Pass("fuse-rows", "loop", "loop", "what a row hands on stays in its block", _fuse_rows, True, "cuda"),
+    Pass("demote", "loop", "loop", "what is only read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
+    Pass("merge-axes", "loop", "loop", "axes contracted as one are one", lambda p, _: merge_axes(p), True, "cuda"),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
     Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda"),
-    Pass("stages", "tile", "tile", "what pipelines copy ahead stands in stages", lambda p, _: staged(p), kind="cuda"),
+    Pass("stages", "tile", "tile", "what is copied ahead is in stages", lambda p, _: assign_stages(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
-    Pass("streams", "tile", "tile", "what caches need not keep is named", _streams, kind="cuda"),
+    Pass("cache-hints", "tile", "tile", "what caches need not keep is named", _cache_hints, kind="cuda"),
     Pass("roles", "tile", "tile", "warps that copy say how many registers they keep", _roles, kind="cuda"),
-    Pass("spreads", "tile", "tile", "loops over lanes say how many rounds are at once", _spreads, kind="cuda"),
+    Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds are at once", _thread_maps, kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
-    Pass("wait", "kernel", "kernel", "kernels wait themselves for those before", _wait, True, "cuda"),
+    Pass("dependent-launch", "kernel", "kernel", "kernels wait for those before", _dependent_launch, True, "cuda"),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
 )
@@ -306,7 +306,7 @@ def _chosen(
 
 
 def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) -> list[Callable[[], Schedule]]:
-    """How a kernel may be scheduled, the best way first, then as sums of products are no others, then not at all."""
+    """How a kernel may be scheduled, the best way first, then as contractions are no others, then not at all."""
     own = _private(program, kernel)
 
     def schedule(how: Callable[..., Schedule], kernel: statement.Kernel) -> Schedule:
@@ -316,7 +316,7 @@ def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) 
     if not sizes_in(kernel):
         return [partial(way, kernel) for way in ways] + [Schedule]
     best, plain = ways
-    return [partial(on_hint, program, kernel, best, plain, partial(from_tiles, target=target)), Schedule]
+    return [partial(symbolic_schedule, program, kernel, best, plain, partial(from_tiles, target=target)), Schedule]
 
 
 def _private(program: statement.Program, kernel: statement.Kernel) -> set[str]:
@@ -393,7 +393,7 @@ def _lower(
             unscheduled = [p, *left]
         number = applications.number + 1
         if p.optional:
-            if not applications.asked(p.name):
+            if not applications.selected(p.name):
                 continue
         else:
             applications.number = number

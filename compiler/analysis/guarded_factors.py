@@ -1,4 +1,4 @@
-"""A factor of a sum of products in; the load out that it is within the bounds of a buffer, where it is zero outside."""
+"""A factor of a contraction in; the load out that it is within the bounds of a buffer, where it is zero outside."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compiler.ir.expr import Cast, Expr, Load, Op, Select, both, cast, const, se
 from compiler.ir.index import Linear, conjuncts, linear
 
 
-def narrow(factor: Expr) -> Expr:
+def unwidened(factor: Expr) -> Expr:
     """A factor before it is widened from a 16-bit type, be it zero in places."""
     match factor:
         case Cast(arg) if arg.dtype in STORAGE_ONLY:

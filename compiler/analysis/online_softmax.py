@@ -2,7 +2,7 @@
 
 ```
 for q in rows:
-    s_j = ...                                  # any expression; a sum of products where there is one
+    s_j = ...                                  # any expression; a contraction where there is one
     m = max over j of s_j
     l = sum over j of exp(s_j - m)
     o_d = sum over j of exp(s_j - m) / l * v_jd
@@ -99,7 +99,7 @@ def recognise(kernel: Kernel) -> Online | None:
 
 
 def attention(kernel: Kernel, private: Iterable[str]) -> tuple[Online, Scores] | None:
-    """Such a sum whose scores are sums of products, with all sizes known, and the scores; None for any other.
+    """Such a sum whose scores are contractions, with all sizes known, and the scores; None for any other.
 
     `private` names the temporaries that no other kernel uses: the buffers within a row must be among them.
     """
@@ -182,7 +182,7 @@ class _Reader:
                 case Init(value=Const(0.0)) if begun is None:
                     begun = s
                 case loop.For(kind="reduce") | tile.For(kind="reduce") if begun is not None:
-                    self.product(s, begun, f.var)
+                    self.contraction(s, begun, f.var)
                     begun = None
                 case Accum(name, how, value) if name not in found:
                     found[name] = how, self.inlined(value, f.var)
@@ -194,7 +194,7 @@ class _Reader:
                     raise _Other
         return found
 
-    def product(self, f: For, begun: Init, key: str) -> None:
+    def contraction(self, f: For, begun: Init, key: str) -> None:
         """A sum for each key, over a loop of its own."""
         value = self.summed(f, begun, key)
         self.sums[Var(begun.name, begun.value.dtype)] = f, value

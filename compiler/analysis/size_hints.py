@@ -10,7 +10,7 @@ from compiler.ir.index import linear
 from compiler.ir.statement import Kernel
 
 
-def likely(kernel: Kernel, factor: int = 1) -> Kernel:
+def with_size_hints(kernel: Kernel, factor: int = 1) -> Kernel:
     """The kernel with odd numbers near the hints of its sizes, or so many times as large; itself if it has none.
 
     Nothing seems to divide an odd number that does not divide every size.

@@ -14,7 +14,7 @@ from compiler.execution.buffers import Sizes
 from compiler.ir import kernel as k
 from compiler.ir.sizes import numbers
 from compiler.ir.tensor import memory_order
-from compiler.passes.gpu.dependents import overlaps
+from compiler.passes.gpu.dependent_launch import overlaps
 from compiler.pipeline import Lowering
 from compiler.render import cuda, header
 from compiler.render.c import fails
@@ -57,7 +57,7 @@ def launches(program: k.Program, plan: Plan) -> LaunchPlan:
             args += [_map(m, f, places[m.buffer], at) for m in f.maps]
             args += [Flag()] * fails(f.body)
             shared, block, cluster = k.dynamic_shared(f)[1], _extent(f.block), (f.cluster, 1, 1)
-            made.append(Launch(name, grid, block, tuple(args), shared, cluster, _meets(f), overlaps(f)))
+            made.append(Launch(name, grid, block, tuple(args), shared, cluster, _has_barriers(f), overlaps(f)))
     return LaunchPlan(
         tuple(map(_buffer, plan.inputs)), tuple(map(_buffer, plan.outputs)), tuple(made), temps, plan.temporaries,
         plan.arena, plan.zeros,
@@ -89,7 +89,7 @@ def _bytes(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
     return guarded.reach(shape, stride) * size
 
 
-def _meets(f: k.Function) -> bool:
+def _has_barriers(f: k.Function) -> bool:
     """Whether threads wait for each other or exchange values, as those of any text may."""
     return header.is_launch(f) or any(
         isinstance(n, k.Barrier | k.Together)

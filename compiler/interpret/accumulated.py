@@ -197,7 +197,7 @@ def _extreme(op: str, v: Array, x: Bounded, pick: Callable[[Array], Array]) -> B
 
 @dataclass(frozen=True)
 class Moments:
-    """Of products of finite matrices: themselves, those of absolute values, those of squares, and the mean square of
+    """Of matmuls: themselves, those of absolute values, those of squares, and the mean square of
     the partial sums as `BLOCKS` blocks of the summed axis are added one by one."""
 
     total: Any  # arrays
@@ -207,7 +207,7 @@ class Moments:
 
 
 def moments(x: Any, y: Any) -> Moments:
-    """Of batches of matrix products, in the library whose arrays `x` and `y` are: NumPy's, or torch's on a device."""
+    """Of batches of matmuls, in the library whose arrays `x` and `y` are: NumPy's, or torch's on a device."""
     k = x.shape[-1]
     blocks = _blocks(k)
     total = partial = 0.0
@@ -226,7 +226,7 @@ def _blocks(k: int) -> int:
 def contract(
     a: Bounded, b: Bounded, dtype: DType, accuracy: Accuracy, how: Callable[[Array, Array], Moments] = moments
 ) -> Bounded:
-    """Batches of matrix products; `how` computes their moments."""
+    """Batches of matmuls; `how` computes their moments."""
     with np.errstate(all="ignore"):
         if not dtype.is_float and a.e1 is None and b.e1 is None:
             return Bounded(np.asarray(np.matmul(a.v, b.v)))
@@ -240,8 +240,8 @@ def contract(
         mean_square = found.squares / _blocks(k) + found.partial
         own = accuracy.computes(dtype)
         rounds = accuracy.rounds(k) + 1
-        if accuracy.product and dtype is f32 and not accuracy.algebra and _long(x, y):
-            lost = accuracy.product * UNIT[dtype.name]
+        if accuracy.matmul and dtype is f32 and not accuracy.algebra and _long(x, y):
+            lost = accuracy.matmul * UNIT[dtype.name]
             e1, e2, common = brought
             brought = e1 + lost * found.absolute, e2 + lost**2 / 3 * found.squares, common
         return _rounded_sum(v, brought, found.absolute, mean_square, rounds, _whole(accuracy, a.v, b.v), own)
@@ -273,7 +273,7 @@ def _carried(x: Array, y: Array, a: Array | None, b: Array | None) -> Array:
 
 
 def _dot(a: Array, b: Array) -> Array:
-    """A matrix product of errors; infinity times zero is an error that cannot be told."""
+    """A matmul of errors; infinity times zero is an error that cannot be told."""
     out = np.matmul(a, b)
     return np.where(np.isnan(out), np.inf, out)
 

@@ -64,7 +64,7 @@ class Accuracy:
     """What the judged implementation may lose: ulps by operation and type, and the roundings in series of a sum.
 
     `algebra` describes another evaluation in f64 throughout, by whatever formula: its roundings differ, and so do its
-    literals, which the program has as f32. `product` is what a product of two f32 matrices may lose in each term, in
+    literals, which the program has as f32. `matmul` is what a product of two f32 matrices may lose in each term, in
     halves of an ulp. With `by_exp2`, exponentials are those of 2, and zero where that is less than the least normal
     number. `of` describes what runs programs for a kind of target.
     """
@@ -72,13 +72,13 @@ class Accuracy:
     ulps: Callable[[str, str], float] = max_ulp
     series: Callable[[int], int] = in_series
     algebra: bool = False
-    product: float = 0.0
+    matmul: float = 0.0
     by_exp2: bool = False
 
     @staticmethod
-    def of(kind: str, product: float = 0.0, by_exp2: bool = False) -> Accuracy:
+    def of(kind: str, matmul: float = 0.0, by_exp2: bool = False) -> Accuracy:
         ulps, series = functools.partial(max_ulp, kind=kind), functools.partial(in_series, kind=kind)
-        return Accuracy(ulps, series, product=product, by_exp2=by_exp2)
+        return Accuracy(ulps, series, matmul=matmul, by_exp2=by_exp2)
 
     def computes(self, dtype: DType) -> DType:
         return f64 if self.algebra else dtype

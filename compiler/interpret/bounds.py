@@ -30,7 +30,7 @@ def bounds(
 ) -> tuple[Bounded, ...]:
     """A bounded value per output of `program` on `arrays`, which are in the order of its inputs.
 
-    `moments` computes what must be known of products of matrices, the work of large ones.
+    `moments` computes what must be known of matmuls, the work of large ones.
     """
     algebra = Propagation(accuracy or Accuracy(), moments)
     inputs = [

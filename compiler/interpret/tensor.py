@@ -41,7 +41,7 @@ class TensorAlgebra(Algebra[T], Protocol[T]):
     def reduce(self, op: str, x: T, axes: tuple[int, ...], dtype: DType) -> T: ...
 
     def contract(self, a: T, b: T, dtype: DType) -> T:
-        """Batches of matrix products, (batch, m, k) by (batch, k, n)."""
+        """Batches of matmuls, (batch, m, k) by (batch, k, n)."""
 
     def rearrange(self, x: T, how: Take) -> T:
         """A reshape, transpose or broadcast applied to all that `x` holds."""
@@ -261,7 +261,7 @@ def _contract(
     over: tuple[Span, ...],
     grid: Grid[T],
 ) -> T:
-    """A sum of products as batches of matrix products: each factor is evaluated over its own axes only."""
+    """A contraction as batches of matmuls: each factor is evaluated over its own axes only."""
     a_names, b_names = names(pair[0]), names(pair[1])
     batch = [s for s in free if s.name in a_names and s.name in b_names]
     rows = [s for s in free if s.name in a_names and s.name not in b_names]

@@ -40,7 +40,7 @@ class Fragment(Node):
         return dict(self.strides).get(axis, 0)
 
 
-class Spread(Node):
+class ThreadMap(Node):
     """How the iterations of a loop go to threads: `vector` neighbours to each of `threads`, then the next round."""
 
     extent: Expr

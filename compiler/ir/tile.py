@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var
-from compiler.ir.layout import Fragment, Spread, problem
+from compiler.ir.layout import Fragment, ThreadMap, problem
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, verify_expression
@@ -40,7 +40,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # lanes of all the others prepare what was copied. With `overlap`, the last product of an iteration is made while
     # what the next iteration begins with is. Where the producers' threads keep only `kept` registers, those that
     # compute have what is `handed` to them.
-    "pipeline": ("depth", "producers", "overlap", "kept", "handed"),
+    "pipeline": ("depth", "producers", "overlap", "producer_registers", "consumer_registers"),
 }
 # Where a tile lies: in a thread, over the threads of a block, in a block's memory; a part of it in the memory of each
 # block of a cluster, along its first axis; or in the memory of all blocks. Of a tile of the last two kinds, a loop over
@@ -77,7 +77,7 @@ class Alloc(Stmt):
     tensor: Tensor
     space: str
     swizzle: int = 0
-    layout: Fragment | Spread | None = None
+    layout: Fragment | ThreadMap | None = None
     slots: int = 1
 
 

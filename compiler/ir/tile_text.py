@@ -14,7 +14,7 @@ import ast
 
 from compiler.ir import statement_text, tile
 from compiler.ir.expr import Expr
-from compiler.ir.layout import Digit, Fragment, Spread
+from compiler.ir.layout import Digit, Fragment, ThreadMap
 from compiler.ir.statement import Program, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.ir.text import Scope, expression, fail, indent, show_type, tensor_type
@@ -99,9 +99,9 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
     return None
 
 
-def _show_layout(layout: Fragment | Spread) -> str:
+def _show_layout(layout: Fragment | ThreadMap) -> str:
     match layout:
-        case Spread(extent, threads, vector):
+        case ThreadMap(extent, threads, vector):
             return f"lanes({show_expr(extent)}, threads={threads}, vector={vector})"
         case Fragment(shape, threads, registers, unit, strides):
             said = [f"unit={unit}", *(f"{axis}={n}" for axis, n in strides)]
@@ -113,10 +113,10 @@ def _show_digits(digits: tuple[Digit, ...]) -> str:
     return f"[{', '.join(f'{d.extent} @ ({d.row}, {d.column})' for d in digits)}]"
 
 
-def _layout(e: ast.expr, scope: Scope) -> Fragment | Spread:
+def _layout(e: ast.expr, scope: Scope) -> Fragment | ThreadMap:
     match e:
         case ast.Call(ast.Name("lanes"), [extent], [threads, vector]):
-            return Spread(expression(extent, scope), _whole(threads.value), _whole(vector.value))
+            return ThreadMap(expression(extent, scope), _whole(threads.value), _whole(vector.value))
         case ast.Call(ast.Name("fragment"), [shape, threads, registers], [unit, *strides]):
             rows, columns = _numbers(shape)
             by = tuple((word.arg or "", _whole(word.value)) for word in strides)

@@ -45,7 +45,7 @@ class Applications:
         """Whether anyone asks for the names of steps."""
         return self.gate is not None or self.trace is not None
 
-    def asked(self, name: str) -> bool | Schedule:
+    def selected(self, name: str) -> bool | Schedule:
         """What the gate says of the next application."""
         self.number += 1
         return True if self.gate is None else self.gate(name, self.number)

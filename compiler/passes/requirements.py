@@ -82,7 +82,7 @@ class _Checks:
     def named(self, s: k.Stmt, known: Known) -> tuple[list[k.Stmt], Any]:
         """The statements that give names to what is required in `s`, and `s` with the names."""
         uses: Counter[Node] = Counter()
-        for n in _asked(s):
+        for n in _required(s):
             _count(n, uses)
         out: list[k.Stmt] = []
         here: Known = dict(known)
@@ -157,12 +157,12 @@ def _worth_a_name(e: Any) -> bool:
     return isinstance(e, Expr) and not isinstance(e, Const | Var) and e.dtype.kind != "bool" and not constant
 
 
-def _asked(n: Node) -> list[Op]:
+def _required(n: Node) -> list[Op]:
     """The outermost requirements in a statement's own expressions, but for those under a `Select`."""
     if isinstance(n, Op) and n.name == "require":
         return [n]
     below = (n.cond,) if isinstance(n, Select) else n.below
-    return [x for child in below if isinstance(child, Node) for x in _asked(child)]
+    return [x for child in below if isinstance(child, Node) for x in _required(child)]
 
 
 def _count(n: Node, uses: Counter[Node]) -> None:

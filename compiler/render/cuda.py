@@ -17,7 +17,7 @@ from compiler.render import c, header
 from compiler.render.c import SHIFT, UNARY, Code, Writer
 from compiler.render.cpp_expression import TYPES, half_bits, is_half, lane_type, memory
 from compiler.render.cuda_integer import compared, integer
-from compiler.render.narrow import narrow, ranges_of
+from compiler.render.integer_ranges import fits_32_bits, ranges_of
 
 FOLDER = "mlc"  # of the headers, inside the folder that text is compiled with
 ALIGNED = 16  # bytes: what wide loads of a parameter rely on
@@ -96,7 +96,7 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
     spelled = c.spelled([*c.bound(f), *(s.name for s in program.sizes), *(m.name for m in f.maps)], RESERVED)
     w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.assigned(f))
     w.called, w.ranges = called, ranges_of(f)
-    w.narrow = narrow(w.ranges)
+    w.narrow = fits_32_bits(w.ranges)
     w.offsets, dynamic = k.dynamic_shared(f)
     lines = [*([f"  MLC_DYNAMIC_SHARED({_MEMORY});"] if dynamic else []), *c.body(w, f.body)]
     used = c.touched(f.body)

@@ -10,7 +10,7 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Cast, Const, Expr, Op, Select, Var
 from compiler.render import c
 from compiler.render.c import LOR, TERNARY, UNARY, Code, Writer
-from compiler.render.narrow import fits, range_in
+from compiler.render.integer_ranges import fits, range_in
 
 COUNTERS = {
     f"{kind}.{axis}": f"{word}.{axis}"

@@ -18,7 +18,7 @@ import re
 from compiler.ir import alike, kernel_text
 from compiler.ir import kernel as k
 from compiler.ir.expr import Op, op
-from compiler.passes.gpu.dependents import WAIT, overlaps
+from compiler.passes.gpu.dependent_launch import WAIT, overlaps
 from compiler.render import c
 
 # Stands for all requirements: a function that has any is told where to say that one is not met.

@@ -16,5 +16,5 @@ def choose(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
 
 
 def plain(kernel: Kernel, private: Iterable[str], target: Target) -> Schedule:
-    """A schedule that takes sums of products as it takes other sums."""
+    """A schedule that takes contractions as it takes other sums."""
     return next(space.plain(kernel, private, target)).schedule

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from compiler.analysis.online_softmax import Online
-from compiler.schedule.steps import Collapse, Compensate, Distribute, Promote, Share, SplitScan, Step
+from compiler.schedule.steps import Collapse, Distribute, Promote, SplitReduction, SplitScan, SplitTf32, Step
 
 
 def pieces(loop: str) -> tuple[str, str]:
@@ -33,14 +33,14 @@ def grid(loops: Sequence[str], steps: list[Step]) -> list[str]:
     return [*loops] if len(loops) <= 3 else [collapse(loops[:-2], steps), *loops[-2:]]
 
 
-def behind(loops: tuple[str, ...], end: str) -> tuple[str, ...]:
+def suffixed(loops: tuple[str, ...], end: str) -> tuple[str, ...]:
     """Other loops over what these go through."""
     return tuple(f"{x}_{end}" for x in loops)
 
 
 def distribute(accumulator: str, loops: tuple[str, ...], space: str = "local") -> Distribute:
     """The step with its loops named after those that it takes."""
-    return Distribute(accumulator, loops, behind(loops, "first"), behind(loops, "last"), space)
+    return Distribute(accumulator, loops, suffixed(loops, "first"), suffixed(loops, "last"), space)
 
 
 def promote(accumulator: str, loop: str, tile: str, axes: int = 2) -> Promote:
@@ -48,24 +48,30 @@ def promote(accumulator: str, loop: str, tile: str, axes: int = 2) -> Promote:
     return Promote(accumulator, loop, tile, along(f"{tile}_first", axes), along(f"{tile}_last", axes))
 
 
-def compensate(loops: tuple[str, ...], *tiles: str) -> Compensate:
+def split_tf32(loops: tuple[str, ...], *tiles: str) -> SplitTf32:
     """The step with its loops named after those that it takes, and parts of tiles of two axes after these."""
     halves = tuple((x, f"{x}_big", f"{x}_small", *along(f"{x}_at", 2)) for x in tiles)
-    return Compensate(loops, behind(loops, "0"), behind(loops, "1"), halves)
+    return SplitTf32(loops, suffixed(loops, "0"), suffixed(loops, "1"), halves)
 
 
-def share(accumulator: str, loop: str, parts: int, rows: tuple[str, ...], space: str, pad: int = 0) -> Share:
+def split_reduction(
+    accumulator: str, loop: str, parts: int, rows: tuple[str, ...], space: str, pad: int = 0
+) -> SplitReduction:
     """The step with its names after who the parts are passed on between: threads of a block, or blocks."""
     part, tile, after = ("share", "shares", "all") if space == "shared" else ("part", "parts", "sum")
     into = f"{loop}_{part}", f"{loop}_{part}_{after}"
     total = f"{accumulator}_{after}"
-    return Share(accumulator, loop, parts, rows, space, f"{accumulator}_{tile}", total, into, behind(rows, after), pad)
+    return SplitReduction(
+        accumulator, loop, parts, rows, space, f"{accumulator}_{tile}", total, into, suffixed(rows, after), pad
+    )
 
 
 def split_scan(accumulator: str, loop: str, length: int, rows: tuple[str, ...]) -> SplitScan:
     """The step for a running total within `rows`, with its loops named after these."""
     into = f"{loop}_part", f"{loop}_sum", f"{loop}_next", f"{loop}_before"
-    return SplitScan(accumulator, loop, length, f"{accumulator}_parts", f"{accumulator}_sum", into, behind(rows, "sum"))
+    return SplitScan(
+        accumulator, loop, length, f"{accumulator}_parts", f"{accumulator}_sum", into, suffixed(rows, "sum")
+    )
 
 
 def online(found: Online) -> dict[str, Any]:

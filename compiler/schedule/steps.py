@@ -4,7 +4,7 @@
 split("i", 64, into=("i0", "i1"))
 bind("i0", blocks)
 bind("j", vector, width=8, unroll=4)
-fold("e", "i0")
+store_at("e", "i0")
 ```
 A step names loops by their variable and buffers by their name, and says what those that it makes are called: no two of
 a kernel may be called the same. A schedule prints one step a line and parses back.
@@ -39,7 +39,7 @@ class Split(Step):
     into: tuple[str, str]
 
 
-class Cover(Step):
+class SplitShifted(Step):
     """As `split`, but the last piece of `loop` begins as much earlier as makes it whole: some iterations run twice."""
 
     makes = ("into",)
@@ -71,7 +71,7 @@ class Bind(Step):
     args: tuple[tuple[str, int], ...] = ()
 
 
-class Fold(Step):
+class StoreAt(Step):
     """Temporary `buffer`, of this kernel alone, shrinks to what one iteration of `loop` and what is around it needs.
 
     What is left is a tile in `space`, one of `tile.SPACES`.
@@ -129,7 +129,7 @@ class Distribute(Step):
 
 
 class Pack(Step):
-    """The factor of a sum of products that loads `buffer` is computed into the local tile `tile` beforehand.
+    """The factor of a contraction that loads `buffer` is computed into the local tile `tile` beforehand.
 
     The tile lies in the order of `loops`, along some of which the factor may be the same, as what is broadcast is. It
     is filled as far outside as the factor allows: by one copy where the factor is a block of the buffer, else by loops
@@ -146,7 +146,7 @@ class Pack(Step):
 
 
 class Tensorize(Step):
-    """The perfectly nested loops `loops` (m, n, k, or n, k) around a sum of products become one tensor instruction.
+    """The perfectly nested loops `loops` (m, n, k, or n, k) around a contraction become one tensor instruction.
 
     Groups of a block's threads, as many as the instruction needs, share the accumulator as a `grid`: so many along m,
     so many along n. With none, it is the one that reads least.
@@ -160,7 +160,7 @@ class Tensorize(Step):
 class Pad(Step):
     """The perfectly nested loops `loops` run to `lengths`: what lies beyond where they ended counts as zero.
 
-    Factors of a sum of products are guarded, and so is what is stored outside the kernel's own tiles, which grow.
+    Factors of a contraction are guarded, and so is what is stored outside the kernel's own tiles, which grow.
     """
 
     loops: tuple[str, ...]
@@ -168,7 +168,7 @@ class Pad(Step):
 
 
 class Cache(Step):
-    """The factor of a sum of products that loads `buffer` is brought into the tile `tile` in `space` beforehand.
+    """The factor of a contraction that loads `buffer` is brought into the tile `tile` in `space` beforehand.
 
     Of a factor that is only widened from 16 bits the tile holds the narrow elements. A block of a buffer is copied by
     `how`, one of `tile.COPIES`, in the order of the buffer's axes; with no `how`, a loop called `into` computes the
@@ -199,8 +199,8 @@ class Promote(Step):
     last: tuple[str, ...]
 
 
-class Compensate(Step):
-    """The factors of the sum of products within `loops`, tiles of f32, become sums of two tf32 numbers each.
+class SplitTf32(Step):
+    """The factors of the contraction within `loops`, tiles of f32, become sums of two tf32 numbers each.
 
     The three larger of the four products remain, the smaller ones first, in loops called `small`, `cross`, and as they
     were. `halves` says for each of the tiles what its two parts are called, the larger first, and the loops along its
@@ -247,17 +247,17 @@ class SplitScan(Step):
     rows: tuple[str, ...]
 
 
-class Share(Step):
+class SplitReduction(Step):
     """The reduction into the scalar `accumulator` over `loop` is made in `parts` in each iteration of what is around.
 
     `rows` are the perfectly nested loops around it whose parts come together in the tile `tile`: in "shared" memory,
     through which threads of a block pass what they find, or that of a "cluster" or of the "device", through which
     blocks do. Of the loops `into`, the first goes through the parts; the second is that of a second nest, which
-    combines them to the scalar `total` in loops `behind` over the rows. Rows of a part lie `pad` elements further apart
-    than they are long.
+    combines them to the scalar `total` in loops `combining` over the rows. Rows of a part lie `pad` elements
+    further apart than they are long.
     """
 
-    makes = ("tile", "total", "into", "behind")
+    makes = ("tile", "total", "into", "combining")
     accumulator: str
     loop: str
     parts: int
@@ -266,7 +266,7 @@ class Share(Step):
     tile: str
     total: str
     into: tuple[str, str]
-    behind: tuple[str, ...]
+    combining: tuple[str, ...]
     pad: int = 0
 
 
@@ -337,7 +337,7 @@ class Online(Step):
     held: tuple[str, ...] = ()
 
 
-class Interior(Step):
+class Peel(Step):
     """The iterations of `loop` where all its guards hold become a loop without them, amid two others, called `into`."""
 
     makes = ("into",)
@@ -384,8 +384,8 @@ class NameTaken(ScheduleError):
 
 
 _ALL = (
-    Split, Cover, Reorder, Collapse, Bind, Fold, Stage, Permute, Distribute, Pack, Tensorize, Interior, Pad, Cache,
-    Promote, Compensate, SplitScan, Share, Raster, Persist, Online, Writeback, Partition,
+    Split, SplitShifted, Reorder, Collapse, Bind, StoreAt, Stage, Permute, Distribute, Pack, Tensorize, Peel, Pad,
+    Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Writeback, Partition,
 )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ _LAYOUTS = tuple((a, b) for b in ("kn", "nk") for a in ("mk", "km"))
 MOST_ROWS, MOST_VECTORS, MOST_COLUMNS = 12, 4, 6
 
 
-def products(dtype: str, lanes: int, registers: int, feature: str) -> list[Instruction]:
+def matmuls(dtype: str, lanes: int, registers: int, feature: str) -> list[Instruction]:
     """The register tiles of one type: accumulators, one row of B and one element of A must fit the registers.
 
     A panel's columns are vectors; a dot product's are scalars, each summed in a vector of its own.
@@ -73,7 +73,7 @@ def target(
     """A CPU with those features (names as in /proc/cpuinfo)."""
     feature, vector = next(((f, w) for f, w in _WIDTHS if f in features), ("", 16))
     registers = 32 if feature == "avx512f" else 16
-    rows = [r for dtype, size in (("f32", 4), ("f64", 8)) for r in products(dtype, vector // size, registers, feature)]
+    rows = [r for dtype, size in (("f32", 4), ("f64", 8)) for r in matmuls(dtype, vector // size, registers, feature)]
     return Target(name, "cpu", features, vector, cores, l1, l2, l3, tuple(rows), costs=tuple(COSTS.items()))
 
 

@@ -13,7 +13,7 @@ from compiler.interpret.loop import poison
 from compiler.ir import kernel as k
 from compiler.ir.expr import static
 from compiler.ir.tensor import Tensor, memory_order
-from compiler.passes.gpu.dependents import overlaps
+from compiler.passes.gpu.dependent_launch import overlaps
 from compiler.render import cuda
 from compiler.runtime.emulator import emulator
 from compiler.runtime.launches import Buffer, Extent, Launch, LaunchPlan, Map

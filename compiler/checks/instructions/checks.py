@@ -130,7 +130,7 @@ def _layout(row: Instruction | Fragments, seed: int) -> None:
 
 
 def _meaning(row: Instruction, seed: int) -> None:
-    """The text of the row is a product of matrices."""
+    """The text of the row is a matmul."""
     rng = np.random.default_rng(seed)
     a, b, acc = (
         rng.integers(-64, 65, shape).astype(storage(dt.DTYPES[t]))

@@ -14,7 +14,7 @@ from compiler.ir.index import Linear, from_linear, linear
 MASKS: dict[int, dt.DType] = {32: i32, 64: i64}  # by the bits of a lane: what to compare so that the mask is as wide
 
 
-def rest(size: Expr, by: int) -> int:
+def remainder(size: Expr, by: int) -> int:
     """What `size` leaves when divided by `by`, where it leaves anything: -1 for what is not known."""
     forms = list(_forms(size))
     if any(c % by for terms, _ in forms for c in terms.values()):
@@ -25,7 +25,7 @@ def rest(size: Expr, by: int) -> int:
 
 def unit(size: Expr, most: int) -> int:
     """The largest divisor of `most` that `size` is known to be a multiple of."""
-    return math.gcd(most, *(x for terms, rest in _forms(size) for x in (*terms.values(), rest)))
+    return math.gcd(most, *(x for terms, remainder in _forms(size) for x in (*terms.values(), remainder)))
 
 
 def _forms(size: Expr) -> Iterator[Linear]:
@@ -34,12 +34,12 @@ def _forms(size: Expr) -> Iterator[Linear]:
         for part in size.args:
             yield from _forms(part)
         return
-    terms, rest = linear(size)
+    terms, remainder = linear(size)
     least = next((t for t, c in terms.items() if c == 1 and isinstance(t, Op) and t.name == "min"), None)
     if least is None:
-        yield terms, rest
+        yield terms, remainder
         return
-    others = from_linear(({t: c for t, c in terms.items() if t is not least}, rest))
+    others = from_linear(({t: c for t, c in terms.items() if t is not least}, remainder))
     for part in least.args:
         yield from _forms(part + others)
 

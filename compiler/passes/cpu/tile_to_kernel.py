@@ -40,7 +40,7 @@ from compiler.ir.index import linear, range_below, simplify, value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
-from compiler.passes.cpu.remainders import MASKS, first_time, rest, unit
+from compiler.passes.cpu.remainders import MASKS, first_time, remainder, unit
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
@@ -443,7 +443,7 @@ class _Lowering:
             or not {*types[1:]} <= {row.acc_type, *narrow}
         ):
             raise ValueError(f"{row.name} takes no operands of {types} as {s.layout}, not contiguous along {uneven}")
-        left: tuple[int, ...] = tuple(rest(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
+        left: tuple[int, ...] = tuple(remainder(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
         (c, _), (a, _), (b, _) = corners
         if "a.k" in row.contiguous:  # sums along vectors: columns left over may be summed in a whole block, some twice
             least = value_range(sizes[1], scope.ranges)[0] or 0

@@ -46,7 +46,7 @@ def copy(state: Emission, s: tile.Copy, scope: Scope, waits: bool = True) -> Bod
     if s.how == "tma":
         if not state.facts.specialised:
             raise ValueError(f"kernel {state.facts.name}: a tensor copy stands in no kernel with producers")
-        return tma.waited(state, s, scope) if s.target.buffer in state.shared else tma.store(state, s, scope)
+        return tma.load_and_wait(state, s, scope) if s.target.buffer in state.shared else tma.store(state, s, scope)
     made = pieces(state, s, scope)
     if s.how == "cp.async" and waits:
         made += [k.Call("mlc_cp_async_commit", (), ()), k.Call("mlc_cp_async_wait", (0,), ())]

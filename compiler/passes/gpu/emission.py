@@ -11,20 +11,20 @@ from compiler.ir.dtype import DType
 from compiler.ir.expr import Expr, const
 from compiler.ir.statement import Stmt
 from compiler.ir.tensor import Tensor
-from compiler.passes.gpu import shared
-from compiler.passes.gpu.groups import Group
+from compiler.passes.gpu import shared_memory
+from compiler.passes.gpu.block_groups import Group
 from compiler.passes.gpu.hazards import Hazards
+from compiler.passes.gpu.prologue import Prologue
 from compiler.passes.gpu.scope import WARP, Scope
-from compiler.passes.gpu.shared import SharedTile
-from compiler.passes.gpu.signals import Signals
+from compiler.passes.gpu.shared_memory import SharedTile
 
 Body = list[k.Stmt]
 Dispatch = Callable[["Emission", Stmt, Scope, tuple[Stmt, ...]], Body]
 
 
 @dataclass
-class Products:
-    """Products that run while threads go on: arrays that they add to, with their sizes, those that they `read`, the one
+class AsyncMatmuls:
+    """Matmuls that run while threads go on: arrays that they add to, with their sizes, those that they `read`, the one
     `latest` added to; and accumulators that are to begin at zero, with where they do."""
 
     running: dict[str, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Products:
 
 
 @dataclass(kw_only=True)
-class Emission(Signals):
+class Emission(Prologue):
     """`dispatch` emits one statement, with those after it in view.
 
     `scratch` are arrays through which the warps of a block combine what they have. `shared` says where tiles lie, in
@@ -50,7 +50,7 @@ class Emission(Signals):
     hazards: Hazards = field(default_factory=Hazards)
     unfenced: set[str] = field(default_factory=set)
     awaited: tuple[frozenset[str], k.Stmt] | None = None
-    products: Products = field(default_factory=Products)
+    matmuls: AsyncMatmuls = field(default_factory=AsyncMatmuls)
 
     @property
     def exchanged(self) -> tuple[Tensor, ...]:
@@ -61,10 +61,10 @@ class Emission(Signals):
         """Shared memory for a tile; raises ValueError where a pipeline needs it another number of times."""
         if s.slots != slots:
             raise ValueError(f"kernel {self.facts.name}: tile {s.tensor.name} has {s.slots} slots instead of {slots}")
-        size = shared.size_of(s.tensor, s.swizzle)
+        size = shared_memory.size_of(s.tensor, s.swizzle)
         self.taken.add(s.tensor.name)
         self.shared[s.tensor.name] = SharedTile(s.tensor, s.tensor.name, s.swizzle, size, const(0))
-        align = shared.alignment(s.swizzle)
+        align = shared_memory.alignment(s.swizzle)
         self.arrays.append(k.Array(s.tensor.name, s.tensor.dtype, slots * size, "shared", align))
 
     def scratch_for(self, dtype: DType, threads: int, size: int = WARP) -> str:

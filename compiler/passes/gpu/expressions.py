@@ -7,10 +7,10 @@ from compiler.ir import kernel as k
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select
 from compiler.ir.index import simplify
-from compiler.passes.gpu import fragments, shared, traits
+from compiler.passes.gpu import fragments, predicates, shared_memory
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.scope import THREAD, Scope
-from compiler.passes.gpu.shared import SharedTile
+from compiler.passes.gpu.shared_memory import SharedTile
 
 
 def lowered(state: Emission, e: Expr, scope: Scope) -> Expr:
@@ -50,9 +50,9 @@ def place_of(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope
         return (scope.registers or {})[buffer], _register(state, buffer, index, scope)
     if buffer in (scope.registers or {}):
         around = scope.lanes
-        if around is None or index != (Var(around.var),) or around.spread != scope.spreads[buffer]:
+        if around is None or index != (Var(around.var),) or around.thread_map != scope.thread_maps[buffer]:
             raise ValueError(
-                f"kernel {state.facts.name}: tile {buffer} is in registers, spread over {scope.spreads[buffer]}; "
+                f"kernel {state.facts.name}: tile {buffer} is in registers, spread over {scope.thread_maps[buffer]}; "
                 "it can be used in loops that are spread alike, at their own place, only"
             )
         return buffer, around.slot
@@ -82,7 +82,7 @@ def _register(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scop
                 part.row if part and i is Var(part.rows) else part.column if part and i is Var(part.columns) else None
             )
     row, column = offsets
-    if part is None or row is None or column is None or not traits.share_parts(part.fragment, own):
+    if part is None or row is None or column is None or not predicates.same_distribution(part.fragment, own):
         raise ValueError(
             f"kernel {state.facts.name}: {buffer} is spread over threads as {own.shape} for a tensor instruction; "
             "it can be used at the rows and columns of loops over lanes that go over it, only"
@@ -99,7 +99,7 @@ def array_of(state: Emission, buffer: str) -> str:
 
 def offset_in(state: Emission, held: SharedTile, index: tuple[Expr, ...], scope: Scope) -> Expr:
     """Where an element of a tile in shared memory is; what a swizzle mixes is computed at the beginning."""
-    return shared.offset(held, index, scope.ranges, lambda e: state.once("place", e, held.size))
+    return shared_memory.offset(held, index, scope.ranges, lambda e: state.once("place", e, held.size))
 
 
 def is_global(state: Emission, buffer: str) -> bool:
@@ -134,7 +134,7 @@ def _in_group(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scop
         return (group.number, *index)
     part, *rest = (lowered(state, i, scope) for i in index)
     flat = offset_in(state, state.shared[buffer], tuple(rest), scope)
-    if scope.met:
+    if scope.after_barrier:
         return simplify(part * group.size + flat, scope.ranges, index=True)
     if part is not group.block:
         raise ValueError(
@@ -145,7 +145,12 @@ def _in_group(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scop
 
 def elsewhere(state: Emission, buffer: str, scope: Scope) -> bool:
     """A tile whose parts lie in the shared memories of the blocks of a cluster, which have made them."""
-    return state.group is not None and state.group.cluster and scope.met and buffer == state.group.held.tensor.name
+    return (
+        state.group is not None
+        and state.group.cluster
+        and scope.after_barrier
+        and buffer == state.group.held.tensor.name
+    )
 
 
 def apart(state: Emission, at: k.Address, scope: Scope) -> tuple[k.Address, Expr]:

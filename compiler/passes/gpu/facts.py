@@ -37,11 +37,11 @@ class Facts:
 
 
 def facts_of(kernel: Kernel, target: Target) -> Facts:
-    """What the tiles of a kernel say of themselves, together; raises ValueError for a product without a grid."""
-    products = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Mma) and not n.grid]
-    if products:
+    """What the tiles of a kernel say of themselves, together; raises ValueError for a matmul without a grid."""
+    matmuls = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Mma) and not n.grid]
+    if matmuls:
         raise ValueError(
-            f"kernel {kernel.name}: no grid says how threads share {products[0].acc.buffer}, which `layouts` does"
+            f"kernel {kernel.name}: no grid says how threads share {matmuls[0].acc.buffer}, which `layouts` does"
         )
     allocs = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)]
     threads = block_size(kernel)

@@ -10,13 +10,13 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
 from compiler.ir.index import range_below, simplify
-from compiler.ir.layout import Spread
+from compiler.ir.layout import ThreadMap
 from compiler.ir.statement import If, Stmt, Store
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import apart, array_of, elsewhere, is_global, lowered, place_of, thread_of
 from compiler.passes.gpu.scope import WARP, Lanes, Scope
 from compiler.passes.gpu.sequences import sequence
-from compiler.passes.gpu.spreads import WORDS_AHEAD
+from compiler.passes.gpu.thread_maps import WORDS_AHEAD
 from compiler.passes.gpu.vectors import Neighbours, divides, neighbours, uniform
 
 Body = list[k.Stmt]
@@ -24,7 +24,7 @@ Body = list[k.Stmt]
 WIDEST = 16  # bytes that one instruction moves
 
 
-def spread_of(state: Emission, f: tile.For, scope: Scope) -> Spread:
+def thread_map_of(state: Emission, f: tile.For, scope: Scope) -> ThreadMap:
     """How the iterations of a loop go to threads; raises ValueError where those are not the ones that are there."""
     given = dict(f.bind.args)
     here = {"warp": WARP, "column": scope.role.threads // WARP}.get(scope.level, scope.role.threads)
@@ -35,15 +35,17 @@ def spread_of(state: Emission, f: tile.For, scope: Scope) -> Spread:
         )
     vector = given.get("vector", 1)
     if not divides(lowered(state, f.extent, scope), vector):
-        raise ValueError(f"kernel {state.facts.name}: {f.var} has no multiple of {vector} iterations: run `spreads`")
-    return Spread(f.extent, threads, vector)
+        raise ValueError(
+            f"kernel {state.facts.name}: {f.var} has no multiple of {vector} iterations: run `thread_maps`"
+        )
+    return ThreadMap(f.extent, threads, vector)
 
 
 def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
     """Each thread takes its share of the iterations; what they accumulate, all threads combine."""
     if f.extent is const(0):
         return []
-    spread = spread_of(state, f, scope)
+    thread_map = thread_map_of(state, f, scope)
     outer = accumulated(f, scope)
     inner = scope.inner(level="thread")
     before: Body = []
@@ -52,19 +54,19 @@ def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
         part = state.fresh(f"{name}_part")
         before.append(k.Declare(part, identity(how, total.dtype)))
         inner.values[name] = Var(part, total.dtype)
-    body = _rounds(state, f, spread, inner, scope)
+    body = _rounds(state, f, thread_map, inner, scope)
     for known, how_spread, own in scope.extremes:
-        none = sought(known, f.var, f.body) if how_spread == spread else None
+        none = sought(known, f.var, f.body) if how_spread == thread_map else None
         if none is not None:
             # Only threads that have met the extreme look where it was: others read nothing again.
             part_of = next(inner.values[name] for name in outer)
             assert isinstance(part_of, Var)
-            met = op("eq", own, scope.values[known.total])
-            met = op("or", met, op("isnan", own)) if own.dtype.is_float else met
-            body = [k.If(met, tuple(body), (k.Assign(part_of.name, none),))]
+            has_extreme = op("eq", own, scope.values[known.total])
+            has_extreme = op("or", has_extreme, op("isnan", own)) if own.dtype.is_float else has_extreme
+            body = [k.If(has_extreme, tuple(body), (k.Assign(part_of.name, none),))]
     found = extreme(f.var, f.body)
     if found is not None and isinstance(own_part := inner.values[found.total], Var):
-        scope.extremes = (*scope.extremes, (found, spread, own_part))
+        scope.extremes = (*scope.extremes, (found, thread_map, own_part))
     after: Body = []
     for name, how in outer.items():
         total, part_var = scope.values[name], inner.values[name]
@@ -72,11 +74,11 @@ def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
         if scope.level == "column":
             state.hazards.clear()
             scratch = state.scratch_for(total.dtype, scope.role.threads, scope.role.threads)
-            together = k.Together(how, part_var, spread.threads, scratch, WARP)
+            together = k.Together(how, part_var, thread_map.threads, scratch, WARP)
         else:
-            if spread.threads > WARP:
+            if thread_map.threads > WARP:
                 state.hazards.clear()
-            together = k.Together(how, part_var, spread.threads, state.scratch_for(total.dtype, spread.threads))
+            together = k.Together(how, part_var, thread_map.threads, state.scratch_for(total.dtype, thread_map.threads))
         after.append(k.Assign(total.name, op(COMBINE[how], total, together)))
     return [*before, *body, *after]
 
@@ -86,35 +88,35 @@ def accumulated(f: tile.For, scope: Scope) -> dict[str, str]:
     return {name: how for name, how in nests.accumulated((f,)).items() if name in scope.values}
 
 
-def _rounds(state: Emission, f: tile.For, spread: Spread, inner: Scope, scope: Scope) -> Body:
+def _rounds(state: Emission, f: tile.For, thread_map: ThreadMap, inner: Scope, scope: Scope) -> Body:
     """A thread goes through its share in rounds, `vector` neighbours in each; a few at a time are unrolled.
 
     What those load by wide accesses is asked for before any of it is used, so that many loads are under way at once.
     """
-    count = simplify(lowered(state, f.extent, scope) // spread.vector, scope.ranges, index=True)
+    count = simplify(lowered(state, f.extent, scope) // thread_map.vector, scope.ranges, index=True)
     kept = tile.buffers((f,)) & set(scope.registers or {})
     high = range_below(count, scope.ranges)[1]
-    every = -(-(high + 1) // spread.threads) if high is not None else None
+    every = -(-(high + 1) // thread_map.threads) if high is not None else None
     rounds = dict(f.bind.args).get("rounds") or every
     if rounds is None:
         raise ValueError(f"kernel {state.facts.name}: {f.var} does not say how many rounds are written out")
     whole = "rounds" not in dict(f.bind.args)
-    gathered = spread.vector == 1 and rounds > 1
+    gathered = thread_map.vector == 1 and rounds > 1
     me = thread_of(scope)
     stem = f.var
-    number = Var(state.fresh(stem if spread.vector == 1 else f"{stem}_vector"))
+    number = Var(state.fresh(stem if thread_map.vector == 1 else f"{stem}_vector"))
     inner.ranges[number.name] = (0, high)
     turn = Var(state.fresh("turn"))
     inner.ranges[turn.name] = (0, rounds - 1)
-    share = _share(state, f, spread, inner, number, turn if rounds > 1 else const(0), rounds)
+    share = _thread_body(state, f, thread_map, inner, number, turn if rounds > 1 else const(0), rounds)
     if not whole and not share.loads and not gathered:
-        return [k.For(number.name, me, count, spread.threads, tuple(share.rest))]
+        return [k.For(number.name, me, count, thread_map.threads, tuple(share.rest))]
     base: Expr = const(0) if whole else Var(state.fresh(f"{stem}_base"))
-    place = base + turn * spread.threads + me if rounds > 1 else base + me
-    step = rounds * spread.threads
+    place = base + turn * thread_map.threads + me if rounds > 1 else base + me
+    step = rounds * thread_map.threads
     exact = isinstance(count, Const) and int(count.value) % step == 0
     # Of rounds that are written out all but the last are sure to have work for every thread.
-    sure = int(count.value) // spread.threads if whole and rounds > 1 and isinstance(count, Const) else 0
+    sure = int(count.value) // thread_map.threads if whole and rounds > 1 and isinstance(count, Const) else 0
     there = op("lt", number, count)
     there = op("or", op("lt", turn, const(sure)), there) if sure else there
 
@@ -124,7 +126,7 @@ def _rounds(state: Emission, f: tile.For, spread: Spread, inner: Scope, scope: S
         return [k.For(turn.name, const(0), const(rounds), 1, made, "unroll")] if rounds > 1 else list(made)
 
     room = min(WORDS_AHEAD, (scope.role.kept or state.facts.target.registers // scope.role.threads) // 2)
-    room -= rounds * spread.vector if kept else 0
+    room -= rounds * thread_map.vector if kept else 0
     apart = rounds > 1 and share.loads and share.words * rounds <= room
     phases = [*phase(share.loads), *phase(share.rest)] if apart else phase([*share.loads, *share.rest])
     body = [*share.arrays, *(phases if share.rest else phase(share.loads))]
@@ -132,7 +134,7 @@ def _rounds(state: Emission, f: tile.For, spread: Spread, inner: Scope, scope: S
 
 
 @dataclass(frozen=True)
-class Share:
+class ThreadBody:
     """A thread's part of a round: arrays that outlive it, wide loads into them, of `words` of 4 bytes, and the rest."""
 
     arrays: Body
@@ -141,17 +143,19 @@ class Share:
     words: int = 0
 
 
-def _share(state: Emission, f: tile.For, spread: Spread, inner: Scope, number: Var, turn: Expr, rounds: int) -> Share:
-    slot = turn * spread.vector
-    if spread.vector == 1:
+def _thread_body(
+    state: Emission, f: tile.For, thread_map: ThreadMap, inner: Scope, number: Var, turn: Expr, rounds: int
+) -> ThreadBody:
+    slot = turn * thread_map.vector
+    if thread_map.vector == 1:
         inner.values[f.var] = number
-        inner.lanes = Lanes(f.var, spread, slot)
-        return Share([], [], sequence(state, f.body, inner))
+        inner.lanes = Lanes(f.var, thread_map, slot)
+        return ThreadBody([], [], sequence(state, f.body, inner))
     lane = Var(state.fresh("n"))
-    inner.ranges[lane.name] = (0, spread.vector - 1)
-    inner.values[f.var] = number * spread.vector + lane
-    inner.lanes = Lanes(f.var, spread, slot + lane)
-    return share_of(state, f.body, inner, lane, spread.vector, slot, rounds)
+    inner.ranges[lane.name] = (0, thread_map.vector - 1)
+    inner.values[f.var] = number * thread_map.vector + lane
+    inner.lanes = Lanes(f.var, thread_map, slot + lane)
+    return thread_body(state, f.body, inner, lane, thread_map.vector, slot, rounds)
 
 
 def by_vector(state: Emission, f: tile.For, scope: Scope, vector: int) -> Body:
@@ -179,13 +183,13 @@ def wide(state: Emission, body: tuple[Stmt, ...], scope: Scope, lane: Var, vecto
 
 def vector_loop(state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int) -> Body:
     """A body for `lane` = 0 .. vector - 1, with what neighbours load and store moved at once."""
-    share = share_of(state, body, inner, lane, vector, const(0), 1)
+    share = thread_body(state, body, inner, lane, vector, const(0), 1)
     return [*share.arrays, *share.loads, *share.rest]
 
 
-def share_of(
+def thread_body(
     state: Emission, body: tuple[Stmt, ...], inner: Scope, lane: Var, vector: int, slot: Expr, rounds: int
-) -> Share:
+) -> ThreadBody:
     """`vector_loop` as one of several `rounds`: arrays have room for all, and this one's begins at `slot`."""
     inner.values["neighbour"] = lane
     # Sizes known to be multiples of the vector make addresses so.
@@ -221,12 +225,12 @@ def share_of(
     made = sequence(state, body, inner)
     rest = [*before, k.For(lane.name, const(0), const(vector), 1, tuple(made), "unroll"), *after]
     words = sum(-(-vector * inner.buffers[b].dtype.bytes // 4) for b, _ in found.loads)
-    return Share(arrays, loads, rest, words)
+    return ThreadBody(arrays, loads, rest, words)
 
 
 def _row(
     state: Emission, body: tuple[Stmt, ...], found: Neighbours, inner: Scope, lane: Var, vector: int
-) -> Share | None:
+) -> ThreadBody | None:
     """A copy into the thread's own part of a tile is a wide load of it."""
     match body:
         case (Store(to, index, Load(buffer, place, dtype), "set"),) if to in (inner.registers or {}):
@@ -235,7 +239,9 @@ def _row(
             if inner.buffers[to].dtype is dtype and (buffer, flat) in found.loads:
                 first = substitute(at, {lane: const(0)})
                 start = found.loads[buffer, flat]
-                return Share([], _loads(state, array, first, buffer, start, vector * dtype.bytes, vector, inner), [])
+                return ThreadBody(
+                    [], _loads(state, array, first, buffer, start, vector * dtype.bytes, vector, inner), []
+                )
     return None
 
 
@@ -271,13 +277,13 @@ def _pieces(to: k.Address, source: k.Address, size: int, vector: int) -> list[tu
     ]
 
 
-def register_share(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
+def register_slice(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
     """A thread's share of a tile that loops over lanes spread."""
-    tensor, spread = s.tensor, s.layout
-    if spread is None:
+    tensor, thread_map = s.tensor, s.layout
+    if thread_map is None:
         return []
-    assert isinstance(spread, Spread)
-    rounds = -(-static(spread.extent) // (spread.threads * spread.vector))
+    assert isinstance(thread_map, ThreadMap)
+    rounds = -(-static(thread_map.extent) // (thread_map.threads * thread_map.vector))
     scope.registers = {**(scope.registers or {}), tensor.name: tensor.name}
-    scope.spreads = {**scope.spreads, tensor.name: spread}
-    return [k.Array(tensor.name, tensor.dtype, rounds * spread.vector, "local", 16)]
+    scope.thread_maps = {**scope.thread_maps, tensor.name: thread_map}
+    return [k.Array(tensor.name, tensor.dtype, rounds * thread_map.vector, "local", 16)]

@@ -9,9 +9,9 @@ from compiler.ir.expr import Var
 from compiler.ir.index import value_range
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
-from compiler.passes.gpu import groups
+from compiler.passes.gpu import block_groups
+from compiler.passes.gpu.block_groups import is_bound
 from compiler.passes.gpu.fragments import WARP
-from compiler.passes.gpu.groups import is_bound
 
 
 def launches(program: Program) -> Program:
@@ -19,7 +19,7 @@ def launches(program: Program) -> Program:
 
     Blocks that make parts of one result together stay in one launch.
     """
-    made = ([kernel] if groups.split(kernel.body) else _apart(kernel) for kernel in program.kernels)
+    made = ([kernel] if block_groups.split(kernel.body) else _apart(kernel) for kernel in program.kernels)
     return program.replace(kernels=tuple(part for parts in made for part in parts))
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from compiler.ir import tile
 from compiler.ir.expr import Var, loads, static
-from compiler.ir.layout import Digit, Fragment, Spread
+from compiler.ir.layout import Digit, Fragment, ThreadMap
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import stages
 from compiler.passes.gpu.fragments import WARP, columns_of, nests, of_nest, rows_of, used
-from compiler.passes.gpu.labels import Labels, neighbouring, relabelled
 from compiler.passes.gpu.launches import block_size
+from compiler.passes.gpu.row_order import RowOrder, neighbouring, reordered
 from compiler.passes.gpu.vectors import divides
 from compiler.schedule.steps import ScheduleError, Tensorize
 from compiler.targets.layout import Digits, Layout
@@ -55,7 +55,7 @@ class _Choice:
                 case tile.Alloc(tensor, "registers") if tensor.name in self.fragments:
                     out.append(s.replace(layout=self.fragments[tensor.name]))
                 case tile.Alloc(tensor, "registers") if threads:
-                    out.append(s.replace(layout=_dealt(tensor.name, body[n + 1 :], threads)))
+                    out.append(s.replace(layout=_distributed(tensor.name, body[n + 1 :], threads)))
                 case tile.Alloc(tensor, "shared") if tensor.name in self.slots:
                     out.append(s.replace(slots=self.slots[tensor.name]))
                 case tile.Mma():
@@ -70,14 +70,14 @@ class _Choice:
         return tuple(out)
 
 
-def _dealt(name: str, after: tuple[Stmt, ...], threads: int) -> Spread | None:
+def _distributed(name: str, after: tuple[Stmt, ...], threads: int) -> ThreadMap | None:
     """How the first loop over threads that uses a tile deals its iterations out; None where there is no such loop."""
     for s in after:
         for n in s.walk():
             if isinstance(n, tile.For) and n.bind.level == "lanes" and name in tile.buffers((n,)):
                 given = dict(n.bind.args)
                 vector = given.get("vector", 1)
-                return Spread(n.extent, given.get("threads", threads), vector if divides(n.extent, vector) else 1)
+                return ThreadMap(n.extent, given.get("threads", threads), vector if divides(n.extent, vector) else 1)
     return None
 
 
@@ -97,8 +97,8 @@ class Division:
     """How an accumulator is divided: the grid of groups, and the labels of rows and columns."""
 
     grid: Grid
-    m: Labels
-    n: Labels
+    m: RowOrder
+    n: RowOrder
 
 
 def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], division: Division, order: str) -> Fragment:
@@ -107,10 +107,10 @@ def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], divi
     Instructions follow each other along the columns of an accumulator and of a left operand, then down the rows; along
     n of a right operand, then along k.
     """
-    labels = {"m": division.m, "n": division.n, "k": Labels()}
+    orders = {"m": division.m, "n": division.n, "k": RowOrder()}
 
     def along(axis: str, extent: int, step: int) -> list[Digit]:
-        steps = relabelled(extent, step, labels[axis])
+        steps = reordered(extent, step, orders[axis])
         return [Digit(e, by, 0) if axes[0] == axis else Digit(e, 0, by) for e, by in steps]
 
     def digits(given: Digits) -> list[Digit]:
@@ -142,55 +142,55 @@ def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], divi
 
 
 def _grid(kernel: Kernel, target: Target, threads: int) -> Grid:
-    """The grid that products say, else the one that reads least; raises ScheduleError where one does not divide."""
-    products = [(s, instruction(target, s.instruction)) for s in _products(kernel)]
-    if not products:
+    """The grid that matmuls say, else the one that reads least; raises ScheduleError where one does not divide."""
+    matmuls = [(s, instruction(target, s.instruction)) for s in _matmuls(kernel)]
+    if not matmuls:
         return Grid(1, 1)
-    cheapest = min(_grids(kernel, products, threads), key=lambda x: x[0], default=None)
-    rows = ", ".join(sorted({row.name for _, row in products}))
+    cheapest = min(_grids(kernel, matmuls, threads), key=lambda x: x[0], default=None)
+    rows = ", ".join(sorted({row.name for _, row in matmuls}))
     if cheapest is None:
         raise ValueError(f"kernel {kernel.name}: {threads} threads cannot divide its accumulators among {rows}")
-    said = {Grid(*s.grid) for s, _ in products if s.grid} or {cheapest[1]}
+    said = {Grid(*s.grid) for s, _ in matmuls if s.grid} or {cheapest[1]}
     for grid in said:
-        if len(said) > 1 or all(grid != other for _, other in _grids(kernel, products, threads)):
+        if len(said) > 1 or all(grid != other for _, other in _grids(kernel, matmuls, threads)):
             nearest = f"they can as {cheapest[1].m} x {cheapest[1].n}"
             reason = f"{threads} threads cannot share all accumulators of {kernel.name} so; {nearest}"
             raise ScheduleError(Tensorize((), rows, (grid.m, grid.n)), reason)
     return said.pop()
 
 
-def _grids(kernel: Kernel, products: list[tuple[tile.Mma, Instruction]], threads: int) -> Iterator[tuple[int, Grid]]:
+def _grids(kernel: Kernel, matmuls: list[tuple[tile.Mma, Instruction]], threads: int) -> Iterator[tuple[int, Grid]]:
     """Grids of groups that divide all accumulators, each with how much it reads of shared memory."""
-    groups = threads // max(row.threads for _, row in products)
+    groups = threads // max(row.threads for _, row in matmuls)
     whole_rows = any(f.kind == "reduce" for nest in nests(kernel) for f in nest.inner)
-    lengths = [tile.lengths(s) for s, _ in products]
+    lengths = [tile.lengths(s) for s, _ in matmuls]
     for m in (g for g in range(1, groups + 1) if groups % g == 0):
         grid = Grid(m, groups // m)
         if whole_rows and grid.n > 1:
             continue
         if any(long["m"] % (m * row.m) or long["n"] % (grid.n * row.n)
-               for long, (_, row) in zip(lengths, products, strict=True)):  # fmt: skip
+               for long, (_, row) in zip(lengths, matmuls, strict=True)):  # fmt: skip
             continue
         yield sum(long["m"] * grid.n + long["n"] * grid.m for long in lengths), grid
 
 
 def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:
     """The grid with labels: new ones where an operand of 32 bits comes from memory in which m or n is innermost."""
-    products = list(_products(kernel))
-    if len({s.acc.buffer for s in products}) != 1:
-        return Division(grid, Labels(), Labels())
+    matmuls = list(_matmuls(kernel))
+    if len({s.acc.buffer for s in matmuls}) != 1:
+        return Division(grid, RowOrder(), RowOrder())
     loaded = {n.target.buffer: n for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy)}
     sources = _sources(kernel, loaded)
-    labels = {}
-    for s in products:
+    orders = {}
+    for s in matmuls:
         row = instruction(target, s.instruction)
         long = tile.lengths(s)
         for x, held, operand_slice in (("m", s.layout[0], s.a), ("n", s.layout[1], s.b)):
             space = row.a_space if x == "m" else row.b_space
             parts, unit = (grid.m, row.m) if x == "m" else (grid.n, row.n)
             if space == "registers" and held[-1] == x and row.a_type == "f32" and operand_slice.buffer in sources:
-                labels[x] = neighbouring(long[x] // parts, unit, unit * WARP // row.threads)
-    return Division(grid, labels.get("m", Labels()), labels.get("n", Labels()))
+                orders[x] = neighbouring(long[x] // parts, unit, unit * WARP // row.threads)
+    return Division(grid, orders.get("m", RowOrder()), orders.get("n", RowOrder()))
 
 
 def _sources(kernel: Kernel, loaded: dict[str, tile.Copy]) -> set[str]:
@@ -209,10 +209,10 @@ def _sources(kernel: Kernel, loaded: dict[str, tile.Copy]) -> set[str]:
 
 def infer(kernel: Kernel, target: Target, division: Division) -> dict[str, Fragment]:
     """The fragments of all tiles in registers that tensor instructions use, and of those used beside them."""
-    products = list(_products(kernel))
+    matmuls = list(_matmuls(kernel))
     tiles = {n.tensor.name: n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
     found: dict[str, Fragment] = {}
-    for s in products:
+    for s in matmuls:
         row = instruction(target, s.instruction)
         for operand_slice, axes, layout, order in _operands(s, row):
             alloc = tiles.get(operand_slice.buffer)
@@ -225,12 +225,12 @@ def infer(kernel: Kernel, target: Target, division: Division) -> dict[str, Fragm
                     f"kernel {kernel.name}: {alloc.tensor.name} is an operand of two kinds of tensor instruction"
                 )
     tensors = {name: a.tensor for name, a in tiles.items() if a.space == "registers"}
-    while _spread(kernel, tensors, found):
+    while _propagated(kernel, tensors, found):
         pass
     return found
 
 
-def _products(kernel: Kernel) -> Iterator[tile.Mma]:
+def _matmuls(kernel: Kernel) -> Iterator[tile.Mma]:
     return (n for s in kernel.body for n in s.walk() if isinstance(n, tile.Mma))
 
 
@@ -239,7 +239,7 @@ def _operands(s: tile.Mma, row: Instruction) -> list[tuple[tile.Slice, str, Layo
     return [(s.acc, acc, row.acc_layout, "mn"), (s.a, a, row.a_layout, "mk"), (s.b, b, row.b_layout, "kn")]
 
 
-def _spread(kernel: Kernel, tensors: dict[str, Tensor], found: dict[str, Fragment]) -> bool:
+def _propagated(kernel: Kernel, tensors: dict[str, Tensor], found: dict[str, Fragment]) -> bool:
     """Fragments of tiles that share a nest with known ones; whether any was new."""
     before = len(found)
     for nest in nests(kernel):

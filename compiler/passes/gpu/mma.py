@@ -1,4 +1,4 @@
-"""Tensor instructions of a warp: fragments from shared memory by ldmatrix, products in registers."""
+"""Tensor instructions of a warp: fragments from shared memory by ldmatrix, matmuls in registers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compiler.ir.layout import Digit, Fragment
 from compiler.passes.gpu import fragments, wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, offset_in
-from compiler.passes.gpu.repeats import repeats
+from compiler.passes.gpu.instruction_loops import instruction_loops
 from compiler.passes.gpu.scope import WARP, Scope
 from compiler.targets.target import instruction
 
@@ -32,7 +32,7 @@ def multiply(state: Emission, s: tile.Mma, scope: Scope) -> Body:
         return wgmma.multiply(state, s, row, scope)
     acc, a, b = (state.facts.fragments[x.buffer] for x in (s.acc, s.a, s.b))
     inner = scope.inner()
-    all_of = repeats(state, s, row, inner)
+    all_of = instruction_loops(state, s, row, inner)
 
     def operand(x: tile.Slice, axes: str, fragment: Fragment) -> k.Address:
         starts = [lowered(state, e, scope) for e in x.starts]

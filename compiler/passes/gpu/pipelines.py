@@ -1,4 +1,4 @@
-"""Pipelines of all threads: copies by cp.async run some iterations ahead of the products, in slots of shared memory."""
+"""Pipelines of all threads: copies by cp.async run some iterations ahead of the matmuls, in slots of shared memory."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _main(
     state.hazards.clear()
     body += _issue(state, f, copied, var + (depth - 1), write, extent, used, inner)
     at(state, used, read)
-    body += loop_body(state, f, stages.rest_of(rest, used), inner, meets=True)
+    body += loop_body(state, f, stages.without_tiles(rest, used), inner, synchronized=True)
     body += [k.Assign(x.name, following(x, depth)) for x in (read, write)]
     start: Body = [k.Declare(read.name, const(0)), k.Declare(write.name, const(depth - 1))]
     return [*start, k.For(var.name, const(0), extent, 1, tuple(body))]

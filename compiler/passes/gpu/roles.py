@@ -27,20 +27,20 @@ FEW, SOME = 24, 56  # registers that a thread keeps that only asks for copies, a
 
 def roles(program: Program, target: Target) -> Program:
     """Every pipeline with producers says what their threads keep and what is handed on, where registers are."""
-    return program.replace(kernels=tuple(_shared_out(kernel, target) for kernel in program.kernels))
+    return program.replace(kernels=tuple(_register_split(kernel, target) for kernel in program.kernels))
 
 
-def _shared_out(kernel: Kernel, target: Target) -> Kernel:
+def _register_split(kernel: Kernel, target: Target) -> Kernel:
     nodes = [n for s in kernel.body for n in s.walk()]
     pipes = [n for n in nodes if isinstance(n, tile.For) and stages.is_specialised(n)]
     for f in pipes:
         _verify(f, block_size(kernel))
-    if not pipes or any("handed" in dict(f.bind.args) for f in pipes):
+    if not pipes or any("consumer_registers" in dict(f.bind.args) for f in pipes):
         return kernel
     if not _hands_over(kernel, nodes, target, stages.producers(pipes)):
         return kernel
     kept = FEW if stages.producers(pipes) == 1 else SOME
-    args = ("kept", kept), ("handed", handed(block_size(kernel), kept))
+    args = ("producer_registers", kept), ("consumer_registers", consumer_registers(block_size(kernel), kept))
 
     def go(n: Any) -> Any:
         if not isinstance(n, Stmt):
@@ -54,9 +54,9 @@ def _shared_out(kernel: Kernel, target: Target) -> Kernel:
 def _verify(f: tile.For, threads: int) -> None:
     """What a step says must be there to be handed on; raises ScheduleError."""
     given = dict(f.bind.args)
-    kept, wanted = given.get("kept", 0), given.get("handed", 0)
-    most = handed(threads, kept)
-    if ("kept" in given) != ("handed" in given) or kept % 8 or wanted % 8 or wanted > most:
+    kept, wanted = given.get("producer_registers", 0), given.get("consumer_registers", 0)
+    most = consumer_registers(threads, kept)
+    if ("producer_registers" in given) != ("consumer_registers" in given) or kept % 8 or wanted % 8 or wanted > most:
         step = Bind(f.var, "pipeline", f.bind.args)
         raise ScheduleError(step, f"where 128 threads keep {kept} registers, {threads} can have {most} each, no others")
 
@@ -71,17 +71,17 @@ def _hands_over(kernel: Kernel, nodes: list[Any], target: Target, warps: int) ->
     need = BESIDES + sum(f.count * dtype.bytes // 4 for f, dtype in tiles if isinstance(f, Fragment))
     have = REGISTERS // (threads + warps * WARP) // 8 * 8
     able = "setmaxnreg" in target.features and threads % GROUP == 0 and warps * WARP <= GROUP
-    products = (instruction(target, n.instruction) for n in nodes if isinstance(n, tile.Mma))
-    return able and any(row.b_space == "shared" for row in products) and need > min(have, MOST_REGISTERS)
+    matmuls = (instruction(target, n.instruction) for n in nodes if isinstance(n, tile.Mma))
+    return able and any(row.b_space == "shared" for row in matmuls) and need > min(have, MOST_REGISTERS)
 
 
-def handed(threads: int, kept: int) -> int:
+def consumer_registers(threads: int, kept: int) -> int:
     """Registers for each of the threads that compute, where four more warps keep only so many.
 
     A block shares out what it was launched with, the same for all its threads and a multiple of 8: who asks for more
     than that waits for ever.
 
-    >>> handed(256, 24), handed(512, 24), handed(256, 56)
+    >>> consumer_registers(256, 24), consumer_registers(512, 24), consumer_registers(256, 56)
     (240, 112, 224)
     """
     launched = REGISTERS // (threads + GROUP) // 8 * 8

@@ -10,12 +10,12 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, dim, identity, names, op, substitute
 from compiler.ir.index import range_below, simplify
-from compiler.ir.layout import Spread
+from compiler.ir.layout import ThreadMap
 from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, thread_of
-from compiler.passes.gpu.lanes import Body, Share, share_of, spread_of
+from compiler.passes.gpu.lanes import Body, ThreadBody, thread_body, thread_map_of
 from compiler.passes.gpu.scope import Scope
 
 OPERATIONS = {"sum": "mlc_sum", "prod": "mlc_prod", "max": "mlc_maximum", "min": "mlc_minimum"}
@@ -38,14 +38,14 @@ def over_scan(state: Emission, f: tile.For, scope: Scope) -> Body:
 def _scan(
     state: Emission, f: tile.For, head: tuple[Stmt, ...], total: Accum, tail: tuple[Stmt, ...], scope: Scope
 ) -> Body:
-    spread = spread_of(state, f, scope)
-    count = simplify(lowered(state, f.extent, scope) // spread.vector, scope.ranges, index=True)
+    thread_map = thread_map_of(state, f, scope)
+    count = simplify(lowered(state, f.extent, scope) // thread_map.vector, scope.ranges, index=True)
     high = range_below(count, scope.ranges)[1]
     if high is None:
         raise ValueError(f"kernel {state.facts.name}: how long the scan {f.var} is must be known when compiling")
     carried = scope.values[total.name]
     assert isinstance(carried, Var)
-    dtype, rounds = carried.dtype, high // spread.threads + 1
+    dtype, rounds = carried.dtype, high // thread_map.threads + 1
     kept, before, part = (state.fresh(f"{total.name}_{x}") for x in ("kept", "before", "part"))
     number, turn, lane = (Var(state.fresh(x)) for x in (f"{f.var}_vector", "turn", "lane"))
     held = Load(kept, (lane,), dtype)
@@ -53,10 +53,10 @@ def _scan(
     inner = scope.inner(level="thread")
     ahead = dict(f.bind.args).get("rounds", rounds)
     inner.ranges |= {number.name: (0, high), turn.name: (0, ahead - 1)}
-    inner.buffers[kept] = Tensor(kept, dtype, (dim(spread.vector),), row_major((dim(spread.vector),)))
+    inner.buffers[kept] = Tensor(kept, dtype, (dim(thread_map.vector),), row_major((dim(thread_map.vector),)))
     inner.local |= {kept}
     inner.values[total.name] = Var(part, dtype)
-    first = _each(state, (*head, total, Store(kept, (lane,), Var(total.name, dtype))), f.var, spread, inner, number,
+    first = _each(state, (*head, total, Store(kept, (lane,), Var(total.name, dtype))), f.var, thread_map, inner, number,
                   lane, turn if ahead > 1 else const(0), ahead)  # fmt: skip
 
     inner = inner.inner()
@@ -66,13 +66,13 @@ def _scan(
     here = Let(state.fresh(f"{total.name}_here"), Var(total.name, dtype))
     used = any(s.name in names(t) for s in head if isinstance(s, Let) for t in tail)
     body = (here, *(head if used else ()), *substitute(tail, {Var(total.name, dtype): Var(here.name, dtype)}))
-    second = _each(state, body, f.var, spread, inner, number, lane, const(0), 1)
+    second = _each(state, body, f.var, thread_map, inner, number, lane, const(0), 1)
 
     me, group = thread_of(scope), Var(state.fresh("group"))
     inner.ranges[group.name] = (0, rounds - 1)
     start: Expr = const(0) if ahead == rounds else group
-    place = (start + turn) * spread.threads + me if ahead > 1 else start * spread.threads + me
-    exact = isinstance(count, Const) and int(count.value) % (ahead * spread.threads) == 0
+    place = (start + turn) * thread_map.threads + me if ahead > 1 else start * thread_map.threads + me
+    exact = isinstance(count, Const) and int(count.value) % (ahead * thread_map.threads) == 0
 
     def guarded(made: Body) -> Body:
         return made if exact or not made else [k.If(op("lt", number, count), tuple(made))]
@@ -81,15 +81,15 @@ def _scan(
         made = [k.Declare(number.name, place), *made]
         return [k.For(turn.name, const(0), const(ahead), 1, tuple(made), "unroll")] if ahead > 1 else made
 
-    scratch = state.scratch_for(dtype, spread.threads)
+    scratch = state.scratch_for(dtype, thread_map.threads)
     where: Expr | k.Address = k.Address(scratch, const(0)) if scratch else k.Address(before, const(0))
     if scratch:
         state.hazards.clear()
-    template = (OPERATIONS[total.op], spread.threads)
+    template = (OPERATIONS[total.op], thread_map.threads)
     mine = (k.Address(before, const(0)), Var(part, dtype), identity(total.op, dtype), where)
     apart = ahead > 1 and bool(first.loads)
     made: Body = [
-        k.Array(kept, dtype, spread.vector, "local", 16),
+        k.Array(kept, dtype, thread_map.vector, "local", 16),
         k.Array(before, dtype, 2, "local", 16),
         k.Declare(part, identity(total.op, dtype)),
         *guarded([*([] if apart else [*first.arrays, *first.loads]), *first.rest]),
@@ -102,11 +102,11 @@ def _scan(
 
 
 def _each(
-    state: Emission, body: tuple[Stmt, ...], var: str, spread: Spread, inner: Scope, number: Var, lane: Var, turn: Expr,
-    rounds: int,
-) -> Share:  # fmt: skip
+    state: Emission, body: tuple[Stmt, ...], var: str, thread_map: ThreadMap, inner: Scope, number: Var, lane: Var,
+    turn: Expr, rounds: int,
+) -> ThreadBody:  # fmt: skip
     """A body for each of a thread's neighbours in a round."""
-    inner.ranges[lane.name] = (0, spread.vector - 1)
-    inner.values[var] = number * spread.vector + lane
+    inner.ranges[lane.name] = (0, thread_map.vector - 1)
+    inner.values[var] = number * thread_map.vector + lane
     inner.values[lane.name] = lane
-    return share_of(state, body, inner, lane, spread.vector, turn * spread.vector, rounds)
+    return thread_body(state, body, inner, lane, thread_map.vector, turn * thread_map.vector, rounds)

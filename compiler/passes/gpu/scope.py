@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from compiler.analysis.argmax import Extreme
 from compiler.ir import kernel as k
 from compiler.ir.expr import Expr, Var
-from compiler.ir.layout import Fragment, Spread
+from compiler.ir.layout import Fragment, ThreadMap
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 
@@ -25,7 +25,7 @@ class Lanes:
     """
 
     var: str
-    spread: Spread
+    thread_map: ThreadMap
     slot: Expr
 
 
@@ -64,7 +64,7 @@ class Scope:
     level: str = "block"
     # Tiles in registers: the name of each thread's share, and how loops over threads spread those that they do.
     registers: dict[str, str] | None = None
-    spreads: dict[str, Spread] = field(default_factory=dict)
+    thread_maps: dict[str, ThreadMap] = field(default_factory=dict)
     lanes: Lanes | None = None
     part: Part | None = None
     # Loads that were made beforehand: which buffer and flat index stand where.
@@ -76,12 +76,12 @@ class Scope:
     # Tiles that each thread has for itself, whole.
     local: frozenset[str] = frozenset()
     # Extremes that loops over threads have found, with how those were spread and the variables of the threads' own.
-    extremes: tuple[tuple[Extreme, Spread, Var], ...] = ()
+    extremes: tuple[tuple[Extreme, ThreadMap, Var], ...] = ()
     # Tiles whose reads and writes a pipeline keeps apart.
     ordered: frozenset[str] = frozenset()
     # Tiles that each iteration of the loops around copies out, which waits for that in the next one.
-    leaving: frozenset[str] = frozenset()
-    met: bool = False  # all parts of the tile of a group of blocks have been made
+    stored_in_loop: frozenset[str] = frozenset()
+    after_barrier: bool = False  # all parts of the tile of a group of blocks have been made
 
     def inner(self, **changes: object) -> Scope:
         return replace(self, values=dict(self.values), ranges=self.ranges.new_child(), buffers=dict(self.buffers),

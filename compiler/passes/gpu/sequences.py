@@ -1,4 +1,4 @@
-"""Statements that follow each other: barriers between those that touch the same memory, fences, waits for products."""
+"""Statements that follow each other: barriers between those that touch the same memory, fences, waits for matmuls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from compiler.ir.dtype import boolean
 from compiler.ir.expr import Const, Var, const
 from compiler.ir.index import range_below
 from compiler.ir.statement import Stmt, Store
-from compiler.passes.gpu import stages, tma, traits, wgmma
+from compiler.passes.gpu import predicates, stages, tma, wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import barrier, lowered
 from compiler.passes.gpu.hazards import Uses, touched
@@ -27,13 +27,13 @@ def sequence(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
     out: Body = []
     for n, s in enumerate(body):
         if scope.level == "block":
-            zero = wgmma.blank(state, s, body[n + 1 :])
+            zero = wgmma.zeroed_accumulator(state, s, body[n + 1 :])
             if zero:
-                state.products.blank[zero] = Const(True, boolean)
+                state.matmuls.blank[zero] = Const(True, boolean)
                 continue
-            out += wgmma.settle(state, s, scope)
+            out += wgmma.wait_if_touched(state, s, scope)
             out += _fenced(state, s, scope)
-        if scope.level != "thread" and not traits.holds_together(s):
+        if scope.level != "thread" and not predicates.is_compound(s):
             uses = touched(s, scope)
             if state.hazards.between(uses):
                 out.append(barrier(state, scope))
@@ -42,7 +42,7 @@ def sequence(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
             # All threads have waited for what the copy engine brings.
             brought = isinstance(s, tile.Copy) and s.how == "tma" and s.target.buffer in state.shared
             # What it takes away is waited for before threads store there again.
-            reads = uses.reads - scope.leaving if isinstance(s, tile.Copy) and s.how == "tma" else uses.reads
+            reads = uses.reads - scope.stored_in_loop if isinstance(s, tile.Copy) and s.how == "tma" else uses.reads
             state.hazards.add(Uses(reads, frozenset() if brought else uses.writes))
         else:
             out += emit(state, s, scope, body[n + 1 :])
@@ -62,8 +62,8 @@ def _fenced(state: Emission, s: Stmt, scope: Scope) -> Body:
     out: Body = []
     if state.awaited is not None and tile.buffers((s,)) & state.awaited[0]:
         out, state.awaited = [state.awaited[1]], None
-    if stored & scope.leaving:
-        out += [tma.left(), barrier(state, scope)]
+    if stored & scope.stored_in_loop:
+        out += [tma.store_read(), barrier(state, scope)]
         state.hazards.clear()
     if reads & state.unfenced:
         out += [k.Call("mlc_fence_async", (), ()), barrier(state, scope)]
@@ -81,22 +81,24 @@ def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
     extent = lowered(state, f.extent, scope)
     inner = scope.inner()
     inner.values[f.var], inner.ranges[var] = Var(var), range_below(extent, scope.ranges)
-    inner.leaving = scope.leaving | tma.leaving(state.facts, f)
+    inner.stored_in_loop = scope.stored_in_loop | tma.stored_each_iteration(state.facts, f)
     before: Body = []
     if scope.level != "thread" and state.hazards.between(touched(f, scope)):
         before.append(barrier(state, scope))  # once, rather than in each iteration
         state.hazards.clear()
     body = loop_body(state, f, f.body, inner)
-    new = inner.leaving - scope.leaving
+    new = inner.stored_in_loop - scope.stored_in_loop
     mark = "unroll" if f.bind.level == "unroll" else ""
     made = k.For(var, const(0), extent, 1, tuple(body), mark)
-    return [*before, made, *([tma.left()] if new else [])] if body else before
+    return [*before, made, *([tma.store_read()] if new else [])] if body else before
 
 
-def loop_body(state: Emission, f: tile.For, statements: tuple[Stmt, ...], scope: Scope, meets: bool = False) -> Body:
+def loop_body(
+    state: Emission, f: tile.For, statements: tuple[Stmt, ...], scope: Scope, synchronized: bool = False
+) -> Body:
     """The statements of a loop, and a barrier where one iteration touches what the one before did.
 
-    Where each iteration begins with one, it `meets` anyway.
+    Where each iteration begins with one, it `synchronized` anyway.
     """
     before = state.hazards.copy()
     body = sequence(state, statements, scope)
@@ -104,10 +106,10 @@ def loop_body(state: Emission, f: tile.For, statements: tuple[Stmt, ...], scope:
         uses = touched(f, scope)
         if f.kind == "parallel":  # iterations share tiles, but nothing in global memory
             uses = Uses(*(frozenset(b for b in some if b in state.facts.tiles) for some in (uses.reads, uses.writes)))
-        if (state.hazards.between(uses) or traits.exchanges(body)) and not meets:
+        if (state.hazards.between(uses) or predicates.exchanges(body)) and not synchronized:
             body.append(barrier(state, scope))
             state.hazards.clear()
         state.hazards.join(before)
         if not stages.is_specialised(f):
-            body += wgmma.finish(state)
+            body += wgmma.wait_all(state)
     return body

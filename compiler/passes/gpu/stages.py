@@ -25,7 +25,7 @@ def preparing(f: tile.For) -> int:
 
 
 def prepared(f: tile.For) -> tuple[Stmt, ...]:
-    """What these do before the products."""
+    """What these do before the matmuls."""
     return tuple(n for s in f.body if isinstance(s, tile.Stage) and s.role == "prepare" for n in s.body)
 
 
@@ -79,15 +79,15 @@ def slots(f: tile.For, kernel: str) -> dict[str, int]:
 
 
 def overlaps(f: tile.For) -> bool:
-    """The last product of an iteration is made while the next iteration begins."""
+    """The last matmul of an iteration is made while the next iteration begins."""
     return bool(dict(f.bind.args).get("overlap"))
 
 
 def later(f: tile.For) -> str:
-    """The key of the ring of what only the last product reads."""
+    """The key of the ring of what only the last matmul reads."""
     return f"{f.var} later"
 
 
-def rest_of(rest: tuple[Stmt, ...], used: frozenset[str]) -> tuple[Stmt, ...]:
+def without_tiles(rest: tuple[Stmt, ...], used: frozenset[str]) -> tuple[Stmt, ...]:
     """Without the allocation of the pipeline's own tiles."""
     return tuple(s for s in rest if not (isinstance(s, tile.Alloc) and s.tensor.name in used))

@@ -17,24 +17,24 @@ from compiler.ir.index import value_range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import (
-    ahead,
+    block_groups,
     copies,
     fragment_loops,
-    groups,
+    fragment_prefetch,
+    group_barriers,
     lanes,
-    meetings,
     mma,
     pipelines,
-    specialised,
+    predicates,
     stages,
-    traits,
+    warp_specialisation,
     wgmma,
 )
-from compiler.passes.gpu.blocks import grid
+from compiler.passes.gpu.block_groups import is_bound
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, place_of, thread_of
 from compiler.passes.gpu.facts import Facts, facts_of
-from compiler.passes.gpu.groups import is_bound
+from compiler.passes.gpu.grids import grid
 from compiler.passes.gpu.hazards import Hazards
 from compiler.passes.gpu.scans import over_scan
 from compiler.passes.gpu.scope import THREAD, WARP, Role, Scope
@@ -79,15 +79,15 @@ def function(facts: Facts, schedule: str) -> tuple[k.Function, tuple[Tensor, ...
     while len(body) == 1 and isinstance(body[0], tile.For) and is_bound(body[0], "blocks"):
         axes.append(body[0])
         body = body[0].body
-    found = groups.split(body)
+    found = block_groups.split(body)
     shape, start = grid(state, axes if found is None else [*axes, found[1]], scope)
     if found is not None:
-        meetings.begin(state, *found[:2], axes, scope)
-        body = (*found[1].body, groups.Meeting(found[0].tensor.name, found[2]))
+        group_barriers.begin(state, *found[:2], axes, scope)
+        body = (*found[1].body, block_groups.GroupBarrier(found[0].tensor.name, found[2]))
     if facts.specialised:
-        beside, inside = specialised.roles(state, body, scope)
+        beside, inside = warp_specialisation.roles(state, body, scope)
     else:
-        beside, inside = 0, [*sequence(state, body, scope), *wgmma.finish(state)]
+        beside, inside = 0, [*sequence(state, body, scope), *wgmma.wait_all(state)]
     arrays = [k.Array(name, dtype, size, "shared", 16) for name, (dtype, size) in state.scratch.items()]
     made = (*state.arrays, *arrays, *state.start, *start, *inside)
     maps = tuple(k.TensorMap(name, *described) for described, name in state.maps.items())
@@ -113,13 +113,13 @@ def _statement(state: Emission, s: Stmt, scope: Scope, after: tuple[Stmt, ...] =
                 return fragment_loops.over_rows(state, s, fragment, scope) if stored is None else stored
             return lanes.over_lanes(state, s, scope)
         case tile.For() if stages.is_specialised(s) and scope.level == "block":
-            return specialised.computed(state, s, scope)
+            return warp_specialisation.computed(state, s, scope)
         case tile.For(bind=tile.Bind(level="pipeline")) if scope.level == "block":
             return pipelines.pipeline(state, s, scope)
-        case tile.For(bind=tile.Bind(level="unroll")) if scope.level == "block" and ahead.loads_fragments(
+        case tile.For(bind=tile.Bind(level="unroll")) if scope.level == "block" and fragment_prefetch.loads_fragments(
             state.facts, s
         ):
-            return ahead.unrolled(state, s, scope)
+            return fragment_prefetch.unrolled(state, s, scope)
         case tile.Copy() if scope.level == "block":
             return copies.copy(state, s, scope, not stages.waits_for(s, after))
         case tile.Mma() if scope.level == "block":
@@ -127,9 +127,9 @@ def _statement(state: Emission, s: Stmt, scope: Scope, after: tuple[Stmt, ...] =
         case tile.For(bind=tile.Bind(level="warps")) if scope.level == "block":
             return _over_warps(state, s, scope)
         case tile.For(bind=tile.Bind(level="blocks")) if scope.level == "block":
-            return meetings.over_blocks(state, s, scope)
-        case groups.Meeting():
-            return meetings.meet(state, s, scope)
+            return group_barriers.over_blocks(state, s, scope)
+        case block_groups.GroupBarrier():
+            return group_barriers.group_barrier(state, s, scope)
         case tile.For(bind=tile.Bind(level="columns")) if scope.level == "block":
             return _over_columns(state, s, scope)
         case tile.For(bind=tile.Bind(level="blocks" | "warps" | "columns" | "pipeline" as level)):
@@ -198,7 +198,7 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
         return [k.Array(array, tensor.dtype, state.facts.fragments[tensor.name].count, "local", 16)]
     if scope.level == "thread":
         scope.local |= {tensor.name}
-        return [k.Array(tensor.name, tensor.dtype, traits.span(tensor), "local", 16)]
+        return [k.Array(tensor.name, tensor.dtype, predicates.span(tensor), "local", 16)]
     if s.space == "shared" and scope.level == "block":
         state.allocate(s)
         return []
@@ -207,7 +207,7 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
             f"kernel {state.facts.name}: tile {tensor.name} of a {scope.level} is in {s.space} memory, which its "
             "threads do not share"
         )
-    return lanes.register_share(state, s, scope)
+    return lanes.register_slice(state, s, scope)
 
 
 def _over_warps(state: Emission, f: tile.For, scope: Scope) -> Body:

@@ -10,12 +10,12 @@ from compiler.ir import tile
 from compiler.ir.expr import Expr, const, op
 from compiler.ir.index import simplify
 from compiler.ir.tensor import memory_order
-from compiler.passes.gpu import shared
+from compiler.passes.gpu import shared_memory
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.scope import THREAD, Scope
-from compiler.passes.gpu.shared import SharedTile
+from compiler.passes.gpu.shared_memory import SharedTile
 
 Body = list[k.Stmt]
 
@@ -36,15 +36,15 @@ def size(state: Emission, s: tile.Copy) -> int:
     return math.prod(tile.extents(s.target)) * state.shared[s.target.buffer].tensor.dtype.bytes
 
 
-def waited(state: Emission, s: tile.Copy, scope: Scope) -> Body:
+def load_and_wait(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     """A copy to shared memory where it stands: one thread asks for it, all wait until it is there."""
     number = state.barriers(f"{s.target.buffer}_here", 1, 1)
     parity = state.parity(number)
     barrier = k.Address(number, const(0))
     expect = k.Call("mlc_mbarrier_expect", (), (barrier, const(size(state, s))), (number,))
-    asked = k.If(op("eq", THREAD, const(0)), (expect, *load(state, s, barrier, scope)))
+    issued = k.If(op("eq", THREAD, const(0)), (expect, *load(state, s, barrier, scope)))
     return [
-        asked,
+        issued,
         k.Call("mlc_mbarrier_wait", (), (barrier, parity), (number,)),
         k.Assign(parity.name, op("xor", parity, const(1))),
     ]
@@ -62,16 +62,16 @@ def store(state: Emission, s: tile.Copy, scope: Scope) -> Body:
         source = k.Address(held.array, place)
         calls.append(k.Call("mlc_tma_store", (), (k.Map(name), source, *coordinates), (s.target.buffer,)))
     calls.append(k.Call("mlc_bulk_commit", (), ()))
-    asked = k.If(op("eq", THREAD, const(0)), tuple(calls))
-    return [asked] if s.source.buffer in scope.leaving else [asked, left()]
+    issued = k.If(op("eq", THREAD, const(0)), tuple(calls))
+    return [issued] if s.source.buffer in scope.stored_in_loop else [issued, store_read()]
 
 
-def left() -> k.Stmt:
+def store_read() -> k.Stmt:
     """The thread that asks for copies out of shared memory waits until these have read it."""
     return k.If(op("eq", THREAD, const(0)), (k.Call("mlc_bulk_wait_read", (0,), ()),))
 
 
-def leaving(facts: Facts, f: tile.For) -> frozenset[str]:
+def stored_each_iteration(facts: Facts, f: tile.For) -> frozenset[str]:
     """Tiles that every iteration of a loop of all threads fills and copies out."""
     out = (n.source.buffer for n in f.walk() if isinstance(n, tile.Copy) and n.how == "tma")
     return frozenset(out) & facts.in_shared
@@ -101,9 +101,9 @@ def _boxes(
         )
     extents[-1] = width
     for column in range(0, lengths[-1], width):
-        place = shared.slot_offset(held, (*starts[:-1], starts[-1] + column), scope.ranges)
+        place = shared_memory.slot_offset(held, (*starts[:-1], starts[-1] + column), scope.ranges)
         coordinates = (*far[:-1], simplify(far[-1] + column, scope.ranges, index=True))
         yield tuple(reversed(extents)), place, tuple(reversed(coordinates))
 
 
-__all__ = ["leaving", "left", "load", "size", "store", "waited"]
+__all__ = ["load", "load_and_wait", "size", "store", "store_read", "stored_each_iteration"]

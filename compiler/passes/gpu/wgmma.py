@@ -1,6 +1,6 @@
-"""Tensor instructions of four warps: operands in shared memory, products that run while the threads go on.
+"""Tensor instructions of four warps: operands in shared memory, matmuls that run while the threads go on.
 
-A product is started, and waited for before anything else touches its accumulator or its operand in registers.
+A matmul is started, and waited for before anything else touches its accumulator or its operand in registers.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, names, op, select
 from compiler.ir.index import from_linear, linear, simplify
 from compiler.ir.statement import Stmt, Store
-from compiler.passes.gpu import shared
+from compiler.passes.gpu import shared_memory
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.fragments import WARP
-from compiler.passes.gpu.repeats import repeats
+from compiler.passes.gpu.instruction_loops import instruction_loops
 from compiler.passes.gpu.scope import Scope
 from compiler.targets.target import Instruction, instruction
 
@@ -34,7 +34,7 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
     acc = state.facts.fragments[s.acc.buffer]
     array = (scope.registers or {})[s.acc.buffer]
     inner = scope.inner()
-    all_of = repeats(state, s, row, inner)
+    all_of = instruction_loops(state, s, row, inner)
     long, at = all_of.long, all_of.at
     repeated = {v.name for v in at.values() if isinstance(v, Var)}
     group = state.warp() // (row.threads // WARP)
@@ -45,8 +45,8 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
     }
 
     def there(x: tile.Slice, axes: str) -> tuple[k.Address, Expr, Expr]:
-        """Where the products begin, the bytes from panel to panel, and from there to this one: the repetitions of a
-        product then differ by no more than a sum."""
+        """Where the matmuls begin, the bytes from panel to panel, and from there to this one: the repetitions of a
+        matmul then differ by no more than a sum."""
         held = state.shared[x.buffer]
         bytes_ = held.tensor.dtype.bytes
         if not held.swizzle and held.width * bytes_ != ROW:
@@ -56,12 +56,12 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
         local = iter(place[axis] for axis in axes)
         starts = (lowered(state, e, scope) for e in x.starts)
         index = tuple(e + next(local) if n else e for e, n in zip(starts, x.lengths, strict=True))
-        terms, start = linear(shared.slot_offset(held, index, inner.ranges))
+        terms, start = linear(shared_memory.slot_offset(held, index, inner.ranges))
         moves = {e: n * bytes_ for e, n in terms.items() if names(e) <= repeated}
         begin = from_linear(({e: n for e, n in terms.items() if e not in moves}, start))
         return k.Address(held.array, begin), const(held.panel * bytes_), from_linear((moves, 0))
 
-    first = state.products.blank.pop(s.acc.buffer, None)
+    first = state.matmuls.blank.pop(s.acc.buffer, None)
     accumulate: Expr = const(1)
     if first is not None:
         begins = op("eq", at["k"], const(0)) if isinstance(at["k"], Var) else op("eq", const(0), const(0))
@@ -80,44 +80,44 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
         begin = at["m"] * left.stride("m") + at["k"] * left.stride("k")
         a = k.Address((scope.registers or {})[s.a.buffer], simplify(begin, inner.ranges, index=True))
         call = k.Call(row.function, (row.n, *b_words), (target, a, b, b_panel, accumulate, b_moved), (array,))
-        state.products.read.add(a.buffer)
-    # One fence is enough for products that follow each other; what is in flight already need not be held.
-    held = 0 if array in state.products.running else acc.count
+        state.matmuls.read.add(a.buffer)
+    # One fence is enough for matmuls that follow each other; what is in flight already need not be held.
+    held = 0 if array in state.matmuls.running else acc.count
     fence = k.Call("mlc_wgmma_fence", (held,), (k.Address(array, const(0)),), (array,))
-    first_one = [] if state.products.latest == array else [fence]
-    state.products.latest = array
-    state.products.running[array] = acc.count
+    first_one = [] if state.matmuls.latest == array else [fence]
+    state.matmuls.latest = array
+    state.matmuls.running[array] = acc.count
     return [*first_one, *all_of.around([call]), k.Call("mlc_wgmma_commit", (), ())]
 
 
-def settle(state: Emission, s: Stmt, scope: Scope) -> Body:
-    """A wait for the products in flight, where a statement touches what they do."""
+def wait_if_touched(state: Emission, s: Stmt, scope: Scope) -> Body:
+    """A wait for the matmuls in flight, where a statement touches what they do."""
     touched = {(scope.registers or {}).get(b, b) for b in tile.buffers((s,))}
     if is_asynchronous(state.facts, s):
         assert isinstance(s, tile.Mma)
-        return finish(state) if (scope.registers or {}).get(s.a.buffer) in state.products.running else []
-    state.products.latest = ""
-    return finish(state) if touched & (state.products.running.keys() | state.products.read) else []
+        return wait_all(state) if (scope.registers or {}).get(s.a.buffer) in state.matmuls.running else []
+    state.matmuls.latest = ""
+    return wait_all(state) if touched & (state.matmuls.running.keys() | state.matmuls.read) else []
 
 
-def finish(state: Emission) -> Body:
-    """All products in flight are done."""
-    if not state.products.running:
+def wait_all(state: Emission) -> Body:
+    """All matmuls in flight are done."""
+    if not state.matmuls.running:
         return []
     out: Body = [k.Call("mlc_wgmma_wait", (0,), ())]
-    for array, count in sorted(state.products.running.items()):
+    for array, count in sorted(state.matmuls.running.items()):
         out.append(k.Call("mlc_wgmma_hold", (count,), (k.Address(array, const(0)),), (array,)))
-    state.products.running.clear()
-    state.products.read.clear()
-    state.products.latest = ""
+    state.matmuls.running.clear()
+    state.matmuls.read.clear()
+    state.matmuls.latest = ""
     return out
 
 
 # ---- accumulators that begin at zero
 
 
-def blank(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str:
-    """The accumulator that a loop sets to zero for the product behind it, which may as well begin with zero."""
+def zeroed_accumulator(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str:
+    """The accumulator that a loop sets to zero for the matmul behind it, which may as well begin with zero."""
     if not isinstance(s, tile.For) or s.bind.level != "lanes":
         return ""
     stores = [n for n in s.walk() if isinstance(n, Store)]
@@ -131,7 +131,7 @@ def blank(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str:
     if isinstance(user, tile.For) and user.bind.level in ("pipeline", "unroll"):
         runs = isinstance(user.extent, Const) and int(user.extent.value) > 0
         inside = [x for x in user.body if name in tile.buffers((x,))]
-        # A loop that is written out comes to its first product once, a pipeline in each iteration.
+        # A loop that is written out comes to its first matmul once, a pipeline in each iteration.
         once = user.bind.level == "unroll" and any(isinstance(x, tile.Copy) for x in user.body)
         user = inside[0] if runs and (len(inside) == 1 or once) and (once or user.bind.level == "pipeline") else None
     if isinstance(user, tile.Mma) and is_asynchronous(state.facts, user) and user.acc.buffer == name:

@@ -1,7 +1,7 @@
 """What joining kernels row by row saves and costs: where kernels end follows from this, whatever schedules are chosen.
 
-Two things are weighed. A sum weighted by a softmax, in one kernel with the softmax and the products that it is of,
-keeps its scores where they are made: they need not reach memory, if the products can go by tensor instructions, or by
+Two things are weighed. A sum weighted by a softmax, in one kernel with the softmax and the matmuls that it is of,
+keeps its scores where they are made: they need not reach memory, if the matmuls can go by tensor instructions, or by
 vectors of a CPU, within a block of rows. And kernels that are short take less time one after the other on one block for
 each row than it takes to start each of them.
 """
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable
 
 from compiler.analysis import online_softmax
-from compiler.analysis.guarded_factors import narrow
+from compiler.analysis.guarded_factors import unwidened
 from compiler.analysis.online_softmax import KEY, Online, Scores
 from compiler.analysis.size_hints import regular
 from compiler.ir import loop
@@ -22,24 +22,24 @@ from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt
 from compiler.ir.tensor import Tensor
-from compiler.schedule.gpu import parts
+from compiler.schedule.gpu import matmul_axes
 from compiler.targets.target import Target
 
 LOADS = 32  # that a multiprocessor serves in a clock
 LAUNCH = 4000  # clocks from the end of a kernel until the next one has got going
 
-# Of a GPU, where not said otherwise as measured on an H200. Fewer queries are products of a matrix and few rows, which
+# Of a GPU, where not said otherwise as measured on an H200. Fewer queries are matmuls of a matrix and few rows, which
 # wait for memory whatever multiplies them.
 LEAST_QUERIES = 9
 WARP_FEATURES = 128  # that a warp by itself has registers for, with all else; groups of four warps have for more
-# Products of f32 by four warps each, between which scores stay in the L2, take less time than those by single warps
+# Matmuls of f32 by four warps each, between which scores stay in the L2, take less time than those by single warps
 # with scores in registers: for heads of 128 features 1.0 to 1.9 times less, for those of 64 1.1 to 1.4 times more.
 NARROW_F32, FEW_KEYS_F32 = 64, 32
 GROUP_ROWS, STAGES, STEP = (
     64,
     2,
     16,
-)  # queries and keys of a group's least block, blocks of keys held, a product's depth
+)  # queries and keys of a group's least block, blocks of keys held, a matmul's depth
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
 
 
@@ -79,7 +79,7 @@ def _stay_in_registers(f: Online, scores: Scores, tensors: dict[str, Tensor], ta
     """Tensor cores multiply a block of queries with blocks of keys, and weights with values."""
     queries, keys, depth = static(f.query.extent), static(f.keys), static(scores.depth.extent)
     widest = max(depth, static(f.feature.extent))
-    kinds = {narrow(x).dtype for x in (scores.left, scores.right, f.value)} | {f.weight}
+    kinds = {unwidened(x).dtype for x in (scores.left, scores.right, f.value)} | {f.weight}
     if queries < LEAST_QUERIES or len(kinds) != 1 or {scores.name.dtype, f.accumulator.dtype} != {f32}:
         return False
     (kind,) = kinds
@@ -100,14 +100,18 @@ def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: T
     if depth % STEP or "tma" not in target.features or not any(r.a_type == r.b_type == kind.name for r in wide):
         return False
     key = loop.For(KEY.name, f.keys, "parallel", ())
-    q, k, d, v = (parts.axis([loop.For(x.var, x.extent, x.kind, ())]) for x in (f.query, key, scores.depth, f.feature))
+    q, k, d, v = (
+        matmul_axes.axis([loop.For(x.var, x.extent, x.kind, ())]) for x in (f.query, key, scores.depth, f.feature)
+    )
     every = (*f.rows, f.feature, scores.depth, key)
     ranges: dict[str, Range] = {x.var: extent_range(x.extent) for x in every}
     operands = ((scores.left, q, d), (scores.right, k, d), (f.value, v, k))
-    if not all(parts.factor(x, own, along, tensors, ranges).even for x, own, along in operands):
+    if not all(matmul_axes.factor(x, own, along, tensors, ranges).even for x, own, along in operands):
         return False
     masks = (tensors[x.buffer] for x in online_softmax.masks(f.score, f.query.var))
-    bits = sum(t.dtype.bytes for t in masks if GROUP_ROWS * t.dtype.bytes % parts.ROW == 0 and parts.even(t))
+    bits = sum(
+        t.dtype.bytes for t in masks if GROUP_ROWS * t.dtype.bytes % matmul_axes.ROW == 0 and matmul_axes.even(t)
+    )
     tiles = kind.bytes * GROUP_ROWS * (depth + STAGES * (depth + _up(features, STEP)))
     return tiles + bits * STAGES * GROUP_ROWS**2 + RESERVED <= target.shared
 

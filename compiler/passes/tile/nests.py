@@ -1,4 +1,4 @@
-"""What schedule steps on sums of products share: nests of Tile IR loops found, measured, copied and replaced."""
+"""What schedule steps on contractions share: nests of Tile IR loops found, measured, copied and replaced."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def loops_in(body: Body, around: Loops = ()) -> Iterator[tuple[Loops, tile.For]]
 
 
 def sums_in(body: Body) -> Iterator[tuple[Loops, Store]]:
-    """Every sum of products into a tile, with the loops around it."""
+    """Every contraction into a tile, with the loops around it."""
     for around, f in loops_in(body):
         for s in f.body:
             if isinstance(s, Store) and s.op == "sum" and factors(s.value):
@@ -55,7 +55,7 @@ def sums_in(body: Body) -> Iterator[tuple[Loops, Store]]:
 
 
 def factors(value: Expr) -> list[tuple[Expr, Expr]]:
-    """Each factor of a product with the other one; nothing for what is no product."""
+    """Each factor of a matmul with the other one; nothing for what is no matmul."""
     match value:
         case Op("mul", (a, b)):
             return [(a, b), (b, a)]

@@ -305,7 +305,7 @@ class _Maker:
         if f.scores:
             zero = identity("sum", self.dtype)
             out.append(self.rows_and(step.zero, self.columns, lambda i, j: Store(scores, self.lying(i, j), zero)))
-            out.append(self.product(f.scores))
+            out.append(self.contraction(f.scores))
         held = self.tensor(weights, self.weight, *self.lying(self.rows, self.cols))
         out.append(tile.Alloc(held, self.step.space, self.step.swizzle))
         out += [*self.counted(scores), self.softmax(scores, weights)]
@@ -347,7 +347,7 @@ class _Maker:
             whole = tile.Slice(held.name, (dim(0), dim(0)), (self.rows, self.cols))
             yield tile.Copy(whole, source, "plain" if self.local else "tma")
 
-    def product(self, found: recognised.Scores) -> Stmt:
+    def contraction(self, found: recognised.Scores) -> Stmt:
         (row, column), depth = self.step.score, found.depth.var
         self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1)}
         ends = self.inside("depth", depth)
@@ -434,7 +434,7 @@ class _Maker:
         return value if isinstance(cond, Const) else op("where", cond, value, low)
 
     def counted(self, scores: str) -> Body:
-        """What makes scores out of their products: only where these are not, or may not be, the scores themselves."""
+        """What makes scores out of their matmuls: only where these are not, or may not be, the scores themselves."""
         f = self.found
         row, column = map(Var, self.step.edge)
         value = self.score(row, column, scores)

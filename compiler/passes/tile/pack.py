@@ -1,4 +1,4 @@
-"""The schedule step `pack` on Tile IR: a factor of a sum of products goes into a local tile before the sum."""
+"""The schedule step `pack` on Tile IR: a factor of a contraction goes into a local tile before the sum."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.guards import guarded, interior
 from compiler.passes.tile.nests import Body, Loops, again, factors_from, longest, moving, named, ranges_of
-from compiler.schedule.steps import Interior, Pack, ScheduleError, Step
+from compiler.passes.tile.peel import guarded, peel
+from compiler.schedule.steps import Pack, Peel, ScheduleError, Step
 
 PAGE, LINE = 4096, 64
 
@@ -57,7 +57,7 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
         new = replaced((target,), total, product)
         return kernel.replace(body=replaced(kernel.body, target, (tile.Alloc(held, "local"), *fill, *new)))
     raise ScheduleError(
-        step, f"no sum of products within {', '.join(step.loops)} has a factor from {step.buffer} over these"
+        step, f"no contraction within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )
 
 
@@ -126,7 +126,7 @@ def _shaped(body: Body, width: int, ranges: dict[str, Range], tensors: Mapping[s
     inner = nest[-1]
     out: Body = (inner,)
     if guarded(inner):
-        out = interior(Interior(inner.var, (f"{inner.var}_low", f"{inner.var}_high")), inner, ranges)
+        out = peel(Peel(inner.var, (f"{inner.var}_low", f"{inner.var}_high")), inner, ranges)
     out = tuple(_lanes(g, width, ranges, tensors) if isinstance(g, tile.For) and g.var == inner.var else g for g in out)
     return wrap(tuple(nest[:-1]), out)
 

@@ -52,7 +52,7 @@ def _one(
     taken: list[Step] = []
     for step in schedules.get(kernel.name, Schedule()).steps:
         name = show_step(step) if applications.watched else ""
-        answer = applications.asked(name)
+        answer = applications.selected(name)
         instead = answer.steps if isinstance(answer, Schedule) else (step,) if answer else ()
         applications.changed = applications.changed or instead != (step,)
         before = program

@@ -16,35 +16,32 @@ from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced, statements
 from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile import contraction
+from compiler.passes.tile import tensorize
+from compiler.passes.tile.gpu.accuracy import promote, split_tf32
 from compiler.passes.tile.gpu.cache import cache
 from compiler.passes.tile.gpu.pad import pad
 from compiler.passes.tile.gpu.permute import permute
 from compiler.passes.tile.gpu.persist import persist
 from compiler.passes.tile.gpu.raster import raster
-from compiler.passes.tile.gpu.scans import split_scan
-from compiler.passes.tile.gpu.share import share
-from compiler.passes.tile.gpu.sums import compensate, promote
+from compiler.passes.tile.gpu.split_reduction import split_reduction
+from compiler.passes.tile.gpu.split_scan import split_scan
 from compiler.passes.tile.gpu.writeback import writeback
-from compiler.passes.tile.guards import interior
 from compiler.passes.tile.nests import named, padded, ranges_around, ranges_of
 from compiler.passes.tile.online import online
 from compiler.passes.tile.pack import pack
 from compiler.passes.tile.partition import partition
+from compiler.passes.tile.peel import peel
 from compiler.schedule.steps import (
     Bind,
     Cache,
     Collapse,
-    Compensate,
-    Cover,
     Distribute,
-    Fold,
-    Interior,
     NameTaken,
     Online,
     Pack,
     Pad,
     Partition,
+    Peel,
     Permute,
     Persist,
     Promote,
@@ -52,11 +49,14 @@ from compiler.schedule.steps import (
     Reorder,
     Schedule,
     ScheduleError,
-    Share,
     Split,
+    SplitReduction,
     SplitScan,
+    SplitShifted,
+    SplitTf32,
     Stage,
     Step,
+    StoreAt,
     Tensorize,
     Writeback,
 )
@@ -108,38 +108,38 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
     match step:
         case Split():
             new = at_loop(kernel, step, step.loop, lambda f: split(step, f))
-        case Cover():
-            new = at_loop(kernel, step, step.loop, lambda f: cover(step, f))
+        case SplitShifted():
+            new = at_loop(kernel, step, step.loop, lambda f: split_shifted(step, f))
         case Reorder():
             new = at_loop(kernel, step, step.loops[0], lambda f: reorder(step, f), any_of=step.loops)
         case Collapse():
             new = at_loop(kernel, step, step.outer, lambda f: collapse(step, f))
         case Bind():
             new = at_loop(kernel, step, step.loop, lambda f: bind(step, f))
-        case Fold():
-            new = fold(program, kernel, step)
+        case StoreAt():
+            new = store_at(program, kernel, step)
         case Stage():
             new = at_loop(kernel, step, step.loop, lambda f: stage(kernel, step, f))
         case Permute():
             new = permute(kernel, step)
         case Distribute():
-            new = contraction.distribute(kernel, step)
+            new = tensorize.distribute(kernel, step)
         case Pack():
             new = pack(kernel, step)
         case Partition():
             new = at_loop(kernel, step, step.loop, lambda f: partition(step, f, ranges_around(kernel, f)))
-        case Interior():
-            new = at_loop(kernel, step, step.loop, lambda f: interior(step, f, ranges_around(kernel, f)))
+        case Peel():
+            new = at_loop(kernel, step, step.loop, lambda f: peel(step, f, ranges_around(kernel, f)))
         case Tensorize():
-            new = contraction.tensorize(kernel, step)
+            new = tensorize.tensorize(kernel, step)
         case Pad():
             new = pad(kernel, step)
         case Cache():
             new = cache(kernel, step)
         case Promote():
             new = promote(kernel, step)
-        case Compensate():
-            new = compensate(kernel, step)
+        case SplitTf32():
+            new = split_tf32(kernel, step)
         case Writeback():
             new = writeback(kernel, step)
         case Raster():
@@ -150,8 +150,8 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
             new = online(program, kernel, step)
         case SplitScan():
             new = split_scan(kernel, step)
-        case Share():
-            new = share(kernel, step)
+        case SplitReduction():
+            new = split_reduction(kernel, step)
         case _:
             raise ScheduleError(step, "no such step")
     return new
@@ -190,8 +190,8 @@ def split(step: Split, f: tile.For) -> tuple[Stmt, ...]:
     return (tile.For(outer.name, count, f.kind, f.bind, (tile.For(inner.name, left, f.kind, f.bind, body),)),)
 
 
-def cover(step: Cover, f: tile.For) -> tuple[Stmt, ...]:
-    """`cover("i", 16, into=("i0", "i1"))`
+def split_shifted(step: SplitShifted, f: tile.For) -> tuple[Stmt, ...]:
+    """`split_shifted("i", 16, into=("i0", "i1"))`
 
     before:
         for i in serial(100):
@@ -285,8 +285,8 @@ def collapse(step: Collapse, f: tile.For) -> tuple[Stmt, ...]:
     raise ScheduleError(step, f"{step.inner} is not the only statement of {step.outer}, or of another kind")
 
 
-def fold(program: Program, kernel: Kernel, step: Fold) -> Kernel:
-    """`fold("t", "i")`
+def store_at(program: Program, kernel: Kernel, step: StoreAt) -> Kernel:
+    """`store_at("t", "i")`
 
     before:
         for i in serial(8):
@@ -304,13 +304,13 @@ def fold(program: Program, kernel: Kernel, step: Fold) -> Kernel:
     users = [k.name for k in program.kernels if any(p.name == step.buffer for p in k.params)]
     if buffer is None or users != [kernel.name]:
         raise ScheduleError(step, f"{step.buffer} is not a temporary of this kernel alone")
-    return at_loop(kernel, step, step.loop, lambda f: _folded(step, kernel, f, buffer)).replace(
+    return at_loop(kernel, step, step.loop, lambda f: _stored_at(step, kernel, f, buffer)).replace(
         params=tuple(p for p in kernel.params if p.name != buffer.name),
         writes=tuple(w for w in kernel.writes if w != buffer.name),
     )
 
 
-def _folded(step: Fold, kernel: Kernel, f: tile.For, buffer: Tensor) -> tuple[Stmt, ...]:
+def _stored_at(step: StoreAt, kernel: Kernel, f: tile.For, buffer: Tensor) -> tuple[Stmt, ...]:
     uses = [n for n in f.walk() if isinstance(n, Load | Store) and n.buffer == buffer.name]
     everywhere = [n for s in kernel.body for n in s.walk() if isinstance(n, Load | Store) and n.buffer == buffer.name]
     if len(uses) != len(everywhere):

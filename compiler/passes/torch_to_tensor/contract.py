@@ -1,4 +1,4 @@
-"""Contractions: sums of products over shared axes. Matrix products of all shapes, einsum, attention and convolution.
+"""Contractions: sums of products over shared axes. Matmuls of all shapes, einsum, attention and convolution.
 
 Operands of 16-bit types are read as these types hold them, sums are f32: so do the tensor units that this is meant for.
 """
@@ -37,7 +37,7 @@ def product(b: Builder, shape: Shape, over: Shape, left: Element, right: Element
 def matmul(b: Builder, self: Value, other: Value) -> Value:
     """A vector is a row on the left and a column on the right; the dimensions before the last two broadcast."""
     if not self.rank or not other.rank:
-        raise b.refuse("a matrix product of a scalar")
+        raise b.refuse("a matmul of a scalar")
     rows, columns = self.rank > 1, other.rank > 1
     tail = rows + columns
 
@@ -82,7 +82,7 @@ def addmm(b: Builder, self: Value, mat1: Value, mat2: Value, beta: float = 1, al
 
 
 def addbmm(b: Builder, self: Value, batch1: Value, batch2: Value, beta: float = 1, alpha: float = 1) -> Value:
-    """The matrix products of all batches are added up."""
+    """The matmuls of all batches are added up."""
     made = product(
         b, b.out.shape, (batch1.shape[0], batch1.shape[2]),
         lambda at, r: batch1.rounded_at((r[0], at[0], r[1])), lambda at, r: batch2.rounded_at((r[0], r[1], at[1])),

@@ -1,6 +1,6 @@
 """Recurrent networks (LSTM, GRU, plain): each time step becomes equations of its own, so the number of steps is known.
 
-What the inputs contribute to the gates is one matrix product for all steps; each step adds what the state contributes.
+What the inputs contribute to the gates is one matmul for all steps; each step adds what the state contributes.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from compiler.schedule.gpu import products
-from compiler.schedule.gpu.products import RESERVED, WARP, Operand, Product, Sizes
+from compiler.schedule.gpu import matmul
+from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul, Operand, Sizes
 from compiler.targets.target import Instruction, Target
 
 CLOSE = 3.1  # exponent with which what takes nearly as long as the longest adds to it
@@ -71,12 +71,12 @@ def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
     """Clocks of a step of `resident` blocks of one multiprocessor, by warps of their own and wgmma."""
     split = s.terms > 1
     columns = max(s.n, FEWEST_COLUMNS) if split else s.n
-    products = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
-    alone = products / s.groups + costs["beside.split" if split else "beside"]
+    multiplies = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
+    alone = multiplies / s.groups + costs["beside.split" if split else "beside"]
     prepared = costs["prepare"] + costs["prepare.column"] * s.prepared if s.prepared else 0.0
     brought = resident * s.brought / costs["l2"]
     waited = costs["latency"] / max(s.depth - 1, 1)
-    return _close((resident * products, alone, prepared, brought, waited), CLOSE)
+    return _close((resident * multiplies, alone, prepared, brought, waited), CLOSE)
 
 
 def total(w: Work, step_of: Callable[[int], float], target: Target) -> float:
@@ -120,18 +120,18 @@ class Block:
         return self.row.threads > WARP
 
 
-def product(p: Product, b: Block, target: Target) -> tuple[float, int]:
+def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     """Clocks of a product in all, and how many blocks stay for tile after tile, 0 where each makes one."""
     (m, n, k), parts, c = b.tile, b.parts, numbers(target)
-    down, across = (products.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
+    down, across = (matmul.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
     tiles = down * across * p.batch * parts
-    out = products.beside(p, b.row, (m, n), parts, target)
+    out = matmul.beside(p, b.row, (m, n), parts, target)
     fits = _resident(p, b, out, target)
     if not fits:
         return math.inf, 0
-    steps = products.over(products.over(p.k, parts), k)
+    steps = matmul.over(matmul.over(p.k, parts), k)
     read = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
-    cluster = parts > 1 and products.in_cluster(parts, (m, n), target)
+    cluster = parts > 1 and matmul.in_cluster(parts, (m, n), target)
     step_of = functools.partial(_step, p, b, target)
     if "fill" in c:
         # Split numbers are stored from registers: blocks that stay gain nothing there. Where memory decides, blocks
@@ -143,30 +143,30 @@ def product(p: Product, b: Block, target: Target) -> tuple[float, int]:
         change = c["boxes"] if boxes and fits == 1 and b.apart else 0.0
         work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, whole, stay, change)
         return total(work, step_of, target), target.cores * fits if stay else 0
-    resident = min(fits, products.over(tiles, target.cores))
+    resident = min(fits, matmul.over(tiles, target.cores))
     # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
     stored = m * n * p.acc_bytes / c["sync.dram"] * (0.5 if out and p.across else 1 if out or p.across else 2)
     wave = c["sync.latency"] + steps * step_of(resident) + resident * stored
-    clocks = products.over(tiles, target.cores * fits) * wave + c["sync.start"]
+    clocks = matmul.over(tiles, target.cores * fits) * wave + c["sync.start"]
     if parts > 1:
         passed = 2 * parts * p.m * p.n * p.batch * p.acc_bytes
         clocks += c["sync.cluster" if cluster else "launch"] + passed / (c["sync.l2"] * target.cores)
     return max(clocks, read / (c["sync.dram"] * target.cores)), 0
 
 
-def _resident(p: Product, b: Block, out: int, target: Target) -> int:
+def _resident(p: Matmul, b: Block, out: int, target: Target) -> int:
     """Blocks that a multiprocessor holds, which have `out` bytes of shared memory beside their pipeline."""
     (m, n, k), groups = b.tile, math.prod(b.grid)
     threads = groups * b.row.threads + (WARP * (1 if p.terms == 1 else COPYING) if b.apart else 0)
     return min(
-        (target.shared + RESERVED) // (products.stage_bytes(p, b.row, m, n, k) * b.depth + out + RESERVED),
+        (target.shared + RESERVED) // (matmul.stage_bytes(p, b.row, m, n, k) * b.depth + out + RESERVED),
         target.threads // threads,
-        max(target.registers // (products.up(products.registers(p, b.row, (m, n), b.grid), 8) * threads), 1),
+        max(target.registers // (matmul.up(matmul.registers(p, b.row, (m, n), b.grid), 8) * threads), 1),
         target.blocks,
     )
 
 
-def _step(p: Product, b: Block, target: Target, resident: int) -> float:
+def _step(p: Matmul, b: Block, target: Target, resident: int) -> float:
     """Clocks of a step of the pipelines of so many blocks."""
     if not b.apart:
         return _by_warps(p, b, resident, target)
@@ -181,7 +181,7 @@ def _rate(unit: str, row: Instruction, target: Target) -> float:
     return dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)
 
 
-def _by_warps(p: Product, b: Block, resident: int, target: Target) -> float:
+def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
     """Clocks of a step of so many blocks in which all warps copy, and multiply what they have in registers."""
     (m, n, k), (down, across), c = b.tile, b.grid, numbers(target)
     groups = down * across
@@ -223,7 +223,7 @@ def waits(target: Target, elements: int, each: int, threads: int) -> float:
     What is under way at once arrives together; each level of a tree of threads exchanges once.
     """
     c = numbers(target)
-    turns = products.over(elements, each * threads)
+    turns = matmul.over(elements, each * threads)
     return turns * c["sync.latency"] + c["exchange"] * math.log2(threads)
 
 
@@ -262,10 +262,10 @@ def moved(side: int, vector: int) -> float:
 
 def accesses(target: Target, elements: int, at_once: int, often: int) -> float:
     """Clocks in which the accesses to a row are started, so many elements at once, where it is read so often."""
-    return numbers(target)["issue"] * often * products.over(elements, at_once)
+    return numbers(target)["issue"] * often * matmul.over(elements, at_once)
 
 
-def by_threads(target: Target, products: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
+def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
     """Clocks of so many multiply-adds by threads that have rows and columns of a tile each, in parts of the sum.
 
     A multiprocessor serves 32 loads a clock: for a product the fewer the more rows and columns a thread has, and parts
@@ -276,7 +276,7 @@ def by_threads(target: Target, products: int, blocks: int, shares: tuple[int, in
     loads = 1 / down + 1 / across + 2 * parts / depth
     if blocks < target.cores:
         loads = 2.0 * target.cores / blocks
-    return products * loads / (32 * target.cores)
+    return multiplies * loads / (32 * target.cores)
 
 
 def attention(target: Target, queries: int, batch: int, rows: int, fills: bool, keys: int, width: int) -> float:

@@ -1,6 +1,6 @@
-"""A loop nest that sums products in; ways to look at it as a product of boxes of buffers out, as convolutions are.
+"""The loop nest of a contraction in; ways to look at it as a matmul of boxes of buffers out, as convolutions are.
 
-Rows of such a product go through several axes of a buffer, as pixels go through images, rows and columns; a tile of
+Rows of such a matmul go through several axes of a buffer, as pixels go through images, rows and columns; a tile of
 them is a box. Of the loops that sum, the one along which memory is contiguous is the depth of a tile. The others move
 the box: they are taken by the loop over tiles.
 """
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.analysis import access
-from compiler.analysis.guarded_factors import block, narrow
+from compiler.analysis.guarded_factors import block, unwidened
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, const, loads, names, static, substitute
 from compiler.ir.index import extent_range, linear, simplify
@@ -20,18 +20,18 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.schedule import names as naming
-from compiler.schedule.contraction import Contraction
-from compiler.schedule.gpu import permutes
-from compiler.schedule.gpu.boxes import box
-from compiler.schedule.gpu.parts import PIECES, ROW, Axis, Factor, Parts, Result, axis, factor, size
-from compiler.schedule.gpu.products import Operand
+from compiler.schedule.contraction_nest import Contraction
+from compiler.schedule.gpu import permuted_copy
+from compiler.schedule.gpu.box_shapes import box
+from compiler.schedule.gpu.matmul import Operand
+from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, Result, axis, factor, size
 from compiler.schedule.steps import Pad, Permute, Reorder, Split, Step
 
 MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map
 
 
-def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
-    """All ways to look at a contraction as a product of boxes: either factor may be the left one."""
+def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
+    """All ways to look at a contraction as a matmul of boxes: either factor may be the left one."""
     ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
     long = [f for f in c.rows if size(f) > 1]
     for left, right in ((c.left, c.right), (c.right, c.left)):
@@ -52,11 +52,11 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[Parts]:
                 result, across = _result(c, m, n, tensors)
                 m.near, n.near = not across, across
                 copies = [x for x in (first, second) if x is not None]
-                steps = [s for x in copies for s in (x, *permutes.steps(x, tensors[x.buffer]))]
-                copied = tuple(permutes.moved(x, tensors[x.buffer]) for x in copies)
+                steps = [s for x in copies for s in (x, *permuted_copy.steps(x, tensors[x.buffer]))]
+                copied = tuple(permuted_copy.moved(x, tensors[x.buffer]) for x in copies)
                 read = sum(_bytes(tensors[n.buffer]) for x in (left, right) for n in loads(x))
                 if m.boxed or n.boxed or copies or len(c.depth) > 1:
-                    yield Parts(c, m, n, k, batch, a, b, across, result, tuple(steps), copied, read)
+                    yield MatmulAxes(c, m, n, k, batch, a, b, across, result, tuple(steps), copied, read)
 
 
 def _computed(
@@ -65,7 +65,7 @@ def _computed(
     right: tuple[Expr, Sequence[loop.For]],
     tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Range],
-) -> Iterator[Parts]:
+) -> Iterator[MatmulAxes]:
     """The rows are boxes, so that places in them are bits, but elements of these are brought one by one."""
     (x, rows), (y, columns) = left, right
     if len(rows) < 2 or len(columns) > 1 or _load(x, tensors) is None:
@@ -82,7 +82,7 @@ def _computed(
     _, across = _result(c, m, n, tensors)
     m.near = not across
     if not a.operand.copied:
-        yield Parts(c, m, n, k, batch, a, b, across, None, read=read)
+        yield MatmulAxes(c, m, n, k, batch, a, b, across, None, read=read)
 
 
 def _factors(
@@ -101,15 +101,15 @@ def _factors(
         return
     order = (*(d for d in range(len(t.shape)) if d not in last), *last)
     # Where there is nothing to guard, what no index comes to need not be copied.
-    every = tuple(map(_every, load.index)) if narrow(value) is load else ()
+    every = tuple(map(_every, load.index)) if unwidened(value) is load else ()
     tile = f"{t.name}_permuted"
     into = tuple(f"{tile}_at{n}" for n in range(len(order)))
     step = Permute(t.name, tile, order, into, every if set(every) - {1} else ())
-    if not permutes.steps(step, t):
+    if not permuted_copy.steps(step, t):
         return
-    shape = tuple(permutes.length(step, t, d) for d in order)
+    shape = tuple(permuted_copy.length(step, t, d) for d in order)
     held = t.replace(name=step.tile, shape=shape, strides=row_major(shape))
-    moved = load.replace(buffer=step.tile, index=tuple(permutes.index(load.index[d], step, d) for d in order))
+    moved = load.replace(buffer=step.tile, index=tuple(permuted_copy.index(load.index[d], step, d) for d in order))
     made = _factor(substitute(value, {load: moved}), own, inner, {**tensors, step.tile: held}, ranges)
     if made is not None:
         yield made, step
@@ -150,7 +150,7 @@ def _step(load: Load, loops: Sequence[loop.For]) -> int:
 
 def _load(value: Expr, tensors: Mapping[str, Tensor]) -> Load | None:
     """What a factor loads within the bounds of a buffer, if it is zero outside of it."""
-    value = narrow(value)
+    value = unwidened(value)
     if any(isinstance(n, Load) and n.buffer not in tensors for n in value.walk()):
         return None
     return block(value, {name: t.shape for name, t in tensors.items()})
@@ -196,7 +196,9 @@ def _factor(
     starts = [c * t.dtype.bytes for x, c in terms.items() if not names(x) & {own[-1].var, inner.var}]
     pieces = (p for p in PIECES if all(n % p == 0 for n in (*rows, *starts, rest * t.dtype.bytes)))
     piece = next(pieces, t.dtype.bytes)
-    return Factor(narrow(value), load.buffer, Operand(t.dtype.bytes, True, piece), order, even and piece == PIECES[0])
+    return Factor(
+        unwidened(value), load.buffer, Operand(t.dtype.bytes, True, piece), order, even and piece == PIECES[0]
+    )
 
 
 def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> tuple[Result | None, bool]:

@@ -1,4 +1,4 @@
-"""The size of a matrix product, where its operands lie, and a target in; the instructions and tiles for it out."""
+"""The size of a matmul, where its operands lie, and a target in; the instructions and tiles for it out."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.gpu import products
-from compiler.schedule.gpu.products import RESERVED, WARP, Product
+from compiler.schedule.gpu import matmul
+from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul
 from compiler.targets.target import Instruction, Target
 
 ROW = 128  # bytes
@@ -19,7 +19,7 @@ MOST_PARTS = 32
 
 @dataclass(frozen=True)
 class Tiling:
-    """The instruction, and how often for each product; the tile of each part, the threads that multiply it, stages of
+    """The instruction, and how often for each matmul; the tile of each part, the threads that multiply it, stages of
     its pipeline, parts of k, and clocks in all; how many blocks make tile after tile, 0 where each makes one; and the
     grid in which groups of threads share a tile."""
 
@@ -49,12 +49,12 @@ COLUMNS = 16  # a tile has a multiple of so many, or fewer
 SHARED_COLUMNS = 64  # fewer do not pay for a second row of instructions by the same warps
 
 
-def space(p: Product, rows: tuple[Instruction, ...], target: Target) -> list[Tiling]:
+def space(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> list[Tiling]:
     """The tilings by these instructions that fit the target.
 
-    Where an element of the result takes one product, groups of warps, which multiply twice as fast as single ones,
+    Where an element of the result takes one matmul, groups of warps, which multiply twice as fast as single ones,
     leave no place for these: the estimates of the two kinds were not fitted to the same times, and do not compare for
-    small products.
+    small matmuls.
     """
     found = list(_all(p, rows, target))
     if p.terms == 1:
@@ -67,7 +67,7 @@ def best(t: Tiling) -> tuple[float, int, int]:
     return t.clocks, -t.m * t.n, -t.depth
 
 
-def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[Tiling]:
+def _all(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> Iterator[Tiling]:
     k = ROW // max(p.a.bytes, p.b.bytes)  # a row of a tile is as long as all banks of shared memory are wide
     for row in rows:
         wide = row.threads > WARP
@@ -76,23 +76,23 @@ def _all(p: Product, rows: tuple[Instruction, ...], target: Target) -> Iterator[
             grid = (warps // 4, 1) if wide else warp_grid(m, n, warps, row)
             if (
                 grid is None
-                or (m >= 2 * products.up(p.m, row.m) and m > row.m)
-                or (n >= 2 * products.up(p.n, 8) and n > 32)
+                or (m >= 2 * matmul.up(p.m, row.m) and m > row.m)
+                or (n >= 2 * matmul.up(p.n, 8) and n > 32)
             ):
                 continue
             if wide and ((m > row.m * warps // 4 and n < SHARED_COLUMNS) or (n % COLUMNS and n > COLUMNS)):
                 continue
-            stage = products.stage_bytes(p, row, m, n, k)
+            stage = matmul.stage_bytes(p, row, m, n, k)
             longest = min(DEEPEST_APART if wide else DEEPEST, max(2, -(-p.k // k)))
-            if products.registers(p, row, (m, n), grid) > products.available(warps * WARP, wide, p.terms > 1, target):
+            if matmul.registers(p, row, (m, n), grid) > matmul.available(warps * WARP, wide, p.terms > 1, target):
                 continue
             for parts in _parts(p, k):
-                out = products.beside(p, row, (m, n), parts, target)
+                out = matmul.beside(p, row, (m, n), parts, target)
                 deepest = min(longest, (target.shared - RESERVED - out) // stage)
                 # A shallow pipeline may leave room for a second block.
                 least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else min(3 if wide else 2, longest)
                 for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
-                    takes, blocks = cost.product(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
+                    takes, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
                     if math.isfinite(takes):
                         yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid)
 
@@ -108,7 +108,7 @@ def warp_grid(m: int, n: int, warps: int, row: Instruction) -> tuple[int, int] |
     return min(found)[1:] if found else None
 
 
-def _parts(p: Product, k: int) -> Iterator[int]:
+def _parts(p: Matmul, k: int) -> Iterator[int]:
     """Into how many parts of whole tiles the sum may be split, each at least four of them long."""
     parts = 1
     while parts <= MOST_PARTS and (parts == 1 or (p.k % (parts * k) == 0 and p.k >= 4 * parts * k)):

@@ -26,7 +26,7 @@ def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Pl
 
 
 def plain(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Planned]:
-    """The same without tensor instructions: schedules that take sums of products as they take other sums."""
+    """The same without tensor instructions: schedules that take contractions as they take other sums."""
     return _planned(_PLAIN[target.kind](kernel, frozenset(private), target))
 
 

@@ -95,7 +95,11 @@ def test_applications_stand_between_markers(loops: Path, capsys: pytest.CaptureF
 def test_one_v_lists_the_passes_beside_the_program(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["show", "--from", str(loops), "-v", "--ir", "tile"]) == 0
     out, err = capsys.readouterr()
-    assert [line.split()[1] for line in err.splitlines()] == ["loop:share-rows", "tile:loop-to-tile", "tile:schedule"]
+    assert [line.split()[1] for line in err.splitlines()] == [
+        "loop:fuse-attention",
+        "tile:loop-to-tile",
+        "tile:schedule",
+    ]
     assert out.startswith("def f(")
 
 

@@ -203,11 +203,11 @@ def f(x: f32[64, 2], y: f32[2, 64]):
     x, y = (RNG.uniform(1, 2, shape).astype(np.float32) for shape in ((64, 2), (2, 64)))
     (big_x, small_x), (big_y, small_y) = map(_halves, (x, y))
     made = (big_x @ small_y + small_x @ big_y + big_x @ big_y).astype(np.float32)
-    (strict,), (allowed,) = bounds(program, [x, y]), bounds(program, [x, y], Accuracy(product=THREEFOLD))
+    (strict,), (allowed,) = bounds(program, [x, y]), bounds(program, [x, y], Accuracy(matmul=THREEFOLD))
     assert strict.e1 is not None and allowed.e1 is not None
     off = np.abs(made - strict.v)
     assert (off > strict.e1).any() and (off <= allowed.e1).all(), SEED
-    (exact,) = bounds(program, [np.rint(x * 100), np.rint(y * 100)], Accuracy(product=THREEFOLD))
+    (exact,) = bounds(program, [np.rint(x * 100), np.rint(y * 100)], Accuracy(matmul=THREEFOLD))
     assert exact.e1 is None or not exact.e1.any()
 
 

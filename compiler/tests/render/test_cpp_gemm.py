@@ -1,4 +1,4 @@
-"""The matrix product blocks against NumPy on integer-valued data, where every correct answer is exact."""
+"""The matmul blocks against NumPy on integer-valued data, where every correct answer is exact."""
 
 import shutil
 from pathlib import Path

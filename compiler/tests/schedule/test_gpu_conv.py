@@ -9,8 +9,8 @@ import pytest
 
 from compiler.ir import tile
 from compiler.ir.expr import static
-from compiler.schedule.gpu.boxes import box, count
-from compiler.tests.schedule.test_gpu_contraction import SMALL, check, instructions
+from compiler.schedule.gpu.box_shapes import box, count
+from compiler.tests.schedule.test_gpu_matmul import SMALL, check, instructions
 
 
 @dataclass(frozen=True)

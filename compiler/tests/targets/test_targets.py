@@ -1,4 +1,4 @@
-"""Rows of targets: what an instruction says that it computes is a product of matrices, and what `mma` means by it."""
+"""Rows of targets: what an instruction says that it computes is a matmul, and what `mma` means by it."""
 
 import numpy as np
 import pytest

@@ -1,11 +1,11 @@
-"""The schedule step `cache` on Tile IR: a factor of a sum of products goes into a tile of faster memory before the sum.
+"""The schedule step `cache` on Tile IR: a factor of a contraction goes into a tile of faster memory before the sum.
 
 A factor that is a block of a buffer, or that is zero outside the buffer, becomes a copy; any other is computed.
 """
 
 from __future__ import annotations
 
-from compiler.analysis.guarded_factors import block, narrow
+from compiler.analysis.guarded_factors import block, unwidened
 from compiler.ir import tile
 from compiler.ir.expr import (
     Expr,
@@ -23,7 +23,7 @@ from compiler.ir.index import simplify
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.gpu.boxes import box
+from compiler.passes.tile.gpu.buffer_boxes import box
 from compiler.passes.tile.nests import SERIAL, Body, Loops, factors_from, longest, named, ranges_of
 from compiler.passes.tile.pack import allocated
 from compiler.schedule.steps import Cache, ScheduleError
@@ -55,13 +55,13 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
         depth = max((d + 1 for d, needed in enumerate(inside) if needed), default=0)
         if any(f.var in step.loops for f in around[:depth]):
             continue
-        held, own, fill = _filled(kernel, step, narrow(factor), tuple(named[v] for v in step.loops), around)
+        held, own, fill = _filled(kernel, step, unwidened(factor), tuple(named[v] for v in step.loops), around)
         value = cast(Load(held.name, own, held.dtype), factor.dtype) * other
         new = replaced((around[depth],), total, total.replace(value=value))
         alloc = tile.Alloc(held, step.space, step.swizzle)
         return kernel.replace(body=replaced(kernel.body, around[depth], (alloc, *fill, *new)))
     raise ScheduleError(
-        step, f"no sum of products within {', '.join(step.loops)} has a factor from {step.buffer} over these"
+        step, f"no contraction within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )
 
 

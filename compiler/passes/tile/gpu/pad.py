@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.analysis.guarded_factors import block, guarded, narrow, zero
+from compiler.analysis.guarded_factors import block, guarded, unwidened, zero
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, cast, dim, loads, names, op, static
@@ -119,7 +119,7 @@ def _clipped(
     value: Expr, guards: Mapping[str, Expr], tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Expr:
     """A value that is zero where its loads are outside of their buffers."""
-    narrowed = narrow(value)
+    narrowed = unwidened(value)
     if narrowed is not value:
         return cast(_clipped(narrowed, guards, tensors, ranges), value.dtype)
     match value:
@@ -155,7 +155,7 @@ def _guarded(
 
     One that is broadcast along the sum is no exception: infinity times the other factor's zero would be NaN.
     """
-    narrowed = narrow(factor)
+    narrowed = unwidened(factor)
     if narrowed is not factor:
         return cast(_guarded(narrowed, guards, summing, tensors, ranges), factor.dtype)
     mine = {v: g for v, g in guards.items() if v in names(factor)}

@@ -9,7 +9,7 @@ from compiler.ir.index import linear
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL, Body, named
-from compiler.schedule.gpu import permutes
+from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.steps import Permute, ScheduleError
 
 
@@ -34,7 +34,7 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
     every = step.every or (1,) * len(buffer.shape)
     if len(every) != len(buffer.shape) or min(every) < 1:
         raise ScheduleError(step, f"{every} are not steps along the {len(buffer.shape)} axes of {step.buffer}")
-    shape = tuple(permutes.length(step, buffer, d) for d in step.order)
+    shape = tuple(permuted_copy.length(step, buffer, d) for d in step.order)
     held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
     loops = named(step, step.into, len(shape))
     index = tuple(loops[step.order.index(d)] * every[d] for d in range(len(shape)))
@@ -50,7 +50,7 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
 
 def permuted(load: Load, step: Permute) -> Load:
     """The load of the temporary that gives what a load of the buffer does."""
-    return load.replace(buffer=step.tile, index=tuple(permutes.index(load.index[d], step, d) for d in step.order))
+    return load.replace(buffer=step.tile, index=tuple(permuted_copy.index(load.index[d], step, d) for d in step.order))
 
 
 def _met(e: Expr, step: int) -> bool:

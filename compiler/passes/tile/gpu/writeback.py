@@ -11,7 +11,7 @@ from compiler.ir.index import conjuncts, linear
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.gpu.boxes import box
+from compiler.passes.tile.gpu.buffer_boxes import box
 from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of
 from compiler.schedule.steps import ScheduleError, Writeback
 

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from compiler.ir import loop
 from compiler.ir.statement import Kernel
-from compiler.schedule.space.cpu import attention, contraction, nests, pointwise, rows
+from compiler.schedule.space.cpu import attention, matmul, nests, pointwise, row_loops
 from compiler.schedule.space.members import Member, both
 from compiler.targets.target import Target
 
 
 def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
     """The families that a kernel may be of, special ones first."""
-    found = contraction.space(kernel, target)
+    found = matmul.space(kernel, target)
     if found is not None:
         yield "contractions", found
     found = attention.space(kernel, private, target)
@@ -26,6 +26,6 @@ def plain(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[t
     """Families without tensor instructions."""
     memory = nests.memory(kernel, private, target)
     found = [nests.nest(memory, s) for s in kernel.body if isinstance(s, loop.For)]
-    members = both(*(rows.space(x) if x.paths else pointwise.space(x) for x in found))
+    members = both(*(row_loops.space(x) if x.paths else pointwise.space(x) for x in found))
     kinds = {f.kind for x in found for path in x.paths for f in path}
     yield "scans" if "scan" in kinds else "rows" if kinds else "pointwise", members

@@ -115,12 +115,12 @@ class _Plan:
         for block in range(blocks):
             ends = [a * (block * way.rows + way.rows - 1) + b for a, b in self.reach()]
             turns += min([every, *(max(0, end // way.keys + 1) for end in ends)])
-        products = self.depth * self.step(way.score, way.keys, way.rows) + way.keys * self.step(
+        multiplies = self.depth * self.step(way.score, way.keys, way.rows) + way.keys * self.step(
             way.value, self.features, way.rows
         )
         c = cost.costs(self.target)
         rest = vectors * (way.keys * (c["weight"] + c["sum"]) + 2 * self.features * c["sum"])
-        return turns * (products + rest) + blocks * vectors * c["turn"] * (self.depth + self.features)
+        return turns * (multiplies + rest) + blocks * vectors * c["turn"] * (self.depth + self.features)
 
     def reach(self) -> list[tuple[int, int]]:
         return online_softmax.reach(self.found.score, self.found.query.var)
@@ -179,7 +179,7 @@ class _Plan:
     def pack(self, factor: Expr, word: str, order: tuple[str, str]) -> None:
         buffer = next(x.buffer for x in factor.walk() if isinstance(x, Load))
         tile = f"{buffer}_{word}"
-        self.steps.append(Pack(buffer, tile, order, naming.behind(order, tile), self.lanes))
+        self.steps.append(Pack(buffer, tile, order, naming.suffixed(order, tile), self.lanes))
 
 
 def _number(e: Expr) -> int:

@@ -1,4 +1,4 @@
-"""The size of a matrix product, where its operands lie, and a target in; instructions and blocks for it out.
+"""The size of a matmul, where its operands lie, and a target in; instructions and blocks for it out.
 
 Everything follows from the caches and from an estimate of cycles.
 """
@@ -44,7 +44,7 @@ class Operand:
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `dtype` and `bytes` are those of the sum."""
 
     m: int
@@ -81,14 +81,14 @@ class Blocking:
         return self.row.function == DOT
 
 
-def space(p: Product, target: Target) -> list[Blocking]:
-    """The blockings of a product, those of fewest cycles first; none if the target has no instruction for the type."""
+def space(p: Matmul, target: Target) -> list[Blocking]:
+    """The blockings of a matmul, those of fewest cycles first; none if the target has no instruction for the type."""
     kinds = [list(_by(function, p, target)) for function in ((PANEL, DOT) if p.b.along == "k" else (PANEL,))]
     kinds = sorted((x for x in kinds if x), key=lambda x: (x[0].cycles, -x[0].row.m * x[0].row.n))
     return sorted((b for x in kinds for b in x), key=lambda b: b.cycles)
 
 
-def _by(function: str, p: Product, target: Target) -> Iterator[Blocking]:
+def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
     """Blockings for instructions of one kind, that for the fastest of them first."""
     rows = [r for r in target.instructions if r.function == function and r.acc_type == p.dtype and r.m <= p.m]
     timed = sorted((step(p.m, p.n, p.bytes, target, r), -r.m * r.n, n) for n, r in enumerate(rows))[:ROWS]
@@ -102,7 +102,7 @@ def _by(function: str, p: Product, target: Target) -> Iterator[Blocking]:
             yield replace(made, row=rows[n], cycles=made.cycles + steps * (cycles - least))
 
 
-def _beside(p: Product, b: Blocking, target: Target) -> Iterator[Blocking]:
+def _beside(p: Matmul, b: Blocking, target: Target) -> Iterator[Blocking]:
     """Smaller blocks, for which what is packed may be packed more often, and operands packed that need not be."""
     if b.m > 2 * b.row.m:
         m = cut(p.m, b.m // 2, b.row.m)
@@ -120,14 +120,14 @@ def _beside(p: Product, b: Blocking, target: Target) -> Iterator[Blocking]:
         yield replace(b, pack_a=True, cycles=b.cycles + p.m * p.k * packing(p.a, "k", target))
 
 
-def _blocks(p: Product, target: Target, row: Instruction) -> Blocking:
+def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
     plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
     if row.function == PANEL and plain and over(p.m, row.m) > OFTEN:
         return _strips(p, target, row)
     return _tiles(p, target, row)
 
 
-def _strips(p: Product, target: Target, row: Instruction) -> Blocking:
+def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
     """Many rows: a block of B takes half the second level, and A comes by it in strips of the instruction's rows.
 
     A strip stays in the first level while it meets all columns of the block, which stream from the second; so does what
@@ -154,7 +154,7 @@ def _strips(p: Product, target: Target, row: Instruction) -> Blocking:
     return Blocking(row, m, n, k, False, pack_b, cores, cycles, strips=True)
 
 
-def _tiles(p: Product, target: Target, row: Instruction) -> Blocking:
+def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
     """Block sizes: a panel of B (KC x NR) takes half the first level; what is packed of B, a block of the result
     (MC x NC), and of A where vectors lie along k (MC x KC), a quarter of the second each, or half where B is packed.
 

@@ -29,7 +29,7 @@ class Memory:
     moved: int
     results: frozenset[str]
 
-    def folded(self, f: loop.For) -> list[str]:
+    def stored_at(self, f: loop.For) -> list[str]:
         """Temporaries that only one nest uses."""
         return [b for b in sorted(self.private) if _used_within(b, f, self.kernel)]
 
@@ -75,7 +75,7 @@ class Nest:
     groups: tuple[Group, ...]
     collapsed: tuple[Step, ...]
     paths: tuple[tuple[loop.For, ...], ...]
-    folded: tuple[str, ...]
+    stored_at: tuple[str, ...]
 
     @property
     def last(self) -> loop.For:
@@ -146,8 +146,8 @@ def nest(memory: Memory, f: loop.For) -> Nest:
         else:
             groups.append(Group(r.var, r.extent, (r,)))
     paths = tuple(map(tuple, paths_of(inside)))
-    folded = tuple(memory.folded(f)) if rows and paths else ()
-    return Nest(memory, inside, ranges, tuple(groups), tuple(steps), paths, folded)
+    stored_at = tuple(memory.stored_at(f)) if rows and paths else ()
+    return Nest(memory, inside, ranges, tuple(groups), tuple(steps), paths, stored_at)
 
 
 def even(

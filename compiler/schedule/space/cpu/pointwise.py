@@ -15,10 +15,10 @@ from compiler.ir import loop
 from compiler.ir.expr import Const, Var, dim
 from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
-from compiler.schedule.space.cpu import parts
+from compiler.schedule.space.cpu import partitioned
 from compiler.schedule.space.cpu.nests import Nest
 from compiler.schedule.space.members import Member, either, ranked, relative
-from compiler.schedule.steps import Bind, Fold, Split, Step
+from compiler.schedule.steps import Bind, Split, Step, StoreAt
 
 CHUNK = 16384  # elements of a flat loop that one core takes at a time: 64 KiB of f32, well above the cost of a handover
 LONGER = (1, 4)  # times that
@@ -47,7 +47,7 @@ def space(nest: Nest) -> Iterator[Member]:
     least = float(max(1, nest.count * nest.work))
     costs = relative([_cycles(nest, way) for way in ways])
     whole = ranked(Member(least * c, partial(_steps, nest, way)) for c, way in zip(costs, ways, strict=True))
-    return either(whole, parts.space(nest, least))
+    return either(whole, partitioned.space(nest, least))
 
 
 def _ways(nest: Nest) -> Iterator[_Way]:
@@ -64,7 +64,7 @@ def _columns(nest: Nest, width: int) -> list[int]:
     extent, shared = nest.groups[-1].extent, _shares(nest)
     if width == 1:
         return [1]
-    held = nest.memory.row_bytes(list(nest.folded), extent) * width
+    held = nest.memory.row_bytes(list(nest.stored_at), extent) * width
     short = int(extent.value) // width if isinstance(extent, Const) else MOST_COLUMNS
     every = [n for n in (1, 2, 4, 8) if n <= (MOST_COLUMNS if shared else MOST_FLAT)]
     fitting = [n for n in every if n == 1 or (n <= short and n * held <= nest.memory.target.l2)]
@@ -79,12 +79,12 @@ def _shares(nest: Nest) -> bool:
 def _chunk(nest: Nest, columns: int) -> int:
     """The fewest rows that a core takes at a time: whole vectors; of rows with temporaries, no more than these."""
     step = columns * nest.lanes
-    return step if nest.folded else -(-CHUNK // nest.work // step) * step
+    return step if nest.stored_at else -(-CHUNK // nest.work // step) * step
 
 
 def _chunks(nest: Nest, columns: int, width: int) -> list[int]:
     """How many chunks a core may take at a time, best first where costs are alike."""
-    if nest.folded:
+    if nest.stored_at:
         return [1]
     least, extent = _chunk(nest, columns), nest.groups[-1].extent
     long = int(extent.value) if isinstance(extent, Const) and len(nest.groups) == 1 else 0
@@ -127,7 +127,7 @@ def _steps(nest: Nest, way: _Way) -> list[Step]:
     if chunk:
         pieces, inner = naming.pieces(name)
         steps.append(Split(name, chunk, (pieces, inner)))
-        steps += [Fold(b, pieces) for b in nest.folded]
+        steps += [StoreAt(b, pieces) for b in nest.stored_at]
         steps += [Bind(pieces, "blocks")] if not outer else []
         name = inner
     elif not outer and way.chunks == UNCUT:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from compiler.ir.statement import Kernel
-from compiler.schedule.space.gpu import attention, contraction, ffma, nests, sequences
+from compiler.schedule.space.gpu import attention, ffma, matmul, nests, sequences
 from compiler.schedule.space.gpu.plan import Plan
 from compiler.schedule.space.members import Member
 from compiler.targets.target import Target
@@ -14,7 +14,7 @@ from compiler.targets.target import Target
 
 def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
     """The families that a kernel may be of, special ones first."""
-    tiled = contraction.space(kernel, target)
+    tiled = matmul.space(kernel, target)
     if tiled is not None:
         yield tiled
     for name, how in (("attention", partial(attention.space, kernel, private, target)),
@@ -26,7 +26,7 @@ def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterato
 
 
 def plain(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
-    """Families without products by tiles."""
+    """Families without matmuls by tiles."""
     sequence = sequences.space(kernel, private, target)
     if sequence is not None:
         yield "sequences", sequence

@@ -23,16 +23,16 @@ from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.gpu import parts
-from compiler.schedule.gpu.products import RESERVED, WARP
+from compiler.schedule.gpu import matmul_axes
+from compiler.schedule.gpu.matmul import RESERVED, WARP
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Cache, Online, Reorder, Schedule, Split, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
-CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
-THREEFOLD_KEYS = 32  # a block of keys where a product takes three
-PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
+CHUNK = 32  # keys, or steps of depth, whose three matmuls by tf32 are summed before they are added to what was
+THREEFOLD_KEYS = 32  # a block of keys where a matmul takes three
+PANEL = 32  # features that are multiplied together where a matmul takes three: sums and pieces of 48 registers
 # Groups of four warps in a block, each with 64 queries, and keys: two groups read keys and values once for both; of one
 # alone, two blocks or more fit in a multiprocessor, and multiply in turn while the other is at its softmax. These were
 # the fastest for 512 to 4096 queries on an H200, where blocks with less than every other multiprocessor to fill lost to
@@ -75,7 +75,7 @@ class _Way:
 
     @property
     def threefold(self) -> bool:
-        """Products of f32 are three of tf32."""
+        """Matmuls of f32 are three of tf32."""
         return self.score.a_type == "f32"
 
     @property
@@ -85,7 +85,7 @@ class _Way:
 
     @property
     def overlaps(self) -> bool:
-        """The softmax of a block of keys runs beside the product with the values before it.
+        """The softmax of a block of keys runs beside the matmul with the values before it.
 
         A group alone leaves that to the other blocks of its multiprocessor: weights that come late made it 5 % slower
         on an H200, where two groups of 128 features gained 16 %.
@@ -104,13 +104,13 @@ class _Plan:
     def __post_init__(self) -> None:
         f, s = self.found, self.scores
         key = loop.For(online_softmax.KEY.name, f.keys, "parallel", ())
-        rows, keys, depth, features = (parts.axis([_loop(x)]) for x in (f.query, key, s.depth, f.feature))
+        rows, keys, depth, features = (matmul_axes.axis([_loop(x)]) for x in (f.query, key, s.depth, f.feature))
         every = (*f.rows, f.feature, s.depth, key)
         ranges: dict[str, Range] = {x.var: extent_range(x.extent) for x in every}
         self.queries, self.keys, self.depth, self.features = rows.size, keys.size, depth.size, features.size
-        self.q = parts.factor(s.left, rows, depth, self.tensors, ranges)
-        self.k = parts.factor(s.right, keys, depth, self.tensors, ranges)
-        self.v = parts.factor(f.value, features, keys, self.tensors, ranges)
+        self.q = matmul_axes.factor(s.left, rows, depth, self.tensors, ranges)
+        self.k = matmul_axes.factor(s.right, keys, depth, self.tensors, ranges)
+        self.v = matmul_axes.factor(f.value, features, keys, self.tensors, ranges)
 
     # ---- the choice
 
@@ -138,7 +138,7 @@ class _Plan:
                 yield _Way(sync, sync, warps * sync.m, keys, warps * WARP, unit, by_tma)
 
     def space(self) -> Iterator[Member] | None:
-        batch = math.prod(parts.size(_loop(f)) for f in self.found.batch)
+        batch = math.prod(matmul_axes.size(_loop(f)) for f in self.found.batch)
         fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
         if not fits:
             return None
@@ -177,8 +177,8 @@ class _Plan:
         """What scores load by query and key, as far as tensor maps bring it, and it is worth the memory: of 16 bits,
         threads would load few bytes at a time."""
         found = online_softmax.masks(self.found.score, self.found.query.var) if way.by_groups else []
-        whole = [x.buffer for x in found if way.keys * x.dtype.bytes % parts.ROW == 0]
-        return tuple(x for x in whole if parts.even(self.tensors[x]))
+        whole = [x.buffer for x in found if way.keys * x.dtype.bytes % matmul_axes.ROW == 0]
+        return tuple(x for x in whole if matmul_axes.even(self.tensors[x]))
 
     # ---- steps
 
@@ -186,7 +186,7 @@ class _Plan:
         add, f = self.steps.append, self.found
         query, depth = f.query.var, self.scores.depth.var
         self.way = way
-        where = ("shared", min(f.weight.bytes * way.keys, parts.ROW)) if way.threefold else ("registers", 0)
+        where = ("shared", min(f.weight.bytes * way.keys, matmul_axes.ROW)) if way.threefold else ("registers", 0)
         late = int(way.overlaps)
         masks = self.masks(way)
         held = tuple(f"{x}_mask" for x in masks)
@@ -210,11 +210,11 @@ class _Plan:
         nest = *made.score, depth
         q = self.shared(self.q, "query", {"own": (nest[0], way.rows), "k": (depth, widths[0])})
         k = self.shared(self.k, "key", {"own": (nest[1], way.keys), "k": (depth, widths[0])})
-        self.product(self.scores.name.name, nest, (q, k), way.score)
+        self.contraction(self.scores.name.name, nest, (q, k), way.score)
         nest = made.value
         v = self.shared(self.v, "value", {"own": (nest[1], widths[1]), "k": (nest[2], way.keys)})
         weights = made.tiles[1] if way.threefold else ""
-        self.product(f.accumulator.name, nest, (weights, v), way.value, widths[1])
+        self.contraction(f.accumulator.name, nest, (weights, v), way.value, widths[1])
         producers = (("producers", 1),) if way.by_tma else ()
         overlap = (("overlap", 1),) if late else ()
         add(Bind(made.blocks[1], "pipeline", (("depth", DEPTH), *producers, *overlap)))
@@ -224,7 +224,7 @@ class _Plan:
         self.steps.append(Bind(rows, "lanes", (("threads", self.way.threads),)))
         self.steps += [Bind(x, "lanes") for x in columns]
 
-    def shared(self, x: parts.Factor, word: str, own: dict[str, tuple[str, int]]) -> str:
+    def shared(self, x: matmul_axes.Factor, word: str, own: dict[str, tuple[str, int]]) -> str:
         """A factor's tile in shared memory, in rows along the last of its parts; `own` are their loops and lengths."""
         name = f"{x.buffer}_{word}"
         loops = (own[x.order[0]][0], own[x.order[1]][0])
@@ -233,17 +233,17 @@ class _Plan:
         # side by side in panels of 32 bytes. Wider panels would take as many addresses as there are columns.
         widths = (32, 0) if self.way.threefold and x.order[1] == "own" and x is not self.q else (128, 64, 32, 0)
         swizzle = next(w for w in widths if not w or row % w == 0)
-        how = "" if not x.operand.copied else "cp.async" if x.operand.piece in parts.PIECES else "plain"
+        how = "" if not x.operand.copied else "cp.async" if x.operand.piece in matmul_axes.PIECES else "plain"
         into = "" if how else f"{name}_at"
         self.steps.append(Cache(x.buffer, name, loops, "shared", "tma" if self.way.by_tma else how, swizzle, into))
         if into:
             self.spread(into)
         return name
 
-    def product(
+    def contraction(
         self, acc: str, nest: tuple[str, str, str], operands: tuple[str, str], row: Instruction, width: int = 0
     ) -> None:
-        """The product of what is in shared memory, a piece of the depth at a time; an operand without a name is not.
+        """The matmul of what is in shared memory, a piece of the depth at a time; an operand without a name is not.
 
         `width` is how many columns there are, where they may be more than go together.
         """
@@ -273,7 +273,7 @@ class _Plan:
         pieces = [(f"{x}_piece", x, own) for x, own in zip(operands, (m, n), strict=True) if x]
         self.steps += [Cache(x, piece, (own, inner[2]), "registers", "plain") for piece, x, own in pieces]
         if self.way.threefold:
-            halves = naming.compensate(inner, *(piece for piece, _, _ in pieces))
+            halves = naming.split_tf32(inner, *(piece for piece, _, _ in pieces))
             add(halves)
             for _, _, _, row_loop, column in halves.halves:
                 self.spread(row_loop, column)

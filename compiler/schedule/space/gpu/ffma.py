@@ -1,4 +1,4 @@
-"""A loop nest that sums products and a target with threads in, a schedule without tensor instructions out.
+"""The loop nest of a contraction and a target with threads in, a schedule without tensor instructions out.
 
 Threads of a block lie in a square over a tile of the result, each with every 16th of its rows and columns. For a step
 of the sum a thread loads so many of either factor, neighbours next to neighbours, and multiplies all with all.
@@ -17,9 +17,9 @@ from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
 from compiler.schedule import names as naming
-from compiler.schedule.contraction import Contraction, recognise
+from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.gpu.parts import size
+from compiler.schedule.gpu.matmul_axes import size
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step
 from compiler.targets.target import Target
@@ -34,7 +34,7 @@ AT_ONCE = (8, 4, 2, 1)  # steps of the sum unrolled: two sectors of what is cont
 
 
 def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
-    """Tiles for `kernel`; None if it is no product of two matrices, or threads do not fill its last tiles."""
+    """Tiles for `kernel`; None if it is no matmul, or threads do not fill its last tiles."""
     c = recognise(kernel)
     found = _rows_and_columns(c, kernel) if c is not None else None
     if c is None or found is None or len(c.depth) != 1 or size(c.depth[0]) < LEAST_DEPTH:
@@ -52,10 +52,10 @@ def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
         if rows % down == 0 and columns % across == 0
         if parts == 1 or (depth % parts == 0 and depth // parts >= LEAST_PART)
     ]
-    products = rows * columns * batch * SIDE * SIDE * depth
+    multiplies = rows * columns * batch * SIDE * SIDE * depth
     return ranked(
         Member(
-            cost.by_threads(target, products, rows // way[0] * (columns // way[1]) * batch * way[2], way, depth),
+            cost.by_threads(target, multiplies, rows // way[0] * (columns // way[1]) * batch * way[2], way, depth),
             partial(_steps, c, m, n, *way),
         )
         for way in ways
@@ -82,8 +82,8 @@ def _steps(c: Contraction, m: loop.For, n: loop.For, down: int, across: int, par
     lanes = (("threads", SIDE * SIDE),)
     if parts > 1:
         # The parts of one element of all threads lie side by side.
-        shared = naming.share(c.accumulator, k, parts, (*own, thread), "device")
-        *own_sums, thread_sum = shared.behind
+        shared = naming.split_reduction(c.accumulator, k, parts, (*own, thread), "device")
+        *own_sums, thread_sum = shared.combining
         steps += [Reorder((*own, thread)), shared, Reorder((thread, *own)), Reorder((thread_sum, *own_sums))]
         steps += [Bind(shared.into[0], "blocks"), Bind(thread_sum, "lanes", lanes), Bind(shared.into[1], "unroll")]
         steps += [Bind(v, "unroll") for v in own_sums]

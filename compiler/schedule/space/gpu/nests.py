@@ -1,4 +1,4 @@
-"""Kernels without products on a GPU: by how long rows are, what is in them and which way memory is contiguous."""
+"""Kernels without matmuls on a GPU: by how long rows are, what is in them and which way memory is contiguous."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from compiler.analysis.nests import paths_of, rows_of
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.statement import Stmt
-from compiler.schedule.space.gpu import pointwise, reductions, rows, scans, transposes
+from compiler.schedule.space.gpu import pointwise, reductions, row_loops, scans, transposes
 from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, extent
 from compiler.schedule.space.members import Member, above, both, either, fixed, ranked
 
@@ -37,7 +37,7 @@ def _alone(plan: Plan) -> Iterator[Member]:
     if not paths or any(g.kind == "scan" for path in paths for g in path):
         return fixed(1.0)
     split = _split_rows(plan, [], body, paths)
-    return split if split is not None else rows.alone(plan, paths, max(map(extent, paths)))
+    return split if split is not None else row_loops.alone(plan, paths, max(map(extent, paths)))
 
 
 def _split_rows(
@@ -82,14 +82,14 @@ def _rows(
     if scanned and around and scans.running_total(inside):
         how = scans.across if plan.across(around, inside, paths) else scans.along
         return how(plan, around, inside, paths[0][0], count)
-    few = around and not scanned and longest >= LEAST_COLUMN and rows.few_columns(plan, around, count)
+    few = around and not scanned and longest >= LEAST_COLUMN and row_loops.few_columns(plan, around, count)
     if few and plan.across(around, inside, paths):
-        return rows.columns(plan, around, paths, count)
+        return row_loops.columns(plan, around, paths, count)
     if around and (scanned or longest <= SHORT_ROW or (count >= WARP and plan.across(around, inside, paths))):
         return pointwise.space(plan, around, inside)
-    near = around and longest <= rows.LONGEST_WINDOW and count >= THREADS * cores
-    if near and rows.windows(plan, around, inside):
+    near = around and longest <= row_loops.LONGEST_WINDOW and count >= THREADS * cores
+    if near and row_loops.windows(plan, around, inside):
         return pointwise.space(plan, around, inside)
     if scanned:
         return fixed(1.0)
-    return rows.space(plan, around, paths, count, longest)
+    return row_loops.space(plan, around, paths, count, longest)

@@ -1,4 +1,4 @@
-"""A kernel without products for a GPU: what its planners know of its buffers and loops."""
+"""A kernel without matmuls for a GPU: what its planners know of its buffers and loops."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
-from compiler.schedule.steps import Collapse, Fold, Step
+from compiler.schedule.steps import Collapse, Step, StoreAt
 from compiler.targets.target import Target
 
 WARP = 32
@@ -52,7 +52,7 @@ class Plan:
         for b in sorted(self.private):
             size = product(self.tensors[b].shape)
             if isinstance(size, Const) and int(size.value) <= OWN * count and len(self.kernel.body) == 1:
-                steps.append(Fold(b, row))
+                steps.append(StoreAt(b, row))
         return steps
 
     def even(self, outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], ranges: dict[str, Range]) -> bool:

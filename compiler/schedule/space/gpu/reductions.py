@@ -18,7 +18,7 @@ from compiler.ir.statement import Accum, Init, Let, Stmt, Store
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.space.members import Member, relative
-from compiler.schedule.steps import Bind, Collapse, Reorder, Share, Split, Step
+from compiler.schedule.steps import Bind, Collapse, Reorder, Split, SplitReduction, Step
 from compiler.targets.target import Target
 
 THREADS = 256
@@ -97,8 +97,8 @@ def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: 
     block, lane = naming.pieces(outer)
     steps.append(Split(outer, side, (block, lane)))
     rows = (lane, inner) if inner else (lane,)
-    blocks = naming.share(found.accumulator, along, parts, rows, "device")
-    threads = naming.share(found.accumulator, along, sharers, rows, "shared")
+    blocks = naming.split_reduction(found.accumulator, along, parts, rows, "device")
+    threads = naming.split_reduction(found.accumulator, along, sharers, rows, "shared")
     steps += [*([blocks] if parts > 1 else []), *([threads] if sharers > 1 else [])]
     nests = naming.distribute(found.accumulator, (inner,))
     if inner:
@@ -127,10 +127,10 @@ def _sharers(extent: int, most: int) -> list[int]:
     return [n for n in (most, most // 2, most // 4, 1) if n == 1 or (extent % n == 0 and extent // n >= 4)]
 
 
-def _combined(shared: Share, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
+def _combined(shared: SplitReduction, lanes: tuple[tuple[str, int], ...]) -> list[Step]:
     """A thread for each column adds up what its parts are."""
     steps: list[Step] = []
-    total = naming.collapse(shared.behind, steps)
+    total = naming.collapse(shared.combining, steps)
     steps.append(Bind(total, "lanes", lanes))
     return [*steps, Bind(shared.into[1], "unroll")] if shared.parts <= PARTS_AHEAD else steps
 
@@ -167,7 +167,7 @@ def _split_rows(found: Reduction, vector: int, parts: int) -> list[Step]:
         parts = -(-found.extent // chunk)
         shared, inner = naming.pieces(along)
         steps.append(Split(along, chunk, (shared, inner)))
-    made = naming.share(found.accumulator, shared, parts, (), "device")
+    made = naming.split_reduction(found.accumulator, shared, parts, (), "device")
     steps.append(made)
     steps += [Bind(name, "blocks") for name in (row, made.into[0]) if name]
     threads = (("threads", THREADS),)

@@ -17,7 +17,7 @@ from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.space.members import Member
-from compiler.schedule.steps import Bind, Fold, Step
+from compiler.schedule.steps import Bind, Step, StoreAt
 from compiler.targets.target import Target
 
 MOST_THREADS = 1024
@@ -56,7 +56,7 @@ def _steps(
         size = product(p.shape)
         held = int(size.value) // _count(rows) * p.dtype.bytes if isinstance(size, Const) else left
         if p.name in private and held <= left:
-            steps.append(Fold(p.name, name, "shared"))
+            steps.append(StoreAt(p.name, name, "shared"))
             left -= held
     for nest in nests:
         steps.append(Bind(naming.collapse([f.var for f in nest], steps), "lanes", (("threads", threads),)))

@@ -12,7 +12,7 @@ from compiler.schedule.steps import NameTaken, parse, show
 from compiler.targets import cpu
 from compiler.tests.meaning import fresh_seed, same_meaning
 
-# What a matrix product's loop j is split into is called as a loop of it, and as a value beside it.
+# What a matmul's loop j is split into is called as a loop of it, and as a value beside it.
 PRODUCT = """
 def matmul(a: f32[130, 520], b: f32[520, 900], *, y: f32[130, 900]):
     with kernel("matmul", [a, b, y], writes=[y]):

@@ -300,7 +300,7 @@ def test_other_sums_stay_in_kernels_of_their_own(name: str) -> None:
 
 def test_whoever_leaves_the_pass_out_keeps_three_kernels() -> None:
     without = pipeline.lower(
-        captured(CASES["causal"]), TARGETS["sm_80"], until="loop", gate=lambda name, _: name != "share-rows"
+        captured(CASES["causal"]), TARGETS["sm_80"], until="loop", gate=lambda name, _: name != "fuse-attention"
     ).stages["loop"]
     assert len(without.kernels) == 3
 

@@ -1,4 +1,4 @@
-"""Matrix products, einsum, attention and convolution: the Tensor program gives what eager gives."""
+"""Matmuls, einsum, attention and convolution: the Tensor program gives what eager gives."""
 
 import pytest
 import torch

@@ -1,0 +1,52 @@
+"""Tile IR in, the same out with the stages of its pipelines: the copies that run ahead, what producers prepare."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from compiler.ir import tile
+from compiler.ir.statement import If, Kernel, Program, Stmt
+from compiler.passes.gpu import stages
+
+
+def assign_stages(program: Program) -> Program:
+    """Statements keep their order: a stage holds those of one role that follow each other."""
+    return program.replace(kernels=tuple(map(_kernel, program.kernels)))
+
+
+def _kernel(kernel: Kernel) -> Kernel:
+    tiles = frozenset(n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc))
+    return kernel.replace(body=_body(kernel.body, tiles))
+
+
+def _body(body: tuple[Stmt, ...], tiles: frozenset[str]) -> tuple[Stmt, ...]:
+    out: list[Stmt] = []
+    for s in body:
+        match s:
+            case tile.For(bind=tile.Bind("pipeline", args), body=inner) if stages.is_specialised(s) or (
+                dict(args).get("depth", 1) > 1
+            ):
+                out.append(s.replace(body=_stages(s, _body(inner, tiles), tiles)))
+            case tile.For(body=inner) | If(body=inner):
+                out.append(s.replace(body=_body(inner, tiles)))
+            case _:
+                out.append(s)
+    return tuple(out)
+
+
+def _stages(f: tile.For, body: tuple[Stmt, ...], tiles: frozenset[str]) -> tuple[Stmt, ...]:
+    out: list[Stmt] = []
+    for role, group in groupby(body, lambda s: _role(s, stages.preparing(f), tiles)):
+        own = tuple(group)
+        out += [tile.Stage(role, own)] if role else own
+    return tuple(out)
+
+
+def _role(s: Stmt, preparing: int, tiles: frozenset[str]) -> str:
+    """Asynchronous copies from memory of all run ahead; producers prepare in loops over all threads but a warp's."""
+    match s:
+        case tile.Copy(_, source, how) if how != "plain" and source.buffer not in tiles:
+            return "copy"
+        case tile.For(bind=tile.Bind("lanes", args)) if preparing and dict(args).get("threads") == preparing:
+            return "prepare"
+    return ""

@@ -1,0 +1,69 @@
+"""Tile IR in, the same out with what passes through each kernel once: buffers that caches should not keep."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from compiler.ir import tile
+from compiler.ir.expr import Const, Load, loads
+from compiler.ir.index import value_range
+from compiler.ir.ranges import Range
+from compiler.ir.statement import If, Kernel, Program, Stmt
+from compiler.ir.tensor import Tensor
+from compiler.targets.target import Target
+
+
+def cache_hints(program: Program, target: Target) -> Program:
+    """Every kernel says which parameters it reads once, and which results are written past the caches."""
+    return program.replace(
+        kernels=tuple(k.replace(once=read_once(k), past=streamed(program, k, target)) for k in program.kernels)
+    )
+
+
+def read_once(kernel: Kernel) -> tuple[str, ...]:
+    """Buffers that the kernel only reads, of which it loads no element twice, as far as the number of loads tells."""
+    counts: Counter[str] = Counter()
+    _count(kernel.body, 1, {}, counts)
+    moved = {n.buffer for s in kernel.body for n in s.walk() if isinstance(n, tile.Slice)}
+    known = {p.name: p for p in kernel.params}
+    # Iterations that are cut off at the end count as well.
+    return tuple(
+        b for b, t in known.items()
+        if 0 < counts[b] < 2 * _elements(t) and b not in kernel.writes and b not in moved
+    )  # fmt: skip
+
+
+def _count(body: Iterable[Stmt], times: int, ranges: Mapping[str, Range], counts: Counter[str]) -> None:
+    for s in body:
+        match s:
+            case tile.For(var, extent, _, _, inner):
+                most = value_range(extent, ranges)[1]
+                _note(loads(extent), times, counts)
+                _count(inner, times * (1 << 40 if most is None else most), {**ranges, var: (0, None)}, counts)
+            case tile.Stage(_, inner):
+                _count(inner, times, ranges, counts)
+            case If(cond, inner):
+                _note(loads(cond), times, counts)
+                _count(inner, times, ranges, counts)
+            case _:
+                _note(loads(s), times, counts)
+
+
+def _note(found: Iterable[Load], times: int, counts: Counter[str]) -> None:
+    for load in found:
+        counts[load.buffer] += times
+
+
+def _elements(t: Tensor) -> int:
+    return math.prod(int(n.value) if isinstance(n, Const) else 0 for n in t.shape)
+
+
+def streamed(program: Program, kernel: Kernel, target: Target) -> tuple[str, ...]:
+    """Results that the second-level cache cannot hold until somebody reads them."""
+    results = {t.name for t in program.outputs}
+    return tuple(
+        p.name for p in kernel.params
+        if p.name in results and p.name in kernel.writes and _elements(p) * p.dtype.bytes > target.l2
+    )  # fmt: skip

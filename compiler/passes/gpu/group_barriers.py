@@ -1,0 +1,92 @@
+"""Where blocks that make parts of one result begin, and where they meet and go on."""
+
+from __future__ import annotations
+
+import math
+
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.dtype import i32
+from compiler.ir.expr import Expr, Load, Var, const, dim, op, static
+from compiler.ir.tensor import Tensor, row_major, scaled
+from compiler.passes.gpu import shared_memory
+from compiler.passes.gpu.block_groups import Group, GroupBarrier
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import barrier, lowered, thread_of
+from compiler.passes.gpu.hazards import Hazards
+from compiler.passes.gpu.scope import Scope
+from compiler.passes.gpu.sequences import sequence
+from compiler.passes.gpu.shared_memory import SharedTile
+
+Body = list[k.Stmt]
+
+
+def begin(state: Emission, held: tile.Alloc, parts: tile.For, axes: list[tile.For], scope: Scope) -> None:
+    """Makes the group known, and where its tile lies."""
+    t, name = held.tensor, state.facts.name
+    made, *lengths = (static(n, f"the size of {t.name}") for n in t.shape)
+    count = static(parts.extent, f"the number of blocks of {parts.var}")
+    if made != count:
+        raise ValueError(f"kernel {name}: tile {t.name} has {made} parts, and {parts.var} makes {count}")
+    block = scope.values[parts.var]
+    scope.buffers[t.name] = t
+    state.taken.add(t.name)
+    if held.space == "cluster":
+        own = t.replace(shape=t.shape[1:], strides=t.strides[1:])
+        size = shared_memory.size_of(own, 0)
+        state.group = Group(held, count, size, block)
+        state.arrays.append(k.Array(t.name, t.dtype, size, "shared", shared_memory.alignment(0)))
+        state.shared[t.name] = SharedTile(own, t.name, 0, size, const(0))
+        return
+    many: Expr = const(1)
+    number: Expr = const(0)
+    for f in axes:
+        many = scaled(many, f.extent)
+        number = number * f.extent + Var(f.var)
+    stem = f"{state.facts.kernel.writes[-1]}_{t.name}"  # that no other kernel makes
+    shape = (many, *t.shape)
+    parts_of = t.replace(name=state.fresh(stem), shape=shape, strides=row_major(shape))
+    tickets = Tensor(state.fresh(f"{stem}_tickets"), i32, (many,), (dim(1),))
+    size = math.prod(lengths)
+    group = Group(held, count, size, block, number, (parts_of, tickets), state.fresh("last_block"))
+    state.group = group
+    state.arrays.append(k.Array(group.last, i32, 1, "shared", 4))
+    scope.buffers[t.name] = parts_of
+
+
+def group_barrier(state: Emission, s: GroupBarrier, scope: Scope) -> Body:
+    """All blocks of a group have made their parts; what follows, in those that go on."""
+    group = state.group
+    assert group is not None and scope.level == "block"
+    state.hazards.clear()
+    if group.cluster:
+        # No block may end while others read its memory.
+        leave = k.Call("mlc_cluster_leave", (), ())
+        return [k.Barrier("cluster"), *sequence(state, s.after, scope.inner(after_barrier=True)), leave]
+    first = op("eq", thread_of(scope), const(0))
+    _, tickets = group.memory
+    drawn, flag = k.Address(tickets.name, lowered(state, group.number, scope)), k.Address(group.last, const(0))
+    take: Body = [
+        k.Call("mlc_fence_device", (), ()),
+        k.Call("mlc_take_ticket", (), (flag, drawn, const(group.count)), (group.last, tickets.name)),
+        k.Call("mlc_fence_device", (), ()),
+    ]
+    # A part of one element was stored by the thread that takes the ticket.
+    alone = all(n is const(1) for n in group.held.tensor.shape[1:])
+    stored = [] if alone else [barrier(state, scope)]
+    ticket = [*stored, k.If(first, tuple(take)), barrier(state, scope)]
+    around, state.hazards = state.hazards, Hazards()
+    after = sequence(state, s.after, scope.inner(after_barrier=True))
+    state.hazards = around
+    mine = op("ne", Load(group.last, (const(0),), i32), const(0, i32))
+    return [*ticket, k.If(mine, tuple(after))]
+
+
+def over_blocks(state: Emission, f: tile.For, scope: Scope) -> Body:
+    """A loop over the blocks of a cluster, behind the one that made the parts: each block has its iteration again."""
+    group = state.group
+    if group is None or not group.cluster or not scope.after_barrier or f.extent is not const(group.count):
+        raise ValueError(f"kernel {state.facts.name}: the loop {f.var} over blocks is inside {scope.level}s")
+    inner = scope.inner()
+    inner.values[f.var] = group.block
+    return sequence(state, f.body, inner)

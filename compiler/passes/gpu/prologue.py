@@ -1,0 +1,134 @@
+"""What a function begins with: variables that do not change, arrays in shared memory, barriers, tensor maps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from compiler.ir import kernel as k
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Const, Expr, Var, fresh, names
+from compiler.ir.index import simplify, value_range
+from compiler.ir.layout import Fragment
+from compiler.ir.ranges import Range
+from compiler.passes.gpu import fragments
+from compiler.passes.gpu.facts import Facts
+from compiler.passes.gpu.scope import WARP
+from compiler.passes.gpu.vectors import multiple
+
+Body = list[k.Stmt]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """The slots of a pipeline with producers: their barriers, and where all sides are in it: slot and phase."""
+
+    depth: int
+    full: str
+    empty: str
+    ready: str
+    slot: Var
+    phase: Var
+    copied: tuple[Var, Var]
+    prepared: tuple[Var, Var]
+
+
+@dataclass(kw_only=True)
+class Variables:
+    """Names that are taken, and variables that a kernel's function begins with.
+
+    `start` computes what does not change: `known` has the ranges of
+    its variables, `multiples` what divides them.
+    """
+
+    facts: Facts
+    taken: set[str]
+    start: Body = field(default_factory=list)
+    known: dict[str, Range] = field(default_factory=dict)
+    multiples: dict[str, int] = field(default_factory=dict)
+    origins: dict[Fragment, tuple[Expr, Expr]] = field(default_factory=dict)
+
+    def fresh(self, name: str) -> str:
+        return fresh(name, self.taken)
+
+    def lane(self) -> Expr:
+        """The number of this thread in its warp."""
+        return self.once("lane", k.Builtin("thread.lane"), WARP)
+
+    def warp(self) -> Expr:
+        """The number of this thread's warp in the block, the same variable for all of a warp's threads."""
+        return self.once("warp", k.Builtin("thread.warp"), self.facts.threads // WARP)
+
+    def once(self, stem: str, value: Expr, count: int) -> Expr:
+        """A variable from the function's beginning with that value, which is not negative and below `count`.
+
+        Values that are no shorter by a name, and those of variables that are not known there, stay as they are.
+        """
+        if isinstance(value, Const | Var) or not names(value) <= set(self.known):
+            return value
+        for s in self.start:
+            if isinstance(s, k.Declare) and s.value is value:
+                return Var(s.name)
+        name = self.fresh(stem)
+        self.start.append(k.Declare(name, value))
+        low, high = value_range(value, self.known)
+        self.known[name] = (low or 0, count - 1 if high is None else min(high, count - 1))
+        self.multiples[name] = multiple(value, self.multiples)
+        return Var(name)
+
+    def origin(self, fragment: Fragment) -> tuple[Expr, Expr]:
+        """Row and column at which this thread's part of a fragment begins."""
+        if fragment not in self.origins:
+            row, column = fragments.place(fragment, self.lane(), self.warp(), self.known)
+            rows, columns = fragment.shape
+            self.origins[fragment] = self._begin("row", row, rows), self._begin("column", column, columns)
+        return self.origins[fragment]
+
+    def _begin(self, stem: str, value: Expr, count: int) -> Expr:
+        """A place as a variable times what divides it, so that digits of what is added to it can be told apart."""
+        by = math.gcd(multiple(value, self.multiples), count)
+        if by == 1 or isinstance(value, Const):
+            return self.once(stem, value, count)
+        return self.once(stem, simplify(value // by, self.known, index=True), count // by) * by
+
+
+@dataclass(kw_only=True)
+class Prologue(Variables):
+    """Shared arrays; rings by loop variable or key, barriers with their slots and arrivals, parities; tensor maps."""
+
+    arrays: Body = field(default_factory=list)
+    rings: dict[str, Ring] = field(default_factory=dict)
+    mbarriers: list[tuple[str, int, int]] = field(default_factory=list)
+    parities: dict[str, Var] = field(default_factory=dict)
+    maps: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], str] = field(default_factory=dict)
+
+    def barriers(self, stem: str, slots: int, arrivals: int) -> str:
+        """An array of mbarriers, each of which expects so many arrivals."""
+        name = self.fresh(stem)
+        self.arrays.append(k.Array(name, i64, slots, "shared", 8))
+        self.mbarriers.append((name, slots, arrivals))
+        return name
+
+    def ring(self, key: str, depth: int, preparing: int) -> None:
+        """The barriers of a pipeline: one arrival, with the bytes, fills a slot; all warps that compute empty it.
+
+        Where warps prepare what comes, these arrive in between.
+        """
+        full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, self.facts.threads // WARP)
+        ready = self.barriers("ready", depth, preparing) if preparing else ""
+        stems = ("slot", "phase", "slot_asked", "phase_asked", "slot_prepared", "phase_prepared")
+        a, b, c, d, e, g = (Var(self.fresh(n)) for n in stems)
+        self.rings[key] = Ring(depth, full, empty, ready, a, b, (c, d), (e, g))
+
+    def parity(self, barrier: str) -> Var:
+        """The parity of the phase of a barrier that is waited for next."""
+        if barrier not in self.parities:
+            self.parities[barrier] = Var(self.fresh("parity"))
+        return self.parities[barrier]
+
+    def map(self, buffer: str, box: tuple[int, ...], swizzle: int, steps: tuple[int, ...] = ()) -> str:
+        """The tensor map of boxes of a parameter."""
+        key = (buffer, box, swizzle, steps)
+        if key not in self.maps:
+            self.maps[key] = self.fresh(f"{buffer}_map")
+        return self.maps[key]

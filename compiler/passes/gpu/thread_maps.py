@@ -1,0 +1,183 @@
+"""Tile IR in, the same out with how threads go through loops over lanes: one loop, its neighbours, rounds at a time.
+
+Each thread takes its share of a loop in rounds, `vector` neighbours in each. All rounds are written out where they are
+few, so that what they load is under way at once; else so many at a time as the loop says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, replace
+
+from compiler.ir import tile
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Const, Var, const, loads, substitute
+from compiler.ir.index import extent_range, range_below, simplify, value_range
+from compiler.ir.layout import Fragment, ThreadMap
+from compiler.ir.ranges import Range
+from compiler.ir.statement import If, Kernel, Let, Program, Stmt, Store
+from compiler.passes.gpu import stages
+from compiler.passes.gpu.fragments import WARP
+from compiler.passes.gpu.launches import block_size
+from compiler.passes.gpu.roles import SOME
+from compiler.passes.gpu.vectors import divides
+from compiler.schedule.steps import Bind, ScheduleError
+from compiler.targets.target import Target
+
+ROUNDS_UNROLLED = 16  # of a loop over lanes that keeps nothing in registers
+ROUNDS_AHEAD = 4  # of a longer one at a time
+WORDS_AHEAD = 64  # of 4 bytes that a thread has loaded before it uses the first, of 255 registers
+ROUNDS_GATHERED = 8  # of one that brings narrow elements from anywhere
+
+
+def thread_maps(program: Program, target: Target) -> Program:
+    """Raises ScheduleError for a loop over tiles in registers of which not all rounds are written out."""
+    return program.replace(kernels=tuple(_kernel(kernel, target) for kernel in program.kernels))
+
+
+@dataclass(frozen=True)
+class _Place:
+    """`threads` share the next loop over lanes, none inside of one; `room` is how many words each may hold for it.
+
+    The threads of the role that is told what to do are `every`; `nodes` says what is known of buffers.
+    """
+
+    threads: int
+    every: int
+    room: int
+    ranges: Mapping[str, Range]
+    buffers: _Buffers
+    block: bool = True  # all threads of the role do the same
+
+
+@dataclass(frozen=True)
+class _Buffers:
+    """Bytes of the elements of buffers; which of them are in registers and in shared memory; names that are taken."""
+
+    sizes: Mapping[str, int]
+    fragments: frozenset[str]
+    registers: frozenset[str]
+    shared: frozenset[str]
+    everywhere: frozenset[str]
+    taken: set[str]
+
+
+def _kernel(kernel: Kernel, target: Target) -> Kernel:
+    nodes = [n for s in kernel.body for n in s.walk()]
+    allocs = [n for n in nodes if isinstance(n, tile.Alloc)]
+    params = {p.name: p.dtype.bytes for p in kernel.params}
+    buffers = _Buffers(
+        params | {a.tensor.name: a.tensor.dtype.bytes for a in allocs},
+        frozenset(a.tensor.name for a in allocs if isinstance(a.layout, Fragment)),
+        frozenset(a.tensor.name for a in allocs if isinstance(a.layout, ThreadMap)),
+        frozenset(a.tensor.name for a in allocs if a.space in ("shared", "cluster")),
+        frozenset(params) | {a.tensor.name for a in allocs if a.space == "device"},
+        {*params, *(a.tensor.name for a in allocs), *(n.var for n in nodes if isinstance(n, tile.For)),
+         *(n.name for n in nodes if isinstance(n, Var))},
+    )  # fmt: skip
+    threads = block_size(kernel)
+    room = min(WORDS_AHEAD, target.registers // threads // 2)
+    return kernel.replace(body=_body(kernel.body, _Place(threads, threads, room, {}, buffers)))
+
+
+def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[Stmt, ...]:
+    """`preparing` threads of the producers do what is in stages of theirs."""
+    out: list[Stmt] = []
+    for s in body:
+        match s:
+            case tile.For(bind=tile.Bind("lanes")) if place.threads:
+                out.append(_loop(s, place))
+            case tile.For(var, extent, _, bind, inner):
+                known = extent_range(extent) if bind.level == "blocks" else range_below(extent, place.ranges)
+                inside = replace(place, ranges={**place.ranges, var: known})
+                if bind.level in ("warps", "columns"):
+                    inside = replace(
+                        inside, threads=WARP if bind.level == "warps" else place.every // WARP, block=False
+                    )
+                out.append(s.replace(body=_body(inner, inside, stages.preparing(s))))
+            case If(_, inner):
+                out.append(s.replace(body=_body(inner, place)))
+            case tile.Stage("prepare", inner):
+                room = min(WORDS_AHEAD, SOME // 2)
+                out.append(s.replace(body=_body(inner, replace(place, threads=preparing, every=preparing, room=room))))
+            case Let(name, value):
+                if value.dtype is i64:
+                    place = replace(place, ranges={**place.ranges, name: value_range(value, place.ranges)})
+                out.append(s)
+            case _:
+                out.append(s)
+    return tuple(out)
+
+
+def _loop(f: tile.For, place: _Place) -> tile.For:
+    buffers = place.buffers
+    if f.extent is const(0) or (place.block and tile.buffers((f,)) & buffers.fragments):
+        return f
+    while f.kind != "scan" and (flat := _flattened(f, buffers.taken)) is not None:
+        f = flat
+    given = dict(f.bind.args)
+    threads, vector = given.get("threads", place.threads), given.get("vector", 1)
+    if not divides(f.extent, vector):
+        vector = 1
+        del given["vector"]  # guards of each element would cost more than wide accesses gain
+    count = simplify(f.extent // vector, place.ranges, index=True)
+    high = range_below(count, place.ranges)[1]
+    every = None if high is None else -(-(high + 1) // threads)
+    rounds = _scanned(every, vector, place) if f.kind == "scan" else _rounds(f, every, vector, place)
+    if rounds is not None:
+        given.setdefault("rounds", rounds)
+    return f.replace(bind=f.bind.replace(args=tuple(given.items())))
+
+
+def _scanned(every: int | None, vector: int, place: _Place) -> int | None:
+    """How many rounds of a running total are loaded at a time; None where all are."""
+    room = place.room // vector
+    return None if every is None or every <= room else min(room, ROUNDS_AHEAD)
+
+
+def _rounds(f: tile.For, every: int | None, vector: int, place: _Place) -> int | None:
+    """How many rounds are written out; None where all are."""
+    touched = tile.buffers((f,))
+    own = {n.tensor.name for n in f.walk() if isinstance(n, tile.Alloc)}
+    kept = touched & place.buffers.registers
+    if kept and (every is None or "rounds" in dict(f.bind.args)):
+        step = Bind(f.var, f.bind.level, f.bind.args)
+        raise ScheduleError(step, f"all rounds over tiles in registers are written out: {', '.join(sorted(kept))}")
+    size = max((place.buffers.sizes[b] for b in touched - own if b in place.buffers.sizes), default=4)
+    gathered = vector == 1 and _gathers(f, place.buffers.shared, place.buffers.everywhere)
+    most = ROUNDS_GATHERED if gathered else ROUNDS_UNROLLED
+    few = every is not None and every <= most and every * vector * size <= 4 * place.room
+    if every is not None and (kept or few):
+        return None
+    if gathered:
+        return ROUNDS_GATHERED
+    return ROUNDS_AHEAD if vector > 1 else 1
+
+
+def _gathers(f: tile.For, shared: Container[str], everywhere: Container[str]) -> bool:
+    """A loop that brings elements from global memory to shared memory one by one: several are asked for together."""
+    match f.body:
+        case (Store(buffer, _, value, "set"),):
+            return buffer in shared and any(n.buffer in everywhere for n in loads(value))
+    return False
+
+
+def _flattened(f: tile.For, taken: set[str]) -> tile.For | None:
+    """A perfect nest of two loops over lanes as one: row by row over all threads."""
+    if len(f.body) != 1 or not isinstance(f.body[0], tile.For) or f.body[0].bind.level != "lanes":
+        return None
+    inner = f.body[0]
+    if not isinstance(inner.extent, Const) or f.kind != inner.kind:
+        return None
+    name = stem = f"{f.var}_{inner.var}"
+    number = 0
+    while name in taken:
+        number += 1
+        name = f"{stem}_{number}"
+    taken.add(name)
+    both = Var(name)
+    table = {Var(f.var): both // inner.extent, Var(inner.var): both % inner.extent}
+    args = tuple((dict(f.bind.args) | {x: v for x, v in inner.bind.args if x == "vector"}).items())
+    if int(inner.extent.value) % dict(args).get("vector", 1):
+        args = tuple((x, v) for x, v in args if x != "vector")
+    return tile.For(name, f.extent * inner.extent, f.kind, tile.Bind("lanes", args), substitute(inner.body, table))

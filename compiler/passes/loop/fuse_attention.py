@@ -1,0 +1,153 @@
+"""Loop IR in, Loop IR out: matmuls around a softmax share its rows, where that costs less.
+
+Kernels of which one reads what the other has made of the same rows can run row by row. That computes nothing twice and
+gains nothing by itself; where all of it then is an online reduction, what is in between need not reach memory.
+"""
+
+from __future__ import annotations
+
+from compiler.analysis import kernel_names
+from compiler.analysis.nests import perfect, wrap
+from compiler.analysis.size_hints import with_size_hints
+from compiler.ir import loop
+from compiler.ir.expr import Load, Var, sizes_in, substitute
+from compiler.ir.rewrite import statements
+from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
+from compiler.passes.loop.costs import known_for_all_sizes, scores_stay
+from compiler.targets.target import Target
+
+MOST = 4  # kernels in one nest: a matmul, what is between, a softmax, a matmul
+
+Body = tuple[Stmt, ...]
+Nest = tuple[list[loop.For], Body]
+
+
+def fuse_attention(program: Program, target: Target) -> Program:
+    """Kernels joined wherever scores that what they become has in the middle need not reach memory, and that pays."""
+    for last in reversed(program.kernels):
+        if last in program.kernels:
+            found = _joined(program, last, target)
+            if found is not None:
+                gone, made = found
+                others = [k.name for k in program.kernels if k is not last and k not in gone]
+                made = made.replace(name=kernel_names.free(made.name, others))
+                kernels = tuple(made if k is last else k for k in program.kernels if k is last or k not in gone)
+                program = program.replace(kernels=kernels)
+    return program
+
+
+def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel], Kernel] | None:
+    """The kernels before `last` to be joined with it, and what they become."""
+    gone: list[Kernel] = []
+    made = last
+    while len(gone) < MOST - 1:
+        producer = _producer(program, made, [*gone, last])
+        both = joined(producer, made) if producer is not None else None
+        if producer is None or both is None:
+            return None
+        gone.append(producer)
+        made = both
+        if scores_stay(with_size_hints(made), private(program, made, [*gone, last]), target):
+            return (gone, made) if not sizes_in(made) or known_for_all_sizes(made) else None
+    return None
+
+
+def _producer(program: Program, kernel: Kernel, own: list[Kernel]) -> Kernel | None:
+    """The last kernel that makes a temporary for this one alone."""
+    temps = private(program, kernel, own, 1)
+    makers = [k for k in program.kernels if k not in own and temps & set(k.writes)]
+    return makers[-1] if makers else None
+
+
+def private(program: Program, kernel: Kernel, own: list[Kernel], others: int = 0) -> set[str]:
+    """Temporaries of `kernel`, made of `own`, that at most so many other kernels use."""
+    rest = [k for k in program.kernels if k not in own]
+    users = {t.name: sum(t in k.params for k in rest) for t in program.temps if t in kernel.params}
+    return {name for name, n in users.items() if n <= others}
+
+
+def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | None:
+    """One nest over the rows that both kernels go through, of which each does the one, then the other; None for none.
+
+    Rows are loops that go along the same axis of all that the first kernel hands to the second: what an iteration
+    reads, the same iteration has made. No more than `most` of them are shared, the outermost ones.
+    """
+    rows, body = perfect(loop.For, first.body)
+    others, rest = perfect(loop.For, _renamed(second, first).body)
+    pairs = _pairs(first, second, (rows, body), (others, rest))
+    shared = [f for f in rows if f.var in pairs][:most]
+    if not shared:
+        return None
+    pairs = {f.var: pairs[f.var] for f in shared}
+    table = {Var(pairs[f.var]): Var(f.var) for f in shared}
+    inside = [f for f in others if f.var not in pairs.values()]
+    both = (*wrap([f for f in rows if f not in shared], body), *substitute(wrap(inside, rest), table))
+    writes = (*first.writes, *second.writes)
+    params = {p: None for p in (*first.params, *second.params)}
+    ordered = [p for p in params if p.name not in writes] + [p for p in params if p.name in writes]
+    origin = kernel_names.joined(first.origin, second.origin)
+    name = kernel_names.renamed(second.name, second.origin, origin)
+    return Kernel(name, tuple(ordered), writes, wrap(shared, both), origin)
+
+
+def rows_between(first: Kernel, second: Kernel) -> list[loop.For]:
+    """The rows of the first kernel that the second one could share."""
+    rows, body = perfect(loop.For, first.body)
+    pairs = _pairs(first, second, (rows, body), perfect(loop.For, _renamed(second, first).body))
+    return [f for f in rows if f.var in pairs]
+
+
+def _pairs(first: Kernel, second: Kernel, one: Nest, other: Nest) -> dict[str, str]:
+    """The rows of two kernels that are the same for all that the first hands to the second."""
+    pairs: dict[str, str] | None = None
+    for name in sorted({p.name for p in second.params} & set(first.writes)):
+        found = _matching_rows(name, one, other)
+        pairs = found if pairs is None else {v: w for v, w in pairs.items() if found.get(v) == w}
+    return pairs or {}
+
+
+def _matching_rows(buffer: str, first: Nest, second: Nest) -> dict[str, str]:
+    """The rows of two nests that go along the same axis of a buffer, wherever either touches it."""
+    out: dict[str, str] = {}
+    before, after = (_indices(buffer, body) for _, body in (first, second))
+    extents = [{f.var: f.extent for f in rows} for rows, _ in (first, second)]
+    for places in zip(*before, *after, strict=True):
+        sides = set(places[: len(before)]), set(places[len(before) :])
+        if all(len(s) == 1 for s in sides):
+            v, w = (s.pop() for s in sides)
+            of = [e.get(x.name) if isinstance(x, Var) else None for e, x in zip(extents, (v, w), strict=True)]
+            if isinstance(v, Var) and isinstance(w, Var) and of[0] is not None and of[0] is of[1]:
+                out[v.name] = w.name
+    return out
+
+
+def _indices(buffer: str, body: Body) -> list[tuple[object, ...]]:
+    return [n.index for s in body for n in s.walk() if isinstance(n, Load | Store) and n.buffer == buffer]
+
+
+def _renamed(kernel: Kernel, other: Kernel) -> Kernel:
+    """The kernel with no name in it that the other one binds; `i1` is left to the step that splits `i`."""
+    taken = {n for s in (*other.body, *kernel.body) for n in _bound(s)} | {p.name for p in other.params}
+    table: dict[str, str] = {}
+    for old in sorted({n for s in other.body for n in _bound(s)} & {n for s in kernel.body for n in _bound(s)}):
+        number = 1
+        while (name := f"{old.removesuffix('_')}_{number}") in taken:
+            number += 1
+        table[old] = name
+        taken.add(table[old])
+    used = {n for s in kernel.body for n in s.walk() if isinstance(n, Var) and n.name in table}
+    body = substitute(kernel.body, {v: Var(table[v.name], v.type) for v in used})
+    return kernel.replace(body=statements(body, lambda s: _rebound(s, table)))
+
+
+def _bound(s: Stmt) -> set[str]:
+    return {n.var if isinstance(n, loop.For) else n.name for n in s.walk() if isinstance(n, loop.For | Let | Init)}
+
+
+def _rebound(s: Stmt, table: dict[str, str]) -> Stmt | None:
+    match s:
+        case loop.For(var):
+            return s.replace(var=table.get(var, var))
+        case Let(name) | Init(name) | Accum(name):
+            return s.replace(name=table.get(name, name))
+    return None

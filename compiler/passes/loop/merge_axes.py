@@ -1,0 +1,111 @@
+"""Loop IR in, Loop IR out: loops in which a contraction goes through neighbouring axes of all its buffers are one.
+
+The kernel then sees these buffers with fewer axes, in the same memory: the pixels of an image over which no window
+moves are one axis, as the columns of a matrix are. Runs of neighbours in memory are longer so. Where there are none,
+two loops are better than one: boxes of both fit more sizes.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Var, const
+from compiler.ir.node import Node
+from compiler.ir.rewrite import nodes
+from compiler.ir.statement import Init, Kernel, Let, Program, Store
+from compiler.ir.tensor import Tensor
+from compiler.schedule.contraction_nest import recognise
+
+
+def merge_axes(program: Program) -> Program:
+    """Kernels that are contractions, with as few loops as their buffers allow."""
+    return program.replace(kernels=tuple(map(_kernel, program.kernels)))
+
+
+def _kernel(kernel: Kernel) -> Kernel:
+    if recognise(kernel) is not None:
+        kernel = squeezed(kernel)
+    while (found := recognise(kernel)) is not None:
+        pairs = (pair for loops in (found.rows, found.depth) for pair in pairwise(loops))
+        made = next((m for pair in pairs if (m := merged(kernel, *pair)) is not None), None)
+        if made is None:
+            break
+        kernel = made
+    return kernel
+
+
+def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
+    """The kernel with two loops made one; None where they are not two neighbouring axes of whatever they go through.
+
+    Of `for i in parallel(4)`, in it `for j in parallel(8)` with y[7, i, j] = x[i, j], it makes
+    `for ij in parallel(32)` with y[7, ij] = x[ij].
+    """
+    pair, one = (Var(outer.var), Var(inner.var)), Var(outer.var + inner.var)
+    if outer.body != (inner,) or one.name in _names(kernel):
+        return None
+    axes: dict[str, int] = {}
+    tensors = {p.name: p for p in kernel.params}
+    accesses = [n for s in kernel.body for n in s.walk() if isinstance(n, Load | Store)]
+    for n in accesses:
+        d = next((d for d, near in enumerate(pairwise(n.index)) if near == pair), None)
+        if d is not None:
+            axes.setdefault(n.buffer, d)
+    if any(n.index[axes[n.buffer] :][:2] != pair for n in accesses if n.buffer in axes):
+        return None
+    if not all(_together(tensors[name], d, inner.extent) for name, d in axes.items()):
+        return None
+    if all(tensors[name].strides[d + 1] is not const(1) for name, d in axes.items()):
+        return None
+
+    def one_axis(n: Node) -> Node | None:
+        match n:
+            case Load() | Store() if n.buffer in axes:
+                d = axes[n.buffer]
+                return n.replace(index=(*n.index[:d], one, *n.index[d + 2 :]))
+            case loop.For(var, _, kind, (loop.For() as within,)) if var == outer.var:
+                return loop.For(one.name, outer.extent * inner.extent, kind, within.body)
+        return None
+
+    body = nodes(kernel.body, one_axis)
+    if any(n in pair for s in body for n in s.walk() if isinstance(n, Var)):
+        return None
+    params = tuple(_seen(p, axes[p.name]) if p.name in axes else p for p in kernel.params)
+    return kernel.replace(body=body, params=params)
+
+
+def squeezed(kernel: Kernel) -> Kernel:
+    """The kernel with its buffers seen without their axes of one element."""
+    kept = {p.name: [d for d, n in enumerate(p.shape) if n is not const(1)] for p in kernel.params}
+
+    def without(n: Node) -> Node | None:
+        match n:
+            case Load() | Store() if n.buffer in kept:
+                return n.replace(index=tuple(n.index[d] for d in kept[n.buffer]))
+        return None
+
+    params = tuple(
+        p.replace(shape=tuple(p.shape[d] for d in kept[p.name]), strides=tuple(p.strides[d] for d in kept[p.name]))
+        for p in kernel.params
+    )
+    return kernel.replace(body=nodes(kernel.body, without), params=params)
+
+
+def _names(kernel: Kernel) -> set[str]:
+    bound = (n for s in kernel.body for n in s.walk())
+    own = {n.var if isinstance(n, loop.For) else n.name for n in bound if isinstance(n, loop.For | Let | Init)}
+    return own | {p.name for p in kernel.params}
+
+
+def _together(t: Tensor, d: int, extent: Expr) -> bool:
+    """Axes d and d + 1 of a tensor are one axis of its memory, of which the second is as long as a loop."""
+    sizes = (*t.shape[d : d + 2], *t.strides[d : d + 2], extent)
+    if not all(isinstance(n, Const) for n in sizes):
+        return False
+    return t.shape[d + 1] is extent and t.strides[d] is t.shape[d + 1] * t.strides[d + 1]
+
+
+def _seen(t: Tensor, d: int) -> Tensor:
+    """A tensor with axes d and d + 1 as one."""
+    shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
+    return t.replace(shape=shape, strides=(*t.strides[:d], *t.strides[d + 1 :]))

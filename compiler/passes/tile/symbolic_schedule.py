@@ -1,0 +1,114 @@
+"""A kernel with symbolic sizes in, its schedule out: that of the sizes to expect, as far as it holds for all sizes.
+
+A heuristic sees the kernel with its hints for sizes, made odd so that nothing seems to divide them. Of what it chooses,
+steps stay that apply to the kernel as it is and make no tile that is of unknown size, or larger than at the hints. What
+is left is right for every size, and may be slow where sizes are far from what was to be expected.
+
+Tensor instructions need all of their steps. They are for matmuls of buffers whose rows are as far apart as matmuls
+of sizes say: only of those do odd hints tell what divides them. Where small sizes would be one tile, larger ones are
+tried.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+from compiler.analysis.size_hints import regular, with_size_hints
+from compiler.ir import tile
+from compiler.ir.expr import Const, SymbolicError, sizes_in
+from compiler.ir.statement import Kernel, Program
+from compiler.passes.loop_to_tile import loop_to_tile
+from compiler.passes.tile.steps import apply, apply_step
+from compiler.schedule.steps import (
+    Bind,
+    Collapse,
+    Reorder,
+    Schedule,
+    ScheduleError,
+    Split,
+    SplitShifted,
+    Stage,
+    Step,
+    StoreAt,
+)
+
+Choose = Callable[[Kernel], Schedule]
+Lower = Callable[[Program], object]
+# Steps of which each alone leaves a kernel that runs well enough; others only make sense together.
+LARGER = (1, 8, 64)
+APART = (Bind, Collapse, StoreAt, Reorder, Split, Stage)
+
+
+def symbolic_schedule(program: Program, kernel: Kernel, choose: Choose, plain: Choose, lower: Lower) -> Schedule:
+    """The schedule of one kernel of a Loop IR program.
+
+    `plain` chooses without tensor instructions. `lower` takes a program of the scheduled kernel alone further down; a
+    schedule for which it raises ValueError is given up for one with fewer kinds of steps.
+    """
+    alone = loop_to_tile(program.replace(kernels=(kernel,)))
+    for factor in LARGER if regular(kernel) else ():
+        wanted = choose(with_size_hints(kernel, factor))
+        if all(isinstance(step, APART) for step in wanted.steps):
+            break
+        made = Schedule(tuple(map(_any_extent, wanted.steps)))
+        if _applies(alone, loop_to_tile(program.replace(kernels=(with_size_hints(kernel, factor),))), made, lower):
+            return made
+    guess = with_size_hints(kernel)
+    wanted = plain(guess)
+    kept = list(_applicable(alone, loop_to_tile(program.replace(kernels=(guess,))), wanted))
+    tried = (kept, [x for x in kept if not isinstance(x, Stage | StoreAt)],
+             [x for x in kept if isinstance(x, Bind) and x.level == "blocks"])  # fmt: skip
+    for steps in tried:
+        made = Schedule(tuple(steps))
+        try:
+            lower(apply(alone, alone.kernels[0], made))
+        except ValueError:  # a ScheduleError among them
+            continue
+        return made
+    return Schedule()
+
+
+def _any_extent(step: Step) -> Step:
+    """A last piece can begin earlier only where a loop is known to be long enough: it is cut short instead."""
+    return Split(step.loop, step.factor, step.into) if isinstance(step, SplitShifted) else step
+
+
+def _applies(program: Program, guess: Program, wanted: Schedule, lower: Lower) -> bool:
+    """All steps apply, to tiles that are no larger than with likely numbers, and the result can be lowered."""
+    try:
+        made, other = (apply(p, p.kernels[0], wanted) for p in (program, guess))
+        if not _alike(made.kernels[0], other.kernels[0]):
+            return False
+        lower(made)
+    except ValueError:
+        return False
+    return True
+
+
+def _alike(kernel: Kernel, guess: Kernel) -> bool:
+    """No tile is of unknown size, or larger than its like."""
+    most = {n.tensor.name: _elements(n) for n in _tiles(guess)}
+    return all(not sizes_in(n) and _elements(n) <= most.get(n.tensor.name, 0) for n in _tiles(kernel))
+
+
+def _applicable(program: Program, guess: Program, wanted: Schedule) -> Iterator[Step]:
+    """The steps that apply to the kernel of `program` as to that of `guess`."""
+    kernel, other = program.kernels[0], guess.kernels[0]
+    for step in wanted.steps:
+        guess, other = apply_step(guess, other, step)
+        try:
+            changed, new = apply_step(program, kernel, step)
+        except (ScheduleError, SymbolicError):
+            continue
+        if _alike(new, other):
+            program, kernel = changed, new
+            yield step
+
+
+def _tiles(kernel: Kernel) -> Iterator[tile.Alloc]:
+    return (n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc))
+
+
+def _elements(a: tile.Alloc) -> int:
+    return math.prod(int(n.value) for n in a.tensor.shape if isinstance(n, Const))

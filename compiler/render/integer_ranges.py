@@ -1,0 +1,105 @@
+"""Integers of a kernel of threads in 32 bits: a function goes in, what its integer variables may be comes out.
+
+Kernel IR counts in 64 bits, a GPU in 32: there every wider operation is several. An index is written with 32-bit
+operations as far as its operands and its own value certainly fit, so that nothing overflows on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from compiler.ir import kernel as k
+from compiler.ir.dtype import i64
+from compiler.ir.expr import Const, Expr, Op, Select, Var, substitute
+from compiler.ir.index import value_range
+from compiler.ir.ranges import Range
+
+WARP = 32
+MOST_ROUNDS = 16  # after which a counter that still grows is not followed
+MOST_BLOCKS = 2**31 - 1  # along the first axis of a grid, on every capability
+
+
+def fits(r: Range) -> bool:
+    """Every value of the range is one of a 32-bit integer."""
+    low, high = r
+    return low is not None and high is not None and low >= -(2**31) and high < 2**31
+
+
+def ranges_of(f: k.Function) -> dict[str, Range]:
+    """The ranges of a function's integer variables, and of what the hardware counts by its name; others are unknown."""
+    known = {f"thread.{a}": (0, n - 1) for a, n in zip("xyz", f.block, strict=False)}
+    known |= {"thread.lane": (0, WARP - 1), "thread.warp": (0, max(1, math.prod(f.block) // WARP) - 1)}
+    out: dict[str, Range] = {**known, **{f"block.{a}": _block(n) for a, n in zip("xyz", f.grid, strict=False)}}
+    changed: dict[str, list[Expr]] = {}
+    for s in f.body:
+        for n in s.walk():
+            if isinstance(n, k.Assign):
+                changed.setdefault(n.name, []).append(n.value)
+    _collect(f.body, out, changed)
+    return out
+
+
+def fits_32_bits(ranges: Mapping[str, Range]) -> frozenset[str]:
+    """The names that 32 bits hold."""
+    return frozenset(name for name, r in ranges.items() if fits(r))
+
+
+def _block(extent: Expr) -> Range:
+    return 0, int(extent.value) - 1 if isinstance(extent, Const) else MOST_BLOCKS - 1
+
+
+def _collect(body: Iterable[k.Stmt], out: dict[str, Range], changed: Mapping[str, list[Expr]]) -> None:
+    for s in body:
+        match s:
+            case k.Declare(name, value) if value.dtype is i64:
+                _add(out, name, _settled(name, range_in(value, out), changed.get(name, []), out))
+            case k.For(var, start, stop, step, inner):
+                # The last step goes beyond the end.
+                _add(out, var, (range_in(start, out)[0], _plus(range_in(stop, out)[1], step - 1)))
+                _collect(inner, out, changed)
+            case k.If(_, then, orelse):
+                _collect(then, out, changed)
+                _collect(orelse, out, changed)
+
+
+def _settled(name: str, first: Range, values: list[Expr], known: Mapping[str, Range]) -> Range:
+    """The range of a variable that starts in one and is given these values, found by going round; else unknown."""
+    now = first
+    for _ in range(MOST_ROUNDS):
+        after = now
+        for value in values:
+            after = _either(after, _given(value, name, now, known))
+        if after == now:
+            return now
+        now = after
+    return None, None
+
+
+def _given(value: Expr, name: str, now: Range, known: Mapping[str, Range]) -> Range:
+    """The range of a value, in which a counter may be compared with where it ends."""
+    match value:
+        case Select(Op("lt", (Var(var), Const(int() as end))), then, other) if var == name and now[0] is not None:
+            low = now[0], end - 1 if now[1] is None else min(end - 1, now[1])
+            return _either(range_in(then, {**known, name: low}), range_in(other, {**known, name: now}))
+    return range_in(value, {**known, name: now})
+
+
+def _either(a: Range, b: Range) -> Range:
+    low = None if a[0] is None or b[0] is None else min(a[0], b[0])
+    return low, None if a[1] is None or b[1] is None else max(a[1], b[1])
+
+
+def _plus(high: int | None, more: int) -> int | None:
+    return None if high is None else high + more
+
+
+def _add(out: dict[str, Range], name: str, r: Range) -> None:
+    """A name that is bound twice is either."""
+    out[name] = _either(out[name], r) if name in out else r
+
+
+def range_in(e: Expr, ranges: Mapping[str, Range]) -> Range:
+    """Bounds of an integer expression of Kernel IR."""
+    builtins = {n: Var(n.name) for n in e.walk() if isinstance(n, k.Builtin)}
+    return value_range(substitute(e, builtins) if builtins else e, ranges)

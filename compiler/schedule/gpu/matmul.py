@@ -1,0 +1,108 @@
+"""The matmul that the tiles of a GPU make: its sizes and operands, and what a tile of it takes up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.schedule.gpu.box_shapes import box, count
+from compiler.targets.target import Instruction, Target
+
+Sizes = tuple[int, int, int]
+
+WARP = 32
+APART = 8  # elements by which rows of what blocks of a cluster pass on lie further apart than they are long
+MOST_BLOCKS = 8  # of a cluster
+MOST_REGISTERS = 255  # of a thread
+OTHER_REGISTERS = 40  # addresses, counters, and what the compiler needs
+GROUP = 128  # threads of a group of warps that may give registers away
+KEPT, KEPT_SPLITTING = 24, 56  # registers that each of them keeps; the second where it makes two of numbers as well
+RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor: the bytes of an element, whether it is copied as a block of its buffer or computed element by element,
+    and the widest piece, in bytes, that begins at a multiple of itself wherever a row of the block begins."""
+
+    bytes: int
+    copied: bool
+    piece: int
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `terms` matmuls by the instruction for each.
+
+    `across` says that the result is contiguous along n, `out_bytes` how large the elements of a tile of it are that
+    leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,
+    where those of a's and b's elements are not. Where tiles are boxes of several loops, `loops` are the extents of
+    those that make m and n, and `near` says of which neighbours are neighbours in the result.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    a: Operand
+    b: Operand
+    acc_bytes: int
+    terms: int = 1
+    across: bool = True
+    out_bytes: int = 0
+    read: int = 0
+    loops: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    near: tuple[bool, bool] = (False, False)
+
+
+def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:
+    """Shared memory of a stage: both tiles, and b twice more where wgmma reads two tf32 numbers for each of it."""
+    halves = 2 * n * k * p.b.bytes if p.terms > 1 and row.threads > WARP else 0
+    return k * (m * p.a.bytes + n * p.b.bytes) + halves
+
+
+def beside(p: Matmul, row: Instruction, tile: tuple[int, int], parts: int, target: Target) -> int:
+    """Shared memory beside the pipeline's: for the result, or for what the blocks of a cluster add up."""
+    if parts > 1:
+        held = (tile[0] * tile[1] + APART * max(tile)) * p.acc_bytes
+        return held if in_cluster(parts, tile, target) else 0
+    return tile[0] * tile[1] * p.out_bytes if row.a_space == "shared" else 0
+
+
+def available(threads: int, wide: bool, split: bool, target: Target) -> int:
+    """Registers that a thread may have; warps that only copy give theirs to those that multiply."""
+    if not wide:
+        return MOST_REGISTERS
+    alike = target.registers // (threads + WARP) // 8 * 8
+    launched = target.registers // (threads + GROUP) // 8 * 8
+    given = (launched * (threads + GROUP) - (KEPT_SPLITTING if split else KEPT) * GROUP) // threads // 8 * 8
+    return min(MOST_REGISTERS, max(alike, given))
+
+
+def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int]) -> int:
+    """32-bit registers of a thread: accumulators, and fragments, which are loaded a step ahead."""
+    m, n = tile[0] // grid[0], tile[1] // grid[1]
+    sums = m * n * p.acc_bytes * (2 if p.terms > 1 else 1)
+    held = row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
+    if row.threads > WARP:
+        held = 0 if row.a_space == "shared" else 4 * row.k * m * p.a.bytes
+    return (sums + held) // (4 * row.threads) + OTHER_REGISTERS
+
+
+def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:
+    """Parts of a sum can be made by the blocks of a cluster, to which the rows and columns of a tile are dealt out."""
+    return "cluster" in target.features and parts <= MOST_BLOCKS and all(n % parts == 0 for n in tile)
+
+
+def tiles(size: int, loops: tuple[int, ...], length: int, near: bool) -> int:
+    """Tiles of so many rows."""
+    return count(loops, box(loops, length, near=near)) if loops else over(size, length)
+
+
+def up(a: int, b: int) -> int:
+    """The least multiple of `b` that is at least `a`."""
+    return -(-a // b) * b
+
+
+def over(a: int, b: int) -> int:
+    """How often `b` covers `a`."""
+    return -(-a // b)

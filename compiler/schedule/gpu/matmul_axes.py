@@ -1,0 +1,219 @@
+"""The loop nest of a contraction in; which loops are the rows, the columns, the depth and the batch of a matmul out.
+
+m occurs in one factor only, n in the other only, k is what is summed over, and all others are a batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from compiler.analysis import access
+from compiler.analysis.guarded_factors import unwidened
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names
+from compiler.ir.index import extent_range, linear
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Store
+from compiler.ir.tensor import Tensor
+from compiler.schedule.contraction_nest import Contraction
+from compiler.schedule.gpu.matmul import Operand
+from compiler.schedule.steps import Step
+
+PIECES = (16, 8, 4)  # bytes that an asynchronous copy moves at a time
+ROW = 128  # bytes of a row of a tile in shared memory: as many as all banks hold together
+
+
+@dataclass
+class Axis:
+    """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles.
+
+    Tiles of a `boxed` axis are boxes of its loops, which take up to `step` elements at a time of what they go through.
+    Those of a `near` one are neighbours in the result.
+    """
+
+    name: str
+    size: int
+    loops: tuple[loop.For, ...]
+    outer: str = ""
+    boxed: bool = False
+    step: int = 1
+    near: bool = False
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor before it is widened from 16 bits, and the buffer that it loads first.
+
+    `order` has "k" and "own", the part along which it is contiguous last; `even` says that rows of its buffer begin at
+    multiples of 16 bytes, as copies by tensor maps need; `side` is how many neighbours along the last part a thread may
+    compute side by side, 1 where a guard may differ between them.
+    """
+
+    value: Expr
+    buffer: str
+    operand: Operand
+    order: tuple[str, str]
+    even: bool
+    side: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """The buffer that a matmul is stored to and the bytes of its elements; whether m and n end where its axes do.
+
+    `how` says what copies a tile of it out of shared memory: a tensor map if that can describe it, else all threads.
+    """
+
+    buffer: str
+    bytes: int
+    m_ends: bool
+    n_ends: bool
+    how: str = "tma"
+
+
+@dataclass(frozen=True)
+class MatmulAxes:
+    """The parts of a matmul: acc[m, n] += a[m, k] * b[k, n] for every iteration of the loops of the batch.
+
+    `across` says that the result is contiguous along n rather than along m; `result` is where tiles can be copied to.
+    """
+
+    found: Contraction
+    m: Axis
+    n: Axis
+    k: Axis
+    batch: tuple[loop.For, ...]
+    a: Factor
+    b: Factor
+    across: bool
+    result: Result | None
+    copies: tuple[Step, ...] = ()  # steps that copy buffers beforehand, so that factors are blocks of the copies
+    copied: tuple[int, ...] = ()  # bytes that each of these reads and writes
+    read: int = 0  # bytes of both factors' buffers, where elements of these are read again and again
+
+
+def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
+    """All ways to look at a contraction as a matmul: of several loops that play a part, all or the innermost may be
+    one; and each factor may be the left one."""
+    long = [f for f in c.rows if size(f) > 1]
+    own = [
+        [f for f in long if f.var in names(x) and f.var not in names(y)]
+        for x, y in ((c.left, c.right), (c.right, c.left))
+    ]
+    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    even = {
+        f.var
+        for f in long
+        for s in c.after
+        if isinstance(s, Store) and _stride(s.buffer, s.index, f.var, tensors, ranges) == 1
+    }
+    k = axis(c.depth)
+    for swap in (False, True):
+        left, right = (c.right, c.left) if swap else (c.left, c.right)
+        rows, columns = reversed(own) if swap else own
+        if not columns:
+            continue
+        for m_loops in _choices(rows):
+            for n_loops in _choices(columns):
+                m, n = axis(m_loops), axis(n_loops)
+                tiled = {f.var for f in (*m_loops, *n_loops)}
+                batch = tuple(f for f in c.rows if f.var not in tiled)
+                a, b = (factor(x, part, k, tensors, ranges) for x, part in ((left, m), (right, n)))
+                across = not any(f.var in even for f in rows)
+                yield MatmulAxes(c, m, n, k, batch, a, b, across, _result(c, m, n, tensors, ranges))
+
+
+def _choices(loops: Sequence[loop.For]) -> list[Sequence[loop.For]]:
+    return [loops[-1:], loops] if len(loops) > 1 else [loops]
+
+
+def axis(loops: Sequence[loop.For]) -> Axis:
+    return Axis("".join(f.var for f in loops), math.prod(map(size, loops)), tuple(loops))
+
+
+def size(f: loop.For) -> int:
+    assert isinstance(f.extent, Const)
+    return int(f.extent.value)
+
+
+def _stride(
+    buffer: str, index: tuple[Expr, ...], var: str, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> int | None:
+    return access.stride(access.address(index, tensors[buffer], ranges), Var(var))
+
+
+def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> Factor:
+    value = unwidened(wide)
+    found = loads(value)
+
+    def run(part: Axis) -> int:
+        """Neighbours in memory that the innermost loop of a part goes through."""
+        last = part.loops[-1] if part.loops else None
+        even = last and any(_stride(x.buffer, x.index, last.var, tensors, ranges) == 1 for x in found)
+        return size(last) if last and even else 0
+
+    order = ("k", "own") if run(own) > run(k) else ("own", "k")
+    width = value.dtype.bytes
+    if not isinstance(value, Load) or not _is_block(value, own, k, tensors, ranges):
+        guarded = any(isinstance(n, Select) for n in value.walk())
+        side = 1 if guarded or not max(run(own), run(k)) else 16 // max(x.dtype.bytes for x in found)
+        return Factor(value, found[0].buffer, Operand(width, False, width), order, False, side)
+    t = tensors[value.buffer]
+    terms, rest = linear(access.address(value.index, t, ranges))
+    rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
+    steps = [*rows, *(c * width for c in terms.values() if c != 1), rest * width]
+    piece = next((p for p in PIECES if all(n % p == 0 for n in steps)), 0)
+    return Factor(value, value.buffer, Operand(width, True, piece or width), order, even(t))
+
+
+def _is_block(load: Load, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> bool:
+    """A copy can bring a tile: each part moves an axis of its own, and ends where its axis does, or is made of whole
+    tiles. Else what pads it would be guarded by more than the buffer's own bounds."""
+    ends, whole = _axes(load.buffer, load.index, (own, k), tensors, ranges), ROW // load.dtype.bytes
+    return bool(ends) and all(e or part.size % whole == 0 for e, part in zip(ends, (own, k), strict=True))
+
+
+def _axes(
+    buffer: str,
+    index: tuple[Expr, ...],
+    parts: Sequence[Axis],
+    tensors: Mapping[str, Tensor],
+    ranges: Mapping[str, Range],
+) -> list[bool]:
+    """For each part whether it ends where its axis does; nothing unless each moves an axis of its own by one, and the
+    last axis, through neighbours, is one of these."""
+    found: list[int] = []
+    ends: list[bool] = []
+    for part in parts:
+        moved = [d for d, e in enumerate(index) if part.name in names(e)]
+        if len(part.loops) != 1 or len(moved) != 1 or moved[0] in found:
+            return []
+        terms, rest = linear(index[moved[0]])
+        others = [t for t in terms if t is not Var(part.name)]
+        if terms.get(Var(part.name)) != 1 or any(part.name in names(t) for t in others):
+            return []
+        end = tensors[buffer].shape[moved[0]]
+        ends.append(not others and isinstance(end, Const) and int(end.value) == part.size + rest)
+        found += moved
+    last = [part for part, d in zip(parts, found, strict=True) if d == len(index) - 1]
+    return ends if last and _stride(buffer, index, last[0].name, tensors, ranges) == 1 else []
+
+
+def even(t: Tensor) -> bool:
+    """A tensor map can describe it: at most five axes, whose steps are multiples of 16 bytes, but for the last."""
+    steps = [int(n.value) * t.dtype.bytes for n in t.strides[:-1] if isinstance(n, Const)]
+    return len(steps) == len(t.shape) - 1 <= 4 and all(n % 16 == 0 for n in steps)
+
+
+def _result(
+    c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> Result | None:
+    """The one buffer stored to, if a tile of the result is a block of it that a tensor map can describe."""
+    stores = [s for s in c.after if isinstance(s, Store)]
+    if len(stores) != 1 or stores[0].op != "set" or not even(tensors[stores[0].buffer]):
+        return None
+    (s,) = stores
+    ends = _axes(s.buffer, s.index, (m, n), tensors, ranges)
+    return Result(s.buffer, s.value.dtype.bytes, ends[0], ends[1]) if ends else None

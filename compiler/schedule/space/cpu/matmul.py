@@ -1,0 +1,262 @@
+"""Matmuls on a CPU: tiles of the nest of a contraction, and a tensor instruction for each of them.
+
+The loops of such a nest play four parts: m occurs in one factor only, n in the other only, k is what is summed over,
+and all others (a batch) are left around. n is the loop along which the result is contiguous.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from compiler.analysis import access
+from compiler.analysis.vectors import fitting_width
+from compiler.ir import loop
+from compiler.ir.dtype import STORAGE_ONLY
+from compiler.ir.expr import Cast, Expr, Load, Var, dim, names, substitute
+from compiler.ir.index import extent_range, linear
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Kernel, Let, Store
+from compiler.ir.tensor import Tensor
+from compiler.schedule import names as naming
+from compiler.schedule.contraction_nest import Contraction, by_groups, recognise, size
+from compiler.schedule.space.cpu import blocking
+from compiler.schedule.space.cpu.blocking import Blocking, Matmul, Operand
+from compiler.schedule.space.members import Member, ranked
+from compiler.schedule.steps import Bind, Pack, Reorder, Schedule, Split, SplitShifted, Step, Tensorize
+from compiler.targets.target import Target
+
+SELDOM = 64  # one row in so many may be computed twice
+DEEP = 128  # beside a sum of so many matmuls it does not matter how fast the loops before and after it are
+LEAST_DEPTH = 4  # shorter sums are not worth the tiles
+
+
+def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
+    """Ways to cut the contraction of a kernel; None if it holds none that the target has an instruction for."""
+    found = recognise(kernel)
+    if found is None:
+        return None
+    found, splits = by_groups(found)
+    plan = _Plan(found, {p.name: p for p in kernel.params}, target, splits)
+    made = plan.choices()
+    return ranked(Member(b.cycles, partial(plan.schedule, b)) for b in made) if made else None
+
+
+@dataclass
+class _Axis:
+    """A part that loops play, or the one loop that plays it after they were collapsed and split."""
+
+    name: str
+    size: int
+    extent: Expr
+    outer: str = ""  # the loop over blocks, where there is one
+
+
+@dataclass
+class _Plan:
+    found: Contraction
+    tensors: dict[str, Tensor]
+    target: Target
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        c = self.found
+        self.bytes = c.first.value.dtype.bytes
+        long = [f for f in c.rows if size(f) > 1]
+        self.ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+        own = [
+            [f for f in long if f.var in names(a) and f.var not in names(b)]
+            for a, b in ((c.left, c.right), (c.right, c.left))
+        ]
+        contiguous = {
+            f.var for f in long for s in c.after if isinstance(s, Store) and self.stride(s.buffer, s.index, f.var) == 1
+        }
+        swap = not own[1] or any(f.var in contiguous for f in own[0])
+        self.a, self.b = (c.right, c.left) if swap else (c.left, c.right)
+        rows, columns = reversed(own) if swap else own
+        self.m_loops, self.n_loops = self.together(rows, self.a), self.together(columns, self.b)
+        self.k_loops = list(c.depth)
+        tiled = {f.var for f in (*self.m_loops, *self.n_loops)}
+        self.around = [f for f in c.rows if f.var not in tiled]
+        self.m, self.n, self.k = (self.axis(fs) for fs in (self.m_loops, self.n_loops, self.k_loops))
+
+    def axis(self, loops: Sequence[loop.For]) -> _Axis:
+        count = math.prod(map(size, loops))
+        return _Axis("".join(f.var for f in loops), count, dim(count))
+
+    def together(self, loops: list[loop.For], factor: Expr) -> list[loop.For]:
+        """The innermost loop, and those around it through which every address moves evenly, so that all are one.
+
+        How the factor moves does not matter where it is packed anyway.
+        """
+        read = () if self.packed(factor, loops[-1:]) else (Let("", self.found.left), Let("", self.found.right))
+        out = loops[-1:]
+        for f in reversed(loops[:-1]):
+            body = (*self.found.after, *read)
+            inner, outer = (access.strides(body, Var(x.var), self.tensors, self.ranges) for x in (out[0], f))
+            if any(a is None or b != a * size(out[0]) for a, b in zip(inner, outer, strict=True)):
+                break
+            out.insert(0, f)
+        return out
+
+    def packed(self, factor: Expr, loops: Sequence[loop.For]) -> bool:
+        """No instruction can read the factor where it lies, even along these loops alone."""
+        return not self.direct(factor, loops, self.found.depth)
+
+    # ---- where the operands lie
+
+    def stride(self, buffer: str, index: tuple[Expr, ...], var: str) -> int | None:
+        return access.stride(access.address(index, self.tensors[buffer], self.ranges), Var(var))
+
+    def contiguous(self, factor: Expr, loops: Sequence[loop.For]) -> bool:
+        """The factor's only load runs through consecutive elements with the innermost of `loops`, at least a vector."""
+        loads = [n for n in factor.walk() if isinstance(n, Load)]
+        run, total = 1, 1
+        for f in reversed([f for f in loops if size(f) > 1]):
+            if run == total and len(loads) == 1 and self.stride(loads[0].buffer, loads[0].index, f.var) == run:
+                run *= size(f)
+            total *= size(f)
+        return run >= min(total, self.target.lanes(self.bytes))
+
+    def direct(self, factor: Expr, *parts: Sequence[loop.For]) -> bool:
+        """An instruction can read the factor where it lies: one load, whose rows and columns are axes of its buffer."""
+        if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
+            factor = factor.arg  # an instruction widens as it loads
+        if not isinstance(factor, Load):
+            return False
+        loops = [next((f for f in fs if size(f) > 1), fs[0]) for fs in parts if fs]
+        if any(sum(size(f) > 1 for f in fs) > 1 for fs in parts):
+            return False
+        for f in loops:
+            used = [linear(e)[0].get(Var(f.var)) for e in factor.index if f.var in names(e)]
+            if used != [1]:
+                return False
+        return all(sum(f.var in names(e) for f in loops) <= 1 for e in factor.index)
+
+    def operand(self, factor: Expr, name: str, loops: Sequence[loop.For]) -> Operand:
+        """How a factor lies, of which `loops` are its own."""
+        loads = [n for n in factor.walk() if isinstance(n, Load)]
+        along = "k" if self.contiguous(factor, self.k_loops) else name if self.contiguous(factor, loops) else ""
+        steps = [self.stride(x.buffer, x.index, f.var) or 0 for x in loads for f in self.k_loops if size(f) > 1]
+        narrow = any(x.dtype.bytes < self.bytes for x in loads)
+        step = max(map(abs, steps), default=0) * loads[0].dtype.bytes
+        direct = self.direct(factor, loops, self.k_loops)
+        unit, k_unit = (1 if direct else self.axis(fs[1:]).size for fs in (loops, self.k_loops))
+        rows = [self.stride(x.buffer, x.index, loops[-1].var) for x in loads] if loops else []
+        dense = along == "k" and rows == [self.k.size]
+        return Operand(direct, along, step, narrow, unit, k_unit, dense)
+
+    # ---- steps
+
+    def choices(self) -> list[Blocking]:
+        """The ways to cut it, the best first; none where there is nothing to gain, or no instruction."""
+        if not self.n_loops or self.k.size < LEAST_DEPTH:
+            return []
+        a, b = self.operand(self.a, "m", self.m_loops), self.operand(self.b, "n", self.n_loops)
+        kind = self.found.first.value.dtype.name
+        product = Matmul(
+            self.m.size, self.n.size, self.k.size, math.prod(map(size, self.around)), a, b, kind, self.bytes
+        )
+        return blocking.space(product, self.target)
+
+    def schedule(self, chosen: Blocking) -> tuple[Step, ...]:
+        """The steps for one way."""
+        plan = copy.copy(self)
+        plan.steps = list(self.steps)
+        plan.m, plan.n, plan.k = (replace(x) for x in (self.m, self.n, self.k))
+        return plan.applied(chosen).steps
+
+    def applied(self, chosen: Blocking) -> Schedule:
+        c, axes = self.found, [x for x in (self.m, self.n) if x.name]
+        order = [f.var for f in (*self.around, *self.m_loops, *self.n_loops)]
+        if order != [f.var for f in c.rows]:
+            self.steps.append(Reorder(tuple(order)))
+        for loops in (self.m_loops, self.n_loops, self.k_loops):
+            naming.collapse([f.var for f in loops], self.steps)
+        for x, block in ((self.m, chosen.m), (self.n, chosen.n), (self.k, chosen.k)):
+            self.split(x, block)
+        outer = [x for x in ((self.n, self.m) if chosen.strips else axes) if x.outer]
+        outside = [f.var for f in self.around] + [x.outer for x in outer]
+        if self.m.name and (self.n.outer or len(outer) > 1):
+            self.steps.append(Reorder((*(x.outer for x in outer), *(x.name for x in axes))))
+        self.spread(outside, chosen)
+        nests = naming.distribute(c.accumulator, tuple(x.name for x in axes))
+        self.steps.append(nests)
+        ends, columns = (nests.first[-1], nests.last[-1]), self.n.extent
+        inner = [x.name for x in (*axes, self.k)]
+        if chosen.strips:
+            strips = self.cut(self.m, chosen.row.m, chosen.m), self.cut(self.n, chosen.row.n, chosen.n)
+            inner = [x for x in (self.k.outer, *strips, self.m.name, self.n.name, self.k.name) if x]
+            self.steps.append(Reorder(tuple(inner)))
+            self.pack(chosen, panels=strips[1])
+            inner = inner[-3:]
+        else:
+            if self.k.outer:
+                self.steps.append(Reorder((self.k.outer, *inner)))
+            self.pack(chosen)
+        self.steps.append(Tensorize(tuple(inner), chosen.row.name))
+        width = self.target.lanes(self.bytes)
+        after = self.target.lanes(access.widest(c.after))
+        column, dtype = Var(self.n_loops[-1].var), c.first.value.dtype
+        # The sum is an element of a tile by then, which may not be loaded in some lanes only.
+        stored = substitute(c.after, {Var(c.accumulator, dtype): Load(c.accumulator, (column,), dtype)})
+        if access.not_vectorizable(stored, column, self.tensors, self.ranges):
+            after = 1
+        for name, most in zip(ends, (width, after), strict=True):
+            lanes = fitting_width(most, columns)
+            if lanes > 1:
+                rolled = (("rolled", 1),) if self.k.size >= DEEP else ()
+                self.steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1), *rolled)))
+        return Schedule(tuple(self.steps))
+
+    def split(self, x: _Axis, block: int) -> None:
+        if block < x.size:
+            into = naming.pieces(x.name)
+            shifted = self.shifted(x, block)
+            self.steps.append((SplitShifted if shifted else Split)(x.name, block, into))
+            x.outer, x.name = into
+            x.extent = dim(block) if shifted or x.size % block == 0 else Var(x.name)
+
+    def shifted(self, x: _Axis, block: int) -> bool:
+        """Blocks that are all whole need less code, for which a few rows may be computed twice, but not added twice."""
+        loops = self.m_loops if x is self.m else self.n_loops if x is self.n else []
+        after = [n for s in self.found.after for n in s.walk()]
+        stored = {n.buffer for n in after if isinstance(n, Store)}
+        plain = all(n.op == "set" for n in after if isinstance(n, Store))
+        apart = not any(n.buffer in stored for n in after if isinstance(n, Load))
+        return len(loops) == 1 and plain and apart and 0 < -x.size % block * SELDOM <= x.size
+
+    def cut(self, x: _Axis, by: int, block: int) -> str:
+        """The loop over pieces of `by` of a block, or nothing where it is one piece."""
+        if block <= by:
+            return ""
+        outer, inner = naming.pieces(x.name)
+        self.steps.append(Split(x.name, by, (outer, inner)))
+        x.name = inner
+        return outer
+
+    def spread(self, outside: list[str], chosen: Blocking) -> None:
+        """The outermost loops, as many as it takes to give every core some, are spread over the cores."""
+        blocks = {self.m.outer: -(-self.m.size // chosen.m), self.n.outer: -(-self.n.size // chosen.n)}
+        sizes = {f.var: size(f) for f in self.around} | blocks
+        taken, count = 0, 1
+        while taken < len(outside) and count < chosen.cores:
+            count *= sizes[outside[taken]]
+            taken += 1
+        if count > 1:
+            self.steps.append(Bind(naming.collapse(outside[:taken], self.steps), "blocks"))
+
+    def pack(self, chosen: Blocking, panels: str = "") -> None:
+        """The operands that need it go into tiles, of which that of B may be panels, a loop over which is named."""
+        parts = ((chosen.pack_a, self.a, self.m, "tile"), (chosen.pack_b, self.b, self.n, "panel"))
+        for wanted, factor, part, word in parts:
+            if wanted:
+                buffer = next(n.buffer for n in factor.walk() if isinstance(n, Load))
+                order = (part, self.k) if part is self.m or chosen.flat else (self.k, part)
+                loops = tuple(x for x in (panels if part is self.n else "", *(x.name for x in order)) if x)
+                tile = f"{buffer}_{word}"
+                into = naming.suffixed(loops, tile)
+                self.steps.append(Pack(buffer, tile, loops, into, self.target.lanes(self.bytes)))

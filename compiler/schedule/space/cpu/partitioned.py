@@ -1,0 +1,87 @@
+"""Elementwise rows of a CPU's kernel cut where a condition on their place changes, each part in its own vectors.
+
+So are concatenations, rolls, mirrored and circular edges: within a part, neighbours come from neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+from compiler.analysis import access
+from compiler.analysis.breakpoints import breakpoints, part_of
+from compiler.analysis.nests import contiguous
+from compiler.analysis.vectors import fitting_width
+from compiler.ir.expr import Const, Var, dim
+from compiler.ir.statement import Let, Stmt, Store
+from compiler.schedule.cost import cpu as cost
+from compiler.schedule.space.cpu.nests import Nest, touched
+from compiler.schedule.space.members import Member, ranked
+from compiler.schedule.steps import Bind, Partition, Step
+
+MOST_CUTS = 15  # each part is text of its own
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some of a row's iterations: what they do, how many there are, and whether they can be the lanes of vectors."""
+
+    body: tuple[Stmt, ...]
+    length: int
+    lanes: bool
+
+    def width(self, most: int) -> int:
+        """Lanes of the vectors that the iterations go by, at most so many."""
+        return fitting_width(most, dim(self.length)) if self.lanes and most > 1 else 1
+
+
+def space(nest: Nest, least: float) -> Iterator[Member]:
+    """Ways to cut the rows; `least` is what the cheapest way to leave them whole is said to cost."""
+    row = nest.groups[-1]
+    extent = row.extent
+    once = all(isinstance(s, Let) for s in nest.inside[:-1]) and isinstance(nest.inside[-1], Store)
+    if len(row.loops) > 1 or not isinstance(extent, Const) or not once or nest.stored_at:
+        return
+    length, var = int(extent.value), Var(nest.last.var)
+    cuts = breakpoints(nest.inside, var, length, nest.ranges, MOST_CUTS)
+    if not cuts:
+        return
+    whole = _Part(nest.inside, length, nest.rows_as_lanes)
+    parts = [_part(nest, var, start, end) for start, end in pairwise((0, *cuts, length))]
+    before = _cycles(nest, [whole], nest.lanes)
+    ways = [(width, least * _cycles(nest, parts, width) / before) for width in _widths(nest)]
+    yield from ranked(Member(cycles, partial(_steps, nest, cuts, parts, width)) for width, cycles in ways)
+
+
+def _widths(nest: Nest) -> tuple[int, ...]:
+    return (nest.lanes, nest.lanes // 2) if nest.lanes > 2 else (nest.lanes,)
+
+
+def _part(nest: Nest, var: Var, start: int, end: int) -> _Part:
+    within = nest.ranges | {var.name: (0, end - start - 1)}
+    body = part_of(nest.inside, var, start, end, nest.ranges)
+    return _Part(body, end - start, not access.not_vectorizable(body, var, nest.memory.tensors, within))
+
+
+def _cycles(nest: Nest, parts: list[_Part], width: int) -> float:
+    """Of a row, made of such parts: what goes along neighbours is a vector at a time, the rest lane by lane."""
+    out = 0.0
+    for part in parts:
+        known = nest.ranges | {nest.last.var: (0, part.length - 1)}
+        share = contiguous(access.strides(part.body, Var(nest.last.var), nest.memory.tensors, known))
+        lanes = part.width(width)
+        out += touched(part.body) * cost.accesses(share, lanes) * -(-part.length // lanes)
+    return out
+
+
+def _steps(nest: Nest, cuts: tuple[int, ...], parts: list[_Part], width: int) -> list[Step]:
+    *outer, row = nest.groups
+    names = tuple(f"{row.name}{n}" for n in range(len(parts)))
+    steps: list[Step] = [*nest.collapsed, *(Bind(g.name, "blocks") for g in outer[:1])]
+    steps.append(Partition(row.name, cuts, names))
+    for name, part in zip(names, parts, strict=True):
+        if (lanes := part.width(width)) > 1:
+            steps.append(Bind(name, "vector", (("width", lanes), ("unroll", 1))))
+    return steps

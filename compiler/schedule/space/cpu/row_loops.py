@@ -1,0 +1,105 @@
+"""Rows of a CPU's kernel with loops inside, reductions and scans: rows go to cores, loops inside to vector lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+from compiler.analysis import access
+from compiler.analysis.vectors import NARROWEST, fitting_unroll, fitting_width
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Var
+from compiler.ir.ranges import Range
+from compiler.schedule.cost import cpu as cost
+from compiler.schedule.space.cpu import pointwise
+from compiler.schedule.space.cpu.nests import Nest, even, touched, work
+from compiler.schedule.space.members import Member, above, both, either, fixed, ranked, relative
+from compiler.schedule.steps import Bind, Collapse, Step, StoreAt
+
+SHORT = 256  # iterations of a loop whose beginning and end cost as much as the vectors between them
+# Independent accumulators hide the latency of an add or max (4 cycles, two a cycle on current x86). Those named first
+# are as good as any that the estimate finds no worse.
+UNROLLED_SUMS, UNROLLED = (4, 2, 8, 1), (1, 2, 4)
+
+
+def space(nest: Nest) -> Iterator[Member]:
+    """Lanes along the loops inside or, where memory may be contiguous that way, across the rows."""
+    lanes, steps = nest.memory.target.lanes(4), float(max(1, nest.count * nest.work))
+    if not nest.groups or not nest.rows_as_lanes:
+        return _along(nest, steps)
+    along, across = (steps * cost.accesses(share, lanes) for share in (nest.along(), nest.across()))
+    return either(_along(nest, along), above(across, pointwise.space(nest)))
+
+
+def _along(nest: Nest, least: float) -> Iterator[Member]:
+    """Rows over cores, and each loop inside in its own way; the cheapest of all costs `least`."""
+    before = [*nest.collapsed, *(StoreAt(b, nest.groups[-1].name) for b in nest.stored_at)]
+    loops = (above(0.0, _leaf(nest, path, n == 0)) for n, path in enumerate(nest.paths))
+    return both(fixed(least, *before), above(0.0, _spread(nest)), *loops)
+
+
+def _spread(nest: Nest) -> Iterator[Member]:
+    """The outermost rows go to cores, or all to one."""
+    if not nest.groups:
+        return fixed(0.0)
+    first, every = nest.groups[0], float(nest.count * nest.work)
+    rows = int(first.extent.value) if isinstance(first.extent, Const) else nest.memory.target.cores
+    spread = every / max(1, min(nest.memory.target.cores, rows))
+    return either(fixed(spread, Bind(first.name, "blocks")), fixed(every))
+
+
+def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Member]:
+    """The innermost loop of a path in the lanes of vectors."""
+    memory, leaf, ranges = nest.memory, path[-1], nest.known(path)
+    name, extent, merged = _merged(nest, path, ranges)
+    lanes = fitting_width(memory.target.lanes(access.widest(leaf.body, {leaf.var})), extent)
+    scan = leaf.kind == "scan" or access.not_vectorizable(leaf.body, Var(leaf.var), memory.tensors, ranges)
+    if scan or lanes == 1:
+        return fixed(0.0, *merged)
+    sums, stored, accesses = leaf.kind == "reduce", memory.stored(leaf.body), touched(leaf.body)
+    every = [
+        (width, fitting_unroll(extent, width, unroll) if sums else unroll, past, ahead)
+        for width in (lanes, lanes // 2)
+        for unroll in (UNROLLED_SUMS if sums else UNROLLED)
+        for past in ((False, True) if stored else (False,))
+        for ahead in ((False, True) if sums else (False,))
+        if width >= NARROWEST
+    ]
+    ways = list(dict.fromkeys(every))
+    often = float(nest.count * work((leaf,)))
+    costs = relative([
+        cost.vector(memory.target, accesses, stored, sums=sums, unroll=unroll, moved=memory.moved, past=past,
+                    first=first, ahead=ahead) * (lanes // width)
+        for width, unroll, past, ahead in ways
+    ])  # fmt: skip
+    return ranked(Member(often * c, partial(_bound, merged, name, *way)) for c, way in zip(costs, ways, strict=True))
+
+
+def _bound(merged: list[Step], name: str, width: int, unroll: int, past: bool, ahead: bool) -> list[Step]:
+    marks = (("past", past), ("ahead", ahead))
+    args = (("width", width), ("unroll", unroll), *((word, 1) for word, wanted in marks if wanted))
+    return [*merged, Bind(name, "vector", args)]
+
+
+def _merged(nest: Nest, path: tuple[loop.For, ...], ranges: dict[str, Range]) -> tuple[str, Expr, list[Step]]:
+    """The innermost loop of a path, made one with those around it through which every address moves evenly.
+
+    Short ones are, which would end before vectors pay; sums stay sums of sums where they are long, for accuracy.
+    """
+    leaf = path[-1]
+    steps: list[Step] = []
+    name, extent = leaf.var, leaf.extent
+    for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
+        alike = outer.kind == inner.kind != "scan" and outer.body == (inner,)
+        both = outer.extent * extent
+        if not alike or not _short(extent, both) or not even(outer, inner, leaf.body, nest.memory.tensors, ranges):
+            break
+        steps.append(Collapse(outer.var, name, outer.var + name))
+        name, extent = outer.var + name, both
+    return name, extent, steps
+
+
+def _short(extent: Expr, both: Expr) -> bool:
+    if not isinstance(both, Const) or not isinstance(extent, Const):
+        return False
+    return int(extent.value) < SHORT > int(both.value) // SHORT

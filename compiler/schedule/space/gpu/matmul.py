@@ -1,0 +1,334 @@
+"""The loop nest of a contraction and a target with tensor cores in, the schedule that uses them out.
+
+Blocks of the grid take a tile of m x n each; tiles of the factors come to shared memory while those before are
+multiplied. On targets with wgmma warps of their own copy, and matmuls read shared memory; else all warps copy, and
+multiply what they hold in registers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from compiler.ir.dtype import f32
+from compiler.ir.statement import Kernel
+from compiler.schedule import names as naming
+from compiler.schedule.contraction_nest import by_groups, recognise
+from compiler.schedule.cost import gpu as cost
+from compiler.schedule.gpu import conv, tiles
+from compiler.schedule.gpu.matmul import WARP, Matmul, in_cluster
+from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, size, ways
+from compiler.schedule.gpu.tiles import Tiling
+from compiler.schedule.space.members import Member
+from compiler.schedule.steps import (
+    Bind,
+    Cache,
+    Collapse,
+    Distribute,
+    Pad,
+    Persist,
+    Raster,
+    Reorder,
+    Schedule,
+    Split,
+    Step,
+    Tensorize,
+    Writeback,
+)
+from compiler.targets.target import Instruction, Target
+
+LEAST_DEPTH = 16  # shorter sums are not worth the tiles
+LEAST_ROWS = 2  # few are enough: an instruction that is mostly empty still reads the other factor once
+GATHERED = 2.0  # times the clocks of tiles that are copied
+SCATTERED = 3.0  # the same for single warps that copy short runs of a box, and store such: 3 to 5 on an H200
+GROUP = 8  # rows of blocks that go through the columns together, so that what they read is still in L2
+WARPS, FROM_SHARED, FROM_REGISTERS = "mlc_mma_sync", "mlc_wgmma", "mlc_wgmma_rs"  # functions of instructions
+NEIGHBOURS = 4  # elements of a result that a thread adds up side by side
+PREPARING = 3  # warps that make two numbers of each of a tile's, beside the one that copies
+
+
+def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None:
+    """The family of a kernel and tiles for it; None if it holds no contraction that the target has an instruction for.
+
+    Of ways to look at a contraction, those go first whose result is contiguous along n.
+    """
+    found = recognise(kernel)
+    if found is None:
+        return None
+    found, splits = by_groups(found)
+    tensors = {p.name: p for p in kernel.params}
+    boxes = list(conv.ways(found, tensors))
+    every = [(p, some) for p in (*boxes, *ways(found, tensors)) if (some := _tilings(p, target))]
+    if not every:
+        return None
+    groups = any(min(some, key=tiles.best).row.threads > WARP for _, some in every)
+    heap = [
+        (_estimate(p, t, groups, target), not p.across, n, *tiles.best(t), m)
+        for n, (p, some) in enumerate(every)
+        for m, t in enumerate(some)
+    ]
+    boxed = any(p.m.boxed or p.n.boxed for p in boxes)
+    return "convolutions" if boxed else "contractions", _members(heap, every, target, splits)
+
+
+def _members(
+    heap: list[tuple[float, bool, int, float, int, int, int]],
+    every: list[tuple[MatmulAxes, list[Tiling]]],
+    target: Target,
+    splits: list[Step],
+) -> Iterator[Member]:
+    """Members by their estimates; of equal ones the first way to look at the contraction, and the larger tile."""
+    heapq.heapify(heap)
+    while heap:
+        clocks, _, n, *_, m = heapq.heappop(heap)
+        p, some = every[n]
+        yield Member(clocks, partial(_steps, p, some[m], target, splits))
+
+
+def _steps(p: MatmulAxes, t: Tiling, target: Target, splits: list[Step]) -> tuple[Step, ...]:
+    apart = replace(p, m=replace(p.m), n=replace(p.n), k=replace(p.k))
+    return _Plan(apart, t, target, list(splits)).schedule().steps
+
+
+def _estimate(p: MatmulAxes, t: Tiling, groups: bool, target: Target) -> float:
+    """Clocks of all of it; `groups` says that there are ways for groups of warps, too. The threads that multiply wait
+    for what they load themselves, and that takes them as long as the matmuls do."""
+    clocks = t.clocks + cost.copying(p.copied, target)
+    if groups and t.terms == 1 and p.n.boxed and t.row.threads == WARP:
+        clocks *= SCATTERED
+    return clocks if p.a.operand.copied and p.b.operand.copied else GATHERED * clocks
+
+
+def _tilings(p: MatmulAxes, target: Target) -> list[Tiling]:
+    """The tiles for one way to look at a matmul; none where there is nothing to gain, or no instruction."""
+    if min(p.m.size, p.n.size) < LEAST_ROWS or p.k.size < LEAST_DEPTH:
+        return []
+    acc = p.found.first.value.dtype
+    terms = 3 if acc is f32 and p.a.value.dtype is f32 else 1
+    batch = math.prod(map(size, p.batch))
+    out = p.result.bytes if p.result else 0
+    boxes = tuple(map(size, p.m.loops)) if p.m.boxed else (), tuple(map(size, p.n.loops)) if p.n.boxed else ()
+    sizes = Matmul(
+        p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
+        (p.m.near, p.n.near),
+    )  # fmt: skip
+    return tiles.space(sizes, _rows(p, target), target)
+
+
+def _rows(p: MatmulAxes, target: Target) -> tuple[Instruction, ...]:
+    """The instructions for these types, and for where and how the operands lie."""
+    kinds = {x.value.dtype.name for x in (p.a, p.b)}
+    acc = p.found.first.value.dtype.name
+    fit = [r for r in target.instructions if {r.a_type, r.b_type} == kinds and r.acc_type == acc]
+    rows = [r for r in fit if r.function == WARPS] if p.across else []
+    deepest = max((r.m * r.k for r in rows), default=0)
+    layout = "mk" if p.a.order[1] == "k" else "km", "nk" if p.b.order[1] == "k" else "kn"
+    by_tma = p.a.even and p.b.even and "tma" in target.features
+    wide = [r for r in fit if r.function in (FROM_SHARED, FROM_REGISTERS) and layout in r.layouts and by_tma]
+    whole = [r for r in wide if layout[1] == "nk" or r.n * p.b.operand.bytes % ROW == 0]
+    split = [r for r in whole if r.function == FROM_REGISTERS and r.a_type == "f32" and r.n <= 128]
+    plain = [r for r in whole if r.function == FROM_SHARED and r.a_type != "f32"]
+    return (*(r for r in rows if r.m * r.k == deepest), *plain, *split)
+
+
+@dataclass
+class _Plan:
+    """The steps for a matmul cut into tiles."""
+
+    p: MatmulAxes
+    t: Tiling
+    target: Target
+    steps: list[Step] = field(default_factory=list)
+
+    # ---- steps
+
+    def schedule(self) -> Schedule:
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
+        self.steps += self.p.copies
+        around = [f.var for f in self.p.batch]
+        order = [*around, *(f.var for x in (m, n) for f in x.loops)]
+        if order != [f.var for f in self.p.found.rows]:
+            add(Reorder(tuple(order)))
+        depth = [f.var for f in k.loops]
+        if depth != [f.var for f in self.p.found.depth]:
+            add(Reorder(tuple(depth)))
+        for x, length in ((m, t.m), (n, t.n)):
+            if x.boxed:
+                self.steps += conv.boxed(x, length)
+            else:
+                naming.collapse([f.var for f in x.loops], self.steps)
+        naming.collapse(depth, self.steps)
+        batch = naming.collapse(around, self.steps)
+        grid = [batch] if batch else []
+        for x, length in ((m, t.m), (n, t.n)):
+            if not x.boxed:
+                self.split(x, length)
+        add(Reorder((m.outer, n.outer, m.name, n.name)))
+        grid += self.raster()
+        if t.parts > 1:
+            grid += self.split_reduction()
+        self.steps += [Bind(var, "blocks") for var in grid]
+        nests = naming.distribute(self.acc, (m.name, n.name), "registers")
+        add(nests)
+        self.mainloop(nests)
+        if t.blocks:
+            every = "".join(grid)
+            add(Persist(tuple(grid), t.blocks, (f"{every}_block", f"{every}_turn", every)))
+        return Schedule(tuple(self.steps))
+
+    @property
+    def acc(self) -> str:
+        return self.p.found.accumulator
+
+    def split(self, x: Axis, factor: int) -> None:
+        into = naming.pieces(x.name)
+        self.steps.append(Split(x.name, factor, into))
+        x.outer, x.name = into
+
+    def raster(self) -> list[str]:
+        """The loops over tiles; where there are many either way, groups of rows go through the columns together."""
+        m, n = self.p.m, self.p.n
+        if -(-m.size // self.t.m) <= GROUP or -(-n.size // self.t.n) <= GROUP:
+            return [m.outer, n.outer]
+        every = m.outer + n.outer
+        self.steps.append(Raster(m.outer, n.outer, GROUP, every))
+        return [every]
+
+    def split_reduction(self) -> list[str]:
+        """Blocks make parts of the sum. Each of a cluster adds up its share of rows of the tile, as these lie; of
+        others the last one all of them."""
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
+        (outer, rows), (inner, columns) = [(m, t.m), (n, t.n)] if self.p.across else [(n, t.n), (m, t.m)]
+        if not self.p.across:
+            add(Reorder((n.name, m.name)))
+        space = "cluster" if in_cluster(t.parts, (t.m, t.n), self.target) else "device"
+        # Half a warp stores 8 bytes to each of 4 rows, or 4 bytes to 8 columns: to banks of their own.
+        pad = 0 if space == "device" else 8 if self.p.across else 4
+        made = naming.split_reduction(self.acc, k.name, t.parts, (outer.name, inner.name), space, pad)
+        add(made)
+        if not self.p.across:
+            add(Reorder((m.name, n.name)))
+        (row, column), (part, again) = made.combining, made.into
+        whole = all(x.boxed or x.size % long == 0 for x, long in ((m, t.m), (n, t.n)))
+        if not whole:
+            add(Pad((row, column), (rows, columns)))
+        if space == "cluster":
+            block, own = naming.pieces(row)
+            self.steps += [Split(row, rows // t.parts, (block, own)), Bind(block, "blocks")]
+            row = own
+        each = row + column
+        add(Collapse(row, column, each))
+        lanes = (("threads", t.threads), *((("vector", NEIGHBOURS),) if whole else ()))
+        if whole:
+            # All that a thread adds up is asked for before it stores any.
+            nests = naming.distribute(made.total, (each,), "registers")
+            add(nests)
+            add(Reorder((again, each)))
+            self.steps += [Bind(x, "lanes", lanes) for x in (*nests.first, *nests.last)]
+        self.steps += [Bind(each, "lanes", lanes), Bind(again, "unroll")]
+        return [part]
+
+    def mainloop(self, nests: Distribute) -> None:
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
+        self.split(k, t.k)
+        add(Reorder((k.outer, m.name, n.name, k.name)))
+        ends = [nests.first, nests.last]
+        add(Pad(ends[0], (t.m, t.n)))
+        add(Pad((m.name, n.name, k.name), (t.m, t.n, t.k)))
+        add(Pad(ends[1], (t.m, t.n)))
+        self.writeback(ends[1])
+        tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
+        if t.terms > 1:
+            chunk = naming.promote(self.acc, k.outer, f"{self.acc}_chunk")
+            add(chunk)
+            ends += [chunk.first, chunk.last]
+        for end in ends:
+            self.spread(end)
+        if t.row.function == FROM_SHARED:
+            add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1))))
+            add(Tensorize((m.name, n.name, k.name), t.row.name, t.grid))
+        elif t.row.function == FROM_REGISTERS:
+            add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1 + PREPARING))))
+            self.halves(*tiles_of)
+        else:
+            add(Bind(k.outer, "pipeline", (("depth", t.depth),)))
+            self.fragments(*tiles_of)
+
+    def fragments(self, tile_a: str, tile_b: str) -> None:
+        """Matmuls of what comes from shared memory to registers, one instruction deep at a time."""
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
+        step, inner = naming.pieces(k.name)
+        add(Split(k.name, t.row.k, (step, inner)))
+        add(Reorder((step, m.name, n.name, inner)))
+        add(Bind(step, "unroll"))
+        nest = (m.name, n.name, inner)
+        pieces = [f"{x}_piece" for x in (tile_a, tile_b)]
+        add(Cache(tile_a, pieces[0], (m.name, inner), "registers", "plain"))
+        add(Cache(tile_b, pieces[1], (n.name, inner), "registers", "plain"))
+        if t.terms > 1:
+            halves = naming.split_tf32(nest, *pieces)
+            add(halves)
+            for _, _, _, *loops in halves.halves:
+                self.spread(tuple(loops))
+            self.tensorize(halves.small, halves.cross, nest)
+        else:
+            self.tensorize(nest)
+
+    def writeback(self, nest: tuple[str, ...]) -> None:
+        """Results leave through shared memory in one copy, which knows where the tensor ends: neighbours together."""
+        p, t, r = self.p, self.t, self.p.result
+        if r is None or t.row.function != FROM_SHARED or t.parts > 1:
+            return
+        if (r.m_ends or p.m.size % t.m == 0) and (r.n_ends or p.n.size % t.n == 0):
+            swizzle = _swizzle((t.n if p.across else t.m) * r.bytes)
+            self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, r.how, swizzle))
+
+    def halves(self, tile_a: str, tile_b: str) -> None:
+        """Matmuls of two numbers for each: of the right factor in shared memory, of the left one in registers, where
+        half a tile is made two of while the other half is multiplied."""
+        add, (m, n, k) = self.steps.append, (x.name for x in (self.p.m, self.p.n, self.p.k))
+        (half, inner), piece = naming.pieces(k), f"{tile_a}_piece"
+        add(Split(k, self.t.k // 2, (half, inner)))
+        add(Reorder((half, m, n, inner)))
+        add(Bind(half, "unroll"))
+        add(Cache(tile_a, piece, (m, inner), "registers", "plain"))
+        nest = m, n, inner
+        halves = naming.split_tf32(nest, piece, tile_b)
+        add(halves)
+        (_, _, _, *left), (_, _, _, row, column) = halves.halves
+        self.spread(tuple(left))
+        lanes = (("threads", PREPARING * WARP),)
+        self.steps += [Bind(row, "lanes", lanes), Bind(column, "lanes", (("vector", 4),))]
+        self.tensorize(halves.small, halves.cross, nest)
+
+    def tensorize(self, *nests: tuple[str, ...]) -> None:
+        self.steps += [Tensorize(nest, self.t.row.name, self.t.grid) for nest in nests]
+
+    def spread(self, nest: tuple[str, ...]) -> None:
+        self.steps += [Bind(nest[0], "lanes", (("threads", self.t.threads),)), Bind(nest[1], "lanes")]
+
+    def shared(self, x: Factor, own: Axis, word: str, length: int) -> str:
+        """A factor's tile in shared memory; one that is not copied is computed by all threads."""
+        name = f"{x.buffer}_{word}"
+        part = {"own": (own.name, length), "k": (self.p.k.name, self.t.k)}
+        loops = [part[word] for word in x.order]
+        swizzle = _swizzle(loops[1][1] * x.operand.bytes)
+        how = "" if not x.operand.copied else "cp.async" if x.operand.piece in PIECES else "plain"
+        if self.t.row.function != WARPS:
+            how = "tma"
+        into = "" if how else f"{name}_at"
+        self.steps.append(Cache(x.buffer, name, (loops[0][0], loops[1][0]), "shared", how, swizzle, into))
+        if not how:
+            whole = own.size % length == 0 and self.p.k.size % self.t.k == 0
+            vector = x.side if whole and loops[1][1] % x.side == 0 else 1
+            lanes = (("threads", self.t.threads), *((("vector", vector),) if vector > 1 else ()))
+            self.steps.append(Bind(into, "lanes", lanes))
+        return name
+
+
+def _swizzle(row: int) -> int:
+    """The widest pattern of which rows of so many bytes are whole panels."""
+    return next(w for w in (128, 64, 32, 0) if not w or row % w == 0)

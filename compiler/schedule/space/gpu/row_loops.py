@@ -1,0 +1,187 @@
+"""Rows of a GPU's kernel with loops inside: a warp or a block to each, or warps that share neighbouring columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from compiler.analysis import access
+from compiler.analysis.argmax import extreme, sought
+from compiler.ir import loop
+from compiler.ir.expr import Const, Var
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Stmt
+from compiler.schedule import names as naming
+from compiler.schedule.cost import gpu as cost
+from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Leaf, Plan, lanes, merged, merged_rows, power
+from compiler.schedule.space.members import Member, ranked, relative
+from compiler.schedule.steps import Bind, Split, Stage, Step, StoreAt
+
+# Rows for each multiprocessor, and elements of a row that each thread has under way: many rows need few threads each.
+PER_THREAD = ((8, 32), (2, 16), (0, 8))
+ALONE = 16  # the same where there are no rows
+WARPS = (8, 1)  # of a block, each with a row
+COLUMN_WARPS = (8, 16, 32)  # that share columns
+EXCHANGED = 2048  # bytes of shared memory through which warps exchange what they have, and what the machine keeps
+LONGEST_WINDOW = 64  # elements that one thread goes through where neighbours read the same lines of memory
+CLOSE = 4  # elements between where neighbouring windows begin
+KEPT = 64  # elements of a row that a thread keeps in registers, of 255 that it has
+
+
+def space(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int, longest: int) -> Iterator[Member]:
+    """Warps with a row each, or blocks of so many threads; what is read again is kept, or not."""
+    target, found = plan.target, _found(plan, paths)
+    name, before = merged_rows(rows)
+    each = next(n for least, n in PER_THREAD if count >= least * target.cores)
+    members: list[Member] = []
+    if name and count > 1:
+        shares = relative([cost.blocks_of_rows(target, count, n) for n in WARPS])
+        least = cost.waits(target, longest, each, WARP)
+        for warps, share in zip(WARPS, shares, strict=True):
+            block, warp = naming.pieces(name)
+            steps = [*before, Split(name, warps, (block, warp)), Bind(block, "blocks"), Bind(warp, "warps")]
+            members += _inside(plan, found, warp, WARP, least * share, steps)
+    # Where nothing of a row is kept, several blocks find room.
+    apart = count >= 2 * target.cores and all(len(p) == 1 for p in paths) and _seeks(found.leaves)
+    steps = [*before, *([Bind(name, "blocks")] if name else [])]
+    threads = 128
+    while threads <= (THREADS if apart else MOST_THREADS):
+        members += _inside(plan, found, name, threads, cost.waits(target, longest, each, threads), steps)
+        threads *= 2
+    return ranked(members)
+
+
+def alone(plan: Plan, paths: list[list[loop.For]], longest: int) -> Iterator[Member]:
+    """One block for a kernel whose statements share scalars, of as many threads as find work."""
+    found, most = _found(plan, paths, kept=False), min(MOST_THREADS, max(WARP, power(longest // ALONE)))
+    threads = [n for n in (32, 64, 128, 256, 512, 1024) if n <= most][::-1]
+    return ranked(m for n in threads for m in _inside(plan, found, "", n, cost.waits(plan.target, longest, 1, n), []))
+
+
+def columns(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int) -> Iterator[Member]:
+    """Warps of a block share columns, of which each lane has one: as many as fill the machine."""
+    wanted = 4 * THREADS * plan.target.cores
+    return ranked(
+        Member(cost.waits(plan.target, wanted, 1, count * warps), partial(_columns, rows, paths, warps))
+        for warps in COLUMN_WARPS
+    )
+
+
+def few_columns(plan: Plan, rows: list[loop.For], count: int) -> bool:
+    """Warps have 32 neighbouring columns, which are too few for a thread each."""
+    last = rows[-1].extent
+    return isinstance(last, Const) and int(last.value) % WARP == 0 and count < 2 * THREADS * plan.target.cores
+
+
+def windows(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
+    """What neighbouring rows read overlaps or is close together, as the windows of a pool are."""
+    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+    moves = access.strides(inside, Var(rows[-1].var), plan.tensors, ranges)
+    return all(m is not None and 0 <= m <= CLOSE for m in moves)
+
+
+def _columns(rows: list[loop.For], paths: list[list[loop.For]], warps: int) -> list[Step]:
+    name, steps = merged_rows(rows[:-1])
+    block, column = naming.pieces(rows[-1].var)
+    steps += [Bind(name, "blocks")] if name else []
+    steps += [Split(rows[-1].var, WARP, (block, column)), Bind(block, "blocks")]
+    steps += [Bind(column, "columns", (("warps", warps),))]
+    for path in paths:
+        leaf, merging = merged(path)
+        steps += [*merging, Bind(leaf.name, "lanes", (("threads", warps),))]
+    return steps
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The loops inside a row, how many elements side by side a thread takes of them, and the buffers of which it is
+    worth keeping a row: those of the kernel's own, and those that are read again."""
+
+    leaves: list[Leaf]
+    merging: list[Step]
+    widest: int
+    own: list[str]
+    again: list[str]
+
+    @property
+    def even(self) -> bool:
+        """All loops are as long."""
+        return all(leaf.extent == self.leaves[0].extent for leaf in self.leaves)
+
+
+def _found(plan: Plan, paths: list[list[loop.For]], kept: bool = True) -> _Found:
+    leaves: list[Leaf] = []
+    merging: list[Step] = []
+    for path in paths:
+        leaf, steps = merged(path)
+        leaves.append(leaf)
+        merging += steps
+    widest = max(1, min(plan.neighbours(leaf.original, leaf.original.body) for leaf in leaves))
+    while widest > 1 and any(leaf.extent % widest for leaf in leaves):
+        widest //= 2
+    made = _Found(leaves, merging, widest, [], [])
+    if kept and made.even:
+        made.own.extend(b for b in sorted(plan.private) if plan.at_own_place(b, leaves))
+        made.again.extend(plan.read_again(leaves))
+    return made
+
+
+def _inside(plan: Plan, found: _Found, row: str, threads: int, least: float, before: list[Step]) -> Iterator[Member]:
+    """Loops inside a row go over threads; what several of them read stays near, or is read again."""
+    vector, extent = found.widest, found.leaves[0].extent
+    while vector > 1 and any(_idle(leaf.extent, vector, threads) for leaf in found.leaves):
+        vector //= 2
+    again = [] if threads > WARP and _seeks(found.leaves) else found.again
+    rows = [*found.own, *again]
+    keeps = rows and (_space(plan, rows, extent, threads) or _shared_rows(plan, again, extent, threads))
+    for keep in (True, False) if keeps else (True,):
+        for wide in (vector, vector // 2) if vector > 1 else (1,):
+            clocks = least + cost.accesses(plan.target, extent, threads * wide, 1 if keep else 1 + len(rows))
+            yield Member(clocks, partial(_steps, plan, found, row, threads, wide, again if keep else None, before))
+
+
+def _steps(
+    plan: Plan, found: _Found, row: str, threads: int, vector: int, again: list[str] | None, before: list[Step]
+) -> list[Step]:
+    extent, bound = found.leaves[0].extent, lanes(threads, vector)
+    steps = [*before, *found.merging]
+    if row and found.even and again is not None:
+        space = _space(plan, [*found.own, *again], extent, threads)
+        steps += [StoreAt(b, row, space) for b in found.own if space]
+        for b in again if space else _shared_rows(plan, again, extent, threads):
+            steps += [
+                Stage(b, f"{b}_row", row, space or "shared", (f"{b}_row_at",)),
+                Bind(f"{b}_row_at", "lanes", bound),
+            ]
+    return steps + [Bind(leaf.name, "lanes", bound) for leaf in found.leaves]
+
+
+def _space(plan: Plan, buffers: list[str], extent: int, threads: int) -> str:
+    """Where rows of these buffers stay: in registers if half of a thread's hold each, else in shared memory."""
+    most = 4 * min(KEPT, plan.target.registers // threads // 2)
+    if all(-(-extent // threads) * plan.tensors[b].dtype.bytes <= most for b in buffers):
+        return "registers"
+    return "shared" if buffers == _shared_rows(plan, buffers, extent, threads) else ""
+
+
+def _shared_rows(plan: Plan, buffers: list[str], extent: int, threads: int) -> list[str]:
+    """Those buffers of which a block can hold a row in shared memory, together."""
+    size = sum(extent * plan.tensors[b].dtype.bytes for b in buffers)
+    return buffers if threads > WARP and size <= plan.target.shared - EXCHANGED else []
+
+
+def _idle(extent: int, vector: int, threads: int) -> bool:
+    """Half as many neighbours for each thread would halve what the busiest has to do."""
+    busiest, halved = (-(-extent // (n * threads)) * n for n in (vector, vector // 2))
+    return 2 * halved <= busiest
+
+
+def _seeks(leaves: list[Leaf]) -> bool:
+    """Rows are read for an extreme, and again for its place, only by the threads that met it."""
+    if len(leaves) != 2:
+        return False
+    first, second = (leaf.original for leaf in leaves)
+    found = extreme(first.var, first.body)
+    return found is not None and sought(found, second.var, second.body) is not None
