@@ -29,7 +29,7 @@ def regular(kernel: Kernel) -> bool:
 
 
 def number(value: Expr) -> int:
-    """What a size is in the likely kernel; raises SymbolicError for what depends on more than sizes."""
+    """What a size is in the kernel with hints; raises SymbolicError for what depends on more than sizes."""
     return static(substitute(value, _table(sizes_in(value), 1)))
 
 

@@ -1,4 +1,4 @@
-"""The loop nest of a contraction in; its factors, the loops around the sum and those that it goes over out.
+"""The loop nest of a contraction in; its factors, its parallel loops and its reduction loops out.
 
 The loops of such a nest play four parts: m occurs in one factor only, n in the other only, k is what is summed over,
 and all others (a batch) are left around. n is the loop along which the result is contiguous.
@@ -31,7 +31,7 @@ class Contraction:
 
 
 def recognise(kernel: Kernel) -> Contraction | None:
-    """The contraction of a kernel that is one nest: parallel loops, in them a contraction, then stores."""
+    """The contraction of a kernel that is one nest: parallel loops, in them a sum of products, then stores."""
     rows, body = perfect(loop.For, kernel.body)
     place = next((n for n, s in enumerate(body) if isinstance(s, Init)), None)
     if not rows or place is None or place + 1 >= len(body):

@@ -1,4 +1,4 @@
-"""Blocks that make parts of one result together: how they pass them on, and which of them goes on with the sum.
+"""Blocks that split one reduction: how they pass their parts on, and which of them combines these.
 
 A loop over blocks that is not the last statement of its body makes a part of a tile in each iteration. Blocks of a
 cluster keep theirs in shared memory, where the others read it, and share out what follows. Other blocks store it to
@@ -19,7 +19,7 @@ ZERO = const(0)
 
 
 class GroupBarrier(Stmt):
-    """Here a group's blocks have made the parts of the tile `held`; `after` is what the sum is needed for."""
+    """A barrier of the group's blocks, which have made the parts of the tile `held`; `after` needs their sum."""
 
     held: str
     after: tuple[Stmt, ...]

@@ -1,4 +1,4 @@
-"""Where blocks that make parts of one result begin, and where they meet and go on."""
+"""Where blocks that make parts of one result begin, and the barrier behind which they combine these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which memory that threads share has been read and written since they last met at a barrier."""
+"""Which memory that threads share has been read and written since their last barrier."""
 
 from __future__ import annotations
 

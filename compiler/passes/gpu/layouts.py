@@ -94,7 +94,7 @@ class Grid:
 
 @dataclass(frozen=True)
 class Division:
-    """How an accumulator is divided: the grid of groups, and the labels of rows and columns."""
+    """How an accumulator is divided: the grid of groups, and the order of rows and columns."""
 
     grid: Grid
     m: RowOrder
@@ -142,7 +142,7 @@ def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], divi
 
 
 def _grid(kernel: Kernel, target: Target, threads: int) -> Grid:
-    """The grid that matmuls say, else the one that reads least; raises ScheduleError where one does not divide."""
+    """The grid that instructions say, else the one that reads least; raises ScheduleError where one does not divide."""
     matmuls = [(s, instruction(target, s.instruction)) for s in _matmuls(kernel)]
     if not matmuls:
         return Grid(1, 1)
@@ -175,7 +175,7 @@ def _grids(kernel: Kernel, matmuls: list[tuple[tile.Mma, Instruction]], threads:
 
 
 def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:
-    """The grid with labels: new ones where an operand of 32 bits comes from memory in which m or n is innermost."""
+    """The grid with orders: new ones where an operand of 32 bits comes from memory in which m or n is innermost."""
     matmuls = list(_matmuls(kernel))
     if len({s.acc.buffer for s in matmuls}) != 1:
         return Division(grid, RowOrder(), RowOrder())

@@ -1,4 +1,4 @@
-"""Questions that the lowering to threads asks of statements, fragments and buffers."""
+"""Predicates on statements, fragments and buffers for the lowering to threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def exchanges(body: Body) -> bool:
 
 
 def is_compound(s: Stmt) -> bool:
-    """A statement whose parts are looked at one by one when barriers are placed."""
+    """A statement of statements, among which barriers are placed as well."""
     return isinstance(s, If | block_groups.GroupBarrier) or (
         isinstance(s, tile.For) and s.bind.level not in ("lanes", "warps")
     )

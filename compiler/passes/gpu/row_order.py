@@ -20,11 +20,11 @@ class RowOrder(Node):
 
 
 def neighbouring(length: int, instruction: int, rows: int) -> RowOrder:
-    """The labels of an axis of which a group of threads has `length`, for registers with neighbours.
+    """The order of an axis of which a group of threads has `length`, for registers with neighbours.
 
     `instruction` is the length of one instruction along the axis, `rows` the rows (or columns) that one warp has of it:
     8 by lanes, beyond that in registers; what the instruction has besides is other warps'. Lengths that are no powers
-    of two keep their labels.
+    of two keep their order.
 
     >>> neighbouring(64, 8, 8)
     RowOrder((4, 2, 3, 0, 1, 5))

@@ -98,7 +98,7 @@ def loop_body(
 ) -> Body:
     """The statements of a loop, and a barrier where one iteration touches what the one before did.
 
-    Where each iteration begins with one, it `synchronized` anyway.
+    Where each iteration begins with one, threads are `synchronized` anyway.
     """
     before = state.hazards.copy()
     body = sequence(state, statements, scope)

@@ -1,6 +1,6 @@
 """Tile IR in, Kernel IR for threads out: loops over blocks become the grid, loops over lanes go round robin to threads.
 
-What stands outside loops over lanes is done by all threads alike, stores by one. Threads meet at a barrier between
+What stands outside loops over lanes is done by all threads alike, stores by one. There is a barrier between
 statements of which one writes what the other touches.
 """
 

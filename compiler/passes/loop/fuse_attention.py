@@ -1,4 +1,4 @@
-"""Loop IR in, Loop IR out: matmuls around a softmax share its rows, where that costs less.
+"""Loop IR in, Loop IR out: matmuls around a softmax join its nest over rows, where that costs less.
 
 Kernels of which one reads what the other has made of the same rows can run row by row. That computes nothing twice and
 gains nothing by itself; where all of it then is an online reduction, what is in between need not reach memory.

@@ -4,7 +4,7 @@ A heuristic sees the kernel with its hints for sizes, made odd so that nothing s
 steps stay that apply to the kernel as it is and make no tile that is of unknown size, or larger than at the hints. What
 is left is right for every size, and may be slow where sizes are far from what was to be expected.
 
-Tensor instructions need all of their steps. They are for matmuls of buffers whose rows are as far apart as matmuls
+Tensor instructions need all of their steps. They are for matmuls of buffers whose rows are as far apart as products
 of sizes say: only of those do odd hints tell what divides them. Where small sizes would be one tile, larger ones are
 tried.
 """
@@ -75,7 +75,7 @@ def _any_extent(step: Step) -> Step:
 
 
 def _applies(program: Program, guess: Program, wanted: Schedule, lower: Lower) -> bool:
-    """All steps apply, to tiles that are no larger than with likely numbers, and the result can be lowered."""
+    """All steps apply, to tiles that are no larger than with the hints, and the result can be lowered."""
     try:
         made, other = (apply(p, p.kernels[0], wanted) for p in (program, guess))
         if not _alike(made.kernels[0], other.kernels[0]):

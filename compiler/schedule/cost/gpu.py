@@ -121,7 +121,7 @@ class Block:
 
 
 def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
-    """Clocks of a product in all, and how many blocks stay for tile after tile, 0 where each makes one."""
+    """Clocks of a matmul in all, and how many blocks stay for tile after tile, 0 where each makes one."""
     (m, n, k), parts, c = b.tile, b.parts, numbers(target)
     down, across = (matmul.tiles(*x) for x in ((p.m, p.loops[0], m, p.near[0]), (p.n, p.loops[1], n, p.near[1])))
     tiles = down * across * p.batch * parts
@@ -268,7 +268,7 @@ def accesses(target: Target, elements: int, at_once: int, often: int) -> float:
 def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:
     """Clocks of so many multiply-adds by threads that have rows and columns of a tile each, in parts of the sum.
 
-    A multiprocessor serves 32 loads a clock: for a product the fewer the more rows and columns a thread has, and parts
+    A multiprocessor serves 32 loads a clock: for a result the fewer the more rows and columns a thread has, and parts
     are stored and loaded once more each. Where multiprocessors are left without a block, loads are waited for however
     many there are.
     """

@@ -1,4 +1,4 @@
-"""The matmul that the tiles of a GPU make: its sizes and operands, and what a tile of it takes up."""
+"""A matmul as the tiles of a GPU make it: its sizes and operands, and what a tile of it takes up."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Operand:
 
 @dataclass(frozen=True)
 class Matmul:
-    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `terms` matmuls by the instruction for each.
+    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `terms` products by the instruction for each.
 
     `across` says that the result is contiguous along n, `out_bytes` how large the elements of a tile of it are that
     leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,

@@ -1,4 +1,4 @@
-"""The loop nest of a contraction in; which loops are the rows, the columns, the depth and the batch of a matmul out.
+"""The loop nest of a contraction in; which of its loops are m, n, k and the batch of a matmul out.
 
 m occurs in one factor only, n in the other only, k is what is summed over, and all others are a batch.
 """
@@ -75,7 +75,7 @@ class Result:
 
 @dataclass(frozen=True)
 class MatmulAxes:
-    """The parts of a matmul: acc[m, n] += a[m, k] * b[k, n] for every iteration of the loops of the batch.
+    """The axes and operands of a matmul: acc[m, n] += a[m, k] * b[k, n] for every iteration of the loops of the batch.
 
     `across` says that the result is contiguous along n rather than along m; `result` is where tiles can be copied to.
     """

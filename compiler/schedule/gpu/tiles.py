@@ -19,7 +19,7 @@ MOST_PARTS = 32
 
 @dataclass(frozen=True)
 class Tiling:
-    """The instruction, and how often for each matmul; the tile of each part, the threads that multiply it, stages of
+    """The instruction, and how often for each product; the tile of each part, the threads that multiply it, stages of
     its pipeline, parts of k, and clocks in all; how many blocks make tile after tile, 0 where each makes one; and the
     grid in which groups of threads share a tile."""
 
@@ -52,7 +52,7 @@ SHARED_COLUMNS = 64  # fewer do not pay for a second row of instructions by the 
 def space(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> list[Tiling]:
     """The tilings by these instructions that fit the target.
 
-    Where an element of the result takes one matmul, groups of warps, which multiply twice as fast as single ones,
+    Where a product of two numbers takes one instruction, groups of warps, which multiply twice as fast as single ones,
     leave no place for these: the estimates of the two kinds were not fitted to the same times, and do not compare for
     small matmuls.
     """

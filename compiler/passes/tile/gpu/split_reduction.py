@@ -1,4 +1,4 @@
-"""A schedule step on Tile IR: several threads, or blocks, reduce what one row needs, and meet in memory they share."""
+"""The schedule step `split_reduction` on Tile IR: threads or blocks each reduce a part, and combine these."""
 
 from __future__ import annotations
 

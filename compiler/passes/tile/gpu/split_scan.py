@@ -1,4 +1,4 @@
-"""A schedule step on Tile IR: a long running total goes to several blocks, each of which learns what came before it."""
+"""The schedule step `split_scan` on Tile IR: several blocks make a long running total, each after what came before."""
 
 from __future__ import annotations
 

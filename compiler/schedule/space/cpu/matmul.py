@@ -30,7 +30,7 @@ from compiler.schedule.steps import Bind, Pack, Reorder, Schedule, Split, SplitS
 from compiler.targets.target import Target
 
 SELDOM = 64  # one row in so many may be computed twice
-DEEP = 128  # beside a sum of so many matmuls it does not matter how fast the loops before and after it are
+DEEP = 128  # beside a sum of so many products it does not matter how fast the loops before and after it are
 LEAST_DEPTH = 4  # shorter sums are not worth the tiles
 
 

@@ -30,9 +30,9 @@ from compiler.schedule.steps import Bind, Cache, Online, Reorder, Schedule, Spli
 from compiler.targets.target import Instruction, Target
 
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
-CHUNK = 32  # keys, or steps of depth, whose three matmuls by tf32 are summed before they are added to what was
-THREEFOLD_KEYS = 32  # a block of keys where a matmul takes three
-PANEL = 32  # features that are multiplied together where a matmul takes three: sums and pieces of 48 registers
+CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
+THREEFOLD_KEYS = 32  # a block of keys where a product of f32 takes three of tf32
+PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
 # Groups of four warps in a block, each with 64 queries, and keys: two groups read keys and values once for both; of one
 # alone, two blocks or more fit in a multiprocessor, and multiply in turn while the other is at its softmax. These were
 # the fastest for 512 to 4096 queries on an H200, where blocks with less than every other multiprocessor to fill lost to
@@ -75,7 +75,7 @@ class _Way:
 
     @property
     def threefold(self) -> bool:
-        """Matmuls of f32 are three of tf32."""
+        """A matmul of f32 is three of tf32."""
         return self.score.a_type == "f32"
 
     @property

@@ -287,7 +287,7 @@ class _Plan:
             self.steps.append(Writeback(r.buffer, f"{r.buffer}_out", nest, r.how, swizzle))
 
     def halves(self, tile_a: str, tile_b: str) -> None:
-        """Matmuls of two numbers for each: of the right factor in shared memory, of the left one in registers, where
+        """Factors of two numbers for each: of the right factor in shared memory, of the left one in registers, where
         half a tile is made two of while the other half is multiplied."""
         add, (m, n, k) = self.steps.append, (x.name for x in (self.p.m, self.p.n, self.p.k))
         (half, inner), piece = naming.pieces(k), f"{tile_a}_piece"

@@ -1,6 +1,6 @@
 """A loop nest and a GPU in; a schedule out where loops inside rows read what others of them have made, here and there.
 
-As in a sort, which merges what it has merged before: a block takes a row, its threads meet at a barrier after each loop
+As in a sort, which merges what it has merged before: a block takes a row, with a barrier of its threads after each loop
 and keep what is in between in shared memory.
 """
 
