@@ -15,7 +15,7 @@ from compiler.schedule.steps import ScheduleError, SplitReduction
 
 def split_reduction(kernel: Kernel, step: SplitReduction) -> Kernel:
     """`split_reduction("s", "r", 4, ("j",), "shared", "s_shares", total="s_all",
-    into=("r_share", "r_share_all"), behind=("j_all",))`
+    into=("r_share", "r_share_all"), combining=("j_all",))`
 
     before:
         for i in serial(3):
