@@ -20,13 +20,14 @@ _WORDS, _LETTERS = 5, 35  # how many words there may be, and characters in all o
 _EXTENTS, _DIGITS = 5, 16  # how many extents there may be, and characters in all of them
 _UNKNOWN = 1 << 20  # how large a size counts that is not known
 _CALLED = {
-    "scaled_dot_product_attention": "attention", "convolution": "conv", "addmm": "linear", "mm": "matmul",
+    "convolution": "conv", "addmm": "linear", "mm": "matmul",
     "bmm": "matmul", "to": "cast", "to_copy": "cast", "type_as": "cast", "clone": "copy", "contiguous": "copy",
     "result": "copy", "asserted": "check",
 }  # fmt: skip
 # Words that say nothing beside others, and those that go first where there are too many.
 _MOVES = {"cast", "copy", "check"}
 _ARITHMETIC = {"add", "sub", "rsub", "mul", "div", "neg", "where", "eq", "ne", "lt", "le", "gt", "ge", "abs"}
+_ATTENTION = re.compile("scaled_dot_product_(flash_|efficient_|cudnn_|fused_)?attention(_for_cpu|_overrideable)?")
 _NUMBER = re.compile(rf"(?:^|_)(?:{'|'.join(DTYPES)})(_\d+)$")
 
 
@@ -124,6 +125,7 @@ def _word(source: str) -> str:
     op, _, part = source.partition("/")
     fields = op.split(".")
     own = (fields[1] if len(fields) > 1 else op).strip("_").removeprefix("native_")
+    own = _ATTENTION.sub("attention", own)
     text = re.sub(r"\W", "_", f"{_CALLED.get(own, own)}_{part}", flags=re.ASCII).strip("_")
     return f"k{text}" if text[:1].isdigit() or not text else text
 

@@ -60,7 +60,8 @@ class Online:
 
     `score` is what the softmax is taken of, `weight` the type that weights are rounded to before they are multiplied.
     `accumulator` sums weight times `value` over keys, `last` is what that becomes once all were seen, in terms of it,
-    `maximum` and `total`; `after` is what is done with it. `inner` are the buffers that live within a row.
+    `maximum` and `total`; `after` is what is done with it. `inner` are the buffers that live within a row. `row_after`
+    stores something of each row's maximum and total.
     """
 
     rows: tuple[For, ...]
@@ -78,6 +79,7 @@ class Online:
     last: Expr
     after: tuple[Stmt, ...]
     inner: tuple[str, ...]
+    row_after: tuple[Store, ...] = ()
 
     @property
     def batch(self) -> tuple[For, ...]:
@@ -132,6 +134,7 @@ class _Reader:
     totals: dict[Var, tuple[str, Expr]] = field(default_factory=dict)
     sums: dict[Var, tuple[For, Expr]] = field(default_factory=dict)
     keys: Expr | None = None
+    row_after: list[Store] = field(default_factory=list)
 
     def read(self, body: tuple[Stmt, ...]) -> Online:
         *before, last = body
@@ -142,6 +145,9 @@ class _Reader:
                     self.values[Var(name, value.dtype)] = self.inlined(value)
                 case Init(name, value):
                     begun[name] = s
+                case Store(_, index, _, "set"):
+                    _want(not any(loads(i) for i in index))
+                    self.row_after.append(s.replace(value=self.inlined(s.value)))
                 case loop.For(kind="reduce") | tile.For(kind="reduce"):
                     self.reduction(s, begun)
                 case loop.For(kind="parallel") | tile.For(kind="parallel"):
@@ -263,10 +269,12 @@ class _Reader:
         scores = self.scores(found[0], {query.var}) if found else None
         assert self.keys is not None
         inner = tuple(self.stored)
-        _want(not any(isinstance(n, Load) and n.buffer in inner for s in done for n in s.walk()))
+        every = (*done, *self.row_after)
+        _want(not any(isinstance(n, Load) and n.buffer in inner for s in every for n in s.walk()))
+        _want(not {s.buffer for s in self.row_after} & {x.buffer for s in self.kernel.body for x in loads(s)})
         return Online(
             self.rows, query, self.keys, nest.var, scores, score, maximum, total, kind, other, f, accumulator, last,
-            done, inner,
+            done, inner, tuple(self.row_after),
         )  # fmt: skip
 
     def softmax(self, weight: Expr, accumulator: Var) -> tuple[Expr, Var, Var, Expr, DType]:

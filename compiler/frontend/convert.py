@@ -133,7 +133,7 @@ class _Reader:
         self.refuse_effects(op, node)
         value = node.meta.get("val")
         if isinstance(value, tuple | list):
-            parts = {n.args[1]: n for n in node.users if n.target is operator.getitem}
+            parts = {n.args[1]: n for n in node.users if n.target is operator.getitem and n.users}
             names = tuple(
                 self.bind(parts.get(i, node), parts[i].name if i in parts else f"{node.name}_{i}")
                 for i in range(len(value))

@@ -31,9 +31,30 @@ def fuse_attention(program: Program, target: Target) -> Program:
                 gone, made = found
                 others = [k.name for k in program.kernels if k is not last and k not in gone]
                 made = made.replace(name=kernel_names.free(made.name, others))
-                kernels = tuple(made if k is last else k for k in program.kernels if k is last or k not in gone)
-                program = program.replace(kernels=kernels)
+                kernels = _placed(program, made, [*gone, last])
+                program = program.replace(kernels=kernels) if kernels is not None else program
     return program
+
+
+def _placed(program: Program, made: Kernel, own: list[Kernel]) -> tuple[Kernel, ...] | None:
+    """The kernels with `made` for those that it was made of; None where one in between must come before and after it.
+
+    It runs where the last of them did: what reads results of the others comes behind it.
+    """
+    results = {w for k in own for w in k.writes}
+    before: list[Kernel] = []
+    behind: list[Kernel] = []
+    for k in program.kernels:
+        if k is own[-1]:
+            break
+        if k in own:
+            continue
+        late = bool(results & {p.name for p in k.params})
+        (behind if late else before).append(k)
+        results |= set(k.writes) if late else set()
+    if {w for k in behind for w in k.writes} & {p.name for p in made.params}:
+        return None
+    return (*before, made, *behind, *program.kernels[program.kernels.index(own[-1]) + 1 :])
 
 
 def _joined(program: Program, last: Kernel, target: Target) -> tuple[list[Kernel], Kernel] | None:

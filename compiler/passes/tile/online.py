@@ -471,17 +471,20 @@ class _Maker:
         divided = f.last is op("div", f.accumulator, f.total) and self.dtype is f32
         done = held * inverse if divided else substitute(f.last, own | {f.accumulator: held})
         table = own | {f.accumulator: done}
-        stores = tuple(
-            s.replace(
-                index=tuple(self.at(i, row.name, "", feature.name) for i in s.index),
-                value=self.at(substitute(s.value, table), row.name, "", feature.name),
+
+        def stored(stores: Iterable[Stmt], *inside: Expr) -> Body:
+            made = tuple(
+                s.replace(
+                    index=tuple(self.at(i, row.name, "", feature.name) for i in s.index),
+                    value=self.at(substitute(s.value, table), row.name, "", feature.name),
+                )
+                for s in stores
+                if isinstance(s, Store)
             )
-            for s in f.after
-            if isinstance(s, Store)
-        )
-        inside = [] if self.local else [self.inside("row", row.name)]
-        cond = both(*inside, self.inside("feature", feature.name))
-        body: Body = stores if isinstance(cond, Const) else (If(cond, stores),)
+            cond = both(*([] if self.local else [self.inside("row", row.name)]), *inside)
+            return made if isinstance(cond, Const) or not made else (If(cond, made),)
+
+        body = stored(f.after, self.inside("feature", feature.name))
         before = (Let(inverse.name, const(1.0, self.dtype) / total),) if divided else ()
         columns = self.nest([(feature.name, dim(self.width), "parallel")], body)
-        yield self.nest([(row.name, rows, "parallel")], [*before, columns])
+        yield self.nest([(row.name, rows, "parallel")], [*stored(f.row_after), *before, columns])

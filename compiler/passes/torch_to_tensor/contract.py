@@ -1,4 +1,4 @@
-"""Contractions: sums of products over shared axes. Matmuls of all shapes, einsum, attention and convolution.
+"""Contractions: sums of products over shared axes. Matmuls of all shapes, einsum and convolution.
 
 Operands of 16-bit types are read as these types hold them, sums are f32: so do the tensor units that this is meant for.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, cast, const, dim, op, select, static
@@ -20,10 +19,8 @@ from compiler.passes.torch_to_tensor.builder import (
     Value,
     broadcast,
     is_one,
-    rounded,
 )
 from compiler.passes.torch_to_tensor.formula import mul
-from compiler.passes.torch_to_tensor.normalize import soften
 from compiler.passes.torch_to_tensor.reduce import over
 
 Element = Callable[[Index, Index], Expr]
@@ -167,68 +164,6 @@ def _contract(b: Builder, operands: list[tuple[Value, list[str]]], result: list[
         return factors[0] if len(factors) == 1 else factors[0] * factors[1]
 
     return b.reduce("sum", shape, over, value, "product") if summed else b.map(shape, lambda at: value(at, ()))
-
-
-# Attention ------------------------------------------------------------------------------------------------------------
-
-
-def attention(
-    b: Builder, query: Value, key: Value, value: Value, attn_mask: Value | None = None, dropout_p: float = 0.0,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
-) -> Value:  # fmt: skip
-    """softmax(query @ key.T * scale + mask) @ value; a query that may attend to nothing gets zeros."""
-    if dropout_p:
-        raise b.refuse("dropout is random")
-    if is_causal and attn_mask is not None:
-        raise b.refuse("is_causal=True with a mask")
-    batch = b.out.shape[:-2]
-    queries, keys, features = query.shape[-2], key.shape[-2], query.shape[-1:]
-    factor = 1 / math.sqrt(static(features[0], "the head size")) if scale is None else scale
-
-    def head(x: Value, at: Index) -> Index:
-        """The batch index into `x`: several heads of the query share one of a grouped key."""
-        own = list(broadcast(_batch_of(x), at[: len(batch)]))
-        if enable_gqa and len(own) and not is_one(x.shape[-3]) and x.shape[-3] is not query.shape[-3]:
-            own[-1] = at[len(batch) - 1] // (static(query.shape[-3], "heads") // static(x.shape[-3], "heads"))
-        return tuple(own)
-
-    scores = product(
-        b, (*batch, queries, keys), features,
-        lambda at, r: query.rounded_at((*head(query, at), at[-2], r[0])),
-        lambda at, r: key.rounded_at((*head(key, at), at[-1], r[0])), "scores",
-    )  # fmt: skip
-    space = scores.shape
-
-    def logit(at: Index) -> Expr:
-        scaled = scores.at(at) * const(factor, scores.compute)
-        if is_causal:
-            return op("where", op("le", at[-1], at[-2]), scaled, const(-math.inf, scaled.dtype))
-        if attn_mask is None:
-            return scaled
-        mask = attn_mask.at(broadcast(attn_mask, at))
-        if attn_mask.dtype is dt.boolean:
-            return op("where", mask, scaled, const(-math.inf, scaled.dtype))
-        return scaled + cast(mask, scaled.dtype)
-
-    logits = b.map(space, logit, "logits")
-    last = (len(space) - 1,)
-    weights = soften(b, space, last, logits.at, some=attn_mask is not None)
-    return product(
-        b, b.out.shape, (keys,),
-        lambda at, r: rounded(weights.at((*at[:-1], r[0])), query.dtype),
-        lambda at, r: value.rounded_at((*head(value, at), r[0], at[-1])), "attended",
-    )  # fmt: skip
-
-
-def _batch_of(x: Value) -> Value:
-    return replace(x, shape=x.shape[:-2], strides=())
-
-
-def flash_attention(
-    b: Builder, query: Value, key: Value, value: Value, dropout_p: float = 0.0, is_causal: bool = False,
-    attn_mask: Value | None = None, scale: float | None = None,
-) -> tuple[Value, None]:  # fmt: skip
-    return attention(b, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=True), None
 
 
 # Convolution ----------------------------------------------------------------------------------------------------------
@@ -390,7 +325,5 @@ RULES: dict[str, Rule] = {
     "aten.vdot.default": matmul, "aten.matmul.default": matmul, "aten.outer.default": outer,
     "aten.addmm.default": addmm, "aten.baddbmm.default": addmm, "aten.addmv.default": addmm,
     "aten.addbmm.default": addbmm, "aten.linear.default": linear, "aten.einsum.default": einsum,
-    "aten.scaled_dot_product_attention.default": attention,
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": flash_attention,
     "aten.convolution.default": convolution, "aten.convolution_backward.default": convolution_backward,
 }  # fmt: skip

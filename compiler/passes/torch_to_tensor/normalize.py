@@ -16,28 +16,35 @@ EPSILON = {"f64": 2.0**-52, "f32": 2.0**-23, "bf16": 2.0**-23, "f16": 2.0**-23}
 
 def softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
     """exp(x - max) / sum: a row of -inf gives NaN, as in torch."""
-    return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype))
+    return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype))[0]
 
 
-def soften(b: Builder, shape: Shape, which: Sequence[int], element: Element, some: bool = False) -> Value:
-    """A softmax; where `some` may be -inf throughout, a row of -inf gives zeros: nothing is attended to."""
+def soften(
+    b: Builder, shape: Shape, which: Sequence[int], element: Element, some: bool = False
+) -> tuple[Value, Element]:
+    """A softmax, and the logarithm of each row's sum of exponentials.
+
+    Where `some` may be -inf throughout, a row of -inf gives zeros, and inf: nothing is attended to.
+    """
     best = over(b, "max", shape, which, False, element, "max")
 
     def otherwise(total: Value, bad: float, good: float) -> Element:
         def taken(at: Index) -> Expr:
-            x = total.at(without(at, which))
+            x = total.at(at)
             return op("where", op("eq", x, bad), const(good, x.dtype), x) if some else x
 
         return taken
 
     shift = otherwise(best, -math.inf, 0)
-    power = b.map(shape, lambda at: op("exp", element(at) - shift(at)), "exp")
-    divisor = otherwise(over(b, "sum", shape, which, False, power.at, "sum"), 0, 1)
-    return b.map(shape, lambda at: power.at(at) / divisor(at))
+    power = b.map(shape, lambda at: op("exp", element(at) - shift(without(at, which))), "exp")
+    total = over(b, "sum", shape, which, False, power.at, "sum")
+    divisor, exponent = otherwise(total, 0, 1), otherwise(best, -math.inf, math.inf)
+    weights = b.map(shape, lambda at: power.at(at) / divisor(without(at, which)))
+    return weights, lambda at: exponent(at) + op("log", divisor(at))
 
 
 def safe_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:
-    return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype), some=True)
+    return soften(b, self.shape, dims(b, dim, self.rank), converted(self, dtype or self.dtype), some=True)[0]
 
 
 def log_softmax(b: Builder, self: Value, dim: int, dtype: DType | None = None) -> Value:

@@ -1,0 +1,146 @@
+"""Scaled dot product attention, in every form in which torch names it: they differ in what they take and give besides.
+
+All are softmax(query @ key.T * scale + mask) @ value. A query that may attend to nothing gets zeros, and its logsumexp
+is infinite, so that no weight comes back from it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from compiler.ir import dtype as dt
+from compiler.ir.expr import Expr, cast, const, dim, op, select, static
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, broadcast, is_one, rounded
+from compiler.passes.torch_to_tensor.contract import product
+from compiler.passes.torch_to_tensor.normalize import soften
+from compiler.passes.torch_to_tensor.reduce import Element
+
+
+def attention(
+    b: Builder, query: Value, key: Value, value: Value, attn_mask: Value | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Value:  # fmt: skip
+    return _attended(b, b.out.shape, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)[0]
+
+
+def for_cpu(
+    b: Builder, query: Value, key: Value, value: Value, dropout_p: float = 0.0, is_causal: bool = False,
+    attn_mask: Value | None = None, scale: float | None = None,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    return _fused(b, query, key, value, attn_mask, dropout_p, is_causal, scale)
+
+
+def flash(
+    b: Builder, query: Value, key: Value, value: Value, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, scale: float | None = None,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """Causal attention ends with the last key for the last query, where the others begin with the first for the first.
+
+    Nothing more is given, no debug mask either: that is of dropout.
+    """
+    return _fused(b, query, key, value, None, dropout_p, is_causal, scale, at_end=True)
+
+
+def efficient(
+    b: Builder, query: Value, key: Value, value: Value, attn_bias: Value | None, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    return _fused(b, query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+def cudnn(
+    b: Builder, query: Value, key: Value, value: Value, attn_bias: Value | None, compute_log_sumexp: bool,
+    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, scale: float | None = None,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    return _fused(b, query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+def overrideable(
+    b: Builder, query: Value, key: Value, value: Value, attn_bias: Value | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, return_debug_mask: bool = False, scale: float | None = None,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    return _fused(b, query, key, value, attn_bias, dropout_p, is_causal, scale)
+
+
+def _fused(
+    b: Builder, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
+    scale: float | None, at_end: bool = False,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """The values attended to, and the logsumexp where it is used; nothing of what serves dropout.
+
+    The logsumexp is of the declared shape, which may be longer than there are queries: what is too much is infinite.
+    """
+    shape = (*query.shape[:-1], value.shape[-1])
+    made, logsumexp = _attended(b, shape, query, key, value, mask, dropout, causal, scale, True, at_end)
+    declared, rows = b.types[1], query.shape[:-1]
+    total = None
+    if declared is not None:
+        queries, longest = rows[-1], declared.shape[len(rows) - 1]
+
+        def padded(at: Index) -> Expr:
+            own = at[: len(rows)]
+            if longest is queries:
+                return logsumexp(own)
+            return select(op("lt", own[-1], queries), logsumexp(own), const(math.inf, dt.f32))
+
+        total = b.map(declared.shape, padded, "logsumexp")
+    return (made, total, *[None] * (len(b.types) - 2))
+
+
+def _attended(
+    b: Builder, shape: Shape, query: Value, key: Value, value: Value, mask: Value | None, dropout: float, causal: bool,
+    scale: float | None, grouped: bool, at_end: bool = False,
+) -> tuple[Value, Element]:  # fmt: skip
+    """The values attended to, of this shape, and the logarithm of each query's sum of exponentials."""
+    if dropout:
+        raise b.refuse("dropout is random")
+    batch = shape[:-2]
+    queries, keys, features = query.shape[-2], key.shape[-2], query.shape[-1:]
+    factor = 1 / math.sqrt(static(features[0], "the head size")) if scale is None else scale
+    behind = keys - queries if at_end else dim(0)
+
+    def head(x: Value, at: Index) -> Index:
+        """The batch index into `x`: several heads of the query share one of a grouped key."""
+        own = list(broadcast(_batch_of(x), at[: len(batch)]))
+        if grouped and len(own) and not is_one(x.shape[-3]) and x.shape[-3] is not query.shape[-3]:
+            own[-1] = at[len(batch) - 1] // (static(query.shape[-3], "heads") // static(x.shape[-3], "heads"))
+        return tuple(own)
+
+    scores = product(
+        b, (*batch, queries, keys), features,
+        lambda at, r: query.rounded_at((*head(query, at), at[-2], r[0])),
+        lambda at, r: key.rounded_at((*head(key, at), at[-1], r[0])), "scores",
+    )  # fmt: skip
+    space = scores.shape
+
+    def logit(at: Index) -> Expr:
+        made = scores.at(at) * const(factor, scores.compute)
+        low = const(-math.inf, made.dtype)
+        if mask is not None:
+            hides = mask.at(broadcast(mask, at))
+            made = op("where", hides, made, low) if mask.dtype is dt.boolean else made + cast(hides, made.dtype)
+        return op("where", op("le", at[-1], at[-2] + behind), made, low) if causal else made
+
+    logits = b.map(space, logit, "logits")
+    weights, logsumexp = soften(b, space, (len(space) - 1,), logits.at, some=mask is not None or behind is not dim(0))
+    made = product(
+        b, shape, (keys,),
+        lambda at, r: rounded(weights.at((*at[:-1], r[0])), query.dtype),
+        lambda at, r: value.rounded_at((*head(value, at), r[0], at[-1])), "attended",
+    )  # fmt: skip
+    return made, logsumexp
+
+
+def _batch_of(x: Value) -> Value:
+    return replace(x, shape=x.shape[:-2], strides=())
+
+
+RULES: dict[str, Rule] = {
+    "aten.scaled_dot_product_attention.default": attention,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": for_cpu,
+    "aten._scaled_dot_product_flash_attention.default": flash,
+    "aten._scaled_dot_product_efficient_attention.default": efficient,
+    "aten._scaled_dot_product_cudnn_attention.default": cudnn,
+    "aten._scaled_dot_product_fused_attention_overrideable.default": overrideable,
+}
