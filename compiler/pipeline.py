@@ -31,6 +31,7 @@ from compiler.ir import (
 )
 from compiler.ir.expr import SymbolicError, sizes_in
 from compiler.ir.text import show_size
+from compiler.passes import equal_kernels
 from compiler.passes.applications import Application, Applications, Gate, Trace
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.gpu import dependent_launch
@@ -384,13 +385,23 @@ def _lower(
     fallbacks: tuple[Fallback, ...] = ()
     applications = Applications(gate, trace)
     unscheduled: list[Pass] = []
+    kinds: equal_kernels.Kinds | None = None
+    loops: Any = None  # what schedules are chosen for
     while left:
         p, *left = left
         if p.result == "tile" and schedules is None:
             _known(given, program)
+            if p.source == "loop":
+                unscheduled = [p, *left]
+                if not applications.watched:
+                    by = (target, tuple(unscheduled), heuristic.choose, heuristic.plain)
+                    kinds = equal_kernels.Kinds(program, by, given)
+                    program = kinds.program
+            loops = program
             schedules, fallbacks = _chosen(program, target, given)
-        if p.source == "loop" and p.result == "tile":
-            unscheduled = [p, *left]
+        if kinds is not None and p.result not in IRS:
+            lowered = _whole(kinds, made, schedules or {}, fallbacks)
+            program = made["kernel"]
         number = applications.number + 1
         if p.optional:
             if not applications.selected(p.name):
@@ -405,15 +416,33 @@ def _lower(
             problem.add_note(f"in pass {p.name}")
             if applications.changed or p.source not in ("tile", "kernel") or "loop" not in made:
                 raise
-            plainer, fallbacks = _chosen(made["loop"], target, given, partial(_carry_out, unscheduled, target))
+            plainer, fallbacks = _chosen(loops, target, given, partial(_carry_out, unscheduled, target))
             if plainer == schedules:
                 raise
-            schedules, left, program = plainer, unscheduled, made["loop"]
+            schedules, left, program = plainer, unscheduled, loops
             continue
         if trace is not None:
             trace(Application(number, p.name, p.result, before, program, p.source == p.result))
         made[p.result] = program
+    if kinds is not None:
+        if made.keys() & IRS.keys() == made.keys():
+            lowered = _whole(kinds, made, schedules or {}, fallbacks)
+        kinds.remember()
+        schedules = {name: x.schedule for name, x in lowered.items()}
+        fallbacks = tuple(Fallback(name, x.given_up) for name, x in lowered.items() if x.given_up)
     return Lowering(made, target, schedules or {}, fallbacks)
+
+
+def _whole(
+    kinds: equal_kernels.Kinds, made: dict[str, Any], schedules: Schedules, fallbacks: Sequence[Fallback]
+) -> dict[str, equal_kernels.Lowered]:
+    """What became of all kernels, by their names, of which those of one kind went down the passes as one."""
+    kinds.note(made["tile"], made.get("kernel"), schedules, {x.kernel: x.reason for x in fallbacks})
+    lowered = kinds.everything()
+    made["tile"] = equal_kernels.tiles_of(kinds.whole, lowered)
+    if "kernel" in made:
+        made["kernel"] = equal_kernels.functions_of(made["tile"], lowered)
+    return lowered
 
 
 def _applied(p: Pass, program: Any, context: Context) -> Any:

@@ -1,12 +1,13 @@
-"""Kernels of Tile IR and Kernel IR that are the same but for names: which they are, and one under other names."""
+"""Kernels of Loop, Tile and Kernel IR that are the same but for names: which they are, and one under other names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from compiler.ir import kernel as k
-from compiler.ir import tile
+from compiler.ir import loop, tile
 from compiler.ir.expr import Load, Var
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, Init, Kernel, Let, Store
@@ -16,7 +17,7 @@ from compiler.ir.tensor import Tensor
 _NAMES: Mapping[type, tuple[str, ...]] = {
     Tensor: ("name",), Load: ("buffer",), Var: ("name",),
     Kernel: ("writes", "once", "past"), Let: ("name",), Init: ("name",), Accum: ("name",), Store: ("buffer",),
-    tile.For: ("var",), tile.Slice: ("buffer",),
+    loop.For: ("var",), tile.For: ("var",), tile.Slice: ("buffer",),
     k.Function: ("writes", "exchanged"), k.Array: ("name",), k.Declare: ("name",), k.Assign: ("name",),
     k.For: ("var",), k.Store: ("buffer",), k.Gather: ("buffer",), k.Address: ("buffer",), k.Peer: ("buffer",),
     k.Together: ("scratch",), k.Map: ("name",), k.TensorMap: ("name", "buffer"), k.Call: ("writes",),
@@ -45,22 +46,26 @@ def renamed(node: Any, table: Mapping[str, str]) -> Any:
 
 def shape_of(node: Kernel | k.Function) -> Node:
     """A kernel or function without any name: that of another is the same object if they differ in names alone."""
-    about = {"name": "", "origin": ()} | ({"schedule": ""} if isinstance(node, k.Function) else {"whole": ""})
-    return renamed(node.replace(**about), names(node))  # type: ignore[no-any-return]
+    found = _shapes.get(node)
+    if found is None:
+        about = {"name": "", "origin": ()} | ({"schedule": ""} if isinstance(node, k.Function) else {"whole": ""})
+        found = _shapes[node] = renamed(node.replace(**about), names(node))
+    return found
+
+
+def same_shape(made: Kernel | k.Function, source: Kernel | k.Function) -> None:
+    """Let it be known that `made` is `source` under other names, so that nobody has to find out."""
+    if source in _shapes:
+        _shapes[made] = _shapes[source]
+
+
+_shapes: WeakKeyDictionary[Node, Node] = WeakKeyDictionary()
 
 
 def firsts(functions: Iterable[k.Function]) -> dict[str, str]:
     """For each function by name the name of the first one that is the same but for names."""
     seen: dict[Node, str] = {}
     return {f.name: seen.setdefault(shape_of(f), f.name) for f in functions}
-
-
-def under_names_of(made: k.Function, source: Kernel, other: Kernel) -> k.Function | None:
-    """What `source` became, for `other`, which is like it; None where names of the two would be mixed up."""
-    table = {a.name: b.name for a, b in zip(source.params, other.params, strict=True)}
-    if set(table.values()) & (names(made).keys() - table.keys()):
-        return None
-    return renamed(made, table).replace(name=other.name, origin=other.origin)  # type: ignore[no-any-return]
 
 
 def _of(n: Node) -> Iterator[str]:

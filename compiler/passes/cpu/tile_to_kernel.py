@@ -14,9 +14,9 @@ from itertools import groupby
 from compiler.analysis import access
 from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.analysis.vectors import vector_problem
-from compiler.ir import alike, tile
 from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
+from compiler.ir import tile
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import (
     COMBINE,
@@ -49,19 +49,8 @@ TWICE = ("max", "min", "and", "or")  # reductions that may meet an element twice
 
 
 def tile_to_kernel(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
-    """Every kernel becomes a function; `schedules` are texts to quote in its head, by kernel name.
-
-    Kernels that are the same but for names are lowered once.
-    """
-    functions: list[k.Function] = []
-    lowered: dict[object, tuple[Kernel, k.Function]] = {}
-    for f in program.kernels:
-        shape = alike.shape_of(f)
-        again = alike.under_names_of(lowered[shape][1], lowered[shape][0], f) if shape in lowered else None
-        if again is None:
-            again = _Lowering(f, target).function("")
-            lowered[shape] = f, again
-        functions.append(again.replace(schedule=schedules.get(f.name, "")))
+    """Every kernel becomes a function; `schedules` are texts to quote in its head, by kernel name."""
+    functions = (_Lowering(f, target).function(schedules.get(f.name, "")) for f in program.kernels)
     return k.Program(program.name, program.inputs, program.outputs, program.temps, tuple(functions), program.sizes)
 
 

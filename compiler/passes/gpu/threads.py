@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Mapping
 
-from compiler.ir import alike, tile
 from compiler.ir import kernel as k
+from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import COMBINE, Const, Expr, Var, const, op
 from compiler.ir.index import value_range
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import (
     block_groups,
@@ -45,22 +45,13 @@ Body = list[k.Stmt]
 
 
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
-    """Every kernel becomes one function; kernels that are the same but for names are lowered once."""
+    """Every kernel becomes one function; `schedules` are texts to quote in its head, by kernel name."""
     functions: list[k.Function] = []
-    known: dict[object, tuple[Kernel, k.Function]] = {}
     parts: list[Tensor] = []
     zeros: list[Tensor] = []
     for kernel in program.kernels:
-        schedule = schedules.get(kernel.whole or kernel.name, "")
-        key = alike.shape_of(kernel)
-        again = alike.under_names_of(known[key][1], known[key][0], kernel) if key in known else None
-        if again is not None:
-            functions.append(again.replace(schedule=schedule))
-            continue
-        made, exchanged = function(facts_of(kernel, target), schedule)
+        made, exchanged = function(facts_of(kernel, target), schedules.get(kernel.whole or kernel.name, ""))
         functions.append(made)
-        if not exchanged:
-            known[key] = kernel, made
         parts += exchanged[:1]
         zeros += exchanged[1:]
     return k.Program(

@@ -27,7 +27,7 @@ def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedul
     renamed: dict[str, str] = {}
     steps: list[Step] = []
     for given in schedule.steps:
-        step = _renamed(given, renamed)
+        step = renamed_step(given, renamed)
         try:
             program, kernel = apply_step(program, kernel, step)
         except NameTaken as problem:
@@ -42,7 +42,8 @@ def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedul
     return Schedule(tuple(steps))
 
 
-def _renamed(step: Step, table: Mapping[str, str]) -> Step:
+def renamed_step(step: Step, table: Mapping[str, str]) -> Step:
+    """The step with loops, buffers and scalars called as the table says."""
     words = ("level", "space", "how", "instruction")
     return step.replace(**{f: _called(getattr(step, f), table) for f in type(step).fields if f not in words})
 

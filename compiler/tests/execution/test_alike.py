@@ -1,6 +1,8 @@
 """Equal kernels of a program are lowered, written and built once: names do not count, and all else does."""
 
 import re
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +11,10 @@ import compiler
 from compiler import frontend, pipeline
 from compiler.execution import named
 from compiler.ir import alike
+from compiler.ir.statement import Kernel
 from compiler.render import cuda, header
+from compiler.schedule import heuristic, steps
+from compiler.schedule.steps import Schedule
 from compiler.tests.called import placed
 from compiler.tests.meaning import fresh_seed
 
@@ -60,3 +65,70 @@ def test_a_text_by_itself_launches_what_it_holds() -> None:
     called = cuda.names(lowering.stages["kernel"])
     assert cuda.names(header.parse(lowering.stages["cuda"])) == called
     assert 1 < len(set(called)) < len(called), called
+
+
+def blocks(x: torch.Tensor, mask: torch.Tensor, weights: list[torch.Tensor]) -> torch.Tensor:
+    """Equal layers, of which each has a matmul, a softmax and what is between them."""
+    for w in weights:
+        x = torch.softmax(x @ w + mask, -1) * x.sigmoid()
+    return x
+
+
+def lowered(n: int, target: str, **options: object) -> pipeline.Lowering:
+    torch.manual_seed(fresh_seed())
+    inputs = [torch.randn(24, 40) for _ in range(2)] + [[torch.randn(40, 40) for _ in range(n)]]
+    return pipeline.lower(frontend.capture(blocks, inputs).program, named.target(target), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("target", ["cpu:avx2", "sm_90a"])
+def test_what_all_layers_become_is_what_each_becomes_by_itself(target: str) -> None:
+    """A trace sees each kernel go down the passes; without one those of a kind go as one, and no text tells."""
+    made, alone = lowered(4, target), lowered(4, target, trace=lambda application: None)
+    assert {name: steps.show(x) for name, x in made.schedules.items()} == {
+        name: steps.show(x) for name, x in alone.schedules.items()
+    }
+    assert list(made.stages) == list(alone.stages)
+    for stage, program in made.stages.items():
+        if stage in pipeline.IRS:
+            pipeline.IRS[stage].verify(program)
+        if stage != "kernel":  # where functions keep the names that the first of their kind has inside
+            assert made.show(stage) == alone.show(stage), stage
+    assert [f.params for f in made.stages["kernel"].functions] == [f.params for f in alone.stages["kernel"].functions]
+    assert made.stages["kernel"].temps == alone.stages["kernel"].temps
+
+
+def test_a_kind_of_kernels_is_scheduled_once_in_this_program_and_in_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    choose = heuristic.choose
+
+    def counting(kernel: Kernel, *others: Any) -> Schedule:
+        asked.append(kernel.name)
+        return choose(kernel, *others)
+
+    monkeypatch.setattr(heuristic, "choose", counting)
+    three = lowered(3, "cpu:avx2")
+    assert 0 < len(asked) < len(three.stages["loop"].kernels), asked
+    asked.clear()
+    more = lowered(9, "cpu:avx2")
+    assert not asked and len(more.stages["loop"].kernels) > len(three.stages["loop"].kernels), asked
+
+
+def test_temporaries_of_a_schedule_are_of_each_kernel_its_own() -> None:
+    """Parts of a reduction lie in a temporary that a kernel's schedule makes, and its tickets in another."""
+
+    def sums(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = (x - x.sum() / x.numel()).cos()
+        return x
+
+    x = torch.randn(1 << 16)
+    program = frontend.capture(sums, [x]).program
+    made = pipeline.lower(program, named.target("sm_90a"))
+    kernel = made.stages["kernel"]
+    new = {t.name for t in kernel.temps} - {t.name for t in made.stages["loop"].temps}
+    names = [t.name for t in kernel.temps]
+    assert len(new) >= 2 and len(set(names)) == len(names), names
+    users = Counter(p.name for f in kernel.functions for p in f.params)
+    alone = pipeline.lower(program, named.target("sm_90a"), trace=lambda application: None).stages["kernel"]
+    assert {n: users[n] for n in new} == {n: c for n, c in Counter(
+        p.name for f in alone.functions for p in f.params).items() if n in new}  # fmt: skip

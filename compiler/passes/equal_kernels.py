@@ -1,0 +1,194 @@
+"""Loop IR in, each kind of its kernels once, out, and then what was made of them, under the names of all the kernels.
+
+Kernels that are the same but for names are of one kind: they have one schedule and are lowered once. What became of a
+kind is remembered for programs to come.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+
+from compiler.ir import alike
+from compiler.ir import kernel as k
+from compiler.ir.statement import Kernel, Program
+from compiler.ir.tensor import Tensor
+from compiler.passes.tile.fresh_names import renamed_step
+from compiler.schedule.steps import Schedule, names_made, show
+
+REMEMBERED = 512  # kinds
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What became of a kernel, which is several launches perhaps.
+
+    `temps` are the temporaries of its own that are left, and those that its schedule made; those that only Kernel IR
+    has are `parts`, or `zeros` where they hold zeros at first. `given_up` says why it is not scheduled better.
+    """
+
+    source: Kernel
+    schedule: Schedule
+    given_up: str
+    tiles: tuple[Kernel, ...]
+    functions: tuple[k.Function, ...]
+    temps: tuple[Tensor, ...]
+    parts: tuple[Tensor, ...]
+    zeros: tuple[Tensor, ...]
+
+
+_known: OrderedDict[Hashable, Lowered] = OrderedDict()
+_lock = threading.Lock()
+
+
+class Kinds:
+    """The kinds of kernels of a program. `by` is all that what becomes of one depends on, besides itself; those that
+    are `scheduled` by others are of no kind but their own.
+
+    `program` has a kernel of each kind that is not known yet. What kernels share is none of its temporaries.
+    """
+
+    def __init__(self, whole: Program, by: Hashable, scheduled: Collection[str]) -> None:
+        users = Counter(p.name for kernel in whole.kernels for p in kernel.params)
+        self.own = {t.name for t in whole.temps if users[t.name] == 1}
+        results = {t.name for t in whole.outputs}
+        self.whole = whole
+        self.of: dict[str, Hashable] = {}
+        self.lowered: dict[Hashable, Lowered] = {}
+        firsts: dict[Hashable, Kernel] = {}
+        for kernel in whole.kernels:
+            roles = tuple("own" if p.name in self.own else p.name in results for p in kernel.params)
+            kind = kernel.name if kernel.name in scheduled else (alike.shape_of(kernel), roles, whole.sizes, by)
+            self.of[kernel.name] = kind
+            with _lock:
+                if kind in _known:
+                    _known.move_to_end(kind)
+                    self.lowered[kind] = _known[kind]
+                else:
+                    firsts.setdefault(kind, kernel)
+        self.firsts = firsts
+        used = {p.name for kernel in firsts.values() for p in kernel.params}
+        self.program = whole.replace(
+            kernels=tuple(firsts.values()),
+            inputs=(*whole.inputs, *(t for t in whole.temps if t.name not in self.own)),
+            temps=tuple(t for t in whole.temps if t.name in self.own & used),
+        )
+
+    def note(
+        self,
+        tiles: Program,
+        kernels: k.Program | None,
+        schedules: Mapping[str, Schedule],
+        given_up: Mapping[str, str],
+    ) -> None:
+        """What became of the kernels of `program`; without `kernels` they went no further than Tile IR."""
+        for kind, source in self.firsts.items():
+            own = [n for n, x in enumerate(tiles.kernels) if source.name in (x.name, x.whole)]
+            some = tuple(tiles.kernels[n] for n in own)
+            functions = tuple(kernels.functions[n] for n in own) if kernels is not None else ()
+            params = (*source.params, *(p for x in some for p in x.params), *(p for f in functions for p in f.params))
+            theirs = {p.name for p in params} - {p.name for p in source.params if p.name not in self.own}
+            temps = tuple(t for t in tiles.temps if t.name in theirs)
+            later = [t for t in kernels.temps if t.name in theirs - {x.name for x in temps}] if kernels else []
+            zeros = tuple(t for t in later if kernels is not None and t.name in kernels.zeros)
+            self.lowered[kind] = Lowered(
+                source, schedules.get(source.name, Schedule()), given_up.get(source.name, ""), some, functions, temps,
+                tuple(t for t in later if t not in zeros), zeros,
+            )  # fmt: skip
+
+    def remember(self) -> None:
+        """Keep for later programs what became of the kernels of this one, all passes done."""
+        with _lock:
+            for kind, made in self.lowered.items():
+                if made.functions and not isinstance(kind, str):
+                    _known[kind] = made
+            while len(_known) > REMEMBERED:
+                _known.popitem(last=False)
+
+    def everything(self) -> dict[str, Lowered]:
+        """What became of each kernel of the whole program, by its name."""
+        whole = self.whole
+        taken = {t.name for t in (*whole.inputs, *whole.outputs, *whole.temps)}
+        return {x.name: _under(self.lowered[self.of[x.name]], x, taken, whole) for x in whole.kernels}
+
+
+def tiles_of(whole: Program, lowered: Mapping[str, Lowered]) -> Program:
+    """The whole program in Tile IR."""
+    private = {p.name for x in lowered.values() for p in x.source.params}
+    left = {t.name: t for x in lowered.values() for t in x.temps}
+    users = Counter(p.name for kernel in whole.kernels for p in kernel.params)
+    kept = [left.get(t.name, t) for t in whole.temps if users[t.name] != 1 or t.name in left]
+    made = [t for t in left.values() if t.name not in private]
+    kernels = tuple(kernel for x in lowered.values() for kernel in x.tiles)
+    return whole.replace(kernels=kernels, temps=(*kept, *made))
+
+
+def functions_of(tiles: Program, lowered: Mapping[str, Lowered]) -> k.Program:
+    """The whole program in Kernel IR."""
+    parts = (t for x in lowered.values() for t in x.parts)
+    zeros = tuple(t for x in lowered.values() for t in x.zeros)
+    functions = tuple(f for x in lowered.values() for f in x.functions)
+    return k.Program(
+        tiles.name, tiles.inputs, tiles.outputs, (*tiles.temps, *parts, *zeros), functions, tiles.sizes,
+        tuple(t.name for t in zeros),
+    )  # fmt: skip
+
+
+def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> Lowered:
+    """What became of a kernel, for another that is like it. Its new temporaries are called as nothing in `taken` is."""
+    table = dict(zip(alike.names(found.source), alike.names(kernel), strict=True))
+    temps = (*found.temps, *found.parts, *found.zeros)
+    new = [t.name for t in temps if t.name not in table]
+    table |= _called_after(new, table, taken)
+    taken |= {table[name] for name in new}
+    if kernel is found.source and all(a == b for a, b in table.items()):
+        return found
+    sizes = {s.name for s in whole.sizes}
+    inside = [name for step in found.schedule.steps for name in names_made(step)]
+    inside += [name for x in found.tiles for name in alike.names(x)]
+    inner = table | _called_after(inside, table, {*table.values(), *sizes})
+    schedule = Schedule(tuple(renamed_step(step, inner) for step in found.schedule.steps))
+    text = show(schedule)
+
+    def called(x: Kernel | k.Function) -> str:
+        return kernel.name + x.name.removeprefix(found.source.name)
+
+    tiles = tuple(
+        alike.renamed(x, inner).replace(name=called(x), origin=kernel.origin, whole=kernel.name if x.whole else "")
+        for x in found.tiles
+    )
+    functions = []
+    for f in found.functions:
+        params = {p.name: table[p.name] for p in f.params}
+        params |= _called_after(alike.names(f), params, {*params.values(), *sizes}, as_they_are=True)
+        made = alike.renamed(f, params)
+        made = made.replace(name=called(f), origin=kernel.origin, schedule=text if f.schedule else "")
+        alike.same_shape(made, f)
+        functions.append(made)
+    temps, parts, zeros = (tuple(alike.renamed(t, table) for t in x) for x in (found.temps, found.parts, found.zeros))
+    return Lowered(kernel, schedule, found.given_up, tiles, tuple(functions), temps, parts, zeros)
+
+
+def _called_after(
+    names: Iterable[str], table: Mapping[str, str], taken: Collection[str], as_they_are: bool = False
+) -> dict[str, str]:
+    """Names that are not in `table`: with what that has in place of names in them, or `as_they_are`.
+
+    No two are called the same, and none as what is `taken`.
+    """
+    changed = sorted((a for a, b in table.items() if a != b and not as_they_are), key=len, reverse=True)
+    inside = re.compile(f"(?<![A-Za-z])(?:{'|'.join(map(re.escape, changed))})") if changed else None
+    used = set(taken)
+    out: dict[str, str] = {}
+    for name in names:
+        if name in out or name in table:
+            continue
+        made = inside.sub(lambda found: table[found[0]], name) if inside is not None else name
+        while made in used:
+            made += "_"
+        out[name] = made
+        used.add(made)
+    return out
