@@ -39,7 +39,6 @@ from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.cache_hints import cache_hints
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
-from compiler.passes.gpu.roles import roles
 from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.loop.demote import demote
@@ -156,10 +155,6 @@ def _cache_hints(program: statement.Program, context: Context) -> statement.Prog
     return cache_hints(program, context.target)
 
 
-def _roles(program: statement.Program, context: Context) -> statement.Program:
-    return roles(program, context.target)
-
-
 def _thread_maps(program: statement.Program, context: Context) -> statement.Program:
     return thread_maps(program, context.target)
 
@@ -197,7 +192,6 @@ PIPELINE = (
     Pass("stages", "tile", "tile", "what is copied ahead is in stages", lambda p, _: assign_stages(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
     Pass("cache-hints", "tile", "tile", "what caches need not keep is named", _cache_hints, kind="cuda"),
-    Pass("roles", "tile", "tile", "warps that copy say how many registers they keep", _roles, kind="cuda"),
     Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds are at once", _thread_maps, kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var
+from compiler.ir.index import value_range
 from compiler.ir.layout import Fragment, ThreadMap, problem
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
@@ -45,6 +46,7 @@ LEVELS: dict[str, tuple[str, ...]] = {
 # Where a tile lies: in a thread, over the threads of a block, in a block's memory; a part of it in the memory of each
 # block of a cluster, along its first axis; or in the memory of all blocks. Of a tile of the last two kinds, a loop over
 # blocks makes a part in each iteration, and what follows that loop sees all of them.
+WARP = 32  # threads of a warp
 SPACES = ("local", "registers", "shared", "cluster", "device")
 ROLES = ("copy", "prepare")
 COPIES = ("plain", "cp.async", "tma", "dsmem")
@@ -332,6 +334,21 @@ def _verify_mma(where: str, s: Mma) -> None:
             raise ValueError(
                 f"{where}: tensor instruction on {x.buffer} with lengths {found}, expected {axes} with {sizes}"
             )
+
+
+def block_size(body: tuple[Stmt, ...]) -> int:
+    """Threads of a block: what the loops over lanes, warps and columns take; those of a warp at least."""
+    most = WARP
+    for s in body:
+        for n in s.walk():
+            match n:
+                case For(bind=Bind("lanes", args)):
+                    most = max(most, dict(args).get("threads", WARP))
+                case For(bind=Bind("columns", args)):
+                    most = max(most, WARP * dict(args).get("warps", 1))
+                case For(extent=extent, bind=Bind("warps")):
+                    most = max(most, WARP * (value_range(extent, {})[1] or 1))
+    return most
 
 
 def buffers(body: tuple[Stmt, ...]) -> set[str]:

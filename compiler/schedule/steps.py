@@ -149,7 +149,7 @@ class Tensorize(Step):
     """The perfectly nested loops `loops` (m, n, k, or n, k) around a contraction become one tensor instruction.
 
     Groups of a block's threads, as many as the instruction needs, share the accumulator as a `grid`: so many along m,
-    so many along n. With none, it is the one that reads least.
+    so many along n. A CPU needs none.
     """
 
     loops: tuple[str, ...]

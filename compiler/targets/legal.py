@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from compiler.ir import tile
 from compiler.ir.expr import Const, const, static
 from compiler.ir.index import linear
+from compiler.ir.multiples import divides, multiple
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor, memory_order
 from compiler.ir.text import show
@@ -16,6 +17,8 @@ from compiler.targets.target import Instruction, Target, Transfer, instruction
 
 FARTHEST = 8  # elements between those of a box
 MOST_THREADS, WARP = 1024, 32  # of a block, on every target that has them
+GROUP = 4 * WARP  # threads that change how many registers they have together
+MOST_REGISTERS, MOST_CONSUMER_REGISTERS = 255, 240  # of a thread; of one that gets more than it began with
 
 
 class NotLegal(ValueError):
@@ -83,10 +86,83 @@ def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
                     most = f"{of}={MOST_THREADS // each}"
                     reason = f"loop {n.var} takes {threads} threads, a block has at most {MOST_THREADS}: {most}"
                     yield Problem({n.var}, reason)
+                yield from (Problem({n.var}, reason) for reason in _vector_problems(n))
     for a in allocs:
         if a.space == "cluster":
             yield from (Problem({a.tensor.name}, reason) for reason in _cluster_problems(a, target))
     yield from _too_much_shared(kernel, target)
+    over_blocks = [s for s in kernel.body if isinstance(s, tile.For) and s.bind.level == "blocks"]
+    for launch in (*((s,) for s in over_blocks), tuple(s for s in kernel.body if s not in over_blocks)):
+        yield from _divided(launch, target)
+
+
+def _vector_problems(f: tile.For) -> Iterator[str]:
+    """Neighbours that do not divide a loop: guards of each element would cost more than wide accesses gain."""
+    vector = dict(f.bind.args).get("vector", 1)
+    if vector < 1 or vector & (vector - 1):
+        yield f"loop {f.var}: vector is a power of two, not {vector}"
+    elif not divides(f.extent, vector):
+        fits = multiple(f.extent)
+        yield f"loop {f.var} of {show(f.extent)} iterations has no multiple of vector={vector}, at most vector={fits}"
+    elif vector > 1 and any(isinstance(s, tile.For) and s.bind.level == "lanes" for s in f.body):
+        yield f"loop {f.var} is around a loop over lanes, whose iterations are neighbours: that takes vector={vector}"
+
+
+def _divided(body: tuple[Stmt, ...], target: Target) -> Iterator[Problem]:
+    """Accumulators and registers that cannot be divided among the threads of a block as statements say."""
+    threads = tile.block_size(body)
+    nodes = list(_statements(body))
+    for f in nodes:
+        if isinstance(f, tile.For) and {"producer_registers", "consumer_registers"} & dict(f.bind.args).keys():
+            yield from (Problem({f.var}, reason) for reason in _register_problems(f, threads, target))
+    rows = {r.name: r for r in target.instructions}
+    matmuls = [s for s in nodes if isinstance(s, tile.Mma) and s.instruction in rows]
+    lanes = [n for n in nodes if isinstance(n, tile.For) and n.bind.level == "lanes"]
+    whole = bool(matmuls) and any(g in f.walk() for f in lanes for g in lanes if g is not f and g.kind == "reduce")
+    for s in matmuls:
+        row, long = rows[s.instruction], tile.lengths(s)
+        can = [g for g in grids(long["m"], long["n"], threads // row.threads, row) if g[1] == 1 or not whole]
+        if s.grid not in can or s.grid != matmuls[0].grid:
+            ways = " or ".join(f"{m} x {n}" for m, n in can) or "not at all"
+            asked = " x ".join(map(str, s.grid)) or "nothing"
+            reason = f"{threads} threads share {s.acc.buffer} by {row.name} as {ways}, for all matmuls, not as {asked}"
+            yield Problem({s.instruction}, reason)
+
+
+def grids(m: int, n: int, groups: int, row: Instruction) -> list[tuple[int, int]]:
+    """How so many groups of the threads of an instruction can share a tile: so many down, so many across.
+
+    Those come first of which each reads the least.
+    """
+    found = [
+        (m // down + n // across, down, across)
+        for down in range(1, groups + 1)
+        for across in [groups // down]
+        if down * across == groups and m % (down * row.m) == 0 and n % (across * row.n) == 0
+    ]
+    return [(down, across) for _, down, across in sorted(found)]
+
+
+def _register_problems(f: tile.For, threads: int, target: Target) -> Iterator[str]:
+    """Registers that are not there: who asks for more than others gave away waits for ever."""
+    given = dict(f.bind.args)
+    kept, wanted = given.get("producer_registers", 0), given.get("consumer_registers", 0)
+    if "setmaxnreg" not in target.features:
+        yield f"loop {f.var}: threads keep the registers that they begin with"
+    elif threads % GROUP or given.get("producers", 0) * WARP > GROUP:
+        yield f"loop {f.var}: registers pass between groups of {GROUP} threads, not to {threads}, or from so many warps"
+    elif not kept or kept % 8 or wanted % 8 or not 0 < wanted <= consumer_registers(threads, kept, target):
+        most = consumer_registers(threads, kept, target)
+        yield f"loop {f.var}: with producer_registers={kept}, multiples of 8 up to consumer_registers={most} are left"
+
+
+def consumer_registers(threads: int, kept: int, target: Target) -> int:
+    """Registers for each of the threads that compute, where a group more keeps only so many.
+
+    A block shares out what it was launched with, the same for all its threads and a multiple of 8.
+    """
+    launched = target.registers // (threads + GROUP) // 8 * 8
+    return min((launched * (threads + GROUP) - kept * GROUP) // threads // 8 * 8, MOST_CONSUMER_REGISTERS)
 
 
 def _too_much_shared(kernel: Kernel, target: Target) -> Iterator[Problem]:
@@ -108,7 +184,7 @@ def _too_much_shared(kernel: Kernel, target: Target) -> Iterator[Problem]:
 def _statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
     for s in body:
         yield s
-        if isinstance(s, tile.For | If):
+        if isinstance(s, tile.For | tile.Stage | If):
             yield from _statements(s.body)
 
 

@@ -14,12 +14,12 @@ from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Const, Expr, Var, both, const, op, select
 from compiler.ir.index import simplify
+from compiler.ir.multiples import divides
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import mma, tma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import array_of, lowered, offset_in
 from compiler.passes.gpu.scope import THREAD, Scope
-from compiler.passes.gpu.vectors import divides
 
 Body = list[k.Stmt]
 

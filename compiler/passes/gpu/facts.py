@@ -10,7 +10,6 @@ from compiler.ir.layout import Fragment
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import stages
-from compiler.passes.gpu.launches import block_size
 from compiler.targets.target import Target
 
 
@@ -37,15 +36,13 @@ class Facts:
 
 
 def facts_of(kernel: Kernel, target: Target) -> Facts:
-    """What the tiles of a kernel say of themselves, together; raises ValueError for a matmul without a grid."""
-    matmuls = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Mma) and not n.grid]
-    if matmuls:
-        raise ValueError(
-            f"kernel {kernel.name}: no grid says how threads share {matmuls[0].acc.buffer}, which `layouts` does"
-        )
+    """What the tiles of a kernel say of themselves, together."""
     allocs = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)]
-    threads = block_size(kernel)
+    threads = tile.block_size(kernel.body)
     held = {n.tensor.name: n.layout for n in allocs if isinstance(n.layout, Fragment)}
+    for n in (n for s in kernel.body for n in s.walk()):
+        if isinstance(n, tile.Mma) and n.acc.buffer not in held:
+            raise ValueError(f"kernel {kernel.name}: {n.acc.buffer} has no layout, which `layouts` gives it")
     pipes = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and stages.is_specialised(n)]
     prepared = {x.buffer for f in pipes for s in stages.prepared(f) for x in s.walk() if isinstance(x, Store)}
     return Facts(

@@ -11,13 +11,14 @@ from compiler.ir import tile
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, identity, op, static, substitute
 from compiler.ir.index import range_below, simplify
 from compiler.ir.layout import ThreadMap
+from compiler.ir.multiples import divides
 from compiler.ir.statement import If, Stmt, Store
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import apart, array_of, elsewhere, is_global, lowered, place_of, thread_of
 from compiler.passes.gpu.scope import WARP, Lanes, Scope
 from compiler.passes.gpu.sequences import sequence
 from compiler.passes.gpu.thread_maps import WORDS_AHEAD
-from compiler.passes.gpu.vectors import Neighbours, divides, neighbours, uniform
+from compiler.passes.gpu.vectors import Neighbours, neighbours, uniform
 
 Body = list[k.Stmt]
 

@@ -1,4 +1,4 @@
-"""Kernels of Tile IR in, kernels of which each is one launch out; and how many threads the blocks of one have."""
+"""Kernels of Tile IR in, kernels of which each is one launch out."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from compiler.ir import tile
 from compiler.ir.expr import Var
-from compiler.ir.index import value_range
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
 from compiler.passes.gpu import block_groups
 from compiler.passes.gpu.block_groups import is_bound
-from compiler.passes.gpu.fragments import WARP
 
 
 def launches(program: Program) -> Program:
@@ -55,19 +53,3 @@ def _scalars(body: Iterable[Stmt]) -> set[str]:
 
 def _used(body: Iterable[Stmt]) -> set[str]:
     return {n.name for n in _nodes(body) if isinstance(n, Var | Accum)}
-
-
-def block_size(kernel: Kernel) -> int:
-    """Threads of a block: what the loops over lanes, warps and columns ask for."""
-    most = WARP
-    for s in kernel.body:
-        for n in s.walk():
-            match n:
-                case tile.For(bind=tile.Bind("lanes", args)):
-                    most = max(most, dict(args).get("threads", WARP))
-                case tile.For(bind=tile.Bind("columns", args)):
-                    most = max(most, WARP * dict(args).get("warps", 1))
-                case tile.For(extent=extent, bind=tile.Bind("warps")):
-                    high = value_range(extent, {})[1]
-                    most = max(most, WARP * (high or 1))
-    return most

@@ -19,10 +19,7 @@ from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import stages
 from compiler.passes.gpu.fragments import WARP, columns_of, nests, of_nest, rows_of, used
-from compiler.passes.gpu.launches import block_size
 from compiler.passes.gpu.row_order import RowOrder, neighbouring, reordered
-from compiler.passes.gpu.vectors import divides
-from compiler.schedule.steps import ScheduleError, Tensorize
 from compiler.targets.layout import Digits, Layout
 from compiler.targets.target import Instruction, Target, instruction
 
@@ -33,15 +30,14 @@ def layouts(program: Program, target: Target) -> Program:
 
 
 def _laid_out(kernel: Kernel, target: Target) -> Kernel:
-    return kernel.replace(body=_Choice(kernel, target).body(kernel.body, block_size(kernel)))
+    return kernel.replace(body=_Choice(kernel, target).body(kernel.body, tile.block_size(kernel.body)))
 
 
 class _Choice:
     """What is chosen for one launch: the grid that divides accumulators, fragments, and the slots of pipelines."""
 
     def __init__(self, kernel: Kernel, target: Target) -> None:
-        threads = block_size(kernel)
-        self.grid = _grid(kernel, target, threads)
+        self.grid = _grid(kernel)
         self.fragments = infer(kernel, target, divide(kernel, target, self.grid))
         nodes = [n for s in kernel.body for n in s.walk()]
         pipes = [n for n in nodes if isinstance(n, tile.For) and n.bind.level == "pipeline"]
@@ -58,8 +54,6 @@ class _Choice:
                     out.append(s.replace(layout=_distributed(tensor.name, body[n + 1 :], threads)))
                 case tile.Alloc(tensor, "shared") if tensor.name in self.slots:
                     out.append(s.replace(slots=self.slots[tensor.name]))
-                case tile.Mma():
-                    out.append(s.replace(grid=(self.grid.m, self.grid.n)))
                 case tile.For(bind=tile.Bind(level), body=inner):
                     here = {"warps": WARP, "columns": threads // WARP, "lanes": 0}.get(level, threads)
                     out.append(s.replace(body=self.body(inner, here)))
@@ -76,8 +70,7 @@ def _distributed(name: str, after: tuple[Stmt, ...], threads: int) -> ThreadMap 
         for n in s.walk():
             if isinstance(n, tile.For) and n.bind.level == "lanes" and name in tile.buffers((n,)):
                 given = dict(n.bind.args)
-                vector = given.get("vector", 1)
-                return ThreadMap(n.extent, given.get("threads", threads), vector if divides(n.extent, vector) else 1)
+                return ThreadMap(n.extent, given.get("threads", threads), given.get("vector", 1))
     return None
 
 
@@ -141,37 +134,12 @@ def operand(layout: Layout, axes: tuple[str, str], lengths: dict[str, int], divi
     return Fragment(shape, tuple(threads), tuple(registers), size, tuple(strides))
 
 
-def _grid(kernel: Kernel, target: Target, threads: int) -> Grid:
-    """The grid that instructions say, else the one that reads least; raises ScheduleError where one does not divide."""
-    matmuls = [(s, instruction(target, s.instruction)) for s in _matmuls(kernel)]
-    if not matmuls:
-        return Grid(1, 1)
-    cheapest = min(_grids(kernel, matmuls, threads), key=lambda x: x[0], default=None)
-    rows = ", ".join(sorted({row.name for _, row in matmuls}))
-    if cheapest is None:
-        raise ValueError(f"kernel {kernel.name}: {threads} threads cannot divide its accumulators among {rows}")
-    said = {Grid(*s.grid) for s, _ in matmuls if s.grid} or {cheapest[1]}
-    for grid in said:
-        if len(said) > 1 or all(grid != other for _, other in _grids(kernel, matmuls, threads)):
-            nearest = f"they can as {cheapest[1].m} x {cheapest[1].n}"
-            reason = f"{threads} threads cannot share all accumulators of {kernel.name} so; {nearest}"
-            raise ScheduleError(Tensorize((), rows, (grid.m, grid.n)), reason)
-    return said.pop()
-
-
-def _grids(kernel: Kernel, matmuls: list[tuple[tile.Mma, Instruction]], threads: int) -> Iterator[tuple[int, Grid]]:
-    """Grids of groups that divide all accumulators, each with how much it reads of shared memory."""
-    groups = threads // max(row.threads for _, row in matmuls)
-    whole_rows = any(f.kind == "reduce" for nest in nests(kernel) for f in nest.inner)
-    lengths = [tile.lengths(s) for s, _ in matmuls]
-    for m in (g for g in range(1, groups + 1) if groups % g == 0):
-        grid = Grid(m, groups // m)
-        if whole_rows and grid.n > 1:
-            continue
-        if any(long["m"] % (m * row.m) or long["n"] % (grid.n * row.n)
-               for long, (_, row) in zip(lengths, matmuls, strict=True)):  # fmt: skip
-            continue
-        yield sum(long["m"] * grid.n + long["n"] * grid.m for long in lengths), grid
+def _grid(kernel: Kernel) -> Grid:
+    """The grid that all matmuls of a launch have; raises ValueError for one without."""
+    said = {s.grid for s in _matmuls(kernel)} or {(1, 1)}
+    if len(said) > 1 or () in said:
+        raise ValueError(f"kernel {kernel.name}: no one grid says how threads share its accumulators: {said}")
+    return Grid(*said.pop())
 
 
 def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:

@@ -10,11 +10,11 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Var, fresh, names
 from compiler.ir.index import simplify, value_range
 from compiler.ir.layout import Fragment
+from compiler.ir.multiples import multiple
 from compiler.ir.ranges import Range
 from compiler.passes.gpu import fragments
 from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.scope import WARP
-from compiler.passes.gpu.vectors import multiple
 
 Body = list[k.Stmt]
 

@@ -18,9 +18,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Let, Program, Stmt, Store
 from compiler.passes.gpu import stages
 from compiler.passes.gpu.fragments import WARP
-from compiler.passes.gpu.launches import block_size
-from compiler.passes.gpu.roles import SOME
-from compiler.passes.gpu.vectors import divides
+from compiler.schedule.gpu.matmul import KEPT_PREPARING
 from compiler.schedule.steps import Bind, ScheduleError
 from compiler.targets.target import Target
 
@@ -75,7 +73,7 @@ def _kernel(kernel: Kernel, target: Target) -> Kernel:
         {*params, *(a.tensor.name for a in allocs), *(n.var for n in nodes if isinstance(n, tile.For)),
          *(n.name for n in nodes if isinstance(n, Var))},
     )  # fmt: skip
-    threads = block_size(kernel)
+    threads = tile.block_size(kernel.body)
     room = min(WORDS_AHEAD, target.registers // threads // 2)
     return kernel.replace(body=_body(kernel.body, _Place(threads, threads, room, {}, buffers)))
 
@@ -98,7 +96,7 @@ def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[St
             case If(_, inner):
                 out.append(s.replace(body=_body(inner, place)))
             case tile.Stage("prepare", inner):
-                room = min(WORDS_AHEAD, SOME // 2)
+                room = min(WORDS_AHEAD, KEPT_PREPARING // 2)
                 out.append(s.replace(body=_body(inner, replace(place, threads=preparing, every=preparing, room=room))))
             case Let(name, value):
                 if value.dtype is i64:
@@ -117,9 +115,6 @@ def _loop(f: tile.For, place: _Place) -> tile.For:
         f = flat
     given = dict(f.bind.args)
     threads, vector = given.get("threads", place.threads), given.get("vector", 1)
-    if not divides(f.extent, vector):
-        vector = 1
-        del given["vector"]  # guards of each element would cost more than wide accesses gain
     count = simplify(f.extent // vector, place.ranges, index=True)
     high = range_below(count, place.ranges)[1]
     every = None if high is None else -(-(high + 1) // threads)
@@ -178,6 +173,4 @@ def _flattened(f: tile.For, taken: set[str]) -> tile.For | None:
     both = Var(name)
     table = {Var(f.var): both // inner.extent, Var(inner.var): both % inner.extent}
     args = tuple((dict(f.bind.args) | {x: v for x, v in inner.bind.args if x == "vector"}).items())
-    if int(inner.extent.value) % dict(args).get("vector", 1):
-        args = tuple((x, v) for x, v in args if x != "vector")
     return tile.For(name, f.extent * inner.extent, f.kind, tile.Bind("lanes", args), substitute(inner.body, table))

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from compiler.analysis import access
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, const, names, op, substitute
 from compiler.ir.index import from_linear, linear
+from compiler.ir.multiples import Multiples, divides
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store
 from compiler.passes.gpu.scope import Scope
 
-Multiples = Mapping[str, int]  # what divides a variable
-NO_MULTIPLES: Multiples = MappingProxyType({})
-WIDEST = 128
 Place = Callable[[str, tuple[Expr, ...]], Expr]
 
 
@@ -27,35 +24,6 @@ class Neighbours:
     loads: dict[tuple[str, Expr], Expr]
     stores: dict[tuple[str, Expr], Expr]
     guards: dict[tuple[str, Expr], Expr]
-
-
-def divides(e: Expr, by: int, multiples: Multiples = NO_MULTIPLES) -> bool:
-    """`e` is certainly a multiple of `by`, a power of two, as variables are of what is said."""
-    match e:
-        case Var(name) if multiples.get(name, 1) % by == 0:
-            return True
-        case Op("min" | "max" | "xor" | "or", (a, b)):
-            return divides(a, by, multiples) and divides(b, by, multiples)
-        case Op("and", (a, b)):
-            return divides(a, by, multiples) or divides(b, by, multiples)
-    terms, rest = linear(e)
-    if e in terms:
-        return by == 1
-    return rest % by == 0 and all(c % by == 0 or divides(t, by // _common(c, by), multiples) for t, c in terms.items())
-
-
-def _common(c: int, by: int) -> int:
-    while c % by:
-        by //= 2
-    return max(by, 1)
-
-
-def multiple(e: Expr, multiples: Multiples = NO_MULTIPLES) -> int:
-    """The largest power of two, up to `WIDEST`, that certainly divides `e`."""
-    by = WIDEST
-    while by > 1 and not divides(e, by, multiples):
-        by //= 2
-    return by
 
 
 def uniform(cond: Expr, lane: Var, vector: int, multiples: Multiples) -> Expr | None:

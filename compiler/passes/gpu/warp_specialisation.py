@@ -19,9 +19,10 @@ from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.hazards import Hazards
-from compiler.passes.gpu.roles import GROUP, SOME
 from compiler.passes.gpu.scope import THREAD, Role, Scope
 from compiler.passes.gpu.sequences import emit, loop_body, sequence
+from compiler.schedule.gpu.matmul import KEPT_PREPARING
+from compiler.targets.legal import GROUP
 
 Body = list[k.Stmt]
 
@@ -202,7 +203,7 @@ def _preparing(state: Emission, f: tile.For, scope: Scope) -> Body:
 def _prepare_warps(state: Emission, body: tuple[Stmt, ...], scope: Scope, count: int) -> Body:
     """The role of the producer's warps but the first."""
     around, state.hazards = state.hazards, Hazards()
-    role = Role(count * WARP, state.facts.threads + WARP, SOME)
+    role = Role(count * WARP, state.facts.threads + WARP, KEPT_PREPARING)
     out: Body = []
     for ring in state.rings.values():
         slot, phase = ring.prepared

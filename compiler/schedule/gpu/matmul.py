@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from compiler.schedule.gpu.box_shapes import box, count
+from compiler.targets.legal import GROUP, MOST_REGISTERS, consumer_registers
 from compiler.targets.target import Instruction, Target
 
 Sizes = tuple[int, int, int]
@@ -12,10 +13,9 @@ Sizes = tuple[int, int, int]
 WARP = 32
 APART = 8  # elements by which rows of what blocks of a cluster pass on lie further apart than they are long
 MOST_BLOCKS = 8  # of a cluster
-MOST_REGISTERS = 255  # of a thread
 OTHER_REGISTERS = 40  # addresses, counters, and what the compiler needs
-GROUP = 128  # threads of a group of warps that may give registers away
-KEPT, KEPT_SPLITTING = 24, 56  # registers that each of them keeps; the second where it makes two of numbers as well
+BESIDES = 64  # registers of a thread that computes, beyond what it holds of tiles
+KEPT, KEPT_PREPARING = 24, 56  # registers of a thread that only asks for copies, and of one that prepares what comes
 RESERVED = 1024  # bytes of shared memory that each block takes beside its own (CUDA C++ Programming Guide 13)
 
 
@@ -73,9 +73,17 @@ def available(threads: int, wide: bool, split: bool, target: Target) -> int:
     if not wide:
         return MOST_REGISTERS
     alike = target.registers // (threads + WARP) // 8 * 8
-    launched = target.registers // (threads + GROUP) // 8 * 8
-    given = (launched * (threads + GROUP) - (KEPT_SPLITTING if split else KEPT) * GROUP) // threads // 8 * 8
-    return min(MOST_REGISTERS, max(alike, given))
+    return min(MOST_REGISTERS, max(alike, consumer_registers(threads, KEPT_PREPARING if split else KEPT, target)))
+
+
+def reallocated(held: int, threads: int, producers: int, target: Target) -> tuple[tuple[str, int], ...]:
+    """What a pipeline says of registers: nothing, where threads that compute and hold so many words of tiles in them
+    get as many as they need when all get alike."""
+    alike = min(target.registers // (threads + producers * WARP) // 8 * 8, MOST_REGISTERS)
+    if "setmaxnreg" not in target.features or threads % GROUP or BESIDES + held <= alike:
+        return ()
+    kept = KEPT if producers == 1 else KEPT_PREPARING
+    return ("producer_registers", kept), ("consumer_registers", consumer_registers(threads, kept, target))
 
 
 def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int]) -> int:

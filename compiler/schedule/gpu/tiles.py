@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul
 from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul
+from compiler.targets.legal import grids
 from compiler.targets.target import Instruction, Target
 
 ROW = 128  # bytes
@@ -73,7 +74,7 @@ def _all(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> Iterator[T
         wide = row.threads > WARP
         groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
         for m, n, warps in [(m, row.n, 4 * g) for m, g in groups] if wide else _TILES:
-            grid = (warps // 4, 1) if wide else warp_grid(m, n, warps, row)
+            grid = (warps // 4, 1) if wide else next(iter(grids(m, n, warps, row)), None)
             if (
                 grid is None
                 or (m >= 2 * matmul.up(p.m, row.m) and m > row.m)
@@ -95,17 +96,6 @@ def _all(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> Iterator[T
                     takes, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
                     if math.isfinite(takes):
                         yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid)
-
-
-def warp_grid(m: int, n: int, warps: int, row: Instruction) -> tuple[int, int] | None:
-    """How the warps of a block share its tile: so that each reads as little as can be; None if they cannot."""
-    found = [
-        (m // down + n // across, down, across)
-        for down in range(1, warps + 1)
-        for across in [warps // down]
-        if down * across == warps and m % (down * row.m) == 0 and n % (across * row.n) == 0
-    ]
-    return min(found)[1:] if found else None
 
 
 def _parts(p: Matmul, k: int) -> Iterator[int]:

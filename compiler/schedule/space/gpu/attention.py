@@ -23,7 +23,7 @@ from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.gpu import matmul_axes
+from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.schedule.gpu.matmul import RESERVED, WARP
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Cache, Online, Reorder, Schedule, Split, Step, Tensorize
@@ -42,6 +42,7 @@ GROUPS_NARROW = ((1, 128),)
 NARROW = 64  # features: three blocks of a group and 128 keys fit
 WARPS = (8, 4, 2)  # of a block, most first: the more, the fewer times keys and values are read
 DEPTH = 2  # blocks of keys in shared memory
+ROWS = 6  # words of a thread: maximum, total and factor of each of its two rows
 MOST_FEATURES = 128  # of one warp: the sums of wider values do not fit in registers beside the rest
 
 
@@ -173,6 +174,11 @@ class _Plan:
         operands = way.rows * depth + weights + DEPTH * way.keys * (depth + features)
         return self.found.weight.bytes * operands + masks
 
+    def held(self, way: _Way) -> int:
+        """Words that a thread of a group holds of sums, scores and weights, and of what there is once a row."""
+        width = _up(self.features, way.unit) + way.keys + way.keys * self.found.weight.bytes // 4
+        return way.rows * width // way.threads + ROWS
+
     def masks(self, way: _Way) -> tuple[str, ...]:
         """What scores load by query and key, as far as tensor maps bring it, and it is worth the memory: of 16 bits,
         threads would load few bytes at a time."""
@@ -217,7 +223,8 @@ class _Plan:
         self.contraction(f.accumulator.name, nest, (weights, v), way.value, widths[1])
         producers = (("producers", 1),) if way.by_tma else ()
         overlap = (("overlap", 1),) if late else ()
-        add(Bind(made.blocks[1], "pipeline", (("depth", DEPTH), *producers, *overlap)))
+        registers = matmul.reallocated(self.held(way), way.threads, 1, self.target) if way.by_groups else ()
+        add(Bind(made.blocks[1], "pipeline", (("depth", DEPTH), *producers, *overlap, *registers)))
         return Schedule(tuple(self.steps))
 
     def spread(self, rows: str, *columns: str) -> None:

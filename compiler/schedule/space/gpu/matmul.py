@@ -18,7 +18,7 @@ from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import by_groups, recognise
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.gpu import conv, tiles
+from compiler.schedule.gpu import conv, matmul, tiles
 from compiler.schedule.gpu.matmul import WARP, Matmul, in_cluster
 from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, size, ways
 from compiler.schedule.gpu.tiles import Tiling
@@ -248,14 +248,21 @@ class _Plan:
         for end in ends:
             self.spread(end)
         if t.row.function == FROM_SHARED:
-            add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1))))
+            self.pipeline(1, t.m * t.n)
             add(Tensorize((m.name, n.name, k.name), t.row.name, t.grid))
         elif t.row.function == FROM_REGISTERS:
-            add(Bind(k.outer, "pipeline", (("depth", t.depth), ("producers", 1 + PREPARING))))
+            # Sums, those of a step, and half a tile of the left factor with both its numbers.
+            self.pipeline(1 + PREPARING, 2 * t.m * t.n + 3 * t.m * t.k // 2)
             self.halves(*tiles_of)
         else:
             add(Bind(k.outer, "pipeline", (("depth", t.depth),)))
             self.fragments(*tiles_of)
+
+    def pipeline(self, producers: int, held: int) -> None:
+        """Copies by warps of their own; the threads that multiply hold so many words of tiles together."""
+        registers = matmul.reallocated(held // self.t.threads, self.t.threads, producers, self.target)
+        args = ("depth", self.t.depth), ("producers", producers), *registers
+        self.steps.append(Bind(self.p.k.outer, "pipeline", args))
 
     def fragments(self, tile_a: str, tile_b: str) -> None:
         """Matmuls of what comes from shared memory to registers, one instruction deep at a time."""

@@ -28,8 +28,8 @@ def test_what_is_decided_stays(path: Path) -> None:
     assert decided(made, TARGETS[target]) is made
 
 
-def test_a_product_without_a_grid_is_not_emitted() -> None:
+def test_an_accumulator_without_a_layout_is_not_emitted() -> None:
     to_threads = next(p for p in passes_for(nvidia.SM_80) if p.name == "tile-to-threads")
     program, _ = read(next(path for path in PROGRAMS if path.stem == "mma_bf16_columns"))
-    with pytest.raises(ValueError, match="which `layouts` does"):
+    with pytest.raises(ValueError, match="acc has no layout, which `layouts` gives it"):
         to_threads.run(program, Context(nvidia.SM_80, {}))

@@ -1,0 +1,42 @@
+"""What certainly divides an expression of whole numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from compiler.ir.expr import Expr, Op, Var
+from compiler.ir.index import linear
+
+Multiples = Mapping[str, int]  # what divides a variable
+NO_MULTIPLES: Multiples = MappingProxyType({})
+WIDEST = 128
+
+
+def divides(e: Expr, by: int, multiples: Multiples = NO_MULTIPLES) -> bool:
+    """`e` is certainly a multiple of `by`, a power of two, as variables are of what is said."""
+    match e:
+        case Var(name) if multiples.get(name, 1) % by == 0:
+            return True
+        case Op("min" | "max" | "xor" | "or", (a, b)):
+            return divides(a, by, multiples) and divides(b, by, multiples)
+        case Op("and", (a, b)):
+            return divides(a, by, multiples) or divides(b, by, multiples)
+    terms, rest = linear(e)
+    if e in terms:
+        return by == 1
+    return rest % by == 0 and all(c % by == 0 or divides(t, by // _common(c, by), multiples) for t, c in terms.items())
+
+
+def _common(c: int, by: int) -> int:
+    while c % by:
+        by //= 2
+    return max(by, 1)
+
+
+def multiple(e: Expr, multiples: Multiples = NO_MULTIPLES) -> int:
+    """The largest power of two, up to `WIDEST`, that certainly divides `e`."""
+    by = WIDEST
+    while by > 1 and not divides(e, by, multiples):
+        by //= 2
+    return by
