@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         raise CompilerError(f"{options.schedule}: {problem}") from problem
     kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
     print(f"{kernels}, captured in {made.captured_in * 1e3:.0f} ms, compiled in {made.compiled_in * 1e3:.0f} ms")
-    for x in made.compiled.lowering.fallbacks:
+    for x in made.compiled.code.fallbacks:
         print(f"kernel {x.kernel}: its schedule was given up for a plainer one: {x.reason}")
     _judge(made.difference, made.allowed)
     if options.bench:
@@ -118,7 +118,7 @@ def _profile(options: argparse.Namespace, compiled: Executable) -> None:
     from compiler.runtime import profile  # noqa: PLC0415
 
     again = [sys.executable, "-m", "compiler.cli", "run", "-c", expression_text(options), "--seed", str(options.seed)]
-    kernels = cuda.names(compiled.lowering.stages["kernel"])
+    kernels = cuda.names(compiled.code.stages["kernel"])
     sys.stdout.flush()
     done = subprocess.run(profile.command(kernels, [*again, "--target", options.target]), check=False)
     if done.returncode != 0:

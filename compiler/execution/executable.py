@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from compiler import frontend, pipeline
 from compiler.errors import CompilerError, InvalidData
-from compiler.execution import buffers, gpu_programs, named
+from compiler.execution import buffers, gpu_programs, named, stored
 from compiler.execution.dynamic import AnySize
 from compiler.execution.views import viewed
 from compiler.interpret import kernel as kernel_interpreter
@@ -211,20 +211,29 @@ def poisoned(buffer: launcher.Buffer) -> torch.Tensor:
 class Executable:
     """A compiled function: call it like the function that it came from, on tensors of the same types.
 
-    `source` is the generated text, `digest` its identity, `kernels` the launches in a call, `lowering` all stages;
-    `emulated` says that a CPU stands in for the GPU that the text is for.
+    `source` is the generated text, `digest` its identity, `kernels` the launches in a call, `code` the last stages, as
+    far as a call needs them, `lowering` all stages, made anew where the code came from the cache; `emulated` says that
+    a CPU stands in for the GPU that the text is for.
     """
 
     def __init__(
-        self, captured: frontend.Captured, lowering: Lowering, call: Callable[..., tuple[torch.Tensor, ...]]
+        self,
+        captured: frontend.Captured,
+        code: Lowering,
+        call: Callable[..., tuple[torch.Tensor, ...]],
+        lower: Callable[[], Lowering],
     ) -> None:
-        self.captured, self.lowering, self.launch = captured, lowering, call
-        kind = lowering.target.kind
-        self.source: str = lowering.stages[pipeline.TEXTS[kind]]
-        self.emulated = kind == "cuda" and not gpu_programs.on_gpu(lowering.target)
+        self.captured, self.code, self.launch, self._lower = captured, code, call, lower
+        kind = code.target.kind
+        self.source: str = code.stages[pipeline.TEXTS[kind]]
+        self.emulated = kind == "cuda" and not gpu_programs.on_gpu(code.target)
         self.digest = digest(self.source)
-        self.kernels = len(lowering.stages["kernel"].functions)
+        self.kernels = len(code.stages["kernel"].functions)
         self._simple = captured.structure.num_leaves == 1 and captured.structure.is_leaf()
+
+    @functools.cached_property
+    def lowering(self) -> Lowering:
+        return self._lower()
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
         made = self.launch(*inputs)
@@ -280,11 +289,13 @@ def build_captured(
     machine = _named(target)
     folder = cache if cache is not None else detect.default_cache(os.environ)
     with garbage.held_back():
-        lowering = lowered(captured.program, machine, tuple(sorted((schedules or {}).items())))
+        given = tuple(sorted((schedules or {}).items()))
+        code = _code(captured.program, machine, given, folder)
     names = [i.name for i in captured.program.inputs]
     bound = {names.index(name): value for name, value in captured.constants.items()}
     wait = check_indices == "sync"
-    return Executable(captured, lowering, _launcher(captured, lowering, bound, threads, folder, wait))
+    call = _launcher(captured, code, bound, threads, folder, wait)
+    return Executable(captured, code, call, lambda: lowered(captured.program, machine, given))
 
 
 def _launcher(
@@ -332,6 +343,17 @@ def _named(which: Target | str) -> Target:
 def lowered(program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...] = ()) -> Lowering:
     """The program at every stage down to text; one that was lowered before, of the same text, costs nothing."""
     return pipeline.lower(program, machine, dict(schedules) or None)
+
+
+@functools.lru_cache(maxsize=1024)
+def _code(
+    program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...], folder: Path
+) -> Lowering:
+    """What runs the program; of stages before that those that are needed. An emulator is told more than is stored."""
+    lower = functools.partial(lowered, program, machine, schedules)
+    if machine.kind == "cuda" and not gpu_programs.on_gpu(machine):
+        return lower()
+    return stored.code(program, machine, schedules, folder, lower)
 
 
 def compare(compiled: Executable, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[float, float]:

@@ -151,7 +151,7 @@ def race(outcome: Outcome) -> dict[str, float]:
 
     On one thread of the CPU; on a GPU the calls of a turn follow each other without a wait.
     """
-    if device(outcome.compiled.lowering.target) == "cuda":
+    if device(outcome.compiled.code.target) == "cuda":
         return _race_on_gpu(outcome)
     torch.set_num_threads(1)
     contestants = {"eager": outcome.function, "mlcomp": outcome.compiled}

@@ -28,10 +28,15 @@ _NAMED = re.compile(r"// .+, for (\S+)$")
 
 def lines(program: k.Program, target: str) -> list[str]:
     """The comments at the head of the text of `program`."""
-    firsts = alike.firsts(program.functions)  # one function of the text may be launched for several of the program's
-    launched = tuple(_launch(f.replace(name=firsts[f.name])) for f in program.functions if f.block)
-    shown = kernel_text.show(program.replace(functions=launched)).removesuffix("\n    pass\n")
+    made = launched(program.replace(functions=tuple(f for f in program.functions if f.block)))
+    shown = kernel_text.show(made).removesuffix("\n    pass\n")
     return c.comment(f"{program.name}, for {target}\n{shown}")
+
+
+def launched(program: k.Program) -> k.Program:
+    """The program with no more of its functions than what launches of them need."""
+    firsts = alike.firsts(program.functions)  # one function of the text may be launched for several of the program's
+    return program.replace(functions=tuple(_launch(f.replace(name=firsts[f.name])) for f in program.functions))
 
 
 def _launch(f: k.Function) -> k.Function:

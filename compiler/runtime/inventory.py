@@ -14,11 +14,14 @@ from pathlib import Path
 
 from compiler.runtime import store
 
-KINDS = {".so": "shared objects", ".cpp": "texts of shared objects", ".cubin": "cubins", ".cu": "texts of cubins"}
+KINDS = {
+    ".so": "shared objects", ".cpp": "texts of shared objects", ".cubin": "cubins", ".cu": "texts of cubins",
+    ".json": "lowered programs",
+}  # fmt: skip
 REFUSED = "texts that a compiler refused"
 FORMER = "of former versions"
 LEFT = "left behind by builders"
-_PART = re.compile(r"[0-9a-f]{38}\.(so|cpp|cubin|cu)")
+_PART = re.compile(r"[0-9a-f]{38}\.(so|cpp|cubin|cu|json)")
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,7 @@ def test_a_wrong_text_is_found_and_its_pass_named(monkeypatch: pytest.MonkeyPatc
         return text.replace(str(CONSTANT)[:6], "9.5678")
 
     monkeypatch.setattr("compiler.pipeline.cpp.render", wrong)
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))  # not to be met again when the pass is right
     planted = replace(PLAIN, index=2, lines=(f"t0 = x0 * {CONSTANT} - 3", *PLAIN.lines[1:]))
     row = check.checked(planted, OPTIONS | {"dump": str(tmp_path / "repro")}, told)
     assert (row.verdict, row.kind) == ("fail", "value"), (SEED, row)
@@ -104,7 +105,7 @@ def test_a_wrong_text_is_found_and_its_pass_named(monkeypatch: pytest.MonkeyPatc
     runpy.run_path(str(tmp_path / "repro" / "run.py"))
 
 
-def test_a_wrong_pass_in_the_middle_is_found_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_pass_in_the_middle_is_found_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pipeline = importlib.import_module("compiler.pipeline")  # not of the public surface
     compose, ir = pipeline.compose, compiler.IRS["tensor"]
 
@@ -112,6 +113,7 @@ def test_a_wrong_pass_in_the_middle_is_found_and_named(monkeypatch: pytest.Monke
         return ir.parse(ir.show(compose(*given)).replace(" * ", " + ", 1))
 
     monkeypatch.setattr("compiler.pipeline.compose", wrong)
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     row = check.checked(replace(PLAIN, index=10, lines=(f"t0 = x0 * {CONSTANT} + 4", *PLAIN.lines[1:])), OPTIONS, told)
     assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", "value", "tensor"), (SEED, row)
     assert (row.first_bad_pass or "").startswith("compose#"), row

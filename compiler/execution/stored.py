@@ -1,0 +1,81 @@
+"""A program of Torch IR in; its text and what is launched of it out, as a process before left them in the cache.
+
+The key is all that they depend on: the program's text, the target, the schedules given, and the compiler's own sources.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from compiler.errors import CacheError
+from compiler.ir import aten, aten_text, kernel, kernel_text
+from compiler.pipeline import TEXTS, Fallback, Lowering
+from compiler.render import header
+from compiler.runtime import store
+from compiler.schedule import steps
+from compiler.schedule.steps import Schedule
+from compiler.targets.target import Target
+
+SUFFIX = ".json"
+_COMPILER = Path(__file__).parents[1]
+
+
+def code(
+    program: aten.Program,
+    target: Target,
+    schedules: tuple[tuple[str, Schedule], ...],
+    cache: Path,
+    lower: Callable[[], Lowering],
+) -> Lowering:
+    """What runs the program, without the stages between; where the cache has it not, `lower` makes all of it."""
+    path = store.entry(cache, _key(program, target, schedules), SUFFIX)
+    if store.intact(path) and (found := store.read(path)) is not None:
+        return _read(found, program, target)
+    made = lower()
+    with contextlib.suppress(CacheError):  # a cache that is read-only or full serves as far as it goes
+        _write(path, made)
+    return made
+
+
+def _key(program: aten.Program, target: Target, schedules: tuple[tuple[str, Schedule], ...]) -> str:
+    given = [f"{name} {steps.show(x)}" for name, x in schedules]
+    parts = (_sources(), _shown(target), aten_text.show(program), *given)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@functools.cache
+def _sources() -> str:
+    """The digest of the compiler itself."""
+    digest = hashlib.sha256()
+    for path in sorted(p for p in _COMPILER.rglob("*.py") if "tests" not in p.parts):
+        content = path.read_bytes()
+        digest.update(f"{path.relative_to(_COMPILER)}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+@functools.lru_cache(maxsize=16)
+def _shown(target: Target) -> str:
+    return repr(target)
+
+
+def _read(content: bytes, program: aten.Program, target: Target) -> Lowering:
+    held = json.loads(content)
+    launched = kernel_text.parse(held["kernel"])
+    kernel.verify(launched)
+    stages = {"torch": program, "kernel": launched, TEXTS[target.kind]: held["text"]}
+    return Lowering(stages, target, {}, tuple(Fallback(*x) for x in held["fallbacks"]))
+
+
+def _write(path: Path, made: Lowering) -> None:
+    text = made.stages[TEXTS[made.target.kind]]
+    launched = kernel_text.show(header.launched(made.stages["kernel"]))
+    held = {"kernel": launched, "text": text, "fallbacks": [(x.kernel, x.reason) for x in made.fallbacks]}
+    with store.workshop(path) as work:
+        draft = work / "program"
+        draft.write_text(json.dumps(held))
+        store.publish(draft, path)
