@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         execute,
         execute_guarded,
         headers,
+        rebuild,
         reference,
     )
     from compiler.execution.gpu_programs import architecture, on_gpu
@@ -46,7 +47,7 @@ _HOME = {
     "compiler.execution.dumps": ("load",),
     "compiler.execution.executable": (
         "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "headers",
-        "reference",
+        "rebuild", "reference",
     ),
     "compiler.execution.gpu_programs": ("architecture", "on_gpu"),
     "compiler.execution.named": ("TARGETS", "cpus", "target"),
@@ -118,6 +119,7 @@ __all__ = [
     "mutants",
     "on_gpu",
     "passes_for",
+    "rebuild",
     "reference",
     "space",
     "specialised",

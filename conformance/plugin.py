@@ -43,8 +43,27 @@ OPTIONS: dict[str, dict[str, object]] = {
     },
     "fail-on": {
         "metavar": "LIST",
-        "help": "what else fails an item, comma-separated: cliff, which is a benchmark of less than half of eager's "
-        "speed or compiled in more than five times Inductor's time (default: such are only named)",
+        "help": "what else fails, comma-separated: cliff, which is a benchmark of less than half of eager's speed or "
+        "compiled in more than five times Inductor's time; of a run with a baseline, slower, which is a benchmark "
+        "whose stored kernel is surely faster, and coverage, which is a case that passed and does not now "
+        "(default: such are only named)",
+    },
+    "save-baseline": {
+        "nargs": "?",
+        "const": "main",
+        "metavar": "NAME",
+        "help": "store the emitted kernels of the benchmarks, with their times, in the folder baseline of the reports "
+        "(default name: main; write =NAME)",
+    },
+    "baseline": {
+        "metavar": "NAME|DIR|REV",
+        "help": "build the kernels of this baseline, or those that the compiler of this git revision emits, and race "
+        "them against those of now",
+    },
+    "min-effect": {
+        "metavar": "SHARE",
+        "default": "0.03",
+        "help": "by how much more time than a stored kernel a slower one takes, at least (default: 0.03)",
     },
     "timeout": {
         "type": float,

@@ -22,7 +22,7 @@ CHECK_VERDICTS = ("pass", "fail", "crash", "timeout", "unsupported", "xfail")
 BENCH_VERDICTS = ("FASTER", "SLOWER", "SAME", "AMBIGUOUS")
 BAD = frozenset({"fail", "crash", "timeout", "unsupported"})
 REMARK = 100  # characters of a remark in a table
-OURS, EAGER, COMPILE = "ours", "eager", "compile"  # contestants
+OURS, EAGER, COMPILE, BASELINE = "ours", "eager", "compile", "baseline"  # contestants
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +122,30 @@ class Budget:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Against:
+    """Ours beside a stored kernel, if there was a baseline with one: the time of that over ours.
+
+    `identity` is the digest of our code and what it includes. A verdict is "" without a race, or "unbuilt". `chance`
+    is that of such samples if ours were slower by no more than what matters, `least` the slowdown that would be seen.
+    """
+
+    KEYS: ClassVar = (
+        "baseline", "verdict", "speedup", "ci", "chance", "least", "rounds", "drift", "why", "identity",
+    )  # fmt: skip
+
+    baseline: str = ""
+    identity: str = ""
+    verdict: str = ""
+    speedup: float | None = None
+    ci: Interval | None = None
+    chance: float | None = None
+    least: float | None = None
+    rounds: int = 0
+    drift: Mapping[str, float] = field(default_factory=dict)  # time of a rival over ours, of now over then
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Timed:
     """What a race found out: microseconds of a call, ratios over the best of PyTorch, raw samples in seconds.
 
@@ -150,6 +174,8 @@ class Timed:
     cached: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     budget: tuple[Budget, ...] = ()
+    against: Against = field(default_factory=Against)
+    source: str = ""
     message: str = ""
 
 
@@ -160,7 +186,7 @@ class Bench(Ran, Timed):
     KEYS: ClassVar = (
         "id", "suite", "op", "target", "dtype", "ours_us", "eager_us", "compile_us", "speedup", "ci", "verdict",
         "roofline", "family", "clock", "wall_us", "best", "attention", "kernels", "compile_seconds", "digest", "detail",
-        "cliffs",
+        "cliffs", "against",
     )  # fmt: skip
     # What pytest-benchmark keeps besides our own times.
     EXTRA: ClassVar = (
@@ -175,6 +201,15 @@ class Bench(Ran, Timed):
         "wall us": lambda row: (row.wall_us or {}).get(OURS),
         "wall us of PyTorch": lambda row: min((t for n, t in (row.wall_us or {}).items() if n != OURS), default=None),
         "build s": "compile_seconds", "remark": lambda row: remark(row.detail),
+    }  # fmt: skip
+    BASELINE_COLUMNS: ClassVar[Columns] = {
+        "case": lambda row: name(row, bench=False), "verdict": lambda row: row.against.verdict or "new",
+        "speedup": lambda row: row.against.speedup,
+        "interval": lambda row: row.against.ci and "{:.3f} … {:.3f}".format(*row.against.ci),
+        "would see": lambda row: row.against.least and f"+{row.against.least:.1%}",
+        "rounds": lambda row: row.against.rounds or None,
+        "others' drift": lambda row: ", ".join(f"{who} {by:.2f}" for who, by in row.against.drift.items()),
+        "why": lambda row: remark(row.against.why),
     }  # fmt: skip
 
     family: str

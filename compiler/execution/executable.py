@@ -29,7 +29,7 @@ from compiler.ir.sizes import numbers
 from compiler.ir.tensor import Program as TensorProgram
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
-from compiler.render import cpp
+from compiler.render import cpp, header
 from compiler.runtime import build, detect, garbage, guarded, launcher
 from compiler.schedule.steps import Schedule
 from compiler.targets.accuracy import THREEFOLD
@@ -291,11 +291,43 @@ def build_captured(
     with garbage.held_back():
         given = tuple(sorted((schedules or {}).items()))
         code = _code(captured.program, machine, given, folder)
+    wait = check_indices == "sync"
+    return _executable(captured, code, lambda: lowered(captured.program, machine, given), threads, folder, wait)
+
+
+def _executable(
+    captured: frontend.Captured,
+    code: Lowering,
+    lower: Callable[[], Lowering],
+    threads: int,
+    folder: Path,
+    wait: bool = False,
+) -> Executable:
     names = [i.name for i in captured.program.inputs]
     bound = {names.index(name): value for name, value in captured.constants.items()}
-    wait = check_indices == "sync"
-    call = _launcher(captured, code, bound, threads, folder, wait)
-    return Executable(captured, code, call, lambda: lowered(captured.program, machine, given))
+    return Executable(captured, code, _launcher(captured, code, bound, threads, folder, wait), lower)
+
+
+def rebuild(like: Executable, text: str, *, cache: Path | None = None, threads: int = 0) -> Executable:
+    """A text that was emitted earlier for the program of `like`, launched as its head says, as a function like that.
+
+    Raises CompilerError for a text without a head, or that is called with other buffers.
+    """
+    code, captured = like.code, like.captured
+    try:
+        head = header.parse(text)
+    except ValueError as problem:
+        raise CompilerError(f"the text cannot be launched: {problem}") from problem
+    before, now = (
+        [[(t.dtype, t.shape, t.strides) for t in some] for some in (p.inputs, p.outputs)]
+        for p in (head, code.stages["kernel"])
+    )
+    if before != now:
+        raise CompilerError("the text is called with other buffers than the program is now")
+    stages = {"torch": captured.program, "kernel": head, pipeline.TEXTS[code.target.kind]: text}
+    held = Lowering(stages, code.target, {})
+    folder = cache if cache is not None else detect.default_cache(os.environ)
+    return _executable(captured, held, lambda: held, threads, folder)
 
 
 def _launcher(

@@ -20,12 +20,13 @@ from torch.utils._pytree import tree_leaves
 
 import compiler
 from conformance import rows
-from conformance.bench import duel, roofline
+from conformance.bench import duel, roofline, stored
 from conformance.bench.duel import Clock, Protocol, Samples
+from conformance.bench.stored import Stored
 from conformance.isolation.lock import Quiet
 from conformance.judge import device, ladder, oracle, systems
 from conformance.judge.systems import EAGER, Built, Function
-from conformance.rows import COMPILE, OURS, Budget, Speedup, Timed
+from conformance.rows import BASELINE, COMPILE, OURS, Against, Budget, Speedup, Timed
 from conformance.shapes import cases, inputs, modules
 from conformance.shapes.cases import BenchCase, Case
 from conformance.shapes.faults import CaseError
@@ -60,6 +61,8 @@ class Settings:
     vs: tuple[str, ...] | None = None
     seed: int = 0
     system: str = systems.OURS
+    stored: Stored | None = None  # the kernel to race besides
+    min_effect: float = 0.03  # over its time, below which no slowdown matters
 
     def __post_init__(self) -> None:
         if self.mode not in PROTOCOLS:
@@ -67,7 +70,7 @@ class Settings:
 
     @property
     def protocol(self) -> Protocol:
-        return PROTOCOLS[self.mode]
+        return PROTOCOLS[self.mode] if self.stored is None else stored.longer(PROTOCOLS[self.mode])
 
     @property
     def effect(self) -> float:
@@ -102,16 +105,18 @@ class Contest:
 
     built: Mapping[str, Built]
     skipped: Mapping[str, str] = field(default_factory=dict)
+    against: Against = field(default_factory=Against)
 
     @property
     def rivals(self) -> tuple[str, ...]:
-        return tuple(name for name in self.built if name != OURS)
+        return tuple(name for name in self.built if name not in (OURS, BASELINE))
 
 
 def run(case_json: Mapping[str, Any], options: Mapping[str, Any], quiet: Quiet = nullcontext) -> Timed:
     """What a race of one case found out; whatever goes wrong is said in it."""
     case = cases.from_json(case_json)
-    settings = Settings(**options)
+    known = options.get("stored")
+    settings = Settings(**{**options, "stored": Stored(**known) if known else None})
     vs = settings.vs if settings.vs is not None else case.vs if isinstance(case, BenchCase) else (EAGER, COMPILE)
     with torch.no_grad(), kept_memory(), ladder.threads(settings.threads):
         try:
@@ -175,6 +180,8 @@ def measure(
     """Build every contestant, check ours, race them alone on the machine, and judge."""
     contest = assemble(subject, vs, settings, build)
     check(contest.built[OURS].call, subject, compare)
+    if BASELINE in contest.built:
+        contest = _stored_is_right(contest, subject, compare)
     needed = roofline.work(subject.function, subject.inputs, subject.weights)
     with quiet(), systems.best_attention(subject.function, subject.inputs) as attention:
         samples, stray = _race(contest, subject.inputs, settings, clock)
@@ -200,7 +207,8 @@ def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Bui
             built[name] = build(name, subject.function, subject.inputs, settings.target)
         except Exception as error:  # any backend may be a rival, and may fail in its own way
             skipped[name] = _brief(error)
-    return Contest(built, skipped)
+    against, again = stored.contestant(settings.stored, built[OURS], subject.inputs)
+    return Contest(built | ({BASELINE: again} if again else {}), skipped, against)
 
 
 def check(ours: Function, subject: Subject, compare: Compare) -> None:
@@ -221,12 +229,22 @@ def check(ours: Function, subject: Subject, compare: Compare) -> None:
         raise Wrong("two calls returned the same memory: the second overwrites the result of the first")
 
 
+def _stored_is_right(contest: Contest, subject: Subject, compare: Compare) -> Contest:
+    """The contest without a stored kernel whose result is wrong: its time says nothing."""
+    made = contest.built[BASELINE].call(*subject.inputs)
+    right, _, message = compare(made, subject.function(*subject.inputs), subject.reference)
+    if right:
+        return contest
+    others = {name: built for name, built in contest.built.items() if name != BASELINE}
+    return replace(contest, built=others, against=stored.unbuilt(contest.against, f"its result is wrong: {message}"))
+
+
 def summarise(samples: Samples, contest: Contest, settings: Settings) -> Timed:
     """Times, and the speedup over the fastest rival with its interval and verdict."""
     best = duel.fastest(samples, contest.rivals)
     over = {name: duel.ratio(samples, name, OURS) for name in contest.rivals}
     micros = {name: samples.median(name) * 1e6 for name in samples.names}
-    ours = contest.built[OURS]
+    ours, names = contest.built[OURS], samples.names
     return Timed(
         ours_us=micros[OURS],
         eager_us=micros[EAGER],
@@ -245,6 +263,8 @@ def summarise(samples: Samples, contest: Contest, settings: Settings) -> Timed:
         digest=ours.digest,
         skipped=contest.skipped,
         clock=settings.clock_name,
+        source=getattr(ours.call, "source", ""),
+        against=stored.judge(samples, contest.against, settings.min_effect) if BASELINE in names else contest.against,
     )
 
 
@@ -296,12 +316,11 @@ def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitn
 
 def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> tuple[Samples, float]:
     """The samples, and the process's time over the thread's where one thread's clock has been used, else 1."""
-    calls: Mapping[str, Callable[[], object]] = {
-        name: partial(built.call, *arguments) for name, built in contest.built.items()
-    }
+    sets = stored.SETS if BASELINE in contest.built else 1
+    calls = {name: stored.taking_turns(built.call, arguments, sets) for name, built in contest.built.items()}
     if settings.clock_name == "device" and clock is None:
         return _race_on_device(contest, calls, settings), 1.0
-    decided = partial(_decided, rivals=contest.rivals, effect=settings.effect)
+    decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
     before = time.process_time(), time.thread_time()
     samples = duel.race(calls, clock or getattr(time, settings.clock_name), rng, settings.protocol, decided)
@@ -312,7 +331,7 @@ def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock
 def _race_on_device(contest: Contest, calls: Mapping[str, Callable[[], object]], settings: Settings) -> Samples:
     """The samples of graphs of many calls, per call."""
     graphs, copies = device.graphs(calls)
-    decided = partial(_decided, rivals=contest.rivals, effect=settings.effect)
+    decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
     found = duel.race(graphs, device.clock, rng, settings.protocol, decided)
     return replace(found, seconds=found.seconds / copies)
@@ -323,9 +342,10 @@ def _walls(contest: Contest, arguments: Tensors) -> dict[str, float]:
     return {name: device.wall_seconds(partial(b.call, *arguments)) * 1e6 for name, b in contest.built.items()}
 
 
-def _decided(samples: Samples, rivals: Sequence[str], effect: float) -> bool:
+def _decided(samples: Samples, rivals: Sequence[str], settings: Settings) -> bool:
     measured = duel.ratio(samples, duel.fastest(samples, rivals), OURS)
-    return duel.verdict(measured, effect) is not duel.Verdict.AMBIGUOUS
+    known = BASELINE not in samples.names or stored.decided(samples, settings.min_effect)
+    return known and duel.verdict(measured, settings.effect) is not duel.Verdict.AMBIGUOUS
 
 
 def _judge(name: str, limit: float, row: Timed) -> Budget | None:

@@ -162,6 +162,27 @@ def verdict(measured: Ratio, min_effect: float) -> Verdict:
     return Verdict.SAME if same else Verdict.AMBIGUOUS
 
 
+def chance_of_no_more(samples: Samples, a: str, b: str, effect: float) -> float:
+    """The chance of so many rounds in which `a` took longer than `b` by more than `effect`, if usually it does not.
+
+    A sign test, which needs nothing of the times but that rounds are alike; a look early on counts as all of them.
+    """
+    over = int((np.log(samples.of(a)) - np.log(samples.of(b)) > math.log1p(effect)).sum())
+    tail = sum(math.comb(samples.rounds, k) for k in range(over, samples.rounds + 1)) * 0.5**samples.rounds
+    return min(1.0, tail * samples.looks)
+
+
+def discoveries(chances: Sequence[float], rate: float = 1 - CONFIDENCE) -> frozenset[int]:
+    """Which of many findings stand if no more than this share of those that do may be chance (Benjamini, Hochberg).
+
+    >>> sorted(discoveries([0.004, 0.2, 0.0001, 0.02]))
+    [0, 2]
+    """
+    order = sorted(range(len(chances)), key=lambda n: chances[n])
+    last = max((k for k, n in enumerate(order, 1) if chances[n] <= rate * k / len(chances)), default=0)
+    return frozenset(order[:last])
+
+
 def fastest(samples: Samples, names: Sequence[str]) -> str:
     """The contestant of `names` that wins most of its rounds, judged by the medians of the paired ratios."""
     best = names[0]

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from conformance import COMPILER
+from conformance.bench import emitted
 from conformance.history import texts
 
 SUITE = Path(__file__).resolve().parents[2]  # from which this suite is imported
@@ -99,19 +100,20 @@ def finished(process: subprocess.Popen[str], what: str) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """Whose texts are wanted: the cases of shape files at a tier, or `only` some of them by name, for targets."""
+    """Whose texts are wanted: cases of shape files at a tier, or `only` some of them by name, or those `timed`."""
 
     files: tuple[Path, ...]
     targets: tuple[str, ...]
     tier: str = "smoke"
     only: tuple[str, ...] = ()
+    timed: bool = False
 
     @property
     def key(self) -> str:
         """What a record of them is kept as."""
-        parts = [*map(str, self.targets), self.tier, *self.only, torch.__version__]
+        parts = [*map(str, self.targets), self.tier, *self.only, str(self.timed), torch.__version__]
         parts += [path.read_text(encoding="utf-8", errors="replace") for path in self.files]
-        parts.append(Path(texts.__file__).read_text(encoding="utf-8"))
+        parts += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (texts, emitted)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
@@ -125,6 +127,7 @@ def records(revisions: Sequence[Revision], asked: Asked, jobs: int) -> list[text
         missing = [n for n, place in enumerate(places) if not place.is_file()]
         share = str(max(1, jobs // max(1, len(missing))))
         words = ["--tier", asked.tier, "--targets", ",".join(asked.targets), "-n", share]
+        words += ["--timed"] if asked.timed else []
         words += [word for case in asked.only for word in ("--only", case)]
         started = []
         for n in missing:

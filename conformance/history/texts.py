@@ -16,7 +16,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import re
 import sys
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,42 +25,17 @@ from pathlib import Path
 import torch
 
 import compiler
+from conformance.bench.emitted import normal, packed
 from conformance.judge import subject
 from conformance.shapes.cases import TIERS, Case, runs_on
-from conformance.shapes.files import FOREIGN, benches, expand, find_shapes, load
+from conformance.shapes.files import below, benches, expand, find_shapes, load
 
 TARGETS = ("cpu:avx2", "cpu:avx512", "sm_80", "sm_90a", "sm_120")
 INDEX = "index.json"  # the entry of the archive that gives the digest of each case on each target
 SHOWN = 3  # differences that are printed as texts
 FEW = 20  # cases that make no process of their own
 SEED = 0  # texts depend on shapes and types only
-_COMMENT = re.compile(r"[ \t]*//[^\n]*|/\*.*?\*/", re.DOTALL)
-_ATTRIBUTE = r"(?:\w+\([^)]*\) |__attribute__\(\([^;{]*?\)\) )*"
-_KERNEL = re.compile(rf'^(?:extern "C" __global__|static) (?:void )?{_ATTRIBUTE}[^;{{=(]*?(\w+)\(', re.MULTILINE)
-_WRAPPED = re.compile(r",\n[ \t]*")
-_HEAD = re.compile(r"\A// .+, for .+\n// def .*\n(?://   .*\n)*")
-MARK = "// file "  # before what a file holds
 HEADERS = "headers"  # in place of a case: what the texts of a kind of target include
-
-
-def normal(text: str) -> str:
-    """The text without comments but its head, without empty lines, its kernels numbered, no line folded.
-
-    >>> normal('// made by hand\\nstatic void add_3(float *x,\\n    int n) {  // one row\\n}\\n')
-    'static void kernel0(float *x, int n) {\\n}'
-    """
-    found = _HEAD.match(text)
-    head = found[0] if found else ""
-    text = _WRAPPED.sub(", ", bare(text[len(head) :]))
-    for number, name in enumerate(dict.fromkeys(_KERNEL.findall(text))):
-        text = re.sub(rf"\b{re.escape(name)}\(", f"kernel{number}(", text)
-        head = head.replace(f'"{name}"', f'"kernel{number}"')
-    return head + text
-
-
-def bare(text: str) -> str:
-    """The text without comments and empty lines."""
-    return "\n".join(line for line in _COMMENT.sub("", text).splitlines() if line.strip())
 
 
 def texts(case: Case, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -87,13 +61,19 @@ def digest(text: str) -> str:
 
 
 def record(
-    paths: Iterable[Path], tier: str, targets: Sequence[str], jobs: int, every: int = 1, only: Sequence[str] = ()
+    paths: Iterable[Path],
+    tier: str,
+    targets: Sequence[str],
+    jobs: int,
+    every: int = 1,
+    only: Sequence[str] = (),
+    timed: bool = False,
 ) -> dict[str, str]:
     """The text of each `every`-th case of the shape files and of their benchmarks, by target and case.
 
-    `only` names cases, of whatever tier.
+    `only` names cases, of whatever tier; with `timed`, of benchmarks alone.
     """
-    cases = [case for path in paths for case in _cases(path, TIERS[-1] if only else tier)][::every]
+    cases = [case for path in paths for case in _cases(path, TIERS[-1] if only else tier, timed)][::every]
     asked = [(case, targets) for case in cases if not only or case.id in only]
     made = {f"{name} {HEADERS}": text for name, text in _headers(targets)}
     with contextlib.ExitStack() as stack:
@@ -112,13 +92,12 @@ def _headers(targets: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What texts include, of each kind of target as one text; revisions that tell nothing of it have none."""
     kinds = {compiler.target(name).kind: name for name in targets} if hasattr(compiler, "headers") else {}
     for kind, name in kinds.items():
-        found = compiler.headers(compiler.target(name)).items()
-        yield kind, "".join(f"{MARK}{file}\n{bare(text)}\n" for file, text in found)
+        yield kind, packed(compiler.headers(compiler.target(name)))
 
 
-def _cases(path: Path, tier: str) -> Iterator[Case]:
+def _cases(path: Path, tier: str, timed: bool) -> Iterator[Case]:
     file = load(path, tier)
-    found = {case.id: case for case in (*expand(file, tier), *benches(file, tier))}
+    found = {case.id: case for case in (*(() if timed else expand(file, tier)), *benches(file, tier))}
     yield from found.values()
 
 
@@ -148,6 +127,10 @@ class Record:
     def of(self, key: str) -> str:
         """The text of a case on a target, both in one key."""
         return self.texts[self.digests[key]]
+
+    def get(self, key: str) -> str | None:
+        """The text, if there is one."""
+        return self.of(key) if key in self.digests else None
 
 
 def read(path: Path) -> Record:
@@ -191,6 +174,7 @@ def main(arguments: Sequence[str]) -> int:
     recording.add_argument("--targets", default=",".join(TARGETS))
     recording.add_argument("--every", type=int, default=1, help="of the cases in their order, each N-th")
     recording.add_argument("--only", action="append", default=[], metavar="CASE", help="of all cases, this one")
+    recording.add_argument("--timed", action="store_true", help="benchmarks alone")
     recording.add_argument("-n", "--jobs", type=int, default=os.cpu_count() or 1)
     comparing = actions.add_parser("compare", help="what differs between two records")
     comparing.add_argument("before", type=Path)
@@ -201,17 +185,18 @@ def main(arguments: Sequence[str]) -> int:
         lines = compare(read(given.before), read(given.after), given.shown)
         print("\n".join(lines) if lines else "nothing differs")
         return 1 if lines else 0
-    made = record(_files(given.shapes), given.tier, given.targets.split(","), given.jobs, given.every, given.only)
+    made = record(
+        below(given.shapes or [find_shapes()]),
+        given.tier,
+        given.targets.split(","),
+        given.jobs,
+        given.every,
+        given.only,
+        given.timed,
+    )
     write(made, given.archive)
     print(f"{len(made)} texts, {len(set(made.values()))} of them different, in {given.archive}")
     return 0
-
-
-def _files(named: Sequence[Path]) -> list[Path]:
-    found = [
-        p for path in named or [find_shapes()] for p in (sorted(path.rglob("*.toml")) if path.is_dir() else [path])
-    ]
-    return [path for path in found if path.name not in FOREIGN]
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import pytest
 
 from conformance.history import revisions, texts
 from conformance.run import settings
-from conformance.shapes.files import FOREIGN, own_suite
+from conformance.shapes.files import below, own_suite
 
 SECTION = "Captured mlcomp call"  # what pytest calls the section that an item adds
 NAMED: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
@@ -18,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[settings.KEY] = settings.read(config)
     here = config.invocation_params.dir
     named = config.args if config.args_source is pytest.Config.ArgsSource.ARGS else own_suite(here)
-    config.stash[NAMED] = _files([here / str(one).partition("::")[0] for one in named])
+    config.stash[NAMED] = tuple(below(here / str(one).partition("::")[0] for one in named))
     config.args = []
     try:
         revisions.find(revisions.repository(here), str(config.getoption("mlcomp_replay")))
@@ -72,8 +72,3 @@ class Replay(pytest.Item):
     def reportinfo(self) -> tuple[Path, None, str]:
         """The name says it all."""
         return self.config.rootpath, None, self.name
-
-
-def _files(named: list[Path]) -> tuple[Path, ...]:
-    found = [path for one in named for path in (sorted(one.rglob("*.toml")) if one.is_dir() else [one])]
-    return tuple(path for path in found if path.name not in FOREIGN)

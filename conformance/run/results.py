@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 
 from conformance import rows
+from conformance.history.baseline import BaselineError
 from conformance.report import environment, pages, replies, tables, writer
-from conformance.run.items import PROPERTY
+from conformance.run import regressions
+from conformance.run.items import PROPERTY, RUNNER
 from conformance.run.settings import Settings
 
 FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
@@ -49,6 +52,9 @@ class Results:
         if not self.rows:
             return
         self.run = self._summary()
+        stored = self.config.stash[RUNNER].baseline
+        if stored is not None:
+            self.run = replace(self.run, benches=regressions.judged(self.run.benches, stored, self.run.unfit))
         for row in self.run.benches:
             if row.verdict in rows.BENCH_VERDICTS:
                 hand_over(self.config, row)
@@ -57,10 +63,20 @@ class Results:
         if exitstatus not in FINISHED or stopped:
             self.notes.append(f"mlcomp: the run was interrupted; the reports in {folder} are left as they were")
             return
+        documents = self._documents()
+        if stored is not None:
+            gone = regressions.lost(self.run, stored, not self.settings.selects)
+            documents["regressions.md"] = regressions.page(self.run, stored, gone)
+            self.notes.append(f"mlcomp: {regressions.counts(self.run, stored)}")
+            if failures := regressions.failures(self.run, self.settings, gone):
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+                self.notes += failures
         try:
-            writer.write(folder, self._documents())
+            writer.write(folder, documents)
             writer.append(os.environ.get("GITHUB_STEP_SUMMARY"), pages.summary(self.run))
-        except writer.ReportError as error:
+            if self.settings.save_baseline:
+                self.notes.append(regressions.save(self.run, self.settings))
+        except (writer.ReportError, BaselineError) as error:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             self.notes.append(f"mlcomp: {error}")
         else:

@@ -1,16 +1,19 @@
 """A case and a target in; its row out, after a run in the warm child that this process owns."""
 
+import functools
 import json
 import math
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from conformance import rows
+from conformance.history.baseline import Baseline, find
+from conformance.history.revisions import Asked
 from conformance.isolation import scratch, waiting
 from conformance.isolation.executor import GIB, Executor, Reply, Status
 from conformance.judge import sanitizer
@@ -29,8 +32,9 @@ FILES_SECONDS = 60.0
 class Runner:
     """One process's child with the options that its calls share."""
 
-    def __init__(self, settings: Settings, folder: Path, workers: int) -> None:
+    def __init__(self, settings: Settings, folder: Path, workers: int, shapes: Sequence[Path] = ()) -> None:
         self.settings = settings
+        self.shapes = tuple(shapes)  # the shape files of this run
         self.folder = folder  # where the user is: paths are shown relative to it
         self.threads = max(1, len(os.sched_getaffinity(0)) // workers)
         self.device = environment.device(settings.targets, settings.variant)
@@ -58,6 +62,15 @@ class Runner:
         for executor in self.watched.values() or (self.executor,):
             executor.start()
 
+    @functools.cached_property
+    def baseline(self) -> Baseline | None:
+        """What benchmarks are raced against; raises BaselineError."""
+        settings = self.settings
+        if settings.baseline is None:
+            return None
+        lowered = Asked(self.shapes, settings.targets, settings.tier, timed=True)
+        return find(settings.baseline, settings.baselines(self.device), self.folder, lowered)
+
     def _say_what_for(self) -> None:
         """Tell people why nothing goes on, unless it is that another process of this run is being timed."""
         if line := waiting.said(self.executor.machine):
@@ -83,9 +96,11 @@ class Runner:
             where = f"{known.file}:{case.line}: case {case.id.partition('[')[0]!r}"
             refusal = Reply(Status.RAISED, None, f"{where}: {needed}")
         if isinstance(case, BenchCase):
-            options = self._bench_options(target)
+            stored = self.baseline.stored(known) if self.baseline else None
+            options = self._bench_options(target) | {"stored": asdict(stored) if stored else None}
             reply = refusal or self._call("bench", to_json(case), options, timeout=limit or BENCH_SECONDS)
-            return replies.bench(known, case.family, reply)
+            row = replies.bench(known, case.family, reply)
+            return row if self.settings.save_baseline else replace(row, source="")
         if refusal is not None:
             return replies.check(known, refusal)
         options = self._check_options(known)
@@ -201,6 +216,7 @@ class Runner:
             "vs": self.settings.vs,
             "seed": self.settings.seed,
             "system": self.settings.backend or "mlcomp",
+            "min_effect": self.settings.min_effect,
         }
 
 

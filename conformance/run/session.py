@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from conformance.history.baseline import BaselineError
 from conformance.report import environment
 from conformance.run.fuzzing import Fuzzing
 from conformance.run.items import RUNNER, Bench, Fitness, SelfTest, ShapeFile
@@ -12,7 +13,7 @@ from conformance.run.progress import on_terminal
 from conformance.run.results import Results
 from conformance.run.runner import Runner
 from conformance.run.settings import KEY, read
-from conformance.shapes.files import FOREIGN, own_suite
+from conformance.shapes.files import FOREIGN, below, own_suite
 
 ORDER = {
     "mlcomp_selftest": 1,
@@ -27,7 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = [] if settings.fuzz else [str(path) for path in own_suite(config.invocation_params.dir)]
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    config.stash[RUNNER] = Runner(settings, config.invocation_params.dir, workers)
+    here = config.invocation_params.dir
+    shapes = below(here / arg.partition("::")[0] for arg in config.args)
+    config.stash[RUNNER] = Runner(settings, here, workers, shapes)
     if settings.fuzz:
         config.pluginmanager.register(Fuzzing(config, settings), "mlcomp-fuzzing")
     if not hasattr(config, "workerinput"):
@@ -54,6 +57,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError(
             f"kernels are built with g++ and ld, and {tool} was not found: install it (Debian: apt-get install g++)"
         )
+    if not session.config.option.collectonly:
+        try:
+            _ = runner.baseline  # lowered once, here, where it is a revision's
+        except BaselineError as error:
+            raise pytest.UsageError(f"--mlcomp-baseline: {error}") from None
     if not runner.settings.foreign:
         return
     if complaint := runner.explain_unknown():

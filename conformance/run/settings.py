@@ -17,7 +17,7 @@ from conformance.shapes.files import find_shapes, own_suite
 
 TARGETS = tuple(name for name in compiler.TARGETS if not name.startswith("cpu:"))
 EACH = "cpu:each"
-FAIL_ON = ("cliff",)  # what may fail an item beyond a wrong result
+FAIL_ON = ("cliff", "slower", "coverage")  # what may fail an item beyond a wrong result
 RIVALS = ("eager", "compile", "max-autotune")
 LAST = ".last"  # the folder of reports on a part of the suite, which is no device's
 # Options of pytest and its plugins that choose among the items.
@@ -57,11 +57,19 @@ class Settings:
     gate: bool
     sanitizers: tuple[str, ...]
     fuzz: range  # the numbers of the random programs to run
+    baseline: str | None  # what to race against
+    save_baseline: str | None  # what to store this run's kernels as
+    min_effect: float
+    selects: bool  # leaves out some of what a run without arguments has
     runner: str | None
 
     def reports(self, device: str) -> Path:
         """The folder of this run's reports: what a device's says is said of the whole suite."""
         return self.report / (LAST if self.part else device)
+
+    def baselines(self, device: str) -> Path:
+        """The folder of the baselines of a device."""
+        return self.report / "baseline" / device
 
     @property
     def foreign(self) -> tuple[str, ...]:
@@ -101,7 +109,8 @@ def read(config: pytest.Config) -> Settings:
         raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
     backend, vs, stages = option("backend"), option("vs"), option("stages")
     fuzz = _fuzz(option("fuzz"), option("fuzz_only"))
-    part = named is None and (stages is not None or bool(fuzz) or _selects(config))
+    selects = stages is not None or bool(fuzz) or _selects(config)
+    part = named is None and selects
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
     targets = _targets(str(option("target")))
@@ -119,7 +128,7 @@ def read(config: pytest.Config) -> Settings:
         seed=secrets.randbelow(2**31) if seed is None else int(seed),
         bench=str(option("bench")),
         vs=None if vs is None else _words("vs", str(vs), None),
-        fail_on=_fail_on(option("fail_on"), bool(option("bench") != "off")),
+        fail_on=_fail_on(option("fail_on"), bool(option("bench") != "off"), option("baseline") is not None),
         timeout=None if timeout is None else float(str(timeout)),
         report=report,
         part=bool(getattr(config, "workerinput", {}).get("mlcomp_part", part)),
@@ -128,6 +137,10 @@ def read(config: pytest.Config) -> Settings:
         gate=bool(option("gate")),
         sanitizers=sanitizers,
         fuzz=fuzz,
+        baseline=None if option("baseline") is None else str(option("baseline")),
+        save_baseline=_name(option("save_baseline"), bool(option("bench") != "off")),
+        min_effect=_share(str(option("min_effect"))),
+        selects=selects,
         runner=None if option("runner") is None else str(option("runner")),
     )
 
@@ -143,11 +156,41 @@ def _selects(config: pytest.Config) -> bool:
     return any(path != find_shapes() and path.is_relative_to(find_shapes()) for path in suite)
 
 
-def _fail_on(asked: object, timed: bool) -> tuple[str, ...]:
-    """What is to fail an item beyond a wrong result."""
+def _name(asked: object, timed: bool) -> str | None:
+    """The name of a baseline to store."""
+    if asked is None:
+        return None
+    if not re.fullmatch(r"\w[\w.+-]*", str(asked)) or str(asked).endswith(".toml"):
+        raise pytest.UsageError(f"--mlcomp-save-baseline: {asked} is no name; write --mlcomp-save-baseline=NAME")
+    if not timed:
+        raise pytest.UsageError("--mlcomp-save-baseline: stores what benchmarks timed; add --mlcomp-bench quick")
+    return str(asked)
+
+
+def _share(text: str) -> float:
+    """A share as a number.
+
+    >>> _share("3%"), _share("0.05")
+    (0.03, 0.05)
+    """
+    try:
+        found = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        found = -1.0
+    if not 0 < found < 1:
+        raise pytest.UsageError(f"--mlcomp-min-effect: {text} is no share between 0 and 1, such as 3%")
+    return found
+
+
+def _fail_on(asked: object, timed: bool, compared: bool) -> tuple[str, ...]:
+    """What is to fail beyond a wrong result."""
     words = () if asked is None else _words("fail-on", str(asked), FAIL_ON)
     if "cliff" in words and not timed:
         raise pytest.UsageError("--mlcomp-fail-on cliff: only benchmarks find cliffs; add --mlcomp-bench quick")
+    if "slower" in words and not (timed and compared):
+        raise pytest.UsageError("--mlcomp-fail-on slower: add --mlcomp-bench quick and --mlcomp-baseline NAME")
+    if "coverage" in words and not compared:
+        raise pytest.UsageError("--mlcomp-fail-on coverage: compared with what? Add --mlcomp-baseline NAME")
     return words
 
 

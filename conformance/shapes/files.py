@@ -6,6 +6,7 @@
 
 import re
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 from conformance.shapes.cases import TIERS
@@ -13,7 +14,7 @@ from conformance.shapes.expand import benches, expand
 from conformance.shapes.schema import shape_file
 from conformance.shapes.specs import ShapeFile, ShapeFileError
 
-__all__ = ["ShapeFile", "ShapeFileError", "benches", "expand", "find_shapes", "load", "own_suite"]
+__all__ = ["ShapeFile", "ShapeFileError", "below", "benches", "expand", "find_shapes", "load", "own_suite"]
 
 # TOML files that tools put beside shape files; a folder given to pytest is searched for every other one.
 FOREIGN = frozenset({"pyproject.toml", "pytest.toml", "ruff.toml", "tox.toml", "pylock.toml", "Cargo.toml"})
@@ -36,6 +37,12 @@ def own_suite(folder: Path) -> list[Path]:
     below = folder / "shapes"
     has_some = below.is_dir() and any(_claims_to_be_one(path) for path in below.rglob("*.toml"))
     return [*beside, *([below] if has_some else [])] or [find_shapes()]
+
+
+def below(paths: Iterable[Path]) -> list[Path]:
+    """These shape files, and of folders those in them and below."""
+    found = [path for one in paths for path in (sorted(one.rglob("*.toml")) if one.is_dir() else [one])]
+    return [path for path in found if path.name not in FOREIGN and not path.name.startswith(".")]
 
 
 def _claims_to_be_one(path: Path) -> bool:

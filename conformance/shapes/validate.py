@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from conformance.shapes.cases import TIERS
-from conformance.shapes.files import FOREIGN, ShapeFileError, benches, expand, load
+from conformance.shapes.files import ShapeFileError, below, benches, expand, load
 
 
 def main(names: Sequence[str]) -> int:
     """One line a file, or for a folder one for each shape file in it and below; 1 when any is wrong."""
-    files = [path for name in names for path in _files(Path(name))]
+    files = below(map(Path, names))
     wrong = 0
     for path in files:
         try:
@@ -24,12 +24,6 @@ def main(names: Sequence[str]) -> int:
     if not files:
         print(f"no shape files in {', '.join(names)}")
     return 1 if wrong or not files else 0
-
-
-def _files(path: Path) -> list[Path]:
-    if not path.is_dir():
-        return [path]
-    return sorted(p for p in path.rglob("*.toml") if p.name not in FOREIGN and not p.name.startswith("."))
 
 
 if __name__ == "__main__":

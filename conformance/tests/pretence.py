@@ -58,7 +58,16 @@ def bench(case, options, quiet):
             "ci": [1.9 / factor, 2.1 / factor], "over": over, "verdict": "FASTER",
             "roofline": 0.5, "message": "",
             "budget": [{"name": "min_speedup", "limit": 1.5, "verdict": "missed" if factor > 1 else "met"}],
-            "skipped": {"compile": "no compiler"}, "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns"}
+            "skipped": {"compile": "no compiler"}, "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns",
+            "source": "// add, for cpu\\n", "against": against(options, factor)}
+
+def against(options, factor):
+    kept = options["stored"]
+    if kept is None: return {"identity": "d1"}
+    known = {"baseline": kept["baseline"], "identity": f"d{factor}"}
+    if factor == 1: return {**known, "verdict": "SAME", "why": "equal code"}
+    return {**known, "verdict": "SLOWER", "speedup": 1 / factor, "ci": [0.9 / factor, 1.1 / factor], "rounds": 20,
+            "least": 0.05, "chance": float(os.environ.get("CHANCE", "1e-6"))}
 
 def fitness(options):
     return {"fit": "NOISY" not in os.environ, "message": "equal kernels differ by 9 %"}

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance.bench import emitted
 from conformance.history import texts
 
 ADD = """
@@ -32,7 +33,7 @@ def recorded(folder: Path, name: str, n: str) -> Path:
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(texts).failed == 0
+    assert doctest.testmod(emitted).failed == 0
 
 
 def test_equal_programs_differ_in_nothing_others_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -58,7 +59,7 @@ def test_how_kernels_are_launched_counts() -> None:
     launch = 'with function("add", [x], grid=[2], block=[32, 1, 1]):'
     head = f"// f, for sm_80\n// def f(x: f32[8]):\n//     {launch}\n//         pass\n"
     text = 'extern "C" __global__ void add(float *x) {  // one\n}\n'
-    one, other = texts.normal(head + text), texts.normal(head.replace("[2]", "[4]") + text)
+    one, other = emitted.normal(head + text), emitted.normal(head.replace("[2]", "[4]") + text)
     assert one != other and 'function("kernel0", [x], grid=[2]' in one
     renamed = (head + text).replace("add", "sum")
-    assert texts.normal(renamed) == one
+    assert emitted.normal(renamed) == one

@@ -1,0 +1,97 @@
+"""Emitted texts in; what of them counts, what they include, and whether two are the same code, out."""
+
+import hashlib
+import posixpath
+import re
+from collections.abc import Mapping
+
+_COMMENT = re.compile(r"[ \t]*//[^\n]*|/\*.*?\*/", re.DOTALL)
+_ATTRIBUTE = r"(?:\w+\([^)]*\) |__attribute__\(\([^;{]*?\)\) )*"
+_KERNEL = re.compile(rf'^(?:extern "C" __global__|static) (?:void )?{_ATTRIBUTE}[^;{{=(]*?(\w+)\(', re.MULTILINE)
+_WRAPPED = re.compile(r",\n[ \t]*")
+_HEAD = re.compile(r"\A// .+, for .+\n// def .*\n(?://   .*\n)*")
+_INCLUDE = re.compile(r'^#include "([^"]+)"\n?', re.MULTILINE)
+_ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
+_FILE = re.compile(r"^// file (\S+)\n", re.MULTILINE)
+
+Headers = Mapping[str, str]  # what texts include, by the names by which they do
+
+
+def normal(text: str) -> str:
+    """The text without comments but its head, without empty lines, its kernels numbered, no line folded.
+
+    >>> normal('// made by hand\\nstatic void add_3(float *x,\\n    int n) {  // one row\\n}\\n')
+    'static void kernel0(float *x, int n) {\\n}'
+    """
+    found = _HEAD.match(text)
+    head = found[0] if found else ""
+    text = _WRAPPED.sub(", ", bare(text[len(head) :]))
+    for number, name in enumerate(dict.fromkeys(_KERNEL.findall(text))):
+        text = re.sub(rf"\b{re.escape(name)}\(", f"kernel{number}(", text)
+        head = head.replace(f'"{name}"', f'"kernel{number}"')
+    return head + text
+
+
+def bare(text: str) -> str:
+    """The text without comments and empty lines."""
+    return "\n".join(line for line in _COMMENT.sub("", text).splitlines() if line.strip())
+
+
+def packed(headers: Headers) -> str:
+    """All headers as one text."""
+    return "".join(f"// file {name}\n{bare(text)}\n" for name, text in sorted(headers.items()))
+
+
+def unpacked(text: str) -> dict[str, str]:
+    """The headers of such a text.
+
+    >>> unpacked(packed({"a.h": "int a;  // one", "b/c.h": "int c;"}))
+    {'a.h': 'int a;\\n', 'b/c.h': 'int c;\\n'}
+    """
+    _, *parts = _FILE.split(text)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
+def included(text: str, headers: Headers) -> list[str]:
+    """The headers that a text includes, and those that they do, each where it comes first."""
+    found: dict[str, None] = {}
+
+    def look(text: str, folder: str) -> None:
+        for name in _INCLUDE.findall(text):
+            known = _resolved(name, folder, headers)
+            if known is not None and known not in found:
+                found[known] = None
+                look(headers[known], posixpath.dirname(known))
+
+    look(text, "")
+    return list(found)
+
+
+def identity(text: str, headers: Headers) -> str:
+    """What texts share that are the same code, launched the same way: the digest of what counts of them."""
+    parts = [normal(text), *(bare(headers[name]) for name in sorted(included(text, headers)))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def self_contained(text: str, headers: Headers) -> str:
+    """The text with its headers where it includes them."""
+    seen: set[str] = set()
+
+    def put(text: str, folder: str) -> str:
+        def found(match: re.Match[str]) -> str:
+            name = _resolved(match[1], folder, headers)
+            if name is None:
+                return match[0]
+            if name in seen:
+                return ""
+            seen.add(name)
+            return put(_ONCE.sub("", headers[name]), posixpath.dirname(name)) + "\n"
+
+        return _INCLUDE.sub(found, text)
+
+    return put(text, "")
+
+
+def _resolved(name: str, folder: str, headers: Headers) -> str | None:
+    """The header that an #include within a folder names; None for one that is not ours."""
+    return next((n for n in (posixpath.normpath(posixpath.join(folder, name)), name) if n in headers), None)

@@ -1,0 +1,196 @@
+"""The benchmarks of a run in; a folder with what it takes to race them again, and back.
+
+    baseline.json      the environment, the tier, the verdict of every case
+    kernels/CASE.cu    the emitted text: its head says how it is launched, its comments how it is scheduled
+    kernels/CASE.json  its digest, which headers it includes, samples of it and times of the others
+    headers/DIGEST.txt what texts include, once for all that include the same
+
+Keys are sorted and figures short, so that two baselines can be read side by side. A folder is made beside the old one
+and takes its place by renaming, so it is whole whenever it is there.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance import rows
+from conformance.bench import emitted
+from conformance.bench.stored import Stored
+from conformance.history import revisions, texts
+from conformance.rows import OURS, Bench, Check
+from conformance.shapes.cases import kind_of
+
+INDEX = "baseline.json"
+SCHEMA = 1
+DIGITS = 4  # of a sample
+SUFFIXES = {"cpu": ".cpp", "cuda": ".cu"}
+
+
+class BaselineError(Exception):
+    """There is no such baseline, or it cannot be read or written."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Stored kernels: those of a folder, or texts of a revision, of which there are no times."""
+
+    name: str
+    folder: Path | None = None
+    record: texts.Record | None = None
+
+    def stored(self, row: rows.Item) -> Stored | None:
+        """The kernel of a benchmark, if there is one."""
+        if self.record is not None:
+            text = self.record.get(f"{row.target} {row.id}")
+            headers = self.record.get(f"{kind_of(row.target)} {texts.HEADERS}")
+            # What a compiler refused is recorded as what it said.
+            known = text is not None and headers is not None and text.startswith("// ")
+            return Stored(self.name, text or "", emitted.unpacked(headers or "")) if known else None
+        entry = self.entry(row)
+        if entry is None or self.folder is None:
+            return None
+        headers = _read(self.folder / "headers" / f"{entry['headers']}.txt")
+        return Stored(self.name, _read(self.folder / "kernels" / entry["text"]), emitted.unpacked(headers))
+
+    def entry(self, row: rows.Item) -> dict[str, Any] | None:
+        """What is known of the kernel of a benchmark besides its text."""
+        path = self.folder / "kernels" / f"{slug(row)}.json" if self.folder else None
+        return json.loads(_read(path)) if path is not None and path.is_file() else None
+
+    def verdicts(self) -> Mapping[str, str]:
+        """The verdicts of cases then, by name."""
+        found: dict[str, str] = json.loads(_read(self.folder / INDEX))["cases"] if self.folder else {}
+        return found
+
+
+def slug(row: rows.Item) -> str:
+    """The name of a case's files.
+
+    >>> slug(rows.Item(id="a[N4-dim_m1.f32]", file="shapes/x.toml", suite="x", op="a", target="cpu", dtype="f32"))
+    'x.a_N4-dim_m1.f32-cpu'
+    """
+    words = f"{Path(row.file).stem}.{rows.name(row, bench=False)}"
+    return re.sub(r"[^\w.+-]+", "_", words).strip("_")
+
+
+def named(row: Check) -> str:
+    """The name of a case among others of a run."""
+    return f"{row.file}::{rows.name(row)}"
+
+
+def find(asked: str, reports: Path, here: Path, lowered: revisions.Asked) -> Baseline:
+    """The baseline of a folder, of a name among the reports of a device, or of a revision, whose texts are lowered."""
+    for folder in (here / asked, reports / asked):
+        _settle(folder)
+        if (folder / INDEX).is_file():
+            return Baseline(asked, folder)
+    try:
+        at = revisions.find(revisions.repository(here), asked)
+        (record,) = revisions.records([at], lowered, len(os.sched_getaffinity(0)))
+    except revisions.RevisionError as error:
+        known = sorted(path.parent.name for path in reports.glob(f"*/{INDEX}"))
+        there = f"; there are {', '.join(known)}" if known else ""
+        raise BaselineError(f"{asked} is no baseline in {reports}{there}, no folder of one, and: {error}") from error
+    return Baseline(asked, record=record)
+
+
+def save(
+    folder: Path, cases: Sequence[Check], benches: Sequence[Bench], facts: Mapping[str, Any], headers: Mapping[str, str]
+) -> int:
+    """Store the kernels of a run, beside those of its folder that it has not timed; how many are there then.
+
+    `headers` has for each kind of target what its texts include, packed.
+    """
+    _settle(folder)
+    verdicts = {named(row): row.verdict for row in cases}
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        try:
+            if (folder / INDEX).is_file():
+                shutil.copytree(folder, made, dirs_exist_ok=True)
+                verdicts = json.loads(_read(folder / INDEX))["cases"] | verdicts
+            for part in ("kernels", "headers"):
+                (made / part).mkdir(exist_ok=True)
+            for row in benches:
+                if row.source:
+                    _store(made, row, headers[kind_of(row.target)])
+            (made / INDEX).write_text(_json({"schema": SCHEMA, **facts, "cases": verdicts}), encoding="utf-8")
+            _drop_unused(made)
+            made.chmod(0o755)
+            os.sync()
+            before = _before(folder)
+            if folder.exists():
+                os.replace(folder, before)
+            os.replace(made, folder)
+            shutil.rmtree(before, ignore_errors=True)
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+    except OSError as error:
+        raise BaselineError(f"cannot write the baseline {folder}: {error.strerror}; what stood there stands") from None
+    return len(list((folder / "kernels").glob("*.json")))
+
+
+def drift(row: Bench, entry: Mapping[str, Any] | None) -> dict[str, float]:
+    """How the times of others have changed beside the same code of ours: a factor for each that is known of both."""
+    then = (entry or {}).get("us", {})
+    if row.against.why != "equal code" or OURS not in then or not row.ours_us:
+        return {}
+    now = {name: over.speedup for name, over in row.over.items()}
+    return {name: round(now[name] / (then[name] / then[OURS]), 3) for name in sorted(now) if then.get(name)}
+
+
+def _store(made: Path, row: Bench, headers: str) -> None:
+    digest = hashlib.sha256(headers.encode()).hexdigest()[:16]
+    (made / "headers" / f"{digest}.txt").write_text(headers, encoding="utf-8")
+    text = slug(row) + SUFFIXES[kind_of(row.target)]
+    (made / "kernels" / text).write_text(row.source, encoding="utf-8")
+    micros = {name: [_short(1e6 * x) for x in some] for name, some in row.samples.items()}
+    entry = {
+        "case": row.id, "file": row.file, "target": row.target, "dtype": row.dtype, "text": text, "headers": digest,
+        "identity": row.against.identity, "kernels": row.kernels, "compile_seconds": _short(row.compile_seconds or 0.0),
+        "us": {name: _short(sorted(some)[len(some) // 2]) for name, some in micros.items() if some},
+        "samples_us": micros.get(OURS, []),
+    }  # fmt: skip
+    (made / "kernels" / f"{slug(row)}.json").write_text(_json(entry), encoding="utf-8")
+
+
+def _drop_unused(made: Path) -> None:
+    used = {json.loads(_read(path))["headers"] for path in (made / "kernels").glob("*.json")}
+    for path in (made / "headers").glob("*.txt"):
+        if path.stem not in used:
+            path.unlink()
+
+
+def _before(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.before")
+
+
+def _settle(folder: Path) -> None:
+    """Put back what a run that was killed between two renamings had moved away."""
+    if _before(folder).is_dir() and not folder.exists():
+        os.replace(_before(folder), folder)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _json(value: Any) -> str:
+    """Sorted, a line for each entry, but lists of figures on one line."""
+    text = json.dumps(value, indent=1, sort_keys=True, allow_nan=False)
+    return re.sub(r"\[[\d\s.,e+-]*\]", lambda m: " ".join(m[0].split()), text) + "\n"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BaselineError(f"the baseline is not whole: {path} cannot be read: {error}; save it again") from None

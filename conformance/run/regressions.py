@@ -1,0 +1,91 @@
+"""The benchmarks of a run that raced stored kernels in; verdicts that stand, what they say, and what fails, out."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import compiler
+from conformance.bench import duel, emitted
+from conformance.bench.duel import Verdict
+from conformance.history import baseline
+from conformance.history.baseline import Baseline
+from conformance.report import tables
+from conformance.report.writer import Run
+from conformance.rows import Bench
+from conformance.run.settings import Settings
+from conformance.shapes.cases import kind_of
+
+
+def judged(benches: Sequence[Bench], stored: Baseline, unfit: str) -> tuple[Bench, ...]:
+    """The benchmarks with verdicts that stand beside each other, and with what others' times did meanwhile.
+
+    One in a hundred of intervals misses the truth, so of many some will: no more than one in a hundred of those that
+    are called slower is so by chance. A machine that takes equal code for different says nothing at all.
+    """
+    tested = [n for n, row in enumerate(benches) if row.against.chance is not None]
+    kept = duel.discoveries([benches[n].against.chance or 0.0 for n in tested])
+    stands = {tested[k] for k in kept}
+    found = []
+    for n, row in enumerate(benches):
+        known = replace(row.against, drift=baseline.drift(row, stored.entry(row)))
+        if known.verdict == Verdict.SLOWER and n not in stands:
+            known = replace(known, verdict=str(Verdict.AMBIGUOUS), why="too few rounds among so many benchmarks")
+        if unfit and known.chance is not None:
+            known = replace(known, verdict=str(Verdict.AMBIGUOUS), why="on an unfit machine")
+        found.append(replace(row, against=known))
+    return tuple(found)
+
+
+def lost(run: Run, stored: Baseline, whole: bool) -> list[str]:
+    """The cases that passed when the baseline was stored and do not now; missing ones where the `whole` suite ran."""
+    now = {baseline.named(row): row.verdict for row in run.cases}
+    then = [case for case, verdict in stored.verdicts().items() if verdict == "pass"]
+    return [case for case in then if (now.get(case, "pass") != "pass") or (whole and case not in now)]
+
+
+def page(run: Run, stored: Baseline, gone: Sequence[str]) -> str:
+    """`regressions.md`: slower first, then what could not be told."""
+    order = [*Verdict, "unbuilt", ""]
+    order.sort(key=lambda verdict: verdict not in (Verdict.SLOWER, "unbuilt"))
+    ordered = sorted(run.benches, key=lambda row: (order.index(row.against.verdict), row.against.speedup or 1.0))
+    lines = [
+        f"# {run.env['device']} against {stored.name}",
+        counts(run, stored),
+        "Speedup is the time of the stored kernel over ours, both built and raced in this run, with the interval that "
+        "holds it with 99 % confidence. *Would see* is the least slowdown that the rounds could have shown.",
+        tables.columns(ordered, Bench.BASELINE_COLUMNS),
+    ]
+    lines += ["## Passed, and do not now", "\n".join(f"- {case}" for case in gone)] if gone else []
+    return "\n\n".join(filter(None, lines)) + "\n"
+
+
+def counts(run: Run, stored: Baseline) -> str:
+    """The verdicts in one line, with what could have been seen."""
+    counted = Counter(row.against.verdict or "new" for row in run.benches)
+    equal = sum(row.against.why == "equal code" for row in run.benches)
+    words = [
+        f"{n} {verdict}{f' ({equal} of equal code)' if verdict == 'SAME' else ''}" for verdict, n in counted.items()
+    ]
+    least = max((row.against.least for row in run.benches if row.against.least), default=None)
+    seen = f"; slowdowns from {least:.1%} on would show in all" if least else ""
+    return f"against {stored.name}: {', '.join(words) or 'no benchmark'}{seen}"
+
+
+def failures(run: Run, settings: Settings, gone: Sequence[str]) -> list[str]:
+    """Why the run fails: what its options ask for."""
+    slower = [row for row in run.benches if row.against.verdict == Verdict.SLOWER]
+    said = [f"slower than the baseline: {tables.columns(slower, Bench.BASELINE_COLUMNS, 'simple')}"] if slower else []
+    kept = said if "slower" in settings.fail_on else []
+    return [*kept, *(f"passed in the baseline: {case}" for case in gone if "coverage" in settings.fail_on)]
+
+
+def save(run: Run, settings: Settings) -> str:
+    """Store the kernels of a run; says what was stored where."""
+    assert settings.save_baseline is not None
+    folder = settings.baselines(str(run.env["device"])) / settings.save_baseline
+    headers = {
+        kind_of(target): emitted.packed(compiler.headers(compiler.target(target))) for target in settings.targets
+    }
+    facts = {"env": run.env, "tier": run.tier, "seed": run.seed}
+    held = baseline.save(folder, run.cases, run.benches, facts, headers)
+    return f"mlcomp: {held} kernels are stored in {folder}"

@@ -1,0 +1,110 @@
+"""Stored kernels: equal code is not measured, other code is built with its own headers, wrong code does not race."""
+
+from __future__ import annotations
+
+import doctest
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import compiler
+from conformance.bench import benchmark, duel, emitted, stored
+from conformance.bench.benchmark import Settings, Subject
+from conformance.bench.stored import Stored
+from conformance.judge import oracle, systems
+from conformance.judge.systems import Built
+from conformance.rows import BASELINE, OURS, Against, Timed
+
+HEADERS = {"m/a.h": '#pragma once\n#include "b.h"\nint a;\n', "m/b.h": "#pragma once\nint b;\n", "c.h": "int c;\n"}
+INPUTS = (torch.randn(8, 64),)
+
+
+def ours(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Built:
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
+    return systems.build(systems.OURS, lambda x: (x * 1.5).sum(-1), INPUTS, "cpu")
+
+
+def headers() -> dict[str, str]:
+    return compiler.headers(compiler.target("cpu"))
+
+
+def test_docstring_examples() -> None:
+    assert doctest.testmod(emitted).failed == 0 and doctest.testmod(duel).failed == 0
+
+
+def test_headers_are_put_in_once_where_they_are_included() -> None:
+    text = '#include "m/a.h"\n#include "m/b.h"\n#include <math.h>\nint main;\n'
+    assert emitted.included(text, HEADERS) == ["m/a.h", "m/b.h"]
+    lines = [line for line in emitted.self_contained(text, HEADERS).splitlines() if line]
+    assert lines == ["int b;", "int a;", "#include <math.h>", "int main;"]
+
+
+def test_code_is_the_same_if_its_headers_are() -> None:
+    text = '#include "m/a.h"\nint main;\n'
+    same = emitted.identity(text, HEADERS)
+    assert emitted.identity("// by hand\n" + text, HEADERS | {"c.h": "int d;"}) == same
+    assert emitted.identity(text, HEADERS | {"m/b.h": "int d;"}) != same
+
+
+def test_equal_code_is_the_same_without_a_race(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = ours(monkeypatch, tmp_path)
+    kept = Stored("main", f"{made.call.source}// more\n", headers())  # type: ignore[attr-defined]
+    found, again = stored.contestant(kept, made, INPUTS)
+    assert (found.verdict, found.why, again) == ("SAME", "equal code", None)
+    assert stored.contestant(None, made, INPUTS)[0].identity == found.identity
+
+
+def test_other_code_is_built_with_its_own_headers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = ours(monkeypatch, tmp_path)
+    text = made.call.source  # type: ignore[attr-defined]
+    older = {name: f"{header}\nstruct mlc_older{n} {{}};\n" for n, (name, header) in enumerate(headers().items())}
+    found, again = stored.contestant(Stored("main", text, older), made, INPUTS)
+    assert again is not None and found.verdict == ""
+    assert "mlc_older" in again.call.source  # type: ignore[attr-defined]
+    torch.testing.assert_close(again.call(*INPUTS), made.call(*INPUTS))
+    lost, nothing = stored.contestant(Stored("main", text.replace("f32[8, 64]", "f32[8, 65]"), older), made, INPUTS)
+    assert nothing is None and lost.verdict == "unbuilt" and "other buffers" in lost.why
+
+
+def test_a_stored_kernel_races_in_the_same_rounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made = ours(monkeypatch, tmp_path)
+    source = made.call.source  # type: ignore[attr-defined]
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x * 1.5).sum(-1)
+
+    def build(name: str, *_: object) -> Built:
+        return made if name == systems.OURS else Built(name, function)
+
+    def race(text: str) -> Timed:
+        subject = Subject(function, INPUTS, lambda: function(INPUTS[0].double()))
+        chosen = Settings(stored=Stored("main", text, headers()))
+        return benchmark.measure(subject, ["eager"], chosen, nullcontext, oracle.quick_compare, build)
+
+    row = race(source.replace("for (long", "for (; false;) {}\nfor (long", 1))
+    assert row.against.verdict in [*duel.Verdict] and row.against.rounds >= stored.FEWEST_ROUNDS
+    assert set(row.samples) == {OURS, "eager", BASELINE} and set(row.over) == {"eager"}
+    wrong = race(source.replace("1.5f", "1.25f"))
+    assert wrong.against.verdict == "unbuilt" and "wrong" in wrong.against.why and BASELINE not in wrong.samples
+
+
+def test_slower_by_more_than_matters() -> None:
+    rng = np.random.default_rng(3)
+    noise = np.exp(rng.normal(0, 0.01, (20, 2)))
+    slow = duel.Samples((OURS, BASELINE), noise * [1.1e-6, 1.0e-6], (1, 1), 3)
+    found = stored.judge(slow, Against(), 0.03)
+    assert found.verdict == "SLOWER" and found.chance is not None and found.chance < 1e-4
+    assert found.least is not None and 0.03 < found.least < 0.1
+    equal = stored.judge(duel.Samples((OURS, BASELINE), noise * 1e-6, (1, 1), 3), Against(), 0.03)
+    assert equal.verdict == "SAME" and equal.chance is not None and equal.chance > 0.9
+
+
+def test_operands_take_turns() -> None:
+    seen: list[int] = []
+    call = stored.taking_turns(lambda x: seen.append(x.data_ptr()), INPUTS, 3)
+    for _ in range(6):
+        call()
+    assert len(set(seen)) == 3 and seen[:3] == seen[3:]
