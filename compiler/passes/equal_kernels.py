@@ -16,8 +16,8 @@ from compiler.ir import alike
 from compiler.ir import kernel as k
 from compiler.ir.statement import Kernel, Program
 from compiler.ir.tensor import Tensor
-from compiler.passes.tile.fresh_names import renamed_step
-from compiler.schedule.steps import Schedule, names_made, show
+from compiler.passes.tile.fresh_names import schedule_under
+from compiler.schedule.steps import Schedule, show
 
 REMEMBERED = 512  # kinds
 
@@ -147,10 +147,12 @@ def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> L
     if kernel is found.source and all(a == b for a, b in table.items()):
         return found
     sizes = {s.name for s in whole.sizes}
-    inside = [name for step in found.schedule.steps for name in names_made(step)]
-    inside += [name for x in found.tiles for name in alike.names(x)]
-    inner = table | _called_after(inside, table, {*table.values(), *sizes})
-    schedule = Schedule(tuple(renamed_step(step, inner) for step in found.schedule.steps))
+
+    def named(names: Iterable[str], known: dict[str, str]) -> dict[str, str]:
+        return _called_after(names, known, {*known.values(), *sizes})
+
+    schedule, inner = schedule_under(found.schedule, table, named)
+    inner |= named((name for x in found.tiles for name in alike.names(x)), inner)
     text = show(schedule)
 
     def called(x: Kernel | k.Function) -> str:

@@ -7,7 +7,8 @@ bind("j", vector, width=8, unroll=4)
 store_at("e", "i0")
 ```
 A step names loops by their variable and buffers by their name, and says what those that it makes are called: no two of
-a kernel may be called the same. A schedule prints one step a line and parses back.
+a kernel may be called the same. One that makes many is given stems for them, to which it adds endings: the loop over
+rows that clears an accumulator is `i_first` by the stem `i`. A schedule prints one step a line and parses back.
 """
 
 from __future__ import annotations
@@ -16,15 +17,26 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from compiler.ir.node import Node
 
 
 class Step(Node):
-    """One change; the fields that `makes` lists name what it makes."""
+    """One change. `makes` lists what names things that it makes: fields, or properties that add endings to `stems`."""
 
     makes: ClassVar[tuple[str, ...]] = ()
+    stems: ClassVar[tuple[str, ...]] = ()
+
+
+def suffixed(stems: tuple[str, ...], end: str) -> tuple[str, ...]:
+    """A name with that ending for each stem."""
+    return tuple(f"{x}_{end}" for x in stems)
+
+
+def numbered(stem: str, axes: int) -> tuple[str, ...]:
+    """Loops along so many axes of a tile."""
+    return (stem,) if axes == 1 else tuple(f"{stem}{n}" for n in range(axes))
 
 
 class Split(Step):
@@ -117,15 +129,23 @@ class Distribute(Step):
     """The perfectly nested loops `loops` around `accumulator` run thrice: for its first value, its sum, what follows.
 
     The scalar becomes a tile over them in `space`. The loops around the sum keep their names, so that it can be
-    reordered; the others are called `first` and `last`.
+    reordered; the others end in `_first` and `_last`, after the stems `into`.
     """
 
     makes = ("first", "last")
+    stems = ("into",)
     accumulator: str
     loops: tuple[str, ...]
-    first: tuple[str, ...]
-    last: tuple[str, ...]
+    into: tuple[str, ...]
     space: str = "local"
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        return suffixed(self.into, "first")
+
+    @property
+    def last(self) -> tuple[str, ...]:
+        return suffixed(self.into, "last")
 
 
 class Pack(Step):
@@ -188,30 +208,52 @@ class Cache(Step):
 class Promote(Step):
     """What each iteration of `loop` adds to the tile `accumulator` is summed in `tile` first, beginning with zero.
 
-    Loops called `first` along the axes of the tile clear it, and others called `last` add it up.
+    Loops along its `axes` clear the tile, and others add it up: after its name they end in `_first0`, `_first1` and
+    `_last0`, `_last1`, those of a tile with one axis in `_first` and `_last`.
     """
 
     makes = ("tile", "first", "last")
+    stems = ("tile",)
     accumulator: str
     loop: str
     tile: str
-    first: tuple[str, ...]
-    last: tuple[str, ...]
+    axes: int = 2
+
+    @property
+    def first(self) -> tuple[str, ...]:
+        return numbered(f"{self.tile}_first", self.axes)
+
+    @property
+    def last(self) -> tuple[str, ...]:
+        return numbered(f"{self.tile}_last", self.axes)
 
 
 class SplitTf32(Step):
-    """The factors of the contraction within `loops`, tiles of f32, become sums of two tf32 numbers each.
+    """The factors of the contraction within `loops`, `tiles` of f32, become sums of two tf32 numbers each.
 
-    The three larger of the four products remain, the smaller ones first, in loops called `small`, `cross`, and as they
-    were. `halves` says for each of the tiles what its two parts are called, the larger first, and the loops along its
-    axes that make them.
+    The three larger of the four products remain, the smaller ones first: in loops with the endings `_0`, `_1`, and as
+    they were. The parts of a tile end in `_big` and `_small`, the loops along its axes that make them in `_at0` and
+    `_at1`. `into` has the stems, those of the loops, then those of the tiles.
     """
 
     makes = ("small", "cross", "halves")
+    stems = ("into",)
     loops: tuple[str, ...]
-    small: tuple[str, ...]
-    cross: tuple[str, ...]
-    halves: tuple[tuple[str, ...], ...]
+    tiles: tuple[str, str]
+    into: tuple[str, ...]
+
+    @property
+    def small(self) -> tuple[str, ...]:
+        return suffixed(self.into[:-2], "0")
+
+    @property
+    def cross(self) -> tuple[str, ...]:
+        return suffixed(self.into[:-2], "1")
+
+    @property
+    def halves(self) -> tuple[tuple[str, str, str, str], ...]:
+        """Of each tile the larger part, the smaller one, and the loops that make them."""
+        return tuple((f"{x}_big", f"{x}_small", f"{x}_at0", f"{x}_at1") for x in self.into[-2:])
 
 
 class Writeback(Step):
@@ -296,6 +338,22 @@ class Persist(Step):
     into: tuple[str, str, str]
 
 
+class OnlineLoops(NamedTuple):
+    """The loops of a softmax in one pass, by what they do: those over rows (queries), columns (keys) and features."""
+
+    blocks: tuple[str, str]  # over blocks of queries and of keys
+    first: tuple[str]  # clears what the softmax accumulates
+    begin: tuple[str, str]  # clears the sums
+    zero: tuple[str, str]  # clears the scores
+    score: tuple[str, str]  # sums up the scores
+    edge: tuple[str, str]  # completes them
+    row: tuple[str, str, str]  # the softmax of a query, with a loop for its maximum and one for its weights
+    scale: tuple[str, str]  # rescales the sums so far
+    weight: tuple[str, str]  # rounds late weights
+    value: tuple[str, str, str]  # adds the values, with a third loop over keys
+    last: tuple[str, str]  # stores
+
+
 class Online(Step):
     """The sum weighted by a softmax into the scalar `accumulator` is made in one pass over blocks of keys.
 
@@ -304,37 +362,38 @@ class Online(Step):
     and key are copied to shared memory in such blocks, called `held`, by tensor maps. Weights that come `late` take the
     place of their scores at first, and are rounded to their type right before they are multiplied.
 
-    `blocks` names the loops over blocks of queries and of keys. In these stand nests of loops over queries and keys, or
-    queries and features: `first` and `begin` clear the accumulators, `zero` the scores, which `score` sums up and
-    `edge` completes; `row` has the softmax of a query, with a loop for its maximum and one for its weights; `scale`
-    rescales the sums so far, `weight` rounds late weights, `value` adds the values, with a third loop over keys, and
-    `last` stores. `tiles` are called the factors to rescale by, the weights, the scores and, where tiles are local, the
-    sums as they are stored.
+    `into` has the stems of loops over queries, keys and features: blocks of the first two end in `0`, the others in
+    what `OnlineLoops` calls them. The factors to rescale by, the weights and, where tiles are local, the sums as they
+    are stored end in `_scale`, `_weights` and `_rows` after the first of `tiles`; the second is the tile of the scores.
     """
 
-    makes = ("blocks", "first", "begin", "zero", "score", "edge", "row", "scale", "weight", "value", "last", "tiles",
-             "held")  # fmt: skip
+    makes = ("made", "made_tiles", "held")
+    stems = ("into", "tiles")
     accumulator: str
     rows: int
     keys: int
-    blocks: tuple[str, str]
-    first: tuple[str]
-    begin: tuple[str, str]
-    zero: tuple[str, str]
-    score: tuple[str, str]
-    edge: tuple[str, str]
-    row: tuple[str, str, str]
-    scale: tuple[str, str]
-    weight: tuple[str, str]
-    value: tuple[str, str, str]
-    last: tuple[str, str]
-    tiles: tuple[str, str, str, str]
+    into: tuple[str, str, str]
+    tiles: tuple[str, str]
     unit: int = 1
     space: str = "registers"
     swizzle: int = 0
     masks: tuple[str, ...] = ()
     late: int = 0
     held: tuple[str, ...] = ()
+
+    @property
+    def made(self) -> OnlineLoops:
+        q, j, d = self.into
+        scores = {end: (f"{q}_{end}", f"{j}_{end}") for end in ("zero", "score", "edge", "weight")}
+        sums = {end: (f"{q}_{end}", f"{d}_{end}") for end in ("begin", "scale", "last")}
+        row, value = (f"{q}_row", f"{j}_max", f"{j}_exp"), (f"{q}_value", f"{d}_value", f"{j}_value")
+        return OnlineLoops((f"{q}0", f"{j}0"), (f"{q}_first",), row=row, value=value, **scores, **sums)
+
+    @property
+    def made_tiles(self) -> tuple[str, str, str, str]:
+        """The factors to rescale by, the weights, the scores, and the sums as they are stored."""
+        stem, scores = self.tiles
+        return f"{stem}_scale", f"{stem}_weights", scores, f"{stem}_rows"
 
 
 class Peel(Step):
@@ -422,7 +481,12 @@ def _said(field: str, value: Any) -> str:
 
 def _named(step: type[Step]) -> tuple[str, ...]:
     """The fields that are said by keyword."""
-    return tuple(f for f in step.makes if f != "tile")
+    return tuple(f for f in naming_fields(step) if f != "tile")
+
+
+def naming_fields(step: type[Step]) -> tuple[str, ...]:
+    """The fields that name what the step makes, or have stems of such names."""
+    return tuple(f for f in dict.fromkeys((*step.stems, *step.makes)) if f in step.fields)
 
 
 def _plain(step: type[Step]) -> tuple[str, ...]:
@@ -437,13 +501,14 @@ def _default(step: type[Step], field: str) -> str:
 
 def names_made(step: Step) -> tuple[str, ...]:
     """What a step calls the loops, tiles and scalars that it makes."""
-    return tuple(_strings(tuple(getattr(step, f) for f in step.makes)))
+    return tuple(strings(tuple(getattr(step, f) for f in step.makes)))
 
 
-def _strings(value: Any) -> Iterator[str]:
+def strings(value: Any) -> Iterator[str]:
+    """The names in tuples of tuples of names, without empty ones."""
     if isinstance(value, tuple):
         for v in value:
-            yield from _strings(v)
+            yield from strings(v)
     elif value:
         yield value
 

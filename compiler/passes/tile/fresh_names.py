@@ -5,14 +5,14 @@ Heuristics name loops and tiles after those that they are made of, which others 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 from compiler.ir import loop
 from compiler.ir.statement import Kernel, Let, Program
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.steps import apply_step, bound
-from compiler.schedule.steps import NameTaken, Schedule, Step, names_made
+from compiler.schedule.steps import NameTaken, Schedule, Step, names_made, naming_fields, strings
 
 
 def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedule:
@@ -33,19 +33,41 @@ def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedul
         except NameTaken as problem:
             if not problem.names <= set(names_made(step)):
                 raise
-            more = {name: _free(name, made | set(bound(kernel))) for name in sorted(problem.names)}
-            made |= set(more.values())
-            renamed |= more
-            step = step.replace(**{f: _called(getattr(step, f), more) for f in step.makes})
+            before, step = step, apart(step, problem.names, made | set(bound(kernel)))
+            renamed |= dict(zip(names_made(before), names_made(step), strict=True))
+            made |= set(names_made(step))
             program, kernel = apply_step(program, kernel, step)
         steps.append(step)
     return Schedule(tuple(steps))
 
 
 def renamed_step(step: Step, table: Mapping[str, str]) -> Step:
-    """The step with loops, buffers and scalars called as the table says."""
-    words = ("level", "space", "how", "instruction")
+    """The step with loops, buffers and scalars called as the table says, its stems as they were."""
+    words = ("level", "space", "how", "instruction", *step.stems)
     return step.replace(**{f: _called(getattr(step, f), table) for f in type(step).fields if f not in words})
+
+
+def schedule_under(
+    schedule: Schedule,
+    table: Mapping[str, str],
+    called: Callable[[Iterable[str], dict[str, str]], dict[str, str]],
+) -> tuple[Schedule, dict[str, str]]:
+    """The schedule with names as in `table`, and the table with those of what the steps make.
+
+    `called` names what is not in a table, by names that are free.
+    """
+    known, steps = dict(table), []
+    for step in schedule.steps:
+        plain = [f for f in naming_fields(type(step)) if f not in step.stems]
+        known |= called(strings(tuple(getattr(step, f) for f in plain)), known)
+        stems = known | called(strings(tuple(getattr(step, f) for f in step.stems)), known)
+        new = renamed_step(step, known).replace(**{f: _called(getattr(step, f), stems) for f in step.stems})
+        made = dict(zip(names_made(step), names_made(new), strict=True))
+        taken = set(known.values())
+        new = apart(new, {b for a, b in made.items() if a not in known} & taken, taken)
+        known |= dict(zip(names_made(step), names_made(new), strict=True))
+        steps.append(new)
+    return Schedule(tuple(steps)), known
 
 
 def _called(value: Any, table: Mapping[str, str]) -> Any:
@@ -54,8 +76,22 @@ def _called(value: Any, table: Mapping[str, str]) -> Any:
     return table.get(value, value) if isinstance(value, str) else value
 
 
-def _free(name: str, taken: set[str]) -> str:
-    """The name with as many underscores behind it as it takes."""
-    while name in taken:
-        name += "_"
-    return name
+def apart(step: Step, names: Set[str], taken: Set[str]) -> Step:
+    """The step with as many underscores behind what it calls so, or behind the stem of that, as it takes."""
+    for field in naming_fields(type(step)):
+        value = getattr(step, field)
+        for n in range(1 if isinstance(value, str) else len(value)):
+            before, other = set(names_made(step)), _longer(step, field, n)
+            if not (before - set(names_made(other))) & names:
+                continue
+            while (set(names_made(other)) - before) & taken:
+                other = _longer(other, field, n)
+            step = other
+    return step
+
+
+def _longer(step: Step, field: str, at: int) -> Step:
+    value = getattr(step, field)
+    if isinstance(value, str):
+        return step.replace(**{field: f"{value}_"})
+    return step.replace(**{field: tuple(f"{x}_" if n == at else x for n, x in enumerate(value))})

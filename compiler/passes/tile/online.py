@@ -39,10 +39,7 @@ from compiler.schedule.steps import Online, ScheduleError
 
 
 def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
-    """`online("o", 4, 4, blocks=("q0", "j0"), first=("q_first",), begin=("q_begin", "d_begin"),
-    zero=("q_zero", "j_zero"), score=("q_score", "j_score"), edge=("q_edge", "j_edge"),
-    row=("q_row", "j_max", "j_exp"), scale=("q_scale", "d_scale"), weight=("q_weight", "j_weight"),
-    value=("q_value", "d_value", "j_value"), last=("q_last", "d_last"), tiles=("o_scale", "o_weights", "c", "o_rows"))`
+    """`online("o", 4, 4, into=("q", "j", "d"), tiles=("o", "c"))`
 
     before:
         for q in serial(8):
@@ -179,8 +176,8 @@ class _Maker:
         self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]
         self.held = dict(zip(self.step.masks, self.step.held, strict=True))
         self.local = self.step.space == "local"
-        (place, self.turn), count = map(Var, self.step.blocks), _pieces(self.queries, self.rows)
-        self.scale, self.weights, self.scores, self.turned_sums = self.step.tiles
+        (place, self.turn), count = map(Var, self.step.made.blocks), _pieces(self.queries, self.rows)
+        self.scale, self.weights, self.scores, self.turned_sums = self.step.made_tiles
         self.ranges[place.name] = extent_range(count)
         self.blocks: tuple[Var, Expr] = place, count
         self.block: Expr = count - 1 - place if reach(f.score, self.query) else place
@@ -271,14 +268,14 @@ class _Maker:
         f = self.found
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
         zero, low = identity("sum", self.dtype), identity("max", self.dtype)
-        first, rows = Var(self.step.first[0]), dim(self.rows)
+        first, rows = Var(self.step.made.first[0]), dim(self.rows)
         inside: list[Stmt] = [
             self.alloc(o, self.width),
             self.alloc(m),
             self.alloc(total),
             self.alloc(self.scale),
             self.nest([(first.name, rows, "parallel")], [Store(m, (first,), low), Store(total, (first,), zero)]),
-            self.rows_and(self.step.begin, dim(self.width), lambda i, d: Store(o, self.lying(i, d), zero)),
+            self.rows_and(self.step.made.begin, dim(self.width), lambda i, d: Store(o, self.lying(i, d), zero)),
             tile.For(self.turn.name, self.turns(), "scan", SERIAL, tuple(self.turned())),
             *self.last(),
         ]
@@ -299,7 +296,7 @@ class _Maker:
 
     def turned(self) -> list[Stmt]:
         """A block of keys: its scores, the weights by the new maximum, and what they add to the rescaled sums."""
-        f, step = self.found, self.step
+        f, step = self.found, self.step.made
         o, scores, weights = f.accumulator.name, self.scores, self.weights
         out = [*self.copied(), self.alloc(scores, self.cols)]
         if f.scores:
@@ -328,7 +325,7 @@ class _Maker:
 
         width, depth = dim(self.width), (column, self.columns, "reduce")
         out.append(self.rows_and(step.scale, width, rescaled))
-        if step.late:
+        if self.step.late:
             out.append(self.rows_and(step.weight, self.columns, rounded))
         out.append(self.rows_and((row, feature), width, added, depth))
         return out
@@ -348,7 +345,7 @@ class _Maker:
             yield tile.Copy(whole, source, "plain" if self.local else "tma")
 
     def contraction(self, found: recognised.Scores) -> Stmt:
-        (row, column), depth = self.step.score, found.depth.var
+        (row, column), depth = self.step.made.score, found.depth.var
         self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1)}
         ends = self.inside("depth", depth)
         left, right = (self.at(x, row, column, depth=depth) for x in (found.left, found.right))
@@ -359,12 +356,12 @@ class _Maker:
         def added(i: Expr, j: Expr) -> Stmt:
             return Store(self.scores, self.lying(i, j), left * right, "sum")
 
-        return self.rows_and(self.step.score, self.columns, added, step)
+        return self.rows_and(self.step.made.score, self.columns, added, step)
 
     def softmax(self, scores: str, weights: str) -> Stmt:
         f, dtype = self.found, self.dtype
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
-        row, *both = map(Var, self.step.row)
+        row, *both = map(Var, self.step.made.row)
         columns = dict(zip(("max", "exp"), both, strict=True))
         new, safe, scale = Var(f"{m}_new", dtype), Var(f"{m}_safe", dtype), Var(f"{m}_scale", dtype)
         more, weight = Var(f"{total}_new", dtype), Var(f"{o}_weight", dtype)
@@ -436,11 +433,11 @@ class _Maker:
     def counted(self, scores: str) -> Body:
         """What makes scores out of their matmuls: only where these are not, or may not be, the scores themselves."""
         f = self.found
-        row, column = map(Var, self.step.edge)
+        row, column = map(Var, self.step.made.edge)
         value = self.score(row, column, scores)
         if f.scores and isinstance(value, Load):
             return ()
-        nest = self.rows_and(self.step.edge, self.columns, lambda i, j: Store(scores, self.lying(i, j), value))
+        nest = self.rows_and(self.step.made.edge, self.columns, lambda i, j: Store(scores, self.lying(i, j), value))
         if f.scores is None or not recognised.told_by_places(self.base, self.query, f.scores.name):
             return (nest,)
         last = self.turn * self.cols + (self.cols - 1)
@@ -453,7 +450,7 @@ class _Maker:
     def last(self) -> Iterator[Stmt]:
         """What becomes of the sums, row by row: local ones are turned for that."""
         f = self.found
-        row, feature = map(Var, self.step.last)
+        row, feature = map(Var, self.step.made.last)
         inverse = Var(f"{f.total.name}_inverse", self.dtype)
         total, most = (Load(x.name, (row,), x.dtype) for x in (f.total, f.maximum))
         own: dict[Expr, Expr] = {f.total: total, f.maximum: most * const(self.factor, self.dtype)}

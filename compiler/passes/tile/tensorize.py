@@ -21,7 +21,7 @@ from compiler.schedule.steps import Distribute, ScheduleError, Step, Tensorize
 
 
 def distribute(kernel: Kernel, step: Distribute) -> Kernel:
-    """`distribute("c", ("i", "j"), first=("i_first", "j_first"), last=("i_last", "j_last"))`
+    """`distribute("c", ("i", "j"), into=("i", "j"))`
 
     before:
         for i in serial(4):

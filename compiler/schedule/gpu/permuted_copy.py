@@ -11,7 +11,7 @@ from compiler.ir.expr import Const, Expr, const, static
 from compiler.ir.index import from_linear, linear
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
-from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step
+from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step, numbered
 
 THREADS = 256
 WIDEST = 16  # bytes that one instruction moves
@@ -51,7 +51,7 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     whole, staged = static(t.shape[kept[-1]]), along[kept[-1]] * every[kept[-1]]
     staged = whole if staged >= whole else staged - every[kept[-1]] + 1
     # Odd rows of the tile begin in other banks, also if these hold two elements each.
-    copied = naming.along(f"{tile}_at", len(kept))
+    copied = numbered(f"{tile}_at", len(kept))
     made.append(Stage(t.name, tile, outer[-1], "shared", copied, 1 + staged % 2))
     made += [Bind(name, "blocks") for name in naming.grid(outer, made)]
     for loops, row in ((copied, staged), (tuple(inner), side)):

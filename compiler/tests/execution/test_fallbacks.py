@@ -20,7 +20,7 @@ from compiler.tests.meaning import fresh_seed
 
 PRODUCT = "torch.randn(7, 8) @ torch.randn(8, 9)"
 NAME = "matmul_7x9x8_f32"  # of its kernel
-DISTRIBUTED = 'distribute("matmul_", ("i", "j"), first=("i_first", "j_first"), last=("i_last", "j_last"))'
+DISTRIBUTED = 'distribute("matmul_", ("i", "j"), into=("i", "j"))'
 IMPOSSIBLE = {
     "a step that does not apply": 'pack("nothing", "tile", ("i", "r"), into=("i_tile", "r_tile"))',
     "an instruction that there is none of": DISTRIBUTED + '\ntensorize(("i", "j", "r"), "spell")',

@@ -236,7 +236,7 @@ for i in serial(4):
             c += a[i, l] * b[l, j]
         y[i, j] = c
 """
-DISTRIBUTED = 'distribute("c", ("i", "j"), first=("i_first", "j_first"), last=("i_last", "j_last"))'
+DISTRIBUTED = 'distribute("c", ("i", "j"), into=("i", "j"))'
 REFUSED = {
     "distribute over a sum": (
         DISTRIBUTED.replace("j", "l"),

@@ -17,7 +17,7 @@ from compiler.schedule.steps import Promote, ScheduleError, SplitTf32
 
 
 def promote(kernel: Kernel, step: Promote) -> Kernel:
-    """`promote("c", "l0", "part", first=("part_first",), last=("part_last",))`
+    """`promote("c", "l0", "part", 1)`
 
     before:
         c = registers(f32[4])
@@ -85,8 +85,7 @@ def _makes(n: object, name: str) -> bool:
 
 
 def split_tf32(kernel: Kernel, step: SplitTf32) -> Kernel:
-    """`split_tf32(("i", "j", "l"), small=("i_0", "j_0", "l_0"), cross=("i_1", "j_1", "l_1"),
-    halves=(("a", "a_big", "a_small", "a_at0", "a_at1"), ("b", "b_big", "b_small", "b_at0", "b_at1")))`
+    """`split_tf32(("i", "j", "l"), ("a", "b"), into=("i", "j", "l", "a", "b"))`
 
     before:
         a = registers(f32[4, 8])
@@ -140,9 +139,9 @@ def split_tf32(kernel: Kernel, step: SplitTf32) -> Kernel:
             raise ScheduleError(step, f"{step.loops[-1]} holds something other than one contraction of f32")
     if a not in tiles or b not in tiles or a == b:
         raise ScheduleError(step, f"{a} and {b} are no two tiles of kernel {kernel.name}")
-    halves = {name: called for name, *called in step.halves}
-    if halves.keys() != {a, b}:
-        raise ScheduleError(step, f"it makes halves of {a} and {b}, and names those of {', '.join(halves)}")
+    if {*step.tiles} != {a, b}:
+        raise ScheduleError(step, f"the factors are {a} and {b}, not {' and '.join(step.tiles)}")
+    halves = dict(zip(step.tiles, step.halves, strict=True))
     out: list[Stmt] = []
     own = tuple(f.var for f in nest)
     for loops, (x, y) in ((step.small, (1, 0)), (step.cross, (0, 1)), (own, (0, 0))):

@@ -23,7 +23,7 @@ from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Collapse, Online, Pack, Schedule, Step, Tensorize
+from compiler.schedule.steps import Bind, Collapse, Online, Pack, Schedule, Step, Tensorize, suffixed
 from compiler.targets.target import Instruction, Target
 
 MOST_VECTORS = 4  # of queries in a block: as many as stay in registers beside a softmax, and as instructions have
@@ -130,8 +130,9 @@ class _Plan:
     def applied(self, way: _Way, masks: tuple[str, ...]) -> Schedule:
         add, f = self.steps.append, self.found
         held = tuple(f"{x}_mask" for x in masks)
-        made = Online(f.accumulator.name, way.rows, way.keys, space="local", masks=masks, held=held, **naming.online(f))
-        add(made)
+        step = Online(f.accumulator.name, way.rows, way.keys, space="local", masks=masks, held=held, **naming.online(f))
+        add(step)
+        made = step.made
         if self.batch * self.queries * self.keys * (self.depth + self.features) >= blocking.WORTH_CORES:
             name = made.blocks[0]
             for r in reversed(f.batch):
@@ -179,7 +180,7 @@ class _Plan:
     def pack(self, factor: Expr, word: str, order: tuple[str, str]) -> None:
         buffer = next(x.buffer for x in factor.walk() if isinstance(x, Load))
         tile = f"{buffer}_{word}"
-        self.steps.append(Pack(buffer, tile, order, naming.suffixed(order, tile), self.lanes))
+        self.steps.append(Pack(buffer, tile, order, suffixed(order, tile), self.lanes))
 
 
 def _number(e: Expr) -> int:

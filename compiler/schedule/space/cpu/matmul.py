@@ -26,7 +26,18 @@ from compiler.schedule.contraction_nest import Contraction, by_groups, recognise
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.cpu.blocking import Blocking, Matmul, Operand
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Pack, Reorder, Schedule, Split, SplitShifted, Step, Tensorize
+from compiler.schedule.steps import (
+    Bind,
+    Distribute,
+    Pack,
+    Reorder,
+    Schedule,
+    Split,
+    SplitShifted,
+    Step,
+    Tensorize,
+    suffixed,
+)
 from compiler.targets.target import Target
 
 SELDOM = 64  # one row in so many may be computed twice
@@ -183,7 +194,8 @@ class _Plan:
         if self.m.name and (self.n.outer or len(outer) > 1):
             self.steps.append(Reorder((*(x.outer for x in outer), *(x.name for x in axes))))
         self.spread(outside, chosen)
-        nests = naming.distribute(c.accumulator, tuple(x.name for x in axes))
+        own = tuple(x.name for x in axes)
+        nests = Distribute(c.accumulator, own, own)
         self.steps.append(nests)
         ends, columns = (nests.first[-1], nests.last[-1]), self.n.extent
         inner = [x.name for x in (*axes, self.k)]
@@ -258,5 +270,5 @@ class _Plan:
                 order = (part, self.k) if part is self.m or chosen.flat else (self.k, part)
                 loops = tuple(x for x in (panels if part is self.n else "", *(x.name for x in order)) if x)
                 tile = f"{buffer}_{word}"
-                into = naming.suffixed(loops, tile)
+                into = suffixed(loops, tile)
                 self.steps.append(Pack(buffer, tile, loops, into, self.target.lanes(self.bytes)))

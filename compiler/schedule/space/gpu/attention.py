@@ -26,7 +26,7 @@ from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.schedule.gpu.matmul import RESERVED, WARP
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Cache, Online, Reorder, Schedule, Split, Step, Tensorize
+from compiler.schedule.steps import Bind, Cache, Online, Promote, Reorder, Schedule, Split, SplitTf32, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
@@ -196,11 +196,12 @@ class _Plan:
         late = int(way.overlaps)
         masks = self.masks(way)
         held = tuple(f"{x}_mask" for x in masks)
-        made = Online(
+        step = Online(
             f.accumulator.name, way.rows, way.keys, unit=way.unit, space=where[0], swizzle=where[1], masks=masks,
             late=late, held=held, **naming.online(f),
         )  # fmt: skip
-        add(made)
+        add(step)
+        made = step.made
         if online_softmax.reach(f.score, query) and self.near():
             add(Reorder((made.blocks[0], *(x.var for x in f.batch))))
         self.steps += [Bind(x.var, "blocks") for x in f.batch]
@@ -219,7 +220,7 @@ class _Plan:
         self.contraction(self.scores.name.name, nest, (q, k), way.score)
         nest = made.value
         v = self.shared(self.v, "value", {"own": (nest[1], widths[1]), "k": (nest[2], way.keys)})
-        weights = made.tiles[1] if way.threefold else ""
+        weights = step.made_tiles[1] if way.threefold else ""
         self.contraction(f.accumulator.name, nest, (weights, v), way.value, widths[1])
         producers = (("producers", 1),) if way.by_tma else ()
         overlap = (("overlap", 1),) if late else ()
@@ -269,7 +270,7 @@ class _Plan:
             add(Split(k, CHUNK, (chunks, steps)))
             add(Reorder((*around, chunks, m, n, steps)))
             self.steps += [Bind(x, "unroll") for x in around]
-            chunk = naming.promote(acc, chunks, f"{acc}_chunk")
+            chunk = Promote(acc, chunks, f"{acc}_chunk")
             add(chunk)
             for loops in (chunk.first, chunk.last):
                 self.spread(*loops)
@@ -280,9 +281,10 @@ class _Plan:
         pieces = [(f"{x}_piece", x, own) for x, own in zip(operands, (m, n), strict=True) if x]
         self.steps += [Cache(x, piece, (own, inner[2]), "registers", "plain") for piece, x, own in pieces]
         if self.way.threefold:
-            halves = naming.split_tf32(inner, *(piece for piece, _, _ in pieces))
+            a, b = (piece for piece, _, _ in pieces)
+            halves = SplitTf32(inner, (a, b), (*inner, a, b))
             add(halves)
-            for _, _, _, row_loop, column in halves.halves:
+            for _, _, row_loop, column in halves.halves:
                 self.spread(row_loop, column)
             self.steps += [Tensorize(x, row.name, self.way.grid) for x in (halves.small, halves.cross)]
         add(Tensorize(inner, row.name, self.way.grid))

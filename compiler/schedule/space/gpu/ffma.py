@@ -21,7 +21,7 @@ from compiler.schedule.contraction_nest import Contraction, recognise
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu.matmul_axes import size
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step
+from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Split, Step
 from compiler.targets.target import Target
 
 # A thread has at most 8 rows and columns: 64 sums and what they need fit in its registers.
@@ -89,7 +89,7 @@ def _steps(c: Contraction, m: loop.For, n: loop.For, down: int, across: int, par
         steps += [Bind(v, "unroll") for v in own_sums]
     steps += [Bind(v, "blocks") for v in (*outside, m_tile, n_tile)]
     steps.append(Bind(thread, "lanes", lanes))
-    nests = naming.distribute(c.accumulator, own, "registers")
+    nests = Distribute(c.accumulator, own, own, "registers")
     steps.append(nests)
     once = next(u for u in AT_ONCE if size(c.depth[0]) // parts % u == 0)
     (each, step) = naming.pieces(k)

@@ -30,10 +30,12 @@ from compiler.schedule.steps import (
     Distribute,
     Pad,
     Persist,
+    Promote,
     Raster,
     Reorder,
     Schedule,
     Split,
+    SplitTf32,
     Step,
     Tensorize,
     Writeback,
@@ -171,7 +173,7 @@ class _Plan:
         if t.parts > 1:
             grid += self.split_reduction()
         self.steps += [Bind(var, "blocks") for var in grid]
-        nests = naming.distribute(self.acc, (m.name, n.name), "registers")
+        nests = Distribute(self.acc, (m.name, n.name), (m.name, n.name), "registers")
         add(nests)
         self.mainloop(nests)
         if t.blocks:
@@ -224,7 +226,7 @@ class _Plan:
         lanes = (("threads", t.threads), *((("vector", NEIGHBOURS),) if whole else ()))
         if whole:
             # All that a thread adds up is asked for before it stores any.
-            nests = naming.distribute(made.total, (each,), "registers")
+            nests = Distribute(made.total, (each,), (each,), "registers")
             add(nests)
             add(Reorder((again, each)))
             self.steps += [Bind(x, "lanes", lanes) for x in (*nests.first, *nests.last)]
@@ -242,7 +244,7 @@ class _Plan:
         self.writeback(ends[1])
         tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
         if t.terms > 1:
-            chunk = naming.promote(self.acc, k.outer, f"{self.acc}_chunk")
+            chunk = Promote(self.acc, k.outer, f"{self.acc}_chunk")
             add(chunk)
             ends += [chunk.first, chunk.last]
         for end in ends:
@@ -272,13 +274,13 @@ class _Plan:
         add(Reorder((step, m.name, n.name, inner)))
         add(Bind(step, "unroll"))
         nest = (m.name, n.name, inner)
-        pieces = [f"{x}_piece" for x in (tile_a, tile_b)]
+        pieces = f"{tile_a}_piece", f"{tile_b}_piece"
         add(Cache(tile_a, pieces[0], (m.name, inner), "registers", "plain"))
         add(Cache(tile_b, pieces[1], (n.name, inner), "registers", "plain"))
         if t.terms > 1:
-            halves = naming.split_tf32(nest, *pieces)
+            halves = SplitTf32(nest, pieces, (*nest, *pieces))
             add(halves)
-            for _, _, _, *loops in halves.halves:
+            for _, _, *loops in halves.halves:
                 self.spread(tuple(loops))
             self.tensorize(halves.small, halves.cross, nest)
         else:
@@ -303,9 +305,9 @@ class _Plan:
         add(Bind(half, "unroll"))
         add(Cache(tile_a, piece, (m, inner), "registers", "plain"))
         nest = m, n, inner
-        halves = naming.split_tf32(nest, piece, tile_b)
+        halves = SplitTf32(nest, (piece, tile_b), (*nest, piece, tile_b))
         add(halves)
-        (_, _, _, *left), (_, _, _, row, column) = halves.halves
+        (_, _, *left), (_, _, row, column) = halves.halves
         self.spread(tuple(left))
         lanes = (("threads", PREPARING * WARP),)
         self.steps += [Bind(row, "lanes", lanes), Bind(column, "lanes", (("vector", 4),))]

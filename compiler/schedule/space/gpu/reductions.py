@@ -18,7 +18,7 @@ from compiler.ir.statement import Accum, Init, Let, Stmt, Store
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.space.members import Member, relative
-from compiler.schedule.steps import Bind, Collapse, Reorder, Split, SplitReduction, Step
+from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Split, SplitReduction, Step
 from compiler.targets.target import Target
 
 THREADS = 256
@@ -100,7 +100,7 @@ def _columns(found: Reduction, vector: int, together: int, parts: int, sharers: 
     blocks = naming.split_reduction(found.accumulator, along, parts, rows, "device")
     threads = naming.split_reduction(found.accumulator, along, sharers, rows, "shared")
     steps += [*([blocks] if parts > 1 else []), *([threads] if sharers > 1 else [])]
-    nests = naming.distribute(found.accumulator, (inner,))
+    nests = Distribute(found.accumulator, (inner,), (inner,))
     if inner:
         steps.append(nests)
     if ahead > 1:

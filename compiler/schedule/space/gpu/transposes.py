@@ -19,7 +19,7 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.space.members import Member
-from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step
+from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step, numbered
 
 THREADS = 256
 WIDEST = 16  # bytes that one instruction moves
@@ -77,10 +77,10 @@ def _steps(
     outer, last = [*others, rows_of[0], columns_of[0]], (rows_of[1], columns_of[1])
     steps.append(Reorder((*outer, *last)))
     for b, size in zip(buffers, sizes, strict=True):
-        steps.append(Stage(b, f"{b}_tile", outer[-1], "shared", naming.along(f"{b}_tile_at", 2), max(1, BANK // size)))
+        steps.append(Stage(b, f"{b}_tile", outer[-1], "shared", numbered(f"{b}_tile_at", 2), max(1, BANK // size)))
     steps += [Bind(name, "blocks") for name in naming.grid(outer, steps)]
     for b, size in zip(buffers, sizes, strict=True):
-        row, column = naming.along(f"{b}_tile_at", 2)
+        row, column = numbered(f"{b}_tile_at", 2)
         steps += [Collapse(row, column, row + column), Bind(row + column, "lanes", _lanes(first, WIDEST // size))]
     each = "".join(last)
     steps += [Collapse(*last, each), Bind(each, "lanes", _lanes(second, WIDEST // stored))]

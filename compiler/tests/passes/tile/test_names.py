@@ -7,6 +7,7 @@ import pytest
 from compiler import pipeline
 from compiler.ir import loop_text
 from compiler.passes.loop_to_tile import loop_to_tile
+from compiler.passes.tile.fresh_names import fresh_names
 from compiler.passes.tile.steps import apply
 from compiler.schedule.steps import NameTaken, parse, show
 from compiler.targets import cpu
@@ -31,6 +32,7 @@ TAKEN = {
     "a buffer": ('split("j", 4, into=("j0", "y"))', "y"),
     "its own": ('split("j", 4, into=("j0", "j0"))', "j0"),
     "what another step made": ('split("j", 4, into=("j0", "j2"))\nsplit("j1", 4, into=("j2", "j3"))', "j2"),
+    "what a stem makes": ('split("j", 4, into=("j0", "j1_first"))\ndistribute("c", ("j1",), into=("j1",))', "j1_first"),
 }
 
 
@@ -46,6 +48,19 @@ def test_what_a_step_replaces_leaves_its_name() -> None:
     program = loop_to_tile(loop_text.parse(PRODUCT))
     made = apply(program, program.kernels[0], parse('split("j", 4, into=("j", "i"))'))
     same_meaning(("tile", program), ("tile", made), fresh_seed())
+
+
+def test_a_stem_becomes_longer_where_one_of_its_names_is_taken() -> None:
+    given = loop_text.parse(PRODUCT.replace("k0", "j1_first"))
+    steps = parse('distribute("c", ("j1",), into=("j1",))\nbind("j1_last", vector, width=8)')
+    made = fresh_names(given, given.kernels[0], steps)
+    assert show(made) == 'distribute("c", ("j1",), into=("j1_",))\nbind("j1__last", vector, width=8)\n'
+
+
+def test_a_stem_stays_where_the_loop_that_it_is_like_is_called_otherwise() -> None:
+    given = loop_text.parse(PRODUCT.replace("k0", "j10"))
+    steps = 'split("j1", 4, into=("{0}", "j11"))\ndistribute("c", ("{0}", "j11"), into=("j10", "i"))\n'
+    assert show(fresh_names(given, given.kernels[0], parse(steps.format("j10")))) == steps.format("j10_")
 
 
 def test_a_heuristic_finds_other_names() -> None:
