@@ -32,7 +32,15 @@ if TYPE_CHECKING:
     )
     from compiler.execution.gpu_programs import architecture, on_gpu
     from compiler.execution.named import TARGETS, cpus, target
-    from compiler.frontend import Captured, capture, decompositions, from_graph, specialised, with_results
+    from compiler.frontend import (
+        Captured,
+        FirstOfEqual,
+        capture,
+        decompositions,
+        from_graph,
+        specialised,
+        with_results,
+    )
     from compiler.interpret.accumulated import Moments, moments
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
@@ -51,7 +59,9 @@ _HOME = {
     ),
     "compiler.execution.gpu_programs": ("architecture", "on_gpu"),
     "compiler.execution.named": ("TARGETS", "cpus", "target"),
-    "compiler.frontend": ("Captured", "capture", "decompositions", "from_graph", "specialised", "with_results"),
+    "compiler.frontend": (
+        "Captured", "FirstOfEqual", "capture", "decompositions", "from_graph", "specialised", "with_results",
+    ),
     "compiler.checks.instructions.checks": ("NotRun", "instruction_checks"),
     "compiler.checks.inspection": ("inspect",),
     "compiler.interpret.accumulated": ("Moments", "moments"),
@@ -89,6 +99,7 @@ __all__ = [
     "Captured",
     "CompilerError",
     "Executable",
+    "FirstOfEqual",
     "InvalidData",
     "Lowering",
     "Moments",

@@ -1,15 +1,18 @@
-"""A loop's body in; the iterations from which on a condition or the sign under an `abs` is another, out."""
+"""A loop's body in; the iterations from which on a condition or the sign under an `abs` is another, out, and what the
+body stores if no value in it has a name."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from compiler.ir.dtype import i64
-from compiler.ir.expr import Op, Select, Var, dim, substitute
+from compiler.ir.expr import Expr, Op, Select, Var, dim, substitute
 from compiler.ir.index import linear, simplify
 from compiler.ir.node import Node
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Stmt
+from compiler.ir.statement import Let, Stmt, Store
+
+MOST_GROWTH = 4
 
 
 def breakpoints(body: tuple[Stmt, ...], var: Var, extent: int, ranges: dict[str, Range], most: int) -> tuple[int, ...]:
@@ -38,6 +41,29 @@ def breakpoints(body: tuple[Stmt, ...], var: Var, extent: int, ranges: dict[str,
             return ()
         whole += [(start, start + at), (start + at, end)]
     return tuple(sorted(cuts))
+
+
+def written_out(body: tuple[Stmt, ...]) -> Store | None:
+    """The one statement that stores, with what the others name in its place; None if they do more than name values, or
+    that would be text of another size: a value that is used twice, in one that is used twice, is there four times.
+    """
+    known: dict[Expr, Expr] = {}
+    sizes: dict[Node, int] = {}
+    for s in body:
+        match s:
+            case Let(name, value):
+                known[Var(name, value.dtype)] = substitute(value, known)
+            case Store() if s is body[-1]:
+                (stored,) = substitute((s,), known)
+                return stored if _size(stored, sizes) <= MOST_GROWTH * sum(_size(b, sizes) for b in body) else None
+    return None
+
+
+def _size(node: Node, known: dict[Node, int]) -> int:
+    """How many nodes the text of this one has."""
+    if node not in known:
+        known[node] = 1 + sum(_size(child, known) for child in node.below)
+    return known[node]
 
 
 def part_of(

@@ -393,7 +393,9 @@ def compare(compiled: Executable, function: Callable[..., Any], inputs: Sequence
 
     A quick look, relative to the largest value and with room for long sums; `pytest --mlcomp` has derived bounds.
     """
-    return difference(*(pytree.tree_leaves(f(*inputs)) for f in (compiled, function)))
+    with frontend.FirstOfEqual():
+        eager = function(*inputs)
+    return difference(pytree.tree_leaves(compiled(*inputs)), pytree.tree_leaves(eager))
 
 
 def difference(ours: Sequence[Any], eager: Sequence[Any]) -> tuple[float, float]:

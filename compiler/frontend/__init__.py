@@ -4,7 +4,7 @@ from compiler.frontend.convert import Converted, convert
 from compiler.frontend.decompose import Decompositions, decompositions, expand, specialised
 from compiler.frontend.invalid import refuse
 from compiler.frontend.results import with_results
-from compiler.frontend.run import execute, resolve
+from compiler.frontend.run import FirstOfEqual, execute, resolve
 from compiler.frontend.trace import Captured, capture, from_graph
 from compiler.frontend.types import our_dtype, tensor_type, torch_dtype
 
@@ -12,6 +12,7 @@ __all__ = [
     "Captured",
     "Converted",
     "Decompositions",
+    "FirstOfEqual",
     "capture",
     "convert",
     "decompositions",

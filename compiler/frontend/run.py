@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from compiler.errors import CompilerError
 from compiler.frontend.types import torch_dtype
@@ -31,7 +32,8 @@ def execute(
     """The program by PyTorch's eager kernels, one call after the other; errors of calls as `told` has them, if given.
 
     With `dtype` (float64 for a reference), everything of a floating type is held in that type instead, the types that
-    calls ask for included; scalars that tensors are compared with stay rounded to the original type of these.
+    calls ask for included; scalars that tensors are compared with stay rounded to the original type of these; and of
+    equal elements the first comes first.
     """
     if len(tensors) != len(program.inputs):
         raise CompilerError(f"{program.name} takes {len(program.inputs)} tensors, not {len(tensors)}")
@@ -39,7 +41,8 @@ def execute(
     program = fixed(program, bind(program.sizes, declared, [t.shape for t in tensors]) if program.sizes else {})
     known = aten.types(program)
     env: dict[str, Any] = {i.name: _promoted(t, dtype) for i, t in zip(program.inputs, tensors, strict=True)}
-    with torch.no_grad(), _default_dtype(dtype), torch.device(tensors[0].device if tensors else "cpu"):
+    place = torch.device(tensors[0].device if tensors else "cpu")
+    with torch.no_grad(), _default_dtype(dtype), place, nullcontext() if dtype is None else FirstOfEqual():
         for call in program.calls:
             args = [_actual(a, env, dtype) for a in call.args]
             kwargs = {k: _actual(a, env, dtype, k) for k, a in call.kwargs}
@@ -65,6 +68,23 @@ def resolve(op: str) -> Callable[..., Any]:
     space, name, overload = op.split(".")
     found: Callable[..., Any] = getattr(getattr(getattr(torch.ops, space), name), overload)
     return found
+
+
+class FirstOfEqual(TorchDispatchMode):
+    """Within it, sorts and top-k name the first of equal elements first, where torch leaves open which."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Sort stably, and of that the first are the top k."""
+        stable, named = torch.ops.aten.sort.stable, dict(kwargs or {})
+        if func is torch.ops.aten.sort.default:
+            names = ("self", "dim", "descending")
+            return stable(stable=True, **dict(zip(names, args, strict=False)), **named)
+        if func is torch.ops.aten.topk.default and args[0].ndim:
+            x, k, along, largest, _ = (*args, *(-1, True, True)[len(args) - 2 :])
+            along = named.get("dim", along)
+            found = stable(x, stable=True, dim=along, descending=named.get("largest", largest))
+            return tuple(part.narrow(along, 0, k).contiguous() for part in found)
+        return func(*args, **named)
 
 
 @contextmanager

@@ -420,13 +420,18 @@ def names(node: Node) -> set[str]:
     return {n.name for n in node.walk() if isinstance(n, Var)}
 
 
-def fresh(stem: str, taken: set[str]) -> str:
-    """`stem`, or it and the least number that makes a name of it that is not taken; now it is."""
-    name, n = stem, 0
+def fresh(stem: str, taken: set[str], numbers: dict[str, int] | None = None) -> str:
+    """`stem`, or it and the least number that makes a name of it that is not taken; now it is.
+
+    `numbers` remembers the last number of each stem, where there may be thousands of names of one.
+    """
+    name, n = stem, (numbers or {}).get(stem, 0)
     while name in taken:
         n += 1
         name = f"{stem}_{n}"
     taken.add(name)
+    if numbers is not None:
+        numbers[stem] = n
     return name
 
 

@@ -165,7 +165,12 @@ def prepare(case: Case, seed: int, where: str = "cpu") -> Subject:
     for module in _modules(whole):
         module.to(where).double()  # its own copy of the weights, already rounded to the case's type
     weights = [tensor for module in _modules(function) for tensor in (*module.parameters(), *module.buffers())]
-    return Subject(function, arguments, lambda: whole(*map(_widened, tensors.values())), weights)
+
+    def reference() -> object:
+        with compiler.FirstOfEqual():
+            return whole(*map(_widened, tensors.values()))
+
+    return Subject(function, arguments, reference, weights)
 
 
 def measure(

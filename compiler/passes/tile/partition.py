@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from compiler.analysis.breakpoints import part_of
+from compiler.analysis.breakpoints import part_of, written_out
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Var, const, substitute
+from compiler.ir.expr import Const, Var, const
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Let, Stmt, Store
+from compiler.ir.statement import Stmt
 from compiler.schedule.steps import Partition, ScheduleError
 
 
@@ -31,22 +31,11 @@ def partition(step: Partition, f: tile.For, ranges: dict[str, Range]) -> tuple[S
         raise ScheduleError(step, f"cuts ascend within {f.var}, which has {bounds[-1]} iterations")
     if len(step.into) != len(step.at) + 1:
         raise ScheduleError(step, f"{len(step.at)} cuts make {len(step.at) + 1} loops, and {len(step.into)} are named")
-    body = _one_store(step, f)
+    body = written_out(f.body)  # names would have to be other ones in each part
+    if body is None:
+        raise ScheduleError(step, f"{f.var} does more than store one value, or uses the values that it names too often")
     parts = []
     for name, (start, end) in zip(step.into, pairwise(bounds), strict=True):
         inside = part_of((body,), Var(f.var), start, end, ranges, name)
         parts.append(f.replace(var=name, extent=const(end - start), body=inside))
     return tuple(parts)
-
-
-def _one_store(step: Partition, f: tile.For) -> Store:
-    """What the loop stores, with what it names before in its place: names are not repeated from part to part."""
-    known: dict[Expr, Expr] = {}
-    for s in f.body:
-        match s:
-            case Let(name, value):
-                known[Var(name, value.dtype)] = substitute(value, known)
-            case Store() if s is f.body[-1]:
-                (stored,) = substitute((s,), known)
-                return stored
-    raise ScheduleError(step, f"{f.var} does more than name values and store one")

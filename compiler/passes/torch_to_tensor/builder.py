@@ -81,6 +81,7 @@ class Builder:
 
     def __init__(self, taken: Iterable[str], sizes: Iterable[str] = ()) -> None:
         self._taken = {*taken, *sizes}
+        self._numbers: dict[str, int] = {}
         # Of an axis `s`, loops would be called `s0` and `s1`, as sizes may be.
         reserved = self._taken | {name[0] for name in sizes}
         self._axes = [c for c in _AXES if c not in reserved]
@@ -111,7 +112,7 @@ class Builder:
         return Unsupported(op, tuple(map(_shown, args)), why, {k: _shown(v) for k, v in kwargs.items()})
 
     def fresh(self, hint: str) -> str:
-        return fresh(hint, self._taken)
+        return fresh(hint, self._taken, self._numbers)
 
     def map(self, shape: Shape, element: Callable[[Index], Expr], hint: str = "value") -> Value:
         """`element(at)` for every index `at` of `shape`."""

@@ -183,6 +183,22 @@ def test_a_reference_compares_with_scalars_as_the_original_does() -> None:
     assert torch.equal(run(frontend.capture(lambda x: x == 0.1, [x]), x, dtype=torch.float64), x == 0.1)
 
 
+@pytest.mark.parametrize("k", [1, 5, 40])
+@pytest.mark.parametrize("largest", [False, True])
+@pytest.mark.parametrize("along", [0, -1])
+def test_a_reference_names_the_first_of_equal_elements_first(k: int, largest: bool, along: int) -> None:
+    x = torch.randint(0, 3, (40, 50)).bfloat16()
+    x[3, ::7] = x[::7, 3] = torch.nan
+    values, indices = frontend.execute(
+        frontend.capture(lambda x: torch.topk(x, k, along, largest), [x]).program, [x], torch.float64
+    )
+    expected = torch.sort(x, dim=along, descending=largest, stable=True)
+    torch.testing.assert_close(values, expected.values.double().narrow(along, 0, k), equal_nan=True)
+    assert torch.equal(indices, expected.indices.narrow(along, 0, k))
+    ordered = frontend.capture(lambda x: torch.sort(x, along, largest)[1], [x])
+    assert torch.equal(run(ordered, x, dtype=torch.float64), expected.indices)
+
+
 def test_results_have_the_strides_that_the_caller_expects() -> None:
     x = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
     program = lower.lower(frontend.capture(lambda x: x * 2, [x]).program)

@@ -11,11 +11,11 @@ from functools import partial
 from itertools import pairwise
 
 from compiler.analysis import access
-from compiler.analysis.breakpoints import breakpoints, part_of
+from compiler.analysis.breakpoints import breakpoints, part_of, written_out
 from compiler.analysis.nests import contiguous
 from compiler.analysis.vectors import fitting_width
 from compiler.ir.expr import Const, Var, dim
-from compiler.ir.statement import Let, Stmt, Store
+from compiler.ir.statement import Stmt
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu.nests import Nest, touched
 from compiler.schedule.space.members import Member, ranked
@@ -41,8 +41,7 @@ def space(nest: Nest, least: float) -> Iterator[Member]:
     """Ways to cut the rows; `least` is what the cheapest way to leave them whole is said to cost."""
     row = nest.groups[-1]
     extent = row.extent
-    once = all(isinstance(s, Let) for s in nest.inside[:-1]) and isinstance(nest.inside[-1], Store)
-    if len(row.loops) > 1 or not isinstance(extent, Const) or not once or nest.stored_at:
+    if len(row.loops) > 1 or not isinstance(extent, Const) or nest.stored_at or written_out(nest.inside) is None:
         return
     length, var = int(extent.value), Var(nest.last.var)
     cuts = breakpoints(nest.inside, var, length, nest.ranges, MOST_CUTS)
