@@ -73,6 +73,9 @@ def resolve(op: str) -> Callable[..., Any]:
 class FirstOfEqual(TorchDispatchMode):
     """Within it, sorts and top-k name the first of equal elements first, where torch leaves open which."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Sort stably, and of that the first are the top k."""
         stable, named = torch.ops.aten.sort.stable, dict(kwargs or {})
@@ -80,9 +83,9 @@ class FirstOfEqual(TorchDispatchMode):
             names = ("self", "dim", "descending")
             return stable(stable=True, **dict(zip(names, args, strict=False)), **named)
         if func is torch.ops.aten.topk.default and args[0].ndim:
-            x, k, along, largest, _ = (*args, *(-1, True, True)[len(args) - 2 :])
-            along = named.get("dim", along)
-            found = stable(x, stable=True, dim=along, descending=named.get("largest", largest))
+            given = dict(zip(("self", "k", "dim", "largest"), args, strict=False)) | named
+            x, k, along = given["self"], given["k"], given.get("dim", -1)
+            found = stable(x, stable=True, dim=along, descending=given.get("largest", True))
             return tuple(part.narrow(along, 0, k).contiguous() for part in found)
         return func(*args, **named)
 

@@ -212,13 +212,13 @@ class Truth:
     @functools.cached_property
     def from_eager(self) -> list[Bounded]:
         """Around eager's own result, twice as far: where Torch IR must be, run by the same kernels."""
-        return [_around(oracle.to_array(y), b, 2.0) for y, b in zip(self.subject.eager, self.eagers, strict=True)]
+        return [around(oracle.to_array(y), b, 2.0) for y, b in zip(self.subject.eager, self.eagers, strict=True)]
 
     def _around_reference(self, derive: Callable[[], Sequence[Bounded]]) -> list[Bounded]:
         if self.tolerance.mode == "fixed":
             return [self._fixed(oracle.to_array(r)) for r in self.reference]
         centres = map(oracle.to_array, self.reference)
-        return [_around(c, b) for c, b in zip(centres, derive(), strict=True)]
+        return [around(c, b) for c, b in zip(centres, derive(), strict=True)]
 
     def _fixed(self, value: Array) -> Bounded:
         if value.dtype.kind != "f":
@@ -289,7 +289,7 @@ def _eager_ulps(function: str, dtype: str) -> float:
     return EAGER_ULPS if claimed > 0.5 or function == "sqrt" else claimed  # the root is MKL's, within 1 ulp
 
 
-def _around(value: Array, b: Bounded, factor: float = 1.0) -> Bounded:
+def around(value: Array, b: Bounded, factor: float = 1.0) -> Bounded:
     """The same errors, `factor` times as large, around another value."""
     if b.e1 is None or b.e2 is None or b.shared is None:
         return Allowed(value)
