@@ -183,7 +183,7 @@ PIPELINE = (
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax are in its loop nest", _fuse_attention, True),
     Pass("fuse-rows", "loop", "loop", "what a row hands on stays in its block", _fuse_rows, True, "cuda"),
-    Pass("demote", "loop", "loop", "what is only read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
+    Pass("demote", "loop", "loop", "what is read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
     Pass("merge-axes", "loop", "loop", "axes contracted as one are one", lambda p, _: merge_axes(p), True, "cuda"),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),

@@ -1,23 +1,31 @@
-"""Loop IR in, Loop IR out: a temporary that all its readers round to 16 bits is stored so.
+"""Loop IR in, Loop IR out: a temporary that all its readers round to 16 bits is stored so; that some do, in both forms.
 
 Values are rounded where PyTorch rounds them, which may be in the kernel that reads them. Rounded before they are stored
-they take half the memory, and a factor of a matmul is then a block of a buffer that can be copied as it is.
+they take half the memory, and a factor of a matmul is then a block of a buffer that can be copied as it is. A second
+form costs as much to write as one kernel saves that reads it once: it pays where several do, or one again and again, as
+a matmul does. No value differs for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from compiler.ir import loop
 from compiler.ir.dtype import STORAGE_ONLY, DType
-from compiler.ir.expr import Cast, Expr, Load, cast, substitute
+from compiler.ir.expr import Cast, Expr, Load, cast, names, substitute
 from compiler.ir.node import Node
 from compiler.ir.rewrite import statements
-from compiler.ir.statement import Kernel, Program, Stmt, Store
-from compiler.ir.tensor import Tensor
+from compiler.ir.statement import If, Kernel, Program, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
 
 
 def demote(program: Program) -> Program:
     """Temporaries that kernels pass on as f32, and others only read rounded to one 16-bit type, are of that type."""
+    return _in_both_forms(_in_one_form(program))
+
+
+def _in_one_form(program: Program) -> Program:
+    """Temporaries that are only read rounded, so."""
     temps = {t.name for t in program.temps}
     found: dict[str, set[DType | None]] = {}
     for k in program.kernels:
@@ -78,3 +86,81 @@ def _kernel(k: Kernel, types: dict[str, DType]) -> Kernel:
 
     body = statements(substitute(k.body, table), stored)
     return k.replace(params=tuple(_typed(p, types) for p in k.params), body=body)
+
+
+def _in_both_forms(program: Program) -> Program:
+    """Temporaries that are read rounded, where that is often, and as they are: each with a rounded one beside it."""
+    temps = {t.name for t in program.temps}
+    taken = temps | {n for k in program.kernels for n in _names(k)}
+    made: dict[str, Tensor] = {}
+    for t in program.temps:
+        dtype, often = _often_rounded(program, t.name)
+        name = f"{t.name}_rounded"
+        if dtype is not None and often and name not in taken and t.strides == row_major(t.shape):
+            made[t.name] = Tensor(name, dtype, t.shape, t.strides)
+    if not made:
+        return program
+    temporaries = tuple(x for t in program.temps for x in (t, *([made[t.name]] if t.name in made else [])))
+    return program.replace(temps=temporaries, kernels=tuple(_with_rounded(k, made) for k in program.kernels))
+
+
+def _names(k: Kernel) -> set[str]:
+    found = (n for s in k.body for n in s.walk())
+    own = {str(getattr(n, "name", None) or getattr(n, "var", "")) for n in found}
+    return own | {p.name for p in k.params}
+
+
+def _often_rounded(program: Program, name: str) -> tuple[DType | None, bool]:
+    """The one type that kernels which do not write a temporary round it to, and whether it is read so more than once;
+    None where there is none, or something adds to the temporary."""
+    kinds: set[DType] = set()
+    reads = 0
+    for k in program.kernels:
+        if name in k.writes:
+            if any(n.buffer == name and n.op != "set" for s in k.body for n in s.walk() if isinstance(n, Store)):
+                return None, False
+            continue
+        found = {kind for s in k.body for _, kind in _loads(s, {name}) if kind is not None}
+        kinds |= found
+        reads += bool(found) + any(_again(s, name, ()) for s in k.body)
+    return (kinds.pop(), reads > 1) if len(kinds) == 1 else (None, False)
+
+
+def _again(node: Node, name: str, around: tuple[loop.For, ...]) -> bool:
+    """Some sum of those `around` goes through what is rounded, and some loop does not move it: it is rounded again."""
+    match node:
+        case Cast(Load(buffer), dtype) if buffer == name and dtype in STORAGE_ONLY:
+            moving = {v for i in node.arg.children() for v in names(i)}
+            kinds = {f.kind for f in around if f.var in moving}
+            return "reduce" in kinds and any(f.var not in moving for f in around)
+        case loop.For():
+            around = (*around, node)
+    return any(_again(child, name, around) for child in node.children())
+
+
+def _with_rounded(k: Kernel, made: dict[str, Tensor]) -> Kernel:
+    """The kernel with what it writes of these written rounded too, or with what it reads rounded read so."""
+    table: dict[Expr, Expr] = {}
+    own = set(k.writes) & set(made)
+    for s in k.body:
+        for n in s.walk():
+            match n:
+                case Cast(Load(name) as load, dtype) if name in made and name not in own and made[name].dtype is dtype:
+                    table[n] = load.replace(buffer=made[name].name, type=dtype)
+    if not own and not table:
+        return k
+
+    def doubled(body: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        out: list[Stmt] = []
+        for s in body:
+            out.append(s.replace(body=doubled(s.body)) if isinstance(s, loop.For | If) else s)
+            if isinstance(s, Store) and s.buffer in own:
+                to = made[s.buffer]
+                out.append(s.replace(buffer=to.name, value=cast(s.value, to.dtype)))
+        return tuple(out)
+
+    body = doubled(substitute(k.body, table))
+    used = {n.buffer for s in body for n in s.walk() if isinstance(n, Load | Store)}
+    params = [x for p in k.params for x in (p, *([made[p.name]] if p.name in made else [])) if x.name in used]
+    writes = tuple(x for w in k.writes for x in (w, *([made[w].name] if w in own else [])))
+    return k.replace(params=tuple(params), body=body, writes=writes)

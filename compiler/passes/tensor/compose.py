@@ -8,6 +8,7 @@ caller.
 from __future__ import annotations
 
 from collections import Counter
+from typing import TypeGuard
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, requiring, substitute
@@ -148,52 +149,76 @@ def _uses(program: Program) -> Counter[str]:
 
 
 def _reindex_reductions(program: Program) -> Program:
-    """A reduction whose one reader reads each element at most once becomes a reduction over that reader's axes."""
+    """A reduction whose one reader reads each element at most once becomes a reduction over that reader's axes, and so
+    do the maps between them."""
     uses = _uses(program)
     made: dict[str, Equation] = {}
-    for e in equations(program):
-        made[e.name] = e
-        if not isinstance(e, Map):
-            continue
+
+    def reindex(e: Map) -> None:
         for load in _whole_loads(e.value):
             source = made.get(load.buffer)
-            if not isinstance(source, Reduce) or uses[source.name] != 1 or load.index == tuple(a.var for a in e.axes):
+            if not _follows_reduction(source, made, uses) or uses[load.buffer] != 1 or load.index == _own(e):
                 continue
             if not injective(load.index, shape(source), e.axes):
                 continue
-            if e.value is load:
+            if e.value is load and isinstance(source, Reduce):
                 made[e.name] = _reindexed(source, e.name, e.axes, load.index)
                 del made[source.name]
             elif numel(shape(source)) is numel(shape(e)):
-                made[source.name] = _reindexed(source, source.name, e.axes, load.index)
-                made[e.name] = e = e.replace(
-                    value=substitute(e.value, {load: load.replace(index=tuple(a.var for a in e.axes))})
-                )
+                made[source.name] = moved = _reindexed(source, source.name, e.axes, load.index)
+                made[e.name] = e = e.replace(value=substitute(e.value, {load: load.replace(index=_own(e))}))
+                if isinstance(moved, Map):
+                    reindex(moved)
+
+    for e in equations(program):
+        made[e.name] = e
+        if isinstance(e, Map):
+            reindex(e)
     return _rewrite(program, made)
+
+
+def _follows_reduction(
+    source: Equation | None, made: dict[str, Equation], uses: Counter[str]
+) -> TypeGuard[Map | Reduce]:
+    """A reduction, or a map with an element for each of one that it alone reads, maps between them included."""
+    if not isinstance(source, Map):
+        return isinstance(source, Reduce)
+    behind = [x for x in _whole_loads(source.value) if x.index == _own(source) and uses[x.buffer] == 1]
+    return any(
+        numel(shape(made[x.buffer])) is numel(shape(source)) and _follows_reduction(made[x.buffer], made, uses)
+        for x in behind
+        if x.buffer in made
+    )
+
+
+def _own(e: Equation) -> tuple[Expr, ...]:
+    return tuple(a.var for a in e.axes)
 
 
 def _whole_loads(value: Expr) -> list[Load]:
     """Loads of buffers that `value` reads at one index only."""
-    found: dict[str, list[Load]] = {}
+    found: dict[str, dict[Load, None]] = {}
     for n in value.walk():
         if isinstance(n, Load):
-            found.setdefault(n.buffer, []).append(n)
-    return [ls[0] for ls in found.values() if len(ls) == 1]
+            found.setdefault(n.buffer, {})[n] = None
+    return [next(iter(ls)) for ls in found.values() if len(ls) == 1]
 
 
-def _reindexed(source: Reduce, name: str, axes: tuple[Axis, ...], index: tuple[Expr, ...]) -> Reduce:
+def _reindexed(source: Map | Reduce, name: str, axes: tuple[Axis, ...], index: tuple[Expr, ...]) -> Map | Reduce:
+    """What `source` has at `index`, as an equation over `axes`."""
     taken = {a.name for a in axes} | {a.name for a in source.axes}
     over: list[Axis] = []
-    for a in source.over:
+    for a in source.over if isinstance(source, Reduce) else ():
         fresh = a.name
         while fresh in taken:
             fresh += "_"
         taken.add(fresh)
         over.append(Axis(fresh, a.extent))
     table: dict[Expr, Expr] = {a.var: i for a, i in zip(source.axes, index, strict=True)}
-    table |= {a.var: b.var for a, b in zip(source.over, over, strict=True)}
+    table |= {a.var: b.var for a, b in zip(bound(source)[len(source.axes) :], over, strict=True)}
     ranges = {a.name: extent_range(a.extent) for a in (*axes, *over)}
-    return Reduce(name, axes, source.op, tuple(over), simplify(substitute(source.value, table), ranges))
+    value = simplify(substitute(source.value, table), ranges)
+    return Map(name, axes, value) if isinstance(source, Map) else Reduce(name, axes, source.op, tuple(over), value)
 
 
 def flat(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> Expr:
