@@ -2,6 +2,7 @@
 
 from compiler.frontend.convert import Converted, convert
 from compiler.frontend.decompose import Decompositions, decompositions, expand, specialised
+from compiler.frontend.gradient import capture_gradient, gradient
 from compiler.frontend.invalid import refuse
 from compiler.frontend.results import with_results
 from compiler.frontend.run import FirstOfEqual, execute, resolve
@@ -14,11 +15,13 @@ __all__ = [
     "Decompositions",
     "FirstOfEqual",
     "capture",
+    "capture_gradient",
     "convert",
     "decompositions",
     "execute",
     "expand",
     "from_graph",
+    "gradient",
     "our_dtype",
     "refuse",
     "resolve",

@@ -97,6 +97,10 @@ def convert(
     return Converted(program, values, tuple(names), reader.symbols.guards(), reader.symbols)
 
 
+# Calls that look at memory by strides, and which of their arguments is the offset.
+_STRIDED = {torch.ops.aten.as_strided.default: 3, torch.ops.aten.as_strided_scatter.default: 4}
+
+
 class _Reader:
     """Reads the calls of one graph, with the names that its nodes have been given."""
 
@@ -143,27 +147,27 @@ class _Reader:
             names, kinds = (self.bind(node, node.name),), (self.kind(value, node),)
         args = tuple(self.argument(a, node) for a in node.args)
         kwargs = tuple((k, self.argument(a, node)) for k, a in node.kwargs.items() if not self.is_placement(k, a, node))
-        if op is torch.ops.aten.as_strided.default:
-            args, kwargs = self.relative(args, dict(kwargs), node), ()
+        if op in _STRIDED:
+            args, kwargs = self.relative(args, dict(kwargs), node, _STRIDED[op]), ()
         origin = str(node.meta.get(ORIGIN) or op)
         return [Call(names, kinds, str(op), args, kwargs, "" if origin == str(op) else origin)]
 
-    def relative(self, args: tuple[Any, ...], kwargs: dict[str, Any], node: Node) -> tuple[Any, ...]:
-        """The arguments of `as_strided` without an offset that is that of the tensor itself.
+    def relative(self, args: tuple[Any, ...], kwargs: dict[str, Any], node: Node, last: int) -> tuple[Any, ...]:
+        """The arguments without an offset, the last of them, that is that of the tensor itself.
 
         Another one counts from the beginning of the memory, of which an input may be any part.
         """
         base = node.args[0].meta["val"]  # type: ignore[union-attr]
-        given = args[3] if len(args) > 3 else kwargs.get("storage_offset")
+        given = args[last] if len(args) > last else kwargs.get("storage_offset")
         if given is None or given == base.storage_offset():
-            return args[:3]
+            return args[:last]
         memory = base.untyped_storage()._cdata
         outer = [n.meta.get("val") for n in self.graph.graph.nodes if n.op in ("placeholder", "get_attr")]
         if base.storage_offset() or any(
             x.untyped_storage()._cdata == memory for x in outer if isinstance(x, torch.Tensor)
         ):
             raise Unsupported(str(node.target), self.shown(node), "an offset into memory that an input is part of")
-        return (*args[:3], given)
+        return (*args[:last], given)
 
     def refuse_effects(self, op: OpOverload, node: Node) -> None:
         why = ""

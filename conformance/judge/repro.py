@@ -34,7 +34,7 @@ import compiler
 
 torch.set_num_threads({threads})
 tensors = list(torch.load(Path(__file__).parent / "inputs.pt").values())
-captured = compiler.capture({name}, tensors, constants={constants})
+captured = {capture}
 named = dict(zip(captured.arguments, tensors)) | captured.constants
 given = [named[i.name] for i in captured.program.inputs]
 right = compiler.reference(captured.program, given)
@@ -93,18 +93,25 @@ def write_texts(folder: Path, lowering: compiler.Lowering) -> None:
 
 def _arguments(made: Subject) -> dict[str, torch.Tensor]:
     """All tensors of the case by name, weights included."""
-    bound = made.function if isinstance(made.function, inputs.Bound) else None
+    function = made.function.inner if isinstance(made.function, inputs.Derived) else made.function
+    bound = function if isinstance(function, inputs.Bound) else None
     given = iter(made.arguments)
-    return {
+    own = {
         arg.name: getattr(bound, f"weight_{arg.name}") if bound is not None and arg.constant else next(given)
         for arg in made.case.args
     }
+    return own | {f"weight_of_{n}": x for n, x in enumerate(given)}
 
 
 def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: Judged, names: list[str]) -> str:
     case = made.case
     text = inputs.source(case)
     name = text.split("def ", 1)[1].split("(", 1)[0]
+    constants = [n for n, arg in enumerate(case.args) if arg.constant]
+    capture = f"compiler.capture({name}, tensors, constants={constants})"
+    if case.grad:
+        count, moving = len(case.args), [n for n, arg in enumerate(case.args) if inputs.moves(case, arg)]
+        capture = f"compiler.capture_gradient({name}, tensors[:{count}], tensors[{count}:], {moving}, {constants})"
     return SCRIPT.format(
         title=_title(case.id, row),
         texts=TEXTS,
@@ -112,8 +119,7 @@ def _script(made: Subject, lowering: compiler.Lowering, folder: Path, row: Judge
         module=_modules(made, folder),
         source=text,
         threads=torch.get_num_threads(),
-        name=name,
-        constants=[n for n, arg in enumerate(case.args) if arg.constant],
+        capture=capture,
         target=lowering.target.name,
     )
 

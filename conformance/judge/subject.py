@@ -94,7 +94,11 @@ class Subject:
 def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:
     """Make the data, or `blank` only tensors, and capture the function; raises Unsupported."""
     function, arguments = inputs.bind(case, inputs.make(case, seed, blank=blank))
-    captured = compiler.capture(function, arguments, dynamic_shapes=dynamic_shapes(case))
+    if isinstance(function, inputs.Derived):
+        count = function.count
+        captured = compiler.capture_gradient(function.inner, arguments[:count], arguments[count:], function.moving)
+    else:
+        captured = compiler.capture(function, arguments, dynamic_shapes=dynamic_shapes(case))
     if not captured.program.outputs:
         raise compiler.CompilerError(f"{case.expr} gives no tensor: there is nothing to check")
     return _subject(case, function, arguments, captured)
@@ -108,7 +112,7 @@ def _subject(case: Case, function: inputs.Function, arguments: Tensors, captured
 def redrawn(made: Subject, seed: int) -> Subject:
     """The subject on other data in storage of its own; weights stay."""
     drawn = inputs.make(made.case, seed)
-    return called_with(made, tuple(drawn[arg.name] for arg in made.case.args if not arg.constant))
+    return called_with(made, tuple(x for name, x in drawn.items() if name not in made.case.constants))
 
 
 def called_with(made: Subject, arguments: Tensors) -> Subject:

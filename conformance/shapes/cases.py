@@ -94,6 +94,7 @@ class Case:
     dynamic: Dynamic | None = None
     mutates: tuple[str, ...] = ()  # the arguments that the program writes to
     raises: str | None = None  # the class of the error that eager, and so every stage, is to raise
+    grad: tuple[str, ...] = ()  # the arguments whose gradients are what is compared
     # Dims and params at which another backend is called as well, in the order of preference, with the arguments there.
     enlarged: tuple[tuple[Mapping[str, Value], tuple[Arg, ...]], ...] = field(default=(), hash=False)
 

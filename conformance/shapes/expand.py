@@ -34,6 +34,7 @@ from conformance.shapes.specs import ArgSpec, CaseSpec, PerfSpec, ShapeFile, Sha
 
 NIGHTLY_LIMIT = 1000
 CROSS_LIMIT = 5000
+_EXTREME = frozenset({"specials", "huge", "denormal"})  # distributions
 MANY = 1 << 17  # elements of an enlarged row
 PAIRWISE_LIMIT = 10_000
 
@@ -76,7 +77,24 @@ def _expand_case(spec: CaseSpec, tier: str, enlarged: bool) -> Iterator[Case]:
         raise _error(spec, "no row is left: every combination is excluded by `where`, a layout or a distribution")
     for row in _checked_as_timed(spec):
         seen.setdefault(row.id, row)
+    for row in _gradients(spec, tuple(seen.values())):
+        seen[row.id] = row
     yield from (row for row in seen.values() if TIERS.index(row.tier) <= TIERS.index(tier))
+
+
+def _gradients(spec: CaseSpec, rows: tuple[Case, ...]) -> Iterator[Case]:
+    """The rows whose gradients are compared as well: the first is a smoke row if it is one itself, the others are full.
+
+    Eager's own gradients where data is infinite or next to nothing are of no one meaning.
+    """
+    if not spec.grad:
+        return
+    kept = [row for row in rows if row.dtype in FLOATS and row.distribution not in _EXTREME and not row.large]
+    if not kept:
+        raise _error(spec, "grad: there is no row of a floating type and of ordinary data")
+    for row in kept:
+        tier = row.tier if row is kept[0] or row.tier != "smoke" else "full"
+        yield dataclasses.replace(row, id=row.id.replace("[", ".grad[", 1), grad=spec.grad, tier=tier, enlarged=())
 
 
 def _choices(spec: CaseSpec, tier: str) -> Iterator[tuple[str, Choice]]:

@@ -7,7 +7,7 @@ stride 0 and offsets are there.
 import functools
 import linecache
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils import _pytree as pytree
 
+import compiler
 from conformance.shapes import draw, modules
-from conformance.shapes.cases import Arg, Case, seed
+from conformance.shapes.cases import FLOATS, Arg, Case, seed
 from conformance.shapes.expressions import program_source
 from conformance.shapes.faults import CaseError, briefly
 from conformance.shapes.layouts import parse
@@ -42,9 +43,21 @@ def fault(case: Case, run_seed: int = 0) -> CaseError | None:
 def make(case: Case, run_seed: int = 0, *, blank: bool = False) -> dict[str, Tensor]:
     """The case's tensors by argument name, in the order of the arguments; `blank` ones hold anything."""
     try:
-        return {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
+        made = {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in case.args}
+        weights = _weights(case, tuple(made.values())) if case.grad else ()
+        return made | {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in weights}
     except (RuntimeError, MemoryError) as error:  # most often a size beyond all memory
         raise CaseError(case, f"args: PyTorch cannot make them: {briefly(error)}") from error
+
+
+def _weights(case: Case, tensors: Sequence[Tensor]) -> Iterator[Arg]:
+    """How much each element of a result counts in the gradients of a case: whole numbers where the arguments are."""
+    names = {dtype: name for name, dtype in DTYPES.items()}
+    whole = case.distribution == "integers"
+    for n, y in enumerate(pytree.tree_leaves(traced(function(case), tensors))):
+        if isinstance(y, Tensor) and y.is_floating_point():
+            drawn = {"kind": "integers", "low": -3, "high": 3} if whole else {"kind": "normal", "mean": 0, "std": 1}
+            yield Arg(f"weight_of_{n}", tuple(y.shape), names[y.dtype], inputs=drawn)
 
 
 def function(case: Case) -> Function:
@@ -83,9 +96,18 @@ def bind(case: Case, tensors: Mapping[str, Tensor]) -> tuple[Function, tuple[Ten
     rest = {name: tensor for name, tensor in tensors.items() if name not in case.constants}
     if case.constants:
         made = Bound(made, tuple(tensors), {name: tensors[name] for name in case.constants}).eval()
+    if case.grad:
+        free = [arg for arg in case.args if not arg.constant]
+        moving = tuple(n for n, arg in enumerate(free) if moves(case, arg))
+        made = Derived(made, len(free), moving)
     if case.mutates:
         made = _on_copies(made, tuple(list(rest).index(name) for name in case.mutates))
     return made, tuple(rest.values())
+
+
+def moves(case: Case, arg: Arg) -> bool:
+    """Whether the gradient of an argument is compared."""
+    return arg.name in case.grad and arg.dtype in FLOATS
 
 
 def _on_copies(inner: Function, written: Sequence[int]) -> Function:
@@ -97,6 +119,17 @@ def _on_copies(inner: Function, written: Sequence[int]) -> Function:
         return inner(*copies), [copies[n] for n in written]
 
     return pure
+
+
+class Derived:
+    """The gradients of a function of so many arguments, called with these and then a weight for each result."""
+
+    def __init__(self, inner: Function, count: int, moving: tuple[int, ...]) -> None:
+        self.inner, self.count, self.moving = inner, count, moving
+        self.gradients = compiler.gradient(inner, count, moving)
+
+    def __call__(self, *given: Tensor) -> Any:
+        return self.gradients(*given)
 
 
 class Bound(nn.Module):

@@ -79,8 +79,9 @@ def made(case: Case, calls: Mapping[str, str]) -> dict[str, nn.Module]:
 
 def of(function: Callable[..., Any]) -> dict[str, nn.Module]:
     """The modules whose weights a case's function uses, by their names in its text."""
-    inner = getattr(function, "__wrapped__", function)
-    text = getattr(inner, "inner", inner)
+    text: Any = getattr(function, "__wrapped__", function)
+    while hasattr(text, "inner"):
+        text = text.inner
     held = getattr(text, "__globals__", {})
     return {name: value for name, value in held.items() if isinstance(value, nn.Module)}
 

@@ -34,7 +34,7 @@ _KEYS = {
     "the defaults": _DEFAULTS,
     "a case": (
         "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "mutates", "dims",
-        "where", "xfail", "dynamic", "raises", *_DEFAULTS,
+        "where", "xfail", "dynamic", "raises", "grad", *_DEFAULTS,
     ),
     "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
     "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),
@@ -135,10 +135,12 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         dynamic=_dynamic(here.at("dynamic"), data.get("dynamic", {}), dims),
         timeout=optional_number(here.at("timeout"), data.get("timeout")),
         mutates=strings(here.at("mutates"), data.get("mutates", []), "names of args"),
-        raises=word(here, data, "raises", RAISES),
+        raises=word(here, data, "raises", RAISES), grad=_grad(here.at("grad"), data.get("grad", False), args),
     )  # fmt: skip
     if spec.raises and (spec.dynamic or "perf" in data):
         here.at("raises").fail("a case that raises is neither dynamic nor timed; put these into a case of their own")
+    if spec.grad and (spec.raises or spec.dynamic or spec.mutates):
+        here.at("grad").fail("gradients are not of a case that raises, is dynamic or writes to its arguments")
     if spec.dynamic and "perf" in data:
         here.at("perf").fail("a dynamic case is not timed; put `perf` into a case of its own")
     spec = replace(spec, perf=_perf(here.at("perf"), data["perf"], spec, known) if "perf" in data else None)
@@ -175,6 +177,18 @@ def _arg(
         layouts=() if constant else own or layouts or (), inputs=inputs, low=limits.get("low"), high=limits.get("high"),
         constant=constant,
     )  # fmt: skip
+
+
+def _grad(place: Place, value: Any, args: tuple[ArgSpec, ...]) -> tuple[str, ...]:
+    """The arguments whose gradients are compared: all but weights, or those that are named."""
+    if isinstance(value, bool):
+        return tuple(arg.name for arg in args if value and not arg.constant)
+    names = strings(place, value, "names of args, or true for all", some=True)
+    free = [arg.name for arg in args if not arg.constant]
+    for name in names:
+        if name not in free:
+            place.fail(f"{name!r} is no argument, or a weight;{nearest(name, free)}")
+    return names
 
 
 def _expr(place: Place, data: Mapping[str, Any], args: tuple[ArgSpec, ...]) -> str:

@@ -103,6 +103,7 @@ class CaseSpec:
     timeout: float | None
     mutates: tuple[str, ...] = ()
     raises: str | None = None
+    grad: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ is infinite, so that no weight comes back from it.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, cast, const, dim, op, select, static
@@ -93,15 +94,39 @@ def _attended(
     scale: float | None, grouped: bool, at_end: bool = False,
 ) -> tuple[Value, Element]:  # fmt: skip
     """The values attended to, of this shape, and the logarithm of each query's sum of exponentials."""
+    scores = scored(b, shape[:-2], query, key, mask, dropout, causal, scale, grouped, at_end)
+    space = scores.logits.shape
+    some = mask is not None or (at_end and key.shape[-2] is not query.shape[-2])
+    weights, logsumexp = soften(b, space, (len(space) - 1,), scores.logits.at, some=some)
+    made = product(
+        b, shape, key.shape[-2:-1],
+        lambda at, r: rounded(weights.at((*at[:-1], r[0])), query.dtype),
+        lambda at, r: value.rounded_at((*scores.head(value, at), r[0], at[-1])), "attended",
+    )  # fmt: skip
+    return made, logsumexp
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The scores of queries and keys, scaled and masked; `head` is the batch index into keys or values."""
+
+    logits: Value
+    head: Callable[[Value, Index], Index]
+    factor: float
+
+
+def scored(
+    b: Builder, batch: Shape, query: Value, key: Value, mask: Value | None, dropout: float, causal: bool,
+    scale: float | None, grouped: bool, at_end: bool = False,
+) -> Scores:  # fmt: skip
+    """`grouped`: several heads of the query may share one of a key; `at_end`: the last query sees the last key."""
     if dropout:
         raise b.refuse("dropout is random")
-    batch = shape[:-2]
     queries, keys, features = query.shape[-2], key.shape[-2], query.shape[-1:]
     factor = 1 / math.sqrt(static(features[0], "the head size")) if scale is None else scale
     behind = keys - queries if at_end else dim(0)
 
     def head(x: Value, at: Index) -> Index:
-        """The batch index into `x`: several heads of the query share one of a grouped key."""
         own = list(broadcast(_batch_of(x), at[: len(batch)]))
         if grouped and len(own) and not is_one(x.shape[-3]) and x.shape[-3] is not query.shape[-3]:
             own[-1] = at[len(batch) - 1] // (static(query.shape[-3], "heads") // static(x.shape[-3], "heads"))
@@ -112,7 +137,6 @@ def _attended(
         lambda at, r: query.rounded_at((*head(query, at), at[-2], r[0])),
         lambda at, r: key.rounded_at((*head(key, at), at[-1], r[0])), "scores",
     )  # fmt: skip
-    space = scores.shape
 
     def logit(at: Index) -> Expr:
         made = scores.at(at) * const(factor, scores.compute)
@@ -122,14 +146,7 @@ def _attended(
             made = op("where", hides, made, low) if mask.dtype is dt.boolean else made + cast(hides, made.dtype)
         return op("where", op("le", at[-1], at[-2] + behind), made, low) if causal else made
 
-    logits = b.map(space, logit, "logits")
-    weights, logsumexp = soften(b, space, (len(space) - 1,), logits.at, some=mask is not None or behind is not dim(0))
-    made = product(
-        b, shape, (keys,),
-        lambda at, r: rounded(weights.at((*at[:-1], r[0])), query.dtype),
-        lambda at, r: value.rounded_at((*head(value, at), r[0], at[-1])), "attended",
-    )  # fmt: skip
-    return made, logsumexp
+    return Scores(b.map(scores.shape, logit, "logits"), head, factor)
 
 
 def _batch_of(x: Value) -> Value:

@@ -1,12 +1,13 @@
-"""Views that torch defines by memory: from the strides of what they look at follows the index of each element."""
+"""Views that torch defines by memory, and what is put where they look: from strides follows each element's index."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from compiler.ir.expr import Expr, const, dim, static
+from compiler.ir.expr import Expr, cast, const, dim, static
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value
+from compiler.passes.torch_to_tensor.indexing import scattered
 from compiler.passes.torch_to_tensor.positions import is_dense, is_wide, moved
 
 
@@ -14,6 +15,22 @@ def as_strided(
     b: Builder, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Value:
     """An offset counts from the first element of `self`: the frontend lets no other pass."""
+    source = _place(b, self, size, stride, storage_offset)
+    return moved(b, self, b.out.shape, source)
+
+
+def as_strided_scatter(
+    b: Builder, self: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Value:
+    """Of elements put at one place the last counts."""
+    source = _place(b, self, size, stride, storage_offset)
+    return scattered(b, "set", self, src.shape, lambda r: (source(r), cast(src.at(r), self.compute)))
+
+
+def _place(
+    b: Builder, self: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None
+) -> Callable[[Index], Index]:
+    """The index into `self` of each element of a view by strides."""
     if len(self.strides) != self.rank or not is_dense(self.shape, self.strides):
         raise b.refuse("the tensor that is looked at does not fill its memory")
     first = storage_offset or 0
@@ -27,7 +44,7 @@ def as_strided(
             position = position + i * step
         return _index(position, self)
 
-    return moved(b, self, b.out.shape, source)
+    return source
 
 
 def _index(position: Expr, x: Value) -> Index:
@@ -40,4 +57,6 @@ def _index(position: Expr, x: Value) -> Index:
     return tuple(out)
 
 
-RULES: dict[str, Rule] = {"aten.as_strided.default": as_strided}
+RULES: dict[str, Rule] = {
+    "aten.as_strided.default": as_strided, "aten.as_strided_scatter.default": as_strided_scatter,
+}  # fmt: skip

@@ -1,6 +1,7 @@
 """The ladder: a sound case passes in every stage; a planted miscompile is named by stage and by pass, and kept."""
 
 import dataclasses
+import importlib
 import random
 import re
 import runpy
@@ -73,6 +74,31 @@ def test_sound_cases_pass_in_every_stage_for_threads(expr: str, dtype: str, chan
     assert row.verdict == "pass", (SEED, row)
     executors = {stage.stage: stage.executor for stage in row.stages}
     assert tuple(executors) == THREADS and executors["kernel"] == "emulated, every access checked"
+
+
+GRADIENTS = [
+    ("F.avg_pool1d(x, 3, stride=2)", "f32", {}),
+    ("torch.cumprod(x, 1), x.amax(1), x > 0", "bf16", {"inputs": "integers"}),
+    ("F.silu(nn.Linear(33, 4)(x))", "f32", {}),
+]
+
+
+@pytest.mark.parametrize(("expr", "dtype", "changes"), GRADIENTS)
+def test_gradients_pass_in_every_stage(expr: str, dtype: str, changes: dict[str, Any]) -> None:
+    row = check(case(expr, dtype, grad=("x",), **changes))
+    assert row.verdict == "pass", (SEED, row)
+    assert verdicts(row) == dict.fromkeys(compiler.STAGES, "pass")
+
+
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A rule that averages over one element too many; the script that is left behind shows it as well."""
+    made = "compiler.passes.torch_to_tensor.pool_backward.averaged"
+    averaged = importlib.import_module(made.rpartition(".")[0]).averaged
+    monkeypatch.setattr(made, lambda *args: averaged(*args) + 1)
+    row = check(case(GRADIENTS[0][0], grad=("x",)), dump=str(tmp_path / "kept"))
+    assert (row.verdict, row.first_bad_stage, row.first_bad_pass) == ("fail", "tensor", "decompose#1"), (SEED, row)
+    script = subprocess.run([sys.executable, tmp_path / "kept" / "run.py"], capture_output=True, text=True)
+    assert script.stdout.count("largest difference from f64") == len(compiler.STAGES), script
 
 
 @pytest.mark.parametrize(

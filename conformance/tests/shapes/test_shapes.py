@@ -65,6 +65,25 @@ def test_tiers_grow(write: Write) -> None:
     assert 30 <= len(full) < 60, "pairwise keeps 2 x 5 x 6 x 3 x 2 x 5 x 3 = 5400 combinations small"
 
 
+def test_gradients_are_rows_of_their_own(write: Write) -> None:
+    text = ONE.replace(
+        'expr = "x + 1"', 'expr = "x + y"\ndtypes = ["f32", "bf16", "i32"]\ninputs = ["normal", "specials"]'
+    )
+    text += 'args.y = { shape = ["N"] }\n'
+    plain = [case.id for case in files.expand(write(text), "full")]
+    rows = files.expand(write(text + "grad = true\n"), "full")
+    assert [case.id for case in rows if not case.grad] == plain
+    found = {case.id: case.tier for case in rows if case.grad}
+    assert found == {
+        "a.grad[N4.f32.contig.normal]": "smoke", "a.grad[N5.bf16.contig.normal]": "full",
+    }  # fmt: skip
+    assert all(
+        case.grad == ("x", "y") and "specials" not in case.id and "i32" not in case.id for case in rows if case.grad
+    )
+    (one,) = {case.grad for case in files.expand(write(text + 'grad = ["y"]\n')) if case.grad}
+    assert one == ("y",)
+
+
 def test_every_pair_meets_in_a_row(write: Write) -> None:
     rows = files.expand(write(SOFTMAX), "full")
     chosen = [
@@ -296,6 +315,9 @@ REFUSED = {
     "dynamic.N = { max = 4 }": (7, "5 is not between 2 and 4"),
     "dynamic.N = { min = 0 }": (7, "`min` is at least 1"),
     "dynamic.N = {}\nperf = {}": (8, "a dynamic case is not timed"),
+    "grad = ['y']": (7, "'y' is no argument, or a weight"),
+    "grad = true\ndtypes = ['i32']": (2, "no row of a floating type"),
+    "dynamic.N = {}\ngrad = true": (8, "gradients are not of a case that raises, is dynamic"),
     "name = 3 4": (7, "is not TOML"),
     "args.x.dtype = 'i64'": (7, "an inline table { } is closed"),
 }

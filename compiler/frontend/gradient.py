@@ -1,0 +1,66 @@
+"""A function in; its gradients as a function out, and any function as the ATen calls that autograd makes of it.
+
+The gradients are weighted: after its own arguments the function takes one tensor for each of its results of a floating
+type, which says how much each element of that counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dispatch.python import enable_python_dispatcher
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+from compiler.errors import CompilerError
+from compiler.frontend.decompose import Decompositions, decompositions
+from compiler.frontend.trace import Captured, from_graph
+
+Function = Callable[..., Any]
+
+
+def gradient(function: Function, count: int, moving: Sequence[int]) -> Function:
+    """The gradients of a function of `count` tensors, for those at the positions `moving`, in memory of their own."""
+
+    def gradients(*given: torch.Tensor) -> list[torch.Tensor]:
+        arguments, weights = given[:count], given[count:]
+
+        def results(*leaves: torch.Tensor) -> list[torch.Tensor]:
+            moved = dict(zip(moving, leaves, strict=True))
+            made = function(*(moved.get(n, x) for n, x in enumerate(arguments)))
+            return [y for y in pytree.tree_leaves(made) if isinstance(y, torch.Tensor) and y.is_floating_point()]
+
+        backward = torch.func.vjp(results, *(arguments[n] for n in moving))[1]
+        return [g.clone(memory_format=torch.contiguous_format) for g in backward(list(weights))]
+
+    return gradients
+
+
+def capture_gradient(
+    function: Function, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], moving: Sequence[int],
+    constants: Sequence[int] = (),
+) -> Captured:  # fmt: skip
+    """The program of `gradient(function, len(inputs), moving)`; `constants` are positions in `inputs` of weights.
+
+    What a function closes over becomes a constant input, as for `capture`.
+    """
+    given = (*inputs, *weights)
+    try:
+        with torch.no_grad(), enable_python_dispatcher():
+            plain = _traced(gradient(function, len(inputs), moving), given)
+            # Formulas of autograd write to what they have made: only their calls can be made functional.
+            graph = _traced(torch.func.functionalize(plain, remove="mutations"), given, decompositions())
+    except Exception as problem:  # whatever PyTorch raises for a function that it cannot run, or derive
+        what = getattr(function, "__qualname__", type(function).__name__)
+        raise CompilerError(
+            f"the gradient of {what} cannot be traced: {type(problem).__name__}: {problem}"
+        ) from problem
+    graph.graph.eliminate_dead_code()
+    return from_graph(graph, {n: inputs[n] for n in constants})
+
+
+def _traced(function: Function, given: Sequence[torch.Tensor], table: Decompositions | None = None) -> GraphModule:
+    return make_fx(function, table, tracing_mode="fake", _allow_non_fake_inputs=True)(*given)

@@ -1,0 +1,132 @@
+"""Gradients of scaled dot product attention: the weights are computed anew from the logsumexp that forward has left.
+
+With P = exp(scores - logsumexp) and the gradient dO of the result O, those of the value, the scores, the query and the
+key are P^T dO, dS = P * (dO V^T - sum(dO * O)), dS K and dS^T Q. Heads that share a key or a value are summed. Like the
+operands of any matmul, P and dS are rounded to the type of the query.
+"""
+
+from __future__ import annotations
+
+from compiler.ir import dtype as dt
+from compiler.ir.expr import Expr, cast, const, dim, op, static
+from compiler.passes.torch_to_tensor.attention import Scores, scored
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, is_one, rounded
+from compiler.passes.torch_to_tensor.contract import product
+from compiler.passes.torch_to_tensor.reduce import over
+
+
+def _backward(
+    b: Builder, grad: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value, mask: Value | None,
+    dropout: float, causal: bool, scale: float | None, at_end: bool = False,
+) -> tuple[Value, Value, Value, Value]:  # fmt: skip
+    """Of the query, the key, the value and the scores."""
+    batch = query.shape[:-2]
+    scores = scored(b, batch, query, key, mask, dropout, causal, scale, True, at_end)
+    space, rows = scores.logits.shape, query.rank - 1
+
+    def chance(at: Index) -> Expr:
+        row = (*at[:rows], *[dim(0)] * (logsumexp.rank - rows))
+        return op("exp", scores.logits.at(at) - cast(logsumexp.at(row), scores.logits.compute))
+
+    weights = b.map(space, chance, "weights")
+    given = over(b, "sum", grad.shape, (rows,), False, lambda at: grad.at(at) * out.at(at), "given")
+    reached = product(
+        b, space, value.shape[-1:],
+        lambda at, r: grad.rounded_at((*at[:-1], r[0])),
+        lambda at, r: value.rounded_at((*scores.head(value, at), at[-1], r[0])), "reached",
+    )  # fmt: skip
+    inner = b.map(space, lambda at: weights.at(at) * (reached.at(at) - given.at(at[:-1])), "inner")
+    by_query = product(
+        b, query.shape, key.shape[-2:-1],
+        lambda at, r: rounded(inner.at((*at[:-1], r[0])), query.dtype),
+        lambda at, r: key.rounded_at((*scores.head(key, at), r[0], at[-1])), "by_query",
+    )  # fmt: skip
+    return (
+        _scaled(b, by_query, scores), _scaled(b, _shared(b, key, inner, query), scores),
+        _shared(b, value, weights, grad), inner,
+    )  # fmt: skip
+
+
+def _scaled(b: Builder, x: Value, scores: Scores) -> Value:
+    return b.map(x.shape, lambda at: x.at(at) * const(scores.factor, x.compute), "scaled")
+
+
+def _shared(b: Builder, x: Value, weights: Value, by: Value) -> Value:
+    """For each element of a key or a value, the sum over all queries that see it, of all heads that share it."""
+    heads = by.rank - 3
+    sharing = 1 if x.shape[heads] is by.shape[heads] else static(by.shape[heads]) // static(x.shape[heads])
+
+    def head(at: Index, r: Index) -> Index:
+        return (*at[:heads], at[heads] * sharing + r[0] if sharing > 1 else at[heads])
+
+    return product(
+        b, x.shape, (dim(sharing), by.shape[-2]),
+        lambda at, r: rounded(weights.at((*head(at, r), r[1], at[-2])), by.dtype),
+        lambda at, r: by.rounded_at((*head(at, r), r[1], at[-1])), "shared",
+    )  # fmt: skip
+
+
+def _of_mask(b: Builder, mask: Value | None, inner: Value) -> Value | None:
+    """Of a mask that is added to the scores: summed over what it is broadcast over."""
+    if mask is None or mask.dtype is dt.boolean:
+        return None
+    lead = inner.rank - mask.rank
+    wide = tuple(
+        d for d in range(inner.rank) if d < lead or (is_one(mask.shape[d - lead]) and not is_one(inner.shape[d]))
+    )
+    total = over(b, "sum", inner.shape, wide, True, inner.at, "by_mask") if wide else inner
+    return b.map(mask.shape, lambda at: total.at((*[dim(0)] * lead, *at)), "mask")
+
+
+def for_cpu(
+    b: Builder, grad_out: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value,
+    dropout_p: float, is_causal: bool, attn_mask: Value | None = None, scale: float | None = None,
+) -> tuple[Value, ...]:  # fmt: skip
+    made = _backward(b, grad_out, query, key, value, out, logsumexp, attn_mask, dropout_p, is_causal, scale)
+    return made[:3]
+
+
+def flash(
+    b: Builder, grad_out: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value,
+    cum_seq_q: object, cum_seq_k: object, max_q: object, max_k: object, dropout_p: float, is_causal: bool,
+    philox_seed: object, philox_offset: object, scale: float | None = None,
+) -> tuple[Value, ...]:  # fmt: skip
+    made = _backward(b, grad_out, query, key, value, out, logsumexp, None, dropout_p, is_causal, scale, at_end=True)
+    return made[:3]
+
+
+def cudnn(
+    b: Builder, grad_out: Value, query: Value, key: Value, value: Value, out: Value, logsumexp: Value,
+    philox_seed: object, philox_offset: object, attn_bias: Value | None, cum_seq_q: object, cum_seq_k: object,
+    max_q: object, max_k: object, dropout_p: float, is_causal: bool, scale: float | None = None,
+) -> tuple[Value, ...]:  # fmt: skip
+    made = _backward(b, grad_out, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale)
+    return made[:3]
+
+
+def efficient(
+    b: Builder, grad_out_: Value, query: Value, key: Value, value: Value, attn_bias: Value | None, out: Value,
+    logsumexp: Value, philox_seed: object, philox_offset: object, dropout_p: float, grad_input_mask: object,
+    is_causal: bool = False, scale: float | None = None,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    made = _backward(b, grad_out_, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale)
+    return *made[:3], _of_mask(b, attn_bias, made[3])
+
+
+def overrideable(
+    b: Builder, grad_out: Value, query: Value, key: Value, value: Value, attn_bias: Value | None,
+    grad_input_mask: object, out: Value, logsumexp: Value, cum_seq_q: object, cum_seq_k: object, max_q: object,
+    max_k: object, dropout_p: float, is_causal: bool, philox_seed: object, philox_offset: object,
+    scale: float | None = None,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    made = _backward(b, grad_out, query, key, value, out, logsumexp, attn_bias, dropout_p, is_causal, scale)
+    return *made[:3], _of_mask(b, attn_bias, made[3])
+
+
+RULES: dict[str, Rule] = {
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": for_cpu,
+    "aten._scaled_dot_product_flash_attention_backward.default": flash,
+    "aten._scaled_dot_product_efficient_attention_backward.default": efficient,
+    "aten._scaled_dot_product_cudnn_attention_backward.default": cudnn,
+    "aten._scaled_dot_product_fused_attention_overrideable_backward.default": overrideable,
+}
