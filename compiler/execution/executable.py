@@ -110,7 +110,7 @@ def headers(machine: Target) -> dict[str, str]:
 def built(lowering: Lowering, cache: Path | None) -> Path:
     """The text as a shared object; raises CompilerError where this machine could not run it."""
     check_runnable(lowering.target)
-    return build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,))
+    return build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,), split=cpp.parts)
 
 
 def check_runnable(machine: Target) -> None:

@@ -5,6 +5,7 @@ The text includes the device functions of `render/cpp`. Integers wrap, so it mus
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from compiler.ir import alike
@@ -29,6 +30,7 @@ from compiler.render.cpp_expression import (
 
 ENTRY = "mlc_entry"
 FLAGS = ("-std=c++17", "-fopenmp", "-fwrapv")  # what the text needs, whatever else is chosen
+PART = 16_000  # characters, which take g++ half a second
 LARGE_ARRAY = 32 * 1024  # bytes; larger ones do not go on the stack, which threads have little of
 
 # header: the functions that it declares, as far as the text calls them by themselves.
@@ -76,6 +78,31 @@ def render(program: k.Program, *, target: str) -> str:
     aliases = [f"using {name} = {spelled_out(name)};" for name in sorted(types)]
     entry = ["", *_entry(program, names)]
     return "\n".join([*head, *includes, *([""] if aliases else []), *aliases, *functions, *entry]) + "\n"
+
+
+_CALL = re.compile(r"^  (\w+)\(", re.MULTILINE)
+_DEFINED = re.compile(r"^static void (\w+)(\([^{]*\)) \{\n.*?^\}\n", re.MULTILINE | re.DOTALL)
+_HEAD = re.compile(r"^(?:#include|using ).*\n", re.MULTILINE)
+
+
+def parts(text: str) -> list[str]:
+    """A rendered text as several, which can be compiled side by side and linked: the functions that the entry calls,
+    with what each calls by itself, and the entry. A short one is left as it is."""
+    body, mark, entry = text.partition('\nextern "C"')
+    called = set(_CALL.findall(entry))
+    found = [f for f in _DEFINED.finditer(body) if f[1] in called]
+    heads = list(_HEAD.finditer(body))
+    if len(body) < 2 * PART or not heads or {f[1] for f in found} != called:
+        return [text]
+    head = "".join(h[0] for h in heads)
+    out, start = [""], heads[-1].end()
+    for f in found:
+        if len(out[-1]) > PART:
+            out.append("")
+        out[-1] += body[start : f.start()] + f[0].removeprefix("static ")
+        start = f.end()
+    declared = "".join(f"void {f[1]}{f[2]};\n" for f in found)
+    return [*(head + functions for functions in out), head + declared + mark + entry]
 
 
 def _function(

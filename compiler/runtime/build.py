@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from compiler.errors import CacheError, ToolchainError
@@ -74,11 +75,13 @@ def build(
     compiler: str = "g++",
     cache: Path | None = None,
     include: tuple[Path, ...] = (),
+    split: Callable[[str], list[str]] | None = None,
 ) -> Path:
     """The shared object of `source`, compiled unless `cache` has it; without `cache`, in a folder of this process.
 
-    `include` folders are searched for headers, whose content is part of the key. A header that changes while the
-    process runs goes unnoticed by it.
+    `split` makes texts of it that can be compiled side by side, on all cores, and linked. `include` folders are
+    searched for headers, whose content is part of the key. A header that changes while the process runs goes unnoticed
+    by it.
     """
     request = (source, flags, compiler, cache, include)
     known = _seen.get(request)
@@ -86,7 +89,7 @@ def build(
         return known
     path = store.entry(cache, key(source, flags, compiler, include), ".so")
     if not store.intact(path, path.with_suffix(".cpp")):
-        _compile(source, flags, compiler, include, path)
+        _compile(source, flags, compiler, include, path, split)
     _seen[request] = path
     return path
 
@@ -130,7 +133,14 @@ def _machine(compiler: str) -> str:
     return f"{detect.toolchain(compiler).version}\0{processor.model}\0{' '.join(sorted(processor.features))}"
 
 
-def _compile(source: str, flags: tuple[str, ...], compiler: str, include: tuple[Path, ...], path: Path) -> None:
+def _compile(
+    source: str,
+    flags: tuple[str, ...],
+    compiler: str,
+    include: tuple[Path, ...],
+    path: Path,
+    split: Callable[[str], list[str]] | None = None,
+) -> None:
     """Run the compiler in a fresh folder beside the entry, then publish source and object by rename."""
     tool = detect.toolchain(compiler)
     with store.workshop(path) as work:
@@ -141,7 +151,10 @@ def _compile(source: str, flags: tuple[str, ...], compiler: str, include: tuple[
         linking = [flag for flag in flags if flag.startswith(_LINKING)]
         command = [tool.path, *options, str(text), "-o", str(product), *linking]
         if {*LIBRARIES} <= {*linking}:
-            code, messages = _in_steps([tool.path, *options], text, product, linking)
+            texts = split(source) if split is not None else [source]
+            code, messages = _in_steps([tool.path, *options], texts, work, product, linking)
+            if code != 0 and len(texts) > 1:  # to be told of the text as it is
+                code, messages = _in_steps([tool.path, *options], [source], work, product, linking)
         else:
             code, messages = _run(command, work)
         if code != 0:
@@ -150,23 +163,31 @@ def _compile(source: str, flags: tuple[str, ...], compiler: str, include: tuple[
         store.publish(product, path)
 
 
-def _in_steps(compiler: list[str], text: Path, product: Path, linking: list[str]) -> tuple[int, str]:
-    """Compile, then link with as few libraries as will do."""
-    work, part = text.parent, str(text.with_suffix(".o"))
-    code, messages = _run([*compiler, "-c", str(text), "-o", part], work)
-    if code != 0:
-        return code, messages
-    link = [*compiler, part, "-o", str(product)]
+def _in_steps(compiler: list[str], texts: list[str], work: Path, product: Path, linking: list[str]) -> tuple[int, str]:
+    """Compile, as many texts at once as there are cores, then link with as few libraries as will do."""
+    commands = []
+    for n, text in enumerate(texts):
+        source = work / (f"part{n}.cpp" if len(texts) > 1 else "kernel.cpp")
+        source.write_text(text)
+        commands.append([*compiler, "-c", str(source), "-o", str(source.with_suffix(".o"))])
+    for code, messages in _run_all(commands, work):
+        if code != 0:
+            return code, messages
+    link = [*compiler, *(command[-1] for command in commands), "-o", str(product)]
     code, _ = _run([*link, *_FEW_LIBRARIES], work)
     return (code, "") if code == 0 else _run([*link, *linking], work)
 
 
-def _run(command: list[str], work: Path) -> tuple[int, str]:
+def _run_all(commands: list[list[str]], work: Path) -> list[tuple[int, str]]:
     try:
-        return process.run(command, work)
+        return process.run_all(commands, work, detect.usable_cores())
     except OSError as error:
-        problem = f"cannot run the C++ compiler {command[0]}: {error.strerror}"
+        problem = f"cannot run the C++ compiler {commands[0][0]}: {error.strerror}"
         raise ToolchainError(f"{problem}; {detect.INSTALL_COMPILER}.") from error
+
+
+def _run(command: list[str], work: Path) -> tuple[int, str]:
+    return _run_all([command], work)[0]
 
 
 def _refusal(command: list[str], code: int, messages: str, source: str, path: Path) -> CacheError | ToolchainError:
