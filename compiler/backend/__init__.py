@@ -1,10 +1,11 @@
 """`torch.compile(f, backend="mlcomp")`: a graph of Dynamo goes in, a function of its flat inputs comes out.
 
 AOTAutograd makes the graph functional, splits off the backward pass and hands over ATen calls; each such graph becomes
-one program. A graph that cannot be compiled runs in eager, with a warning that names what was refused or what failed;
-with `options={"fallback": False}` it is an error. A graph with symbolic sizes is compiled once for all of them, or,
-with a warning, for each set of sizes met where that cannot be; so is one whose arguments do not lie as torch has said.
-The target is that of the device that a graph's tensors are on, unless `options={"target": ...}` names one.
+one program. Calls that cannot be compiled run in eager between the regions that can, with one warning a graph that
+names what was refused or what failed; with `options={"fallback": "error"}` that is an error. A graph with symbolic
+sizes is compiled once for all of them, or, with a warning, for each set of sizes met where that cannot be; so is one
+whose arguments do not lie as torch has said. The target is that of the device that a graph's tensors are on, unless
+`options={"target": ...}` names one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import operator
 import os
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -27,7 +29,8 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import frontend
-from compiler.errors import CacheError, CompilerError, Unsupported
+from compiler.backend import regions
+from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
 from compiler.runtime import detect, store
 from compiler.targets.target import Target
@@ -37,8 +40,9 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 # What is done with inputs that a program has refused, given the refusal.
 Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
-_OPTIONS = {"fallback": True, "target": None, "check_indices": "async"}
-_TARGETS = {"cpu": "cpu", "cuda": "cuda"}  # by the type of the device
+_OPTIONS = {"fallback": "eager", "target": None, "check_indices": "async"}
+_FALLBACKS = {"eager": True, True: True, "error": False, False: False}
+_ATTEMPTS = 8  # to find the half of a region that fails
 _one_at_a_time = threading.RLock()  # what torch traces with is not made for threads
 _unusable: set[str] = set()  # cache folders
 
@@ -59,22 +63,45 @@ class _Refused(CompilerError):
     """Arguments that a program does not take."""
 
 
+@dataclass
+class Report:
+    """What became of a graph: how many calls it has, the calls and the kernels of each region of it that is compiled,
+    and how many calls run in eager for each reason."""
+
+    calls: int
+    regions: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    eager: Counter[str] = field(default_factory=Counter)
+    attempts: int = _ATTEMPTS
+
+
 @dataclass(frozen=True)
 class Options:
     fallback: bool
     target: Target | None
     check_indices: str
+    hear: Callable[[Report], None]
 
 
 def mlcomp(
     graph: GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
     """The entry point of Dynamo; raises CompilerError for unknown options, and without the fallback Unsupported."""
-    chosen = _options(options or {}, mode)
+    return _compile(graph, inputs, _options(options or {}, mode, _warn_of_eager))
 
+
+def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any]) -> list[Report]:
+    """What became of each graph of a call, which is made."""
+    reports: list[Report] = []
+    chosen = _options(options, None, reports.append)
+    torch._dynamo.reset()
+    torch.compile(function, backend=lambda graph, examples: _compile(graph, examples, chosen))(*inputs)
+    return reports
+
+
+def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
         with _one_at_a_time, _disable_current_modes():  # AOTAutograd's own: in it, what a graph holds is not for real
-            made = _compiled(gm, example_inputs, chosen)
+            made = _compiled(frontend.without_dropout(gm), example_inputs, options)
         made._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
         return made
 
@@ -90,7 +117,7 @@ def mlcomp(
     return made
 
 
-def _options(given: dict[str, Any], mode: str | None) -> Options:
+def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], None]) -> Options:
     unknown = sorted(set(given) - set(_OPTIONS))
     if unknown or mode not in (None, "default"):
         asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
@@ -102,30 +129,93 @@ def _options(given: dict[str, Any], mode: str | None) -> Options:
     checks = str(chosen["check_indices"])
     if checks not in executable.CHECKS:
         raise CompilerError(f"check_indices is one of {', '.join(executable.CHECKS)}, not {checks!r}")
-    return Options(bool(chosen["fallback"]), target, checks)
+    if chosen["fallback"] not in _FALLBACKS:
+        raise CompilerError(f"fallback is 'eager' or 'error', not {chosen['fallback']!r}")
+    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear)
 
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
-    """The graph as one program; else, where its sizes are symbolic, as one for each set of them; else in eager."""
+    """The graph as one program; where only its sizes are in the way, as one for each set of them; else in parts."""
+    report = Report(len(regions.calls(graph)))
     try:
-        return _program(graph, options, _refitting(graph, options))
+        made = _program(graph, options, _refitting(graph, options), report)
+        options.hear(report)
+        return made
     except Exception as problem:
-        if not any(isinstance(x, torch.SymInt) or (isinstance(x, torch.Tensor) and _is_symbolic(x)) for x in examples):
-            return _in_eager(graph, problem, options)
-        _warn_of_sizes("sizes", problem)
-        return _specialising(graph, options)
+        if any(isinstance(x, torch.SymInt) or (isinstance(x, torch.Tensor) and _is_symbolic(x)) for x in examples):
+            refused = regions.refused(graph, options.target is not None)
+            if not any(map(regions.for_all_sizes, refused)):
+                _warn_of_sizes("sizes", problem)
+                return _specialising(graph, options)
+        return _in_parts(graph, problem, options)
 
 
 def _is_symbolic(x: torch.Tensor) -> bool:
     return not all(isinstance(n, int) for n in (*x.shape, *x.stride()))
 
 
+def _in_parts(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
+    """The regions of a graph that can be compiled, and all else in eager."""
+    if not options.fallback:
+        raise problem
+    report = Report(len(regions.calls(graph)))
+    refused = {} if isinstance(problem, ToolchainError) else regions.refused(graph, options.target is not None)
+    report.eager.update(str(refused[n]) for n in regions.calls(graph) if n in refused)
+    made = _parts(regions.split(graph, refused), options, report) if refused else None
+    made = made or _bisected(graph, problem, options, report)
+    options.hear(report)
+    return made
+
+
+def _parts(graph: GraphModule, options: Options, report: Report) -> Boxed:
+    """A graph that calls regions, which become programs."""
+    for node in list(graph.graph.nodes):
+        if node.op == "call_module":
+            region = getattr(graph, node.target)
+            try:
+                made = _program(region, options, _refitting(region, options), report)
+            except Exception as problem:
+                made = _bisected(region, problem, options, report)
+            setattr(graph, node.target, _Region(made))
+    return lambda inputs: graph.forward(*inputs)
+
+
+def _bisected(graph: GraphModule, problem: Exception, options: Options, report: Report) -> Boxed:
+    """A graph that fails although none of its calls is refused: halves of it, as long as that is worth trying."""
+    count = len(regions.calls(graph))
+    if count < 2 * regions.LEAST or not report.attempts or isinstance(problem, ToolchainError):
+        report.eager[_named(problem)] += count
+        return lambda inputs: graph.forward(*inputs)
+    report.attempts -= 1
+    return _parts(regions.halves(graph), options, report)
+
+
+class _Region(torch.nn.Module):
+    """A compiled region in the place of its graph."""
+
+    def __init__(self, run: Boxed) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, *inputs: Any) -> Sequence[Any]:
+        return self.run(list(inputs))
+
+
 def _in_eager(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
     if not options.fallback:
         raise problem
-    calls = sum(n.op == "call_function" for n in graph.graph.nodes)
-    warnings.warn(f"mlcomp runs a graph of {calls} calls in eager: {_named(problem)}", FallbackWarning, stacklevel=2)
+    count = len(regions.calls(graph))
+    options.hear(Report(count, eager=Counter({_named(problem): count})))
     return lambda inputs: graph.forward(*inputs)
+
+
+def _warn_of_eager(report: Report) -> None:
+    if report.eager:
+        count = report.calls - sum(n for n, _ in report.regions)
+        reasons = "; ".join(f"{why} ({n} calls)" if n > 1 else why for why, n in report.eager.items())
+        warnings.warn(
+            f"mlcomp runs {count} of {report.calls} calls of a graph in eager: {reasons}", FallbackWarning, stacklevel=2
+        )
 
 
 def _named(problem: Exception) -> str:
@@ -165,9 +255,13 @@ def _specialised(graph: GraphModule, inputs: list[Any], options: Options) -> Box
         return eager[0](inputs)
 
     try:
-        return _program(frontend.specialised(graph, inputs), options, unfit)
+        known = frontend.specialised(graph, inputs)
     except Exception as problem:
         return _in_eager(graph, problem, options)
+    try:
+        return _program(known, options, unfit, Report(0))
+    except Exception as problem:
+        return _in_parts(known, problem, options)
 
 
 def _refitting(graph: GraphModule, options: Options) -> Unfit:
@@ -187,18 +281,23 @@ def _refitting(graph: GraphModule, options: Options) -> Unfit:
 # One graph ------------------------------------------------------------------------------------------------------------
 
 
-def _program(graph: GraphModule, options: Options, unfit: Unfit) -> Boxed:
+def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report) -> Boxed:
     """What is computed comes from one program; what the graph merely passes on (inputs, views of them) does not."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     listed = list(next(n for n in graph.graph.nodes if n.op == "output").args[0])
     computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not _is_passed_on(n)))
     if not any(isinstance(n.meta.get("val"), torch.Tensor) for n in computed):
         return lambda inputs: graph.forward(*inputs)
-    target = options.target or _target_of([n.meta.get("val") for n in (*placeholders, *computed)])
-    captured = frontend.from_graph(frontend.with_results(graph, computed))
+    wanted = frontend.with_results(graph, computed, drop=True)
+    outer = [n for n in wanted.graph.nodes if n.op == "placeholder"]
+    target = options.target or _target_of([n.meta.get("val") for n in (*outer, *computed)])
+    captured = frontend.from_graph(wanted)
     # What torch has assumed of sizes Dynamo checks before each call.
-    launch = _built(replace(captured, guards=()), target, options.check_indices).launch
-    tensors = [k for k, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
+    made = _built(replace(captured, guards=()), target, options.check_indices)
+    report.regions.append((len(regions.calls(graph)), tuple(f.name for f in made.lowering.stages["kernel"].functions)))
+    launch = made.launch
+    taken = {n.name for n in outer if isinstance(n.meta.get("val"), torch.Tensor)}
+    tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
     every = len(tensors) == len(placeholders)
     makers = None if listed == computed else [_maker(x, computed, placeholders) for x in listed]
 
@@ -228,9 +327,9 @@ def _target_of(values: Sequence[Any]) -> Target:
     """The target of the one device that all tensors of a graph are on; raises Unsupported for several or others."""
     devices = {str(x.device): x.device.type for x in values if isinstance(x, torch.Tensor)}
     kinds = list(devices.values()) or ["cpu"]
-    if len(devices) > 1 or kinds[0] not in _TARGETS:
+    if len(devices) > 1 or kinds[0] not in regions.TARGETS:
         raise Unsupported("device", sorted(devices), "the tensors of a graph are all on the cpu or all on one GPU")
-    target = named.target(_TARGETS[kinds[0]])
+    target = named.target(regions.TARGETS[kinds[0]])
     if target.kind == "cuda" and not gpu_programs.on_gpu(target):
         raise Unsupported(
             "device", sorted(devices), "kernels cannot run on this GPU: CuPy is missing, or it is too old"
@@ -240,7 +339,7 @@ def _target_of(values: Sequence[Any]) -> Target:
 
 def _is_passed_on(node: Node) -> bool:
     """An input, a view of one, or a number that sizes of inputs give."""
-    if node.op == "placeholder":
+    if node.op in ("placeholder", "get_attr"):
         return True
     is_number = isinstance(node.meta.get("val"), torch.SymInt)
     is_view = node.target is operator.getitem or (isinstance(node.target, OpOverload) and node.target.is_view)
@@ -259,6 +358,8 @@ def _maker(result: Any, computed: list[Node], placeholders: list[Node]) -> Calla
     def again(node: Node, inputs: list[Any]) -> Any:
         if node in positions:
             return inputs[positions[node]]
+        if node.op == "get_attr":
+            return operator.attrgetter(node.target)(node.graph.owning_module)  # type: ignore[arg-type]
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, inputs))
         return node.target(*args, **kwargs)  # type: ignore[operator]
 

@@ -1,7 +1,8 @@
 """From PyTorch to Torch IR: trace a function, decompose what has no rule, convert the graph; and Torch IR in eager."""
 
 from compiler.frontend.convert import Converted, convert
-from compiler.frontend.decompose import Decompositions, decompositions, expand, specialised
+from compiler.frontend.decompose import IGNORED, Decompositions, decompositions, expand, specialised
+from compiler.frontend.dropout import without_dropout
 from compiler.frontend.gradient import capture_gradient, gradient
 from compiler.frontend.invalid import refuse
 from compiler.frontend.results import with_results
@@ -10,6 +11,7 @@ from compiler.frontend.trace import Captured, capture, from_graph
 from compiler.frontend.types import our_dtype, tensor_type, torch_dtype
 
 __all__ = [
+    "IGNORED",
     "Captured",
     "Converted",
     "Decompositions",
@@ -29,4 +31,5 @@ __all__ = [
     "tensor_type",
     "torch_dtype",
     "with_results",
+    "without_dropout",
 ]

@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from compiler.errors import Unsupported
 from compiler.frontend.symbols import Symbols
+from compiler.frontend.types import OURS
 from compiler.ir.expr import Expr
 from compiler.passes.torch_to_tensor.positions import is_dense
 
@@ -87,12 +88,20 @@ def results(graph: GraphModule, wanted: Sequence[Node]) -> Results:
     return Results(computed, places, frozenset(k for k, n in enumerate(computed) if _memory(n) not in owners))
 
 
-def with_results(graph: GraphModule, computed: Sequence[Node]) -> GraphModule:
-    """A copy of the graph that gives these results alone."""
+def with_results(graph: GraphModule, computed: Sequence[Node], drop: bool = False) -> GraphModule:
+    """A copy of the graph that gives these results alone; of what they do not need it has assertions only.
+
+    With `drop` an argument that nothing reads is left out if no program can have it, of another element type, say.
+    """
     copied = Graph()
     table: dict[Node, Node] = {}
     copied.graph_copy(graph.graph, table)
     copied.output(tuple(table[n] for n in computed))
+    copied.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or n.meta.get("val") is None)
+    for n in [n for n in copied.nodes if n.op == "placeholder" and not n.users]:
+        x = n.meta.get("val")
+        if drop and isinstance(x, torch.Tensor) and (x.dtype not in OURS or x.layout is not torch.strided):
+            copied.erase_node(n)
     return GraphModule(graph, copied)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
-from torch.utils._sympy.functions import CleanDiv, FloorDiv, Max, Min, Mod, PythonMod
+from torch.utils._sympy.functions import CeilToInt, CleanDiv, FloorDiv, IntTrueDiv, Max, Min, Mod, PythonMod
 
 from compiler.errors import Unsupported
 from compiler.ir.dtype import i64
@@ -61,6 +61,8 @@ class Symbols:
                 return _folded(lambda a, b: a + b, [self._expression(x) for x in e.args])
             case sympy.Mul():
                 return _folded(lambda a, b: a * b, [self._expression(x) for x in e.args])
+            case CeilToInt(args=(IntTrueDiv(args=(whole, by)),)):
+                return op("floordiv", self._expression(whole) + (self._expression(by) - 1), self._expression(by))
             case sympy.Pow(args=(base, sympy.Integer() as times)) if int(times) > 0:
                 return _folded(lambda a, b: a * b, [self._expression(base)] * int(times))
         if type(e) in _BINARY:

@@ -415,14 +415,18 @@ def unsupported(x: Tensor) -> Tensor:
 
 def test_the_fallback_is_seen() -> None:
     x = torch.rand(3, 3) + 1
-    with pytest.warns(FallbackWarning, match=r"a graph of 2 calls in eager.*aten\.digamma\.default\(f32\[3, 3\]\)"):
+    with pytest.warns(FallbackWarning, match=r"2 of 2 calls .* in eager.*aten\.digamma\.default\(f32\[3, 3\]\)"):
         made = compiled(unsupported)(x)
     torch.testing.assert_close(made, unsupported(x))
 
 
 def test_without_the_fallback_it_is_an_error() -> None:
-    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"Unsupported: unsupported: aten\.digamma"):
-        compiled(unsupported, options={"fallback": False})(torch.eye(3))
+    for meaning in (False, "error"):
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"Unsupported: unsupported: aten\.digamma"):
+            compiled(unsupported, options={"fallback": meaning})(torch.eye(3))
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="fallback is 'eager' or 'error', not 'eagre'"):
+        compiled(unsupported, options={"fallback": "eagre"})(torch.eye(3))
 
 
 def test_whatever_fails_in_the_compiler_is_named_and_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,7 +440,8 @@ def test_whatever_fails_in_the_compiler_is_named_and_runs_in_eager(monkeypatch: 
 
     x = torch.randn(3, 5)
     with pytest.warns(
-        FallbackWarning, match=r"3 calls in eager: KeyError: 'a table without an entry', in pass compose"
+        FallbackWarning,
+        match=r"3 of 3 calls .* in eager: KeyError: 'a table without an entry', in pass compose",
     ):
         assert torch.equal(compiled(f)(x), f(x))
     torch._dynamo.reset()
@@ -453,7 +458,7 @@ def test_without_a_compiler_models_run_in_eager(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(build, "build", missing)
     x = torch.randn(3)
-    with pytest.warns(FallbackWarning, match=r"in eager: the C\+\+ compiler g\+\+ is missing$"):
+    with pytest.warns(FallbackWarning, match=r"in eager: the C\+\+ compiler g\+\+ is missing \(2 calls\)$"):
         assert torch.equal(compiled(lambda x: torch.relu(x) * 7)(x), torch.relu(x) * 7)
 
 
