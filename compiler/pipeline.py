@@ -36,7 +36,7 @@ from compiler.passes.applications import Application, Applications, Gate, Trace
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.gpu import dependent_launch
 from compiler.passes.gpu.assign_stages import assign_stages
-from compiler.passes.gpu.cache_hints import cache_hints
+from compiler.passes.gpu.cache_hints import with_cache_hints
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
 from compiler.passes.gpu.thread_maps import thread_maps
@@ -151,10 +151,6 @@ def _layouts(program: statement.Program, context: Context) -> statement.Program:
     return layouts(program, context.target)
 
 
-def _cache_hints(program: statement.Program, context: Context) -> statement.Program:
-    return cache_hints(program, context.target)
-
-
 def _thread_maps(program: statement.Program, context: Context) -> statement.Program:
     return thread_maps(program, context.target)
 
@@ -191,7 +187,6 @@ PIPELINE = (
     Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda"),
     Pass("stages", "tile", "tile", "what is copied ahead is in stages", lambda p, _: assign_stages(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
-    Pass("cache-hints", "tile", "tile", "what caches need not keep is named", _cache_hints, kind="cuda"),
     Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds are at once", _thread_maps, kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
@@ -308,10 +303,17 @@ def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) 
         return fresh_names(program, kernel, how(kernel, own, target))
 
     ways = [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)]
-    if not sizes_in(kernel):
-        return [partial(way, kernel) for way in ways] + [Schedule]
-    best, plain = ways
-    return [partial(symbolic_schedule, program, kernel, best, plain, partial(from_tiles, target=target)), Schedule]
+    choices = [partial(way, kernel) for way in ways]
+    if sizes_in(kernel):
+        best, plain = ways
+        choices = [partial(symbolic_schedule, program, kernel, best, plain, partial(from_tiles, target=target))]
+    return [*(partial(_hinted, program, kernel, target, way) for way in choices), Schedule]
+
+
+def _hinted(
+    program: statement.Program, kernel: statement.Kernel, target: Target, way: Callable[[], Schedule]
+) -> Schedule:
+    return with_cache_hints(program, kernel, way(), target) if target.kind == "cuda" else way()
 
 
 def _private(program: statement.Program, kernel: statement.Kernel) -> set[str]:
@@ -329,7 +331,7 @@ def space(program: statement.Program, kernel: statement.Kernel, target: Target) 
         raise ValueError(f"kernel {kernel.name}: its sizes are not known, which estimates of schedules need")
 
     def steps(chosen: Planned) -> tuple[Step, ...]:
-        return fresh_names(program, kernel, chosen.schedule).steps
+        return _hinted(program, kernel, target, partial(fresh_names, program, kernel, chosen.schedule)).steps
 
     for x in schedule_space.space(kernel, _private(program, kernel), target):
         yield Planned(x.family, x.cost, partial(steps, x))

@@ -325,6 +325,16 @@ class Raster(Step):
     into: str
 
 
+class CacheHints(Step):
+    """Vectors that are loaded of the buffers `loads`, and stored to the buffers `stores`, need not stay in the caches.
+
+    Of the former no element is read twice, of the latter nobody reads soon.
+    """
+
+    loads: tuple[str, ...]
+    stores: tuple[str, ...] = ()
+
+
 class Persist(Step):
     """The perfectly nested loops `loops` over blocks are gone through by `blocks` of them.
 
@@ -445,6 +455,7 @@ class NameTaken(ScheduleError):
 _ALL = (
     Split, SplitShifted, Reorder, Collapse, Bind, StoreAt, Stage, Permute, Distribute, Pack, Tensorize, Peel, Pad,
     Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Writeback, Partition,
+    CacheHints,
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Tile IR in, the same out with what passes through each kernel once: buffers that caches should not keep."""
+"""A kernel and its schedule in; out the schedule with the step for buffers that caches should not keep."""
 
 from __future__ import annotations
 
@@ -12,14 +12,26 @@ from compiler.ir.index import value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor
+from compiler.passes.gpu.launches import launches
+from compiler.passes.loop_to_tile import loop_to_tile
+from compiler.passes.tile.schedule import neighbours
+from compiler.passes.tile.steps import apply
+from compiler.schedule.steps import CacheHints, Schedule
 from compiler.targets.target import Target
 
 
-def cache_hints(program: Program, target: Target) -> Program:
-    """Every kernel says which parameters it reads once, and which results are written past the caches."""
-    return program.replace(
-        kernels=tuple(k.replace(once=read_once(k), past=streamed(program, k, target)) for k in program.kernels)
-    )
+def with_cache_hints(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
+    """For a kernel of a Loop IR program; raises ScheduleError for a step that does not apply."""
+    alone = loop_to_tile(neighbours(program, kernel))
+    made = apply(alone, alone.kernels[0], schedule)
+    scheduled = made.kernels[0]
+    parts = [(read_once(part), part) for part in launches(made.replace(kernels=(scheduled,))).kernels]
+    read = tuple(
+        p.name for p in scheduled.params
+        if p.name not in scheduled.writes and all(p.name in once for once, part in parts if p in part.params)
+    )  # fmt: skip
+    left = streamed(program, scheduled, target)
+    return schedule + Schedule((CacheHints(read, left),)) if read or left else schedule
 
 
 def read_once(kernel: Kernel) -> tuple[str, ...]:

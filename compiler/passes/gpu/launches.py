@@ -37,9 +37,12 @@ def _apart(kernel: Kernel) -> list[Kernel]:
         params = tuple(p for p in kernel.params if p.name in used)
         changed = {x.buffer for x in _nodes(body) if isinstance(x, Store)}
         changed |= {x.target.buffer for x in _nodes(body) if isinstance(x, tile.Copy)}
-        writes = tuple(w for w in kernel.writes if w in changed)
+        writes, past = (tuple(w for w in some if w in changed) for some in (kernel.writes, kernel.past))
+        once = tuple(b for b in kernel.once if b in used)
         name = f"{kernel.name}_part{n}"
-        out.append(kernel.replace(name=name, params=params, writes=writes, body=body, whole=kernel.name))
+        out.append(
+            kernel.replace(name=name, params=params, writes=writes, body=body, whole=kernel.name, once=once, past=past)
+        )
     return out
 
 

@@ -8,7 +8,7 @@ from compiler.analysis.vectors import vector_problem
 from compiler.ir.statement import Kernel
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.passes.tile.pack import allocated
-from compiler.schedule.steps import Bind, Schedule, ScheduleError, Step, Tensorize, names_made
+from compiler.schedule.steps import Bind, CacheHints, Schedule, ScheduleError, Step, Tensorize, names_made
 from compiler.targets import legal
 from compiler.targets.legal import NotLegal, Problem
 from compiler.targets.target import Target
@@ -32,14 +32,19 @@ def _subjects(step: Step) -> set[str]:
     match step:
         case Bind(loop):
             return {loop}
+        case CacheHints(loads, stores):
+            return {*loads, *stores}
         case Tensorize(_, instruction):
             return {instruction}
     return set(names_made(step))
 
 
 def _vectors(kernel: Kernel) -> Iterator[Problem]:
-    """Loops that a CPU cannot run as they are bound."""
+    """Loops that a CPU cannot run as they are bound, and hints that it does not take."""
     tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
+    if kernel.once or kernel.past:
+        reason = "its loads keep what they load; loops over vectors take past=1 to store past the caches"
+        yield Problem({*kernel.once, *kernel.past}, reason)
     for around, f in loops_in(kernel.body):
         level = f.bind.level
         outside = next((x.var for x in around if x.bind.level == level), "") if level in ("blocks", "vector") else ""

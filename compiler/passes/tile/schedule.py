@@ -22,23 +22,28 @@ def apply_schedules(
         for k in program.kernels:
             program = _one(program, k, schedules, target, applications)
         return program
-    temps = {t.name: t for t in program.temps}
-    users: dict[str, list[Kernel]] = {name: [] for name in temps}
-    for k in program.kernels:
-        for p in k.params:
-            users.get(p.name, []).append(k)
     kernels: list[Kernel] = []
-    made: dict[str, Tensor] = dict(temps)
+    made: dict[str, Tensor] = {t.name: t for t in program.temps}
+    temps = dict(made)
     for k in program.kernels:
         own = [p.name for p in k.params if p.name in temps]
-        near = dict.fromkeys([k, *(user for name in own for user in users[name])])
-        beside = program.replace(kernels=tuple(near), temps=tuple(temps[name] for name in own))
-        beside = _one(beside, k, schedules, target, applications)
+        beside = _one(neighbours(program, k), k, schedules, target, applications)
         kernels.append(beside.kernels[0])
         for name in set(own) - {t.name for t in beside.temps}:
             del made[name]
         made |= {t.name: t for t in beside.temps if t.name not in made}
     return program.replace(kernels=tuple(kernels), temps=tuple(made.values()))
+
+
+def neighbours(program: Program, kernel: Kernel) -> Program:
+    """The kernel, and those that share a temporary with it, as a program of their own."""
+    used = {p.name for p in kernel.params}
+    own = {t.name: t for t in program.temps if t.name in used}
+    near = (k for k in program.kernels if any(p.name in own for p in k.params))
+    return program.replace(
+        kernels=tuple(dict.fromkeys((kernel, *near))),
+        temps=tuple(own[p.name] for p in kernel.params if p.name in own),
+    )
 
 
 def _one(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile import tensorize
 from compiler.passes.tile.gpu.accuracy import promote, split_tf32
 from compiler.passes.tile.gpu.cache import cache
+from compiler.passes.tile.gpu.cache_hints import cache_hints
 from compiler.passes.tile.gpu.pad import pad
 from compiler.passes.tile.gpu.permute import permute
 from compiler.passes.tile.gpu.persist import persist
@@ -34,6 +36,7 @@ from compiler.passes.tile.peel import peel
 from compiler.schedule.steps import (
     Bind,
     Cache,
+    CacheHints,
     Collapse,
     Distribute,
     NameTaken,
@@ -61,6 +64,9 @@ from compiler.schedule.steps import (
     Writeback,
 )
 
+REMEMBERED = (
+    256  # steps: those of a planner are applied as it completes a schedule, and again where that is carried out
+)
 Change = Callable[[tile.For], tuple[Stmt, ...]]
 
 
@@ -71,6 +77,7 @@ def apply(program: Program, kernel: Kernel, schedule: Schedule) -> Program:
     return program
 
 
+@functools.lru_cache(maxsize=REMEMBERED)
 def apply_step(program: Program, kernel: Kernel, step: Step) -> tuple[Program, Kernel]:
     """One step; the program changes too where a temporary shrinks into the kernel, or a new one is made.
 
@@ -142,6 +149,8 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
             new = split_tf32(kernel, step)
         case Writeback():
             new = writeback(kernel, step)
+        case CacheHints():
+            new = cache_hints(kernel, step)
         case Raster():
             new = raster(kernel, step)
         case Persist():
