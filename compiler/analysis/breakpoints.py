@@ -56,6 +56,8 @@ def written_out(body: tuple[Stmt, ...]) -> Store | None:
             case Store() if s is body[-1]:
                 (stored,) = substitute((s,), known)
                 return stored if _size(stored, sizes) <= MOST_GROWTH * sum(_size(b, sizes) for b in body) else None
+            case _:
+                return None
     return None
 
 
