@@ -360,22 +360,14 @@ def lower(
 
 
 def _lower(
-    program: Any,
-    target: Target,
-    schedules: Schedules | None,
-    source: str,
-    until: str,
-    gate: Gate | None,
+    program: Any, target: Target, schedules: Schedules | None, source: str, until: str, gate: Gate | None,
     trace: Trace | None,
-) -> Lowering:
+) -> Lowering:  # fmt: skip
     made = {source: program}
     order = stages(target)
     IRS[source].verify(program)
-    left = [
-        p
-        for p in passes_for(target)
-        if order.index(p.source) >= order.index(source) and order.index(p.result) <= order.index(until)
-    ]
+    first, last = order.index(source), order.index(until)
+    left = [p for p in passes_for(target) if order.index(p.source) >= first and order.index(p.result) <= last]
     given = schedules or {}
     schedules = None
     fallbacks: tuple[Fallback, ...] = ()
@@ -399,11 +391,8 @@ def _lower(
             lowered = _whole(kinds, made, schedules or {}, fallbacks)
             program = made["kernel"]
         number = applications.number + 1
-        if p.optional:
-            if not applications.selected(p.name):
-                continue
-        else:
-            applications.number = number
+        if not applications.begins(p.name, p.optional):
+            continue
         try:
             before, program = program, _applied(p, program, Context(target, schedules or {}, applications))
         except CompilerError:

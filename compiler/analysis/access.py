@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Mapping
 from compiler.ir import loop, tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, dim, loads, names
-from compiler.ir.index import Ranges, linear, simplify
+from compiler.ir.index import Ranges, simplify
+from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, Op, Select, Var, dim, substitute
-from compiler.ir.index import linear, simplify
+from compiler.ir.index import simplify
+from compiler.ir.linear import linear
 from compiler.ir.node import Node
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Let, Stmt, Store

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from compiler.ir.dtype import STORAGE_ONLY, compute, i64
 from compiler.ir.expr import Cast, Expr, Load, Op, Select, both, cast, const, select
-from compiler.ir.index import Linear, conjuncts, linear
+from compiler.ir.index import conjuncts
+from compiler.ir.linear import Linear, linear
 
 
 def unwidened(factor: Expr) -> Expr:

@@ -36,7 +36,8 @@ from compiler.ir.expr import (
     select,
     substitute,
 )
-from compiler.ir.index import conjuncts, linear
+from compiler.ir.index import conjuncts
+from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, Init, Kernel, Let, Stmt, Store
 
 For = loop.For | tile.For

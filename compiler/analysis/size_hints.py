@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Size, sizes_in, static, substitute
-from compiler.ir.index import linear
+from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel
 
 

@@ -6,18 +6,30 @@ extent that its variable stays below. Symbolic sizes know their own ranges.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
 from compiler.ir.dtype import boolean, i64
-from compiler.ir.expr import Const, Expr, Load, N, Op, Select, Size, Var, canonical, const, op
+from compiler.ir.expr import Const, Expr, Load, N, Op, Select, Size, Var, canonical, op
+from compiler.ir.linear import (
+    Linear,
+    exact_quotient,
+    factors_of,
+    from_linear,
+    has_sizes,
+    linear,
+    multiples,
+    multiplied,
+    only_sizes,
+    plus,
+    times,
+    variables_of,
+)
 from compiler.ir.node import Node
 from compiler.ir.ranges import Range, bits, divided_range, extreme, greater, lesser
 
 Ranges = Mapping[str, Range]
-Linear = tuple[dict[Expr, int], int]  # coefficients of atoms, and the constant
 
 
 class Below(tuple[int | None, int | None]):
@@ -59,91 +71,6 @@ def range_below(extent: Expr, ranges: Ranges) -> Range:
     return 0, None if high is None else high - 1
 
 
-def has_sizes(e: Expr) -> bool:
-    """A symbolic size occurs."""
-    return type(e) is not Const and any(type(v) is Size for v in _variables(e))
-
-
-def linear(e: Expr) -> Linear:
-    """`e` as a sum of integer multiples of atoms, plus a constant."""
-    match e:
-        case Const(value):
-            return {}, int(value)
-        case Op("add", (a, b)):
-            return _add(linear(a), linear(b), 1)
-        case Op("sub", (a, b)):
-            return _add(linear(a), linear(b), -1)
-        case Op("neg", (a,)):
-            return _scale(linear(a), -1)
-        case Op("mul", (a, b)):
-            (ta, ca), (tb, cb) = linear(a), linear(b)
-            if not ta:
-                return _scale((tb, cb), ca)
-            if not tb:
-                return _scale((ta, ca), cb)
-            if has_sizes(e):
-                return _product((ta, ca), (tb, cb))
-    return {e: 1}, 0
-
-
-def _product(a: Linear, b: Linear) -> Linear:
-    """A product of sums as the sum of its monomials."""
-    terms, rest = _add(_scale((a[0], 0), b[1]), _scale((b[0], 0), a[1]), 1)[0], a[1] * b[1]
-    for x, m in a[0].items():
-        for y, n in b[0].items():
-            terms = _add((terms, 0), ({_monomial(_factors(x) + _factors(y)): m * n}, 0), 1)[0]
-    return terms, rest
-
-
-def _factors(atom: Expr) -> list[Expr]:
-    match atom:
-        case Op("mul", (a, b)):
-            return _factors(a) + _factors(b)
-    return [atom]
-
-
-def _monomial(factors: list[Expr]) -> Expr:
-    """A product in its one order: sizes come last."""
-    ordered = sorted(factors, key=lambda x: (isinstance(x, Size), repr(x)))
-    out = ordered[0]
-    for x in ordered[1:]:
-        out = Op("mul", (out, x))
-    return out
-
-
-def _add(a: Linear, b: Linear, sign: int) -> Linear:
-    terms = dict(a[0])
-    for atom, c in b[0].items():
-        terms[atom] = terms.get(atom, 0) + sign * c
-        if not terms[atom]:
-            del terms[atom]
-    return terms, a[1] + sign * b[1]
-
-
-def _scale(a: Linear, factor: int) -> Linear:
-    return ({k: v * factor for k, v in a[0].items()} if factor else {}), a[1] * factor
-
-
-def from_linear(form: Linear) -> Expr:
-    """The expression of a linear form: what is added, then what is subtracted, each by falling coefficient."""
-    terms, rest = form
-    order = list(terms.items())
-    if len(order) > 1:
-        order.sort(key=lambda t: (t[1] < 0, -abs(t[1]), repr(t[0])))
-    if not order or (rest > 0 and order[0][1] < 0):
-        out: Expr = const(rest)
-        rest = 0
-    else:
-        out = _times(*order.pop(0))
-    for atom, c in order:
-        out = out + _times(atom, c) if c > 0 else out - _times(atom, -c)
-    return out + rest if rest > 0 else out - (-rest) if rest < 0 else out
-
-
-def _times(atom: Expr, c: int) -> Expr:
-    return atom * c if c > 0 else -(atom * -c)
-
-
 def value_range(e: Expr, ranges: Ranges) -> Range:
     """Bounds of an integer expression."""
     match e:
@@ -160,7 +87,7 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
             return None if low is None else low // d, None if high is None else high // d
         case Op("mod", (_, Const(int() as d))) if d > 0:
             return 0, d - 1
-        case Op("floordiv" | "mod" as how, (a, d)) if _only_sizes(d):
+        case Op("floordiv" | "mod" as how, (a, d)) if only_sizes(d):
             return divided_range(how, value_range(a, ranges), value_range(d, ranges))
         case Op("min" | "max" as how, (a, b)):
             return extreme(how, value_range(a, ranges), value_range(b, ranges))
@@ -222,7 +149,7 @@ def _product_range(e: Expr, ranges: Ranges) -> Range:
     """Of a product of sizes and others, if none of them is negative."""
     low, high = 1, 1
     known = True
-    for x in _factors(e):
+    for x in factors_of(e):
         a, b = value_range(x, ranges)
         if a is None or a < 0:
             return None, None
@@ -235,12 +162,7 @@ def _is_symbolic(atom: Expr, ranges: Ranges) -> bool:
     """A size takes part, or something that is only known to stay below one."""
     if type(atom) is Var:
         return type(ranges.get(atom.name)) is Below
-    return any(type(v) is Size or type(ranges.get(v.name)) is Below for v in _variables(atom))
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _variables(atom: Expr) -> tuple[Var, ...]:
-    return tuple(n for n in atom.walk() if isinstance(n, Var))
+    return any(type(v) is Size or type(ranges.get(v.name)) is Below for v in variables_of(atom))
 
 
 def _bounded(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
@@ -253,15 +175,15 @@ def _bounded(form: Linear, ranges: Ranges, sign: int) -> Linear | None:
             end = high if c * sign > 0 else low
             if end is None:
                 return None
-            out = _add(out, ({}, end * c), 1)
+            out = plus(out, ({}, end * c), 1)
             continue
         made: Linear = {}, 1
-        for x in _factors(atom):
+        for x in factors_of(atom):
             end_of = _upper(x, ranges) if c * sign > 0 else _lower(x, ranges)
             if end_of is None:
                 return None
-            made = _product(made, end_of)
-        out = _add(out, _scale(made, c), 1)
+            made = multiplied(made, end_of)
+        out = plus(out, times(made, c), 1)
     return out
 
 
@@ -271,17 +193,17 @@ def _upper(x: Expr, ranges: Ranges) -> Linear | None:
         case Size():
             return {x: 1}, 0
         case Var(name) if isinstance(below := ranges.get(name), Below):
-            return _add(linear(below.extent), ({}, 1), -1)
+            return plus(linear(below.extent), ({}, 1), -1)
         case Op("floordiv", (a, d)) if _from_zero(a, ranges):
             most = _bounded(linear(a), ranges, 1)
-            quotient = None if most is None else _exact(_add(most, ({}, 1), 1), d)
-            return None if quotient is None else _add(quotient, ({}, 1), -1)
-        case Op("mod", (_, d)) if _only_sizes(d):
-            return _add(linear(d), ({}, 1), -1)
+            quotient = None if most is None else exact_quotient(plus(most, ({}, 1), 1), d)
+            return None if quotient is None else plus(quotient, ({}, 1), -1)
+        case Op("mod", (_, d)) if only_sizes(d):
+            return plus(linear(d), ({}, 1), -1)
         case Op("require", (cond, a)):
             for c in conjuncts(cond):
-                if isinstance(c, Op) and c.name == "lt" and c.args[0] is a and _only_sizes(c.args[1]):
-                    return _add(linear(c.args[1]), ({}, 1), -1)
+                if isinstance(c, Op) and c.name == "lt" and c.args[0] is a and only_sizes(c.args[1]):
+                    return plus(linear(c.args[1]), ({}, 1), -1)
     low, high = value_range(x, ranges)
     return None if low is None or low < 0 or high is None else ({}, high)
 
@@ -299,59 +221,12 @@ def _lower(x: Expr, ranges: Ranges) -> Linear | None:
     return None if low is None or low < 0 else ({}, low)
 
 
-def _only_sizes(e: Expr) -> bool:
-    """Sums and products of sizes."""
-    return has_sizes(e) and all(
-        isinstance(n, Size | Const) or (isinstance(n, Op) and n.name in ("add", "sub", "mul"))
-        for n in e.walk()
-        if isinstance(n, Expr)
-    )
-
-
-def _exact(form: Linear, d: Expr) -> Linear | None:
-    """The quotient of a form by one monomial of sizes, if nothing is left over."""
-    whole, rest = _parts(form, d)
-    return whole if not rest[0] and not rest[1] else None
-
-
-def _parts(form: Linear, d: Expr) -> tuple[Linear, Linear]:
-    """The multiples of `d` in a form, divided by it, and what is left."""
-    terms, number = linear(d)
-    if (len(terms), bool(number)) not in ((1, False), (0, True)):
-        return ({}, 0), form
-    by, c = next(iter(terms.items())) if terms else (None, number)
-    whole: dict[Expr, int] = {}
-    part: dict[Expr, int] = {}
-    for atom, n in form[0].items():
-        left = _without(_factors(atom), _factors(by) if by is not None else [])
-        if left is None or n % c:
-            part[atom] = n
-        elif left:
-            whole[_monomial(left)] = n // c
-        else:
-            whole[const(1)] = n // c
-    ones = whole.pop(const(1), 0)
-    if by is None and form[1] % c == 0:
-        return (whole, ones + form[1] // c), (part, 0)
-    return (whole, ones), (part, form[1])
-
-
-def _without(factors: list[Expr], gone: list[Expr]) -> list[Expr] | None:
-    """The factors that are left when some are taken away; None where one of these is missing."""
-    left = list(factors)
-    for x in gone:
-        if x not in left:
-            return None
-        left.remove(x)
-    return left
-
-
 def _divided_by_size(a: Expr, d: Expr, ranges: Ranges) -> tuple[Expr, Expr] | None:
     """Quotient and remainder of a division by a size, where both are simple: of `i * n + j` by n they are i and j."""
-    whole, part = _parts(linear(a), d)
+    whole, part = multiples(linear(a), d)
     rest = from_linear(part)
     low, _ = value_range(rest, ranges)
-    _, over = value_range(from_linear(_add(part, linear(d), -1)), ranges)
+    _, over = value_range(from_linear(plus(part, linear(d), -1)), ranges)
     if low is not None and low >= 0 and over is not None and over < 0:
         return from_linear(whole), rest
     return None
@@ -412,7 +287,7 @@ def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
             return _divide(a, d, ranges)
         case Op("mod", (a, Const(int() as d))) if e.dtype is i64 and d > 0:
             return _modulo(a, d, ranges)
-        case Op("floordiv" | "mod" as how, (a, d)) if e.dtype is i64 and _only_sizes(d):
+        case Op("floordiv" | "mod" as how, (a, d)) if e.dtype is i64 and only_sizes(d):
             parts = _divided_by_size(a, d, ranges)
             return e if parts is None else parts[how == "mod"]
         case Op("min" | "max" as how, (a, b)) if e.dtype is i64:
@@ -428,7 +303,7 @@ def _simplify(e: Expr, ranges: Ranges, index: bool) -> Expr:
             if low is not None and low >= 0:
                 return a
             if high is not None and high <= 0:
-                return from_linear(_scale(linear(a), -1))
+                return from_linear(times(linear(a), -1))
         case Op("lt" | "le" | "gt" | "ge" | "eq" | "ne" as how, (a, b)) if a.dtype is i64:
             return _compare(e, how, a, b, ranges)
         case Op("and", (a, b)) if e.dtype is boolean:
@@ -448,7 +323,7 @@ def _and_or(e: Expr, a: Expr, b: Expr, neutral: bool) -> Expr:
 
 
 def _compare(e: Expr, how: str, a: Expr, b: Expr, ranges: Ranges) -> Expr:
-    low, high = value_range(from_linear(_add(linear(a), linear(b), -1)), ranges)
+    low, high = value_range(from_linear(plus(linear(a), linear(b), -1)), ranges)
     below, above = high is not None and high < 0, low is not None and low > 0
     not_above, not_below = high is not None and high <= 0, low is not None and low >= 0
     always = {"lt": below, "le": not_above, "gt": above, "ge": not_below, "eq": low == high == 0, "ne": below or above}
@@ -468,12 +343,12 @@ def _join(form: Linear) -> Linear:
                         quotient = op("floordiv", inner, d2 * d)
                 if terms.get(quotient) == c * d:
                     left = {k: v for k, v in terms.items() if k is not atom and k is not quotient}
-                    return _join(_add((left, rest), _scale(linear(a), c), 1))
-            case Op("mod", (a, d)) if _only_sizes(d):
-                scaled = _scale(linear(op("floordiv", a, d) * d), c)
+                    return _join(plus((left, rest), times(linear(a), c), 1))
+            case Op("mod", (a, d)) if only_sizes(d):
+                scaled = times(linear(op("floordiv", a, d) * d), c)
                 if all(terms.get(k) == v for k, v in scaled[0].items()):
                     left = {k: v for k, v in terms.items() if k is not atom and k not in scaled[0]}
-                    return _join(_add((left, rest), _scale(linear(a), c), 1))
+                    return _join(plus((left, rest), times(linear(a), c), 1))
     return form
 
 
@@ -502,7 +377,7 @@ def _divide(a: Expr, d: int, ranges: Ranges) -> Expr:
     if low is not None and high is not None and low // d == high // d:
         return from_linear((whole[0], whole[1] + low // d))
     if whole[0] or whole[1]:
-        return from_linear(_add(whole, linear(_divide(from_linear(part), d, ranges)), 1))
+        return from_linear(plus(whole, linear(_divide(from_linear(part), d, ranges)), 1))
     digits = _digits(part, d, ranges)
     if digits is not None:
         g, upper, _ = digits
@@ -524,7 +399,7 @@ def _modulo(a: Expr, d: int, ranges: Ranges) -> Expr:
     digits = _digits(part, d, ranges)
     if digits is not None:
         g, upper, lower = digits
-        return from_linear(_add(_scale(linear(_modulo(from_linear(upper), d // g, ranges)), g), lower, 1))
+        return from_linear(plus(times(linear(_modulo(from_linear(upper), d // g, ranges)), g), lower, 1))
     match rest:
         case Op("mod", (x, Const(int() as m))) if m > 0 and m % d == 0:
             return _modulo(x, d, ranges)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from compiler.ir.expr import Expr, Op, Var
-from compiler.ir.index import linear
+from compiler.ir.linear import linear
 
 Multiples = Mapping[str, int]  # what divides a variable
 NO_MULTIPLES: Multiples = MappingProxyType({})

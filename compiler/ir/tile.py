@@ -218,8 +218,6 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
         case For(var, extent, kind, binding, body):
             check(extent)
             bind(var)
-            if kind not in ("parallel", "reduce", "scan"):
-                raise ValueError(f"{where}: loop {var} has the unknown kind {kind!r}")
             problem = binding_error(var, kind, binding)
             if problem:
                 raise ValueError(f"{where}: {problem}")
@@ -238,22 +236,13 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
                 state.scalars[name] = len(state.loops)
         case Accum(name, op, value):
             check(value)
-            if name not in state.scalars or op not in COMBINE:
-                raise ValueError(f"{where}: {name} is not a mutable scalar, or {op!r} is not a reduction")
-            if "parallel" in state.loops[state.scalars[name] :]:
-                raise ValueError(f"{where}: a parallel loop accumulates into {name}, which is defined outside it")
-        case Store(buffer, index, value, _):
+            _verify_accumulation(where, name, op, state)
+        case Store(_, index, value):
             check(*index, value)
-            if state.known.get(buffer) != (value.dtype, len(index)):
-                raise ValueError(
-                    f"{where}: {buffer} is {state.known.get(buffer)}, stored {value.dtype} at rank {len(index)}"
-                )
-            _verify_target(kernel, buffer)
-        case Alloc(tensor, space):
+            _verify_store(kernel, s, state)
+        case Alloc(tensor):
             check(*tensor.shape)
             bind(tensor.name)
-            if space not in SPACES:
-                raise ValueError(f"{where}: {tensor.name} is in the unknown memory {space!r}")
             _verify_layout(where, s)
             state.known[tensor.name] = (tensor.dtype, len(tensor.shape))
         case Stage(role, body):
@@ -261,14 +250,10 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
             if role not in ROLES or not all(isinstance(x, of) for x in body):
                 raise ValueError(f"{where}: {role!r} is not the role of all that is in its stage")
             _body(kernel, body, state, bound)
-        case Copy(target, source, how):
+        case Copy(target, source):
             _verify_slice(where, target, state, check)
             _verify_slice(where, source, state, check)
-            _verify_target(kernel, target.buffer)
-            if how not in COPIES or math.prod(extents(target)) != math.prod(extents(source)):
-                raise ValueError(f"{where}: copy of {source.lengths} to {target.lengths} by {how!r}")
-            if state.known[target.buffer][0] is not state.known[source.buffer][0]:
-                raise ValueError(f"{where}: copy from {source.buffer} to {target.buffer} changes the type")
+            _verify_copy(kernel, s, state)
         case Mma(_, acc, a, b, _, sizes):
             for x in (acc, a, b):
                 _verify_slice(where, x, state, check)
@@ -281,6 +266,8 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
 def binding_error(var: str, kind: str, binding: Bind) -> str:
     """Why a loop of that kind cannot be bound so; empty when it can."""
     level = binding.level
+    if kind not in ("parallel", "reduce", "scan"):
+        return f"loop {var} has the unknown kind {kind!r}"
     if level not in LEVELS:
         return f"loop {var} is bound to {level}; the levels are {', '.join(LEVELS)}"
     unknown = [n for n, _ in binding.args if n not in LEVELS[level]]
@@ -293,12 +280,37 @@ def binding_error(var: str, kind: str, binding: Bind) -> str:
     return ""
 
 
+def _verify_accumulation(where: str, name: str, op: str, state: _State) -> None:
+    if name not in state.scalars or op not in COMBINE:
+        raise ValueError(f"{where}: {name} is not a mutable scalar, or {op!r} is not a reduction")
+    if "parallel" in state.loops[state.scalars[name] :]:
+        raise ValueError(f"{where}: a parallel loop accumulates into {name}, which is defined outside it")
+
+
+def _verify_store(kernel: Kernel, s: Store, state: _State) -> None:
+    known, rank = state.known.get(s.buffer), len(s.index)
+    if known != (s.value.dtype, rank):
+        raise ValueError(f"kernel {kernel.name}: {s.buffer} is {known}, stored {s.value.dtype} at rank {rank}")
+    _verify_target(kernel, s.buffer)
+
+
+def _verify_copy(kernel: Kernel, s: Copy, state: _State) -> None:
+    where, target, source = f"kernel {kernel.name}", s.target, s.source
+    _verify_target(kernel, target.buffer)
+    if s.how not in COPIES or math.prod(extents(target)) != math.prod(extents(source)):
+        raise ValueError(f"{where}: copy of {source.lengths} to {target.lengths} by {s.how!r}")
+    if state.known[target.buffer][0] is not state.known[source.buffer][0]:
+        raise ValueError(f"{where}: copy from {source.buffer} to {target.buffer} changes the type")
+
+
 def _verify_target(kernel: Kernel, buffer: str) -> None:
     if buffer in {p.name for p in kernel.params} - set(kernel.writes):
         raise ValueError(f"kernel {kernel.name}: stores to {buffer}, which is not among its writes")
 
 
 def _verify_layout(where: str, s: Alloc) -> None:
+    if s.space not in SPACES:
+        raise ValueError(f"{where}: {s.tensor.name} is in the unknown memory {s.space!r}")
     name, space = s.tensor.name, "registers" if s.layout else "shared"
     if s.slots < 1 or ((s.layout or s.slots > 1) and s.space != space):
         raise ValueError(f"{where}: {name} in {s.space} memory has {s.slots} slots and the layout {s.layout}")

@@ -50,6 +50,13 @@ class Applications:
         self.number += 1
         return True if self.gate is None else self.gate(name, self.number)
 
+    def begins(self, name: str, optional: bool) -> bool:
+        """Whether a pass is applied next: the gate is asked for those that are `optional`."""
+        if optional:
+            return bool(self.selected(name))
+        self.number += 1
+        return True
+
     def told(self, name: str, stage: str, before: Any, after: Any, within: bool, kernel: str = "") -> None:
         """Tell what the last application made; one of a kernel is a step of its schedule."""
         if self.trace is not None:

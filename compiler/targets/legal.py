@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, const, static
-from compiler.ir.index import linear
+from compiler.ir.linear import linear
 from compiler.ir.multiples import divides, multiple
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor, memory_order

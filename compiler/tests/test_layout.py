@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CODE_LINES = 450
+CODE_LINES = 400
+FUNCTION_LINES = 60
 HOME = re.compile(r"/(?:home|Users|root)/[\w.]+")
 
 PYTHON = sorted(path for folder in ("compiler", "conformance") for path in (ROOT / folder).rglob("*.py"))
@@ -36,6 +37,24 @@ def _code_lines(path: Path) -> int:
 @pytest.mark.parametrize("path", PYTHON + NATIVE, ids=_name)
 def test_file_is_readable_in_a_sitting(path: Path) -> None:
     assert _code_lines(path) <= CODE_LINES, f"{_name(path)} is too long: it is probably two ideas, make it two files"
+
+
+def _function_lines(function: ast.FunctionDef | ast.AsyncFunctionDef, lines: list[str]) -> int:
+    """Count lines that are neither blank, nor a comment, nor of the docstring."""
+    first, last = function.lineno - 1, function.end_lineno or function.lineno
+    said = range(0)
+    if ast.get_docstring(function) is not None:
+        said = range(function.body[0].lineno - 1, function.body[0].end_lineno or 0)
+    code = (lines[n].strip() for n in range(first, last) if n not in said)
+    return sum(1 for line in code if line and not line.startswith("#"))
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=_name)
+def test_functions_are_short(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    found = (n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    long = {n.name: count for n in found if (count := _function_lines(n, text.splitlines())) > FUNCTION_LINES}
+    assert not long, f"{_name(path)} has functions of more than {FUNCTION_LINES} lines of code: {long}"
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=_name)

@@ -10,13 +10,13 @@ from conformance.shapes import compose
 from conformance.shapes.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, frozen, kind_of, token
 from conformance.shapes.distributions import OPTIONS
 from conformance.shapes.expressions import quoted
+from conformance.shapes.keys import keyed
 from conformance.shapes.layouts import LAYOUTS, parse
 from conformance.shapes.scope import check_names
 from conformance.shapes.specs import ArgSpec, CaseSpec, CheckedSpec, PerfRow, PerfSpec, ShapeFile, XfailSpec
 from conformance.shapes.toml_values import (
     Place,
     any_table,
-    closed_table,
     flag,
     is_kind,
     nearest,
@@ -27,23 +27,6 @@ from conformance.shapes.toml_values import (
     word,
 )  # fmt: skip
 
-_DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance", "perf")
-BUDGETS = ("min_speedup_eager", "min_speedup_compile", "min_speedup", "min_roofline", "max_compile_s", "max_kernels")
-_KEYS = {
-    "the file": ("format", "defaults", "distributions", "case", "compose"),
-    "the defaults": _DEFAULTS,
-    "a case": (
-        "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "mutates", "dims",
-        "where", "xfail", "dynamic", "raises", "grad", *_DEFAULTS,
-    ),
-    "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
-    "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),
-    "an xfail": ("stage", "reason", "strict", "where"),
-    "a perf table": ("dims", "dtypes", "params", "tier", "layout", "inputs", "vs", "budget", "checked"),
-    "a checked table": ("around", "targets", "tier"),
-    "a dynamic dim": ("min", "max"),
-    "a budget": BUDGETS,
-}  # fmt: skip
 COMBINE = ("pairwise", "cross", "zip")
 RAISES = ("IndexError", "RuntimeError", "ValueError")
 _NUMBER = (int, float)
@@ -53,12 +36,12 @@ VALUES_LIMIT = 1_000  # of a dim or a param
 def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> ShapeFile:
     """The checked content of a file; of compositions, those that a tier asks for."""
     place = Place(path, text)
-    _table(place, data, "the file")
+    keyed(place, data, "the file")
     if data.get("format") != 1:
         found = f"this one has {data['format']!r}" if "format" in data else "this one has none"
         place.at("format").fail(f"a shape file starts with `format = 1`; {found}")
-    defaults = _table(place.at("defaults"), data.get("defaults", {}), "the defaults")
-    timed = _table(place.at("defaults", "perf"), defaults.pop("perf", {}), "a perf table")
+    defaults = keyed(place.at("defaults"), data.get("defaults", {}), "the defaults")
+    timed = keyed(place.at("defaults", "perf"), defaults.pop("perf", {}), "a perf table")
     known = _distributions(place.at("distributions"), data.get("distributions", {}))
     entries = data.get("case", [])
     tables = data.get("compose", [])
@@ -80,7 +63,7 @@ def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> Shap
 def _entries(place: Place, entries: list[Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
     for index, entry in enumerate(entries):
         here = place.at("case", index)
-        yield here, _table(here, entry, "a case")
+        yield here, keyed(here, entry, "a case")
 
 
 def _composed(
@@ -156,7 +139,7 @@ def _arg(
     constant: bool,
     known: Mapping[str, Mapping[str, Value]],
 ) -> ArgSpec:
-    table = _table(place, data, "an argument")
+    table = keyed(place, data, "an argument")
     shape = table.get("shape")
     if not isinstance(shape, str) and not (
         isinstance(shape, list) and all(is_kind(size, (int, str)) for size in shape)
@@ -273,7 +256,7 @@ def _dynamic(place: Place, data: Any, dims: Mapping[str, tuple[int, ...]]) -> Ma
         here = place.at(key)
         if key not in dims:
             here.fail(f"{key!r} is no dim;{nearest(key, dims)}")
-        table = _table(here, value, "a dynamic dim")
+        table = keyed(here, value, "a dynamic dim")
         low, high = table.get("min", 2), table.get("max")
         if not is_kind(low, (int,)) or low < 1 or not (high is None or (is_kind(high, (int,)) and high > low)):
             here.fail("`min` is at least 1, and `max` more than that")
@@ -328,7 +311,7 @@ def _spelled(options: Mapping[str, Value]) -> str:
 
 
 def _tolerance(place: Place, data: Any) -> Tolerance:
-    table = _table(place, data, "the tolerance")
+    table = keyed(place, data, "the tolerance")
     word(place, table, "mode", ("bound", "fixed"))
     word(place, table, "specials", ("ieee", "same-class", "any-if-eager-nan"))
     for key in ("rtol", "atol"):
@@ -352,7 +335,7 @@ def _xfail(place: Place, data: Any) -> tuple[XfailSpec, ...]:
         if not target or dtype not in (*DTYPES, "*"):
             here.fail(f'{key!r} must be "TARGET.DTYPE", as in "cpu.bf16" or "*.f16", in quotes')
         _target(here, target)
-        table = _table(here, value, "an xfail")
+        table = keyed(here, value, "an xfail")
         reason = text(here.at("reason"), table.get("reason"), "an expected failure needs a `reason`")
         strict = flag(here.at("strict"), table.get("strict", True))
         expected = Xfail(target, word(here, table, "stage", STAGES), reason, strict)
@@ -361,7 +344,7 @@ def _xfail(place: Place, data: Any) -> tuple[XfailSpec, ...]:
 
 
 def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[str, Value]]) -> PerfSpec:
-    table = _table(place, data, "a perf table")
+    table = keyed(place, data, "a perf table")
     rows = table.get("dims", [{}])
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows):
         place.at("dims").fail("`dims` is a list of tables such as [{ M = 4096, N = 4096 }]")
@@ -376,7 +359,7 @@ def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[s
     if inputs not in spec.inputs:
         place.at("inputs").fail(f"{inputs!r} is not among the case's inputs;{nearest(inputs, spec.inputs)}")
     budget = {
-        target: _table(place.at("budget", _target(place.at("budget"), target)), limits, "a budget")
+        target: keyed(place.at("budget", _target(place.at("budget"), target)), limits, "a budget")
         for target, limits in any_table(place.at("budget"), table.get("budget", {}))
     }
     for target, limits in budget.items():
@@ -389,7 +372,7 @@ def _perf(place: Place, data: Any, spec: CaseSpec, known: Mapping[str, Mapping[s
 
 
 def _checked(place: Place, data: Any, spec: CaseSpec) -> CheckedSpec:
-    table = _table(place, data, "a checked table")
+    table = keyed(place, data, "a checked table")
     around = dict(any_table(place.at("around"), table.get("around", {})))
     for key, steps in around.items():
         here = place.at("around", key)
@@ -463,7 +446,3 @@ def _target(place: Place, value: str) -> str:
     if kind_of(value) not in (*KINDS, "*"):
         place.fail(f'{value!r} is no target;{nearest(value, KINDS)}, with a feature as in "cpu:avx2"')
     return value
-
-
-def _table(place: Place, value: Any, kind: str) -> dict[str, Any]:
-    return closed_table(place, value, kind, _KEYS[kind])

@@ -12,7 +12,7 @@ import numpy as np
 from compiler.checks.instructions.formulas import by_hand, formulas, small
 from compiler.checks.instructions.trial import TYPES, Trial
 from compiler.interpret.scalar import storage
-from compiler.ir.dtype import bf16, f16, f32, f64, i8, i16, i32, i64, u8
+from compiler.ir.dtype import DType, bf16, f16, f32, f64, i8, i16, i32, i64, u8
 from compiler.runtime.launches import Map
 
 
@@ -296,10 +296,14 @@ mlc_cluster_barrier();
         cluster=(2, 1, 1), maps=(tensor,), shared=1032,
     )  # fmt: skip
     for dtype in (f32, i32, f16, bf16):
-        c = TYPES[dtype.name]
-        size = dtype.bytes
-        z, start = small(rng, dtype, (4, 16)), small(rng, dtype, (4, 16))
-        body = f"""
+        yield f"tma_add_{dtype}", "tma", _tma_add(rng, dtype)
+
+
+def _tma_add(rng: np.random.Generator, dtype: DType) -> Trial:
+    c = TYPES[dtype.name]
+    size = dtype.bytes
+    z, start = small(rng, dtype, (4, 16)), small(rng, dtype, (4, 16))
+    body = f"""
 MLC_DYNAMIC_SHARED(s);
 for (long e = t; e < 64; e += 32) out[e] = start[e];
 for (long e = t; e < 64; e += 32) (({c}*)s)[e] = x[e];
@@ -311,13 +315,13 @@ if (t == 0) {{
     mlc_bulk_wait<0>();
 }}
 """
-        wanted = start.copy()
-        wanted[1:] = start[1:] + z[:-1]
-        tensor = Map(2, dtype.name, (16, 4), (size, 16 * size), (16, 4))
-        yield f"tma_add_{dtype}", "tma", by_hand(
-            f"tma_add_{dtype}", body, ("tma",), (("x", dtype, z), ("start", dtype, start)), (("out", dtype, wanted),),
-            maps=(tensor,), shared=1024,
-        )  # fmt: skip
+    wanted = start.copy()
+    wanted[1:] = start[1:] + z[:-1]
+    tensor = Map(2, dtype.name, (16, 4), (size, 16 * size), (16, 4))
+    return by_hand(
+        f"tma_add_{dtype}", body, ("tma",), (("x", dtype, z), ("start", dtype, start)), (("out", dtype, wanted),),
+        maps=(tensor,), shared=1024,
+    )  # fmt: skip
 
 
 def _launches(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:

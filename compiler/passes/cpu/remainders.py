@@ -9,7 +9,7 @@ from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
 from compiler.ir.dtype import i32, i64
 from compiler.ir.expr import Expr, Op, const, identity, op
-from compiler.ir.index import Linear, from_linear, linear
+from compiler.ir.linear import Linear, from_linear, linear
 
 MASKS: dict[int, dt.DType] = {32: i32, 64: i64}  # by the bits of a lane: what to compare so that the mask is as wide
 

@@ -8,7 +8,7 @@ else a scalar loop over what is left.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from compiler.analysis import access
@@ -36,11 +36,13 @@ from compiler.ir.expr import (
     select,
     static,
 )
-from compiler.ir.index import linear, range_below, simplify, value_range
+from compiler.ir.index import range_below, simplify, value_range
+from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.cpu.remainders import MASKS, first_time, remainder, unit
+from compiler.passes.cpu.scope import Lanes, Scope
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
@@ -54,32 +56,6 @@ def tile_to_kernel(program: Program, target: Target, schedules: Mapping[str, str
     return k.Program(program.name, program.inputs, program.outputs, program.temps, tuple(functions), program.sizes)
 
 
-@dataclass(frozen=True)
-class _Lanes:
-    """The vector loop being emitted: its variable, whose value is `base` in lane 0, and how many lanes there are."""
-
-    var: str
-    base: Expr
-    width: int
-
-
-@dataclass
-class _Scope:
-    """What names stand for here; `ranges` bounds the integer ones; `parallel` says that threads are already at work."""
-
-    values: dict[str, Expr]
-    ranges: dict[str, Range]
-    buffers: dict[str, Tensor]
-    lanes: _Lanes | None = None
-    parallel: bool = False
-    suffix: str = ""
-    sums: frozenset[str] = frozenset()  # accumulators for which the first `again` lanes have been counted
-    again: int = 0
-
-    def inner(self, **changes: object) -> _Scope:
-        return replace(self, values=dict(self.values), ranges=dict(self.ranges), buffers=dict(self.buffers), **changes)  # type: ignore[arg-type]
-
-
 @dataclass
 class _Lowering:
     source: Kernel
@@ -88,18 +64,18 @@ class _Lowering:
 
     def function(self, schedule: str) -> k.Function:
         s = self.source
-        scope = _Scope({}, {}, {p.name: p for p in s.params})
+        scope = Scope({}, {}, {p.name: p for p in s.params})
         self.taken = {p.name for p in s.params}
         body = self.body(s.body, scope)
         return k.Function(s.name, s.params, s.writes, tuple(body), origin=s.origin, schedule=schedule)
 
-    def body(self, body: tuple[Stmt, ...], scope: _Scope) -> Body:
+    def body(self, body: tuple[Stmt, ...], scope: Scope) -> Body:
         out: Body = []
         for s in body:
             out += self.stmt(s, scope)
         return out
 
-    def stmt(self, s: Stmt, scope: _Scope) -> Body:
+    def stmt(self, s: Stmt, scope: Scope) -> Body:
         match s:
             case tile.For(bind=tile.Bind(level="vector")) if scope.lanes is None:
                 return self.vector_loop(s, scope)
@@ -142,7 +118,7 @@ class _Lowering:
                 return self.mma(s, scope)
         raise TypeError(f"{type(s).__name__} has no meaning on a CPU")
 
-    def declare(self, name: str, value: Expr, scope: _Scope, varies: bool = False) -> k.Stmt:
+    def declare(self, name: str, value: Expr, scope: Scope, varies: bool = False) -> k.Stmt:
         """What `varies` is accumulated into, so that its first value says nothing of its range."""
         made = fresh(name + scope.suffix, self.taken)
         scope.values[name] = Var(made, value.dtype)
@@ -150,7 +126,7 @@ class _Lowering:
             scope.ranges[made] = value_range(value, scope.ranges)
         return k.Declare(made, value)
 
-    def loop(self, f: tile.For, scope: _Scope, *copies: _Scope) -> Body:
+    def loop(self, f: tile.For, scope: Scope, *copies: Scope) -> Body:
         """The loop, with the statements of `scope` and of the copies of it in its body."""
         if f.extent is const(0):
             return []
@@ -167,7 +143,7 @@ class _Lowering:
 
     # ---- vectors
 
-    def vector_loop(self, f: tile.For, scope: _Scope) -> Body:
+    def vector_loop(self, f: tile.For, scope: Scope) -> Body:
         given = dict(f.bind.args)
         extent = self.value(f.extent, scope)
         ranges = dict(scope.ranges) | {f.var: range_below(extent, scope.ranges)}
@@ -200,12 +176,12 @@ class _Lowering:
         """The largest multiple of `step` that is at most `extent`."""
         return simplify(extent // const(step) * step, {}, index=True)
 
-    def lanes_of(self, name: str, width: int, scope: _Scope) -> Var:
+    def lanes_of(self, name: str, width: int, scope: Scope) -> Var:
         """A vector that accumulates for the scalar `name`."""
         return Var(fresh(f"{name}_lanes", self.taken), dt.vector(scope.values[name].dtype, width))
 
     def stretch(
-        self, f: tile.For, scope: _Scope, start: Expr, stop: Expr, width: int, sums: list[dict[str, Var]], mark: str
+        self, f: tile.For, scope: Scope, start: Expr, stop: Expr, width: int, sums: list[dict[str, Var]], mark: str
     ) -> Body:
         """The vector loop from `start` to `stop`, as many vectors at a time as there are accumulators in `sums`."""
         if start is stop:
@@ -213,26 +189,26 @@ class _Lowering:
         var = fresh(f.var + scope.suffix, self.taken)
         step = width * len(sums)
         high = value_range(stop, scope.ranges)[1]
-        scopes: list[_Scope] = []
+        scopes: list[Scope] = []
         for c, copy in enumerate(sums):
             suffix = scope.suffix + (f"_{c}" if len(sums) > 1 else "")
-            inner = scope.inner(lanes=_Lanes(f.var, Var(var) + c * width, width), suffix=suffix)
+            inner = scope.inner(lanes=Lanes(f.var, Var(var) + c * width, width), suffix=suffix)
             inner.ranges[var] = (0, None if high is None else high - step)
             inner.ranges[f.var] = (0, None if high is None else high - 1)
             inner.values |= copy
             scopes.append(inner)
         return [k.For(var, start, stop, step, tuple(self.jammed(f.body, scopes)), mark)]
 
-    def last(self, f: tile.For, scope: _Scope, extent: Expr, width: int, again: int, sums: dict[str, Var]) -> Body:
+    def last(self, f: tile.For, scope: Scope, extent: Expr, width: int, again: int, sums: dict[str, Var]) -> Body:
         """What whole vectors leave over, in one that ends with the loop: it computes `again` elements a second time."""
         base = simplify(extent - width, scope.ranges, index=True)
-        inner = scope.inner(lanes=_Lanes(f.var, base, width), again=again)
+        inner = scope.inner(lanes=Lanes(f.var, base, width), again=again)
         inner.ranges[f.var] = range_below(extent, scope.ranges)
         inner.values |= sums
         inner.sums = frozenset(sums)
         return self.body(f.body, inner)
 
-    def jammed(self, body: tuple[Stmt, ...], scopes: list[_Scope]) -> Body:
+    def jammed(self, body: tuple[Stmt, ...], scopes: list[Scope]) -> Body:
         """The body in each of the scopes, which share its loops: they run once, around what all scopes have in them."""
         if len(scopes) == 1:
             return self.body(body, scopes[0])
@@ -248,7 +224,7 @@ class _Lowering:
                     out += self.body(statements, scope)
         return out
 
-    def combine(self, outer: Mapping[str, str], sums: list[dict[str, Var]], scope: _Scope) -> Body:
+    def combine(self, outer: Mapping[str, str], sums: list[dict[str, Var]], scope: Scope) -> Body:
         """The lanes of all copies go into the scalar, as a tree."""
         out: Body = []
         for name, how in outer.items():
@@ -263,7 +239,7 @@ class _Lowering:
             out.append(k.Assign(total.name, op(COMBINE[how], total, k.Across(how, parts[0]))))
         return out
 
-    def tail(self, f: tile.For, scope: _Scope, start: Expr, stop: Expr) -> Body:
+    def tail(self, f: tile.For, scope: Scope, start: Expr, stop: Expr) -> Body:
         if start is stop:
             return []
         var = fresh(f.var + scope.suffix, self.taken)
@@ -274,19 +250,19 @@ class _Lowering:
 
     # ---- expressions
 
-    def place(self, buffer: str, index: tuple[Expr, ...], scope: _Scope) -> Expr:
+    def place(self, buffer: str, index: tuple[Expr, ...], scope: Scope) -> Expr:
         """The flat index of lane 0."""
         flat = access.address(index, scope.buffers[buffer], self.tile_ranges(scope))
         return simplify(self.scalar(flat, scope), scope.ranges, index=True)
 
-    def tile_ranges(self, scope: _Scope) -> dict[str, Range]:
+    def tile_ranges(self, scope: Scope) -> dict[str, Range]:
         """Ranges by the names that Tile IR uses."""
         known = {
             n: scope.ranges[v.name] for n, v in scope.values.items() if isinstance(v, Var) and v.name in scope.ranges
         }
         return scope.ranges | known
 
-    def scalar(self, e: Expr, scope: _Scope) -> Expr:
+    def scalar(self, e: Expr, scope: Scope) -> Expr:
         """`e` in lane 0."""
         if scope.lanes is None:
             return self.value(e, scope)
@@ -294,7 +270,7 @@ class _Lowering:
         inner.values[scope.lanes.var] = scope.lanes.base
         return self.value(e, inner)
 
-    def value(self, e: Expr, scope: _Scope) -> Expr:
+    def value(self, e: Expr, scope: Scope) -> Expr:
         """`e` here: a vector where it differs from lane to lane, else a scalar."""
         match e:
             case Const():
@@ -315,7 +291,7 @@ class _Lowering:
                 return simplify(made, scope.ranges) if made.dtype is i64 or made.dtype is boolean else made
         raise TypeError(f"{type(e).__name__} is not a Tile IR expression")
 
-    def select(self, cond: Expr, then: Expr, other: Expr, scope: _Scope) -> Expr:
+    def select(self, cond: Expr, then: Expr, other: Expr, scope: Scope) -> Expr:
         if isinstance(cond, Const):
             return self.value(then if cond.value else other, scope)
         if cond.dtype.lanes == 1:
@@ -327,10 +303,10 @@ class _Lowering:
         lanes = max(a.dtype.lanes for a in args)
         return tuple(k.Broadcast(a, lanes) if a.dtype.lanes == 1 < lanes else a for a in args)
 
-    def spread(self, e: Expr, scope: _Scope) -> Expr:
+    def spread(self, e: Expr, scope: Scope) -> Expr:
         return k.Broadcast(e, scope.lanes.width) if scope.lanes is not None and e.dtype.lanes == 1 else e
 
-    def load(self, buffer: str, index: tuple[Expr, ...], dtype: dt.DType, scope: _Scope) -> Expr:
+    def load(self, buffer: str, index: tuple[Expr, ...], dtype: dt.DType, scope: Scope) -> Expr:
         tensor = scope.buffers[buffer]
         if scope.lanes is None:
             flat = access.address(index, tensor, self.tile_ranges(scope))
@@ -344,14 +320,14 @@ class _Lowering:
             return Load(buffer, (self.place(buffer, index, scope),), dt.vector(dtype, lanes.width))
         return k.Gather(buffer, self.spread(self.value(flat, scope), scope), dt.vector(dtype, lanes.width))
 
-    def varies(self, e: Expr, scope: _Scope) -> bool:
+    def varies(self, e: Expr, scope: Scope) -> bool:
         assert scope.lanes is not None
         names = {n.name for n in e.walk() if isinstance(n, Var)}
         return scope.lanes.var in names or any(scope.values[n].dtype.lanes > 1 for n in names if n in scope.values)
 
     # ---- tiles
 
-    def copy(self, s: tile.Copy, scope: _Scope) -> Body:
+    def copy(self, s: tile.Copy, scope: Scope) -> Body:
         """Loops over the slice; what lies outside the source reads as zero, what lies outside the target is dropped."""
         lengths = tile.extents(s.target)
         if tile.extents(s.source) != lengths:
@@ -375,7 +351,7 @@ class _Lowering:
             out = [k.For(a.name, const(0), const(n), 1, tuple(out))]
         return out
 
-    def within(self, s: tile.Slice, scope: _Scope, ends: bool = True) -> bool:
+    def within(self, s: tile.Slice, scope: Scope, ends: bool = True) -> bool:
         """The slice certainly begins in its buffer, if not at its very end, and with `ends` ends there."""
         known = self.tile_ranges(scope)
         for start, n, size in zip(s.starts, s.lengths, scope.buffers[s.buffer].shape, strict=True):
@@ -385,7 +361,7 @@ class _Lowering:
                 return False
         return True
 
-    def copy_block(self, s: tile.Copy, lengths: list[int], scope: _Scope) -> k.Stmt:
+    def copy_block(self, s: tile.Copy, lengths: list[int], scope: Scope) -> k.Stmt:
         """A call of the device function for it: the sizes, what of them exists, and both sides with strides."""
         (source, steps), (target, to_steps) = (self.corner(x, "mn", scope) for x in (s.source, s.target))
         shape, known = scope.buffers[s.source.buffer].shape, self.tile_ranges(scope)
@@ -411,7 +387,7 @@ class _Lowering:
             how = "MLC_TURNED"
         return k.Call("mlc_copy_block", (how,), args, (s.target.buffer,))
 
-    def mma(self, s: tile.Mma, scope: _Scope) -> Body:
+    def mma(self, s: tile.Mma, scope: Scope) -> Body:
         """A call of the instruction's device function, which takes any sizes and is told what its tiles leave over."""
         row = instruction(self.target, s.instruction)
         long = tile.lengths(s)
@@ -442,7 +418,7 @@ class _Lowering:
         args: tuple[Expr | k.Address, ...] = (*sizes, a, *distance[:2], b, *distance[2:4], c, distance[4])
         return [k.Call(row.function, (row.m, row.n, *left), args, (s.acc.buffer,))]
 
-    def corner(self, s: tile.Slice, letters: str, scope: _Scope) -> tuple[k.Address, dict[str, Expr]]:
+    def corner(self, s: tile.Slice, letters: str, scope: Scope) -> tuple[k.Address, dict[str, Expr]]:
         """Where a slice begins, and its strides by letter."""
         kept = [d for d, n in enumerate(s.lengths) if n]
         strides = scope.buffers[s.buffer].strides
@@ -451,7 +427,7 @@ class _Lowering:
         }
 
 
-def _repeatable(f: tile.For, scope: _Scope) -> bool:
+def _repeatable(f: tile.For, scope: Scope) -> bool:
     """Whether some iterations may be done twice: what they store does not depend on what was there."""
     sums = accumulated(f.body).items()
     return overwrites_only(f.body) and all(how in TWICE or scope.values[n].dtype.bits in MASKS for n, how in sums)

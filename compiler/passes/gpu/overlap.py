@@ -42,6 +42,11 @@ def rings(state: Emission, f: tile.For, used: frozenset[str]) -> list[tuple[str,
     return [(f.var, used - own), (stages.later(f), own)]
 
 
+def wait(x: Ring) -> k.Stmt:
+    """Until a slot is full."""
+    return k.Call("mlc_mbarrier_wait", (), (k.Address(x.full, x.slot), x.phase), (x.full,))
+
+
 def computed(state: Emission, f: tile.For, used: frozenset[str], scope: Scope) -> Body:
     """The loop of a pipeline without its copies, as the threads that compute run it."""
     ring, behind = state.rings[f.var], state.rings[stages.later(f)]
@@ -71,9 +76,6 @@ def computed(state: Emission, f: tile.For, used: frozenset[str], scope: Scope) -
         raise ValueError(f"kernel {state.facts.name}: iterations of {f.var} meet in shared memory")
     extent = lowered(state, f.extent, scope)
     turns = range_below(extent, scope.ranges)
-
-    def wait(x: Ring) -> k.Stmt:
-        return k.Call("mlc_mbarrier_wait", (), (k.Address(x.full, x.slot), x.phase), (x.full,))
 
     def done(x: Ring) -> Body:
         """A slot is empty: the next one's turn."""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from compiler.ir.expr import Const, Expr, const, op, static
-from compiler.ir.index import Linear, Ranges, from_linear, linear, simplify, value_range
+from compiler.ir.index import Ranges, simplify, value_range
+from compiler.ir.linear import Linear, from_linear, linear
 from compiler.ir.tensor import Tensor
 from compiler.targets.layout import swizzle_mask
 

@@ -143,16 +143,20 @@ def _statement(state: Emission, s: Stmt, scope: Scope, after: tuple[Stmt, ...] =
             return [k.Assign(old.name, op(COMBINE[how], old, lowered(state, value, scope)))]
         case Store():
             return _store(state, s, scope)
-        case If(cond, inner):
-            before = state.hazards.copy()
-            cond, body = lowered(state, cond, scope), sequence(state, inner, scope.inner())
-            state.hazards.join(before)  # barriers inside may not be come to
-            if isinstance(cond, Const):
-                return body if cond.value else []
-            return [k.If(cond, tuple(body))]
+        case If():
+            return _if(state, s, scope)
         case tile.Alloc():
             return _alloc(state, s, scope)
     raise ValueError(f"kernel {state.facts.name}: {type(s).__name__} has no meaning for threads")
+
+
+def _if(state: Emission, s: If, scope: Scope) -> Body:
+    before = state.hazards.copy()
+    cond, body = lowered(state, s.cond, scope), sequence(state, s.body, scope.inner())
+    state.hazards.join(before)  # barriers inside may not be come to
+    if isinstance(cond, Const):
+        return body if cond.value else []
+    return [k.If(cond, tuple(body))]
 
 
 def _declare(state: Emission, name: str, value: Expr, scope: Scope, varies: bool = False) -> k.Stmt:

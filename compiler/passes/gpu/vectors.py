@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from compiler.analysis import access
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, const, names, op, substitute
-from compiler.ir.index import from_linear, linear
+from compiler.ir.linear import from_linear, linear
 from compiler.ir.multiples import Multiples, divides
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store
 from compiler.passes.gpu.scope import Scope

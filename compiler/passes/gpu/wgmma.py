@@ -8,7 +8,8 @@ from __future__ import annotations
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, names, op, select
-from compiler.ir.index import from_linear, linear, simplify
+from compiler.ir.index import simplify
+from compiler.ir.linear import from_linear, linear
 from compiler.ir.statement import Stmt, Store
 from compiler.passes.gpu import shared_memory
 from compiler.passes.gpu.emission import Emission

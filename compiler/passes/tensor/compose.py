@@ -12,7 +12,8 @@ from typing import TypeGuard
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, requiring, substitute
-from compiler.ir.index import extent_range, linear, simplify
+from compiler.ir.index import extent_range, simplify
+from compiler.ir.linear import linear
 from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
 from compiler.ir.tensor import (

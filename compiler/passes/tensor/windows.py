@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Cast, Const, Expr, Op, Select, cast, const, identity, substitute
-from compiler.ir.index import Ranges, conjuncts, extent_range, linear, simplify, value_range
+from compiler.ir.index import Ranges, conjuncts, extent_range, simplify, value_range
+from compiler.ir.linear import linear
 from compiler.ir.tensor import Axis, Program, Reduce
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Op, Var, loads, names, substitute
-from compiler.ir.index import extent_range, from_linear, linear, value_range
+from compiler.ir.index import extent_range, value_range
+from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Stmt, Store
 from compiler.ir.tensor import row_major

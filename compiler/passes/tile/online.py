@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
 
 from compiler.analysis import online_softmax as recognised
 from compiler.analysis.online_softmax import KEY, guarded, reach
 from compiler.ir import tile
-from compiler.ir.dtype import STORAGE_ONLY, DType, boolean, compute, f32
+from compiler.ir.dtype import f32
 from compiler.ir.expr import (
-    Cast,
     Const,
     Expr,
     Load,
@@ -27,14 +24,12 @@ from compiler.ir.expr import (
     names,
     op,
     select,
-    static,
     substitute,
 )
-from compiler.ir.index import extent_range, simplify
-from compiler.ir.ranges import Range
+from compiler.ir.index import simplify
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
-from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL, Body
+from compiler.passes.tile.online_block import ROW, Block, divides, pieces
 from compiler.schedule.steps import Online, ScheduleError
 
 
@@ -140,130 +135,7 @@ def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
     )
 
 
-T = TypeVar("T")
-Loop = tuple[str, Expr, str]  # name, extent, kind
-ROW = 128  # bytes of a row of a mask's block, as many as all banks of shared memory hold together
-
-
-def _pieces(size: Expr, by: int) -> Expr:
-    """How many pieces of so many there are, the last of which may be shorter."""
-    return (size + (by - 1)) // by
-
-
-def _divides(by: int, size: Expr) -> bool:
-    return isinstance(size, Const) and int(size.value) % by == 0
-
-
-@dataclass
-class _Maker:
-    found: recognised.Online
-    step: Online
-    tensors: dict[str, Tensor]
-
-    def __post_init__(self) -> None:
-        f = self.found
-        self.query, self.feature = f.query.var, f.feature.var
-        self.rows, self.queries = self.step.rows, f.query.extent
-        self.cols, self.keys = self.step.keys, f.keys
-        self.features = static(f.feature.extent)
-        self.width = self.padded(self.features)
-        self.depth = static(f.scores.depth.extent) if f.scores else 0
-        self.dtype: DType = f.accumulator.dtype
-        # Local weights are rounded, but not narrower: each of an instruction's rows would widen them again.
-        self.weight = self.dtype if self.step.space == "local" else f.weight
-        self.factor, self.base = recognised.scaled(f.score) if self.dtype is f32 else (1.0, f.score)
-        self.ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in f.rows}
-        self.masks = [x for x in recognised.masks(f.score, self.query) if x.buffer in self.step.masks]
-        self.held = dict(zip(self.step.masks, self.step.held, strict=True))
-        self.local = self.step.space == "local"
-        (place, self.turn), count = map(Var, self.step.made.blocks), _pieces(self.queries, self.rows)
-        self.scale, self.weights, self.scores, self.turned_sums = self.step.made_tiles
-        self.ranges[place.name] = extent_range(count)
-        self.blocks: tuple[Var, Expr] = place, count
-        self.block: Expr = count - 1 - place if reach(f.score, self.query) else place
-        self.ranges[self.turn.name] = extent_range(_pieces(self.keys, self.cols))
-        left = self.keys - self.turn * self.cols
-        whole = not self.local or _divides(self.cols, self.keys)
-        self.columns = dim(self.cols) if whole else op("min", self.cols, left)
-
-    def padded(self, size: int) -> int:
-        return -(-size // self.step.unit) * self.step.unit
-
-    # ---- places
-
-    def at(self, e: Expr, row: str = "", column: str = "", feature: str = "", depth: str = "") -> Expr:
-        """`e` at places in the tiles, of which loops with these names go through the rows, columns and so on."""
-        table: dict[Expr, Expr] = {Var(self.feature): Var(feature), KEY: self.turn * self.cols}
-        table[Var(self.query)] = self.block * self.rows
-        if column:
-            table[KEY] += Var(column)
-        if row:
-            table[Var(self.query)] += Var(row)
-        if depth and self.found.scores:
-            table[Var(self.found.scores.depth.var)] = Var(depth)
-        return substitute(e, table)
-
-    def inside(self, what: str, var: str) -> Expr:
-        """Whether a row, column, feature or step of depth counts, or is one that a tile has too many."""
-        if self.local and what == "column":
-            return const(True, boolean)
-        table = {
-            "row": (self.block * self.rows + Var(var), self.queries, self.rows),
-            "column": (self.turn * self.cols + Var(var), self.keys, self.cols),
-            "feature": (Var(var), dim(self.features), self.width),
-            "depth": (Var(var), dim(self.depth), self.padded(self.depth)),
-        }
-        place, size, by = table[what]
-        return const(True, boolean) if _divides(by, size) else op("lt", place, size)
-
-    def guarded(self, factor: Expr, *inside: Expr) -> Expr:
-        """A factor that is zero where it is outside."""
-        if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
-            return cast(self.guarded(factor.arg, *inside), factor.dtype)
-        return select(both(*inside), factor, cast(const(0, compute(factor.dtype)), factor.dtype))
-
-    def bounds(self, factor: Expr, what: str, var: str) -> list[Expr]:
-        """What keeps a factor of a score that will not count within its buffers: those of a plain load are its own.
-
-        An index that is itself loaded must not be read beyond the rows or columns that count.
-        """
-        load = factor.arg if isinstance(factor, Cast) else factor
-        if not isinstance(load, Load) or any(loads(i) for i in load.index):
-            return [self.inside(what, var)]
-        extents = zip(load.index, self.tensors[load.buffer].shape, strict=True)
-        return [simplify(op("lt", i, n), self.ranges) for i, n in extents if var in names(i)]
-
-    # ---- statements
-
-    def nest(self, loops: Sequence[Loop], body: Iterable[Stmt]) -> tile.For:
-        made = tuple(body)
-        for name, extent, kind in reversed(loops):
-            made = (tile.For(name, extent, kind, SERIAL, made),)
-        (out,) = made
-        assert isinstance(out, tile.For)
-        return out
-
-    def rows_and(
-        self, loops: tuple[str, str], extent: Expr, body: Callable[[Expr, Expr], Stmt], *depth: Loop
-    ) -> tile.For:
-        """A statement for all rows and columns, in the order in which tiles of both lie, and each step of `depth`."""
-        row, column = loops
-        around = self.lying((row, dim(self.rows), "parallel"), (column, extent, "parallel"))
-        return self.nest([*around, *depth], [body(Var(row), Var(column))])
-
-    def lying(self, row: T, column: T) -> tuple[T, T]:
-        """Rows are queries, columns are keys or features: the latter come first where tiles are local."""
-        return (column, row) if self.local else (row, column)
-
-    def tensor(self, name: str, dtype: DType, *shape: int) -> Tensor:
-        dims = tuple(map(dim, shape))
-        return Tensor(name, dtype, dims, row_major(dims))
-
-    def alloc(self, name: str, *columns: int) -> Stmt:
-        """A tile of rows, or of one number for each."""
-        shape = self.lying(self.rows, *columns) if columns else (self.rows,)
-        return tile.Alloc(self.tensor(name, self.dtype, *shape), "local" if self.local else "registers")
-
+class _Maker(Block):
     def body(self) -> Body:
         f = self.found
         o, m, total = f.accumulator.name, f.maximum.name, f.total.name
@@ -288,7 +160,7 @@ class _Maker:
 
     def turns(self) -> Expr:
         """How many blocks of keys count for a block of queries."""
-        count = _pieces(self.keys, self.cols)
+        count = pieces(self.keys, self.cols)
         for slope, most in reach(self.found.score, self.query):
             last = (self.block * self.rows + (self.rows - 1)) * slope + most
             count = op("min", count, op("max", last // self.cols + 1, dim(0)))
@@ -442,7 +314,7 @@ class _Maker:
             return (nest,)
         last = self.turn * self.cols + (self.cols - 1)
         ends = [op("gt", last, self.block * (self.rows * a) + b) for a, b in reach(f.score, self.query)]
-        if not self.local and not _divides(self.cols, self.keys):
+        if not self.local and not divides(self.cols, self.keys):
             ends.append(op("ge", last, self.keys))
         cond = functools.reduce(lambda x, y: op("or", x, y), (simplify(e, self.ranges, index=True) for e in ends))
         return (nest,) if isinstance(cond, Const) else (If(cond, (nest,)),)
@@ -463,7 +335,7 @@ class _Maker:
             yield tile.Alloc(turned, "local")
             whole = tile.Slice(place, (dim(0), dim(0)), shape)
             yield tile.Copy(whole, whole.replace(buffer=f.accumulator.name), "plain")
-            rows = rows if _divides(self.rows, self.queries) else op("min", rows, self.queries - self.block * self.rows)
+            rows = rows if divides(self.rows, self.queries) else op("min", rows, self.queries - self.block * self.rows)
         held = Load(place, self.lying(row, feature), self.dtype)
         divided = f.last is op("div", f.accumulator, f.total) and self.dtype is f32
         done = held * inverse if divided else substitute(f.last, own | {f.accumulator: held})

@@ -11,7 +11,8 @@ from compiler.analysis.nests import wrap
 from compiler.analysis.vectors import fitting_width, vector_problem
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, dim, names, op, substitute, variables
-from compiler.ir.index import from_linear, linear, simplify, value_range
+from compiler.ir.index import simplify, value_range
+from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store

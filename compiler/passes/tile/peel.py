@@ -6,7 +6,8 @@ from compiler.analysis.guarded_factors import at_least_zero
 from compiler.ir import tile
 from compiler.ir.dtype import boolean
 from compiler.ir.expr import Const, Expr, Select, Var, dim, names, op, substitute
-from compiler.ir.index import Linear, conjuncts, from_linear, simplify
+from compiler.ir.index import conjuncts, simplify
+from compiler.ir.linear import Linear, from_linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt, Store
 from compiler.schedule.steps import Peel, ScheduleError

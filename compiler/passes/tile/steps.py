@@ -12,7 +12,8 @@ from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.ir import tile
 from compiler.ir.dtype import compute
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, names, op, select, substitute
-from compiler.ir.index import extent_range, from_linear, has_sizes, linear, simplify, value_range
+from compiler.ir.index import extent_range, simplify, value_range
+from compiler.ir.linear import from_linear, has_sizes, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced, statements
 from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, Store

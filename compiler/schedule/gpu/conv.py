@@ -15,7 +15,8 @@ from compiler.analysis import access
 from compiler.analysis.guarded_factors import block, unwidened
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, const, loads, names, static, substitute
-from compiler.ir.index import extent_range, linear, simplify
+from compiler.ir.index import extent_range, simplify
+from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, memory_order, row_major

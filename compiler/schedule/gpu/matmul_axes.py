@@ -13,7 +13,8 @@ from compiler.analysis import access
 from compiler.analysis.guarded_factors import unwidened
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names
-from compiler.ir.index import extent_range, linear
+from compiler.ir.index import extent_range
+from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from compiler.ir.expr import Const, Expr, const, static
-from compiler.ir.index import from_linear, linear
+from compiler.ir.linear import from_linear, linear
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step, numbered

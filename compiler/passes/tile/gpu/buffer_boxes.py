@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Op, Var, const, names
-from compiler.ir.index import from_linear, linear
+from compiler.ir.linear import from_linear, linear
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile.nests import moving
 

@@ -8,7 +8,8 @@ from compiler.analysis.guarded_factors import block, guarded, unwidened, zero
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, both, cast, dim, loads, names, op, static
-from compiler.ir.index import conjuncts, from_linear, linear, simplify
+from compiler.ir.index import conjuncts, simplify
+from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced, statements
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store

@@ -5,7 +5,7 @@ from __future__ import annotations
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, substitute
-from compiler.ir.index import linear
+from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL, Body, named

@@ -7,7 +7,8 @@ from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.dtype import compute
 from compiler.ir.expr import Expr, Var, both, cast, const, dim, loads, names, select, substitute
-from compiler.ir.index import conjuncts, linear
+from compiler.ir.index import conjuncts
+from compiler.ir.linear import linear
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Let, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major

@@ -16,7 +16,8 @@ from functools import partial
 from compiler.analysis import access, online_softmax
 from compiler.analysis.vectors import fitting_width
 from compiler.ir.expr import Const, Expr, Load, Var, loads, names, substitute
-from compiler.ir.index import extent_range, linear
+from compiler.ir.index import extent_range
+from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming

@@ -17,7 +17,8 @@ from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
 from compiler.ir.dtype import STORAGE_ONLY
 from compiler.ir.expr import Cast, Expr, Load, Var, dim, names, substitute
-from compiler.ir.index import extent_range, linear
+from compiler.ir.index import extent_range
+from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Let, Store
 from compiler.ir.tensor import Tensor

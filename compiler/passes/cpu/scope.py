@@ -1,0 +1,35 @@
+"""What names stand for at a place in a kernel for a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from compiler.ir.expr import Expr
+from compiler.ir.ranges import Range
+from compiler.ir.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The vector loop being emitted: its variable, whose value is `base` in lane 0, and how many lanes there are."""
+
+    var: str
+    base: Expr
+    width: int
+
+
+@dataclass
+class Scope:
+    """What names stand for here; `ranges` bounds the integer ones; `parallel` says that threads are already at work."""
+
+    values: dict[str, Expr]
+    ranges: dict[str, Range]
+    buffers: dict[str, Tensor]
+    lanes: Lanes | None = None
+    parallel: bool = False
+    suffix: str = ""
+    sums: frozenset[str] = frozenset()  # accumulators for which the first `again` lanes have been counted
+    again: int = 0
+
+    def inner(self, **changes: object) -> Scope:
+        return replace(self, values=dict(self.values), ranges=dict(self.ranges), buffers=dict(self.buffers), **changes)  # type: ignore[arg-type]
