@@ -45,6 +45,7 @@ from compiler.passes.loop.demote import demote
 from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
 from compiler.passes.loop.merge_axes import merge_axes
+from compiler.passes.loop.views import views
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.requirements import requirements
 from compiler.passes.tensor.compose import compose
@@ -180,6 +181,7 @@ PIPELINE = (
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax are in its loop nest", _fuse_attention, True),
     Pass("fuse-rows", "loop", "loop", "what a row hands on stays in its block", _fuse_rows, True, "cuda"),
     Pass("demote", "loop", "loop", "what is read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
+    Pass("views", "loop", "loop", "indices go along axes of their own", lambda p, _: views(p), True, "cuda"),
     Pass("merge-axes", "loop", "loop", "axes contracted as one are one", lambda p, _: merge_axes(p), True, "cuda"),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),

@@ -1,0 +1,186 @@
+"""Loop IR in, Loop IR out: kernels see a buffer with the axes that their indices go along, in the same memory.
+
+Rows that are flattened, or taken apart, are one axis to one kernel and two to another: `x[i // 197, i % 197, r]` is
+`x[i, r]` of a buffer seen with its first axes as one, and of `x[i * 197 + k, r]` each batch `i` is an axis whose end is
+that of its rows. Tiles of such a buffer are boxes of it, which a copy brings as they are. Where axes that are one to
+their readers are apart, as heads are, the temporary has them side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import combinations, permutations
+
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Op, const, names, op, static
+from compiler.ir.index import Ranges, extent_range, simplify
+from compiler.ir.linear import linear
+from compiler.ir.node import Node
+from compiler.ir.rewrite import nodes
+from compiler.ir.statement import Accum, Kernel, Program, Store
+from compiler.ir.tensor import Tensor, row_major
+
+ROW = 128  # bytes of a row of a tile: axes made of whole tiles need no end of their own
+MOST_AXES = 5  # of a tensor map, and of temporaries whose order is looked for
+
+Index = tuple[Expr, ...]
+
+
+def views(program: Program) -> Program:
+    """Temporaries with axes side by side that readers see as one, and each kernel's own view of each buffer."""
+    for t in program.temps:
+        order = _order(program, t)
+        if order is not None:
+            program = _reordered(program, t, order)
+    return program.replace(kernels=tuple(map(_kernel, program.kernels)))
+
+
+def _kernel(kernel: Kernel) -> Kernel:
+    ranges, batches = _ranges(kernel), _batches(kernel)
+    for p in kernel.params:
+        t = p
+        while (seen := _merged(kernel, t, ranges) or _split(kernel, t, ranges, batches)) is not None:
+            kernel, t = seen
+    return kernel
+
+
+def _ranges(kernel: Kernel) -> Ranges:
+    found = (n for s in kernel.body for n in s.walk())
+    return {n.var: extent_range(n.extent) for n in found if isinstance(n, loop.For)}
+
+
+def _indices(kernel: Kernel, buffer: str) -> list[Index]:
+    found = (n for s in kernel.body for n in s.walk())
+    return list(dict.fromkeys(n.index for n in found if isinstance(n, Load | Store) and n.buffer == buffer))
+
+
+def _batches(kernel: Kernel) -> set[str]:
+    """Variables of parallel loops that move several factors of one sum."""
+    every = [n for s in kernel.body for n in s.walk()]
+    out: set[str] = set()
+    for s in (n for n in every if isinstance(n, Accum)):
+        moved = [names(n) for n in dict.fromkeys(s.walk()) if isinstance(n, Load)]
+        out |= {v for one, other in combinations(moved, 2) for v in one & other}
+    return out & {n.var for n in every if isinstance(n, loop.For) and n.kind == "parallel"}
+
+
+def _seen(kernel: Kernel, t: Tensor, seen: Tensor, change: dict[Index, Index]) -> tuple[Kernel, Tensor]:
+    """The kernel with another view of a buffer, whose indices are these."""
+
+    def moved(n: Node) -> Node | None:
+        if isinstance(n, Load | Store) and n.buffer == t.name:
+            return n.replace(index=change[n.index])
+        return None
+
+    params = tuple(seen if p.name == t.name else p for p in kernel.params)
+    return kernel.replace(params=params, body=nodes(kernel.body, moved)), seen
+
+
+def _parts(indices: Iterable[Expr]) -> int:
+    """Quotients and remainders in indices."""
+    return sum(isinstance(n, Op) and n.name in ("floordiv", "mod") for e in indices for n in e.walk())
+
+
+# ---- two axes as one
+
+
+def _merged(kernel: Kernel, t: Tensor, ranges: Ranges) -> tuple[Kernel, Tensor] | None:
+    """The kernel with two neighbouring axes of a buffer as one, of which indices are quotient and remainder."""
+    indices = _indices(kernel, t.name)
+    for d in range(len(t.shape) - 1) if _parts(i for index in indices for i in index) else ():
+        made = _as_one(t, d, indices, ranges)
+        if made is not None:
+            shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
+            seen = t.replace(shape=shape, strides=(*t.strides[:d], *t.strides[d + 1 :]))
+            return _seen(kernel, t, seen, dict(zip(indices, made, strict=True)))
+    return None
+
+
+def _as_one(t: Tensor, d: int, indices: Sequence[Index], ranges: Ranges) -> list[Index] | None:
+    """Indices with those of two axes as one; None where quotients and remainders are no fewer then."""
+    sizes = (*t.shape[d : d + 2], *t.strides[d : d + 2])
+    if not all(isinstance(n, Const) for n in sizes) or t.strides[d] is not t.shape[d + 1] * t.strides[d + 1]:
+        return None
+    flat = [simplify(i[d] * t.shape[d + 1] + i[d + 1], ranges, index=True) for i in indices]
+    if _parts(flat) >= _parts(e for i in indices for e in i[d : d + 2]):
+        return None
+    return [(*i[:d], e, *i[d + 2 :]) for i, e in zip(indices, flat, strict=True)]
+
+
+# ---- one axis as two
+
+
+def _split(kernel: Kernel, t: Tensor, ranges: Ranges, batches: set[str]) -> tuple[Kernel, Tensor] | None:
+    """The kernel with an axis of a buffer as two, of which the outer one is a batch's."""
+    if len(t.shape) >= MOST_AXES or not batches:
+        return None
+    indices = _indices(kernel, t.name)
+    for d, size in enumerate(t.shape[:-1]):
+        for length in _lengths(size, t, [i[d] for i in indices]):
+            each = const(length)
+            pairs = [tuple(simplify(op(how, i[d], each), ranges) for how in ("floordiv", "mod")) for i in indices]
+            if any(_parts(p) or not names(p[0]) or not names(p[0]) <= batches for p in pairs):
+                continue
+            shape = (*t.shape[:d], const(static(size) // length), each, *t.shape[d + 1 :])
+            strides = (*t.strides[:d], t.strides[d] * each, *t.strides[d:])
+            made = {i: (*i[:d], *p, *i[d + 1 :]) for i, p in zip(indices, pairs, strict=True)}
+            return _seen(kernel, t, t.replace(shape=shape, strides=strides), made)
+    return None
+
+
+def _lengths(size: Expr, t: Tensor, indices: Iterable[Expr]) -> Iterator[int]:
+    """What an axis may be cut into, as its indices have multiples of it, and it is not whole tiles anyway."""
+    if isinstance(size, Const) and all(isinstance(n, Const) for n in t.strides):
+        for c in sorted({c for e in indices for c in linear(e)[0].values()}):
+            if 1 < c < int(size.value) and int(size.value) % c == 0 and c % (ROW // t.dtype.bytes):
+                yield c
+
+
+# ---- axes in another order
+
+
+def _order(program: Program, t: Tensor) -> tuple[int, ...] | None:
+    """The order of a temporary's axes in which indices have fewest quotients and remainders; None for as it is."""
+    users = [(k, p) for k in program.kernels for p in k.params if p.name == t.name]
+    found = [(_indices(k, t.name), _ranges(k)) for k, _ in users]
+    if any(p != t for _, p in users):
+        return None
+    if not 2 < len(t.shape) <= MOST_AXES or not all(isinstance(n, Const) for n in t.shape):
+        return None
+    if t.strides != row_major(t.shape) or not _parts(e for indices, _ in found for i in indices for e in i):
+        return None
+
+    def left(order: tuple[int, ...]) -> int:
+        return sum(_left(_permuted(t, order), [tuple(i[d] for d in order) for i in x], ranges) for x, ranges in found)
+
+    last = len(t.shape) - 1
+    best = min(((*order, last) for order in permutations(range(last))), key=left)
+    return None if best == tuple(range(last + 1)) else best
+
+
+def _left(t: Tensor, indices: list[Index], ranges: Ranges) -> int:
+    """Quotients and remainders that a kernel's own view of a buffer leaves."""
+    d = 0
+    while d < len(t.shape) - 1:
+        made = _as_one(t, d, indices, ranges)
+        if made is None:
+            d += 1
+            continue
+        shape = (*t.shape[:d], t.shape[d] * t.shape[d + 1], *t.shape[d + 2 :])
+        t, indices, d = t.replace(shape=shape, strides=row_major(shape)), made, 0
+    return _parts(e for i in indices for e in i)
+
+
+def _permuted(t: Tensor, order: Sequence[int]) -> Tensor:
+    shape = tuple(t.shape[d] for d in order)
+    return t.replace(shape=shape, strides=row_major(shape))
+
+
+def _reordered(program: Program, t: Tensor, order: tuple[int, ...]) -> Program:
+    held = _permuted(t, order)
+    kernels = [
+        _seen(k, t, held, {i: tuple(i[d] for d in order) for i in _indices(k, t.name)})[0] if t in k.params else k
+        for k in program.kernels
+    ]
+    temps = tuple(held if x is t else x for x in program.temps)
+    return program.replace(temps=temps, kernels=tuple(kernels))
