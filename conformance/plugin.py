@@ -79,6 +79,12 @@ OPTIONS: dict[str, dict[str, object]] = {
         "metavar": "NAME",
         "help": "check this torch.compile backend instead of our compiler, by its results alone",
     },
+    "entry": {
+        "choices": ("export", "compile"),
+        "default": "export",
+        "help": "check our compiler stage by stage on what torch.export captures (the default), or as users have it, "
+        "by the results of torch.compile(fullgraph=True), where it is an error to leave anything to eager",
+    },
     "selftest": {
         "action": "store_true",
         "help": "also plant known miscompiles in every stage and report how many the checks catch",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch._dynamo.utils import counters
@@ -68,7 +69,7 @@ def build(
 
 
 def through_torch(name: str, function: Function, inputs: Sequence[torch.Tensor], dynamic: Axes | None = None) -> Built:
-    """As `build`, but ours too as the backend of torch.compile that it is to its users."""
+    """As `build`, but ours too as the backend of torch.compile that it is to its users, without the fallback."""
     return Built(name, function) if name == EAGER else _torch_compiled(name, function, inputs, dynamic)
 
 
@@ -139,7 +140,8 @@ def _torch_compiled(name: str, function: Function, inputs: Sequence[torch.Tensor
     if name in INDUCTOR_MODES:
         call = torch.compile(function, fullgraph=True, dynamic=varies, mode=INDUCTOR_MODES[name])
     else:
-        call = torch.compile(function, fullgraph=True, dynamic=varies, backend=name)
+        options: Any = {"fallback": "error"} if name == OURS else None
+        call = torch.compile(function, fullgraph=True, dynamic=varies, backend=name, options=options)
     marked = [x.detach() if axes else x for x, axes in zip(inputs, dynamic or [None] * len(inputs), strict=True)]
     for x, axes in zip(marked, dynamic or [None] * len(inputs), strict=True):
         torch._dynamo.maybe_mark_dynamic(x, list(axes or ()))

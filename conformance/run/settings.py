@@ -108,6 +108,10 @@ def read(config: pytest.Config) -> Settings:
     if report.exists() and not report.is_dir():
         raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
     backend, vs, stages = option("backend"), option("vs"), option("stages")
+    if option("entry") == "compile":
+        if backend not in (None, "mlcomp"):
+            raise pytest.UsageError("--mlcomp-entry compile is for our compiler; leave out --mlcomp-backend")
+        backend = "mlcomp"
     fuzz = _fuzz(option("fuzz"), option("fuzz_only"))
     selects = stages is not None or bool(fuzz) or _selects(config)
     part = named is None and selects

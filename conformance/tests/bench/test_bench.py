@@ -291,6 +291,11 @@ def test_an_unknown_system_is_named() -> None:
         systems.build("nonesuch", torch.relu, INPUTS, "cpu")
 
 
+def test_ours_leaves_nothing_to_eager() -> None:
+    with pytest.raises(Exception, match=r"aten\.digamma"):
+        systems.through_torch(systems.OURS, lambda x: torch.digamma(x) * 2, INPUTS)
+
+
 def test_a_backend_runs_and_one_that_is_never_called_is_no_contestant() -> None:
     built = systems.build("aot_eager", lambda x: torch.relu(x) + 1, INPUTS, "cpu")
     assert torch.equal(built.call(*INPUTS), torch.relu(INPUTS[0]) + 1)  # type: ignore[arg-type]

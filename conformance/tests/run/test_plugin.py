@@ -344,6 +344,16 @@ def test_a_missed_budget_and_an_unfit_machine_are_said(box: pytest.Pytester, mon
     assert "compile left out: no compiler" in page
 
 
+def test_cases_go_through_torch_compile_without_the_fallback(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"))
+    refused = mlcomp(box, "mine.toml", "--mlcomp-backend", "eagerly", "--mlcomp-entry", "compile")
+    assert refused.ret == pytest.ExitCode.USAGE_ERROR
+    assert "--mlcomp-entry compile is for our compiler" in refused.stderr.str()
+    mlcomp(box, "mine.toml", "--mlcomp-entry", "compile").assert_outcomes(passed=1)
+    (folder,) = (box.path / "reports").iterdir()
+    assert folder.name.endswith("-mlcomp")
+
+
 def test_another_backend_is_checked_for_and_reported_apart(box: pytest.Pytester) -> None:
     shape_file(box, case("fine"))
     refused = mlcomp(box, "mine.toml", "--mlcomp-backend", "nonsense")
