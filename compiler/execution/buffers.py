@@ -53,7 +53,11 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
         launcher.Buffer(t.name, t.dtype.name, *layout(kind, sizes))
         for t, kind in zip(program.outputs, output_types(lowering), strict=True)
     )
-    lifetimes = [_lifetime(t, program, sizes) for t in program.temps]
+    uses: dict[str, list[int]] = {}
+    for n, f in enumerate(program.functions):
+        for p in f.params:
+            uses.setdefault(p.name, []).append(n)
+    lifetimes = [_lifetime(t, uses.get(t.name, [0]), sizes) for t in program.temps]
     shared = len(lifetimes) - len(program.zeros)
     arena = memory.behind(memory.plan(lifetimes[:shared]), [t.size for t in lifetimes[shared:]])
     given = tuple(sizes[s] for s in program.sizes)
@@ -69,8 +73,8 @@ def buffer(t: Tensor, sizes: Sizes) -> launcher.Buffer:
     return launcher.Buffer(t.name, t.dtype.name, numbers(t.shape, sizes), numbers(t.strides, sizes))
 
 
-def _lifetime(t: Tensor, program: kernel.Program, sizes: Sizes) -> memory.Lifetime:
-    uses = [n for n, f in enumerate(program.functions) if any(p.name == t.name for p in f.params)] or [0]
+def _lifetime(t: Tensor, uses: Sequence[int], sizes: Sizes) -> memory.Lifetime:
+    """What a temporary takes from the first to the last of the functions that use it."""
     return memory.Lifetime(math.prod(numbers(t.shape, sizes)) * t.dtype.bytes, uses[0], uses[-1])
 
 

@@ -10,7 +10,7 @@ from compiler.analysis import kernel_names
 from compiler.analysis.nests import perfect, wrap
 from compiler.analysis.size_hints import with_size_hints
 from compiler.ir import loop
-from compiler.ir.expr import Load, Var, sizes_in, substitute
+from compiler.ir.expr import Load, Op, Var, sizes_in, substitute
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
 from compiler.passes.loop.costs import known_for_all_sizes, scores_stay
@@ -24,8 +24,10 @@ Nest = tuple[list[loop.For], Body]
 
 def fuse_attention(program: Program, target: Target) -> Program:
     """Kernels joined wherever scores that what they become has in the middle need not reach memory, and that pays."""
+    exponentials: dict[Kernel, bool] = {}
+    near = _near_softmax(program, exponentials)
     for last in reversed(program.kernels):
-        if last in program.kernels:
+        if last in near:
             found = _joined(program, last, target)
             if found is not None:
                 gone, made = found
@@ -33,7 +35,20 @@ def fuse_attention(program: Program, target: Target) -> Program:
                 made = made.replace(name=kernel_names.free(made.name, others))
                 kernels = _placed(program, made, [*gone, last])
                 program = program.replace(kernels=kernels) if kernels is not None else program
+                near = _near_softmax(program, exponentials)
     return program
+
+
+def _near_softmax(program: Program, known: dict[Kernel, bool]) -> set[Kernel]:
+    """The kernels that take an exponential or are few enough behind one that does; `known` are those looked at."""
+    for k in program.kernels:
+        if k not in known:
+            known[k] = any(isinstance(n, Op) and n.name == "exp" for s in k.body for n in s.walk())
+    found = {k for k in program.kernels if known[k]}
+    for _ in range(MOST - 1):
+        made = {w for k in found for w in k.writes}
+        found |= {k for k in program.kernels if any(p.name in made for p in k.params)}
+    return found
 
 
 def _placed(program: Program, made: Kernel, own: list[Kernel]) -> tuple[Kernel, ...] | None:
