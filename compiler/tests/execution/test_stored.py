@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.export import Dim
 
 import compiler
-from compiler.execution import executable, stored
+from compiler import pipeline
+from compiler.execution import buffers, executable, gpu_programs, stored
+from compiler.ir import kernel_text
 from compiler.pipeline import Lowering
+from compiler.render import header
 from compiler.tests.meaning import fresh_seed
 
 
@@ -112,3 +117,24 @@ def test_a_damaged_program_is_lowered_again(
     assert path.read_bytes() == content
     again(monkeypatch)
     right(compiler.compile(layers, inputs, cache=tmp_path), inputs)
+
+
+def test_what_is_stored_is_launched_as_what_was_lowered_is() -> None:
+    """Grids, shared memory, tensor maps, clusters, zeros and requirements of a GPU's kernels are kept."""
+
+    def everything(x: torch.Tensor, w: torch.Tensor, i: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = torch.softmax(x @ w, -1)
+        return y, y[i], x.sum(), (x @ w.t()).sum(), F.scaled_dot_product_attention(x[None], w[None], w[None])
+
+    inputs = [torch.randn(256, 256).bfloat16(), torch.randn(256, 256).bfloat16(), torch.zeros(5).long()]
+    lowering = pipeline.lower(compiler.capture(everything, inputs).program, compiler.target("sm_90a"))
+    kernel = lowering.stages["kernel"]
+    kept = kernel_text.parse(kernel_text.show(header.launched(kernel)))
+    plan = buffers.plan(lowering, {})
+    stages = {"torch": lowering.stages["torch"], "kernel": kept}
+    assert buffers.plan(Lowering(stages, lowering.target, {}), {}) == plan
+    ours, theirs = gpu_programs.launches(kept, plan), gpu_programs.launches(kernel, plan)
+    assert any(f.maps for f in kernel.functions) and any(x.shared for x in theirs.launches)
+    # What an emulator makes use of is not stored: where there is no GPU nothing is.
+    alike = [[replace(x, synchronizes=True) for x in y.launches] for y in (ours, theirs)]
+    assert alike[0] == alike[1] and replace(ours, launches=()) == replace(theirs, launches=())
