@@ -93,8 +93,12 @@ def _in_both_forms(program: Program) -> Program:
     temps = {t.name for t in program.temps}
     taken = temps | {n for k in program.kernels for n in _names(k)}
     made: dict[str, Tensor] = {}
+    users: dict[str, list[Kernel]] = {}
+    for k in program.kernels:
+        for p in k.params:
+            users.setdefault(p.name, []).append(k)
     for t in program.temps:
-        dtype, often = _often_rounded(program, t.name)
+        dtype, often = (None, False) if t.dtype in STORAGE_ONLY else _often_rounded(users.get(t.name, []), t.name)
         name = f"{t.name}_rounded"
         if dtype is not None and often and name not in taken and t.strides == row_major(t.shape):
             made[t.name] = Tensor(name, dtype, t.shape, t.strides)
@@ -110,12 +114,12 @@ def _names(k: Kernel) -> set[str]:
     return own | {p.name for p in k.params}
 
 
-def _often_rounded(program: Program, name: str) -> tuple[DType | None, bool]:
+def _often_rounded(users: list[Kernel], name: str) -> tuple[DType | None, bool]:
     """The one type that kernels which do not write a temporary round it to, and whether it is read so more than once;
     None where there is none, or something adds to the temporary."""
     kinds: set[DType] = set()
     reads = 0
-    for k in program.kernels:
+    for k in users:
         if name in k.writes:
             if any(n.buffer == name and n.op != "set" for s in k.body for n in s.walk() if isinstance(n, Store)):
                 return None, False

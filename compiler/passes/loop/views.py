@@ -141,12 +141,12 @@ def _lengths(size: Expr, t: Tensor, indices: Iterable[Expr]) -> Iterator[int]:
 
 def _order(program: Program, t: Tensor) -> tuple[int, ...] | None:
     """The order of a temporary's axes in which indices have fewest quotients and remainders; None for as it is."""
-    users = [(k, p) for k in program.kernels for p in k.params if p.name == t.name]
-    found = [(_indices(k, t.name), _ranges(k)) for k, _ in users]
-    if any(p != t for _, p in users):
-        return None
     if not 2 < len(t.shape) <= MOST_AXES or not all(isinstance(n, Const) for n in t.shape):
         return None
+    users = [(k, p) for k in program.kernels for p in k.params if p.name == t.name]
+    if any(p != t for _, p in users):
+        return None
+    found = [(_indices(k, t.name), _ranges(k)) for k, _ in users]
     if t.strides != row_major(t.shape) or not _parts(e for indices, _ in found for i in indices for e in i):
         return None
 
