@@ -20,7 +20,8 @@ from compiler.interpret.grid import evaluate as value_of
 from compiler.interpret.scalar import Array
 from compiler.ir import sizes, statement
 from compiler.ir.dtype import DType
-from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, names
+from compiler.ir.expr import COMBINE, Const, Expr, Load, names
+from compiler.ir.linear import factors_of
 from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, Scan, Scatter, equations
 from compiler.ir.text import show
 
@@ -233,7 +234,7 @@ def _factors(equation: Reduce, free: tuple[Span, ...], over: tuple[Span, ...]) -
     if equation.op != "sum" or not over or equation.dtype.kind == "bool":
         return None
     mine, summed = {s.name for s in (*free, *over)}, {s.name for s in over}
-    groups = [(names(f) & mine, f) for f in _product(equation.value)]
+    groups = [(names(f) & mine, f) for f in factors_of(equation.value)]
     while len(groups) > 1:
         # Factors that bring no axis of their own are multiplied into another first; then the two that stay smallest.
         (a_axes, a), (b_axes, b) = min(
@@ -244,13 +245,6 @@ def _factors(equation: Reduce, free: tuple[Span, ...], over: tuple[Span, ...]) -
             return (a, b) if summed <= a_axes & b_axes else None
         groups = [g for g in groups if g[1] is not a and g[1] is not b] + [(a_axes | b_axes, a * b)]
     return None
-
-
-def _product(e: Expr) -> list[Expr]:
-    match e:
-        case Op("mul", (a, b)):
-            return _product(a) + _product(b)
-    return [e]
 
 
 def _contract(

@@ -16,6 +16,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update", action="store_true", help="write what the passes make into the case files")
 
 
+@pytest.fixture
+def seed() -> int:
+    """Fresh each time; named in every failure."""
+    return fresh_seed()
+
+
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     return _CaseFile.from_parent(parent, path=file_path) if file_path.suffix == ".ir" else None
 

@@ -22,7 +22,7 @@ from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt
 from compiler.ir.tensor import Tensor
-from compiler.schedule.gpu import matmul_axes
+from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.targets.target import Target
 
 LOADS = 32  # that a multiprocessor serves in a clock
@@ -112,12 +112,8 @@ def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: T
     bits = sum(
         t.dtype.bytes for t in masks if GROUP_ROWS * t.dtype.bytes % matmul_axes.ROW == 0 and matmul_axes.even(t)
     )
-    tiles = kind.bytes * GROUP_ROWS * (depth + STAGES * (depth + _up(features, STEP)))
+    tiles = kind.bytes * GROUP_ROWS * (depth + STAGES * (depth + matmul.up(features, STEP)))
     return tiles + bits * STAGES * GROUP_ROWS**2 + RESERVED <= target.shared
-
-
-def _up(a: int, b: int) -> int:
-    return -(-a // b) * b
 
 
 def starts_cost_more(kernel: Kernel, rows: int, target: Target) -> bool:

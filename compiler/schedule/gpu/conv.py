@@ -21,11 +21,11 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction
+from compiler.schedule.contraction_nest import Contraction, size
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.box_shapes import box
 from compiler.schedule.gpu.matmul import Operand
-from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, Result, axis, factor, size
+from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, Result, axis, factor
 from compiler.schedule.steps import Pad, Permute, Reorder, Split, Step
 
 MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map

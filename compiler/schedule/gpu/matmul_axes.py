@@ -18,7 +18,7 @@ from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor
-from compiler.schedule.contraction_nest import Contraction
+from compiler.schedule.contraction_nest import Contraction, size
 from compiler.schedule.gpu.matmul import Operand
 from compiler.schedule.steps import Step
 
@@ -132,11 +132,6 @@ def _choices(loops: Sequence[loop.For]) -> list[Sequence[loop.For]]:
 
 def axis(loops: Sequence[loop.For]) -> Axis:
     return Axis("".join(f.var for f in loops), math.prod(map(size, loops)), tuple(loops))
-
-
-def size(f: loop.For) -> int:
-    assert isinstance(f.extent, Const)
-    return int(f.extent.value)
 
 
 def _stride(

@@ -16,12 +16,6 @@ from compiler.tests.run_kernel import draw, same, spelled
 COUNT = 48
 
 
-@pytest.fixture
-def seed() -> int:
-    """Fresh each time; named in every failure."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
-
-
 def run(text: str, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
     program = kernel_text.parse(text)
     kernel.verify(program)

@@ -21,12 +21,6 @@ needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g
 COUNT = 64
 
 
-@pytest.fixture
-def seed() -> int:
-    """Fresh each time; named in every failure."""
-    return int(np.random.SeedSequence().generate_state(1)[0])
-
-
 GOLDEN = """\
 // softmax, for cpu:avx2
 // def softmax(x: f32[7, 21], *, y: f32[7, 21]):

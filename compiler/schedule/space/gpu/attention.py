@@ -22,6 +22,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
+from compiler.schedule.contraction_nest import size
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.schedule.gpu.matmul import RESERVED, WARP
@@ -126,7 +127,7 @@ class _Plan:
         value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
         if value and kind != "f32" and by_tma and self.depth % 16 == 0:
             for groups, most in GROUPS_NARROW if max(self.depth, self.features) <= NARROW else GROUPS:
-                keys = min(most, _up(self.keys, KEYS))
+                keys = min(most, matmul.up(self.keys, KEYS))
                 score = next(r for r in rows if r.function == "mlc_wgmma" and r.n == keys)
                 yield _Way(score, value[0], groups * score.m, keys, groups * score.threads, score.k, by_tma)
         if max(self.depth, self.features) > MOST_FEATURES:
@@ -134,12 +135,12 @@ class _Plan:
         sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
         if sync is not None:
             unit = CHUNK if kind == "f32" else sync.k
-            keys = THREEFOLD_KEYS if kind == "f32" else min(KEYS, _up(self.keys, sync.k))
+            keys = THREEFOLD_KEYS if kind == "f32" else min(KEYS, matmul.up(self.keys, sync.k))
             for warps in WARPS:
                 yield _Way(sync, sync, warps * sync.m, keys, warps * WARP, unit, by_tma)
 
     def space(self) -> Iterator[Member] | None:
-        batch = math.prod(matmul_axes.size(_loop(f)) for f in self.found.batch)
+        batch = math.prod(size(_loop(f)) for f in self.found.batch)
         fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
         if not fits:
             return None
@@ -168,7 +169,7 @@ class _Plan:
 
     def memory(self, way: _Way) -> int:
         """Bytes of a block's tiles in shared memory."""
-        depth, features = _up(self.depth, way.unit), _up(self.features, way.unit)
+        depth, features = matmul.up(self.depth, way.unit), matmul.up(self.features, way.unit)
         weights = way.rows * way.keys if way.threefold else 0
         masks = sum(self.tensors[x].dtype.bytes for x in self.masks(way)) * DEPTH * way.rows * way.keys
         operands = way.rows * depth + weights + DEPTH * way.keys * (depth + features)
@@ -176,7 +177,7 @@ class _Plan:
 
     def held(self, way: _Way) -> int:
         """Words that a thread of a group holds of sums, scores and weights, and of what there is once a row."""
-        width = _up(self.features, way.unit) + way.keys + way.keys * self.found.weight.bytes // 4
+        width = matmul.up(self.features, way.unit) + way.keys + way.keys * self.found.weight.bytes // 4
         return way.rows * width // way.threads + ROWS
 
     def masks(self, way: _Way) -> tuple[str, ...]:
@@ -213,7 +214,7 @@ class _Plan:
         if late:
             self.spread(*made.weight)
         self.spread(*made.row)
-        widths = _up(self.depth, way.unit), _up(self.features, way.unit)
+        widths = matmul.up(self.depth, way.unit), matmul.up(self.features, way.unit)
         nest = *made.score, depth
         q = self.shared(self.q, "query", {"own": (nest[0], way.rows), "k": (depth, widths[0])})
         k = self.shared(self.k, "key", {"own": (nest[1], way.keys), "k": (depth, widths[0])})
@@ -292,7 +293,3 @@ class _Plan:
 
 def _loop(f: online_softmax.For) -> loop.For:
     return loop.For(f.var, f.extent, f.kind, ())
-
-
-def _up(a: int, b: int) -> int:
-    return -(-a // b) * b

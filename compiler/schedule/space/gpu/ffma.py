@@ -17,9 +17,8 @@ from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Store
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, recognise
+from compiler.schedule.contraction_nest import Contraction, recognise, size
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.gpu.matmul_axes import size
 from compiler.schedule.space.members import Member, ranked
 from compiler.schedule.steps import Bind, Collapse, Distribute, Reorder, Split, Step
 from compiler.targets.target import Target

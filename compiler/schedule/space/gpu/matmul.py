@@ -16,11 +16,11 @@ from functools import partial
 from compiler.ir.dtype import f32
 from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import by_groups, recognise
+from compiler.schedule.contraction_nest import by_groups, recognise, size
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import conv, matmul, tiles
 from compiler.schedule.gpu.matmul import WARP, Matmul, in_cluster
-from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, size, ways
+from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, ways
 from compiler.schedule.gpu.tiles import Tiling
 from compiler.schedule.space.members import Member
 from compiler.schedule.steps import (
