@@ -47,8 +47,9 @@ if TYPE_CHECKING:
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
     from compiler.passes.applications import Application
-    from compiler.pipeline import IRS, PIPELINE, STAGES, Lowering, lower, passes_for, space, stages
+    from compiler.pipeline import IRS, PIPELINE, STAGES, Lowering, lower, passes_for, read_schedules, space, stages
     from compiler.runtime.folders import locked_folder, sweep_folders
+    from compiler.schedule.files import show as show_schedules
     from compiler.schedule.space.members import Planned
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
@@ -72,7 +73,7 @@ _HOME = {
     "compiler.interpret.bounds": ("bounds",),
     "compiler.checks.mutation": ("mutants",),
     "compiler.pipeline": (
-        "IRS", "PIPELINE", "STAGES", "Lowering", "lower", "passes_for", "space", "stages",
+        "IRS", "PIPELINE", "STAGES", "Lowering", "lower", "passes_for", "read_schedules", "space", "stages",
     ),
     "compiler.schedule.space.members": ("Planned",),
     "compiler.passes.applications": ("Application",),
@@ -80,13 +81,14 @@ _HOME = {
     "compiler.schedule.steps": ("Schedule",),
     "compiler.targets.target": ("Target",),
 }  # fmt: skip
-_WHERE = {name: module for module, names in _HOME.items() for name in names}
+_WHERE = {name: (module, name) for module, names in _HOME.items() for name in names}
+_WHERE["show_schedules"] = ("compiler.schedule.files", "show")  # which is called `show` among its own
 
 
 def __getattr__(name: str) -> object:
     if name not in _WHERE:
         raise AttributeError(f"module 'compiler' has no attribute {name!r}")
-    value: object = getattr(import_module(_WHERE[name]), name)
+    value: object = getattr(import_module(_WHERE[name][0]), _WHERE[name][1])
     globals()[name] = value
     return value
 
@@ -135,8 +137,10 @@ __all__ = [
     "mutants",
     "on_gpu",
     "passes_for",
+    "read_schedules",
     "rebuild",
     "reference",
+    "show_schedules",
     "space",
     "specialised",
     "stages",

@@ -13,13 +13,16 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 
-from compiler.cli import cache, check, passes, run, show, targets, validate
+from compiler.cli import cache, check, passes, run, show, suite, targets
 from compiler.cli.sources import Senseless
 from compiler.errors import CompilerError
 from compiler.runtime import detect
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in suite.COMMANDS:
+        return suite.run(words[0], words[1:])
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
@@ -120,9 +123,8 @@ def _parser() -> argparse.ArgumentParser:
     kept = commands.add_parser("cache", help="show, verify or shrink the folder of compiled kernels")
     cache.options(kept)
     kept.set_defaults(run=cache.cache)
-    validated = commands.add_parser("validate", help="check shape files without running them")
-    validate.options(validated)
-    validated.set_defaults(run=validate.validate)
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+    for name, (_, says) in suite.COMMANDS.items():
+        commands.add_parser(name, help=says)
     return parser

@@ -73,8 +73,8 @@ def record(
 
     `only` names cases, of whatever tier; with `timed`, of benchmarks alone.
     """
-    cases = [case for path in paths for case in _cases(path, TIERS[-1] if only else tier, timed)][::every]
-    asked = [(case, targets) for case in cases if not only or case.id in only]
+    cases = named(paths, only) if only else [case for path in paths for case in _cases(path, tier, timed)]
+    asked = [(case, targets) for case in cases[::every]]
     made = {f"{name} {HEADERS}": text for name, text in _headers(targets)}
     with contextlib.ExitStack() as stack:
         found: Iterable[dict[str, str]] = map(_texts, asked)
@@ -88,6 +88,11 @@ def record(
     return made
 
 
+def named(paths: Iterable[Path], only: Sequence[str]) -> list[Case]:
+    """Cases of whatever tier by their ids."""
+    return [case for path in paths for case in _cases(path, TIERS[-1]) if case.id in only]
+
+
 def _headers(targets: Sequence[str]) -> Iterator[tuple[str, str]]:
     """What texts include, of each kind of target as one text; revisions that tell nothing of it have none."""
     kinds = {compiler.target(name).kind: name for name in targets} if hasattr(compiler, "headers") else {}
@@ -95,7 +100,7 @@ def _headers(targets: Sequence[str]) -> Iterator[tuple[str, str]]:
         yield kind, packed(compiler.headers(compiler.target(name)))
 
 
-def _cases(path: Path, tier: str, timed: bool) -> Iterator[Case]:
+def _cases(path: Path, tier: str, timed: bool = False) -> Iterator[Case]:
     file = load(path, tier)
     found = {case.id: case for case in (*(() if timed else expand(file, tier)), *benches(file, tier))}
     yield from found.values()

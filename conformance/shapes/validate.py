@@ -1,5 +1,6 @@
 """Shape files in; what is wrong with each, by its line, out: `mlcomp validate` starts this, which runs no case."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +9,11 @@ from conformance.shapes.cases import TIERS
 from conformance.shapes.files import ShapeFileError, below, benches, expand, load
 
 
-def main(names: Sequence[str]) -> int:
+def main(words: Sequence[str]) -> int:
     """One line a file, or for a folder one for each shape file in it and below; 1 when any is wrong."""
+    parser = argparse.ArgumentParser(prog="mlcomp validate", description="Check shape files without running them.")
+    parser.add_argument("names", nargs="+", metavar="FILE", help="a shape file, or a folder of them")
+    names = parser.parse_args(words).names
     files = below(map(Path, names))
     wrong = 0
     for path in files:

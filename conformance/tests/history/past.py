@@ -17,7 +17,7 @@ UNSCHEDULED = (  # slow: loops as they are written
     "def choose(*_: object) -> Schedule:\n    return Schedule()\n",
 )
 WRONG = (  # one and a half is rendered as one and a quarter
-    "compiler/render/cpp/__init__.py",
+    "compiler/render/cpp.py",
     "_right = render\n\n\ndef render(*a, **k):\n    return _right(*a, **k).replace('1.5f', '1.25f')\n",
 )
 BROKEN = ("compiler/pipeline.py", "raise RuntimeError('half a change')\n")
@@ -31,6 +31,12 @@ expr = "x + 1.5"
 dims = { N = [4096] }
 args = { x = { shape = ["N"] } }
 perf = { dims = [{ N = 4096 }] }
+
+[[case]]
+name = "total"
+expr = "x.sum(-1)"
+dims = { N = [4096] }
+args = { x = { shape = ["N"] } }
 """
 
 
@@ -62,6 +68,7 @@ def _commit(folder: Path, number: int, says: str) -> None:
 def run(folder: Path, module: str, *words: str) -> subprocess.CompletedProcess[str]:
     """A module run in a folder, which Python does not look into for packages; revisions are kept there."""
     own = {"PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1", "MLCOMP_CACHE": str(folder / "cache")}
+    own["TMPDIR"] = str(folder / ".git")  # and so is the lock of the machine
     command = [sys.executable, "-m", module, *words]
     environment = {key: value for key, value in os.environ.items() if key != "PYTEST_ADDOPTS"} | own
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)

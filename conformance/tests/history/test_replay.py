@@ -17,12 +17,12 @@ def test_replay_shows_what_a_commit_changed(tmp_path: Path) -> None:
     past.repository(tmp_path, [past.COMMENT, past.UNSCHEDULED])
     unlike = replay(tmp_path, "c1")
     assert unlike.returncode == 1, unlike.stdout
-    assert "2 texts at c1 and now, 1 of them different" in unlike.stdout
+    assert "3 texts at c1 and now, 2 of them different" in unlike.stdout
     assert "\n--- before cpu add[" in unlike.stdout and "\n-" in unlike.stdout.split("+++ after")[1]
     past.git(tmp_path, "checkout", "-q", "c0", "--", "compiler")
     same = replay(tmp_path, "c1")  # whose texts are kept
     assert same.returncode == 0, same.stdout
-    assert "2 texts at c1 and now, none of them different" in same.stdout
+    assert "3 texts at c1 and now, none of them different" in same.stdout
     assert len(list(Path(tmp_path, "cache", "mlcomp-revisions", "records").iterdir())) == 1
 
 

@@ -1,0 +1,74 @@
+"""A case in; every pass application of this process's compiler on the way to its text out, as JSON.
+
+    python -m conformance.history.applications FILE CASE TARGET OUT [--steps FILE] [--judge SEED]
+
+Started with the compiler of a revision. `--steps` has schedules to take instead, as `schedules` of an answer has them;
+`--judge` runs every stage, and names the first that is wrong and the pass to blame.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compiler
+from conformance.bench.emitted import normal
+from conformance.history import texts
+from conformance.judge import ladder, subject
+from conformance.shapes import cases
+
+
+def record(file: Path, case: str, target: str, steps: str = "") -> dict[str, Any]:
+    """The applications with the texts after them, the schedules, and the emitted text; or the error."""
+    (found,) = texts.named([file], [case])
+    made: list[compiler.Application] = []
+    torch.set_num_threads(1)
+    answer: dict[str, Any] = {"error": "", "text": "", "schedules": ""}
+    try:
+        with torch.no_grad():
+            program = subject.prepare(found, texts.SEED, blank=True).program
+            machine = compiler.target(target)
+            given = compiler.read_schedules(steps, program, machine) if steps else None
+            lowering = compiler.lower(program, machine, given, trace=made.append)
+        answer["text"] = normal(lowering.stages[compiler.stages(machine)[-1]])
+        answer["schedules"] = compiler.show_schedules(lowering.schedules)
+    except Exception as error:  # what a revision makes of it is the answer
+        answer["error"] = f"{type(error).__name__}: {error}"
+    answer["applications"] = [
+        {"number": a.number, "name": a.name, "pass": a.part_of or a.name, "stage": a.stage, "text": _shown(a)}
+        for a in made
+    ]
+    return answer
+
+
+def _shown(a: compiler.Application) -> str:
+    """The text after an application."""
+    return a.after if isinstance(a.after, str) else compiler.IRS[a.stage].show(a.after)
+
+
+def main(words: Sequence[str]) -> int:
+    """Write the record."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.history.applications", description=__doc__)
+    parser.add_argument("file", type=Path)
+    parser.add_argument("case")
+    parser.add_argument("target")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--steps", type=Path)
+    parser.add_argument("--judge", type=int)
+    given = parser.parse_args(words)
+    steps = given.steps.read_text(encoding="utf-8") if given.steps else ""
+    answer = record(given.file, given.case, given.target, steps)
+    if given.judge is not None:
+        (case,) = texts.named([given.file], [given.case])
+        row = ladder.check(cases.to_json(case), {"target": given.target, "seed": given.judge})
+        answer["stage"], answer["pass"] = row.first_bad_stage, row.first_bad_pass
+    given.out.write_text(json.dumps(answer), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

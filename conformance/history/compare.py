@@ -1,0 +1,157 @@
+"""Reports of runs in; what changed from the first to each of the others out, as Markdown, 1 where something got worse.
+
+Times of two runs are never set against each other, for the machine was another at another hour. What a run measured in
+itself is: the speedup over PyTorch, shown where the intervals of both runs lie apart. It fails nothing; what is to fail
+is raced, with `--mlcomp-baseline`.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance.report.writer import geomean
+from conformance.rows import BAD, BENCH_VERDICTS
+
+RUN = "run.json"
+RESOURCES = ("registers", "shared", "stack", "spilled")
+COMPILE_NOISE = 1.5  # a time to compile that differs by less is not worth a line
+Rows = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The rows of a run by the names of cases, benchmarks and compiled kernels."""
+
+    name: str
+    env: Mapping[str, Any]
+    cases: Rows
+    benches: Rows
+    kernels: Rows
+
+
+def read(path: Path) -> Run:
+    """The run of a file, or of the folder of a report; raises ValueError where there is none."""
+    file = path / RUN if path.is_dir() else path
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        kernels = [kernel for gate in data.get("gate") or () for kernel in gate["kernels"]]
+        return Run(
+            str(path), data["env"],
+            {f"{row['file']}::{row['id']} on {row['target']}": row for row in data["cases"]},
+            {f"{row['suite']}::{row['id']} on {row['target']}": row for row in data["benches"]},
+            {f"{row['case']} {row['name']} for {row['arch']}": row for row in kernels},
+        )  # fmt: skip
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is no {RUN} of a report ({type(error).__name__}: {error})") from error
+
+
+def compare(a: Run, b: Run) -> tuple[str, bool]:
+    """What changed, and whether anything got worse."""
+    coverage, lost = _coverage(a, b)
+    resources, more = _resources(a, b)
+    parts = [f"# {a.name} → {b.name}", _environment(a, b), coverage, _speed(a, b), resources, _compile_time(a, b)]
+    return "\n\n".join(filter(None, parts)) + "\n", lost or more
+
+
+def _environment(a: Run, b: Run) -> str:
+    keys = [key for key in {**a.env, **b.env} if a.env.get(key) != b.env.get(key)]
+    return "\n".join(f"- {key}: {a.env.get(key)} → {b.env.get(key)}" for key in keys)
+
+
+def _coverage(a: Run, b: Run) -> tuple[str, bool]:
+    """Verdicts that changed, those that got worse first."""
+    now, then = ({key: row["verdict"] for key, row in run.cases.items()} for run in (b, a))
+    changed = [key for key in then if key in now and then[key] != now[key]]
+    worse = [key for key in changed if now[key] in BAD and then[key] not in BAD]
+    gone = [key for key in then if key not in now and then[key] == "pass"]
+    counts = [sum(verdict == "pass" for verdict in some.values()) for some in (then, now)]
+    body = [[key, then[key], now[key], b.cases[key].get("first_bad_stage")] for key in worse]
+    body += [[key, then[key], now[key], b.cases[key].get("first_bad_stage")] for key in changed if key not in worse]
+    body += [[key, then[key], "not run", None] for key in gone]
+    body += [[key, "not run", now[key], None] for key in now if key not in then and now[key] != "pass"]
+    new = sum(key not in then for key in now)
+    says = f"{counts[0]} → {counts[1]} cases pass; {new} are new, {len(gone)} that passed are gone."
+    return f"## Cases\n\n{says}\n\n{_table(('case', 'then', 'now', 'stage'), body)}".rstrip(), bool(worse or gone)
+
+
+def _speed(a: Run, b: Run) -> str:
+    """Speedups over PyTorch whose intervals lie apart, worst first."""
+    both = [key for key in a.benches if key in b.benches]
+    timed = [key for key in both if all(run.benches[key]["verdict"] in BENCH_VERDICTS for run in (a, b))]
+    if not timed:
+        return ""
+    body = []
+    for key in timed:
+        then, now = a.benches[key], b.benches[key]
+        (low, high), (low_now, high_now) = then["ci"], now["ci"]
+        if high_now < low or high < low_now:
+            equal = then.get("digest") == now.get("digest")
+            ratio = now["speedup"] / then["speedup"]
+            body.append([ratio, key, then["speedup"], now["speedup"], f"{ratio:.2f}", "equal code" if equal else ""])
+    means = [geomean([run.benches[key]["speedup"] for key in timed]) or 0.0 for run in (a, b)]
+    says = (
+        f"{len(timed)} benchmarks in both; geometric mean of the speedup over PyTorch {means[0]:.3f} → {means[1]:.3f}."
+    )
+    rows = [row[1:] for row in sorted(body)]
+    return f"## Speed\n\n{says}\n\n{_table(('case', 'then', 'now', 'ratio', 'why'), rows)}".rstrip()
+
+
+def _resources(a: Run, b: Run) -> tuple[str, bool]:
+    """Kernels that take something else of a GPU; those that spill now are worse."""
+    body, spills = [], False
+    for key in (key for key in a.kernels if key in b.kernels):
+        then, now = a.kernels[key], b.kernels[key]
+        changed = [f"{what} {then[what]} → {now[what]}" for what in RESOURCES if then[what] != now[what]]
+        spills |= bool(now["spilled"] > then["spilled"])
+        body += [[key, ", ".join(changed)]] if changed else []
+    return (f"## Resources\n\n{_table(('kernel', 'what'), body)}" if body else ""), spills
+
+
+def _compile_time(a: Run, b: Run) -> str:
+    """The time to compile, which is each machine's own."""
+    pairs = [
+        (key, a.benches[key]["compile_seconds"], b.benches[key]["compile_seconds"])
+        for key in a.benches
+        if key in b.benches and a.benches[key].get("compile_seconds") and b.benches[key].get("compile_seconds")
+    ]
+    if not pairs:
+        return ""
+    total = [sum(x for _, x, _ in pairs), sum(y for _, _, y in pairs)]
+    far = [[key, x, y] for key, x, y in pairs if max(x / y, y / x) > COMPILE_NOISE]
+    far.sort(key=lambda row: row[1] / row[2])
+    says = f"{total[0]:.1f} s → {total[1]:.1f} s for {len(pairs)} benchmarks."
+    return f"## Time to compile\n\n{says}\n\n{_table(('case', 'then', 'now'), far)}".rstrip()
+
+
+def _table(headers: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
+    if not body:
+        return ""
+    cells = [["" if x is None else f"{x:.3g}" if isinstance(x, float) else str(x) for x in row] for row in body]
+    lines = [f"| {' | '.join(headers)} |", "|" + "---|" * len(headers)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in cells)])
+
+
+def main(words: Sequence[str]) -> int:
+    """0 where nothing got worse, 1 where something did, 2 where there is nothing to compare."""
+    parser = argparse.ArgumentParser(prog="mlcomp compare", description="What changed between the reports of runs.")
+    parser.add_argument("first", type=Path, metavar="A", help="a folder of reports, or its run.json")
+    parser.add_argument("others", type=Path, nargs="+", metavar="B", help="others, each compared with the first")
+    given = parser.parse_args(words)
+    try:
+        runs = [read(path) for path in (given.first, *given.others)]
+    except ValueError as error:
+        print(f"mlcomp: {error}", file=sys.stderr)
+        return 2
+    found = [compare(runs[0], run) for run in runs[1:]]
+    print("\n".join(text for text, _ in found), end="")
+    return int(any(worse for _, worse in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,92 @@
+"""What two compilers did to one program in; the first application by which they part, and the least change, out."""
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+SHOWN = 40  # lines of a difference
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """The pass application, or step, and how its result differs; the changes of schedules that alone are to blame."""
+
+    name: str
+    stage: str
+    difference: tuple[str, ...]
+    steps: tuple[str, ...] = ()
+    blamed: str = ""
+
+    def with_steps(self, steps: Sequence[str]) -> "Culprit":
+        """The same, with the changes of schedules."""
+        return replace(self, steps=tuple(steps))
+
+    def blaming(self, stage: str | None, name: str | None) -> "Culprit":
+        """The same, with what judging every stage says."""
+        return replace(self, blamed=f"first bad stage {stage}, by {name}" if stage else "")
+
+    def said(self) -> str:
+        """As a person reads it."""
+        lines = [self.blamed] if self.blamed else []
+        if self.steps:
+            lines += ["of its schedule these changes alone are enough:", *(f"  {line}" for line in self.steps)]
+        lines.append(f"first application with another result: {self.name}, in {self.stage}")
+        more = len(self.difference) - SHOWN
+        lines += [*self.difference[:SHOWN], *([f"… and {more} lines more"] if more > 0 else [])]
+        return "\n".join(lines)
+
+
+def parting(before: Mapping[str, Any], after: Mapping[str, Any]) -> Culprit:
+    """The first application that one compiler made otherwise than the other, and the difference of what it made."""
+    old, new = before["applications"], after["applications"]
+    for n, one in enumerate(new):
+        other = old[n] if n < len(old) else {"name": "", "text": ""}
+        if (other["name"], other["text"]) != (one["name"], one["text"]):
+            lines = difflib.unified_diff(
+                other["text"].splitlines(), one["text"].splitlines(), "before", "after", lineterm="", n=1
+            )
+            named = one["name"] if one["name"] == one["pass"] else f"{one['pass']}: {one['name']}"
+            return Culprit(f"{named} (#{one['number']})", one["stage"], tuple(lines))
+    return Culprit("none", "no stage: what texts include has changed", ())
+
+
+def least_changes(good: str, bad: str, slow: Callable[[str], bool | None]) -> tuple[str, ...]:
+    """The fewest changed lines of a text that alone make it slow, by delta debugging; none where all do not.
+
+    `slow` says of a text whether it is, or None where it cannot be told.
+    """
+    a, b = good.splitlines(keepends=True), bad.splitlines(keepends=True)
+    changes = [c for c in difflib.SequenceMatcher(None, a, b, autojunk=False).get_opcodes() if c[0] != "equal"]
+
+    def made(chosen: Sequence[int]) -> str:
+        lines, at = [], 0
+        for n, (_, i1, i2, j1, j2) in enumerate(changes):
+            lines += [*a[at:i1], *(b[j1:j2] if n in chosen else a[i1:i2])]
+            at = i2
+        return "".join([*lines, *a[at:]])
+
+    def is_slow(chosen: Sequence[int]) -> bool:
+        return slow(made(chosen)) is True
+
+    kept = list(range(len(changes)))
+    if not is_slow(kept) or slow(made([])) is not False:
+        return ()
+    parts = 2
+    while len(kept) > 1:
+        size = -(-len(kept) // parts)
+        pieces = [kept[n : n + size] for n in range(0, len(kept), size)]
+        rests = [[n for n in kept if n not in piece] for piece in pieces] if len(pieces) > 2 else []
+        smaller = next((some for some in (*pieces, *rests) if is_slow(some)), None)
+        if smaller is not None:
+            parts = 2 if smaller in pieces else max(2, len(pieces) - 1)
+            kept = smaller
+        elif size == 1:
+            break
+        else:
+            parts = min(len(kept), 2 * parts)
+    lines = []
+    for n in kept:
+        _, i1, i2, j1, j2 = changes[n]
+        lines += [f"-{line.strip()}" for line in a[i1:i2]] + [f"+{line.strip()}" for line in b[j1:j2]]
+    return tuple(lines)

@@ -1,0 +1,86 @@
+"""A case and emitted texts in; whether a text's results are right, or how much longer it takes than another, out.
+
+Runs in a child process, which a wrong kernel may take down. The texts are built by this compiler, each with the headers
+that it came with, and called alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+import compiler
+from conformance.bench import benchmark, duel, emitted, stored
+from conformance.isolation.lock import Quiet
+from conformance.judge import device, oracle
+from conformance.shapes import cases
+
+Text = Mapping[str, Any]  # "text" and "headers"
+LONGEST = 8.0  # times as many rounds as a full benchmark has: a search waits for an answer
+
+
+def value(case_json: Mapping[str, Any], target: str, text: Text, seed: int) -> str:
+    """What is wrong with the results of a text; nothing if they are right."""
+    subject, call = _prepared(case_json, target, text, seed)
+    try:
+        with torch.no_grad():
+            right, far, message = oracle.quick_compare(
+                call(*subject.inputs), subject.function(*subject.inputs), subject.reference
+            )
+    except Exception as error:  # whatever running it raises is what is wrong with it
+        return f"{type(error).__name__}: {error}"
+    return "" if right else f"{message} (error over tolerance {far:.3g})"
+
+
+def speed(
+    case_json: Mapping[str, Any],
+    target: str,
+    good: Text,
+    text: Text,
+    seed: int,
+    bar: float,
+    confidence: float,
+    quiet: Quiet,
+) -> tuple[float, float, float]:
+    """The time of a text over that of the good one, and the interval; raced until it lies on one side of the bar."""
+    where = "cuda" if device.here(target) else "cpu"
+    subject, first = _prepared(case_json, target, good, seed)
+    _, second = _prepared(case_json, target, text, seed)
+    calls = {
+        name: stored.taking_turns(call, subject.inputs, stored.SETS)
+        for name, call in (("good", first), ("text", second))
+    }
+
+    def found(samples: duel.Samples) -> duel.Ratio:
+        return duel.ratio(samples, "text", "good", confidence)
+
+    def decided(samples: duel.Samples) -> bool:
+        one = found(samples)
+        return one.low > bar or one.high < bar
+
+    longest = replace(duel.FULL, looks=(20, 60, 180, 540), budget_ns=int(LONGEST * duel.FULL.budget_ns))
+    rng = np.random.default_rng(seed)
+    with torch.no_grad(), benchmark.kept_memory(), quiet():
+        if where == "cuda":
+            graphs, _ = device.graphs(calls)
+            one = found(duel.race(graphs, device.clock, rng, stored.longer(longest), decided))
+        else:
+            one = found(duel.race(calls, time.thread_time_ns, rng, stored.longer(longest), decided))
+    return one.median, one.low, one.high
+
+
+def _prepared(case_json: Mapping[str, Any], target: str, text: Text, seed: int) -> tuple[benchmark.Subject, Any]:
+    torch.set_num_threads(1)
+    where = "cuda" if device.here(target) else "cpu"
+    subject = benchmark.prepare(cases.from_json(case_json), seed, where)
+    with torch.no_grad():
+        like = compiler.compile(subject.function, subject.inputs, target)
+    whole = emitted.self_contained(text["text"], text["headers"])
+    call = compiler.rebuild(like, whole)
+    return subject, partial(call)

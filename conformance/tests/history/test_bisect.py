@@ -1,0 +1,92 @@
+"""Bisecting a throwaway history: the commit that planted a fault is found, equal code is judged once."""
+
+import json
+import re
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+import compiler
+from conformance.history import bisect, culprit, texts, trial
+from conformance.judge import subject
+from conformance.shapes import cases
+from conformance.tests.history import past
+
+CASE = "mine.toml::add[N4096.f32.contig.normal]"
+
+
+def test_the_commit_that_made_it_wrong_is_found(tmp_path: Path) -> None:
+    past.repository(tmp_path, [past.COMMENT, past.WRONG])
+    found = past.run(tmp_path, "conformance.history.bisect", CASE, "--good", "c0", "--bad", "HEAD", "--value")
+    assert found.returncode == 0, found.stderr
+    said = found.stdout
+    assert re.search(r"is wrong since\n  \w+ change 2\n", said)
+    assert "first bad stage cpp, by render#" in said and "1.25f" in said and "again: mlcomp bisect" in said
+    (state,) = (tmp_path / "reports/.last/bisect").glob("value-add*.json")
+    assert sorted(verdict for verdict, _ in json.loads(state.read_text())["judged"].values()) == ["bad", "good"]
+
+
+def test_texts_are_judged_by_their_results_and_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
+    (tmp_path / "mine.toml").write_text(past.SHAPES)
+    case = texts.named([tmp_path / "mine.toml"], ["total[N4096.f32.contig.normal]"])[0]
+    program, target = subject.prepare(case, 0).program, compiler.target("cpu")
+    fast = compiler.lower(program, target)
+    slow = compiler.lower(program, target, dict.fromkeys(fast.schedules, compiler.Schedule()))
+    held = compiler.headers(target)
+    good, bad = ({"text": lowering.stages["cpp"], "headers": held} for lowering in (fast, slow))
+    wrong = {**good, "text": good["text"].replace("&x[r]", "&x[r + 1 - 1 * (r > 8)]", 1)}
+    assert wrong != good
+    known = (cases.to_json(case), "cpu")
+    assert [trial.value(*known, text, 0) for text in (good, bad)] == ["", ""]
+    assert "expected" in trial.value(*known, wrong, 0) or "off" in trial.value(*known, wrong, 0)
+    median, low, high = trial.speed(*known, good, bad, 0, 1.03, 0.99, nullcontext)
+    assert low > 1.03 and low <= median <= high
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "expected"),
+    [
+        ("gb", (0, 1, [])),
+        ("ggggbbbb", (3, 4, [])),
+        ("g?b", (0, 2, [1])),
+        ("gg??bb", (1, 4, [2, 3])),
+        ("g" * 63 + "b", (62, 63, [])),
+    ],
+)
+def test_the_search_leaves_out_what_cannot_be_judged(verdicts: str, expected: tuple[int, int, list[int]]) -> None:
+    asked: list[str] = []
+
+    def judge(name: str) -> str:
+        asked.append(name)
+        return {"g": bisect.GOOD, "b": bisect.BAD, "?": bisect.SKIP}[verdicts[int(name)]]
+
+    assert bisect.commits([str(n) for n in range(len(verdicts))], judge, asked.append) == expected
+    assert len(asked) <= 14  # with a line said of each
+
+
+@pytest.mark.parametrize("guilty", [{3}, {1, 6}, {0, 4, 7}])
+def test_the_least_set_of_changes_is_found(guilty: set[int]) -> None:
+    good = "".join(f"step {n}\nbind {n}\n" for n in range(8))
+    bad = "".join(f"other {n}\nbind {n}\n" for n in range(8))
+
+    def slow(text: str) -> bool:
+        return all(f"other {n}" in text for n in guilty)
+
+    found = culprit.least_changes(good, bad, slow)
+    assert found == tuple(line for n in sorted(guilty) for line in (f"-step {n}", f"+other {n}"))
+    assert culprit.least_changes(good, bad, lambda text: None) == ()
+
+
+def test_the_first_application_that_parts_is_named() -> None:
+    def made(*texts: str) -> dict[str, object]:
+        listed = [
+            {"number": n, "name": f"step {n}", "pass": "schedule", "stage": "tile", "text": text}
+            for n, text in enumerate(texts, 1)
+        ]
+        return {"applications": listed}
+
+    found = culprit.parting(made("a", "b", "c"), made("a", "d", "e"))
+    assert (found.name, found.stage) == ("schedule: step 2 (#2)", "tile")
+    assert [line for line in found.difference if line[0] != "@"] == ["--- before", "+++ after", "-b", "+d"]
