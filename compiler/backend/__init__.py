@@ -42,6 +42,7 @@ Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
 _OPTIONS = {"fallback": "eager", "target": None, "check_indices": "async"}
 _FALLBACKS = {"eager": True, True: True, "error": False, False: False}
+_MODES = ("default", "reduce-overhead")  # the same: programs on a GPU are replayed as CUDA graphs in either
 _ATTEMPTS = 8  # to find the half of a region that fails
 _one_at_a_time = threading.RLock()  # what torch traces with is not made for threads
 _unusable: set[str] = set()  # cache folders
@@ -119,9 +120,12 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
 
 def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], None]) -> Options:
     unknown = sorted(set(given) - set(_OPTIONS))
-    if unknown or mode not in (None, "default"):
+    if unknown or mode not in (None, *_MODES):
         asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
-        raise CompilerError(f"backend mlcomp has no {asked}: its options are {_OPTIONS}, and it has no modes")
+        why = "; schedules are chosen by estimates, not by timing them" if str(mode).startswith("max-autotune") else ""
+        raise CompilerError(
+            f"backend mlcomp has no {asked}: its options are {_OPTIONS}, its modes {' and '.join(_MODES)}{why}"
+        )
     chosen = _OPTIONS | given
     target = None if chosen["target"] is None else named.target(str(chosen["target"]))
     if target is not None and target.kind == "cpu":

@@ -382,12 +382,18 @@ def long_program(length: int) -> aten.Program:
     return aten_text.parse("\n".join(["def f(x: f32[7]):", *lines, f"    return y{length - 1}"]))
 
 
+def test_a_mode_for_less_overhead_changes_nothing() -> None:
+    x = torch.randn(3, 5)
+    assert torch.equal(compiled(lambda x: x.relu() + 1, mode="reduce-overhead")(x), x.relu() + 1)
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
         ({"options": {"targget": "cpu"}}, "has no option targget"),
         ({"options": {"target": "tpu"}}, "unknown target 'tpu'"),
-        ({"mode": "max-autotune"}, "has no mode 'max-autotune'"),
+        ({"mode": "max-autotune"}, "has no mode 'max-autotune': .* not by timing them"),
+        ({"mode": "fast"}, "has no mode 'fast': .* its modes default and reduce-overhead"),
     ],
 )
 def test_unknown_options(given: dict[str, Any], problem: str) -> None:
