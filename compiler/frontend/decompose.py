@@ -41,6 +41,7 @@ def decompositions() -> Decompositions:
     table[torch.ops.aten.max_unpool2d.default] = _max_unpool
     table[torch.ops.aten.max_unpool3d.default] = _max_unpool
     table[torch.ops.aten.multilabel_margin_loss_forward.default] = _multilabel_margin_loss
+    table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
     del table[torch.ops.aten.bernoulli.default]  # which draws other numbers than the op does
     return {op: how for op, how in table.items() if str(op) not in RULES}
 
@@ -51,6 +52,14 @@ def _max_unpool(x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[in
     blank = x.new_zeros(*planes, math.prod(output_size))
     made = blank.scatter(-1, indices.flatten(-rank), x.flatten(-rank))
     return made.reshape(*planes, *output_size)
+
+
+def _weight_norm_backward(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of v and g, where the weight is v * g / norms."""
+    along = (grad * v).sum([d for d in range(v.dim()) if d != dim], keepdim=True) / norms
+    return g / norms * (grad - v * along / norms), along.to(g.dtype)
 
 
 def _multilabel_margin_loss(x: torch.Tensor, target: torch.Tensor, reduction: int) -> tuple[torch.Tensor, torch.Tensor]:
