@@ -54,20 +54,18 @@ def bench(case, options, quiet):
     eager = [2e-5] * 20
     over = {"eager": {"speedup": 2.0 / factor}}
     if case["op"] == "steep": over["eager"] = {"speedup": 0.1, "ci": [0.09, 0.12]}
+    kept = options.get("stored")
+    known = {"identity": f"d{factor}", "baseline": kept["baseline"] if kept else ""}
+    slower = {"verdict": "SLOWER", "speedup": 1 / factor, "ci": [0.9 / factor, 1.1 / factor], "rounds": 20,
+              "least": 0.05, "chance": float(os.environ.get("CHANCE", "1e-6"))}
+    equal = {"verdict": "SAME", "why": "equal code"}
+    against = {**known, **(slower if factor > 1 else equal)} if kept else known
     return {"ours_us": 10.0 * factor, "eager_us": 20.0, "compile_us": None, "speedup": 2.0 / factor,
             "ci": [1.9 / factor, 2.1 / factor], "over": over, "verdict": "FASTER",
             "roofline": 0.5, "message": "",
             "budget": [{"name": "min_speedup", "limit": 1.5, "verdict": "missed" if factor > 1 else "met"}],
             "skipped": {"compile": "no compiler"}, "samples": {"ours": ours, "eager": eager}, "clock": "thread_time_ns",
-            "source": "// add, for cpu\\n", "against": against(options, factor)}
-
-def against(options, factor):
-    kept = options["stored"]
-    if kept is None: return {"identity": "d1"}
-    known = {"baseline": kept["baseline"], "identity": f"d{factor}"}
-    if factor == 1: return {**known, "verdict": "SAME", "why": "equal code"}
-    return {**known, "verdict": "SLOWER", "speedup": 1 / factor, "ci": [0.9 / factor, 1.1 / factor], "rounds": 20,
-            "least": 0.05, "chance": float(os.environ.get("CHANCE", "1e-6"))}
+            "source": "// add, for cpu\\n", "against": against}
 
 def fitness(options):
     return {"fit": "NOISY" not in os.environ, "message": "equal kernels differ by 9 %"}

@@ -306,7 +306,10 @@ def test_a_cliff_is_named_and_fails_a_run_that_asks(box: pytest.Pytester) -> Non
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (("clif", "--mlcomp-bench", "quick"), "--mlcomp-fail-on: unknown 'clif'; use cliff; did you mean 'cliff'?"),
+        (
+            ("clif", "--mlcomp-bench", "quick"),
+            "--mlcomp-fail-on: unknown 'clif'; use cliff, slower, coverage; did you mean 'cliff'?",
+        ),
         (("cliff",), "add --mlcomp-bench quick"),
     ],
 )
