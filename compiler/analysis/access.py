@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from compiler.ir import loop, tile
-from compiler.ir.dtype import i64
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, dim, loads, names
+from compiler.ir.dtype import i32, i64
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, loads, names
 from compiler.ir.index import Ranges, simplify
 from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store
@@ -132,12 +132,21 @@ def widest(body: tuple[Stmt, ...], lanes: Collection[str] = ()) -> int:
     return max(sizes)
 
 
+def _is_place(e: Expr) -> bool:
+    """Whether an index is sums and products of loop variables and numbers."""
+    return isinstance(e, Var | Const) or (
+        isinstance(e, Op) and e.name in ("add", "sub", "mul", "neg") and all(map(_is_place, e.args))
+    )
+
+
 def _value_sizes(e: Expr, lanes: Collection[str]) -> list[int]:
     size = MASK if e.dtype.kind == "bool" else e.dtype.bytes
     if isinstance(e, Load):
         inside = [n for i in e.index for n in i.walk() if isinstance(n, Load)]
         return [size, *(i64.bytes for n in inside if names(n) & {*lanes})]
     out = [] if isinstance(e, Const) else [size]
+    if isinstance(e, Cast) and e.dtype is i32 and e.arg.dtype is i64 and _is_place(e.arg):
+        return out  # computed in 32 bits
     for c in e.children():
         if isinstance(c, Expr) and not (isinstance(e, Select | Op) and c.dtype.kind == "bool"):
             out += _value_sizes(c, lanes)

@@ -10,7 +10,7 @@ import math
 import struct
 
 from compiler.ir import kernel as k
-from compiler.ir.dtype import DType, f32
+from compiler.ir.dtype import DType, f32, i32
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast
 from compiler.ir.expr import op as make
 from compiler.render import c
@@ -192,6 +192,10 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
         return w.call("mlc_from_raw", w.of(arg), template=(lane, TYPES[source.name]))
     if source.lanes == 1 and not (source.is_float and dtype.is_integer):
         return Code(f"({lane}){w.of(arg, UNARY)}", UNARY)
+    if dtype.name == "i32" and source.name == "i64" and (line := _line(arg)) and isinstance(line[1], Const):
+        # The lower half of a sum is the sum of lower halves.
+        start, step = (cast(part, i32) for part in line)
+        return c.expression(w, k.Ramp(start, _known(step), dtype.lanes))
     return w.call("mlc_convert", w.of(arg), template=(lane,))
 
 

@@ -2,16 +2,18 @@
 
 By counting, the place of an element is the number of those that come before it: m² comparisons for a run of m, but
 one flat sum. In a merge, each place of the result finds by bisection how many of the elements before it are of the
-first of two runs: about log2 m comparisons. Where only the first k places are asked for, runs keep no more than k.
+first of two runs: about log2 m comparisons. Where only the first k places are asked for, runs keep no more than k; and
+where these are few, each is found by two reductions of the row.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op, product, variables
+from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, identity, op, product, variables
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, set_dim, without
 from compiler.passes.torch_to_tensor.positions import clamped, is_empty, one_dim, zeros
 
@@ -19,6 +21,7 @@ from compiler.passes.torch_to_tensor.positions import clamped, is_empty, one_dim
 # counts in vectors, and two or three on a GPU; what starts a merge takes a GPU as long as some 200,000, a CPU no time.
 STEP = 3
 LAUNCH = 200_000
+MOST_CHOSEN = 8  # elements that are found one after the other
 
 Before = Callable[[Expr, Expr], Expr]
 
@@ -54,6 +57,8 @@ def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) 
     def strictly(x: Expr, y: Expr) -> Expr:
         return _less(y, x) if descending else _less(x, y)
 
+    if isinstance(shape[d], Const) and isinstance(self.shape[d], Const) and 0 < _number(shape[d]) <= MOST_CHOSEN:
+        return _chosen(b, self, d, shape, descending)
     runs = _counted(b, self, d, run_length(self.shape, d, shape[d]), shape[d], strictly)
     while runs.number > 1:
         runs = _merged(b, runs, shape[d], strictly)
@@ -63,6 +68,76 @@ def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) 
 
     values = b.map(shape, lambda i: runs.values.at(at(i)), "value")
     return values, b.map(shape, lambda i: cast(runs.indices.at(at(i)), dt.i64), "index")
+
+
+def _chosen(b: Builder, x: Value, d: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
+    """The first elements one after the other: the best of the numbers that are left, then the least place of it.
+
+    What is left are the numbers worse than the last one chosen, and those equal to it behind its place; NaN is greater
+    than all, so those are chosen before or after the numbers.
+    """
+    rows, n, how = without(x.shape, (d,)), _number(x.shape[d]), "max" if descending else "min"
+    none, every = const(n, dt.i32), const(-1, dt.i32)  # places behind which there is nothing, and everything
+    infinity = const(math.inf, x.compute) if x.compute.is_float else const(0, x.compute)
+
+    def at(i: Index, place: Expr) -> Expr:
+        return x.at((*i[:d], place, *i[d:]))
+
+    def isnan(e: Expr) -> Expr:
+        return op("isnan", e) if e.dtype.is_float else const(False, dt.boolean)
+
+    def chosen(last: Value | None) -> Value:
+        def before(i: Index) -> tuple[Expr, Expr]:
+            assert last is not None
+            return last.at(i), at(i, cast(last.at(i), dt.i64))
+
+        def number(i: Index, r: Index) -> Expr:
+            here = at(i, r[0])
+            if last is None:
+                left = op("not", isnan(here))
+            else:
+                place, value = before(i)
+                limit = op("where", isnan(value), infinity, value)
+                behind = op("lt", op("where", isnan(value), every if descending else none, place), cast(r[0], dt.i32))
+                equal, worse = ("le", "lt") if descending else ("ge", "gt")
+                left = op("where", behind, op(equal, here, limit), op(worse, here, limit))
+            return op("where", left, here, identity(how, here.dtype))
+
+        best = b.reduce(how, rows, (x.shape[d],), number, "best")
+
+        def behind(i: Index) -> tuple[Expr, Expr]:
+            """Behind which place NaN and the best number are to be looked for."""
+            if last is None:
+                return every, every
+            place, value = before(i)
+            again = op("where", op("eq", value, best.at(i)), place, every)
+            if descending:
+                return op("where", isnan(value), place, none), again
+            return op("where", isnan(value), place, every), op("where", isnan(value), none, again)
+
+        def place(i: Index, r: Index) -> Expr:
+            here, p = at(i, r[0]), cast(r[0], dt.i32)
+            nans, numbers = behind(i)
+            found = [both(isnan(here), op("lt", nans, p)), both(op("eq", here, best.at(i)), op("lt", numbers, p))]
+            first, second = found if descending else found[::-1]
+            return op("where", first, p, op("where", second, p + n, none + n))
+
+        least = b.reduce("min", rows, (x.shape[d],), place, "least")
+        return b.map(rows, lambda i: op("where", op("lt", least.at(i), n), least.at(i), least.at(i) - n), "chosen")
+
+    picks: list[Value] = []
+    for _ in range(_number(shape[d])):
+        picks.append(chosen(picks[-1] if picks else None))
+
+    def nth(i: Index) -> Expr:
+        row = without(i, (d,))
+        out = picks[-1].at(row)
+        for m in reversed(range(len(picks) - 1)):
+            out = op("where", op("eq", i[d], m), picks[m].at(row), out)
+        return cast(out, dt.i64)
+
+    indices = b.map(shape, nth, "index")
+    return b.map(shape, lambda i: at(without(i, (d,)), indices.at(i)), "value"), indices
 
 
 def _less(x: Expr, y: Expr) -> Expr:
