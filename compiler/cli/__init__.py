@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 
-from compiler.cli import cache, check, passes, run, show, suite, targets
+from compiler.cli import cache, check, explain, passes, run, show, suite, targets
 from compiler.cli.sources import Senseless
 from compiler.errors import CompilerError
 from compiler.runtime import detect
@@ -101,17 +101,19 @@ def _parser() -> argparse.ArgumentParser:
     ran = commands.add_parser("run", help="compile, run, and compare with PyTorch")
     run.options(ran)
     ran.set_defaults(run=run.run)
+    explained = commands.add_parser("explain", help="what torch.compile makes of it: regions, kernels, what is eager")
+    explained.set_defaults(run=explain.explain)
     checked = commands.add_parser("check", help="run an edited CUDA text under the emulator's checks")
     check.options(checked)
     checked.set_defaults(run=check.check)
-    for command in (shown, ran):
+    for command in (shown, ran, explained):
         command.add_argument(
             "-c",
             dest="code",
             metavar="EXPRESSION",
             help="an expression over torch, F and nn; torch.randn(..) and its like are the inputs",
         )
-    for command in (shown, ran, checked):
+    for command in (shown, ran, explained, checked):
         command.add_argument(
             "--target", help="cpu, the default, is this machine, cuda its GPU; `mlcomp targets` lists all"
         )
