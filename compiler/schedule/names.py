@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from compiler.analysis.online_softmax import Online
-from compiler.schedule.steps import Collapse, SplitReduction, SplitScan, Step, suffixed
+from compiler.schedule.endings import suffixed
+from compiler.schedule.steps import Collapse, SplitReduction, SplitScan, Step
 
 
 def pieces(loop: str) -> tuple[str, str]:

@@ -17,9 +17,10 @@ import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from compiler.ir.node import Node
+from compiler.schedule.endings import OnlineLoops, numbered, suffixed
 
 
 class Step(Node):
@@ -27,16 +28,6 @@ class Step(Node):
 
     makes: ClassVar[tuple[str, ...]] = ()
     stems: ClassVar[tuple[str, ...]] = ()
-
-
-def suffixed(stems: tuple[str, ...], end: str) -> tuple[str, ...]:
-    """A name with that ending for each stem."""
-    return tuple(f"{x}_{end}" for x in stems)
-
-
-def numbered(stem: str, axes: int) -> tuple[str, ...]:
-    """Loops along so many axes of a tile."""
-    return (stem,) if axes == 1 else tuple(f"{stem}{n}" for n in range(axes))
 
 
 class Split(Step):
@@ -346,22 +337,6 @@ class Persist(Step):
     loops: tuple[str, ...]
     blocks: int
     into: tuple[str, str, str]
-
-
-class OnlineLoops(NamedTuple):
-    """The loops of a softmax in one pass, by what they do: those over rows (queries), columns (keys) and features."""
-
-    blocks: tuple[str, str]  # over blocks of queries and of keys
-    first: tuple[str]  # clears what the softmax accumulates
-    begin: tuple[str, str]  # clears the sums
-    zero: tuple[str, str]  # clears the scores
-    score: tuple[str, str]  # sums up the scores
-    edge: tuple[str, str]  # completes them
-    row: tuple[str, str, str]  # the softmax of a query, with a loop for its maximum and one for its weights
-    scale: tuple[str, str]  # rescales the sums so far
-    weight: tuple[str, str]  # rounds late weights
-    value: tuple[str, str, str]  # adds the values, with a third loop over keys
-    last: tuple[str, str]  # stores
 
 
 class Online(Step):

@@ -11,7 +11,8 @@ from compiler.ir.expr import Const, Expr, const, static
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
-from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step, numbered
+from compiler.schedule.endings import numbered
+from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step
 
 THREADS = 256
 WIDEST = 16  # bytes that one instruction moves

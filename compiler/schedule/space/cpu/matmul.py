@@ -24,21 +24,11 @@ from compiler.ir.statement import Kernel, Let, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, by_groups, recognise, size
+from compiler.schedule.endings import suffixed
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.cpu.blocking import Blocking, Matmul, Operand
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import (
-    Bind,
-    Distribute,
-    Pack,
-    Reorder,
-    Schedule,
-    Split,
-    SplitShifted,
-    Step,
-    Tensorize,
-    suffixed,
-)
+from compiler.schedule.steps import Bind, Distribute, Pack, Reorder, Schedule, Split, SplitShifted, Step, Tensorize
 from compiler.targets.target import Target
 
 SELDOM = 64  # one row in so many may be computed twice

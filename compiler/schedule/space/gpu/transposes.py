@@ -18,8 +18,9 @@ from compiler.ir.statement import Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
+from compiler.schedule.endings import numbered
 from compiler.schedule.space.members import Member
-from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step, numbered
+from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Stage, Step
 
 THREADS = 256
 WIDEST = 16  # bytes that one instruction moves

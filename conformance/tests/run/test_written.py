@@ -1,0 +1,82 @@
+"""Where the reports of a run go, and that an interrupted run leaves none."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from conformance.tests.pretence import case, mlcomp, shape_file
+
+pytest_plugins = ["pytester"]
+
+
+def test_reports_stand_where_pytest_was_started(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    shape_file(box, case("fine"), name="there/mine.toml")
+    monkeypatch.chdir(box.mkdir("here"))
+    mlcomp(box, "../there/mine.toml", bare=True).assert_outcomes(passed=1)
+    assert list(box.path.glob("here/reports/*/run.json")) and not (box.path / "reports").exists()
+
+
+def test_reports_that_cannot_be_written_fail_the_run(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"))
+    # /proc takes no folder, whoever asks.
+    result = mlcomp(box, "mine.toml", "--mlcomp-report", "/proc/self/reports")
+    result.assert_outcomes(passed=1)
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["*cannot write reports to /proc/self/reports*--mlcomp-report DIR*"])
+
+
+def test_the_summary_goes_to_the_ci_job(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(box.path / "step.md"))
+    shape_file(box, case("fine"))
+    mlcomp(box, "mine.toml")
+    assert (box.path / "step.md").read_text().startswith("# mlcomp on ")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ctrl_c_leaves_no_child_and_no_report(box: pytest.Pytester, workers: int) -> None:
+    shape_file(box, case("hangs"))
+    command = [sys.executable, "-m", "pytest", "-p", "conformance.plugin", "--mlcomp", "--mlcomp-runner", "fake"]
+    run = subprocess.Popen(
+        [*command, "-n", str(workers), "mine.toml"],
+        cwd=box.path,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 20
+    while not (children := checking_processes(run.pid)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children, "the child never started"
+    time.sleep(0.3)
+    os.killpg(run.pid, signal.SIGINT)
+    output = run.communicate(timeout=20)[0]
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, output
+    deadline = time.monotonic() + 5
+    while any(map(alive, children)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(alive, children))
+    assert not list(box.path.glob("reports/*/*"))
+
+
+def checking_processes(ancestor: int) -> list[int]:
+    """The executor's children below a process."""
+    found = []
+    for path in Path(f"/proc/{ancestor}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # some end while they are looked at
+            for child in map(int, path.read_text().split()):
+                words = Path(f"/proc/{child}/cmdline").read_text()
+                found += [child] if "conformance.isolation.child" in words else checking_processes(child)
+    return found
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
