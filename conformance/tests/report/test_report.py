@@ -244,7 +244,7 @@ def test_run_json_keeps_its_keys() -> None:
     assert " ".join(row) == said and " ".join(row["stages"][0]) == "stage verdict err_over_tol executor seconds"
     assert " ".join(timed) == (
         "id suite op target dtype ours_us eager_us compile_us speedup ci verdict roofline family clock wall_us best "
-        "attention kernels compile_seconds digest detail cliffs"
+        "attention kernels compile_seconds digest detail cliffs against"
     )
     assert " ".join(compiled) == "file verdict cases seconds kernels"
     assert " ".join(compiled["kernels"][0]) == "case name arch registers stack spilled shared complaints"
