@@ -62,7 +62,8 @@ def find(repo: Path, name: str) -> Revision:
         with _whole(folder) as made:
             packed = _git_bytes(repo, "archive", "--format=tar", commit, PACKAGE)
             with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-                archive.extractall(made, filter="data")
+                archive.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.4 has it first
+                archive.extractall(made)
     return Revision(name, commit, folder)
 
 
