@@ -205,7 +205,28 @@ def with_one_state(cell: Cell) -> Rule:
     return rule
 
 
+def onednn_layer(
+    b: Builder, input: Value, weight0: Value, weight1: Value, weight2: Value, weight3: Value, hx_: Value, cx_: Value,
+    reverse: bool, batch_sizes: Sequence[int], mode: int, hidden_size: int, num_layers: int, has_biases: bool,
+    bidirectional: bool, batch_first: bool, train: bool,
+) -> tuple[Value | None, ...]:  # fmt: skip
+    """One layer of an LSTM in one direction, as torch decomposes it on CPUs; the last result is for backward alone."""
+    if mode != ONEDNN_LSTM or batch_sizes or num_layers != 1 or bidirectional or batch_first or train:
+        raise b.refuse("more than one layer of an LSTM in one direction, or packed sequences, or training")
+    count = static(input.shape[0], "the number of time steps")
+    if not count:
+        raise b.refuse("a sequence without elements")
+    steps = list(reversed(range(count))) if reverse else list(range(count))
+    biases = (weight2, weight3) if has_biases else (None, None)
+    start = (_row(b, hx_, 0), _row(b, cx_, 0))
+    made = _direction(b, input, Weights(weight0, weight1, *biases), lstm_cell, start, steps)
+    return _joined(b, [made], input.dtype), *(_stacked(b, [x]) for x in made[steps[-1]]), None
+
+
+ONEDNN_LSTM = 2  # of ideep's kinds of networks, as torch passes them
+
 RULES: dict[str, Rule] = {
+    "aten.mkldnn_rnn_layer.default": onednn_layer,
     "aten.lstm.input": lstm,
     "aten.gru.input": with_one_state(gru_cell),
     "aten.rnn_tanh.input": with_one_state(plain_cell(lambda x: op("tanh", x))),
