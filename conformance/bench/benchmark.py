@@ -22,7 +22,7 @@ import compiler
 from conformance import rows
 from conformance.bench import duel, roofline, stored
 from conformance.bench.duel import Clock, Protocol, Samples
-from conformance.bench.stored import Stored
+from conformance.bench.emitted import Stored
 from conformance.isolation.lock import Quiet
 from conformance.judge import device, ladder, oracle, systems
 from conformance.judge.systems import EAGER, Built, Function

@@ -4,6 +4,7 @@ import hashlib
 import posixpath
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 _COMMENT = re.compile(r"[ \t]*//[^\n]*|/\*.*?\*/", re.DOTALL)
 _ATTRIBUTE = r"(?:\w+\([^)]*\) |__attribute__\(\([^;{]*?\)\) )*"
@@ -15,6 +16,15 @@ _ONCE = re.compile(r"^#pragma once\n", re.MULTILINE)
 _FILE = re.compile(r"^// file (\S+)\n", re.MULTILINE)
 
 Headers = Mapping[str, str]  # what texts include, by the names by which they do
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An emitted text, what it includes, and the name of the baseline that it is from."""
+
+    baseline: str
+    text: str
+    headers: Headers
 
 
 def normal(text: str) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -16,6 +16,7 @@ import torch
 import compiler
 from conformance.bench import duel, emitted
 from conformance.bench.duel import Protocol, Samples, Verdict
+from conformance.bench.emitted import Stored
 from conformance.judge.systems import Built
 from conformance.rows import BASELINE, OURS, Against
 from conformance.shapes.inputs import clone_storage
@@ -23,15 +24,6 @@ from conformance.shapes.inputs import clone_storage
 FEWEST_ROUNDS = 20  # fewer could not stand among the many cases of a run
 SETS = 3  # of operands, that take turns: where data lies should favour nobody
 MOST_BYTES = 1 << 28  # of operands that are worth copying
-
-
-@dataclass(frozen=True)
-class Stored:
-    """An emitted text, what it includes, and the name of the baseline that it is from."""
-
-    baseline: str
-    text: str
-    headers: Mapping[str, str]
 
 
 def contestant(stored: Stored | None, ours: Built, inputs: Sequence[torch.Tensor]) -> tuple[Against, Built | None]:

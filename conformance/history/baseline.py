@@ -22,7 +22,7 @@ from typing import Any
 
 from conformance import rows
 from conformance.bench import emitted
-from conformance.bench.stored import Stored
+from conformance.bench.emitted import Stored
 from conformance.history import revisions, texts
 from conformance.rows import OURS, Bench, Check
 from conformance.shapes.cases import kind_of

@@ -14,9 +14,8 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-
-import torch
 
 from conformance import COMPILER
 from conformance.bench import emitted
@@ -112,7 +111,7 @@ class Asked:
     @property
     def key(self) -> str:
         """What a record of them is kept as."""
-        parts = [*map(str, self.targets), self.tier, *self.only, str(self.timed), torch.__version__]
+        parts = [*map(str, self.targets), self.tier, *self.only, str(self.timed), version("torch")]
         parts += [path.read_text(encoding="utf-8", errors="replace") for path in self.files]
         parts += [Path(str(module.__file__)).read_text(encoding="utf-8") for module in (texts, emitted)]
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

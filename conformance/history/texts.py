@@ -22,11 +22,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 import compiler
 from conformance.bench.emitted import normal, packed
-from conformance.judge import subject
 from conformance.shapes.cases import TIERS, Case, runs_on
 from conformance.shapes.files import below, benches, expand, find_shapes, load
 
@@ -40,6 +37,8 @@ HEADERS = "headers"  # in place of a case: what the texts of a kind of target in
 
 def texts(case: Case, targets: Sequence[str]) -> Iterator[tuple[str, str]]:
     """The text of a case for each target, or what the compiler says where it makes none."""
+    from conformance.judge import subject  # noqa: PLC0415 - with torch, which who only reads records does without
+
     try:
         program = subject.prepare(case, SEED, blank=True).program
     except Exception as error:  # what torch says of a case that it cannot capture, too
@@ -107,6 +106,8 @@ def _cases(path: Path, tier: str, timed: bool = False) -> Iterator[Case]:
 
 
 def _texts(job: tuple[Case, Sequence[str]]) -> dict[str, str]:
+    import torch  # noqa: PLC0415
+
     case, targets = job
     torch.set_num_threads(1)
     with torch.no_grad():

@@ -13,7 +13,7 @@ import torch
 import compiler
 from conformance.bench import benchmark, duel, emitted, stored
 from conformance.bench.benchmark import Settings, Subject
-from conformance.bench.stored import Stored
+from conformance.bench.emitted import Stored
 from conformance.judge import oracle, systems
 from conformance.judge.systems import Built
 from conformance.rows import BASELINE, OURS, Against, Timed
