@@ -267,8 +267,9 @@ def test_the_files_of_a_lost_case_are_those_of_a_failed_one(target: str, tmp_pat
     assert "loses its process in stage cpp (crash)." in (tmp_path / "repro" / "run.py").read_text()
     for start, edited in (("tile", tmp_path / "repro" / "tile.ir"), (last, text)):
         stages = compiler.stages(compiler.target(target))
-        assert differences(tmp_path, start).keys() == set(stages[stages.index(start) :])
-        assert all(far < 1e-5 for far in differences(tmp_path, start).values())
+        found = differences(tmp_path, start)
+        assert found.keys() == set(stages[stages.index(start) :])
+        assert all(far < 1e-5 for far in found.values())
         edited.write_text(edited.read_text().replace("2.0", "3.0"))
         assert all(far > 0.01 for far in differences(tmp_path, start).values())
 
