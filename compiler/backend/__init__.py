@@ -298,7 +298,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     captured = frontend.from_graph(wanted)
     # What torch has assumed of sizes Dynamo checks before each call.
     made = _built(replace(captured, guards=()), target, options.check_indices)
-    report.regions.append((len(regions.calls(graph)), tuple(f.name for f in made.lowering.stages["kernel"].functions)))
+    report.regions.append((len(regions.calls(graph)), tuple(f.name for f in made.code.stages["kernel"].functions)))
     launch = made.launch
     taken = {n.name for n in outer if isinstance(n.meta.get("val"), torch.Tensor)}
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
