@@ -26,6 +26,7 @@ LAMBDA = 6.0
 UNIT = {"f64": 2.0**-51, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
 ETA = {"f64": 2.0**-1073, "f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}  # the least positive value
 LEAST_NORMAL = 2.0**-126  # of f32
+SQUARABLE = 2.0**-500  # an f64 whose square still is one
 # From here on a number rounds to infinity.
 OVERFLOW = {
     "f64": 1.7976931348623157e308,
@@ -173,6 +174,9 @@ def made(v: Array, e1: Array, e2: Array, common: Array) -> Bounded:
     """A bounded value from parts whose NaN (infinity minus or times something) means that nothing can be said."""
     if not np.any(e1):
         return Bounded(v)
+    tiny = (e1 > 0) & (e1 < SQUARABLE)
+    if np.any(tiny):  # then the variance is lost, and the worst case holds
+        e2 = np.where(tiny, np.maximum(e2, SQUARABLE**2), e2)
     return Bounded(v, *map(_infinite_for_nan, (e1, e2, common)))
 
 

@@ -370,7 +370,9 @@ def verdict_on(truth: Truth, lowering: compiler.Lowering, stage: str, made: Made
     if stage == "torch":
         # The same kernels on the same numbers: only what capture decomposed may differ, however good eager is.
         same = all(oracle.exact(a, b).ok for a, b in zip(made.outputs, truth.subject.eager, strict=True))
-        return Verdict(True, 0.0) if same else truth.within(made.outputs, truth.from_eager)
+        near = Verdict(True, 0.0) if same else truth.within(made.outputs, truth.from_eager)
+        # Kernels of gradients are decomposed into other formulas, which round less, or by chance not at all.
+        return near if near.ok or not truth.faithful else truth.within(made.outputs, truth.eagers)
     found = truth.judge(made.outputs)
     if found.ok and stage == "tensor":
         real = truth.algebra(lowering.stages["tensor"])

@@ -206,6 +206,16 @@ class Truth:
         return self.tolerance.mode != "fixed" and self.algebra(self.equations).ok
 
     @functools.cached_property
+    def faithful(self) -> bool:
+        """Whether what was captured is the gradient that eager's own kernels make in f64, in real numbers."""
+        if not isinstance(self.subject.function, inputs.Derived) or not self.sound:
+            return False
+        wide = [x.double() if x.is_floating_point() else x for x in self.subject.arguments]
+        with contextlib.suppress(Exception):  # a program may name types of its own, and eager refuse any mixture
+            return self.algebra(self.equations, self.subject.leaves(self.subject.function.widened(*wide))).ok
+        return False
+
+    @functools.cached_property
     def eagers(self) -> list[Bounded]:
         def derive() -> Sequence[Bounded]:
             program = compiler.eager_equations(self.subject.program)
@@ -264,13 +274,14 @@ class Truth:
             got = np.where(free, b.v, got) if got.shape == free.shape else got
         return oracle.judge(got, b, dtype)
 
-    def algebra(self, equations: Any) -> Verdict:
-        """Whether a Tensor IR program is the same function in real numbers: both evaluated in f64."""
+    def algebra(self, equations: Any, results: Tensors | None = None) -> Verdict:
+        """Whether a Tensor IR program is the same function in real numbers as what gave the results, by default the
+        reference: both evaluated in f64."""
         worst = Verdict(True, 0.0)
         if self.tolerance.mode == "fixed":
             return worst
         found = oracle.bounds(equations, self.subject.tensors, moments=self.moments, algebra=True)
-        for k, (r, b) in enumerate(zip(self.reference, found, strict=True)):
+        for k, (r, b) in enumerate(zip(self.reference if results is None else results, found, strict=True)):
             dtype = "f64" if r.is_floating_point() else self.dtypes[k]
             one = oracle.judge(r, _shaped(b, tuple(r.shape)), dtype)
             if not one.ok:

@@ -89,7 +89,10 @@ def _gradients(spec: CaseSpec, rows: tuple[Case, ...]) -> Iterator[Case]:
     """
     if not spec.grad:
         return
-    kept = [row for row in rows if row.dtype in FLOATS and row.distribution not in _EXTREME and not row.large]
+    ordinary = [row for row in rows if row.dtype in FLOATS and row.distribution not in _EXTREME and not row.large]
+    kept = [row for row in ordinary if any(arg.name in spec.grad and arg.dtype in FLOATS for arg in row.args)]
+    if ordinary and not kept:
+        raise _error(spec, "grad: no argument that is no weight is of a floating type")
     if not kept:
         raise _error(spec, "grad: there is no row of a floating type and of ordinary data")
     for row in kept:

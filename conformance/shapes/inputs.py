@@ -4,6 +4,7 @@ Data is drawn on the CPU in fp32 (fp64 for f64), rounded to the argument's dtype
 stride 0 and offsets are there.
 """
 
+import copy
 import functools
 import linecache
 import math
@@ -130,6 +131,12 @@ class Derived:
 
     def __call__(self, *given: Tensor) -> Any:
         return self.gradients(*given)
+
+    @property
+    def widened(self) -> Function:
+        """The same with weights of its own in f64."""
+        inner = copy.deepcopy(self.inner).double() if isinstance(self.inner, nn.Module) else self.inner
+        return compiler.gradient(inner, self.count, self.moving)
 
 
 class Bound(nn.Module):

@@ -20,6 +20,8 @@ def _backward(
     dropout: float, causal: bool, scale: float | None, at_end: bool = False,
 ) -> tuple[Value, Value, Value, Value]:  # fmt: skip
     """Of the query, the key, the value and the scores."""
+    if query.dtype is dt.f64 and logsumexp.dtype is not dt.f64:
+        raise b.refuse("the logsumexp is declared f32, where eager makes it f64")
     batch = query.shape[:-2]
     scores = scored(b, batch, query, key, mask, dropout, causal, scale, True, at_end)
     space, rows = scores.logits.shape, query.rank - 1

@@ -141,10 +141,10 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
             continue
         if value is None:
             raise b.refuse(f"result {call.outputs.index(name)} of this op is not computed, but used")
-        _agree(call, name, kind, value)
+        dtype = _agreed(call, name, kind, value)
         if value.name in own and value.name not in renamed:
             renamed[value.name] = name
-        out[name] = Value(renamed.get(value.name, value.name), kind.dtype, kind.shape, value.stored, kind.strides)
+        out[name] = Value(renamed.get(value.name, value.name), dtype, kind.shape, value.stored, kind.strides)
     b.equations = [_renamed(e, renamed) for e in b.equations]
     return out
 
@@ -183,10 +183,14 @@ def _argument(argument: object, env: dict[str, Value]) -> object:
     return argument
 
 
-def _agree(call: Call, name: str, kind: Type, value: Value) -> None:
+def _agreed(call: Call, name: str, kind: Type, value: Value) -> dt.DType:
+    """The element type of a result, as declared; f64 stays, for which torch 2.11 declares f32 in attention."""
+    if kind.dtype is dt.f32 and value.dtype is dt.f64 and kind.shape == value.shape:
+        return value.dtype
     if dt.compute(kind.dtype) is not value.compute or kind.shape != value.shape:
         declared = show_type(kind.dtype, kind.shape)
         raise ValueError(f"the rule of {call.op} makes {name} a {value}, but it is declared {declared}")
+    return kind.dtype
 
 
 def _renamed(equation: Equation, table: dict[str, str]) -> Equation:
@@ -206,6 +210,8 @@ def _output(b: Builder, value: Value, kind: Type, taken: set[str]) -> tuple[Tens
     if value.stored is kind.dtype and value.name not in taken:
         return Tensor(value.name, kind.dtype, kind.shape, strides), []
     b.begin(value.name, (kind,), "result", (), {})
+    if value.dtype is not kind.dtype:
+        raise b.refuse(f"{value.name} is declared {kind.dtype}, where eager makes it {value.dtype}")
     made = b.map(kind.shape, lambda at: cast(Load(value.name, at, value.stored), kind.dtype), "out")
     return Tensor(made.name, kind.dtype, kind.shape, strides), [Group(made.name, tuple(b.equations), ("result",))]
 

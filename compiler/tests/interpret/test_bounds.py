@@ -46,6 +46,18 @@ def f(x0: f32[9, 8], x1: f32[7, 8], x2: f32[7, 5]):
 """
 
 
+def test_errors_too_small_to_be_squared_are_bounded_by_the_worst_case() -> None:
+    text = """
+def f(x0: f64[3]):
+    with kernel("tiny"):
+        y[i: 3]: f64 = exp(x0[i]) * x0[i]
+    result(y, f64[3])
+"""
+    ((y,), (b,)) = run(text, np.array([-735.0, -700.0, 1.0]))
+    tolerance = bounded.tolerance(b)
+    assert (tolerance > 0).all() and (tolerance <= bounded.worst(b)).all() and (abs(y - b.v) <= tolerance).all()
+
+
 @pytest.mark.parametrize("most", [4, 9, 24])
 def test_bounds_are_the_same_when_worked_out_in_slabs(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = [RNG.standard_normal(shape).astype(np.float32) for shape in ((9, 8), (7, 8), (7, 5))]

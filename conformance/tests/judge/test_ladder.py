@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import compiler
 from conformance.judge import ladder, sanitizer
@@ -76,10 +77,12 @@ def test_sound_cases_pass_in_every_stage_for_threads(expr: str, dtype: str, chan
     assert tuple(executors) == THREADS and executors["kernel"] == "emulated, every access checked"
 
 
-GRADIENTS = [
+GRADIENTS: list[tuple[str, str, dict[str, Any]]] = [
     ("F.avg_pool1d(x, 3, stride=2)", "f32", {}),
     ("torch.cumprod(x, 1), x.amax(1), x > 0", "bf16", {"inputs": "integers"}),
     ("F.silu(nn.Linear(33, 4)(x))", "f32", {}),
+    # Eager rounds the sigmoid to bf16 on the way; the captured gradient does not.
+    ("F.glu(x, 0)", "bf16", {"shape": (8, 99)}),
 ]
 
 
@@ -99,6 +102,17 @@ def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (row.verdict, row.first_bad_stage, row.first_bad_pass) == ("fail", "tensor", "decompose#1"), (SEED, row)
     script = subprocess.run([sys.executable, tmp_path / "kept" / "run.py"], capture_output=True, text=True)
     assert script.stdout.count("largest difference from f64") == len(compiler.STAGES), script
+
+
+def test_a_gradient_that_is_captured_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However far eager itself is from its bound."""
+    glu = torch.ops.aten.glu_backward.default
+    gradient = importlib.import_module("compiler.frontend.gradient")
+    table = gradient.decompositions()
+    monkeypatch.setattr(gradient, "decompositions", lambda: {**table, glu: lambda *args: 1.02 * table[glu](*args)})
+    expr, dtype, changes = GRADIENTS[-1]
+    row = check(case(expr, dtype, grad=("x",), **changes))
+    assert (row.verdict, row.first_bad_stage, row.first_bad_pass) == ("fail", "torch", "capture"), (SEED, row)
 
 
 @pytest.mark.parametrize(

@@ -317,6 +317,10 @@ REFUSED = {
     "dynamic.N = {}\nperf = {}": (8, "a dynamic case is not timed"),
     "grad = ['y']": (7, "'y' is no argument, or a weight"),
     "grad = true\ndtypes = ['i32']": (2, "no row of a floating type"),
+    '[[case]]\nname = "b"\nexpr = "x"\ngrad = true\nargs.x = { shape = [3], dtype = "i64" }': (
+        7,
+        "is of a floating type",
+    ),
     "dynamic.N = {}\ngrad = true": (8, "gradients are not of a case that raises, is dynamic"),
     "name = 3 4": (7, "is not TOML"),
     "args.x.dtype = 'i64'": (7, "an inline table { } is closed"),

@@ -1,10 +1,12 @@
 """Gradients of attention, in every form that torch has: those of f64, from the values and the logsumexp of forward."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -12,6 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import compiler
 from compiler import frontend
 from compiler.execution import executable
+from compiler.ir import dtype
 from compiler.tests.meaning import fresh_seed
 
 inf = float("inf")
@@ -80,19 +83,19 @@ def agree(form: Form, shapes: tuple[int, int, int, int, int], target: str, causa
     torch.manual_seed(seed := fresh_seed())
     print("seed", seed)
     rows, columns, heads, groups, size = shapes
-    dtype = torch.bfloat16 if target != "cpu" else torch.float32
+    kind = torch.bfloat16 if target != "cpu" else torch.float32
     inputs = [
-        torch.randn(2, h, n, size).to(dtype)
+        torch.randn(2, h, n, size).to(kind)
         for h, n in ((heads, rows), (heads, rows), (groups, columns), (groups, columns))
     ]
     added = torch.randn(2, heads, rows, columns).masked_fill(torch.rand(2, heads, rows, columns) > 0.7, -inf)
     added[:, :, 3] = -inf
-    mask = added.to(dtype) if masked else None
+    mask = added.to(kind) if masked else None
     ahead = columns - rows if form is flash else 0
     seen = torch.ones(rows, columns, dtype=torch.bool)
     seen = seen.tril(ahead) if causal else seen
     out, total, wanted = exact(inputs, mask, seen)
-    given = [*inputs, out.to(dtype), total.float()] + ([mask] if mask is not None else [])
+    given = [*inputs, out.to(kind), total.float()] + ([mask] if mask is not None else [])
     several = 4 if masked and form in (efficient, overrideable) else 3  # others give none for the mask
     with FakeTensorMode():
         where = "cpu" if form is for_cpu else "cuda"
@@ -101,7 +104,7 @@ def agree(form: Form, shapes: tuple[int, int, int, int, int], target: str, causa
     graph.graph.eliminate_dead_code()
     lowering = compiler.lower(frontend.from_graph(graph).program, compiler.target(target))
     made = executable.execute(lowering, "cuda" if target != "cpu" else "cpp", given)
-    loose = 1e-4 if dtype is torch.float32 else 0.05
+    loose = 1e-4 if kind is torch.float32 else 0.05
     for got, right in zip(made, wanted[:several], strict=True):
         torch.testing.assert_close(got.double(), right, rtol=loose, atol=loose * float(right.abs().max()))
 
@@ -120,3 +123,18 @@ def test_several_heads_share_a_key(form: Form) -> None:
 @pytest.mark.parametrize("form", [efficient, cudnn, overrideable, for_cpu], ids=lambda f: f.__name__)
 def test_masks(form: Form) -> None:
     agree(form, (20, 30, 2, 2, 8), "cpu", False, True)
+
+
+def test_what_an_older_torch_declares_as_f32_stays_f64() -> None:
+    """The logsumexp of queries in f64: its kernels have always made that f64; as a result it is refused by name."""
+    x = torch.randn(1, 2, 3, 4, dtype=torch.float64)
+    captured = compiler.capture_gradient(lambda q: F.scaled_dot_product_attention(q, q, q), [x], [x], [0])
+    call, *rest = captured.program.calls
+    assert call.types[1] is not None
+    older = replace(call, types=(call.types[0], replace(call.types[1], dtype=dtype.f32)))
+    program = replace(captured.program, calls=(older, *rest))
+    (right,) = compiler.reference(captured.program, [x, x])
+    lowering = compiler.lower(program, compiler.target("cpu"))
+    torch.testing.assert_close(executable.execute(lowering, "tensor", [x, x])[0], right, rtol=1e-12, atol=1e-12)
+    with pytest.raises(compiler.Unsupported, match="declared f32, where eager makes it f64"):
+        compiler.lower(replace(program, calls=(older,), outputs=(call.outputs[1],)), compiler.target("cpu"))
