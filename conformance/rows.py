@@ -79,10 +79,11 @@ class Blamed:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged(Blamed):
-    """What came of running a case: its stages, and the schedules that no pass could carry out."""
+    """What came of running a case: its stages, their `texts`, and the schedules that no pass could carry out."""
 
     stages: tuple[Stage, ...] = ()
     fallbacks: tuple[str, ...] = ()
+    texts: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

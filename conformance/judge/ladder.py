@@ -108,11 +108,9 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell =
             return Judged(verdict="unsupported", detail=str(ladder.error))
         if lost := options.get("lost"):
             return _dumped(made, ladder, options, rows.from_json(Judged, lost))
-        if case.raises is not None:
-            return refused(made, ladder, options, tell)
-        if case.dynamic is not None:
-            return judge_all(made, ladder, options, tell)
-        return judge(made, ladder, options, tell)
+        how = refused if case.raises is not None else judge if case.dynamic is None else judge_all
+        row = how(made, ladder, options, tell)
+        return replace(row, texts=repro.texts(ladder.lowering)) if options.get("texts") else row
 
 
 def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = None) -> Judged:

@@ -56,6 +56,7 @@ for stage in stages[stages.index(start or stages[0]) :]:
     far = [(a.double().reshape(b.shape) - b.double()).abs().nan_to_num(0.0) for a, b in zip(made, right)]
     print(f"{{stage:8}} largest difference from f64:", *(f"{{d.max():.3g}}" if d.numel() else "none" for d in far))
 '''
+LONGEST = 40_000  # characters of a text in a row
 TEXTS = {"cpp": "kernel.cpp", "cuda": "kernel.cu"}
 IMPORT = """
 import sys
@@ -89,6 +90,13 @@ def write_texts(folder: Path, lowering: compiler.Lowering) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for stage in lowering.stages:
         (folder / TEXTS.get(stage, f"{stage}.ir")).write_text(lowering.show(stage))
+
+
+def texts(lowering: compiler.Lowering) -> dict[str, str]:
+    """The schedules and every stage's text, as a row has them: very long ones are cut."""
+    found = {stage: lowering.show(stage) for stage in lowering.stages}
+    found["schedule"] = compiler.show_schedules(lowering.schedules)
+    return {what: text if len(text) <= LONGEST else f"{text[:LONGEST]}\n… cut here" for what, text in found.items()}
 
 
 def _arguments(made: Subject) -> dict[str, torch.Tensor]:

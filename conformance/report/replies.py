@@ -185,6 +185,25 @@ def expect(row: Ran, case: Case) -> Ran:
     return replace(row, detail=detail)
 
 
+def properties(row: rows.Row) -> list[tuple[str, object]]:
+    """What of a row is short enough for the reports of others, such as JUnit's.
+
+    >>> properties(rows.Fitness(fit=True))
+    []
+    """
+    match row:
+        case rows.Check():
+            error = rows.worst_error(row.stages)
+            found = {"stage": row.first_bad_stage, "pass": row.first_bad_pass, "err_over_tol": error}
+        case rows.Bench():
+            interval = row.ci and "{:.4g} {:.4g}".format(*row.ci)
+            found = {"speedup": row.speedup, "interval": interval, "ours_us": row.ours_us, "roofline": row.roofline}
+            found["against_baseline"] = row.against.verdict or None
+        case _:
+            return []
+    return [(f"mlcomp_{key}", value) for key, value in {"verdict": row.verdict, **found}.items() if value is not None]
+
+
 def shown_path(path: Path, folder: Path) -> str:
     """The path as one would type it in a folder.
 

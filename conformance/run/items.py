@@ -12,7 +12,7 @@ from conformance.run.runner import Runner
 from conformance.shapes.cases import BenchCase, Case, runs_on
 from conformance.shapes.files import ShapeFileError, benches, expand, load
 
-PROPERTY = "mlcomp"  # the user property that carries a row to the controller
+CARRIED = "mlcomp_row"  # the attribute of a report that carries a row to the controller
 RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
 
 
@@ -64,6 +64,7 @@ class _Item(pytest.Item):
     """What all of our items share: a marker, rows that travel as a property, failures as plain text."""
 
     kind = ""
+    row: rows.Row | None = None
 
     def __init__(self, *, name: str, parent: pytest.Collector, **known: Any) -> None:
         # As one text, which pytest takes apart as it does what its cache holds: `--lf` and its kin compare the parts.
@@ -71,8 +72,9 @@ class _Item(pytest.Item):
         self.add_marker(f"mlcomp_{self.kind}")
 
     def record(self, row: rows.Row) -> None:
-        """Hand the row to the controller."""
-        self.user_properties.append((PROPERTY, rows.dumps(row)))
+        """Hand the row to the controller, and what of it is short to whoever reads reports, such as JUnit's."""
+        self.row = row
+        self.user_properties += replies.properties(row)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         """Our own failures need no traceback."""

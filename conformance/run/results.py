@@ -15,9 +15,9 @@ import pytest
 
 from conformance import rows
 from conformance.history.baseline import BaselineError
-from conformance.report import environment, pages, replies, tables, writer
+from conformance.report import environment, html, pages, replies, tables, writer
 from conformance.run import regressions
-from conformance.run.items import PROPERTY, RUNNER
+from conformance.run.items import CARRIED, RUNNER
 from conformance.run.settings import Settings
 
 FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
@@ -37,7 +37,7 @@ class Results:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the row that an item sent, or make one for an item whose worker was lost with it."""
         if report.when == "call":
-            self.rows += [rows.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
+            self.rows += [rows.loads(text)] if (text := getattr(report, CARRIED, None)) else []
         elif str(report.when) == "???" and ".toml::" in report.nodeid:
             self.rows.append(replies.lost(report.nodeid, str(report.longrepr)))
 
@@ -63,14 +63,16 @@ class Results:
         if exitstatus not in FINISHED or stopped:
             self.notes.append(f"mlcomp: the run was interrupted; the reports in {folder} are left as they were")
             return
-        documents = self._documents()
+        documents, against, gone = self._documents(), "", list[str]()
         if stored is not None:
+            against = regressions.counts(self.run, stored)
             gone = regressions.lost(self.run, stored, not self.settings.selects)
             documents["regressions.md"] = regressions.page(self.run, stored, gone)
-            self.notes.append(f"mlcomp: {regressions.counts(self.run, stored)}")
+            self.notes.append(f"mlcomp: {against}")
             if failures := regressions.failures(self.run, self.settings, gone):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
                 self.notes += failures
+        documents[html.NAME] = html.page(self.run, against, gone)
         try:
             writer.write(folder, documents)
             writer.append(os.environ.get("GITHUB_STEP_SUMMARY"), pages.summary(self.run))

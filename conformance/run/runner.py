@@ -99,8 +99,7 @@ class Runner:
             stored = self.baseline.stored(known) if self.baseline else None
             options = self._bench_options(target) | {"stored": asdict(stored) if stored else None}
             reply = refusal or self._call("bench", to_json(case), options, timeout=limit or BENCH_SECONDS)
-            row = replies.bench(known, case.family, reply)
-            return row if self.settings.save_baseline else replace(row, source="")
+            return replies.bench(known, case.family, reply)
         if refusal is not None:
             return replies.check(known, refusal)
         options = self._check_options(known)
@@ -206,6 +205,7 @@ class Runner:
             "backend": self.settings.backend,
             "threads": self.threads,
             "dump": str(self.settings.reports(self.device) / "repro" / folder),
+            "texts": True,
         }
 
     def _bench_options(self, target: str) -> dict[str, Any]:

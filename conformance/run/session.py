@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
+from conformance import rows
 from conformance.history.baseline import BaselineError
 from conformance.report import environment
 from conformance.run.fuzzing import Fuzzing
-from conformance.run.items import RUNNER, Bench, Fitness, SelfTest, ShapeFile
+from conformance.run.items import CARRIED, RUNNER, Bench, Fitness, SelfTest, ShapeFile
 from conformance.run.progress import on_terminal
 from conformance.run.results import Results
 from conformance.run.runner import Runner
@@ -93,6 +94,15 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> ShapeFile 
         return None
     found: ShapeFile = ShapeFile.from_parent(parent, path=file_path)
     return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    """Let the report carry the item's row, also from a worker of xdist; as a property JUnit's file would have it."""
+    report = yield
+    if call.when == "call" and (row := getattr(item, "row", None)) is not None:
+        setattr(report, CARRIED, rows.dumps(row))
+    return report
 
 
 @pytest.hookimpl(wrapper=True)

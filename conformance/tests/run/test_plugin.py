@@ -237,7 +237,7 @@ def test_the_run_as_json(box: pytest.Pytester) -> None:
     assert bench["clock"] == "thread_time_ns" and "wall_us" in bench
     folder = next((box.path / "reports").iterdir())
     assert sorted(path.name for path in folder.iterdir()) == [
-        "benchmark.json", "coverage.md", "run.json", "speedup.md", "summary.md",
+        "benchmark.json", "coverage.md", "index.html", "run.json", "speedup.md", "summary.md",
     ]  # fmt: skip
     assert "2.00" in report(box, "speedup.md")
 

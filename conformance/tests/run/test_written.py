@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from conformance.tests.pretence import case, mlcomp, shape_file
+from conformance.tests.pretence import PERF, case, mlcomp, shape_file
 
 pytest_plugins = ["pytester"]
 
@@ -36,6 +37,27 @@ def test_the_summary_goes_to_the_ci_job(box: pytest.Pytester, monkeypatch: pytes
     shape_file(box, case("fine"))
     mlcomp(box, "mine.toml")
     assert (box.path / "step.md").read_text().startswith("# mlcomp on ")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_junit_has_stages_and_speeds_and_no_rows(box: pytest.Pytester, workers: int) -> None:
+    shape_file(box, case("fine", PERF, "dims.N = [4]"), case("wrong", dims="dims.N = [4]"))
+    words = ("--junitxml", "junit.xml", "--mlcomp-bench", "quick")
+    mlcomp(box, "mine.toml", *words, workers=workers).assert_outcomes(passed=3, failed=1)
+    found = {
+        one.attrib["name"].split("[")[0] + one.attrib["name"][-7:]: {
+            p.attrib["name"].removeprefix("mlcomp_"): p.attrib["value"] for p in one.iter("property")
+        }
+        for one in ElementTree.parse(box.path / "junit.xml").iter("testcase")
+    }
+    assert found["wrong" + "al-cpu]"] == {
+        "verdict": "fail",
+        "stage": "tile",
+        "pass": "tile:fuse#3",
+        "err_over_tol": "12.5",
+    }
+    assert found["fine" + "-bench]"]["speedup"] == "2.0" and found["fine" + "-bench]"]["interval"] == "1.9 2.1"
+    assert "samples" not in (box.path / "junit.xml").read_text()
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,0 +1,140 @@
+"""A run in; `index.html` out: one file without network, which makes everything that it shows of the data in it.
+
+The data are deflated JSON in base64, which has nothing that HTML could take for its own. Texts of stages stand apart in
+blocks of neighbouring rows, which have much in common; a block is inflated when one of its rows is opened.
+"""
+
+import base64
+import html
+import json
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from conformance import rows
+from conformance.report.writer import Run
+from conformance.rows import BAD, BENCH_VERDICTS, CHECK_VERDICTS, Bench, Check, SelfTest
+from conformance.shapes.cases import DTYPES, STAGES, stages_of
+
+NAME = "index.html"
+BLOCK = 32  # rows whose texts are deflated together
+TEXTS = 3_500_000  # characters of texts, at most; what nobody would look at first is left out
+HOLE = re.compile("@@([a-z]+)@@")
+
+
+def page(run: Run, against: str = "", gone: Sequence[str] = (), history: Sequence[Mapping[str, Any]] = ()) -> str:
+    """The page of a run: `against` says what came of racing a baseline, of which the cases `gone` passed."""
+    places, blocks = _texts([*run.cases, *run.benches])
+    data = {
+        "facts": _facts(run),
+        "counts": _counts(run),
+        "unfit": run.unfit,
+        "against": against,
+        "gone": list(gone),
+        "cases": [_case(row, places.get(id(row))) for row in run.cases],
+        "benches": [_bench(row, places.get(id(row))) for row in run.benches],
+        "kernels": [rows.reported(kernel) for gate in run.gates for kernel in gate.kernels],
+        "selftest": run.selftest and _selftest(run.selftest),
+        "history": list(history),
+        "dtypes": list(DTYPES),
+        "order": list(STAGES),
+    }
+    parts = {
+        "title": html.escape(str(run.env["device"])),
+        "data": _deflated(data),
+        "texts": "\n".join(blocks),
+        "style": _asset("style.css"),
+        "script": _asset("page.js"),
+    }
+    return HOLE.sub(lambda found: parts[found[1]], _asset("template.html"))
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files("conformance.report") / "page" / name).read_text(encoding="utf-8")
+
+
+def _deflated(data: object) -> str:
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return base64.b64encode(zlib.compress(text.encode(), 6)).decode("ascii")
+
+
+def _texts(found: Iterable[Check | Bench]) -> tuple[dict[int, tuple[int, int]], list[str]]:
+    """Where the texts of each row stand, by its identity: the block and the place in it; and the blocks.
+
+    Rows that did not pass come first, then benchmarks: where there is no room for all, those are what is asked for.
+    """
+    having = [(row, row.verdict, texts) for row in found if (texts := _texts_of(row))]
+    having.sort(key=lambda one: (one[1] not in BAD, not isinstance(one[0], Bench)))
+    places: dict[int, tuple[int, int]] = {}
+    blocks: list[str] = []
+    room = TEXTS
+    for start in range(0, len(having), BLOCK):
+        some = having[start : start + BLOCK]
+        block = _deflated([texts for *_, texts in some])
+        room -= len(block)
+        if room < 0:
+            break
+        places |= {id(row): (len(blocks), at) for at, (row, *_) in enumerate(some)}
+        blocks.append(block)
+    return places, blocks
+
+
+def _texts_of(row: Check | Bench) -> Mapping[str, str]:
+    if isinstance(row, Check):
+        return row.texts
+    return {stages_of(row.target)[-1]: row.source} if row.source else {}
+
+
+def _facts(run: Run) -> list[str]:
+    env = run.env
+    said = (
+        f"{run.when:%Y-%m-%d %H:%M} UTC", f"tier {run.tier}", f"seed {run.seed}", f"{run.seconds:.0f} s", env["cpu"],
+        env["gpu"] or "no GPU", f"Python {env['python']}", f"torch {env['torch']}", env["toolchain"],
+        f"commit {env['commit'] or 'unknown'}",
+    )  # fmt: skip
+    return [str(text) for text in said if text]
+
+
+def _counts(run: Run) -> list[tuple[str, int]]:
+    counted = Counter([row.verdict for row in run.cases] + [row.verdict for row in run.benches])
+    return [(verdict, counted[verdict]) for verdict in (*CHECK_VERDICTS, *BENCH_VERDICTS) if counted[verdict]]
+
+
+def _case(row: Check, place: tuple[int, int] | None) -> dict[str, Any]:
+    stages = [[s.stage, s.verdict, rows.to_json(s.err_over_tol), s.executor, s.seconds, s.message] for s in row.stages]
+    return _item(row, place) | {
+        "stages": stages, "stage": row.first_bad_stage, "pass": row.first_bad_pass, "files": row.repro,
+        "error": rows.to_json(rows.worst_error(row.stages)), "fallbacks": list(row.fallbacks), "detail": row.detail,
+        "what": rows.remark((row.bad and row.bad.message) or row.detail),
+    }  # fmt: skip
+
+
+def _bench(row: Bench, place: tuple[int, int] | None) -> dict[str, Any]:
+    more = {key: rows.to_json(getattr(row, key)) for key in ("over", "budget")}
+    return {**_item(row, place), **rows.reported(row), **more, "what": rows.remark(row.detail)}
+
+
+def _item(row: Check | Bench, place: tuple[int, int] | None) -> dict[str, Any]:
+    name = rows.name(row)
+    return {
+        "key": f"{row.file}::{name}", "name": name, "id": row.id, "op": row.op, "suite": row.suite, "dtype": row.dtype,
+        "target": row.target, "verdict": row.verdict, "seconds": row.seconds, "command": row.command,
+        "loss": row.first_loss, "reason": row.reason, "texts": place,
+    }  # fmt: skip
+
+
+def _selftest(row: SelfTest) -> dict[str, Any]:
+    planted = Counter((one.target, one.stage) for one in row.rows)
+    caught = Counter((one.target, one.stage) for one in row.rows if one.caught)
+    order = sorted(planted, key=lambda key: (key[0], STAGES.index(key[1])))
+    return {
+        "planted": row.planted, "caught": row.caught,
+        "alarms": [f"{one.case} on {one.target}, {one.stage or 'capture'}: {one.message}" for one in row.alarms],
+        "stages": [[" ".join(key), planted[key], caught[key]] for key in order],
+        "missed": [f"{m.target} {m.stage}, {m.case}: {m.mutation}" for m in row.rows if not m.caught],
+    }  # fmt: skip
