@@ -106,10 +106,15 @@ OPTIONS: dict[str, dict[str, object]] = {
         "one, and by its machine code",
     },
     "fuzz": {
-        "type": int,
-        "metavar": "N",
-        "help": "by itself, unless shape files are named: run so many random programs through torch.compile, 25 to an "
-        "item, against eager and f64; findings go to fuzz.md",
+        "metavar": "N|SECONDS",
+        "help": "by itself, unless shape files are named: run so many random programs, 25 to an item, or as many as "
+        "there is time for (120s); findings go to fuzz.jsonl as they are found, at the end to fuzz.md",
+    },
+    "fuzz-what": {
+        "metavar": "LIST",
+        "help": "what is checked of random programs: graph, through torch.compile against eager and f64, and schedule, "
+        "random legal schedules of their kernels; and what varies in them: shape, layout, gradient (default: all but "
+        "schedule)",
     },
     "fuzz-only": {
         "type": int,

@@ -1,6 +1,7 @@
 """Random torch programs, compiled as a user would compile them, and held to eager and to f64.
 
-`program.py` says what a program is, `operations.py` and `texts.py` what may stand in one; `generate.py` draws one, by
-a `Drawing`; `runs.py` runs it, `wide.py` in f64; `check.py` compares `torch.compile` with eager; `blame.py` finds the
-stage that is to blame, `repro.py` keeps what it takes to see it again; `session.py` makes items of pytest of it.
+`asked.py` says what a run is asked for, `program.py` what a program is, `operations.py` and `texts.py` what may stand
+in one. `generate.py` draws one, by a `Drawing`, and `runs.py` runs it, `wide.py` in f64. `check.py` compares
+`torch.compile` with eager, `blame.py` finds the stage that is to blame, `repro.py` keeps what it takes to see it again.
+`schedules.py` tries other schedules of the kernels.
 """

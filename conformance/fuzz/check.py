@@ -16,7 +16,7 @@ from torch import Tensor
 
 import compiler
 from conformance import rows
-from conformance.fuzz import blame, generate, runs, wide
+from conformance.fuzz import asked, blame, generate, runs, schedules, wide
 from conformance.fuzz.program import Program, arguments, described, function, line
 from conformance.fuzz.runs import Run
 from conformance.judge import oracle
@@ -48,7 +48,7 @@ class Refused(Exception):
 def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
     """The row of one random program; see `checked`."""
     tell("the program itself")
-    return checked(generate.program(seed, index), options, tell)
+    return checked(generate.program(seed, index, options.get("what", asked.DEFAULT)), options, tell)
 
 
 def checked(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
@@ -63,16 +63,24 @@ def checked(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fu
 
 def _found(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Found:
     """What came of a program."""
+    what = options.get("what", asked.DEFAULT)
     with threads(options.get("threads", 1)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        if options.get("lost"):
-            return blame.blamed(program, options, tell)[0]
-        tell("torch.compile")
-        try:
-            found = difference(program, options["target"])
-        except Refused as refusal:
-            return rows.Found(verdict="unsupported", detail=str(refusal))
-        return rows.Found() if found is None else _weighed(program, found, options, tell)
+        found = _compiled(program, options, tell) if "graph" in what else rows.Found()
+        open_question = found.verdict == "pass" or (options.get("lost") and found.first_bad_stage == blame.BACKEND)
+        return schedules.found(program, options, tell) if "schedule" in what and open_question else found
+
+
+def _compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Found:
+    """What came of a program as `torch.compile` has it."""
+    if options.get("lost"):
+        return blame.blamed(program, options, tell)[0]
+    tell("torch.compile")
+    try:
+        wrong = difference(program, options["target"])
+    except Refused as refusal:
+        return rows.Found(verdict="unsupported", detail=str(refusal))
+    return rows.Found() if wrong is None else _weighed(program, wrong, options, tell)
 
 
 def _weighed(program: Program, found: Difference, options: Mapping[str, Any], tell: Tell) -> rows.Found:

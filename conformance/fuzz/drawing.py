@@ -21,6 +21,9 @@ NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}
 SIZES = (1, 2, 3, 4, 5, 7, 8, 9, 13, 16, 17, 31, 32, 33, 64, 65)
 SMALL = (1, 2, 3, 4, 5, 8)  # of tensors with many axes
 MOST = 4096  # elements of a value
+# Where schedules are drawn, which have tiles of up to 128.
+LARGER = (*SIZES, 96, 100, 127, 128, 129)
+MOST_SCHEDULED = 16384
 LAYOUTS = ("transposed(0,1)", "transposed(-1,-2)", "permuted", "strided(-1,2)", "strided(0,3)", "expanded(0)",
            "expanded(-1)", "offset(1)", "offset(4)", "channels_last")  # fmt: skip
 
@@ -44,7 +47,8 @@ class Value:
 @dataclass
 class Drawing:
     """`points` are the values of the sizes that vary, those it is drawn at first; `differentiable`: arguments may
-    require gradients; `integers`: floating data are whole numbers."""
+    require gradients; `integers`: floating data are whole numbers; `layouts`: arguments may have any strides; `most`
+    elements of a value."""
 
     seed: int
     index: int
@@ -53,6 +57,9 @@ class Drawing:
     points: Sequence[Point] = ({},)
     differentiable: bool = False
     integers: bool = False
+    layouts: bool = True
+    sizes: Sequence[int] = SIZES
+    most: int = MOST
     values: dict[str, Value] = field(default_factory=dict)
     args: list[Arg] = field(default_factory=list)
     gradients: list[str] = field(default_factory=list)
@@ -112,7 +119,7 @@ class Drawing:
         shape = self.shape
 
         def broadcasts(x: Tensor) -> bool:
-            return x.dtype is not torch.bool and _broadcasts(tuple(x.shape), shape)
+            return x.dtype is not torch.bool and _broadcasts(tuple(x.shape), shape, self.most)
 
         if self.chance(0.6) and (found := self._some(broadcasts)):
             return self._take(found)
@@ -134,7 +141,7 @@ class Drawing:
     def mask(self) -> str:
         """Truth values that broadcast to the first operand."""
         shape = self.shape
-        found = self._some(lambda y: y.dtype is torch.bool and _broadcasts(tuple(y.shape), shape, to=True))
+        found = self._some(lambda y: y.dtype is torch.bool and _broadcasts(tuple(y.shape), shape, self.most, to=True))
         return self._take(found) if found else self._argument(shape, "bool", {"kind": "bool"})
 
     def fresh(self, *shape: int) -> str:
@@ -167,7 +174,7 @@ class Drawing:
     def start(self) -> str:
         """The first argument."""
         rank = self.rng.choices((0, 1, 2, 3, 4), (1, 4, 10, 4, 3))[0]
-        pool = SIZES if rank < 3 else SMALL
+        pool = self.sizes if rank < 3 else SMALL
         shape = [self.rng.choice(pool) for _ in range(rank)]
         if rank >= 2 and self.chance(0.3):
             shape[-1] = shape[-2]
@@ -204,13 +211,13 @@ class Drawing:
 
     def _argument(self, shape: Iterable[int], dtype: str, drawn: Mapping[str, object] | None) -> str:
         sizes = tuple(shape)
-        if len(self.args) + len(self.new) >= 8 or torch.Size(sizes).numel() > MOST:
+        if len(self.args) + len(self.new) >= 8 or torch.Size(sizes).numel() > self.most:
             raise NotFitting
         whole = self.integers or dtype not in FLOATS
         if drawn is None:
             drawn = {"kind": "bool"} if dtype == "bool" else {"kind": "integers"} if whole else {"kind": "normal"}
         layouts = [x for x in LAYOUTS if fits(x, sizes) and not (x.startswith("expanded") and drawn["kind"] == "index")]
-        layout = self.rng.choice(layouts) if layouts and self.chance(0.35) else "contig"
+        layout = self.rng.choice(layouts) if layouts and self.chance(0.35) and self.layouts else "contig"
         arg = Arg(f"x{len(self.args) + len(self.new)}", sizes, dtype, layout, dict(drawn))
         eager = inputs.tensor(arg, number(self.seed, self.index, arg.name))
         shadow = wide.widened(eager)
@@ -254,10 +261,10 @@ class Drawing:
         return {**SCOPE, **{v.name: v.eager for v in every}}, {**SCOPE, **{v.name: v.wide for v in every}}
 
 
-def _broadcasts(a: Sequence[int], b: Sequence[int], to: bool = False) -> bool:
+def _broadcasts(a: Sequence[int], b: Sequence[int], most: int, to: bool = False) -> bool:
     """Whether shapes broadcast with each other, within the size of a value; `to`: the first to the second."""
     try:
         shape = torch.broadcast_shapes(tuple(a), tuple(b))  # type: ignore[no-untyped-call]
     except RuntimeError:
         return False
-    return shape.numel() <= MOST and (not to or tuple(shape) == tuple(b))
+    return shape.numel() <= most and (not to or tuple(shape) == tuple(b))

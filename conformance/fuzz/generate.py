@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.fuzz import operations, runs, wide
-from conformance.fuzz.drawing import MOST, Drawing, NotFitting, Value
+from conformance.fuzz import asked, operations, runs, wide
+from conformance.fuzz.drawing import LARGER, MOST, MOST_SCHEDULED, SIZES, Drawing, NotFitting, Value
 from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import SCOPE, Point, Program, arguments, function, number
 from conformance.shapes import inputs
@@ -32,19 +32,25 @@ LOST = 0.05  # the share of a value that eager's rounding may take
 POINTS = (({"n": 11, "m": 19}, {"n": 6, "m": 33}, {"n": 24, "m": 2}), ({"n": 12, "m": 21}, {"n": 1, "m": 40}))
 
 
-def program(seed: int, index: int) -> Program:
-    """The program of that number; equal numbers give equal programs, whatever was drawn before."""
+def program(seed: int, index: int, what: Sequence[str] = asked.DEFAULT) -> Program:
+    """The program of that number; equal numbers give equal programs, whatever was drawn before.
+
+    `what` of `asked.WHAT` says what varies; where schedules do, sizes are larger.
+    """
     for attempt in range(ATTEMPTS):
         with contextlib.suppress(NotFitting), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _drawn(seed, index, random.Random(f"{seed}.{index}.{attempt}"))
+            return _drawn(seed, index, random.Random(f"{seed}.{index}.{attempt}"), what)
     raise ValueError(f"no program came of seed {seed}, index {index}")
 
 
-def _drawn(seed: int, index: int, rng: random.Random) -> Program:
+def _drawn(seed: int, index: int, rng: random.Random, what: Sequence[str]) -> Program:
     dtype = rng.choices(list(DTYPES), list(DTYPES.values()))[0]
     points: Sequence[Point] = rng.choice(POINTS) if rng.random() < 0.2 else ({},)
-    d = Drawing(seed, index, rng, dtype, points, rng.random() < 0.4, rng.random() < 0.4)
+    differentiable = rng.random() < 0.4 and "gradient" in what
+    d = Drawing(seed, index, rng, dtype, points if "shape" in what else ({},), differentiable, rng.random() < 0.4)
+    d.layouts = "layout" in what
+    d.sizes, d.most = (LARGER, MOST_SCHEDULED) if "schedule" in what else (SIZES, MOST)
     lines: list[str] = []
     wanted = rng.randint(LEAST, MOST_CALLS)
     d.start()
@@ -53,7 +59,7 @@ def _drawn(seed: int, index: int, rng: random.Random) -> Program:
         if len(lines) < wanted:
             lines += _tried(d, lines)
     made = Program(seed, index, tuple(d.args), tuple(lines), _results(d), tuple(d.gradients))
-    return _varied(made, points, d)
+    return _varied(made, d.points, d)
 
 
 def _tried(d: Drawing, lines: Sequence[str]) -> list[str]:
@@ -80,7 +86,7 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     names = [f"t{n}"] if len(made) == 1 else [f"t{n}{letter}" for letter in "abc"[: len(made)]]
     if len(names) != len(made):
         raise NotFitting
-    values = [_value(name, x, y, row, d.operands) for name, x, y in zip(names, made, right, strict=True)]
+    values = [_value(name, x, y, row, d) for name, x, y in zip(names, made, right, strict=True)]
     d.keep()
     d.values |= {value.name: value for value in values}
     return f"{', '.join(names)}{'' if isinstance(result, Tensor) or len(made) > 1 else ','} = {text}"
@@ -99,7 +105,7 @@ def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
     for name in names:
         value = written[name]
         exact, whole = flags[0] and value.exact, flags[1] and value.whole
-        _check(value.eager, value.wide, exact)
+        _check(value.eager, value.wide, exact, d.most)
         written[name] = replace(value, exact=exact, whole=whole)
     d.keep()
     d.values = {name: replace(written[name], used=v.used) for name, v in d.values.items()}
@@ -144,19 +150,19 @@ def _flags(row: Row, operands: Sequence[Value]) -> tuple[bool, bool]:
     return exact, whole
 
 
-def _value(name: str, eager: Tensor, right: Tensor, row: Row, operands: Sequence[Value]) -> Value:
-    exact, whole = _flags(row, operands)
+def _value(name: str, eager: Tensor, right: Tensor, row: Row, d: Drawing) -> Value:
+    exact, whole = _flags(row, d.operands)
     if not eager.is_floating_point():
         exact = whole = True
     if exact and eager.is_floating_point() and not torch.equal(eager.double(), right.double()):
         exact = whole = False  # a cast, or a whole number that is too large
-    _check(eager, right, exact)
+    _check(eager, right, exact, d.most)
     return Value(name, eager, right, exact, whole)
 
 
-def _check(eager: Tensor, right: Tensor, exact: bool) -> None:
+def _check(eager: Tensor, right: Tensor, exact: bool, most: int = MOST_SCHEDULED) -> None:
     """Refuse values that a sound compiler might get wrong: large or undefined ones, and those that are mostly error."""
-    if eager.shape != right.shape or not 0 < eager.numel() <= MOST:
+    if eager.shape != right.shape or not 0 < eager.numel() <= most:
         raise NotFitting
     if not eager.is_floating_point():
         if not torch.equal(eager, right) or (eager.numel() and float(eager.double().abs().max()) > 2**24):

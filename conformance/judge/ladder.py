@@ -135,11 +135,11 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def climb(program: Any, target: compiler.Target) -> Ladder:
+def climb(program: Any, target: compiler.Target, schedules: Mapping[str, Any] | None = None) -> Ladder:
     """Lower as far as it goes."""
     applications: list[compiler.Application] = []
     try:
-        lowering = compiler.lower(program, target, trace=applications.append)
+        lowering = compiler.lower(program, target, schedules, trace=applications.append)
         return Ladder(lowering, tuple(applications))
     except Exception as error:  # whatever a pass raises is a failure of the stage that it should have made
         stages = {"torch": program} | {a.stage: a.after for a in applications}

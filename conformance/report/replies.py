@@ -128,7 +128,8 @@ def fuzz(known: rows.Fuzz, reply: Reply, again: Reply | None = None) -> rows.Fuz
     blamed = _value(rows.Fuzz, again)[0] or replace(known, verdict="fail")
     stage = blamed.first_bad_stage or again.at or reply.at
     detail = f"{reply.message}, at: {reply.at}\n{reply.output}".strip()
-    return replace(_known_as(known, blamed), kind=str(reply.status), detail=detail, first_bad_stage=stage)
+    found = replace(_known_as(known, blamed), verdict="fail", kind=str(reply.status), first_bad_stage=stage)
+    return replace(found, detail=detail)
 
 
 def _known_as(known: rows.Fuzz, found: rows.Fuzz) -> rows.Fuzz:

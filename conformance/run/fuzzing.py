@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +15,9 @@ from conformance.report import environment, replies, tables, writer
 from conformance.run.items import RUNNER, Alone, Failed
 from conformance.run.settings import Settings
 
-BATCH = 25  # programs of an item
 PROPERTY = "mlcomp-fuzz"  # the user property that carries rows to the controller
 VERDICTS = ("pass", "fail", "unsupported", "torch")
+FINDINGS = "fuzz.jsonl"  # as they are found, so that a run that is interrupted leaves them
 
 
 class Programs(Alone):
@@ -23,16 +25,25 @@ class Programs(Alone):
 
     kind = "fuzz"
 
-    def __init__(self, *, numbers: range, target: str, **known: Any) -> None:
+    def __init__(self, *, numbers: range, seconds: float | None, target: str, folder: Path, **known: Any) -> None:
         super().__init__(**known)
-        self.numbers, self.target = numbers, target
+        self.numbers, self.seconds, self.target, self.folder = numbers, seconds, target, folder
 
     def runtest(self) -> None:
-        """Run them all; fail with every finding."""
-        runner = self.config.stash[RUNNER]
-        found = [runner.fuzz(index, self.target) for index in self.numbers]
-        self.user_properties += [(PROPERTY, rows.dumps(row)) for row in found]
-        if bad := [row for row in found if row.verdict == "fail"]:
+        """Run them all, or as many as there is time for; fail with every finding."""
+        runner, start = self.config.stash[RUNNER], time.monotonic()
+        bad = []
+        for index in self.numbers:
+            if self.seconds is not None and time.monotonic() - start > self.seconds:
+                break
+            row = runner.fuzz(index, self.target)
+            self.user_properties.append((PROPERTY, rows.dumps(row)))
+            if row.verdict == "fail":
+                bad.append(row)
+                self.folder.mkdir(parents=True, exist_ok=True)
+                with (self.folder / FINDINGS).open("a", encoding="utf-8") as file:
+                    file.write(rows.dumps(row) + "\n")
+        if bad:
             raise Failed("\n\n".join(map(finding, bad)))
 
 
@@ -42,17 +53,23 @@ class Fuzzing:
     def __init__(self, config: pytest.Config, settings: Settings) -> None:
         self.config, self.settings = config, settings
         self.rows: list[rows.Fuzz] = []
+        self.folder = settings.report / environment.device(settings.targets, settings.variant)
         self.note = ""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self) -> None:
+        """What an earlier run found goes."""
+        if not hasattr(self.config, "workerinput"):
+            (self.folder / FINDINGS).unlink(missing_ok=True)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Add the items before `-k` and `-m` select."""
-        numbers = self.settings.fuzz
-        for target in self.settings.targets:
-            for start in range(numbers.start, numbers.stop, BATCH):
-                some = range(start, min(start + BATCH, numbers.stop))
-                name = f"mlcomp-fuzz[{some.start}-{some.stop - 1}-{target}]"
-                items.append(Programs.from_parent(session, name=name, numbers=some, target=target))
+        targets, workers = self.settings.targets, getattr(self.config, "workerinput", {}).get("workercount", 1)
+        for target in targets:
+            for name, numbers, seconds in self.settings.fuzz.shares(workers, len(targets)):
+                known = {"numbers": numbers, "seconds": seconds, "target": target, "folder": self.folder}
+                items.append(Programs.from_parent(session, name=f"mlcomp-fuzz[{name}-{target}]", **known))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the rows of an item."""
@@ -63,17 +80,26 @@ class Fuzzing:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Write the page of the findings."""
-        if hasattr(self.config, "workerinput") or not self.rows:
+        if hasattr(self.config, "workerinput"):
             return
-        folder = self.settings.report / environment.device(self.settings.targets, self.settings.variant)
+        self.rows += self._interrupted()
+        if not self.rows:
+            return
         self.rows.sort(key=lambda row: (row.target, row.index))
         try:
-            writer.write(folder, {"fuzz.md": page(self.rows, self.settings.seed)})
-            shown = replies.shown_path(folder, self.config.invocation_params.dir)
+            writer.write(self.folder, {"fuzz.md": page(self.rows, self.settings.seed)})
+            shown = replies.shown_path(self.folder, self.config.invocation_params.dir)
             self.note = f"mlcomp: findings are in {shown}/fuzz.md"
         except writer.ReportError as error:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             self.note = f"mlcomp: {error}"
+
+    def _interrupted(self) -> list[rows.Fuzz]:
+        """The findings of items that did not come to their end."""
+        path, known = self.folder / FINDINGS, {(row.target, row.index) for row in self.rows}
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []  # the last may be a part
+        found = [row for row in map(rows.loads, lines) if isinstance(row, rows.Fuzz)]
+        return [row for row in found if (row.target, row.index) not in known]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say how many there were, and what they found."""

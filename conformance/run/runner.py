@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance import rows
+from conformance.fuzz import asked
 from conformance.history.baseline import Baseline, find
 from conformance.history.revisions import Asked
 from conformance.isolation import scratch, waiting
@@ -153,9 +154,11 @@ class Runner:
         """The row of one random program."""
         seed = self.settings.seed
         folder = self.settings.reports(self.device) / "repro" / f"random-{seed}.{index}-{target.replace(':', '_')}"
-        options = {"target": target, "threads": self.threads, "dump": str(folder)}
+        what = self.settings.fuzz.what
+        options = {"target": target, "threads": self.threads, "dump": str(folder), "what": what}
         words = ["pytest", "--mlcomp", "--mlcomp-fuzz-only", str(index), "--mlcomp-seed", str(seed)]
         words += ["--mlcomp-target", target] if target != "cpu" else []
+        words += ["--mlcomp-fuzz-what", ",".join(what)] if what != asked.DEFAULT else []
         known = rows.Fuzz(index=index, seed=seed, target=target, command=shlex.join(words))
         limit = self.settings.timeout or FUZZ_SECONDS
         reply = self._call("fuzz", seed, index, options, timeout=limit)

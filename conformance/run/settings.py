@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import compiler
+from conformance.fuzz import asked
+from conformance.fuzz.asked import Asked
 from conformance.judge import sanitizer
 from conformance.report import environment
 from conformance.shapes.cases import KINDS, STAGES, kind_of, stages_of
@@ -56,7 +58,7 @@ class Settings:
     selftest: bool
     gate: bool
     sanitizers: tuple[str, ...]
-    fuzz: range  # the numbers of the random programs to run
+    fuzz: Asked  # which random programs to run
     baseline: str | None  # what to race against
     save_baseline: str | None  # what to store this run's kernels as
     min_effect: float
@@ -112,7 +114,10 @@ def read(config: pytest.Config) -> Settings:
         if backend not in (None, "mlcomp"):
             raise pytest.UsageError("--mlcomp-entry compile is for our compiler; leave out --mlcomp-backend")
         backend = "mlcomp"
-    fuzz = _fuzz(option("fuzz"), option("fuzz_only"))
+    try:
+        fuzz = asked.read(option("fuzz"), option("fuzz_only"), option("fuzz_what"))
+    except ValueError as problem:
+        raise pytest.UsageError(str(problem)) from None
     selects = stages is not None or bool(fuzz) or _selects(config)
     part = named is None and selects
     if backend and stages:
@@ -196,17 +201,6 @@ def _fail_on(asked: object, timed: bool, compared: bool) -> tuple[str, ...]:
     if "coverage" in words and not compared:
         raise pytest.UsageError("--mlcomp-fail-on coverage: compared with what? Add --mlcomp-baseline NAME")
     return words
-
-
-def _fuzz(count: object, only: object) -> range:
-    """The numbers of the random programs asked for."""
-    if count is not None and not (isinstance(count, int) and count > 0):
-        raise pytest.UsageError(f"--mlcomp-fuzz: {count} is no number of programs above 0")
-    if isinstance(only, int):
-        if only < 0:
-            raise pytest.UsageError(f"--mlcomp-fuzz-only: {only} is no number of a program, the first of which is 0")
-        return range(only, only + 1)
-    return range(count if isinstance(count, int) else 0)
 
 
 def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs: bool) -> tuple[str, ...]:

@@ -129,6 +129,27 @@ def test_a_pass_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (row.first_bad_pass or "").startswith("fuse#"), row
 
 
+def test_a_text_that_is_wrong_by_its_schedule_alone_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    options = {**OPTIONS, "what": ("schedule",), "dump": str(tmp_path / "repro")}
+    program = replace(PLAIN, index=11)
+    assert check.checked(program, options, told).verdict == "pass", SEED
+    render = importlib.import_module("compiler.pipeline").cpp.render  # not of the public surface
+    target = compiler.target("cpu")
+    (met,) = blame.recorded(program)
+    sound = compiler.lower(blame.subject(met).program, target).stages["cpp"]
+
+    def wrong(*args: Any, **kwargs: Any) -> str:
+        text: str = render(*args, **kwargs)
+        return text if text == sound else text.replace(str(CONSTANT)[:6], "9.5678")
+
+    monkeypatch.setattr("compiler.pipeline.cpp.render", wrong)
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))
+    row = check.checked(program, options, told)
+    assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", "schedule", "cpp"), (SEED, row)
+    (kernel,) = compiler.read_schedules(row.detail.partition("with\n")[2], None, target)
+    assert kernel.startswith("mul_relu"), row.detail
+
+
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
@@ -269,7 +290,32 @@ def test_one_program_runs_alone_and_workers_share_the_rest(box: pytest.Pytester)
     mlcomp(box, "--mlcomp-fuzz", "80", workers=2).assert_outcomes(failed=1, passed=3)
 
 
-@pytest.mark.parametrize("words", [("--mlcomp-fuzz", "0"), ("--mlcomp-fuzz-only", "-1")])
+def test_programs_go_on_for_as_long_as_is_said_and_say_what_was_asked(box: pytest.Pytester) -> None:
+    result = mlcomp(box, "--mlcomp-fuzz", "1s", "--mlcomp-seed", "5", "--mlcomp-fuzz-what", "schedule,layout")
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines([
+        "again: pytest --mlcomp --mlcomp-fuzz-only 1 --mlcomp-seed 5 --mlcomp-fuzz-what schedule,layout",
+        "FAILED ::mlcomp-fuzz[[]1s-0of1-cpu[]]*",
+    ])  # fmt: skip
+
+
+def test_an_interrupted_run_leaves_what_it_found(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INTERRUPTED", "1")
+    words = ("--mlcomp-runner", "fake", "--mlcomp-report", "reports", "--mlcomp-fuzz", "30", "--mlcomp-seed", "5")
+    box.runpytest_subprocess("-p", "conformance.plugin", "--mlcomp", *words)
+    assert "program 5.3 on cpu: value" in next((box.path / "reports").glob("*/fuzz.md")).read_text()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--mlcomp-fuzz", "0"), ("--mlcomp-fuzz", "0s"), ("--mlcomp-fuzz", "many"), ("--mlcomp-fuzz-only", "-1")],
+)
 def test_numbers_that_make_no_sense_are_refused(box: pytest.Pytester, words: tuple[str, str]) -> None:
     result = mlcomp(box, *words)
     result.stderr.fnmatch_lines([f"*{words[0]}: {words[1]} is no number*"])
+
+
+@pytest.mark.parametrize(("what", "said"), [("shape", "checks nothing; add graph or schedule"), ("pass", "no 'pass'")])
+def test_words_that_check_nothing_are_refused(box: pytest.Pytester, what: str, said: str) -> None:
+    result = mlcomp(box, "--mlcomp-fuzz", "3", "--mlcomp-fuzz-what", what)
+    result.stderr.fnmatch_lines([f"*--mlcomp-fuzz-what: *{said}*"])

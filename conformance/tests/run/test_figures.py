@@ -6,10 +6,10 @@ import pytest
 
 import conformance
 from conformance.bench import benchmark, duel
-from conformance.fuzz import generate
+from conformance.fuzz import asked, generate
 from conformance.judge import device, gate, ladder, oracle
 from conformance.report import replies
-from conformance.run import fuzzing, runner
+from conformance.run import runner
 from conformance.shapes import expand, keys, schema
 
 ROOT = Path(conformance.__file__).parents[1]
@@ -26,7 +26,7 @@ NAMED = {
         f"more than {WORDS[replies.COMPILE_CLIFF]} times as long",
         f"runs {WORDS[ladder.RUNS]} times on the same buffers",
         f"{generate.LEAST} to {generate.MOST_CALLS} calls of torch",
-        f"{fuzzing.BATCH} to an item",
+        f"{asked.BATCH} to an item",
         f"else {runner.CHECK_SECONDS:g}, for a benchmark {runner.BENCH_SECONDS:g}",
         "for {}, {} and {};".format(*gate.ARCHITECTURES),
     ),

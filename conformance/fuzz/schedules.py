@@ -1,0 +1,98 @@
+"""A random program in; out: whether random legal schedules of its kernels stay within the bounds at every stage."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compiler
+from conformance.fuzz import blame
+from conformance.fuzz.program import Program
+from conformance.judge import ladder
+from conformance.judge.subject import Subject
+from conformance.rows import Found, Judged
+
+Tell = Callable[[str], None]
+Schedules = Mapping[str, compiler.Schedule]
+
+DRAWN = 4  # choices of schedules for each graph
+DEEPEST = 300  # members of a space that are drawn from, those at its beginning more often
+STAGES = ("tile", "kernel", "cpp", "cuda")  # those that a schedule changes
+
+
+def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
+    """What came of random schedules of a program, at the first of its sizes."""
+    target = compiler.target(options["target"])
+    tell("the graphs, in eager")
+    try:
+        met = blame.recorded(replace(program, points=program.points[:1], varying={}))
+        for at, one in enumerate(met):
+            made = blame.subject(blame.fitting(one))
+            loops = compiler.lower(made.program, target, until="loop").stages["loop"]
+            rng = random.Random(f"{program.seed}.{program.index}.{at}")
+            for chosen in _choices(loops, target, rng):
+                _keep(chosen, options)
+                bad = _wrong(made, target, chosen, lambda stage, at=at: tell(f"stage {stage} of graph {at}"))  # type: ignore[misc]
+                if bad is not None:
+                    return _finding(program, options, one, made, chosen, *bad, tell)
+    except compiler.Unsupported as refusal:
+        return Found(verdict="unsupported", detail=str(refusal))
+    return Found()
+
+
+def _choices(loops: Any, target: compiler.Target, rng: random.Random) -> list[dict[str, compiler.Schedule]]:
+    """A schedule for each kernel, some times; none twice, and not the one that is chosen by itself."""
+    made = [{k.name: _drawn(loops, k, target, rng) for k in loops.kernels} for _ in range(DRAWN)]
+    first = {k.name: next(compiler.space(loops, k, target)).schedule for k in loops.kernels}
+    return [chosen for n, chosen in enumerate(made) if chosen not in (first, *made[:n])]
+
+
+def _drawn(loops: Any, kernel: Any, target: compiler.Target, rng: random.Random) -> compiler.Schedule:
+    number = int(math.exp(rng.uniform(0.0, math.log(DEEPEST))))
+    *_, last = itertools.islice(compiler.space(loops, kernel, target), number)
+    return last.schedule
+
+
+def _wrong(
+    made: Subject, target: compiler.Target, chosen: Schedules, tell: Tell
+) -> tuple[ladder.Ladder, Judged] | None:
+    """What is wrong with a graph under these schedules."""
+    climbed = ladder.climb(made.program, target, chosen)
+    with torch.no_grad():
+        row = ladder.judge(made, climbed, {"stages": STAGES}, tell)
+    return None if row.verdict == "pass" else (climbed, row)
+
+
+def _finding(
+    program: Program, options: Mapping[str, Any], one: blame.Met, made: Subject, chosen: Schedules,
+    climbed: ladder.Ladder, row: Judged, tell: Tell,
+) -> Found:  # fmt: skip
+    """The finding, with a schedule of one kernel alone if that is enough, and none if the graph is wrong anyway."""
+    target, least = climbed.lowering.target, chosen
+    for fewer in ({}, *({name: schedule} for name, schedule in chosen.items())):
+        bad = _wrong(made, target, fewer, lambda stage: tell(f"stage {stage}, of fewer schedules"))
+        if bad is not None:
+            least, (climbed, row) = fewer, bad
+            break
+    said = compiler.show_schedules(least) or "the schedules that are chosen by themselves\n"
+    bad_row = Found(
+        verdict="fail", kind="schedule", first_bad_stage=row.first_bad_stage, first_bad_pass=row.first_bad_pass,
+        detail=f"{row.detail}\nwith\n{said}".rstrip(),
+    )  # fmt: skip
+    _keep(least, options)
+    return replace(bad_row, repro=blame.kept(program, options, [one.inputs], [climbed.lowering], bad_row))
+
+
+def _keep(chosen: Schedules, options: Mapping[str, Any]) -> None:
+    """Leave the schedules beside the rest, before they are tried where they have taken a process down."""
+    if options.get("dump") and options.get("lost"):
+        folder = Path(options["dump"])
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "schedules.txt").write_text(compiler.show_schedules(chosen))
