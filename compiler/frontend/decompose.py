@@ -20,6 +20,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compiler.errors import Unsupported
+from compiler.frontend import foreach
 from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
 # Calls that only check or record something about the trace.
@@ -36,7 +37,7 @@ Decompositions = dict[OpOverload[Any, Any], Callable[..., Any]]
 @functools.cache
 def decompositions() -> Decompositions:
     """Torch's own decompositions into core ATen, for the ops that have no rule here."""
-    table: Decompositions = dict(default_decompositions())
+    table: Decompositions = dict(default_decompositions()) | foreach.over_lists()
     table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     table[torch.ops.aten.max_unpool2d.default] = _max_unpool
     table[torch.ops.aten.max_unpool3d.default] = _max_unpool

@@ -352,7 +352,7 @@ RULES: dict[str, Rule] = {
     "aten.where.Scalar": where,
     "aten.prelu.default": prelu, "aten.addcmul.default": addcmul, "aten.addcdiv.default": addcdiv,
     "aten.nan_to_num.default": nan_to_num, "aten._to_copy.default": convert, "aten.to.dtype": to_dtype,
-    "prims.convert_element_type.default": convert,
+    "prims.convert_element_type.default": convert, "prims.fma.default": pointwise(lambda a, b, c: op("fma", a, b, c)),
     "aten.clone.default": same, "aten.alias.default": same, "aten.detach.default": same,
     "aten.contiguous.default": same, "aten.lift_fresh_copy.default": same, "aten.dropout.default": dropout,
 }  # fmt: skip
