@@ -17,6 +17,7 @@ from typing import Any
 
 from compiler.errors import CompilerError, Unsupported
 from compiler.ir import (
+    alone,
     aten,
     aten_text,
     kernel,
@@ -58,6 +59,7 @@ from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
 from compiler.schedule import files, heuristic
 from compiler.schedule import space as schedule_space
+from compiler.schedule.records import NOTHING, Record, Stored
 from compiler.schedule.space.members import Planned
 from compiler.schedule.steps import Schedule, Step
 from compiler.schedule.steps import show as show_schedule
@@ -266,6 +268,7 @@ def _chosen(
     target: Target,
     given: Schedules,
     carry_out: Callable[[statement.Program, Schedules], None] | None = None,
+    stored: Stored = NOTHING,
 ) -> tuple[dict[str, Schedule], tuple[Fallback, ...]]:
     """The best schedule of each kernel that has none `given`, and what was given up for plainer ones.
 
@@ -279,7 +282,11 @@ def _chosen(
             made[k.name] = given[k.name]
             continue
         problems: list[Exception] = []
-        for way in _ways(program, k, target):
+        found = stored.by_key.get(alone.key(alone.alone(program, k))) if stored.records and not sizes_in(k) else None
+        ways = _ways(program, k, target)
+        if found is not None:
+            ways.insert(0, partial(_as_stored, found, program, k, target))
+        for way in ways:
             try:
                 schedule = way()
                 if carry_out is not None:
@@ -293,7 +300,8 @@ def _chosen(
             break
         else:
             raise problems[0]
-        given_up += [Fallback(k.name, f"{type(x).__name__}: {x}") for x in problems[:1]]
+        what = "its stored schedule does not apply, tune it again: " if found is not None else ""
+        given_up += [Fallback(k.name, f"{what}{type(x).__name__}: {x}") for x in problems[:1]]
     return made, tuple(given_up)
 
 
@@ -310,6 +318,11 @@ def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) 
         best, plain = ways
         choices = [partial(symbolic_schedule, program, kernel, best, plain, partial(from_tiles, target=target))]
     return [*(partial(_hinted, program, kernel, target, way) for way in choices), Schedule]
+
+
+def _as_stored(found: Record, program: statement.Program, kernel: statement.Kernel, target: Target) -> Schedule:
+    """The schedule of a record, under the names of a kernel that is like its own; raises ValueError if it cannot be."""
+    return _hinted(program, kernel, target, lambda: equal_kernels.under(found.steps(), found.kernel(), kernel))
 
 
 def _hinted(
@@ -348,22 +361,23 @@ def lower(
     until: str = "",
     gate: Gate | None = None,
     trace: Trace | None = None,
+    stored: Stored = NOTHING,
 ) -> Lowering:
     """Run the passes from stage `source` up to stage `until`, by default to the text.
 
     `gate(name, application number)` may refuse optional passes and steps of schedules, which are named by their text,
     and may answer with a schedule to apply instead of a step; `trace` sees every application. For kernels that
-    `schedules` does not name, the heuristic chooses; what it chose and no pass can carry out is given up for something
-    plainer, which the result tells. Raises Unsupported, ScheduleError for a step that was given, CompilerError for a
-    kernel that there is not, or ValueError from a verifier.
+    `schedules` does not name, what is `stored` for such a kernel is taken, else the heuristic chooses; what of these no
+    pass can carry out is given up for something plainer, which the result tells. Raises Unsupported, ScheduleError for
+    a step that was given, CompilerError for a kernel that there is not, or ValueError from a verifier.
     """
     with _deep_recursion():
-        return _lower(program, target, schedules, source, until or TEXTS[target.kind], gate, trace)
+        return _lower(program, target, schedules, source, until or TEXTS[target.kind], gate, trace, stored)
 
 
 def _lower(
     program: Any, target: Target, schedules: Schedules | None, source: str, until: str, gate: Gate | None,
-    trace: Trace | None,
+    trace: Trace | None, stored: Stored = NOTHING,
 ) -> Lowering:  # fmt: skip
     made = {source: program}
     order = stages(target)
@@ -384,11 +398,11 @@ def _lower(
             if p.source == "loop":
                 unscheduled = [p, *left]
                 if not applications.watched:
-                    by = (target, tuple(unscheduled), heuristic.choose, heuristic.plain)
+                    by = (target, tuple(unscheduled), heuristic.choose, heuristic.plain, stored)
                     kinds = equal_kernels.Kinds(program, by, given)
                     program = kinds.program
             loops = program
-            schedules, fallbacks = _chosen(program, target, given)
+            schedules, fallbacks = _chosen(program, target, given, None, stored)
         if kinds is not None and p.result not in IRS:
             lowered = _whole(kinds, made, schedules or {}, fallbacks)
             program = made["kernel"]
@@ -403,7 +417,7 @@ def _lower(
             problem.add_note(f"in pass {p.name}")
             if applications.changed or p.source not in ("tile", "kernel") or "loop" not in made:
                 raise
-            plainer, fallbacks = _chosen(loops, target, given, partial(_carry_out, unscheduled, target))
+            plainer, fallbacks = _chosen(loops, target, given, partial(_carry_out, unscheduled, target), stored)
             if plainer == schedules:
                 raise
             schedules, left, program = plainer, unscheduled, loops

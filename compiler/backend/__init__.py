@@ -17,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from compiler import frontend
 from compiler.backend import regions
 from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
+from compiler.execution.tuning import command
 from compiler.runtime import detect, store
 from compiler.targets.target import Target
 
@@ -42,7 +44,9 @@ Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
 _OPTIONS = {"fallback": "eager", "target": None, "check_indices": "async"}
 _FALLBACKS = {"eager": True, True: True, "error": False, False: False}
-_MODES = ("default", "reduce-overhead")  # the same: programs on a GPU are replayed as CUDA graphs in either
+TUNED = "max-autotune"
+# The first two are the same: programs on a GPU are replayed as CUDA graphs in either. The last one times schedules too.
+_MODES = ("default", "reduce-overhead", TUNED)
 _ATTEMPTS = 8  # to find the half of a region that fails
 _one_at_a_time = threading.RLock()  # what torch traces with is not made for threads
 _unusable: set[str] = set()  # cache folders
@@ -58,6 +62,10 @@ class SpecialisationWarning(UserWarning):
 
 class CacheWarning(UserWarning):
     """The folder of built kernels cannot be used."""
+
+
+class TuningWarning(UserWarning):
+    """A kernel of a model has the heuristic's schedule though it was to be tuned."""
 
 
 class _Refused(CompilerError):
@@ -81,6 +89,7 @@ class Options:
     target: Target | None
     check_indices: str
     hear: Callable[[Report], None]
+    tuned: bool = False
 
 
 def mlcomp(
@@ -122,10 +131,7 @@ def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], N
     unknown = sorted(set(given) - set(_OPTIONS))
     if unknown or mode not in (None, *_MODES):
         asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
-        why = "; schedules are chosen by estimates, not by timing them" if str(mode).startswith("max-autotune") else ""
-        raise CompilerError(
-            f"backend mlcomp has no {asked}: its options are {_OPTIONS}, its modes {' and '.join(_MODES)}{why}"
-        )
+        raise CompilerError(f"backend mlcomp has no {asked}: its options are {_OPTIONS}, its modes {', '.join(_MODES)}")
     chosen = _OPTIONS | given
     target = None if chosen["target"] is None else named.target(str(chosen["target"]))
     if target is not None and target.kind == "cpu":
@@ -135,7 +141,7 @@ def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], N
         raise CompilerError(f"check_indices is one of {', '.join(executable.CHECKS)}, not {checks!r}")
     if chosen["fallback"] not in _FALLBACKS:
         raise CompilerError(f"fallback is 'eager' or 'error', not {chosen['fallback']!r}")
-    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear)
+    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED)
 
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
@@ -297,7 +303,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     target = options.target or _target_of([n.meta.get("val") for n in (*outer, *computed)])
     captured = frontend.from_graph(wanted)
     # What torch has assumed of sizes Dynamo checks before each call.
-    made = _built(replace(captured, guards=()), target, options.check_indices)
+    made = _built(replace(captured, guards=()), target, options.check_indices, options.tuned)
     report.regions.append((len(regions.calls(graph)), tuple(f.name for f in made.code.stages["kernel"].functions)))
     launch = made.launch
     taken = {n.name for n in outer if isinstance(n.meta.get("val"), torch.Tensor)}
@@ -315,11 +321,15 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     return run
 
 
-def _built(captured: frontend.Captured, target: Target, checks: str) -> executable.Executable:
-    """The program, built in the cache, or in a folder of this process where that cannot be used."""
+def _built(captured: frontend.Captured, target: Target, checks: str, tuned: bool) -> executable.Executable:
+    """The program, built in the cache, or in a folder of this process where that cannot be used; kernels that no
+    schedule is stored of are `tuned` before."""
     folder = str(detect.default_cache(os.environ))
     if folder not in _unusable:
         try:
+            for found in command.tune_missing(captured, target, Path(folder)) if tuned else ():
+                if found.problem:
+                    warnings.warn(f"not tuned: {found.name}: {found.problem}", TuningWarning, stacklevel=2)
             return executable.build_captured(captured, target, check_indices=checks)
         except CacheError as problem:
             _unusable.add(folder)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 
-from compiler.cli import cache, check, explain, passes, run, show, suite, targets
+from compiler.cli import cache, check, explain, passes, run, show, suite, targets, tune
 from compiler.cli.sources import Senseless
 from compiler.errors import CompilerError
 from compiler.runtime import detect
@@ -106,14 +106,17 @@ def _parser() -> argparse.ArgumentParser:
     checked = commands.add_parser("check", help="run an edited CUDA text under the emulator's checks")
     check.options(checked)
     checked.set_defaults(run=check.check)
-    for command in (shown, ran, explained):
+    tuned = commands.add_parser("tune", help="time schedules of its kernels, and keep the best")
+    tune.options(tuned)
+    tuned.set_defaults(run=tune.tune)
+    for command in (shown, ran, explained, tuned):
         command.add_argument(
             "-c",
             dest="code",
             metavar="EXPRESSION",
             help="an expression over torch, F and nn; torch.randn(..) and its like are the inputs",
         )
-    for command in (shown, ran, explained, checked):
+    for command in (shown, ran, explained, checked, tuned):
         command.add_argument(
             "--target", help="cpu, the default, is this machine, cuda its GPU; `mlcomp targets` lists all"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from compiler import frontend, pipeline
 from compiler.errors import CompilerError, InvalidData
 from compiler.execution import buffers, gpu_programs, named, stored
 from compiler.execution.dynamic import AnySize
+from compiler.execution.tuning import shelf
 from compiler.execution.views import viewed
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
@@ -31,6 +33,7 @@ from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
 from compiler.render import cpp, header
 from compiler.runtime import build, detect, garbage, guarded, launcher
+from compiler.schedule.records import NOTHING, Stored
 from compiler.schedule.steps import Schedule
 from compiler.targets.accuracy import THREEFOLD
 from compiler.targets.target import Target
@@ -290,9 +293,10 @@ def build_captured(
     folder = cache if cache is not None else detect.default_cache(os.environ)
     with garbage.held_back():
         given = tuple(sorted((schedules or {}).items()))
-        code = _code(captured.program, machine, given, folder)
+        known = shelf.stored(folder, machine.name, gpu_programs.device_of(machine))
+        code = _code(captured.program, machine, given, folder, known)
     wait = check_indices == "sync"
-    return _executable(captured, code, lambda: lowered(captured.program, machine, given), threads, folder, wait)
+    return _executable(captured, code, lambda: lowered(captured.program, machine, given, known), threads, folder, wait)
 
 
 def _executable(
@@ -372,20 +376,26 @@ def _named(which: Target | str) -> Target:
 
 
 @functools.lru_cache(maxsize=1024)
-def lowered(program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...] = ()) -> Lowering:
+def lowered(
+    program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...] = (), known: Stored = NOTHING
+) -> Lowering:
     """The program at every stage down to text; one that was lowered before, of the same text, costs nothing."""
-    return pipeline.lower(program, machine, dict(schedules) or None)
+    return pipeline.lower(program, machine, dict(schedules) or None, stored=known)
 
 
 @functools.lru_cache(maxsize=1024)
 def _code(
-    program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...], folder: Path
-) -> Lowering:
+    program: aten.Program, machine: Target, schedules: tuple[tuple[str, Schedule], ...], folder: Path,
+    known: Stored = NOTHING,
+) -> Lowering:  # fmt: skip
     """What runs the program; of stages before that those that are needed. An emulator is told more than is stored."""
-    lower = functools.partial(lowered, program, machine, schedules)
+    lower = functools.partial(lowered, program, machine, schedules, known)
     if machine.kind == "cuda" and not gpu_programs.on_gpu(machine):
         return lower()
-    return stored.code(program, machine, schedules, folder, lower)
+    made = stored.code(program, machine, schedules, folder, lower, known.digest)
+    for x in made.fallbacks if known.records else ():
+        warnings.warn(f"kernel {x.kernel}: {x.reason}", stacklevel=2)
+    return made
 
 
 def compare(compiled: Executable, function: Callable[..., Any], inputs: Sequence[torch.Tensor]) -> tuple[float, float]:

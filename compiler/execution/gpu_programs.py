@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from compiler.passes.gpu.dependent_launch import overlaps
 from compiler.pipeline import Lowering
 from compiler.render import cuda, header
 from compiler.render.c import fails
-from compiler.runtime import cubin, device, gpu, guarded, launcher
+from compiler.runtime import cubin, detect, device, gpu, guarded, launcher
 from compiler.runtime.emulator import emulator
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
@@ -105,6 +106,14 @@ def _has_barriers(f: k.Function) -> bool:
 def on_gpu(target: Target) -> bool:
     """Whether a GPU of this machine runs what is rendered for the target."""
     return architecture(target) is not None
+
+
+@functools.cache
+def device_of(target: Target) -> str:
+    """What the device calls itself that runs a target's code here; empty where none does."""
+    if target.kind == "cpu":
+        return detect.cpu().model or platform.machine()
+    return str(torch.cuda.get_device_name()) if on_gpu(target) else ""
 
 
 def architecture(target: Target) -> str | None:

@@ -31,9 +31,11 @@ def code(
     schedules: tuple[tuple[str, Schedule], ...],
     cache: Path,
     lower: Callable[[], Lowering],
+    known: str = "",
 ) -> Lowering:
-    """What runs the program, without the stages between; where the cache has it not, `lower` makes all of it."""
-    path = store.entry(cache, _key(program, target, schedules), SUFFIX)
+    """What runs the program, without the stages between; where the cache has it not, `lower` makes all of it, with the
+    schedules that are `known`, by their digest."""
+    path = store.entry(cache, _key(program, target, schedules, known), SUFFIX)
     if store.intact(path) and (found := store.read(path)) is not None:
         return _read(found, program, target)
     made = lower()
@@ -42,9 +44,9 @@ def code(
     return made
 
 
-def _key(program: aten.Program, target: Target, schedules: tuple[tuple[str, Schedule], ...]) -> str:
+def _key(program: aten.Program, target: Target, schedules: tuple[tuple[str, Schedule], ...], known: str) -> str:
     given = [f"{name} {steps.show(x)}" for name, x in schedules]
-    parts = (_sources(), _shown(target), aten_text.show(program), *given)
+    parts = (_sources(), _shown(target), aten_text.show(program), *given, *([known] if known else []))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 

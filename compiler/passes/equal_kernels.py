@@ -174,6 +174,12 @@ def _under(found: Lowered, kernel: Kernel, taken: set[str], whole: Program) -> L
     return Lowered(kernel, schedule, found.given_up, tiles, tuple(functions), temps, parts, zeros)
 
 
+def under(schedule: Schedule, source: Kernel, kernel: Kernel) -> Schedule:
+    """A schedule of `source`, for a kernel that differs from it in names alone; raises ValueError for another."""
+    table = dict(zip(alike.names(source), alike.names(kernel), strict=True))
+    return schedule_under(schedule, table, lambda names, known: _called_after(names, known, {*known.values()}))[0]
+
+
 def _called_after(
     names: Iterable[str], table: Mapping[str, str], taken: Collection[str], as_they_are: bool = False
 ) -> dict[str, str]:

@@ -209,6 +209,9 @@ def test_plain_commands_are_right(words: str, project: Path) -> None:
         case "pytest":
             folder = project if SHAPE_FILE in words else ROOT
             assert "collected" in shell(f"{words} --collect-only -q -p no:cacheprovider", folder)
+        case "mlcomp" if words.split()[1] == "tune":
+            with pytest.raises(SystemExit, match="0"), contextlib.redirect_stdout(io.StringIO()):
+                cli.main([*shlex.split(words)[1:], "--help"])
         case "mlcomp":
             run(words, project)
         case other:

@@ -1,0 +1,88 @@
+"""`mlcomp tune`: time the schedules of a program's kernels, keep the best, and judge what is kept."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compiler.cli.sources import expression_text, loading
+
+if TYPE_CHECKING:
+    from compiler.execution.tuning.tune import Found
+
+EFFORTS = ("quick", "default", "full")
+STRATEGIES = ("random", "top", "local", "model", "tree")
+
+
+def options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("-v", dest="verbose", action="store_true", help="say what the best is as the search goes on")
+    command.add_argument(
+        "--effort", choices=EFFORTS, default="default", help="16, 64 or 600 trials a kernel, and 10, 60 or 600 s"
+    )
+    command.add_argument("--budget", type=float, metavar="SECONDS", help="for each kernel")
+    command.add_argument("--trials", type=int, metavar="N", help="for each kernel")
+    command.add_argument("--strategy", choices=STRATEGIES, help="what names the schedules to try next")
+    command.add_argument("--verify", action="store_true", help="time every stored schedule of the target again")
+    command.add_argument(
+        "--replay",
+        type=Path,
+        nargs="+",
+        metavar="TABLE",
+        help="how soon strategies find the best of recorded tables",
+    )
+    command.add_argument("--fit", type=Path, nargs="+", metavar="TABLE", help="how well estimates rank recorded times")
+    command.add_argument("--out", type=Path, metavar="FOLDER", help="where --replay writes its page and picture")
+
+
+def tune(options: argparse.Namespace) -> int:
+    with loading():
+        from compiler.execution.tuning import command, replay  # noqa: PLC0415
+
+    if options.replay or options.fit:
+        for path in replay.report(options.replay, options.out) if options.replay else ():
+            print(f"wrote {path}")
+        print(replay.fit(options.fit) if options.fit else "", end="")
+        return 0
+    if options.verify:
+        return _verify(options.target or "cpu")
+    effort = command.limits(options.effort, options.budget, options.trials)
+    tell = _say if options.verbose else lambda _: None
+    code = expression_text(options)
+    wish = command.Wish(effort, options.strategy or command.STRATEGY, options.seed, tell, code)
+    found = command.tune_expression(code, options.target or "cpu", wish)
+    for one in found:
+        print(_shown(one))
+    return 130 if any(one.interrupted for one in found) else 1 if any(one.problem for one in found) else 0
+
+
+def _verify(target: str) -> int:
+    from compiler.execution.tuning import verify  # noqa: PLC0415
+
+    wrong = 0
+    for one in verify.verify(target):
+        median, low, high = one.speedup
+        then = one.record.speedup[0]
+        says = (
+            one.problem or f"{median:.3f}x [{low:.3f}, {high:.3f}] the heuristic's speed, {then:.3f}x when it was found"
+        )
+        slower = not one.problem and high < 1
+        wrong += bool(one.problem or slower)
+        print(f"{one.record.name}: {says}{': tune it again' if one.problem or slower else ''}", flush=True)
+    return 1 if wrong else 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _shown(found: Found) -> str:
+    if found.record is None:
+        return f"{found.name}: {found.problem}"
+    refused = ", ".join(f"{n} {why}" for why, n in found.refused.items())
+    tried = f"{found.tried} tried" + (f", refused of these: {refused}" if refused else "")
+    speedup, low, high = found.record.speedup
+    best = f"{speedup:.3f}x [{low:.3f}, {high:.3f}] the heuristic's speed"
+    says = "the heuristic's schedule is the best" if speedup == 1 else best
+    return f"{found.name}: {found.record.seconds * 1e6:.4g} us, {says}; {tried}"

@@ -1,0 +1,117 @@
+"""Programs in; schedules searched for their kernels, checked against eager at every stage, and kept, out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+import torch
+
+from compiler import frontend, pipeline
+from compiler.execution import executable, expression, gpu_programs, named, trial
+from compiler.execution.tuning import measure, shelf
+from compiler.execution.tuning import tune as search_of
+from compiler.execution.tuning.tune import EFFORTS, Effort, Found, Tell
+from compiler.ir import aten, loop
+from compiler.ir.expr import Const
+from compiler.ir.statement import Stmt
+from compiler.pipeline import Lowering
+from compiler.runtime import detect
+from compiler.schedule import search
+from compiler.schedule.records import NOTHING, Record, Stored
+from compiler.targets.target import Target
+
+STRATEGY = search.DEFAULT
+INTERPRETED = 1 << 19  # iterations of its innermost loops up to which a program is interpreted as well
+
+
+@dataclasses.dataclass(frozen=True)
+class Wish:
+    """How to search: the effort for each kernel, the strategy, the seed, who hears of it; the expression, if any."""
+
+    effort: Effort = EFFORTS["quick"]
+    strategy: str = STRATEGY
+    seed: int = 0
+    tell: Tell = lambda _: None
+    code: str = ""
+
+
+def limits(effort: str, seconds: float | None, trials: int | None) -> Effort:
+    """A named effort, or as many trials or seconds as are given."""
+    chosen = EFFORTS[effort]
+    return Effort(
+        trials or (10**9 if seconds else chosen.trials),
+        seconds or (math.inf if trials else chosen.seconds),
+        max(chosen.candidates, trials or 0),
+    )
+
+
+def tune_expression(code: str, target: str, wish: Wish) -> list[Found]:
+    """Search for the kernels of an expression."""
+    machine = named.target(target)
+    with torch.no_grad():
+        _, inputs, captured = expression.capture(code, wish.seed)
+    held = dict(zip(captured.arguments, inputs, strict=True)) | dict(captured.constants)
+    given = [held[i.name] for i in captured.program.inputs]
+    return tune(captured.program, machine, given, detect.default_cache(os.environ), wish)
+
+
+def tune_missing(captured: frontend.Captured, machine: Target, cache: Path) -> list[Found]:
+    """Search quickly for those kernels of a program that no schedule is stored for."""
+    known = shelf.stored(cache, machine.name, gpu_programs.device_of(machine))
+    kernels = search_of.kernels(captured.program, machine)
+    if captured.program.sizes or kernels.keys() <= known.by_key.keys():
+        return []
+    drawn = trial.draw(Lowering({"torch": captured.program}, machine, {}), 0, {})
+    held = {name: x.detach().cpu() for name, x in captured.constants.items()}
+    given = [held.get(i.name, x) for i, x in zip(captured.program.inputs, drawn, strict=True)]
+    return tune(captured.program, machine, given, cache, Wish(), known)
+
+
+def tune(
+    program: aten.Program, machine: Target, inputs: list[torch.Tensor], cache: Path, wish: Wish,
+    known: Stored = NOTHING,
+) -> list[Found]:  # fmt: skip
+    """Search for the kernels of a program that differ and are not `known`, and keep what passes every check."""
+    made: list[Found] = []
+    with search_of.bench(machine, cache) as at:
+        for digest, one in search_of.kernels(program, machine).items():
+            if digest in known.by_key:
+                continue
+            found = search_of.tune(one, at, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
+            if found.record is not None and (wrong := problem(program, machine, found.record, inputs)):
+                found = dataclasses.replace(found, record=None, problem=f"what was found is refused: {wrong}")
+            if found.record is not None:
+                shelf.keep(cache, [found.record])
+            made.append(found)
+            if found.interrupted:
+                break
+    return made
+
+
+def problem(program: aten.Program, target: Target, record: Record, inputs: list[torch.Tensor]) -> str:
+    """What is wrong with a record's schedule in a program, at the first stage where it is; empty where nothing is."""
+    with torch.no_grad():
+        lowering = pipeline.lower(program, target, stored=Stored((record,)))
+        if lowering.fallbacks:
+            return lowering.fallbacks[0].reason
+        eager = frontend.execute(program, inputs)
+        small = sum(_work(k.body) for k in lowering.stages["loop"].kernels) <= INTERPRETED
+        *before, last = pipeline.stages(target)[1:]
+        for stage in (*(before if small else ()), last):
+            ours = executable.execute(lowering, stage, inputs)
+            theirs = tuple(e.reshape(o.shape) for o, e in zip(ours, eager, strict=True))
+            if wrong := measure.differs(ours, theirs, inputs):
+                return f"stage {stage}: {wrong}"
+    return ""
+
+
+def _work(body: tuple[Stmt, ...]) -> int:
+    """Iterations of innermost loops; of loops with unknown ends, as if there were one."""
+    return sum(_extent(s) * _work(s.body) if isinstance(s, loop.For) else 1 for s in body)
+
+
+def _extent(s: loop.For) -> int:
+    return int(s.extent.value) if isinstance(s.extent, Const) else 1

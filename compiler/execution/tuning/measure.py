@@ -1,0 +1,162 @@
+"""Texts of one kernel in; how long each takes beside the first of them, on inputs that rotate past the caches, out."""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from compiler.execution import buffers, executable, gpu_programs, trial
+from compiler.pipeline import TEXTS, Lowering
+from compiler.render import header
+from compiler.runtime import launcher
+from compiler.targets.target import Target
+
+CONFIDENCE = 0.99
+MOST_SETS = 16  # of operands, which a race goes through in turn
+PAST = 3  # times the last cache is what they take together, if so many do
+SAMPLE = {"cpu": 500_000, "cuda": 300_000}  # ns that a sample of one contestant takes at least
+RELATIVE, ABSOLUTE, LEAST = 4, 4, 3e-5  # what results may differ by: ulps, roundings of the root mean square
+Tensors = tuple[torch.Tensor, ...]
+Call = Callable[..., Tensors]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Seconds of a contestant, and its time over the first one's: the median of the rounds, and its interval."""
+
+    seconds: float
+    median: float
+    low: float
+    high: float
+
+
+def lowering_of(text: str, target: Target) -> Lowering:
+    """What a text that was emitted is launched as."""
+    return Lowering({"kernel": header.parse(text), TEXTS[target.kind]: text}, target, {})
+
+
+def operands(lowering: Lowering, seed: int) -> list[list[torch.Tensor]]:
+    """Sets of random inputs, as many as it takes to be past the caches, where the code runs."""
+    target, where = lowering.target, "cuda" if gpu_programs.on_gpu(lowering.target) else "cpu"
+    first = trial.draw(lowering, seed, {})
+    size = sum(x.numel() * x.element_size() for x in first)
+    most = min(MOST_SETS, math.ceil(PAST * max(target.l2, target.l3) / max(size, 1)))
+    # Copies: what they hold makes no difference to the time, where they lie does.
+    moved = [x.to(where) if x.is_contiguous() else _as_it_lies(x, where) for x in first]
+    return [moved, *([_as_it_lies(x, where) for x in moved] for _ in range(most - 1))]
+
+
+def _as_it_lies(x: torch.Tensor, where: str) -> torch.Tensor:
+    """A copy with the same strides."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=where).copy_(x)
+
+
+def call(lowering: Lowering, cache: object) -> Call:
+    """A text as a function of tensors."""
+    planned = buffers.plan(lowering, {})
+    if lowering.target.kind == "cuda":
+        return gpu_programs.loader(lowering, {}, 0, cache, launcher.refuse_data)(planned)  # type: ignore[arg-type]
+    path = executable.built(lowering, cache)  # type: ignore[arg-type]
+    return launcher.load(path, planned, constants={}, threads=1, cache=cache, invalid=launcher.refuse_data)  # type: ignore[arg-type]
+
+
+def differs(ours: Tensors, theirs: Tensors, inputs: Sequence[torch.Tensor]) -> str:
+    """How results differ by more than the order of sums explains; empty where they do not."""
+    kinds = {x.dtype for x in (*inputs, *theirs) if x.is_floating_point()}
+    coarsest = max((torch.finfo(d).eps for d in kinds), default=0.0)
+    for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        if not b.is_floating_point():
+            wrong = a != b
+        else:
+            x, y = a.double(), b.double()
+            rms = float(y[y.isfinite()].square().mean().sqrt().nan_to_num(0.0)) if y.numel() else 0.0
+            allowed = RELATIVE * torch.finfo(b.dtype).eps * y.abs() + max(ABSOLUTE * coarsest, LEAST) * rms
+            wrong = ~((x == y) | (x.isnan() & y.isnan()) | ((x - y).abs() <= allowed))
+        if bool(wrong.any()):
+            return f"{int(wrong.sum())} of {wrong.numel()} elements of result {n} are wrong"
+    return ""
+
+
+def race(calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]], rounds: int, kind: str) -> list[Ratio]:
+    """All contestants in each round, in random order, against the first."""
+    timed, per = (_graphs if kind == "cuda" else _loops)(calls, sets)
+    clock = _device_clock if kind == "cuda" else time.thread_time_ns
+    rng = np.random.default_rng(0)
+    rows = np.empty((rounds, len(calls)))
+    for row in rows:
+        for n in rng.permutation(len(calls)):
+            start = clock()
+            timed[n]()
+            row[n] = max(clock() - start, 1) / per[n]
+    logs = np.log(rows) - np.log(rows[:, :1])
+    return [_ratio(rows[:, n] * 1e-9, logs[:, n]) for n in range(len(calls))]
+
+
+def _ratio(seconds: np.ndarray, logs: np.ndarray) -> Ratio:
+    """The interval is the narrowest of two order statistics that holds the median with the confidence asked."""
+    ordered, count = np.sort(logs), len(logs)
+    tail, rank = 0.0, 0
+    for r in range((count + 1) // 2):
+        tail += math.comb(count, r) * 0.5**count
+        if 1 - 2 * tail < CONFIDENCE:
+            break
+        rank = r
+    low, high = float(ordered[rank]), float(ordered[count - 1 - rank])
+    return Ratio(float(np.median(seconds)), math.exp(float(np.median(logs))), math.exp(low), math.exp(high))
+
+
+def _loops(calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]]) -> tuple[list[Callable[[], None]], list[int]]:
+    """Calls in a row, enough of them for a sample."""
+    made: list[Callable[[], None]] = []
+    per = []
+    for one in calls:
+        one(*sets[0])
+        start = time.thread_time_ns()
+        one(*sets[-1])
+        once = max(time.thread_time_ns() - start, 1)
+        turns = max(1, round(SAMPLE["cpu"] / once))
+
+        made.append(functools.partial(_repeat, one, turns, sets))
+        per.append(turns)
+    return made, per
+
+
+def _repeat(one: Call, turns: int, sets: Sequence[Sequence[torch.Tensor]]) -> None:
+    for n in range(turns):
+        one(*sets[n % len(sets)])
+
+
+def _graphs(
+    calls: Sequence[Call], sets: Sequence[Sequence[torch.Tensor]]
+) -> tuple[list[Callable[[], None]], list[int]]:
+    """CUDA graphs of calls in a row, which cost the host one launch."""
+    made: list[Callable[[], None]] = []
+    per = []
+    for one in calls:
+        for _ in range(3):
+            one(*sets[0])
+        start = _device_clock()
+        for s in sets:
+            one(*s)
+        once = max(_device_clock() - start, 1) / len(sets)
+        turns = max(len(sets), min(64, round(SAMPLE["cuda"] / once)))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for n in range(turns):
+                one(*sets[n % len(sets)])
+        graph.replay()
+        torch.cuda.synchronize()
+        made.append(graph.replay)
+        per.append(turns)
+    return made, per
+
+
+def _device_clock() -> int:
+    torch.cuda.synchronize()
+    return time.perf_counter_ns()

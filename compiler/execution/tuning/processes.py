@@ -1,0 +1,133 @@
+"""Processes that build and race candidates: requests in, answers out; a crash or a hang is an answer as well."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from compiler.errors import CompilerError
+
+Answer = Mapping[str, Any]
+_SAID = 300  # characters of what a lost process said
+
+
+class Process:
+    """One that is started when it is first asked, and anew after it was lost. `begin` is asked of each first."""
+
+    def __init__(self, target: str, cache: Path) -> None:
+        self.target, self.cache = target, cache
+        self.first: Mapping[str, Any] | None = None
+        self._running: subprocess.Popen[bytes] | None = None
+
+    def begin(self, seconds: float, **request: Any) -> Answer:
+        """Ask for `begin`, now and of each process that takes the place of a lost one."""
+        self.first = {"do": "begin", **request}
+        return self._ask(self.first, seconds)
+
+    def ask(self, do: str, seconds: float, **request: Any) -> Answer:
+        """What the process answers; `failed` says why it did not, as that it crashed or took longer than `seconds`."""
+        if self._running is None and self.first is not None and "failed" in (again := self._ask(self.first, seconds)):
+            return again
+        return self._ask({"do": do, **request}, seconds)
+
+    def _ask(self, request: Mapping[str, Any], seconds: float) -> Answer:
+        process = self._running or self._start()
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.flush()
+            line = self._line(process, seconds)
+        except BrokenPipeError:
+            line = b""
+        if line is None:
+            self.close()
+            return {"failed": f"did not end within {seconds:.0f} s"}
+        if not line.endswith(b"\n"):
+            return {"failed": self._lost(process)}
+        answer: Answer = json.loads(line)
+        if answer.get("lost"):  # a GPU that a kernel has confused is of no use to its process any more
+            self.close()
+        return answer
+
+    def _line(self, process: subprocess.Popen[bytes], seconds: float) -> bytes | None:
+        """A line of its answer, cut short if it ended; None if it takes too long."""
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            if not selector.select(seconds):
+                return None
+        return process.stdout.readline()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        root = str(Path(__file__).parents[3])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # for as long as the process
+        # A session of its own: a terminal's Ctrl-C is for us, who end it.
+        self._running = subprocess.Popen(
+            [sys.executable, "-P", "-m", "compiler.execution.tuning.worker", self.target, str(self.cache)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )  # fmt: skip
+        return self._running
+
+    def _lost(self, process: subprocess.Popen[bytes]) -> str:
+        status = process.wait()
+        self._running = None
+        if status < 0:
+            return f"crashed: {signal.Signals(-status).name}"
+        self._said.seek(0)
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        return f"the process ended with status {status}: {said[-1] if said else 'without a word'}"[:_SAID]
+
+    def close(self) -> None:
+        """End the process and what it has started."""
+        process, self._running = self._running, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+class Builders:
+    """As many processes as there are cores, which build at the same time."""
+
+    def __init__(self, target: str, cache: Path, count: int) -> None:
+        self._free: SimpleQueue[Process] = SimpleQueue()
+        self._all = [Process(target, cache) for _ in range(count)]
+        for p in self._all:
+            self._free.put(p)
+        self._threads = ThreadPoolExecutor(count)
+
+    def start(self, seconds: float) -> None:
+        """Have all of them ready, which takes as long as it takes to import PyTorch."""
+        for answer in self._threads.map(lambda p: p.ask("ready", seconds), self._all):
+            if "failed" in answer:
+                raise CompilerError(f"a process that builds candidates cannot be started: {answer['failed']}")
+
+    def build(self, program: str, schedules: Sequence[str], seconds: float) -> list[Answer]:
+        """An answer for each schedule of the kernel."""
+
+        def one(schedule: str) -> Answer:
+            process = self._free.get()
+            try:
+                return process.ask("build", seconds, program=program, schedule=schedule)
+            finally:
+                self._free.put(process)
+
+        return list(self._threads.map(one, schedules))
+
+    def close(self) -> None:
+        for p in self._all:
+            p.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)

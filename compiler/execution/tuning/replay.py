@@ -1,0 +1,145 @@
+"""Recorded tables in; how soon each strategy comes near their best, and how well estimates rank their times, out."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from compiler.errors import CompilerError
+from compiler.execution.tuning import tables
+from compiler.execution.tuning.tables import Table
+from compiler.schedule import search, steps
+
+SEEDS = 5
+MOST = 64  # trials
+NEAR = 0.95  # of the best
+BUDGETS = (1, 4, 8, 16, 32, 64)
+BATCH = 4
+Curves = Mapping[str, np.ndarray]  # strategy -> shares of the best by run and by trial
+
+
+def read(paths: Sequence[Path]) -> list[Table]:
+    """Tables of files and folders, of those candidates that have a time or a reason; raises CompilerError."""
+    files = [f for p in paths for f in (sorted(p.glob("*.jsonl*")) if p.is_dir() else [p])]
+    found = [t for f in files for t in tables.read_all(f)]
+    if not found:
+        raise CompilerError(f"there are no tables in {', '.join(map(str, paths))}")
+    return found
+
+
+def run(table: Table, strategy: str, seed: int) -> list[float]:
+    """After each trial the share of the best's speed, the heuristic's schedule being the first trial."""
+    known = sorted(table.trials)
+    schedules = [steps.parse(table.head.schedules[n]) for n in known]
+    some = search.candidates([table.head.costs[n] for n in known], schedules)
+    times = [table.seen[n] for n in known]
+    best, seen, rng = min(times), {0: times[0]}, Random(seed)
+    while len(seen) < min(MOST, len(some)):
+        named = search.STRATEGIES[strategy](some, seen, min(BATCH, MOST - len(seen)), rng)
+        if not named:
+            break
+        seen |= {n: times[n] for n in named}
+    shares = [best / t for t in np.minimum.accumulate(list(seen.values()))]
+    return [*shares, *[shares[-1]] * (MOST - len(shares))]
+
+
+def curves(some: Sequence[Table]) -> Curves:
+    """Every strategy on every table, of each seed a run, in one order."""
+    return {name: np.array([run(t, name, seed) for t in some for seed in range(SEEDS)]) for name in search.STRATEGIES}
+
+
+def report(paths: Sequence[Path], folder: Path | None) -> Iterator[Path]:
+    """A page and a picture of trials against the share of the best."""
+    some = [t for t in read(paths) if t.best is not None and len(t.trials) > 1]
+    made, out = curves(some), folder or Path("reports/search")
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in (("README.md", page(some, made)), ("search.svg", picture(made))):
+        (out / name).write_text(text, encoding="utf-8")
+        yield out / name
+
+
+def page(some: Sequence[Table], made: Curves) -> str:
+    """The page, as Markdown."""
+    head = "| strategy | " + " | ".join(f"after {n}" for n in BUDGETS) + f" | within 16 trials at {NEAR:.0%} |"
+    rows = [head, "|" + "---|" * (len(BUDGETS) + 2)]
+    for name, shares in made.items():
+        means = " | ".join(f"{shares[:, n - 1].mean():.3f}" for n in BUDGETS)
+        near = (shares[:, 15] >= NEAR).reshape(len(some), SEEDS).mean()
+        rows.append(f"| {name}{' (default)' if name == search.DEFAULT else ''} | {means} | {near:.0%} of runs |")
+    kinds = ["| kernel | device | family | candidates | refused | best over the heuristic | rank of the best |",
+             "|---|---|---|---|---|---|---|"]  # fmt: skip
+    for t in some:
+        assert t.best is not None
+        bad = sum(bool(x.failed) for x in t.trials.values())
+        gain = t.trials[0].ratio / t.best.ratio
+        kinds.append(
+            f"| {t.head.name} | {t.head.device} | {t.head.family} | {len(t.trials)} | {bad} | {gain:.2f}x "
+            f"| {t.best.number} |"
+        )
+    return "\n".join([
+        "# How soon a search finds the best schedule", "",
+        f"Recorded times of {len(some)} kernels, each strategy with {SEEDS} seeds; the mean share of the best recorded",
+        "speed after so many trials. Tables with fewer candidates than trials are exhausted before.", "",
+        *rows, "", "![trials against the share of the best](search.svg)", "", *kinds, "",
+    ])  # fmt: skip
+
+
+def picture(made: Curves) -> str:
+    """The mean share of the best by trials, as SVG."""
+    colours = ("#888", "#d62728", "#1f77b4", "#2ca02c", "#9467bd")
+    low = min(float(s.mean(axis=0)[0]) for s in made.values())
+    wide, high, left, top = 640, 320, 50, 20
+    floor = math.floor(low * 20) / 20
+
+    def x(trial: int) -> float:
+        return left + wide * math.log2(trial) / math.log2(MOST)
+
+    def y(share: float) -> float:
+        return top + high * (1 - (share - floor) / max(1 - floor, 1e-9))
+
+    lines = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide + 140}" height="{high + 60}" font-size="12">']
+    for n in BUDGETS:
+        lines.append(f'<text x="{x(n):.0f}" y="{top + high + 18}" text-anchor="middle">{n}</text>')
+    for share in np.linspace(floor, 1, 6):
+        lines.append(f'<line x1="{left}" x2="{left + wide}" y1="{y(share):.1f}" y2="{y(share):.1f}" stroke="#ddd"/>')
+        lines.append(f'<text x="{left - 6}" y="{y(share) + 4:.0f}" text-anchor="end">{share:.2f}</text>')
+    for n, (name, shares) in enumerate(made.items()):
+        mean = shares.mean(axis=0)
+        points = " ".join(f"{x(t):.1f},{y(mean[t - 1]):.1f}" for t in range(1, MOST + 1))
+        lines.append(f'<polyline fill="none" stroke="{colours[n]}" stroke-width="2" points="{points}"/>')
+        lines.append(f'<text x="{left + wide + 8}" y="{top + 16 * n + 12}" fill="{colours[n]}">{name}</text>')
+    lines.append(f'<text x="{left + wide / 2:.0f}" y="{top + high + 36}" text-anchor="middle">trials</text></svg>')
+    return "\n".join(lines) + "\n"
+
+
+def fit(paths: Sequence[Path]) -> str:
+    """For each family the rank correlation of estimates and times, as a table of text."""
+    families: dict[str, list[Table]] = defaultdict(list)
+    for t in read(paths):
+        if sum(not x.failed for x in t.trials.values()) > 2:  # fewer have no order to speak of
+            families[f"{t.head.target} {t.head.family}"].append(t)
+    rows = ["| family | kernels | rank correlation, mean | least |", "|---|---|---|---|"]
+    for name, some in sorted(families.items()):
+        found = [_rank_correlation(t) for t in some]
+        rows.append(f"| {name} | {len(some)} | {np.mean(found):.2f} | {min(found):.2f} |")
+    return "\n".join(rows) + "\n"
+
+
+def _rank_correlation(t: Table) -> float:
+    """Spearman's, of the candidates that ran."""
+    good = [x for x in t.trials.values() if not x.failed]
+    a, b = _ranks([t.head.costs[x.number] for x in good]), _ranks([x.ratio for x in good])
+    if a.std() == 0 or b.std() == 0:
+        return 0.0
+    return float(np.corrcoef(a, b)[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    """Ranks, equal ones for equal values."""
+    v = np.asarray(values)
+    return np.array([((v < x).sum() + (v <= x).sum() - 1) / 2 for x in v])

@@ -1,0 +1,75 @@
+"""Stored schedules on disk: `tuned/*.jsonl` in the user's cache, and before that in `tuned/` beside this file."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+from compiler.errors import CacheError
+from compiler.schedule import records
+from compiler.schedule.records import NOTHING, Record, Stored
+
+SHIPPED = Path(__file__).parent / "tuned"
+
+
+def path_of(cache: Path, device: str) -> Path:
+    """The user's file of a device."""
+    return cache / "tuned" / (re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-") + ".jsonl")
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a file, none where there is no file; raises RecordError."""
+    try:
+        return records.parse(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return []
+    except UnicodeDecodeError as problem:
+        raise records.RecordError(f"{path} is no text: remove it, and tune again") from problem
+    except OSError as problem:
+        raise CacheError(path.parent, (problem.strerror or str(problem)).lower()) from problem
+
+
+def keep(cache: Path, found: Iterable[Record]) -> None:
+    """Put records into the user's files, in the place of those that they had for the same kernels."""
+    found = list(found)
+    for device in sorted({r.device for r in found}):
+        path = path_of(cache, device)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path):
+            text = records.show([*read(path), *(r for r in found if r.device == device)])
+            draft = path.with_suffix(".draft")
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+
+
+def stored(cache: Path, target: str, device: str) -> Stored:
+    """What is known of a target on a device, the user's own before what is shipped."""
+    paths = [SHIPPED / path_of(cache, device).name, path_of(cache, device)]
+    stamps = [(p, s.st_mtime_ns, s.st_size) for p in paths if (s := _stat(p)) is not None]
+    return _stored(tuple(stamps), target, device) if stamps else NOTHING
+
+
+@lru_cache(maxsize=16)
+def _stored(stamps: tuple[tuple[Path, int, int], ...], target: str, device: str) -> Stored:
+    known = {r.key: r for path, _, _ in stamps for r in read(path) if (r.target, r.device) == (target, device)}
+    return Stored(tuple(known[k] for k in sorted(known)))
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """While a file is changed, by one process at a time."""
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,122 @@
+"""What was measured of a kernel's candidates, as lines of JSON that are appended: a search goes on from it.
+
+The first line says what was measured, with the candidates in the order of their estimates; each of the others what
+became of one. A last line that is cut off, by `kill -9`, does not count.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compiler.errors import CompilerError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What became of a candidate: seconds a call, and its time over the heuristic's; or why it was refused."""
+
+    number: int
+    seconds: float = 0.0
+    ratio: float = math.inf
+    failed: str = ""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is measured: the kernel, where, of which family; estimates and schedules of the candidates."""
+
+    key: str
+    name: str
+    target: str
+    device: str
+    family: str
+    program: str
+    costs: Sequence[float]
+    schedules: Sequence[str]
+
+
+@dataclass
+class Table:
+    """The candidates of a kernel, and what is known of them by their numbers."""
+
+    head: Head
+    trials: dict[int, Trial] = field(default_factory=dict)
+
+    @property
+    def seen(self) -> Mapping[int, float]:
+        return {t.number: math.inf if t.failed else t.ratio for t in self.trials.values()}
+
+    @property
+    def best(self) -> Trial | None:
+        return min((t for t in self.trials.values() if not t.failed), key=lambda t: t.ratio, default=None)
+
+
+def begin(path: Path, head: Head) -> Table:
+    """What is known already of these candidates, in a file that goes on from there; an older table's is begun anew."""
+    try:
+        table = next(iter(read_all(path)), None)
+    except (OSError, CompilerError):
+        table = None
+    if table is None or table.head != head:
+        table = Table(head)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".draft")  # without the line that was cut off
+    draft.write_text("".join([_line({"format": FORMAT, **asdict(head)}), *map(_said, table.trials.values())]))
+    draft.replace(path)
+    return table
+
+
+def append(path: Path, table: Table, trials: Sequence[Trial]) -> None:
+    """Note what became of candidates, for good."""
+    table.trials |= {t.number: t for t in trials}
+    with path.open("a", encoding="utf-8") as file:
+        file.write("".join(map(_said, trials)))
+
+
+def read_all(path: Path) -> list[Table]:
+    """The tables of a file, which may be compressed; raises CompilerError for one that has none."""
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode()
+        return tables(text, str(path))
+    except (EOFError, gzip.BadGzipFile, UnicodeDecodeError) as problem:
+        raise CompilerError(f"{path} is no table of candidates: {problem}") from problem
+
+
+def tables(text: str, where: str) -> list[Table]:
+    """Tables, one after the other."""
+    made: list[Table] = []
+    lines = text.splitlines(keepends=True)
+    for number, line in enumerate(lines, 1):
+        try:
+            held = json.loads(line)
+            if "format" not in held:
+                trial = Trial(**held)
+                made[-1].trials[trial.number] = trial
+                continue
+            version = held.pop("format")
+            if version != FORMAT:
+                raise CompilerError(f"{where}, line {number}: format {version!r}, and this mlcomp reads {FORMAT}")
+            made.append(Table(Head(**held)))
+        except (ValueError, TypeError, IndexError, AttributeError) as problem:
+            if number == len(lines) and not line.endswith("\n"):
+                break
+            raise CompilerError(f"{where}, line {number}: no table of candidates: remove the file") from problem
+    return made
+
+
+def _said(trial: Trial) -> str:
+    about = {"failed": trial.failed} if trial.failed else {"seconds": trial.seconds, "ratio": trial.ratio}
+    return _line({"number": trial.number, **about})
+
+
+def _line(held: Mapping[str, Any]) -> str:
+    return json.dumps(held, ensure_ascii=False) + "\n"

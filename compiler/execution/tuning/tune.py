@@ -1,0 +1,243 @@
+"""The kernels of a program in; for each the fastest of its candidates, timed beside the heuristic's, out."""
+
+from __future__ import annotations
+
+import itertools
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+
+import torch
+
+from compiler import pipeline
+from compiler.errors import CompilerError
+from compiler.execution import gpu_programs, named
+from compiler.execution.tuning import tables
+from compiler.execution.tuning.processes import Answer, Builders, Process
+from compiler.execution.tuning.tables import Table, Trial
+from compiler.ir import aten, loop_text
+from compiler.ir.alone import alone, key
+from compiler.ir.expr import sizes_in
+from compiler.ir.statement import Program
+from compiler.runtime import detect
+from compiler.schedule import search, steps
+from compiler.schedule.records import Record
+from compiler.schedule.space.members import Planned
+from compiler.schedule.steps import CacheHints
+from compiler.targets.target import Target
+
+BUILT_IN, RUN_IN = 120.0, 60.0  # seconds that building a candidate, or racing some, may take
+ROUNDS, LAST_ROUNDS = 8, 40
+FINALISTS = 3
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much a search may take for each kernel: trials, seconds, and candidates to choose those from."""
+
+    trials: int
+    seconds: float
+    candidates: int
+
+
+EFFORTS = {"quick": Effort(16, 10.0, 200), "default": Effort(64, 60.0, 400), "full": Effort(600, 600.0, 600)}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search found for a kernel: its record, or why there is none; what was tried, and why some was refused."""
+
+    name: str
+    record: Record | None
+    problem: str = ""
+    tried: int = 0
+    refused: Mapping[str, int] = field(default_factory=dict)
+    interrupted: bool = False
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The processes and the folder that searches of a target use."""
+
+    target: Target
+    device: str
+    folder: Path
+    builders: Builders
+    racer: Process
+
+
+@contextmanager
+def bench(target: Target, cache: Path) -> Iterator[Bench]:
+    """Processes for a target; raises CompilerError where its code cannot be timed here."""
+    device = gpu_programs.device_of(target)
+    if not device:
+        raise CompilerError(f"no GPU of this machine runs code for {target.name}, and what is emulated is not timed")
+    name = next((n for n in ("cpu", "cuda") if named.target(n) == target), target.name)
+    builders, racer = Builders(name, cache, detect.usable_cores()), Process(name, cache)
+    try:
+        builders.start(BUILT_IN)
+        yield Bench(target, device, cache / "tune", builders, racer)
+    finally:
+        builders.close()
+        racer.close()
+
+
+def versions() -> dict[str, str]:
+    """What a time depends on besides the text."""
+    return {"torch": str(torch.__version__), "python": platform.python_version()}
+
+
+def kernels(program: aten.Program, target: Target) -> dict[str, Program]:
+    """The different kernels of a program, each alone, by their digests; those of unknown sizes are left out."""
+    reached = pipeline.lower(program, target, until="loop").stages["loop"]
+    single = [alone(reached, k) for k in reached.kernels if not sizes_in(k)]
+    return {key(p): p for p in single}
+
+
+def tune(
+    what: Program, at: Bench, effort: Effort, strategy: str, seed: int = 0, tell: Tell = lambda _: None, code: str = ""
+) -> Found:
+    """Search the space of a kernel that is a program of its own."""
+    (kernel,) = what.kernels
+    try:
+        head = _head(what, at, effort)
+    except Exception as problem:  # a defect of a family costs its kernels their search, and is said
+        return Found(kernel.name, None, f"no candidates: {type(problem).__name__}: {problem}")
+    path = at.folder / f"{head.key}-{head.target.replace(':', '_')}-{head.device.replace(' ', '_')}.jsonl"
+    table = tables.begin(path, head)
+    (first,) = at.builders.build(head.program, head.schedules[:1], BUILT_IN)
+    begun = first if "failed" in first else at.racer.begin(RUN_IN, text=first["text"], seed=seed)
+    if "failed" in begun:
+        return Found(kernel.name, None, f"the heuristic's schedule cannot be timed: {begun['failed']}")
+    texts = {0: str(first["text"])}
+    interrupted = False
+    try:
+        _search(table, path, texts, at, effort, strategy, seed, tell)
+    except KeyboardInterrupt:  # what was found until now is worth a last race
+        interrupted = True
+        at.racer.close()
+        tell(f"{kernel.name}: interrupted; the best so far is raced and kept")
+    record, refusal = _winner(table, texts, at, code)
+    why = [t.failed.split(":")[0] for t in table.trials.values() if t.failed]
+    refused = {w: why.count(w) for w in dict.fromkeys(why)}
+    return Found(kernel.name, record, refusal, len(table.trials), refused, interrupted)
+
+
+def _head(what: Program, at: Bench, effort: Effort) -> tables.Head:
+    members = plain(what, at.target, effort.candidates)
+    chosen: dict[str, Planned] = {}
+    for p in members:
+        chosen.setdefault(steps.show(p.schedule), p)
+    return tables.Head(
+        key(what), what.kernels[0].name, at.target.name, at.device, members[0].family, loop_text.show(what),
+        [p.cost for p in chosen.values()], list(chosen),
+    )  # fmt: skip
+
+
+def plain(what: Program, target: Target, count: int) -> list[Planned]:
+    """The cheapest schedules of a kernel, as they are stored: what caches need not keep depends on the kernels that are
+    beside it, and is decided where it is used."""
+
+    def made(p: Planned) -> Planned:
+        kept = tuple(s for s in p.schedule.steps if not isinstance(s, CacheHints))
+        return Planned(p.family, p.cost, lambda: kept)
+
+    (kernel,) = what.kernels
+    return [made(p) for p in itertools.islice(pipeline.space(what, kernel, target), count)]
+
+
+def _search(
+    table: Table, path: Path, texts: dict[int, str], at: Bench, effort: Effort, strategy: str, seed: int, tell: Tell
+) -> None:
+    """Measure what the strategy names until the effort is spent, or nothing is left."""
+    some = _candidates(table)
+    rng, end = Random(seed), time.monotonic() + effort.seconds
+    if 0 not in table.trials:
+        tables.append(path, table, _raced([0], texts, at))
+    while len(table.trials) < effort.trials and time.monotonic() < end:
+        count = min(max(4, detect.usable_cores()), effort.trials - len(table.trials))
+        named = search.STRATEGIES[strategy](some, table.seen, count, rng)
+        if not named:
+            break
+        for number in _build(named, table, path, texts, at):
+            tables.append(path, table, _raced([number], texts, at))
+        tell(_progress(table, min(effort.trials, len(some))))
+
+
+def _progress(table: Table, most: int) -> str:
+    best = table.best
+    if best is None:
+        return f"{table.head.name}: {len(table.trials)} of {most} tried, all of them refused"
+    found = f"best {best.seconds * 1e6:.4g} us, {1 / best.ratio:.3f}x the heuristic's speed"
+    return f"{table.head.name}: {len(table.trials)} of {most} tried, {found}"
+
+
+def _candidates(table: Table) -> list[search.Candidate]:
+    return search.candidates(table.head.costs, [steps.parse(s) for s in table.head.schedules])
+
+
+def _build(named: list[int], table: Table, path: Path, texts: dict[int, str], at: Bench) -> list[int]:
+    """Those that could be built, of each text one; what became of the others is noted."""
+    missing = [n for n in named if n not in texts]
+    answers = at.builders.build(table.head.program, [table.head.schedules[n] for n in missing], BUILT_IN)
+    known = {text: n for n, text in texts.items()}
+    built = []
+    for n, answer in zip(missing, answers, strict=True):
+        if "failed" in answer:
+            tables.append(path, table, [Trial(n, failed=answer["failed"])])
+            continue
+        same = known.setdefault(answer["text"], n)
+        texts[n] = answer["text"]
+        if same != n and same in table.trials:
+            old = table.trials[same]
+            tables.append(path, table, [Trial(n, old.seconds, old.ratio, old.failed)])
+        else:
+            built.append(n)
+    return built
+
+
+def _raced(numbers: list[int], texts: Mapping[int, str], at: Bench, rounds: int = ROUNDS) -> list[Trial]:
+    answer = at.racer.ask("race", RUN_IN, texts=[texts[n] for n in numbers], rounds=rounds)
+    if "failed" in answer:
+        return [Trial(n, failed=str(answer["failed"])) for n in numbers]
+    return [Trial(n, r["seconds"], r["median"]) for n, r in zip(numbers, answer["ratios"][1:], strict=True)]
+
+
+def _winner(table: Table, texts: dict[int, str], at: Bench, code: str) -> tuple[Record | None, str]:
+    """The record of the best after a longer race among the best, which is the heuristic's unless one surely beats it.
+
+    Of many that are about as fast the one that seemed fastest had luck: only the second race counts.
+    """
+    good = sorted((t for t in table.trials.values() if not t.failed and t.ratio < 1), key=lambda t: t.ratio)
+    finalists = [t.number for t in good[:FINALISTS] if _is_built(t.number, table, texts, at)]
+    answer = at.racer.ask("race", RUN_IN, texts=[texts[n] for n in finalists], rounds=LAST_ROUNDS)
+    if "failed" in answer:
+        return None, f"the last race failed: {answer['failed']}"
+    ratios = answer["ratios"]
+    ranked = sorted(range(len(finalists)), key=lambda i: float(ratios[i + 1]["median"]))
+    for i in ranked:
+        if ratios[i + 1]["high"] < 1 and "failed" not in at.racer.ask("guard", RUN_IN, text=texts[finalists[i]]):
+            return _record(table.head, finalists[i], ratios[i + 1], code), ""
+    return _record(table.head, 0, ratios[0], code), ""
+
+
+def _is_built(number: int, table: Table, texts: dict[int, str], at: Bench) -> bool:
+    if number not in texts:
+        (answer,) = at.builders.build(table.head.program, [table.head.schedules[number]], BUILT_IN)
+        if "failed" in answer:
+            return False
+        texts[number] = answer["text"]
+    return True
+
+
+def _record(head: tables.Head, number: int, ratio: Answer, code: str) -> Record:
+    speedup = tuple(float(f"{1 / ratio[k]:.4g}") for k in ("median", "high", "low"))
+    return Record(
+        head.key, head.name, head.target, head.device, head.program, head.schedules[number],
+        float(f"{ratio['seconds']:.4g}"), (speedup[0], speedup[1], speedup[2]), versions(), code,
+    )  # fmt: skip

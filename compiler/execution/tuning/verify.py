@@ -1,0 +1,63 @@
+"""Stored schedules in; each timed again beside the heuristic's, and what does not hold any more, out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from compiler.execution import expression, gpu_programs, named
+from compiler.execution.tuning import shelf
+from compiler.execution.tuning import tune as search_of
+from compiler.execution.tuning.tune import BUILT_IN, LAST_ROUNDS, RUN_IN, Bench
+from compiler.ir import loop_text
+from compiler.ir.alone import key
+from compiler.runtime import detect
+from compiler.schedule import steps
+from compiler.schedule.records import Record
+from compiler.targets.target import Target
+
+
+@dataclass(frozen=True)
+class Verified:
+    """A record, and how fast its schedule is now over the heuristic's, or what is wrong with it."""
+
+    record: Record
+    speedup: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    problem: str = ""
+
+
+def verify(target: str) -> Iterator[Verified]:
+    """Every record of a target and this machine's device for it."""
+    machine, cache = named.target(target), detect.default_cache(os.environ)
+    with search_of.bench(machine, cache) as at:
+        for record in shelf.stored(cache, machine.name, gpu_programs.device_of(machine)).records:
+            yield _verified(record, machine, at)
+
+
+def _verified(record: Record, machine: Target, at: Bench) -> Verified:
+    try:
+        program = loop_text.parse(record.program)
+        record.steps()
+    except ValueError as problem:
+        return Verified(record, problem=f"this version cannot read it: {problem}")
+    if key(program) != record.key:
+        return Verified(record, problem="its digest is not that of its kernel: the line was changed")
+    if record.code:
+        with torch.no_grad():
+            captured = expression.capture(record.code, 0)[2]
+        if record.key not in search_of.kernels(captured.program, machine):
+            return Verified(record, problem=f"{record.code} has no such kernel any more")
+    first = steps.show(search_of.plain(program, machine, 1)[0].schedule)
+    texts = at.builders.build(record.program, [first, record.schedule], BUILT_IN)
+    for what, made in zip(("the heuristic's schedule", "its schedule"), texts, strict=True):
+        if "failed" in made:
+            return Verified(record, problem=f"{what} does not apply: {made['failed']}")
+    begun = at.racer.begin(RUN_IN, text=texts[0]["text"], seed=0)
+    answer = begun or at.racer.ask("race", RUN_IN, texts=[texts[1]["text"]], rounds=LAST_ROUNDS)
+    if "failed" in answer:
+        return Verified(record, problem=str(answer["failed"]))
+    ratio = answer["ratios"][1]
+    return Verified(record, (1 / ratio["median"], 1 / ratio["high"], 1 / ratio["low"]))

@@ -1,0 +1,117 @@
+"""Schedules that were found by timing, as sorted lines of text, one a kernel: what a file of them says.
+
+A line is a JSON object. It holds the kernel itself as Loop IR, so that whoever reads it can time it again, and its
+digest, by which kernels that differ from it in names alone find its schedule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cached_property
+
+from compiler.errors import CompilerError
+from compiler.ir import loop_text
+from compiler.ir.statement import Kernel, Program
+from compiler.schedule import steps
+from compiler.schedule.steps import Schedule
+
+FORMAT = 1
+_MARKERS = ("<<<<<<<", "=======", ">>>>>>>", "|||||||")
+
+
+class RecordError(CompilerError):
+    """A file of stored schedules that cannot be used as it is."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """The best schedule known of a kernel on a device: seconds a call, and those of the heuristic's schedule over them
+    with the interval of that ratio; what it was found with; the expression that it came from, if it did."""
+
+    key: str
+    name: str
+    target: str
+    device: str
+    program: str
+    schedule: str
+    seconds: float
+    speedup: tuple[float, float, float]  # median, low, high
+    versions: Mapping[str, str]
+    code: str = ""
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        return self.key, self.target, self.device
+
+    def kernel(self) -> Kernel:
+        """The kernel that it is for; raises ValueError where this version cannot read it."""
+        program: Program = loop_text.parse(self.program)
+        (kernel,) = program.kernels
+        return kernel
+
+    def steps(self) -> Schedule:
+        """Its schedule; raises ValueError where this version has no such step."""
+        return steps.parse(self.schedule)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The records of a target and a device, by the digests of kernels; those are equal that say the same."""
+
+    records: tuple[Record, ...] = ()
+
+    @cached_property
+    def by_key(self) -> Mapping[str, Record]:
+        return {r.key: r for r in self.records}
+
+    @cached_property
+    def digest(self) -> str:
+        """Of what it changes about a compilation; empty where that is nothing."""
+        said = sorted((r.key, r.schedule) for r in self.records)
+        return hashlib.sha256(repr(said).encode()).hexdigest() if said else ""
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+
+NOTHING = Stored()
+
+
+def show(records: Iterable[Record]) -> str:
+    """Sorted lines; of records for the same kernel, target and device the last one counts."""
+    last = {r.place: r for r in records}
+    lines = [json.dumps({"format": FORMAT, **asdict(last[p])}, ensure_ascii=False) for p in sorted(last)]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def parse(text: str, where: str) -> list[Record]:
+    """The records of a file; raises RecordError, which says what is wrong with it, in which line, and what to do."""
+    made: dict[tuple[str, str, str], int] = {}
+    records = []
+    for number, line in enumerate(text.splitlines(), 1):
+        at = f"{where}, line {number}"
+        if line.startswith(_MARKERS):
+            raise RecordError(f"{at}: a conflict of a merge; keep one of both sides, or both where their keys differ")
+        record = _record(line, at)
+        if record.place in made:
+            raise RecordError(f"{at}: {record.name} is in line {made[record.place]} already; remove one of the two")
+        made[record.place] = number
+        records.append(record)
+    return records
+
+
+def _record(line: str, at: str) -> Record:
+    try:
+        held = json.loads(line)
+        version = held.pop("format")
+    except (ValueError, KeyError, AttributeError, TypeError) as problem:
+        raise RecordError(f"{at}: not a stored schedule: remove the line, or tune its kernel again") from problem
+    if version != FORMAT:
+        raise RecordError(f"{at}: format {version!r}, and this mlcomp reads {FORMAT}: tune again with this version")
+    names = [f.name for f in fields(Record)]
+    if sorted(held) != sorted(names) or not isinstance(held["speedup"], list) or len(held["speedup"]) != 3:
+        raise RecordError(f"{at}: a stored schedule has {', '.join(names)}: remove the line, or tune again")
+    return Record(**{**held, "speedup": tuple(held["speedup"])})

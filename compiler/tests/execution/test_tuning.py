@@ -1,0 +1,169 @@
+"""Searches on this CPU: what is stored is used by equal kernels, and named where it does not apply."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from compiler import pipeline
+from compiler.errors import CompilerError
+from compiler.execution import executable, expression, gpu_programs, named
+from compiler.execution.tuning import command, measure, replay, shelf, tables
+from compiler.execution.tuning import tune as search_of
+from compiler.execution.tuning.processes import Process
+from compiler.execution.tuning.tables import Head, Trial
+from compiler.ir import loop_text
+from compiler.runtime import detect
+from compiler.schedule import steps
+from compiler.schedule.records import Record, RecordError, Stored
+from compiler.tests.meaning import fresh_seed
+
+CODE = "torch.softmax(torch.randn(6, 40), -1)"
+
+
+def record(code: str, number: int = 1) -> tuple[Record, str]:
+    """A record of a kernel's schedule of that number in its space, and the heuristic's schedule."""
+    machine = named.target("cpu")
+    captured = expression.capture(code, 0)[2]
+    ((key, program),) = search_of.kernels(captured.program, machine).items()
+    some = list(itertools.islice(search_of.plain(program, machine, number + 1), number + 1))
+    schedule, first = steps.show(some[number].schedule), steps.show(some[0].schedule)
+    device = gpu_programs.device_of(machine)
+    text = loop_text.show(program)
+    return Record(key, program.name, machine.name, device, text, schedule, 1e-6, (1.1, 1.0, 1.2), {}, code), first
+
+
+def test_what_is_stored_is_taken_for_kernels_that_are_the_same_but_for_names(tmp_path: Path) -> None:
+    kept, first = record(CODE)
+    shelf.keep(tmp_path, [kept])
+    x = torch.randn(6, 40)
+    made = executable.compile(lambda given: F.softmax(given, dim=1), [x], cache=tmp_path)
+    torch.testing.assert_close(made(x), torch.softmax(x, -1))
+    (applied,) = (steps.show(s) for s in made.lowering.schedules.values())
+    assert applied == kept.schedule != first
+
+
+def test_what_does_not_apply_is_named_and_not_used(tmp_path: Path) -> None:
+    kept, first = record(CODE)
+    shelf.keep(tmp_path, [replace(kept, schedule='bind("nowhere", blocks)\n')])
+    x = torch.randn(6, 40)
+    with pytest.warns(UserWarning, match="its stored schedule does not apply, tune it again: .*nowhere"):
+        made = executable.compile(lambda x: torch.softmax(x, -1), [x], cache=tmp_path)
+    assert [steps.show(s) for s in made.lowering.schedules.values()] == [first]
+    torch.testing.assert_close(made(x), torch.softmax(x, -1))
+
+
+def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
+    kept, _ = record(CODE)
+    shelf.keep(tmp_path, [kept])
+    path = shelf.path_of(tmp_path, kept.device)
+    path.write_text(f"<<<<<<< ours\n{path.read_text()}")
+    with pytest.raises(RecordError, match="line 1: a conflict of a merge"):
+        executable.compile(lambda x: torch.softmax(x, -1), [torch.randn(6, 40)], cache=tmp_path)
+
+
+def test_a_kernel_is_searched_checked_stored_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
+    monkeypatch.setattr(detect, "usable_cores", lambda: 1)
+    heard: list[str] = []
+    wish = command.Wish(command.limits("quick", None, 3), "random", fresh_seed(), heard.append, CODE)
+    (found,) = command.tune_expression(CODE, "cpu", wish)
+    assert (found.problem, found.tried) == ("", 3)
+    assert found.record is not None
+    assert heard[-1].startswith("softmax_6x40_f32: 3 of 3 tried, best ")
+    (path,) = (tmp_path / "tune").glob("*.jsonl")
+    (table,) = tables.read_all(path)
+    assert 0 in table.trials
+    x = torch.randn(6, 40)
+    made = executable.compile(lambda x: torch.softmax(x, -1), [x])
+    assert [steps.show(s) for s in made.lowering.schedules.values()] == [found.record.schedule]
+    assert command.tune_missing(made.captured, named.target("cpu"), tmp_path) == []
+
+
+def test_a_lost_process_is_an_answer_and_another_takes_its_place(tmp_path: Path) -> None:
+    process = Process("cpu", tmp_path)
+    try:
+        assert process.ask("ready", 0.0)["failed"] == "did not end within 0 s"
+        assert process.ask("ready", 60.0) == {}
+        assert process._running is not None
+        os.kill(process._running.pid, signal.SIGKILL)
+        assert process.ask("ready", 60.0)["failed"] == "crashed: SIGKILL"
+    finally:
+        process.close()
+
+
+def test_a_schedule_that_computes_something_else_is_refused_with_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, _ = record(CODE)
+    _, inputs, captured = expression.capture(CODE, 0)
+    machine = named.target("cpu")
+    assert command.problem(captured.program, machine, kept, inputs) == ""
+    execute = executable.execute
+    monkeypatch.setattr(
+        executable, "execute", lambda lowering, stage, given: [x * (1.01 if stage == "kernel" else 1)
+                                                               for x in execute(lowering, stage, given)],
+    )  # fmt: skip
+    assert command.problem(captured.program, machine, kept, inputs).startswith("stage kernel: ")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_part_of_a_sum_that_is_missing_is_seen_and_another_order_is_not(dtype: torch.dtype) -> None:
+    torch.manual_seed(fresh_seed())
+    a, b = torch.randn(64, 512, dtype=dtype), torch.randn(512, 64, dtype=dtype)
+    whole, inputs = (a @ b,), [a, b]
+    other = ((a.float()[:, :200] @ b.float()[:200] + a.float()[:, 200:] @ b.float()[200:]).to(dtype),)
+    assert measure.differs(other, whole, inputs) == ""
+    assert "are wrong" in measure.differs(((a[:, :-16] @ b[:-16]),), whole, inputs)
+    assert "are wrong" in measure.differs((whole[0].where(whole[0] != whole[0][3, 4], torch.nan),), whole, inputs)
+
+
+def table(times: list[float]) -> tables.Table:
+    texts = [f'bind("i", vector, width=8, unroll={n + 1})\n' for n in range(len(times))]
+    costs = [float(n + 1) for n in range(len(times))]
+    head = Head("key", "add", "cpu", "a CPU", "pointwise", "", costs, texts)
+    return tables.Table(head, {n: Trial(n, t * 1e-6, t) for n, t in enumerate(times)})
+
+
+def test_a_table_goes_on_after_a_line_that_was_cut_off(tmp_path: Path) -> None:
+    whole, path = table([1.0, 0.5, 2.0]), tmp_path / "t.jsonl"
+    tables.append(path, tables.begin(path, whole.head), [*whole.trials.values(), Trial(3, failed="spills 8 bytes")])
+    text = path.read_text()
+    path.write_text(text[:-9])
+    begun = tables.begin(path, whole.head)
+    assert begun == whole
+    assert path.read_text() == "".join(text.splitlines(keepends=True)[:4])
+    assert tables.begin(path, replace(whole.head, costs=[3.0])).trials == {}
+    path.write_text("nonsense\n")
+    with pytest.raises(CompilerError, match="line 1: no table of candidates"):
+        tables.read_all(path)
+
+
+def test_a_replay_says_how_soon_the_best_is_found_and_how_well_estimates_rank(tmp_path: Path) -> None:
+    path, times = tmp_path / "t.jsonl", [1.0, 0.9, 1.2, 0.5, 1.4, 1.5, 1.6, 1.7]
+    whole = table(times)
+    tables.append(path, tables.begin(path, whole.head), list(whole.trials.values()))
+    assert replay.run(whole, "top", 0)[:4] == [0.5, 0.5 / 0.9, 0.5 / 0.9, 1.0]
+    page, picture = replay.report([tmp_path], tmp_path / "out")
+    assert "| top | 0.500 | 1.000 |" in page.read_text()
+    assert picture.read_text().startswith("<svg")
+    assert "| cpu pointwise | 1 | 0.83 | 0.83 |" in replay.fit([path])
+
+
+def test_the_digest_of_a_kernel_does_not_depend_on_names() -> None:
+    machine = named.target("cpu")
+
+    def keys(code: str) -> set[str]:
+        return set(search_of.kernels(expression.capture(code, 0)[2].program, machine))
+
+    assert keys(CODE) == keys("F.softmax(torch.rand(6, 40), dim=1)")
+    assert not keys(CODE) & keys("torch.softmax(torch.randn(6, 41), -1)")
+    stored = Stored((record(CODE)[0],))
+    assert not pipeline.lower(
+        expression.capture("torch.randn(3).exp()", 0)[2].program, machine, stored=stored
+    ).fallbacks
