@@ -121,6 +121,24 @@ OPTIONS: dict[str, dict[str, object]] = {
         "metavar": "INDEX",
         "help": "of the random programs of --mlcomp-seed, run this one alone",
     },
+    "opinfo": {
+        "nargs": "?",
+        "const": "check",
+        "choices": ("check", "update"),
+        "help": "by itself, unless shape files are named: run the samples of PyTorch's own database of operators "
+        "through torch.compile, forward and with gradients; what has passed before must pass; =update writes down what "
+        "passes now; the report is opinfo.md",
+    },
+    "ops": {
+        "metavar": "REGEX",
+        "help": "of that database the entries that this matches, anywhere in NAME:TYPE (default: all)",
+    },
+    "samples": {
+        "type": int,
+        "metavar": "N",
+        "default": 4,
+        "help": "of each entry of that database so many samples, from all along; 0 for all (default: 4)",
+    },
     "replay": {
         "metavar": "REV",
         "help": "by itself: compare what the compiler emits for every case of the shape files with what that of a git "
@@ -136,6 +154,7 @@ MARKERS = (
     "mlcomp_gate: the cases of one file compiled for GPUs, without running",
     "mlcomp_selftest: planted miscompiles against the checks",
     "mlcomp_fuzz: some random programs on one target",
+    "mlcomp_opinfo: an entry of PyTorch's database of operators, as one element type",
 )
 
 

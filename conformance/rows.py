@@ -336,8 +336,26 @@ class Fuzz(Found):
     seconds: float = 0.0
 
 
-Row = Check | Bench | Gate | SelfTest | Fitness | Fuzz
-_KINDS: dict[str, type[Row]] = {kind.__name__: kind for kind in (Check, Bench, Gate, SelfTest, Fitness, Fuzz)}
+@dataclass(frozen=True, kw_only=True)
+class OpInfo:
+    """An entry of PyTorch's database as an element type (`f32.grad` with its gradients), and what came of its samples.
+
+    Verdicts are pass; unsupported, for want of the ops `missing`; torch, which cannot trace it; wrong, error, crash or
+    timeout; and none, where eager has nothing to compare with.
+    """
+
+    name: str
+    dtype: str
+    target: str = ""
+    verdict: str = "none"
+    detail: str = ""
+    missing: tuple[str, ...] = ()
+    command: str = ""
+    seconds: float = 0.0
+
+
+Row = Check | Bench | Gate | SelfTest | Fitness | Fuzz | OpInfo
+_KINDS: dict[str, type[Row]] = {kind.__name__: kind for kind in (Check, Bench, Gate, SelfTest, Fitness, Fuzz, OpInfo)}
 
 
 def name(row: Item, *, bench: bool | None = None) -> str:

@@ -136,7 +136,7 @@ def first_difference(program: Program, compiled: Function, device: str) -> Diffe
             try:
                 made = runs.call(compiled, runs.copied(given, device), needs)
             except Exception as error:  # of whatever part of torch or of the compiler
-                _refuse(error)
+                refuse(error)
                 return Difference("exception", f"{where}{type(error).__name__}: {_first_line(error)}")
             promised = partial(inputs.promised_strides, eager, runs.copied(given, device), dynamic=program.dynamic)
             if wrong := compared(made, want, right, promised):
@@ -217,7 +217,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return bool(torch.equal(a.nan_to_num(7.0), b.nan_to_num(7.0))) if a.is_floating_point() else torch.equal(a, b)
 
 
-def _refuse(error: BaseException) -> None:
+def refuse(error: BaseException) -> None:
     """Raise Refused where the compiler refuses the program by name."""
     at: BaseException | None = error
     while at is not None:

@@ -11,6 +11,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from conformance import rows
 from conformance.fuzz import asked
 from conformance.history.baseline import Baseline, find
@@ -166,6 +168,25 @@ class Runner:
             again = self._call("fuzz", seed, index, {**options, "lost": True}, timeout=limit)
             return replies.fuzz(known, reply, again)
         return replies.fuzz(known, reply)
+
+    def opinfo_entries(self) -> list[tuple[str, str]]:
+        """The names of PyTorch's database with their element types, which torch alone knows."""
+        reply = self._call("opinfo_entries", timeout=FUZZ_SECONDS)
+        if reply.status is not Status.DONE:
+            raise pytest.UsageError(f"--mlcomp-opinfo: {reply.message}\n{reply.output}")
+        return [(name, kind) for name, kind in reply.value]
+
+    def opinfo(self, name: str, dtype: str, target: str) -> rows.OpInfo:
+        """The row of an entry of PyTorch's database."""
+        settings = self.settings
+        options = {"target": target, "threads": self.threads, "seed": settings.seed, "samples": settings.samples}
+        words = ["pytest", "--mlcomp", "--mlcomp-opinfo", "--mlcomp-ops", f"^{re.escape(name)}:{re.escape(dtype)}$"]
+        words += ["--mlcomp-samples", str(settings.samples), "--mlcomp-seed", str(settings.seed)]
+        words += ["--mlcomp-target", target] if target != "cpu" else []
+        known = rows.OpInfo(name=name, dtype=dtype, target=target, command=shlex.join(words))
+        return replies.opinfo(
+            known, self._call("opinfo", name, dtype, options, timeout=settings.timeout or FUZZ_SECONDS)
+        )
 
     def command(self, known: rows.Item, bench: bool) -> str:
         """The line that runs one item again with the same data."""

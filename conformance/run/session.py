@@ -10,6 +10,7 @@ from conformance.history.baseline import BaselineError
 from conformance.report import environment
 from conformance.run.fuzzing import Fuzzing
 from conformance.run.items import CARRIED, RUNNER, Bench, Fitness, SelfTest, ShapeFile
+from conformance.run.opinfo import Database
 from conformance.run.progress import on_terminal
 from conformance.run.results import Results
 from conformance.run.runner import Runner
@@ -27,11 +28,15 @@ def pytest_configure(config: pytest.Config) -> None:
     """Check the options, and collect this folder's shape files, or those that come along, where no path is given."""
     settings = config.stash[KEY] = read(config)
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
-        config.args = [] if settings.fuzz else [str(path) for path in own_suite(config.invocation_params.dir)]
+        config.args = (
+            [] if settings.fuzz or settings.opinfo else [str(path) for path in own_suite(config.invocation_params.dir)]
+        )
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     here = config.invocation_params.dir
     shapes = below(here / arg.partition("::")[0] for arg in config.args)
     config.stash[RUNNER] = Runner(settings, here, workers, shapes)
+    if settings.opinfo:
+        config.pluginmanager.register(Database(config, settings), "mlcomp-opinfo")
     if settings.fuzz:
         config.pluginmanager.register(Fuzzing(config, settings), "mlcomp-fuzzing")
     if not hasattr(config, "workerinput"):

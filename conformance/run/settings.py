@@ -35,6 +35,8 @@ FUNCTIONS = {
     "selftest": "conformance.judge.selftest:run",
     "gate": "conformance.judge.gate:run",
     "fuzz": "conformance.fuzz.check:fuzz",
+    "opinfo": "conformance.opinfo.check:check",
+    "opinfo_entries": "conformance.opinfo.entries:listed",
     "explain_unknown": "conformance.judge.systems:explain_unknown",
 }
 KEY: pytest.StashKey["Settings"] = pytest.StashKey()
@@ -59,6 +61,9 @@ class Settings:
     gate: bool
     sanitizers: tuple[str, ...]
     fuzz: Asked  # which random programs to run
+    opinfo: str | None  # what becomes of the list of passing entries of PyTorch's database: check or update
+    ops: str  # which entries, as a regular expression
+    samples: int  # of each entry, at most; 0 for all
     baseline: str | None  # what to race against
     save_baseline: str | None  # what to store this run's kernels as
     min_effect: float
@@ -118,7 +123,7 @@ def read(config: pytest.Config) -> Settings:
         fuzz = asked.read(option("fuzz"), option("fuzz_only"), option("fuzz_what"))
     except ValueError as problem:
         raise pytest.UsageError(str(problem)) from None
-    selects = stages is not None or bool(fuzz) or _selects(config)
+    selects = stages is not None or bool(fuzz) or bool(option("ops")) or _selects(config)
     part = named is None and selects
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
@@ -146,6 +151,9 @@ def read(config: pytest.Config) -> Settings:
         gate=bool(option("gate")),
         sanitizers=sanitizers,
         fuzz=fuzz,
+        opinfo=None if option("opinfo") is None else str(option("opinfo")),
+        ops=_expression(str(option("ops") or "")),
+        samples=int(str(option("samples"))),
         baseline=None if option("baseline") is None else str(option("baseline")),
         save_baseline=_name(option("save_baseline"), bool(option("bench") != "off")),
         min_effect=_share(str(option("min_effect"))),
@@ -163,6 +171,15 @@ def _selects(config: pytest.Config) -> bool:
     if config.args_source is pytest.Config.ArgsSource.ARGS:
         return not suite <= {(here / arg).resolve() for arg in config.args}
     return any(path != find_shapes() and path.is_relative_to(find_shapes()) for path in suite)
+
+
+def _expression(text: str) -> str:
+    """A regular expression, checked."""
+    try:
+        re.compile(text)
+    except re.error as problem:
+        raise pytest.UsageError(f"--mlcomp-ops: {text} is no regular expression: {problem}") from None
+    return text
 
 
 def _name(asked: object, timed: bool) -> str | None:

@@ -1,0 +1,156 @@
+"""An entry of PyTorch's database, as an element type, in; a row out: its samples compiled together, against eager.
+
+What eager does not run is left out, and so is what it does not do the same way twice. Results are held to eager's
+distance from f64, as those of random programs are. Runs in the child process.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import compiler
+from conformance import rows
+from conformance.fuzz import runs, wide
+from conformance.fuzz.check import EAGER, ROUNDINGS, Refused, refuse
+from conformance.fuzz.runs import Run
+from conformance.judge import oracle
+from conformance.judge.ladder import threads
+from conformance.opinfo import entries
+from conformance.opinfo.entries import Sample
+
+_OP = re.compile(r"\b((?:aten|prims|prim|inductor|higher_order)\.[A-Za-z_0-9]+(?:\.[A-Za-z_0-9]+)?)\(")
+
+
+def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.OpInfo:
+    """The row of an entry; `options` gives target, threads, seed and the number of samples."""
+    known = rows.OpInfo(name=name, dtype=kind)
+    device = "cuda" if compiler.on_gpu(compiler.target(options["target"])) else "cpu"
+    with threads(options["threads"]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tell("samples")
+        torch.manual_seed(options["seed"])
+        try:
+            found = entries.samples(name, kind, options["samples"], device)
+        except Exception as error:  # for some types an entry has none
+            return replace(known, verdict="none", detail=f"no samples: {error}")
+        tell("eager")
+        ran = [(s, *both) for s in found if (both := _in_eager(s)) is not None]
+        if not ran:
+            return replace(known, verdict="none", detail="eager runs none of the samples")
+        tell("torch.compile")
+        return replace(known, **_judged([s for s, *_ in ran], [b for _, *b in ran], options, device))
+
+
+def _in_eager(sample: Sample) -> tuple[Run, Run] | None:
+    """What eager makes of a sample, and what it makes of it in f64; the first twice, where that cannot be."""
+    try:
+        want = runs.call(lambda *x: sample(x), runs.copied(sample.tensors, _device(sample)), sample.needs)
+    except Exception:
+        return None
+    if not want.outputs or (any(sample.needs) and not any(g is not None for g in want.gradients)):
+        return None
+    try:
+        with wide.in_f64():
+            right = runs.call(lambda *x: sample(x), [wide.widened(x) for x in sample.tensors], sample.needs)
+    except Exception:  # some kernels have no f64
+        return want, want
+    alike = [x.shape for x in right.outputs] == [x.shape for x in want.outputs]
+    return want, right if alike else want
+
+
+def _device(sample: Sample) -> str:
+    return next((x.device.type for x in sample.tensors), "cpu")
+
+
+def _judged(
+    samples: Sequence[Sample], eager: Sequence[Sequence[Run]], options: Mapping[str, Any], device: str
+) -> dict[str, Any]:
+    bounds = [0]
+    for s in samples:
+        bounds.append(bounds[-1] + len(s.tensors))
+
+    def function(*tensors: Tensor) -> list[list[Tensor]]:
+        return [s(tensors[a:b]) for s, a, b in zip(samples, bounds, bounds[1:], strict=False)]
+
+    torch._dynamo.reset()
+    given: dict[str, Any] = {"fallback": False, "target": None if device == "cuda" else options["target"]}
+    compiled = torch.compile(function, backend="mlcomp", fullgraph=True, dynamic=False, options=given)
+    tensors = [x for s in samples for x in s.tensors]
+    needs = [n for s in samples for n in s.needs]
+    try:
+        made = runs.call(compiled, runs.copied(tensors, device), needs)
+    except Exception as error:
+        return _failed(error)
+    wrong = _difference(made, _joined([e[0] for e in eager]), _joined([e[1] for e in eager]))
+    if not wrong:
+        return {"verdict": "pass"}
+    if not all(_repeats(s, *e) for s, e in zip(samples, eager, strict=True)):
+        return {"verdict": "none", "detail": "eager does not do the same twice"}
+    return {"verdict": "wrong", "detail": wrong}
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    """What an exception says: that we refuse it, that torch does, or that something is broken."""
+    try:
+        refuse(error)
+    except Refused as refusal:
+        text = str(refusal)
+        return {"verdict": "unsupported", "detail": text, "missing": tuple(sorted(set(_OP.findall(text))))}
+    said = (str(error).strip().splitlines() or [""])[0]
+    theirs = isinstance(error, torch._dynamo.exc.TorchDynamoException) and not hasattr(error, "inner_exception")
+    return {"verdict": "torch" if theirs else "error", "detail": f"{type(error).__name__}: {said}"}
+
+
+def _joined(parts: Sequence[Run]) -> Run:
+    every = [[x for p in parts for x in getattr(p, of)] for of in ("outputs", "inputs", "gradients")]
+    return Run(*map(tuple, every))
+
+
+def _repeats(sample: Sample, want: Run, right: Run) -> bool:
+    again = _in_eager(sample)
+    return again is not None and not _difference(again[0], want, right)
+
+
+def _difference(made: Run, want: Run, right: Run) -> str:
+    """The first difference between results, written inputs or gradients and eager's, as a sentence."""
+    for of in ("outputs", "inputs", "gradients"):
+        every = zip(getattr(made, of), getattr(want, of), getattr(right, of), strict=True)
+        for k, (a, b, c) in enumerate(every):
+            if (a is None) != (b is None):
+                return f"{of} {k}: {'none' if a is None else 'a tensor'}, in eager not so"
+            if a is not None and (wrong := _far(a, b, b if c is None else c)):
+                return f"{of} {k}: {wrong}"
+    return ""
+
+
+def _far(a: Tensor, b: Tensor, right: Tensor) -> str:
+    """How a tensor differs from eager's; where that, or f64, is not finite, it is what one of these is."""
+    if (a.dtype, a.shape) != (b.dtype, b.shape):
+        return f"{a.dtype}{list(a.shape)}, in eager {b.dtype}{list(b.shape)}"
+    if not a.is_floating_point():
+        return oracle.exact(a, b).message
+    got, want, centre = a.double(), b.double(), right.to(a.device).double()
+    finite = torch.isfinite(want) & torch.isfinite(centre)
+    sizes = torch.where(finite, centre, 0).abs()
+    errors = torch.where(finite, want - centre, 0).abs()
+    allowed = EAGER * _largest(errors) + ROUNDINGS * oracle.UNIT[oracle.NAMES[a.dtype]] * _largest(sizes)
+    near = finite & ((got - centre).abs() <= allowed)
+    rounded = right.to(a.device).to(a.dtype)
+    same = [(a == x) | ((a != a) & (x != x)) for x in (b, rounded)]
+    bad = ~(near | same[0] | same[1])
+    if not bad.any():
+        return ""
+    at = tuple(int(n) for n in bad.nonzero()[0])
+    said = f"element {list(at)} is {got[at]:.9g}, in eager {want[at]:.9g}, in f64 {centre[at]:.9g}"
+    return f"{said}; {int(bad.sum())} of {bad.numel()} are wrong"
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.max()) if x.numel() else 0.0

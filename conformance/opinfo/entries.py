@@ -1,0 +1,85 @@
+"""The entries of PyTorch's `op_db`; for each of them, of an element type, sample calls on flat tensors."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+DTYPES = {
+    "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "i64": torch.int64, "bool": torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call of an operator: the tensors among its arguments, which of them need gradients, and what puts them back."""
+
+    call: Callable[..., Any]
+    tensors: tuple[Tensor, ...]
+    needs: tuple[bool, ...]
+
+    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors among the results."""
+        return [x for x in pytree.tree_leaves(self.call(tensors)) if isinstance(x, Tensor)]
+
+
+@functools.cache
+def database() -> dict[str, Any]:
+    """Every entry by its name; of a name with variants, `name.variant`."""
+    # The module of the samples is one with torch's own tests, which ask for a package of which samples need nothing.
+    blank = types.ModuleType("expecttest")
+    vars(blank).update(TestCase=__import__("unittest").TestCase, ACCEPT=False)
+    sys.modules.setdefault("expecttest", blank)
+    words, sys.argv = sys.argv, sys.argv[:1]  # which they read
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415
+    finally:
+        sys.argv = words
+    return {e.name + (f".{e.variant_test_name}" if e.variant_test_name else ""): e for e in op_db}
+
+
+def listed() -> list[tuple[str, str]]:
+    """Every entry with each element type that it has, and with `TYPE.grad` where it has gradients."""
+    found = []
+    for name, entry in sorted(database().items()):
+        for word, dtype in DTYPES.items():
+            if dtype in entry.dtypes:
+                found.append((name, word))
+            if word == "f32" and entry.supports_autograd and dtype in entry.backward_dtypes:
+                found.append((name, "f32.grad"))
+    return found
+
+
+def samples(name: str, kind: str, count: int, device: str) -> list[Sample]:
+    """Up to `count` sample calls, from all along those that the entry has; all for 0."""
+    entry = database()[name]
+    word, _, backward = kind.partition(".")
+    every = list(entry.sample_inputs(device, DTYPES[word], requires_grad=bool(backward)))
+    step = max(len(every) / count, 1.0) if count else 1.0
+    return [_sample(entry, every[int(k * step)], bool(backward)) for k in range(min(len(every), count or len(every)))]
+
+
+def _sample(entry: Any, given: Any, backward: bool) -> Sample:
+    leaves, structure = pytree.tree_flatten((given.input, tuple(given.args), dict(given.kwargs)))
+    places = [k for k, x in enumerate(leaves) if isinstance(x, Tensor)]
+    rest = [None if isinstance(x, Tensor) else x for x in leaves]
+    function = entry.get_op()
+
+    def call(tensors: Iterable[Tensor]) -> Any:
+        filled = list(rest)
+        for place, x in zip(places, tensors, strict=True):
+            filled[place] = x
+        first, args, kwargs = pytree.tree_unflatten(filled, structure)
+        made = function(first, *args, **kwargs)
+        return given.output_process_fn_grad(made) if backward else made
+
+    tensors = tuple(leaves[k] for k in places)
+    return Sample(call, tuple(x.detach() for x in tensors), tuple(backward and x.requires_grad for x in tensors))

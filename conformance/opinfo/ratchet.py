@@ -1,0 +1,45 @@
+"""The list of the entries that have passed before, a line each with its element types: these must pass again.
+
+There is one for each kind of target, beside this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+Passed = frozenset[tuple[str, str]]  # name and element type
+
+
+def path(kind: str) -> Path:
+    """The list for a kind of target."""
+    return Path(__file__).with_name(f"passed-{kind}.txt")
+
+
+def read(text: str) -> Passed:
+    """The entries of a list.
+
+    >>> sorted(read("abs bf16 f32\\n"))
+    [('abs', 'bf16'), ('abs', 'f32')]
+    """
+    lines = [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+    return frozenset((name, dtype) for name, *dtypes in lines for dtype in dtypes)
+
+
+def show(passed: Iterable[tuple[str, str]]) -> str:
+    """The list of entries, sorted.
+
+    >>> print(show([("sin", "f32"), ("abs", "f32"), ("abs", "bf16")]))
+    abs bf16 f32
+    sin f32
+    <BLANKLINE>
+    """
+    types: dict[str, list[str]] = {}
+    for name, dtype in sorted(passed):
+        types.setdefault(name, []).append(dtype)
+    return "".join(f"{name} {' '.join(dtypes)}\n" for name, dtypes in types.items())
+
+
+def known(kind: str) -> Passed:
+    """What has passed before."""
+    return read(path(kind).read_text(encoding="utf-8")) if path(kind).exists() else frozenset()
