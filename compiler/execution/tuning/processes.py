@@ -82,13 +82,23 @@ class Process:
         return self._running
 
     def _lost(self, process: subprocess.Popen[bytes]) -> str:
-        status = process.wait()
         self._running = None
+        process.wait()
+        self._said.seek(0, os.SEEK_END)
+        self._said.seek(max(0, self._said.tell() - _SAID))
+        said = self._said.read().decode(errors="replace").strip().splitlines()
+        status = self._end(process)
         if status < 0:
             return f"crashed: {signal.Signals(-status).name}"
-        self._said.seek(0)
-        said = self._said.read().decode(errors="replace").strip().splitlines()
         return f"the process ended with status {status}: {said[-1] if said else 'without a word'}"[:_SAID]
+
+    def _end(self, process: subprocess.Popen[bytes]) -> int:
+        """The status of one that has ended, of which nothing is left open."""
+        status = process.wait()
+        for file in (process.stdin, process.stdout, self._said):
+            with contextlib.suppress(BrokenPipeError):
+                file.close()  # type: ignore[union-attr]
+        return status
 
     def close(self) -> None:
         """End the process and what it has started."""
@@ -96,7 +106,7 @@ class Process:
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            self._end(process)
 
 
 class Builders:

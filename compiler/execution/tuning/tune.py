@@ -33,6 +33,7 @@ from compiler.targets.target import Target
 BUILT_IN, RUN_IN = 120.0, 60.0  # seconds that building a candidate, or racing some, may take
 ROUNDS, LAST_ROUNDS = 8, 40
 FINALISTS = 3
+BATCH, BATCHES = 4, 4  # candidates that are built at once at least, and how often at least
 Tell = Callable[[str], None]
 
 
@@ -160,7 +161,9 @@ def _search(
     if 0 not in table.trials:
         tables.append(path, table, _raced([0], texts, at))
     while len(table.trials) < effort.trials and time.monotonic() < end:
-        count = min(max(4, detect.usable_cores()), effort.trials - len(table.trials))
+        # As many as can be built at once, but a strategy learns nothing from what it has named at once.
+        batch = max(BATCH, min(detect.usable_cores(), effort.trials // BATCHES))
+        count = min(batch, effort.trials - len(table.trials))
         named = search.STRATEGIES[strategy](some, table.seen, count, rng)
         if not named:
             break

@@ -69,15 +69,24 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
         executable.compile(lambda x: torch.softmax(x, -1), [torch.randn(6, 40)], cache=tmp_path)
 
 
-def test_a_kernel_is_searched_checked_stored_and_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_search_found_until_an_interrupt_is_checked_and_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     monkeypatch.setattr(detect, "usable_cores", lambda: 1)
     heard: list[str] = []
-    wish = command.Wish(command.limits("quick", None, 3), "random", fresh_seed(), heard.append, CODE)
+
+    def interrupt(text: str) -> None:
+        heard.append(text)
+        if len(heard) == 1:
+            raise KeyboardInterrupt
+
+    wish = command.Wish(command.limits("quick", None, 6), "random", fresh_seed(), interrupt, CODE)
     (found,) = command.tune_expression(CODE, "cpu", wish)
-    assert (found.problem, found.tried) == ("", 3)
+    assert (found.problem, found.tried, found.interrupted) == ("", 5, True)
     assert found.record is not None
-    assert heard[-1].startswith("softmax_6x40_f32: 3 of 3 tried, best ")
+    assert heard[0].startswith("softmax_6x40_f32: 5 of 6 tried, best ")
+    assert heard[1].endswith("interrupted; the best so far is raced and kept")
     (path,) = (tmp_path / "tune").glob("*.jsonl")
     (table,) = tables.read_all(path)
     assert 0 in table.trials
