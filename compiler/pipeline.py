@@ -37,7 +37,9 @@ from compiler.passes.applications import Application, Applications, Gate, Trace
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.gpu import dependent_launch
 from compiler.passes.gpu.assign_stages import assign_stages
+from compiler.passes.gpu.barriers import barriers
 from compiler.passes.gpu.cache_hints import with_cache_hints
+from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
 from compiler.passes.gpu.thread_maps import thread_maps
@@ -158,6 +160,14 @@ def _thread_maps(program: statement.Program, context: Context) -> statement.Prog
     return thread_maps(program, context.target)
 
 
+def _fragment_prefetch(program: statement.Program, _: Context) -> statement.Program:
+    return prefetch_fragments(program)
+
+
+def _barriers(program: statement.Program, context: Context) -> statement.Program:
+    return barriers(program, context.target)
+
+
 def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_threads(program, context.target, _texts(context))
 
@@ -192,7 +202,9 @@ PIPELINE = (
     Pass("stages", "tile", "tile", "what is copied ahead is in stages", lambda p, _: assign_stages(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
     Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds are at once", _thread_maps, kind="cuda"),
-    Pass("tile-to-threads", "tile", "kernel", "a grid of threads, barriers between them", _to_threads, kind="cuda"),
+    Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", _fragment_prefetch, kind="cuda"),
+    Pass("barriers", "tile", "tile", "threads wait where they touch the same memory", _barriers, kind="cuda"),
+    Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for those before", _dependent_launch, True, "cuda"),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),

@@ -23,7 +23,7 @@ from compiler.ir.dtype import DType, compute, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store, dtypes
 from compiler.ir.text import show
-from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, Stage, element, extents, lengths, letters
+from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, Stage, Sync, element, extents, lengths, letters
 
 # At most so many points of a loop nest are evaluated at once.
 CAP = 1 << 22
@@ -143,6 +143,8 @@ def _statement(s: Stmt, machine: _Machine, here: _Here) -> None:
             _store(buffer, index, _value(value, machine, here), value.dtype, how, machine, here)
         case Stage(_, body):
             _body(body, machine, here)
+        case Sync():
+            pass  # statements happen in order here
         case Alloc():
             _allocate(s, machine, here)
         case Copy(target, source, _):

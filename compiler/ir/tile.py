@@ -50,6 +50,14 @@ WARP = 32  # threads of a warp
 SPACES = ("local", "registers", "shared", "cluster", "device")
 ROLES = ("copy", "prepare")
 COPIES = ("plain", "cp.async", "tma", "dsmem")
+# What orders the accesses of threads to memory that they share; programs run by one thread mean the same without.
+SYNCS = (
+    "barrier",  # all threads that do the same wait for each other
+    "fence_async",  # the copy engine and asynchronous matmuls see what threads have stored
+    "commit_copies",  # what this thread has copied by cp.async since the last one is a group
+    "wait_copies",  # until but the latest `pending` groups of this thread have come
+    "wait_stored",  # until the copy engine has read what it stores
+)
 
 
 class Bind(Node):
@@ -91,6 +99,13 @@ class Stage(Stmt):
 
     role: str
     body: tuple[Stmt, ...]
+
+
+class Sync(Stmt):
+    """Order among threads, `what` being one of SYNCS."""
+
+    what: str
+    pending: int = 0
 
 
 class Slice(Node):
@@ -245,8 +260,11 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
             bind(tensor.name)
             _verify_layout(where, s)
             state.known[tensor.name] = (tensor.dtype, len(tensor.shape))
+        case Sync(what, pending):
+            if what not in SYNCS or pending < 0 or (pending and what != "wait_copies"):
+                raise ValueError(f"{where}: {what}({pending}) orders nothing")
         case Stage(role, body):
-            of = Copy if role == "copy" else For
+            of = Copy if role == "copy" else For | Sync
             if role not in ROLES or not all(isinstance(x, of) for x in body):
                 raise ValueError(f"{where}: {role!r} is not the role of all that is in its stage")
             _body(kernel, body, state, bound)

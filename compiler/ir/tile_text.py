@@ -3,9 +3,9 @@
 Loops name their level (`for j in vector(100, reduce, width=8):`, `parallel` unsaid), tiles their memory
 (`a = shared(bf16[128, 64], swizzle=128, slots=3)`), copies how (`copy(a[..], x[..], tma)`). Slices are
 `start: +length` or `start: +length: step`, with `.permute(1, 0)` behind them where the axes are taken in another
-order. How a tile in registers lies stands behind its type: `lanes(2048, threads=256, vector=8)` or
-`fragment((16, 8), [4 @ (0, 2), 8 @ (1, 0)], [2 @ (0, 1), 2 @ (8, 0)], unit=4)`, the digits of threads and of registers,
-each with its step in the tile.
+order. What orders threads is a call: `barrier()`, `wait_copies(1)`. How a tile in registers lies stands behind its
+type: `lanes(2048, threads=256, vector=8)` or `fragment((16, 8), [4 @ (0, 2), 8 @ (1, 0)], [2 @ (0, 1), 2 @ (8, 0)],
+unit=4)`, the digits of threads and of registers, each with its step in the tile.
 """
 
 from __future__ import annotations
@@ -45,6 +45,8 @@ def _show(s: Stmt) -> list[str]:
             return [f"{t.name} = {space}({', '.join(said)})"]
         case tile.Stage(role, body):
             return [f'with stage("{role}"):', *indent(statement_text.show_body(body, _show))]
+        case tile.Sync(what, pending):
+            return [f"{what}({pending if what == 'wait_copies' else ''})"]
         case tile.Copy(target, source, how):
             return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}")']
         case tile.Mma(instruction, acc, a, b, operands, sizes, grid):
@@ -83,6 +85,8 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             return (tile.Alloc(t, space, words_of.get("swizzle", 0), held, words_of.get("slots", 1)),)
         case ast.With([ast.withitem(ast.Call(ast.Name("stage"), [ast.Constant(str() as role)]))], body):
             return (tile.Stage(role, statement_text.statements(body, scope, _parse)),)
+        case ast.Expr(ast.Call(ast.Name(what), pending, [])) if what in tile.SYNCS:
+            return (tile.Sync(what, *map(_whole, pending)),)
         case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how)])):
             return (tile.Copy(_slice(target, scope), _slice(source, scope), how),)
         case ast.Expr(

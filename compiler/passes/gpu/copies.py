@@ -39,18 +39,15 @@ class _Piece:
     left: Expr  # elements from its beginning to the end of the source's rows
 
 
-def copy(state: Emission, s: tile.Copy, scope: Scope, waits: bool = True) -> Body:
-    """A copy where it stands; an asynchronous one `waits` for its bytes, unless it joins a group that comes next."""
+def copy(state: Emission, s: tile.Copy, scope: Scope) -> Body:
+    """A copy where it stands."""
     if s.target.buffer in state.facts.fragments:
         return mma.load_fragment(state, s, scope)
     if s.how == "tma":
         if not state.facts.specialised:
             raise ValueError(f"kernel {state.facts.name}: a tensor copy stands in no kernel with producers")
         return tma.load_and_wait(state, s, scope) if s.target.buffer in state.shared else tma.store(state, s, scope)
-    made = pieces(state, s, scope)
-    if s.how == "cp.async" and waits:
-        made += [k.Call("mlc_cp_async_commit", (), ()), k.Call("mlc_cp_async_wait", (0,), ())]
-    return made
+    return pieces(state, s, scope)
 
 
 def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:

@@ -13,13 +13,12 @@ from compiler.ir.statement import Stmt
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import shared_memory
 from compiler.passes.gpu.block_groups import Group
-from compiler.passes.gpu.hazards import Hazards
 from compiler.passes.gpu.prologue import Prologue
 from compiler.passes.gpu.scope import WARP, Scope
 from compiler.passes.gpu.shared_memory import SharedTile
 
 Body = list[k.Stmt]
-Dispatch = Callable[["Emission", Stmt, Scope, tuple[Stmt, ...]], Body]
+Dispatch = Callable[["Emission", Stmt, Scope], Body]
 
 
 @dataclass
@@ -35,20 +34,17 @@ class AsyncMatmuls:
 
 @dataclass(kw_only=True)
 class Emission(Prologue):
-    """`dispatch` emits one statement, with those after it in view.
+    """`dispatch` emits one statement.
 
     `scratch` are arrays through which the warps of a block combine what they have. `shared` says where tiles lie, in
-    the slot of a pipeline that is under way; `group` is of blocks that make parts of one result. `hazards` have come up
-    since the last barrier; ordinary stores changed what is `unfenced` since the last fence; others prepare the tiles
-    that are `awaited`, with the wait for them.
+    the slot of a pipeline that is under way; `group` is of blocks that make parts of one result. Others prepare the
+    tiles that are `awaited`, with the wait for them.
     """
 
     dispatch: Dispatch
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     shared: dict[str, SharedTile] = field(default_factory=dict)
     group: Group | None = None
-    hazards: Hazards = field(default_factory=Hazards)
-    unfenced: set[str] = field(default_factory=set)
     awaited: tuple[frozenset[str], k.Stmt] | None = None
     matmuls: AsyncMatmuls = field(default_factory=AsyncMatmuls)
 

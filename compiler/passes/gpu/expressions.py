@@ -7,7 +7,7 @@ from compiler.ir import kernel as k
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select
 from compiler.ir.index import simplify
-from compiler.passes.gpu import fragments, predicates, shared_memory
+from compiler.passes.gpu import fragments, shared_memory
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.shared_memory import SharedTile
@@ -82,7 +82,7 @@ def _register(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scop
                 part.row if part and i is Var(part.rows) else part.column if part and i is Var(part.columns) else None
             )
     row, column = offsets
-    if part is None or row is None or column is None or not predicates.same_distribution(part.fragment, own):
+    if part is None or row is None or column is None or not fragments.same_distribution(part.fragment, own):
         raise ValueError(
             f"kernel {state.facts.name}: {buffer} is spread over threads as {own.shape} for a tensor instruction; "
             "it can be used at the rows and columns of loops over lanes that go over it, only"

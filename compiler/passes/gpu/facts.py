@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compiler.ir import tile
 from compiler.ir.layout import Fragment
-from compiler.ir.statement import Kernel, Store
+from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import stages
 from compiler.targets.target import Target
@@ -17,8 +17,8 @@ from compiler.targets.target import Target
 class Facts:
     """One kernel and its `tiles` by name, those of `fragments` spread over registers as tensor instructions want.
 
-    `threads` of a block do what loops over lanes say; Threads that
-    compute may store to tiles `in_shared` memory. Where the kernel is `specialised`, warps of their own ask for copies.
+    `threads` of a block do what loops over lanes say. Where the kernel is `specialised`, warps of their own ask for
+    copies.
     """
 
     kernel: Kernel
@@ -26,7 +26,6 @@ class Facts:
     threads: int
     tiles: Mapping[str, Tensor]
     fragments: Mapping[str, Fragment]
-    in_shared: frozenset[str]
     specialised: bool
 
     @property
@@ -43,9 +42,5 @@ def facts_of(kernel: Kernel, target: Target) -> Facts:
     for n in (n for s in kernel.body for n in s.walk()):
         if isinstance(n, tile.Mma) and n.acc.buffer not in held:
             raise ValueError(f"kernel {kernel.name}: {n.acc.buffer} has no layout, which `layouts` gives it")
-    pipes = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and stages.is_specialised(n)]
-    prepared = {x.buffer for f in pipes for s in stages.prepared(f) for x in s.walk() if isinstance(x, Store)}
-    return Facts(
-        kernel, target, threads, {n.tensor.name: n.tensor for n in allocs}, held,
-        frozenset(n.tensor.name for n in allocs if n.space == "shared") - prepared, bool(pipes),
-    )  # fmt: skip
+    tiles = {n.tensor.name: n.tensor for n in allocs}
+    return Facts(kernel, target, threads, tiles, held, stages.has_producers(kernel.body))

@@ -1,52 +1,78 @@
-"""Loops that are written out, whose fragments are loaded an iteration before they are multiplied."""
+"""Tile IR in; out the same with loops over fragments written out, an iteration's loads before the last one's matmuls.
+
+```
+for k in unroll(2): a = registers(…); copy(a, x[k]); mma(acc, a)
+```
+becomes
+```
+a = registers(…); a_1 = registers(…); copy(a, x[0]); copy(a_1, x[1]); mma(acc, a); mma(acc, a_1)
+```
+"""
 
 from __future__ import annotations
 
-from compiler.ir import kernel as k
-from compiler.ir import tile
-from compiler.ir.expr import Const, const, static
-from compiler.ir.statement import Stmt
-from compiler.passes.gpu.emission import Emission
-from compiler.passes.gpu.facts import Facts
-from compiler.passes.gpu.scope import Scope
-from compiler.passes.gpu.sequences import emit, sequence
+from collections.abc import Set
 
-Body = list[k.Stmt]
+from compiler.ir import rewrite, tile
+from compiler.ir.alike import renamed
+from compiler.ir.expr import Const, Var, const, fresh, static, substitute
+from compiler.ir.layout import Fragment
+from compiler.ir.statement import Init, Kernel, Let, Program, Stmt
 
 
-def loads_fragments(facts: Facts, f: tile.For) -> bool:
-    """A loop of known extent that loads fragments and multiplies them."""
-    loads = any(isinstance(n, tile.Copy) and n.target.buffer in facts.fragments for n in f.body)
-    return loads and isinstance(f.extent, Const)
+def prefetch_fragments(program: Program) -> Program:
+    """Loops of known extent that load fragments are gone."""
+    return program.replace(kernels=tuple(map(_kernel, program.kernels)))
 
 
-def unrolled(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """The loop written out, with the fragments of the next iteration loaded before this one's are multiplied."""
-    ahead = tuple(s for s in f.body if isinstance(s, tile.Copy) and s.target.buffer in state.facts.fragments)
-    rest = tuple(s for s in f.body if s not in ahead)
-    loaded = {s.target.buffer for s in ahead}
-    before = f.body[: f.body.index(ahead[-1])]
+def _kernel(kernel: Kernel) -> Kernel:
+    nodes = [n for s in kernel.body for n in s.walk()]
+    held = {n.tensor.name for n in nodes if isinstance(n, tile.Alloc) and isinstance(n.layout, Fragment)}
+    taken = {p.name for p in kernel.params} | set(_bound(kernel.body)) | {n.name for n in nodes if isinstance(n, Var)}
+
+    def rule(s: Stmt) -> tuple[Stmt, ...] | None:
+        match s:
+            case tile.For(extent=Const(), bind=tile.Bind("unroll"), body=body) if any(_loads(x, held) for x in body):
+                return _written_out(s, held, taken)
+        return None
+
+    return kernel.replace(body=rewrite.statements(kernel.body, rule))
+
+
+def _loads(s: Stmt, held: Set[str]) -> bool:
+    return isinstance(s, tile.Copy) and s.target.buffer in held
+
+
+def _written_out(f: tile.For, held: Set[str], taken: set[str]) -> tuple[Stmt, ...]:
+    """Neighbouring iterations have fragments of their own."""
+    allocs = tuple(s for s in f.body if isinstance(s, tile.Alloc))
+    body = tuple(s for s in f.body if s not in allocs)
+    ahead = tuple(s for s in body if _loads(s, held))
+    rest = tuple(s for s in body if s not in ahead)
+    loaded = {s.target.buffer for s in ahead if isinstance(s, tile.Copy)}
+    before = body[: body.index(ahead[-1])]
     if any(tile.buffers((s,)) & loaded for s in before if s not in ahead):
-        ahead, rest = (), f.body  # a fragment is used before another is loaded: in order, then
+        ahead, rest = (), body  # a fragment is used before another is loaded: in order, then
     count = static(f.extent)
-    sets: list[Scope] = []
-    out: Body = []
-    for n in range(min(2, count)):
-        inner = scope.inner()
-        inner.registers = dict((sets[0] if n else scope).registers or {})
-        for s in f.body:
-            if isinstance(s, tile.Alloc):
-                out += emit(state, s, inner, ())
-        sets.append(inner)
+    others = {a.tensor.name: fresh(a.tensor.name, taken) for a in allocs} if count > 1 else {}
+    tables = [(others if n % 2 else {}) | {x: fresh(x, taken) for x in _bound(body) if n} for n in range(count)]
 
-    def part(n: int, body: tuple[Stmt, ...]) -> Body:
-        inner = sets[n % len(sets)].inner()
-        inner.values[f.var] = const(n)
-        return sequence(state, tuple(s for s in body if not isinstance(s, tile.Alloc)), inner)
+    def part(n: int, some: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+        return substitute(tuple(renamed(s, tables[n]) for s in some), {Var(f.var): const(n)})
 
-    out += part(0, ahead)
+    out = [*allocs, *(renamed(a, others) for a in allocs if others)]
     for n in range(count):
-        if n + 1 < count:
-            out += part(n + 1, ahead)
-        out += part(n, rest)
+        out += [*(part(0, ahead) if n == 0 else ()), *(part(n + 1, ahead) if n + 1 < count else ()), *part(n, rest)]
+    return tuple(out)
+
+
+def _bound(body: tuple[Stmt, ...]) -> list[str]:
+    """What statements give names to."""
+    out = []
+    for n in (n for s in body for n in s.walk()):
+        match n:
+            case tile.For(var=name) | Let(name) | Init(name):
+                out.append(name)
+            case tile.Alloc(tensor):
+                out.append(tensor.name)
     return out

@@ -61,6 +61,13 @@ def register(fragment: Fragment, row: Expr, column: Expr, ranges: Ranges) -> Exp
     return simplify(out, ranges, index=True)
 
 
+def same_distribution(a: Fragment, b: Fragment) -> bool:
+    """Threads have parts of the same rows, and of the same columns, unless a tile has but one."""
+    rows = b.shape[0] == 1 or [(d.extent, d.row) for d in a.threads] == [(d.extent, d.row) for d in b.threads]
+    columns = b.shape[1] == 1 or [(d.extent, d.column) for d in a.threads] == [(d.extent, d.column) for d in b.threads]
+    return rows and columns
+
+
 # ---- loops over fragments
 
 

@@ -13,7 +13,6 @@ from compiler.passes.gpu import shared_memory
 from compiler.passes.gpu.block_groups import Group, GroupBarrier
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import barrier, lowered, thread_of
-from compiler.passes.gpu.hazards import Hazards
 from compiler.passes.gpu.scope import Scope
 from compiler.passes.gpu.sequences import sequence
 from compiler.passes.gpu.shared_memory import SharedTile
@@ -58,7 +57,6 @@ def group_barrier(state: Emission, s: GroupBarrier, scope: Scope) -> Body:
     """All blocks of a group have made their parts; what follows, in those that go on."""
     group = state.group
     assert group is not None and scope.level == "block"
-    state.hazards.clear()
     if group.cluster:
         # No block may end while others read its memory.
         leave = k.Call("mlc_cluster_leave", (), ())
@@ -75,9 +73,7 @@ def group_barrier(state: Emission, s: GroupBarrier, scope: Scope) -> Body:
     alone = all(n is const(1) for n in group.held.tensor.shape[1:])
     stored = [] if alone else [barrier(state, scope)]
     ticket = [*stored, k.If(first, tuple(take)), barrier(state, scope)]
-    around, state.hazards = state.hazards, Hazards()
     after = sequence(state, s.after, scope.inner(after_barrier=True))
-    state.hazards = around
     mine = op("ne", Load(group.last, (const(0),), i32), const(0, i32))
     return [*ticket, k.If(mine, tuple(after))]
 

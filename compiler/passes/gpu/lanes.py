@@ -73,12 +73,9 @@ def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
         total, part_var = scope.values[name], inner.values[name]
         assert isinstance(total, Var)
         if scope.level == "column":
-            state.hazards.clear()
             scratch = state.scratch_for(total.dtype, scope.role.threads, scope.role.threads)
             together = k.Together(how, part_var, thread_map.threads, scratch, WARP)
         else:
-            if thread_map.threads > WARP:
-                state.hazards.clear()
             together = k.Together(how, part_var, thread_map.threads, state.scratch_for(total.dtype, thread_map.threads))
         after.append(k.Assign(total.name, op(COMBINE[how], total, together)))
     return [*before, *body, *after]

@@ -23,7 +23,6 @@ from compiler.ir.statement import Stmt
 from compiler.passes.gpu import pipelines, stages, wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
-from compiler.passes.gpu.hazards import touched
 from compiler.passes.gpu.prologue import Ring
 from compiler.passes.gpu.scope import Scope
 from compiler.passes.gpu.sequences import sequence
@@ -65,15 +64,13 @@ def computed(state: Emission, f: tile.For, used: frozenset[str], scope: Scope) -
     free = next((n for n, s in enumerate(between) if tile.buffers((s,)) & held), len(between))
     beside, after = tuple(between[:free]), tuple(between[free:])
 
-    around = scope.inner(ordered=scope.ordered | used)
+    around = scope.inner()
     for x in (ring, behind):
         around.ranges[x.slot.name] = (0, x.depth - 1)
     for key, tiles in rings(state, f, used):
         pipelines.at(state, tiles, state.rings[key].slot)
     out: Body = wgmma.wait_all(state)
     out += sequence(state, tuple(s for s in every if isinstance(s, tile.Alloc)), around)
-    if state.hazards.between(touched(f, around)):
-        raise ValueError(f"kernel {state.facts.name}: iterations of {f.var} meet in shared memory")
     extent = lowered(state, f.extent, scope)
     turns = range_below(extent, scope.ranges)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, op, select
@@ -9,16 +11,15 @@ from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.statement import Stmt
 from compiler.passes.gpu import copies, stages
 from compiler.passes.gpu.emission import Emission
-from compiler.passes.gpu.expressions import barrier, lowered
-from compiler.passes.gpu.hazards import Uses
+from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.scope import Scope
-from compiler.passes.gpu.sequences import emit, loop, loop_body
+from compiler.passes.gpu.sequences import emit, loop, loop_body, sequence
 
 Body = list[k.Stmt]
 
 
 def pipeline(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """A loop whose asynchronous copies run `depth` - 1 iterations ahead, with one barrier in each iteration.
+    """A loop whose asynchronous copies run `depth` - 1 iterations ahead, behind what each iteration begins with.
 
     Every iteration ends a group of copies, be it empty, so that waiting for all but the latest few means the same in
     each of them.
@@ -38,14 +39,10 @@ def pipeline(state: Emission, f: tile.For, scope: Scope) -> Body:
             state.allocate(s, depth)
             scope.buffers[s.tensor.name] = s.tensor
     extent = lowered(state, f.extent, scope)
-    out: Body = []
-    if state.hazards.between(Uses(frozenset(), used)):
-        out.append(barrier(state, scope))
-        state.hazards.clear()
-    out += _prologue(state, f, copied, extent, depth, used, scope)
-    out += _main(state, f, copied, rest, extent, depth, used, scope)
-    state.hazards.add(Uses(used, frozenset()))
-    return out
+    return [
+        *_prologue(state, f, copied, extent, depth, used, scope),
+        *_main(state, f, copied, rest, extent, depth, used, scope),
+    ]
 
 
 def _prologue(
@@ -71,18 +68,18 @@ def _main(
     scope: Scope,
 ) -> Body:
     read, write, var = (Var(state.fresh(n)) for n in ("read", "write", f.var))
-    inner = scope.inner(ordered=scope.ordered | used)
+    inner = scope.inner()
     inner.values[f.var] = var
     inner.ranges[var.name] = range_below(extent, scope.ranges)
     inner.ranges[read.name] = inner.ranges[write.name] = (0, depth - 1)
-    body: Body = [k.Call("mlc_cp_async_wait", (depth - 2,), ()), barrier(state, scope)]
-    state.hazards.clear()
+    start = tuple(takewhile(lambda s: isinstance(s, tile.Sync), rest))
+    body = sequence(state, start, inner)
     body += _issue(state, f, copied, var + (depth - 1), write, extent, used, inner)
     at(state, used, read)
-    body += loop_body(state, f, stages.without_tiles(rest, used), inner, synchronized=True)
+    body += loop_body(state, f, stages.without_tiles(rest[len(start) :], used), inner)
     body += [k.Assign(x.name, following(x, depth)) for x in (read, write)]
-    start: Body = [k.Declare(read.name, const(0)), k.Declare(write.name, const(depth - 1))]
-    return [*start, k.For(var.name, const(0), extent, 1, tuple(body))]
+    counters: Body = [k.Declare(read.name, const(0)), k.Declare(write.name, const(depth - 1))]
+    return [*counters, k.For(var.name, const(0), extent, 1, tuple(body))]
 
 
 def _issue(

@@ -83,8 +83,6 @@ def _scan(
 
     scratch = state.scratch_for(dtype, thread_map.threads)
     where: Expr | k.Address = k.Address(scratch, const(0)) if scratch else k.Address(before, const(0))
-    if scratch:
-        state.hazards.clear()
     template = (OPERATIONS[total.op], thread_map.threads)
     mine = (k.Address(before, const(0)), Var(part, dtype), identity(total.op, dtype), where)
     apart = ahead > 1 and bool(first.loads)

@@ -77,10 +77,6 @@ class Scope:
     local: frozenset[str] = frozenset()
     # Extremes that loops over threads have found, with how those were spread and the variables of the threads' own.
     extremes: tuple[tuple[Extreme, ThreadMap, Var], ...] = ()
-    # Tiles whose reads and writes a pipeline keeps apart.
-    ordered: frozenset[str] = frozenset()
-    # Tiles that each iteration of the loops around copies out, which waits for that in the next one.
-    stored_in_loop: frozenset[str] = frozenset()
     after_barrier: bool = False  # all parts of the tile of a group of blocks have been made
 
     def inner(self, **changes: object) -> Scope:

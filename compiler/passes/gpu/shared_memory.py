@@ -52,11 +52,15 @@ def alignment(swizzle: int) -> int:
     return max(128, 8 * swizzle)
 
 
+def span(t: Tensor) -> int:
+    """Elements from the first of a buffer to its last; raises ValueError for a shape that is not known."""
+    far = [(static(n, f"the size of {t.name}") - 1) * static(by) for n, by in zip(t.shape, t.strides, strict=True)]
+    return max(1 + sum(far), 1)
+
+
 def size_of(tensor: Tensor, swizzle: int) -> int:
     """Elements from one slot to the next; raises ValueError for a shape that is not known."""
-    sizes = [static(n, f"the size of {tensor.name}") for n in tensor.shape]
-    far = [(n - 1) * static(by) for n, by in zip(sizes, tensor.strides, strict=True)]
-    count = math.prod(sizes) if swizzle else 1 + sum(far)
+    count = math.prod(static(n) for n in tensor.shape) if swizzle else span(tensor)
     step = alignment(swizzle) // tensor.dtype.bytes
     return -(-count // step) * step
 

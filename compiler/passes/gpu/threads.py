@@ -1,7 +1,6 @@
 """Tile IR in, Kernel IR for threads out: loops over blocks become the grid, loops over lanes go round robin to threads.
 
-What stands outside loops over lanes is done by all threads alike, stores by one. There is a barrier between
-statements of which one writes what the other touches.
+What stands outside loops over lanes is done by all threads alike, stores by one.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from compiler.ir.index import value_range
 from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import (
+    barriers,
     block_groups,
     copies,
     fragment_loops,
-    fragment_prefetch,
     group_barriers,
     lanes,
     mma,
     pipelines,
-    predicates,
+    shared_memory,
     stages,
     warp_specialisation,
     wgmma,
@@ -35,10 +34,9 @@ from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, place_of, thread_of
 from compiler.passes.gpu.facts import Facts, facts_of
 from compiler.passes.gpu.grids import grid
-from compiler.passes.gpu.hazards import Hazards
 from compiler.passes.gpu.scans import over_scan
 from compiler.passes.gpu.scope import THREAD, WARP, Role, Scope
-from compiler.passes.gpu.sequences import loop, sequence
+from compiler.passes.gpu.sequences import loop, order, sequence
 from compiler.targets.target import Target
 
 Body = list[k.Stmt]
@@ -46,11 +44,13 @@ Body = list[k.Stmt]
 
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
     """Every kernel becomes one function; `schedules` are texts to quote in its head, by kernel name."""
+    kernels = [facts_of(kernel, target) for kernel in program.kernels]
+    barriers.verify(program, target)
     functions: list[k.Function] = []
     parts: list[Tensor] = []
     zeros: list[Tensor] = []
-    for kernel in program.kernels:
-        made, exchanged = function(facts_of(kernel, target), schedules.get(kernel.whole or kernel.name, ""))
+    for facts in kernels:
+        made, exchanged = function(facts, schedules.get(facts.kernel.whole or facts.name, ""))
         functions.append(made)
         parts += exchanged[:1]
         zeros += exchanged[1:]
@@ -91,7 +91,7 @@ def function(facts: Facts, schedule: str) -> tuple[k.Function, tuple[Tensor, ...
     ), state.exchanged  # fmt: skip
 
 
-def _statement(state: Emission, s: Stmt, scope: Scope, after: tuple[Stmt, ...] = ()) -> Body:
+def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
     match s:
         case tile.For(bind=tile.Bind(level="lanes")) if scope.part is not None and not scope.part.columns:
             return fragment_loops.over_columns(state, s, scope)
@@ -107,12 +107,10 @@ def _statement(state: Emission, s: Stmt, scope: Scope, after: tuple[Stmt, ...] =
             return warp_specialisation.computed(state, s, scope)
         case tile.For(bind=tile.Bind(level="pipeline")) if scope.level == "block":
             return pipelines.pipeline(state, s, scope)
-        case tile.For(bind=tile.Bind(level="unroll")) if scope.level == "block" and fragment_prefetch.loads_fragments(
-            state.facts, s
-        ):
-            return fragment_prefetch.unrolled(state, s, scope)
         case tile.Copy() if scope.level == "block":
-            return copies.copy(state, s, scope, not stages.waits_for(s, after))
+            return copies.copy(state, s, scope)
+        case tile.Sync():
+            return order(state, s, scope)
         case tile.Mma() if scope.level == "block":
             return mma.multiply(state, s, scope)
         case tile.For(bind=tile.Bind(level="warps")) if scope.level == "block":
@@ -151,9 +149,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope, after: tuple[Stmt, ...] =
 
 
 def _if(state: Emission, s: If, scope: Scope) -> Body:
-    before = state.hazards.copy()
     cond, body = lowered(state, s.cond, scope), sequence(state, s.body, scope.inner())
-    state.hazards.join(before)  # barriers inside may not be come to
     if isinstance(cond, Const):
         return body if cond.value else []
     return [k.If(cond, tuple(body))]
@@ -193,7 +189,7 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
         return [k.Array(array, tensor.dtype, state.facts.fragments[tensor.name].count, "local", 16)]
     if scope.level == "thread":
         scope.local |= {tensor.name}
-        return [k.Array(tensor.name, tensor.dtype, predicates.span(tensor), "local", 16)]
+        return [k.Array(tensor.name, tensor.dtype, shared_memory.span(tensor), "local", 16)]
     if s.space == "shared" and scope.level == "block":
         state.allocate(s)
         return []
@@ -216,9 +212,7 @@ def _over_warps(state: Emission, f: tile.For, scope: Scope) -> Body:
     inner.values[f.var], inner.values["lane"] = Var(var), Var(lane)
     inner.ranges[var], inner.ranges[lane] = (0, most - 1), (0, WARP - 1)
     start: Body = [k.Declare(var, THREAD // WARP), k.Declare(lane, THREAD % WARP)]
-    around, state.hazards = state.hazards, Hazards()
     body = sequence(state, f.body, inner)
-    state.hazards = around
     if extent is const(scope.role.threads // WARP):
         return [*start, *body]
     return [*start, k.If(op("lt", Var(var), extent), tuple(body))]

@@ -13,7 +13,6 @@ from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import shared_memory
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
-from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.scope import THREAD, Scope
 from compiler.passes.gpu.shared_memory import SharedTile
 
@@ -51,10 +50,7 @@ def load_and_wait(state: Emission, s: tile.Copy, scope: Scope) -> Body:
 
 
 def store(state: Emission, s: tile.Copy, scope: Scope) -> Body:
-    """A copy out of shared memory, by one thread, which waits until the tile may be overwritten.
-
-    In a loop that is left to when it is: in the next iteration.
-    """
+    """A copy out of shared memory, by one thread."""
     held = state.shared[s.source.buffer]
     calls: Body = []
     for box, place, coordinates in _boxes(state, s.source, s.target, held, scope):
@@ -62,19 +58,7 @@ def store(state: Emission, s: tile.Copy, scope: Scope) -> Body:
         source = k.Address(held.array, place)
         calls.append(k.Call("mlc_tma_store", (), (k.Map(name), source, *coordinates), (s.target.buffer,)))
     calls.append(k.Call("mlc_bulk_commit", (), ()))
-    issued = k.If(op("eq", THREAD, const(0)), tuple(calls))
-    return [issued] if s.source.buffer in scope.stored_in_loop else [issued, store_read()]
-
-
-def store_read() -> k.Stmt:
-    """The thread that asks for copies out of shared memory waits until these have read it."""
-    return k.If(op("eq", THREAD, const(0)), (k.Call("mlc_bulk_wait_read", (0,), ()),))
-
-
-def stored_each_iteration(facts: Facts, f: tile.For) -> frozenset[str]:
-    """Tiles that every iteration of a loop of all threads fills and copies out."""
-    out = (n.source.buffer for n in f.walk() if isinstance(n, tile.Copy) and n.how == "tma")
-    return frozenset(out) & facts.in_shared
+    return [k.If(op("eq", THREAD, const(0)), tuple(calls))]
 
 
 def _steps(s: tile.Slice, scope: Scope) -> tuple[int, ...]:
@@ -106,4 +90,4 @@ def _boxes(
         yield tuple(reversed(extents)), place, tuple(reversed(coordinates))
 
 
-__all__ = ["load", "load_and_wait", "size", "store", "store_read", "stored_each_iteration"]
+__all__ = ["load", "load_and_wait", "size", "store"]

@@ -18,7 +18,6 @@ from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
 from compiler.passes.gpu.facts import Facts
 from compiler.passes.gpu.fragments import WARP
-from compiler.passes.gpu.hazards import Hazards
 from compiler.passes.gpu.scope import THREAD, Role, Scope
 from compiler.passes.gpu.sequences import emit, loop_body, sequence
 from compiler.schedule.gpu.matmul import KEPT_PREPARING
@@ -202,15 +201,12 @@ def _preparing(state: Emission, f: tile.For, scope: Scope) -> Body:
 
 def _prepare_warps(state: Emission, body: tuple[Stmt, ...], scope: Scope, count: int) -> Body:
     """The role of the producer's warps but the first."""
-    around, state.hazards = state.hazards, Hazards()
     role = Role(count * WARP, state.facts.threads + WARP, KEPT_PREPARING)
     out: Body = []
     for ring in state.rings.values():
         slot, phase = ring.prepared
         out += [k.Declare(slot.name, const(0)), k.Declare(phase.name, const(0))]
-    out += _role(state, body, scope.inner(role=role), _preparing)
-    state.hazards = around
-    return out
+    return [*out, *_role(state, body, scope.inner(role=role), _preparing)]
 
 
 # ---- the threads that compute
@@ -229,7 +225,7 @@ def computed(state: Emission, f: tile.For, scope: Scope) -> Body:
     done = stages.prepared(f)
     rest = stages.without_tiles(rest, used)
     extent = lowered(state, f.extent, scope)
-    inner = scope.inner(ordered=scope.ordered | used)
+    inner = scope.inner()
     var = Var(state.fresh(f.var))
     inner.values[f.var], inner.ranges[var.name] = var, range_below(extent, scope.ranges)
     inner.ranges[ring.slot.name] = (0, ring.depth - 1)

@@ -129,12 +129,10 @@ def zeroed_accumulator(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str
     if name not in state.facts.fragments or not only:
         return ""
     user = next((x for x in after if name in tile.buffers((x,))), None)
-    if isinstance(user, tile.For) and user.bind.level in ("pipeline", "unroll"):
+    if isinstance(user, tile.For) and user.bind.level == "pipeline":
         runs = isinstance(user.extent, Const) and int(user.extent.value) > 0
-        inside = [x for x in user.body if name in tile.buffers((x,))]
-        # A loop that is written out comes to its first matmul once, a pipeline in each iteration.
-        once = user.bind.level == "unroll" and any(isinstance(x, tile.Copy) for x in user.body)
-        user = inside[0] if runs and (len(inside) == 1 or once) and (once or user.bind.level == "pipeline") else None
+        inside = [x for x in user.body if name in tile.buffers((x,))]  # each iteration comes to its matmul
+        user = inside[0] if runs and len(inside) == 1 else None
     if isinstance(user, tile.Mma) and is_asynchronous(state.facts, user) and user.acc.buffer == name:
         whole = tuple(n or 1 for n in user.acc.lengths) == state.facts.fragments[name].shape
         return name if whole and name not in (user.a.buffer, user.b.buffer) else ""

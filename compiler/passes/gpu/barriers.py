@@ -1,0 +1,255 @@
+"""Tile IR in, the same with barriers, fences and waits where statements touch memory that others did before them.
+
+A barrier stands between statements of which one writes what the other touches, at the end of a loop where an iteration
+touches what the one before did, and before a loop rather than in each of its iterations. A fence and a barrier stand
+before the copy engine or asynchronous matmuls read what threads have stored. What stands there already is kept and
+counts; waits for matmuls that run while threads go on are not among it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from compiler.analysis.nests import accumulated
+from compiler.ir import tile
+from compiler.ir.expr import const
+from compiler.ir.statement import If, Kernel, Program, Stmt, Store
+from compiler.passes.gpu import block_groups, stages
+from compiler.passes.gpu.fragments import WARP
+from compiler.passes.gpu.hazards import NONE, Pending, Uses, stored, touched
+from compiler.targets.target import Target, instruction
+
+Body = tuple[Stmt, ...]
+
+BARRIER = tile.Sync("barrier")
+FENCE = tile.Sync("fence_async")
+STORED = tile.Sync("wait_stored")
+
+
+def barriers(program: Program, target: Target) -> Program:
+    """Raises ValueError for a pipeline of two matmuls at a time whose iterations would have to wait for each other."""
+    return program.replace(kernels=tuple(_kernel(kernel, target) for kernel in program.kernels))
+
+
+def verify(program: Program, target: Target) -> None:
+    """Raises ValueError for a kernel in which a barrier, a fence or a wait is missing."""
+    for kernel, made in zip(program.kernels, barriers(program, target).kernels, strict=True):
+        if made is not kernel:
+            raise ValueError(f"kernel {kernel.name}: threads touch the same memory out of order: run `barriers`")
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The `threads` that do the same, of a "block", a "warp" or a "column" of warps.
+
+    Of the buffers, all `tiles`; those that are a thread's `own`, or that a pipeline keeps apart; those in `shared`
+    memory that these threads may store to; and those that each iteration of the loops around copies out, which is
+    waited for in the next one.
+    """
+
+    kernel: str
+    target: Target
+    threads: int
+    tiles: frozenset[str]
+    own: frozenset[str]
+    shared: frozenset[str]
+    copied_out: frozenset[str] = NONE
+    level: str = "block"
+
+
+def _kernel(kernel: Kernel, target: Target) -> Kernel:
+    nodes = [n for s in kernel.body for n in s.walk()]
+    allocs = [n for n in nodes if isinstance(n, tile.Alloc)]
+    pipes = [n for n in nodes if isinstance(n, tile.For) and stages.is_specialised(n)]
+    prepared = {x.buffer for f in pipes for s in stages.prepared(f) for x in s.walk() if isinstance(x, Store)}
+    own, shared = (frozenset(a.tensor.name for a in allocs if a.space in spaces) for spaces in _SPACES)
+    tiles = frozenset(a.tensor.name for a in allocs)
+    place = _Place(kernel.name, target, tile.block_size(kernel.body), tiles, own, shared - prepared)
+    return kernel.replace(body=_launch(kernel.body, place))
+
+
+_SPACES = (("registers", "local"), ("shared",))  # of a thread, of a block
+
+
+def _launch(body: Body, place: _Place) -> Body:
+    """What all blocks of a launch do; those that make parts of one result wait for each other between two halves."""
+    match body:
+        case (tile.For(bind=tile.Bind("blocks"), body=inner) as f,):
+            return (f.replace(body=_launch(inner, place)),)
+    found = block_groups.split(body)
+    if found is None:
+        return _sequence(body, place, Pending())[0]
+    held, parts, after = found
+    made, was = _sequence(parts.body, place, Pending())
+    return (held, parts.replace(body=made), *_sequence(after, place, was.after("barrier"))[0])
+
+
+def _sequence(body: Body, place: _Place, was: Pending) -> tuple[Body, Pending]:
+    """Statements in order, and what is pending behind them."""
+    out: list[Stmt] = []
+    for n, s in enumerate(body):
+        if isinstance(s, tile.Sync | tile.Stage):
+            out.append(s)
+            was = was.after(s.what) if isinstance(s, tile.Sync) else was
+            continue
+        before, was = _before(s, place, was, _syncs(reversed(out)))
+        made, was = _statement(s, place, was)
+        behind = _behind(s, place, body[n + 1 :])
+        there = _syncs(body[n + 1 :])[: len(behind)]
+        out += [*before, made, *(behind if there != behind else ())]
+    return tuple(out), was
+
+
+def _syncs(body: Iterable[Stmt]) -> tuple[tile.Sync, ...]:
+    """Those with which statements begin."""
+    return tuple(s for s in takewhile(lambda s: isinstance(s, tile.Sync), body) if isinstance(s, tile.Sync))
+
+
+def _before(s: Stmt, place: _Place, was: Pending, given: tuple[tile.Sync, ...]) -> tuple[list[tile.Sync], Pending]:
+    """What a statement needs to have before it, of which some is `given`."""
+    out: list[tile.Sync] = []
+    if place.level == "block":
+        changed = stored(s)
+        if changed & place.copied_out and not {STORED, BARRIER} <= set(given):
+            out += [STORED, BARRIER]
+        beside = _read_beside(s, place)
+        if beside & was.unfenced:
+            out += [FENCE, BARRIER]
+            was = was.after("fence_async")
+        elif beside & was.fenced:
+            out.append(BARRIER)
+        was = replace(was.after("barrier") if out else was, unfenced=was.unfenced | changed & place.shared)
+    if was.between(_awaited(s, place)):
+        out, was = [*out, BARRIER], was.after("barrier")
+    return out, was
+
+
+def _read_beside(s: Stmt, place: _Place) -> set[str]:
+    """What the copy engine or asynchronous matmuls read for a statement."""
+    match s:
+        case tile.Copy(_, source, "tma"):
+            return {source.buffer}
+        case tile.Mma(name, _, a, b) if instruction(place.target, name).b_space == "shared":
+            return {a.buffer, b.buffer}
+        case tile.For() if stages.is_specialised(s) and stages.overlaps(s):
+            return {x for n in s.walk() if isinstance(n, tile.Mma) for x in _read_beside(n, place)}
+    return set()
+
+
+def _awaited(s: Stmt, place: _Place) -> Uses:
+    """What a statement does that must not begin before what is pending; those inside of many see to themselves."""
+    match s:
+        case If() | tile.For(bind=tile.Bind("blocks" | "columns")):
+            return Uses()
+        case tile.For(extent=extent, bind=tile.Bind(level)) if level != "lanes" and extent is const(0):
+            return Uses()
+        case tile.For() if stages.is_specialised(s):
+            return Uses()
+        case tile.For(bind=tile.Bind("pipeline")) if copied := stages.slots(s, place.kernel):
+            return Uses(writes=frozenset(copied))
+    return touched(s, place.own)
+
+
+def _behind(s: Stmt, place: _Place, after: Body) -> tuple[tile.Sync, ...]:
+    """What ends a copy that stands for itself, and a loop of copies out of shared memory."""
+    match s:
+        case tile.Copy(how="cp.async"):
+            alone = not stages.waits_for(s, tuple(x for x in after if not isinstance(x, tile.Sync)))
+            return (tile.Sync("commit_copies"), tile.Sync("wait_copies")) if alone else ()
+        case tile.Copy(target, source, "tma") if target.buffer not in place.shared:
+            return () if source.buffer in place.copied_out else (STORED,)
+        case tile.For(bind=tile.Bind(level)) if level not in ("lanes", "warps", "columns", "blocks"):
+            return (STORED,) if not stages.split(s)[0] and _copied_out(s, place) - place.copied_out else ()
+    return ()
+
+
+def _copied_out(f: tile.For, place: _Place) -> frozenset[str]:
+    """Tiles that every iteration of a loop fills and copies out."""
+    return frozenset(n.source.buffer for n in f.walk() if isinstance(n, tile.Copy) and n.how == "tma") & place.shared
+
+
+def _statement(s: Stmt, place: _Place, was: Pending) -> tuple[Stmt, Pending]:
+    match s:
+        case If(_, body):
+            made, end = _sequence(body, place, was)
+            return s.replace(body=made), end.join(was)  # barriers inside may not be come to
+        case tile.For(bind=tile.Bind("lanes")):
+            return s, (was.after("barrier") if _is_exchange(s, place) else was).add(touched(s, place.own))
+        case tile.For(bind=tile.Bind("warps"), body=body):
+            made, _ = _sequence(body, replace(place, level="warp"), Pending())
+            return s.replace(body=made), was.add(touched(s, place.own))
+        case tile.For(bind=tile.Bind("blocks" | "columns" as level), body=body):
+            made, was = _sequence(body, replace(place, level="column" if level == "columns" else place.level), was)
+            return s.replace(body=made), was
+        case tile.For() if stages.is_specialised(s):
+            return _specialised(s, place, was)
+        case tile.For(bind=tile.Bind("pipeline")) if stages.split(s)[0]:
+            return _pipeline(s, place, was)
+        case tile.For(extent=extent):
+            inside = replace(place, copied_out=place.copied_out | _copied_out(s, place))
+            return _iterations(s, inside, was) if extent is not const(0) else (s, was)
+        case tile.Copy(target, how="tma"):
+            # Threads have waited for what the engine brings, and will for what it takes away before they store there.
+            uses = touched(s, place.own)
+            brought = target.buffer in place.shared
+            return s, was.add(Uses(uses.reads - place.copied_out, NONE if brought else uses.writes))
+    return s, was.add(touched(s, place.own))
+
+
+def _is_exchange(f: tile.For, place: _Place) -> bool:
+    """Warps pass each other what a loop over lanes accumulates: all have waited for each other in between."""
+    several = place.level != "warp" and place.threads > WARP and f.extent is not const(0)
+    return several and bool(accumulated((f,)))
+
+
+def _exchanges(s: Stmt, place: _Place) -> bool:
+    """A statement in which warps do so through memory that the next iteration uses again."""
+    match s:
+        case tile.For(kind=kind, bind=tile.Bind("lanes")):
+            return kind != "scan" and _is_exchange(s, place)
+        case tile.For(extent=extent, bind=tile.Bind(level), body=body) if level != "warps" and extent is not const(0):
+            return any(_exchanges(x, place) for x in body)
+        case If(_, body):
+            return any(_exchanges(x, place) for x in body)
+    return False
+
+
+def _iterations(f: tile.For, place: _Place, was: Pending, synchronized: bool = False) -> tuple[tile.For, Pending]:
+    """A loop; where each iteration begins with a barrier, they are `synchronized` anyway."""
+    body, end = _sequence(f.body, place, was)
+    uses = touched(f, place.own)
+    if f.kind == "parallel":  # iterations share tiles, but nothing in global memory
+        uses = Uses(uses.reads & place.tiles, uses.writes & place.tiles)
+    met = end.between(uses) or (_exchanges(f, place) and BARRIER not in _syncs(reversed(body)))
+    if met and not synchronized:
+        body, end = (*body, BARRIER), end.after("barrier")
+    return f.replace(body=body), end.join(was)
+
+
+def _pipeline(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pending]:
+    """Each iteration begins when all threads have what they copied for it, and have done with the one before."""
+    slots = stages.slots(f, place.kernel)
+    start: Body = (tile.Sync("wait_copies", dict(f.bind.args)["depth"] - 2), BARRIER)
+    body = f.body if f.body[: len(start)] == start else (*start, *f.body)
+    inside = replace(place, own=place.own | slots.keys())
+    made, end = _iterations(f.replace(body=body), inside, was.after("barrier"), synchronized=True)
+    return made, end.add(Uses(reads=frozenset(slots)))
+
+
+def _specialised(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pending]:
+    """The threads that compute wait for slots by mbarriers; those that prepare tiles have barriers of their own."""
+    preparing = replace(place, threads=stages.preparing(f), shared=NONE, copied_out=NONE)
+    body: list[Stmt] = []
+    theirs = Pending()
+    for s in f.body:
+        if isinstance(s, tile.Stage) and s.role == "prepare":
+            made, theirs = _sequence(s.body, preparing, theirs)
+            s = s.replace(body=made)
+        body.append(s)
+    inside = replace(place, own=place.own | stages.slotted(f, place.kernel))
+    done, end = _iterations(f.replace(body=tuple(body)), inside, was)
+    if stages.overlaps(f) and (was.between(touched(f, inside.own)) or any(isinstance(s, tile.Sync) for s in done.body)):
+        raise ValueError(f"kernel {place.kernel}: iterations of {f.var} meet in shared memory")
+    return done, end
