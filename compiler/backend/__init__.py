@@ -10,6 +10,7 @@ whose arguments do not lie as torch has said. The target is that of the device t
 
 from __future__ import annotations
 
+import functools
 import operator
 import os
 import threading
@@ -30,15 +31,14 @@ from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from compiler import frontend
-from compiler.backend import regions
+from compiler.backend import regions, writes
+from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import command
 from compiler.runtime import detect, store
 from compiler.targets.target import Target
 
-# A function of the list of a graph's inputs, which it may empty.
-Boxed = Callable[[list[Any]], Sequence[Any]]
 # What is done with inputs that a program has refused, given the refusal.
 Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
@@ -109,18 +109,20 @@ def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[s
 
 
 def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    def compile_part(gm: GraphModule, example_inputs: Sequence[Any]) -> Boxed:
+    def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False) -> Boxed:
         with _one_at_a_time, _disable_current_modes():  # AOTAutograd's own: in it, what a graph holds is not for real
-            made = _compiled(frontend.without_dropout(gm), example_inputs, options)
-        made._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
-        return made
+            places = writes.without_writes(gm, saves)
+            run = writes.writing(_compiled(frontend.without_dropout(gm), example_inputs, options), places)
+        run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
+        return run
 
     made: Callable[..., Any] = aot_module_simplified(
         graph,
         inputs,
-        fw_compiler=compile_part,
+        fw_compiler=functools.partial(compile_part, saves=True),
         bw_compiler=compile_part,
         inference_compiler=compile_part,
+        keep_inference_input_mutations=True,
         partition_fn=min_cut_rematerialization_partition,
         decompositions=frontend.decompositions(),
     )

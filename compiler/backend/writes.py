@@ -1,0 +1,80 @@
+"""A graph that ends in writes to its inputs in; one that gives what is to be written, and what writes it, out.
+
+AOTAutograd leaves a change of an input that autograd need not see as one `copy_` into it, behind all else that the
+graph computes. Programs compute new values alone, so those become results, and all are written at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from compiler.errors import Unsupported
+
+# A function of the list of a graph's inputs, which it may empty.
+Boxed = Callable[[list[Any]], Sequence[Any]]
+_aten = torch.ops.aten
+
+
+def without_writes(graph: GraphModule, saves: bool = False) -> tuple[int, ...]:
+    """Make the values that a graph writes results behind its others; the numbers of the inputs that they are for.
+
+    What a graph `saves` for its gradient of an input that it writes is a copy of what that was.
+    """
+    writes = [n for n in graph.graph.nodes if n.target is _aten.copy_.default]
+    placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    news: dict[Node, Node] = {}
+    for node in writes:
+        place, value = node.args[0], node.args[1]
+        if place not in placeholders or not isinstance(value, Node) or set(node.users) - {output}:
+            raise Unsupported(str(node.target), node.args, "writes to what is no input, or amid a graph")
+        news[place] = value
+        node.replace_all_uses_with(place)
+        graph.graph.erase_node(node)
+
+    def held(x: Any) -> Any:
+        return _copy_of(graph, x, output) if isinstance(x, Node) and _root(x) in news else x
+
+    results = [held(x) if saves else x for x in output.args[0]]
+    output.args = ((*results, *map(held, news.values())),)
+    if writes:
+        graph.recompile()
+    return tuple(map(placeholders.index, news))
+
+
+def writing(run: Boxed, places: Sequence[int]) -> Boxed:
+    """What a graph without its writes has become, with the writes behind it.
+
+    AOTAutograd counts versions itself, where they are to be counted: what is written through `data` is not.
+    """
+    if not places:
+        return run
+
+    def run_and_write(inputs: list[Any]) -> Sequence[Any]:
+        kept = [inputs[k].data for k in places]
+        made = run(inputs)
+        count = len(made) - len(kept)
+        torch._foreach_copy_(kept, list(made[count:]))
+        return made[:count]
+
+    return run_and_write
+
+
+def _root(node: Node) -> Node:
+    """The input that a value is a view of, or else a value that is none."""
+    while getattr(node.target, "is_view", False) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _copy_of(graph: GraphModule, value: Node, before: Node) -> Node:
+    with graph.graph.inserting_before(before):
+        made = graph.graph.call_function(_aten.clone.default, (value,))
+    x = value.meta["val"]
+    with x.fake_mode:
+        made.meta["val"] = x.clone()
+    return made

@@ -1,0 +1,84 @@
+"""What `torch.compile(f, backend="mlcomp")` writes to its arguments and to what modules hold."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule
+
+from compiler.backend.writes import without_writes
+from compiler.errors import Unsupported
+from compiler.tests.meaning import fresh_seed
+
+
+def swapped(x: Tensor, y: Tensor) -> Any:
+    z = x.clone()
+    x.copy_(y)
+    y.copy_(z)
+    return x
+
+
+def overwritten(x: Tensor, y: Tensor) -> Any:
+    x.copy_(y)
+    y.add_(1)
+    return x * y
+
+
+def returned(x: Tensor, y: Tensor) -> Any:
+    z = x + y
+    x.copy_(z)
+    z.mul_(2)
+    return z, z.t()
+
+
+def cut_out(x: Tensor, y: Tensor) -> Any:
+    x.add_(y)
+    return torch.digamma(x.exp() + 1) * 2, y.sin()
+
+
+@pytest.mark.parametrize("function", [swapped, overwritten, returned, cut_out], ids=lambda f: f.__name__)
+def test_arguments_hold_what_eager_leaves_in_them(function: Callable[..., Any]) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(fresh_seed())
+    given = torch.randn(4, 4), torch.randn(4, 4)
+    seen = []
+    for f in (function, torch.compile(function, backend="mlcomp")):
+        mine = [x.clone() for x in given]
+        seen.append((f(*mine), mine, [x._version for x in mine]))
+    torch.testing.assert_close(seen[0], seen[1])
+
+
+class Decaying(nn.Module):
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(6))
+        self.register_buffer("mean", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.mean.mul_(0.9)
+        return x * self.mean.sin() * self.scale
+
+
+def test_gradients_see_what_a_buffer_was_when_the_value_was_computed() -> None:
+    """The backward graph computes the new mean again, from the one before the call."""
+    torch._dynamo.reset()
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(fresh_seed()))
+    models = Decaying(), Decaying()
+    for f in (models[0], torch.compile(models[1], backend="mlcomp")):
+        for _ in range(2):
+            f(x).sum().backward()
+    torch.testing.assert_close(models[0].scale.grad, models[1].scale.grad)
+
+
+def test_a_write_amid_a_graph_is_refused() -> None:
+    graph = Graph()
+    x, y = graph.placeholder("x"), graph.placeholder("y")
+    written = graph.call_function(torch.ops.aten.copy_.default, (x, y))
+    graph.output((graph.call_function(torch.ops.aten.sin.default, (written,)),))
+    with pytest.raises(Unsupported, match="amid a graph"):
+        without_writes(GraphModule(nn.Module(), graph))
