@@ -260,9 +260,11 @@ def reorder(step: Reorder, f: tile.For) -> tuple[Stmt, ...]:
         here = here.body[0] if len(here.body) == 1 else If(Const(True, Var("", here.extent.dtype).dtype), ())
     if {n.var for n in nest} != set(step.loops):
         raise ScheduleError(step, f"only {', '.join(n.var for n in nest)} are perfectly nested here")
-    if any(n.kind == "scan" for n in nest):
-        raise ScheduleError(step, "a scan runs in order")
     by_name = {n.var: n for n in nest}
+    kinds = {n.kind for n in nest}
+    scans = [n.var for n in nest if n.kind == "scan"]
+    if scans and (kinds - {"scan", "parallel"} or scans != [v for v in step.loops if v in scans]):
+        raise ScheduleError(step, "a scan runs in order")
     for k, var in enumerate(step.loops):
         later = set(step.loops[k:])
         if names(by_name[var].extent) & later:

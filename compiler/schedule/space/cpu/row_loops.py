@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import partial
 
 from compiler.analysis import access
 from compiler.analysis.vectors import NARROWEST, fitting_unroll, fitting_width
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Var
+from compiler.ir.expr import Const, Expr, Var, dim
 from compiler.ir.ranges import Range
+from compiler.ir.statement import Accum, Init
+from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu import pointwise
 from compiler.schedule.space.cpu.nests import Nest, even, touched, work
 from compiler.schedule.space.members import Member, above, both, either, fixed, ranked, relative
-from compiler.schedule.steps import Bind, Collapse, Step, StoreAt
+from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step, StoreAt
 
+COLUMNS = 128  # of rows that go from place to place, as a core takes them at least: 8 lines of f32
 SHORT = 256  # iterations of a loop whose beginning and end cost as much as the vectors between them
 # Independent accumulators hide the latency of an add or max (4 cycles, two a cycle on current x86). Those named first
 # are as good as any that the estimate finds no worse.
@@ -25,10 +29,44 @@ UNROLLED_SUMS, UNROLLED = (4, 2, 8, 1), (1, 2, 4)
 def space(nest: Nest) -> Iterator[Member]:
     """Lanes along the loops inside or, where memory may be contiguous that way, across the rows."""
     lanes, steps = nest.memory.target.lanes(4), float(max(1, nest.count * nest.work))
-    if not nest.groups or not nest.rows_as_lanes:
+    placing = _placing(nest)
+    if not nest.groups or not (nest.rows_as_lanes or placing):
         return _along(nest, steps)
     along, across = (steps * cost.accesses(share, lanes) for share in (nest.along(), nest.across()))
-    return either(_along(nest, along), above(across, pointwise.space(nest)))
+    rows = fixed(across, *_within(nest, placing)) if placing else above(across, pointwise.space(nest))
+    return either(_along(nest, along), rows)
+
+
+def _placing(nest: Nest) -> tuple[loop.For, ...]:
+    """The loops inside the rows, if all that these do is to go from place to place in order, as those of a scatter."""
+    path = nest.paths[0]
+    chain = nest.inside == path[:1] and all(f.body == (g,) for f, g in itertools.pairwise(path))
+    scalars = any(isinstance(n, Init | Accum) for s in path[-1].body for n in s.walk())
+    return path if chain and not scalars and all(f.kind == "scan" for f in path) else ()
+
+
+def _within(nest: Nest, path: tuple[loop.For, ...]) -> Iterator[Step]:
+    """The innermost rows, which are neighbours in memory, at each place: a part of them on each core."""
+    *outer, last = nest.groups
+    name, extent, target = last.name, last.extent, nest.memory.target
+    yield from nest.collapsed
+    if outer:
+        yield Bind(outer[0].name, "blocks")
+    elif isinstance(extent, Const) and int(extent.value) > (part := _part(int(extent.value), target.cores)):
+        pieces, name = naming.pieces(name)
+        yield Split(last.name, part, (pieces, name))
+        yield Bind(pieces, "blocks")
+        extent = dim(part) if int(extent.value) % part == 0 else Var(name)
+    yield Reorder((*(f.var for f in path), name))
+    body = path[-1].body
+    width = fitting_width(target.lanes(access.widest(body, {f.var for f in last.loops})), extent)
+    if width > 1 and not access.not_vectorizable(body, Var(nest.last.var), nest.memory.tensors, nest.known(path)):
+        yield Bind(name, "vector", (("width", width), ("unroll", 1)))
+
+
+def _part(rows: int, cores: int) -> int:
+    """How many of so many rows go to each core."""
+    return -(-rows // (cores * COLUMNS)) * COLUMNS
 
 
 def _along(nest: Nest, least: float) -> Iterator[Member]:
