@@ -1,4 +1,7 @@
-"""Tile IR in, the same out with the stages of its pipelines: the copies that run ahead, what producers prepare."""
+"""Tile IR in, the same out with the stages of its pipelines: the copies that run ahead, what producers prepare.
+
+Threads that compute wait for what is prepared before the first statement of an iteration that touches it.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ def _body(body: tuple[Stmt, ...], tiles: frozenset[str]) -> tuple[Stmt, ...]:
             case tile.For(bind=tile.Bind("pipeline", args), body=inner) if stages.is_specialised(s) or (
                 dict(args).get("depth", 1) > 1
             ):
-                out.append(s.replace(body=_stages(s, _body(inner, tiles), tiles)))
+                staged = s.replace(body=_stages(s, _body(inner, tiles), tiles))
+                out.append(staged.replace(body=stages.waiting(staged)))
             case tile.For(body=inner) | If(body=inner):
                 out.append(s.replace(body=_body(inner, tiles)))
             case _:
