@@ -333,6 +333,7 @@ class Fuzz(Found):
     command: str = ""
     line: str = ""
     arguments: str = ""
+    reduced: str = ""  # the least program that goes wrong so, and its shape file
     seconds: float = 0.0
 
 

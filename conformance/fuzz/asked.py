@@ -11,6 +11,7 @@ VARIED = ("shape", "layout", "gradient")  # sizes that vary from call to call, s
 WHAT = (*CHECKS, *VARIED)
 DEFAULT = ("graph", *VARIED)
 BATCH = 25  # programs of an item
+TRIED = "reduced so far: "  # then + for each trial that went wrong, - for each that did not
 
 
 @dataclass(frozen=True)

@@ -197,17 +197,17 @@ def _varied(made: Program, points: Sequence[Point], d: Drawing) -> Program:
     varying = {a.name: {k: names[n] for k, n in enumerate(a.shape) if n in names} for a in made.args}
     if len(points) > 1 and any(varying.values()):
         wider = replace(made, points=tuple(points), varying=varying)
-        if all(_runs(wider, point) for point in points):
+        if all(runs_at(wider, point) for point in points):
             return wider
-    if _runs(made, {}):
+    if runs_at(made, {}):
         return made
     without = replace(made, gradients=())
-    if not _runs(without, {}):
+    if not runs_at(without, {}):
         raise NotFitting
     return without
 
 
-def _runs(program: Program, point: Point) -> bool:
+def runs_at(program: Program, point: Point) -> bool:
     """Whether eager gives moderate values, and f64 about the same."""
     needs = [arg.name in program.gradients for arg in program.args]
     call = function(program)

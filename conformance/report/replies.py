@@ -132,6 +132,14 @@ def fuzz(known: rows.Fuzz, reply: Reply, again: Reply | None = None) -> rows.Fuz
     return replace(found, detail=detail)
 
 
+def reduced(row: rows.Fuzz, reply: Reply) -> rows.Fuzz:
+    """The row with what was found of a smaller program, if anything."""
+    if reply.status is not Status.DONE or not isinstance(reply.value, dict):
+        return replace(row, reduced=f"not reduced: {reply.message}")
+    value = reply.value
+    return replace(row, reduced=f"{value['line']}\n  # {value['arguments']}\n  {value['regression']}".rstrip())
+
+
 def _known_as(known: rows.Fuzz, found: rows.Fuzz) -> rows.Fuzz:
     return replace(found, target=known.target, command=known.command, seconds=known.seconds)
 

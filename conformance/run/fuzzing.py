@@ -119,6 +119,7 @@ def finding(row: rows.Fuzz) -> str:
         f"first bad stage: {where or 'none found'}{': ' if row.why else ''}{row.why}",
         f"again: {row.command}",
     ]
+    parts += [f"reduced: {row.reduced}"] if row.reduced else []
     return "\n".join([*parts, f"files: {row.repro}"] if row.repro else parts)
 
 

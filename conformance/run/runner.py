@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from conformance import rows
 from conformance.fuzz import asked
+from conformance.fuzz.asked import TRIED
 from conformance.history.baseline import Baseline, find
 from conformance.history.revisions import Asked
 from conformance.isolation import scratch, waiting
@@ -28,7 +30,7 @@ EXPLAIN_SECONDS = 60.0
 NATIVE = (STAGES[0], *KINDS.values())  # stages that PyTorch or the machine itself runs
 MEMORY, MEMORY_SHARE = 8 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
 CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
-FUZZ_SECONDS = 120.0
+FUZZ_SECONDS, REDUCE_SECONDS = 120.0, 60.0
 FILES_SECONDS = 60.0
 
 
@@ -166,8 +168,22 @@ class Runner:
         reply = self._call("fuzz", seed, index, options, timeout=limit)
         if reply.status in (Status.CRASH, Status.TIMEOUT):
             again = self._call("fuzz", seed, index, {**options, "lost": True}, timeout=limit)
-            return replies.fuzz(known, reply, again)
-        return replies.fuzz(known, reply)
+            return self._reduced(replies.fuzz(known, reply, again), options)
+        row = replies.fuzz(known, reply)
+        return self._reduced(row, options) if row.verdict == "fail" else row
+
+    def _reduced(self, row: rows.Fuzz, options: Mapping[str, Any]) -> rows.Fuzz:
+        """The row with the least program that goes wrong as this one; a trial that loses its process counts as one."""
+        if row.kind in ("timeout", "internal"):
+            return row
+        more = {**options, "kind": row.kind, "stage": row.first_bad_stage, "seconds": REDUCE_SECONDS, "outcomes": ""}
+        start = time.monotonic()
+        while True:
+            reply = self._call("reduce", row.seed, row.index, more, timeout=2 * REDUCE_SECONDS)
+            lost = reply.status in (Status.CRASH, Status.TIMEOUT) and reply.at.startswith(TRIED)
+            if not lost or time.monotonic() - start > 2 * REDUCE_SECONDS:
+                return replies.reduced(row, reply)
+            more["outcomes"] = reply.at.removeprefix(TRIED) + ("+" if str(reply.status) == row.kind else "-")
 
     def opinfo_entries(self) -> list[tuple[str, str]]:
         """The names of PyTorch's database with their element types, which torch alone knows."""

@@ -37,6 +37,7 @@ FUNCTIONS = {
     "fuzz": "conformance.fuzz.check:fuzz",
     "opinfo": "conformance.opinfo.check:check",
     "opinfo_entries": "conformance.opinfo.entries:listed",
+    "reduce": "conformance.fuzz.reduce:reduce",
     "explain_unknown": "conformance.judge.systems:explain_unknown",
 }
 KEY: pytest.StashKey["Settings"] = pytest.StashKey()

@@ -277,6 +277,9 @@ def test_programs_are_items_and_lost_ones_cost_themselves(box: pytest.Pytester) 
         "  def f(x0): return x0 + 1",
         "first bad stage: cpp, render#12",
         "again: pytest --mlcomp --mlcomp-fuzz-only 1 --mlcomp-seed 5",
+        "reduced: def f(x0): return x0",
+        "  # ++",
+        "  there.toml",
         "*program 5.3 on cpu: value: element*",
         "*30 random programs: 27 pass, 2 fail, 1 unsupported (1 crash in cpp, 1 value in tile)*",
     ])  # fmt: skip

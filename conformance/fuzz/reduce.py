@@ -1,0 +1,245 @@
+"""A random program that goes wrong in; the least one that was found to go wrong in the same way out, as a shape file.
+
+First fewer results and calls, then smaller sizes, then plainer types and strides, then plainer data: whatever eager
+still runs and still goes wrong is kept. A trial may take the process down: what came of all of them is told beforehand,
+so that the next process goes on where this one was.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.fuzz import asked, check, generate, regression, schedules
+from conformance.fuzz.asked import TRIED
+from conformance.fuzz.program import SCOPE, Program, arguments, described, line
+from conformance.judge.ladder import threads
+from conformance.shapes import inputs
+from conformance.shapes.cases import FLOATS, Arg
+
+Tell = Callable[[str], None]
+Candidates = Callable[[Program], Iterator[Program]]
+
+TRIALS = 150
+SMALL = (1, 2, 3, 4, 8, 16)
+NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}
+
+
+def reduce(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> dict[str, str]:
+    """The line and the arguments of the least program, and the shape file of it in the folder of what failed.
+
+    `options` are those of `check.checked`, with the `kind` and the `stage` of the finding, the `outcomes` of the trials
+    of other processes, and the `seconds` that there are.
+    """
+    program = generate.program(seed, index, options.get("what", asked.DEFAULT))
+    ends = time.monotonic() + options.get("seconds", 60.0)
+    with threads(options.get("threads", 1)):
+        trials = Trials(lambda p: goes_wrong(p, options), tell, options.get("outcomes", ""), ends)
+        least = reduced(program, trials)
+        tell("the shape file of it")
+        path = Path(options["dump"]) / "regression.toml" if options.get("dump") else None
+        said = regression.write(path, least, options) if path is not None else ""
+    return {"line": line(least), "arguments": described(least), "regression": said}
+
+
+def goes_wrong(program: Program, options: Mapping[str, Any]) -> bool:
+    """Whether a program goes wrong as the finding did."""
+    quiet = {name: value for name, value in options.items() if name not in ("dump", "lost")}
+    if options["kind"] == "schedule":
+        return schedules.found(program, quiet, lambda at: None).verdict == "fail"
+    try:
+        wrong = check.difference(program, options["target"])
+    except check.Refused:
+        return False
+    return wrong is not None and wrong.kind == options["kind"]
+
+
+@dataclass
+class Trials:
+    """What came of the trials, `+` or `-` each, of which the first are known."""
+
+    fails: Callable[[Program], bool]
+    tell: Tell = lambda at: None
+    known: str = ""
+    ends: float = float("inf")
+    done: str = field(default="", init=False)
+
+    def __call__(self, program: Program) -> bool:
+        if len(self.done) < len(self.known):
+            self.done += self.known[len(self.done)]
+            return self.done[-1] == "+"
+        if len(self.done) >= TRIALS or time.monotonic() > self.ends:
+            return False
+        self.tell(TRIED + self.done)
+        self.done += "+" if self.fails(program) else "-"
+        return self.done[-1] == "+"
+
+
+def reduced(program: Program, fails: Callable[[Program], bool]) -> Program:
+    """The least program that still `fails`, by steps that each make it smaller or plainer."""
+    before = None
+    while program != before:
+        before = program
+        for smaller in (_graph, _sizes, _types, _data):
+            program = _while_any(program, smaller, fails)
+    return program
+
+
+def _while_any(program: Program, smaller: Candidates, fails: Callable[[Program], bool]) -> Program:
+    met = {(line(program), described(program))}
+    while True:
+        for candidate in smaller(program):
+            known = (line(candidate), described(candidate))
+            if known in met:
+                continue
+            met.add(known)
+            if _runs(candidate) and fails(candidate):
+                program = candidate
+                break
+        else:
+            return program
+
+
+def _runs(program: Program) -> bool:
+    """Whether eager runs it; a call that went may have made what another uses."""
+    defined = {arg.name for arg in program.args}
+    for text in program.lines:
+        made, used = _names(text)
+        if not defined >= set(used):
+            return False
+        defined |= set(made)
+    if not program.args or not defined >= set(program.results):
+        return False
+    return all(generate.runs_at(program, point) for point in program.points)
+
+
+# ---- calls
+
+
+def _graph(program: Program) -> Iterator[Program]:
+    """Fewer results, sizes, gradients and calls; a value as an argument saves all the calls that make it."""
+    for name in program.results if len(program.results) > 1 else ():
+        yield without_unused(replace(program, results=(name,)))
+    if program.dynamic:
+        yield replace(program, points=program.points[:1], varying={})
+    if program.gradients:
+        yield replace(program, gradients=())
+    values = _values(program)
+    for k in reversed(range(len(program.lines))):
+        made, used = _names(program.lines[k])
+        kept = (*program.lines[:k], *program.lines[k + 1 :])
+        if made and all(name in values for name in made):
+            new = tuple(_argument(name, values[name]) for name in made)
+            yield without_unused(replace(program, lines=kept, args=(*program.args, *new)))
+        for name in used if len(made) == 1 else ():
+            yield without_unused(_renamed(replace(program, lines=kept), made[0], name))
+        yield without_unused(replace(program, lines=kept))
+
+
+def _names(text: str) -> tuple[list[str], list[str]]:
+    """The names that a line makes, and those that it uses.
+
+    >>> _names("t2, = x0.chunk(2, 1)"), _names("t0[1:] = x1")
+    ((['t2'], ['x0']), ([], ['t0', 'x1']))
+    """
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name) and node.id not in SCOPE]
+    targets = [node.id for node in found if isinstance(node.ctx, ast.Store)]
+    if isinstance(ast.parse(text).body[0], ast.AugAssign):
+        return [], sorted({node.id for node in found})
+    return targets, sorted({node.id for node in found if isinstance(node.ctx, ast.Load)})
+
+
+def _renamed(program: Program, old: str, new: str) -> Program:
+    pattern = re.compile(rf"\b{old}\b")
+    lines = tuple(pattern.sub(new, text) for text in program.lines)
+    return replace(program, lines=lines, results=tuple(dict.fromkeys(new if r == old else r for r in program.results)))
+
+
+def without_unused(program: Program) -> Program:
+    """Without values that nothing uses, and arguments of which that is true."""
+    needed = set(program.results)
+    lines: list[str] = []
+    for text in reversed(program.lines):
+        made, used = _names(text)
+        if not made or needed & set(made):
+            needed |= set(used)
+            lines.insert(0, text)
+    args = tuple(arg for arg in program.args if arg.name in needed)
+    return replace(
+        program,
+        lines=tuple(lines),
+        args=args,
+        gradients=tuple(name for name in program.gradients if name in needed),
+        varying={arg.name: program.varying.get(arg.name, {}) for arg in args} if program.dynamic else {},
+    )
+
+
+def _values(program: Program) -> dict[str, Tensor]:
+    """The tensors that the names of a program stand for at its end."""
+    scope: dict[str, Any] = {**SCOPE, **arguments(program, program.points[0])}
+    with torch.no_grad():
+        exec("\n".join(program.lines), scope)
+    return {name: x for name, x in scope.items() if isinstance(x, Tensor)}
+
+
+def _argument(name: str, x: Tensor) -> Arg:
+    """An argument in place of a value: of its shape and type, with data of its kind."""
+    drawn: dict[str, Any] = {"kind": "normal"}
+    if x.dtype is torch.bool:
+        drawn = {"kind": "bool"}
+    elif not x.is_floating_point():
+        low, high = (int(x.min()), int(x.max())) if x.numel() else (0, 0)
+        drawn = {"kind": "index", "below": high + 1} if low >= 0 else {"kind": "integers", "low": low, "high": high}
+    return Arg(name, tuple(x.shape), NAMES[x.dtype], "contig", drawn)
+
+
+# ---- sizes, types, data
+
+
+def _sizes(program: Program) -> Iterator[Program]:
+    """One size less wherever it stands, also in the text."""
+    if program.dynamic:
+        return
+    for n in sorted({n for arg in program.args for n in arg.shape if n > 1}, reverse=True):
+        for m in sorted({m for m in (*SMALL, n // 2, n - 1) if 0 < m < n}):
+            args = tuple(_resized(arg, n, m) for arg in program.args)
+            texts = tuple(re.sub(rf"(?<![\w.]){n}(?![\w.])", str(m), text) for text in program.lines)
+            yield replace(program, args=args)
+            if texts != program.lines:
+                yield replace(program, args=args, lines=texts)
+
+
+def _resized(arg: Arg, n: int, m: int) -> Arg:
+    drawn = {**arg.inputs, "below": m} if arg.inputs.get("below") == n else arg.inputs
+    return replace(arg, shape=tuple(m if size == n else size for size in arg.shape), inputs=drawn)
+
+
+def _types(program: Program) -> Iterator[Program]:
+    """Dense arguments, and f32 for other floating types."""
+    for k, arg in enumerate(program.args):
+        if arg.layout != "contig":
+            yield _with(program, k, replace(arg, layout="contig"))
+    for dtype in sorted({arg.dtype for arg in program.args if arg.dtype in FLOATS and arg.dtype != "f32"}):
+        args = tuple(replace(arg, dtype="f32") if arg.dtype == dtype else arg for arg in program.args)
+        yield replace(program, args=args)
+
+
+def _data(program: Program) -> Iterator[Program]:
+    """Ones, or whole numbers."""
+    plain = ("ones", "integers")
+    for k, arg in enumerate(program.args):
+        for kind in plain[: plain.index(str(arg.inputs["kind"]))] if arg.inputs["kind"] in plain else plain:
+            if arg.dtype in FLOATS:
+                yield _with(program, k, replace(arg, inputs={"kind": kind}))
+
+
+def _with(program: Program, k: int, arg: Arg) -> Program:
+    return replace(program, args=(*program.args[:k], arg, *program.args[k + 1 :]))

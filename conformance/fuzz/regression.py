@@ -1,0 +1,74 @@
+"""A reduced program in; a shape file of one case out, tried as such, that says what is wrong with it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from conformance.fuzz.program import Program, described
+from conformance.judge import ladder
+from conformance.rows import Judged
+from conformance.shapes.cases import FLOATS, Case, to_json
+from conformance.shapes.expand import expand
+from conformance.shapes.files import load
+
+TEXT = """# {title}
+format = 1
+
+[[case]]
+name = "random.{seed}.{index}"
+expr = '''
+{expr}
+'''
+{args}
+dtypes = ["{dtype}"]
+tier = "smoke"
+"""
+LOST = ("crash", "timeout")
+
+
+def write(path: Path, program: Program, options: Mapping[str, Any]) -> str:
+    """Write the file; what is to be done with it, or why it is of no use."""
+    found = f"Random program {program.seed}.{program.index}, reduced: {options['kind']} in {options.get('stage')}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(shown(program, found), encoding="utf-8")
+        if options["kind"] in (*LOST, "schedule"):
+            return f"{path} (to be put into shapes/regressions; not tried, it was {options['kind']})"
+        row = _tried(path, options)
+        if row.verdict != "fail":
+            return f"{path} (passes as a case: what differs is around the graphs that torch.compile makes)"
+        path.write_text(shown(program, f"{found}: wrong since {row.first_bad_stage}, {row.first_bad_pass}"), "utf-8")
+    except OSError as error:
+        return f"(not written to {path}: {error.strerror})"
+    return f"{path} (fails; it is to be put into shapes/regressions with what mends it)"
+
+
+def _tried(path: Path, options: Mapping[str, Any]) -> Judged:
+    case: Case = next(iter(expand(load(path, "smoke"), "smoke")))
+    known = {"target": options["target"], "seed": 0, "threads": options.get("threads", 1)}
+    return ladder.check(to_json(case), known)
+
+
+def shown(program: Program, title: str) -> str:
+    """The text of the shape file."""
+    results = ", ".join(program.results) + ("," if len(program.results) == 1 else "")
+    dtype = next((arg.dtype for arg in program.args if arg.dtype in FLOATS), program.args[0].dtype)
+    lines = [
+        f'args.{arg.name} = {{ shape = {json.dumps(list(arg.shape))}, dtype = "{arg.dtype}", '
+        f'layout = ["{arg.layout}"], inputs = {_table(arg.inputs)} }}'
+        for arg in program.args
+    ]
+    others = [arg.layout for arg in program.args if arg.layout != "contig"]
+    lines += [f'layouts = ["{others[0]}"]'] if others else []  # a row has one
+    lines += [f"grad = {json.dumps(list(program.gradients))}"] if program.gradients else []
+    return TEXT.format(
+        title=f"{title}\n# {described(program)}", seed=program.seed, index=program.index,
+        expr="\n".join([*program.lines, f"({results})"]), args="\n".join(lines), dtype=dtype,
+    )  # fmt: skip
+
+
+def _table(options: Mapping[str, Any]) -> str:
+    return "{ " + ", ".join(f"{name} = {json.dumps(value)}" for name, value in options.items()) + " }"
