@@ -84,7 +84,8 @@ def page(some: Sequence[Table], made: Curves) -> str:
     return "\n".join([
         "# How soon a search finds the best schedule", "",
         f"Recorded times of {len(some)} kernels, each strategy with {SEEDS} seeds; the mean share of the best recorded",
-        "speed after so many trials. Tables with fewer candidates than trials are exhausted before.", "",
+        "speed after so many trials. Tables with fewer candidates than trials are exhausted before.",
+        "`mlcomp tune --replay reports/search/tables` writes this page.", "",
         *rows, "", "![trials against the share of the best](search.svg)", "", *kinds, "",
     ])  # fmt: skip
 

@@ -17,7 +17,6 @@ from compiler.ir.alone import key
 from compiler.runtime import detect
 from compiler.schedule import steps
 from compiler.schedule.records import Record
-from compiler.targets.target import Target
 
 
 @dataclass(frozen=True)
@@ -34,10 +33,10 @@ def verify(target: str) -> Iterator[Verified]:
     machine, cache = named.target(target), detect.default_cache(os.environ)
     with search_of.bench(machine, cache) as at:
         for record in shelf.stored(cache, machine.name, gpu_programs.device_of(machine)).records:
-            yield _verified(record, machine, at)
+            yield _verified(record, at)
 
 
-def _verified(record: Record, machine: Target, at: Bench) -> Verified:
+def _verified(record: Record, at: Bench) -> Verified:
     try:
         program = loop_text.parse(record.program)
         record.steps()
@@ -48,9 +47,9 @@ def _verified(record: Record, machine: Target, at: Bench) -> Verified:
     if record.code:
         with torch.no_grad():
             captured = expression.capture(record.code, 0)[2]
-        if record.key not in search_of.kernels(captured.program, machine):
+        if record.key not in search_of.kernels(captured.program, at.target):
             return Verified(record, problem=f"{record.code} has no such kernel any more")
-    first = steps.show(search_of.plain(program, machine, 1)[0].schedule)
+    first = steps.show(search_of.plain(program, at.target, 1)[0].schedule)
     texts = at.builders.build(record.program, [first, record.schedule], BUILT_IN)
     for what, made in zip(("the heuristic's schedule", "its schedule"), texts, strict=True):
         if "failed" in made:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from compiler import pipeline
 from compiler.errors import CompilerError
 from compiler.execution import executable, expression, gpu_programs, named
-from compiler.execution.tuning import command, measure, replay, shelf, tables
+from compiler.execution.tuning import command, measure, replay, shelf, tables, verify
 from compiler.execution.tuning import tune as search_of
 from compiler.execution.tuning.processes import Process
 from compiler.execution.tuning.tables import Head, Trial
@@ -176,3 +176,16 @@ def test_the_digest_of_a_kernel_does_not_depend_on_names() -> None:
     assert not pipeline.lower(
         expression.capture("torch.randn(3).exp()", 0)[2].program, machine, stored=stored
     ).fallbacks
+
+
+def test_verifying_names_records_of_kernels_that_are_no_more() -> None:
+    kept, _ = record(CODE)
+    nowhere = search_of.Bench(named.target("cpu"), kept.device, Path(), None, None)  # type: ignore[arg-type]
+
+    def problem(**changed: str) -> str:
+        return verify._verified(replace(kept, **changed), nowhere).problem  # type: ignore[arg-type]
+
+    assert problem(key="other") == "its digest is not that of its kernel: the line was changed"
+    assert problem(code="torch.randn(3).exp()") == "torch.randn(3).exp() has no such kernel any more"
+    assert problem(program="def f(").startswith("this version cannot read it: ")
+    assert problem(schedule="nothing()").startswith("this version cannot read it: ")
