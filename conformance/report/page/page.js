@@ -218,7 +218,7 @@ function dot(row, x, y, said) {
 function speedChart(rows) {
   const timed = rows.filter((row) => row.speedup && row.ci).sort((a, b) => a.speedup - b.speedup);
   if (!timed.length) return [];
-  const low = Math.min(0.9, timed[0].speedup), high = Math.max(1.1, timed[timed.length - 1].speedup);
+  const low = Math.min(0.9, ...timed.map((row) => row.ci[0])), high = Math.max(1.1, ...timed.map((row) => row.ci[1]));
   const y = logged(low, high, H - BOTTOM, TOP), x = scale(0, Math.max(timed.length - 1, 1), LEFT + 8, W - RIGHT - 8);
   const ticks = [0.01, 0.03, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 256, 1024].filter((t) => t === 1 || (t >= low && t <= high));
   const svg = chart("speedup of every benchmark with its interval, slowest first", ticks, y, "benchmarks, slowest first; speedup over the best of PyTorch, 99 % intervals");
