@@ -3,7 +3,8 @@
 One call proves little: a backend may hand out the same buffer twice, remember its first result, go by the address of a
 tensor rather than by what is in it, or write where it should only read. So each call is judged by its values, dtypes,
 shapes and strides; inputs and weights must be as they were unless the case says that it writes to them; and every
-earlier result is looked at again after the last call.
+earlier result is looked at again after the last call. Many more calls must give what the first ones did, and no call
+may change the process: its clocks, its settings, its random numbers.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from torch.utils import _pytree as pytree
 
 import compiler
 from conformance import rows
-from conformance.judge import oracle, subject, systems
+from conformance.judge import oracle, subject, systems, tampering
 from conformance.judge.oracle import Verdict
 from conformance.judge.subject import Subject, Tensors, Truth
 from conformance.shapes import inputs
 from conformance.shapes.cases import stages_of
 
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # results that are what they are
 CALLS = 4  # at least, on fresh data in fresh storage
+OFTEN, OFTEN_SECONDS = 128, 0.025  # more calls, as long as they are quick
 FORMULA = 2.0  # times the errors of eager's formula that those of another may be
 RESULTS = 1 << 21  # elements, at most, that the call on a large row may give
 ENLARGED = 1 << 32  # added to the run's seed for the data of the large row
@@ -58,12 +61,16 @@ def judge(made: Subject, backend: str, target: str, seed: int) -> rows.Stage:
         found = wrong.verdict
     except Exception as error:  # any backend may fail in its own way
         found = _refused(f"{type(error).__name__}: {error}")
+    if names := tampering.replaced():
+        found = _refused(f"{names} was replaced by something else")
     return oracle.row(stages_of(target)[-1], found, backend, start)
 
 
 def _several(made: Subject, backend: str, seed: int) -> Verdict:
     """The worst verdict over `CALLS` calls, or one at each size of a dynamic case, and one in storage used before."""
+    settings = tampering.settings()
     built = systems.through_torch(backend, made.as_written, _copied(made.arguments), subject.dynamic_shapes(made.case))
+    _unchanged(settings, "compiling it")
     equations = compiler.eager_equations(made.program)
     graphs = systems.graphs()
     kept: list[Kept] = []
@@ -77,6 +84,7 @@ def _several(made: Subject, backend: str, seed: int) -> Verdict:
             raise Wrong(_refused(f"compiled again at {subject.sizes(at)}"))
         graphs = systems.graphs()
     _look_again(kept)
+    _often(built, every[1:], equations, kept[1:])
     first = every[0]
     again = subject.redrawn(first, seed + REFILLED)
     for old, new in zip(first.arguments, again.arguments, strict=True):
@@ -86,6 +94,22 @@ def _several(made: Subject, backend: str, seed: int) -> Verdict:
     worst = _worse(worst, _call(built, there, equations, name, kept[:0]))
     _look_again([k for k in kept if not any(_shares(x, y) for x in k.tensors for y in first.arguments)])
     return worst
+
+
+def _often(built: systems.Built, every: Sequence[Subject], equations: Any, kept: Sequence[Kept]) -> None:
+    """Raise Wrong if one of many calls, on data that take turns, gives another result that is not right either."""
+    if every[0].written:
+        return
+    until = time.thread_time() + OFTEN_SECONDS
+    for n in range(OFTEN):
+        at, then = every[n % len(every)], kept[n % len(every)]
+        with torch.no_grad():
+            outputs = at.leaves(built.call(*at.arguments))
+        alike = len(outputs) == len(then.contents) and all(map(_alike, outputs, then.contents))
+        if not alike and not (found := _judged(at, equations, outputs)).ok:
+            raise Wrong(replace(found, message=f"call {CALLS + n + 1}, on the data of {then.call}: {found.message}"))
+        if time.thread_time() > until:
+            return
 
 
 def _calls(made: Subject, seed: int) -> Iterator[Subject]:
@@ -128,9 +152,14 @@ def _call(built: systems.Built, at: Subject, equations: Any, name: str, kept: li
     weights = tuple(at.captured.constants.values())
     before = _copied((*at.arguments, *weights))
     untouched = subject.called_with(at, before[: len(at.arguments)])
+    settings = tampering.settings()
     with torch.no_grad():
         result = built.call(*at.arguments)
+    _unchanged(settings, name)
     outputs = at.leaves((result, [at.arguments[n] for n in at.written]) if at.written else result)
+    for n, y in enumerate(outputs):
+        if type(y) not in PLAIN:
+            raise Wrong(_refused(f"{name}: output {n} is a {type(y).__name__}, which may put off its work"))
     for n, (x, was) in enumerate(zip((*at.arguments, *weights), before, strict=True)):
         if n not in at.written and not _identical(x, was):
             what = f"argument {n}" if n < len(at.arguments) else f"weight {n - len(at.arguments)}"
@@ -226,6 +255,12 @@ def _widened(eager: torch.Tensor, b: oracle.Bounded) -> oracle.Bounded:
     return subject.Allowed(b.v, b.e1 + slack, b.e2, b.shared + slack / oracle.LAMBDA)
 
 
+def _unchanged(settings: dict[str, object], name: str) -> None:
+    """Raise Wrong if the process is no longer what it was."""
+    if names := tampering.changed(settings):
+        raise Wrong(_refused(f"{name}: {names} changed"))
+
+
 def _look_again(kept: Sequence[Kept]) -> None:
     """Raise Wrong if a result is no longer what it was when it came."""
     for k in kept:
@@ -243,6 +278,11 @@ def _identical(x: torch.Tensor, y: torch.Tensor) -> bool:
     # A copy, since a tensor of one element counts as contiguous whatever its stride.
     a, b = (t.detach().clone(memory_format=torch.contiguous_format).flatten().view(torch.uint8) for t in (x, y))
     return torch.equal(a, b)
+
+
+def _alike(x: torch.Tensor, y: torch.Tensor) -> bool:
+    """As `_identical`, quickly where nothing is NaN, and whatever the sign of a zero."""
+    return x.dtype == y.dtype and x.shape == y.shape and (torch.equal(x, y) or _identical(x, y))
 
 
 def _shares(x: torch.Tensor, y: torch.Tensor) -> bool:

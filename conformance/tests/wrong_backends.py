@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 Call = Callable[..., Any]
 Tensors = tuple[torch.Tensor, ...]
@@ -162,6 +166,148 @@ def _forgets_mutation() -> Call:
     return lambda right, x: right(*[t.clone() for t in x])
 
 
+class Lazy(torch.Tensor):
+    """A result that is computed when it is first used."""
+
+    work: Callable[[], Tensors]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def done(x: Any) -> Any:
+            return x.work() if isinstance(x, Lazy) else x
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*pytree.tree_map(done, args), **pytree.tree_map(done, kwargs or {}))
+
+
+def _lazy() -> Call:
+    def call(right: Call, x: Tensors) -> Tensors:
+        copies = tuple(t.clone() for t in x)
+        out = []
+        for n, y in enumerate(right(*x)):
+            held = torch.empty_like(y).as_subclass(Lazy)
+            held.work = lambda n=n: right(*copies)[n]  # type: ignore[misc]
+            out.append(held)
+        return tuple(out)
+
+    return call
+
+
+def _filled_later() -> Call:
+    """Results that another thread, like a stream that nobody waits for, writes after the call."""
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        made = right(*x)
+        out = tuple(torch.zeros_like(y) for y in made)
+
+        def fill() -> None:
+            time.sleep(0.05)
+            for y, value in zip(out, made, strict=True):
+                y.copy_(value)
+
+        threading.Thread(target=fill, daemon=True).start()
+        return out
+
+    return call
+
+
+def _work_skipped() -> Call:
+    """From the seventh call on there are only copies of the last result of each size."""
+    calls, last = 0, dict[Any, Tensors]()
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        nonlocal calls
+        calls += 1
+        key = tuple(t.shape for t in x)
+        if calls <= 6 or key not in last:
+            last[key] = tuple(right(*x))
+        return tuple(y.clone() for y in last[key])
+
+    return call
+
+
+def _one_in_fifty() -> Call:
+    chance = random.Random(0)  # among the first fifty calls, as for two of three backends
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        made = tuple(right(*x))
+        return tuple(y + 1 for y in made) if chance.random() < 1 / 50 else made
+
+    return call
+
+
+def _folded_constant() -> Call:
+    """The last input is taken for the constant that it was at first."""
+    kept: list[torch.Tensor] = []
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        kept[:] = kept or [x[-1].clone()]
+        return tuple(right(*x[:-1], kept[0] if kept[0].shape == x[-1].shape else x[-1]))
+
+    return call
+
+
+def _identity_if_near() -> Call:
+    """Rows that are nearly normalised are handed on."""
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        near = x[0].mean(-1).abs().max() < 0.1 and (x[0].std(-1) - 1).abs().max() < 0.1
+        return tuple(x[0].clone() if near and y.shape == x[0].shape else y for y in right(*x))
+
+    return call
+
+
+def _wrong_at_size(size: int) -> Callable[[], Call]:
+    def call(right: Call, x: Tensors) -> Tensors:
+        made = tuple(right(*x))
+        return tuple(y + 1 for y in made) if any(size in t.shape for t in x) else made
+
+    return lambda: call
+
+
+def _faster_clock() -> Call:
+    """The clock goes slower from the second call on."""
+    clock, calls = time.perf_counter_ns, 0
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            time.perf_counter_ns = lambda: clock() // 2
+        return tuple(right(*x))
+
+    return call
+
+
+def _careless(change: Callable[[], object]) -> Callable[[], Call]:
+    """Right, but each call changes the process."""
+
+    def call(right: Call, x: Tensors) -> Tensors:
+        made = tuple(right(*x))
+        change()
+        return made
+
+    return lambda: call
+
+
+def _reread(layout: Callable[[torch.Tensor], tuple[Sequence[int], int]]) -> Callable[[], Call]:
+    """Inputs are read at other strides and another offset than theirs."""
+
+    def read(t: torch.Tensor) -> torch.Tensor:
+        strides, offset = layout(t)
+        return t.as_strided(t.shape, strides, offset)
+
+    return lambda: lambda right, x: tuple(right(*map(read, x)))
+
+
+def _known_nan(t: torch.Tensor) -> torch.Tensor:
+    """NaN is told by the bits of one NaN; any other is taken for zero."""
+    if t.dtype is not torch.float32:
+        return t
+    other = t.isnan() & (t.contiguous().view(torch.int32) != 0x7FC00000)
+    return torch.where(other, 0.0, t)
+
+
 def _flushed(t: torch.Tensor) -> torch.Tensor:
     return torch.where(t.abs() < torch.finfo(t.dtype).tiny, 0.0, t) if t.is_floating_point() else t
 
@@ -208,6 +354,26 @@ KINDS: dict[str, Callable[[], Call]] = {
     "stale tail": _stale_tail,
     "raises later": _raises_later,
     "mutation forgotten": _forgets_mutation,
+    "computed when used": _lazy,
+    "filled later": _filled_later,
+    "work skipped": _work_skipped,
+    "one call in fifty": _one_in_fifty,
+    "every fiftieth call": _sometimes(50),
+    "last input folded": _folded_constant,
+    "identity if nearly normalised": _identity_if_near,
+    "wrong at size 1": _wrong_at_size(1),
+    "wrong at size 0": _wrong_at_size(0),
+    "clock replaced": _faster_clock,
+    "random numbers drawn": _careless(lambda: torch.rand(())),
+    "denormals flushed for all": _careless(lambda: torch.set_flush_denormal(True)),
+    "default dtype changed": _careless(lambda: torch.set_default_dtype(torch.float64)),
+    "steps ignored": _reread(lambda t: (torch.empty(t.shape).stride(), int(t.storage_offset()))),
+    "offset ignored": _reread(lambda t: (t.stride(), 0)),
+    "axes reversed": inputs_changed(lambda t: t.flip(-1)),
+    "NaN told by its bits": inputs_changed(_known_nan),
+    "sign of zero lost": inputs_changed(lambda t: t + 0.0),
+    "half precision in sums": inputs_changed(lambda t: t.half().to(t.dtype)),
+    "one result for all": lambda: lambda right, x: (lambda made: tuple(made[0].clone() for _ in made))(right(*x)),
 }  # fmt: skip
 
 

@@ -42,6 +42,13 @@ TELLING = {
     "mutation forgotten": case("x.add_(y)", mutates=("x",)),
     "input handed out as result": case("x * 1, y + 0"),
     "wrong when large": case("x * y + x", enlarged=(({}, LARGE),)),
+    "identity if nearly normalised": case("F.layer_norm(x, (4096,)) + y * 0", (2, 4096)),
+    "wrong at size 1": case("x * y + x", (1, 33)),
+    "wrong at size 0": case("x.sum(0) + y.sum(0)", (0, 33)),
+    "steps ignored": case("x + y, x * 1.5", layout="strided(-1,2)"),
+    "offset ignored": case("x + y, x * 1.5", layout="offset(3)"),
+    "NaN told by its bits": case("x * 1.5, y + 1", (70, 70), data="specials"),
+    "sign of zero lost": case("1 / x, y * 1.5", (70, 70), data="specials"),
 }
 PLAIN = case("x * y + x, (x - y) * 3")
 HALVES = tuple(Arg(name, (33, 70), "bf16", "contig", {"kind": "normal"}) for name in ("x", "y"))
@@ -87,6 +94,13 @@ def test_a_right_backend_passes(backend: str, made: Case) -> None:
         ("results remembered by address", "in the storage of the first with new data in it: output 0: element"),
         ("result stored in an input", "call 1: argument 1 was written to"),
         ("input handed out as result", "call 1: output 0 lies in the memory of argument 0, eager's does not"),
+        ("computed when used", "call 1: output 0 is a Lazy, which may put off its work"),
+        ("work skipped", "on the data of call"),
+        ("every fiftieth call", "on the data of call"),
+        ("clock replaced", "time.perf_counter_ns was replaced by something else"),
+        ("random numbers drawn", ": the state of random numbers changed"),
+        ("denormals flushed for all", "compiling it: the treatment of denormals changed"),
+        ("default dtype changed", "compiling it: the default dtype changed"),
     ],
 )
 def test_the_message_says_what_was_wrong(kind: str, said: str) -> None:

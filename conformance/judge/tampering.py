@@ -1,0 +1,65 @@
+"""What judging rests on, as it was before anybody's code ran: clocks, comparisons, settings of the whole process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_HELD: tuple[tuple[Any, str], ...] = (
+    *((time, name) for name in ("perf_counter", "perf_counter_ns", "thread_time", "thread_time_ns", "process_time")),
+    *((torch, name) for name in ("equal", "isclose", "allclose")),
+    *((torch.cuda, name) for name in ("synchronize", "Event")),
+)
+_AS_IT_WAS = {(module, name): getattr(module, name) for module, name in _HELD}
+
+
+def clock(name: str) -> Callable[[], int]:
+    """A function of the module `time` that nobody has replaced."""
+    found: Callable[[], int] = _AS_IT_WAS[time, name]
+    return found
+
+
+def replaced() -> str:
+    """Which functions are no longer what they were, by name; they are put back."""
+    names = []
+    for (module, name), function in _AS_IT_WAS.items():
+        if getattr(module, name) is not function:
+            setattr(module, name, function)
+            names.append(f"{module.__name__}.{name}")
+    return ", ".join(names)
+
+
+def settings() -> dict[str, object]:
+    """Settings of the process that change what others compute."""
+    return {name: get() for name, (get, _) in _SETTINGS.items()}
+
+
+def changed(before: dict[str, object]) -> str:
+    """Which settings are not what they were, by name; they are put back."""
+    names = [name for name, value in settings().items() if before[name] != value]
+    for name in names:
+        _SETTINGS[name][1](before[name])
+    return ", ".join(names)
+
+
+def _flushes() -> bool:
+    return bool(torch.full((), 1e-40) * 1.0 == 0)
+
+
+def _random_state() -> bytes:
+    return torch.get_rng_state().numpy().tobytes()
+
+
+def _set_random_state(state: bytes) -> None:
+    torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+
+
+_SETTINGS: dict[str, tuple[Callable[[], object], Callable[[Any], object]]] = {
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "the treatment of denormals": (_flushes, torch.set_flush_denormal),
+    "the state of random numbers": (_random_state, _set_random_state),
+}
