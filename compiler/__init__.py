@@ -46,8 +46,9 @@ if TYPE_CHECKING:
     from compiler.interpret.accumulated import Moments, moments
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
+    from compiler.ir.stages import IRS
     from compiler.passes.applications import Application
-    from compiler.pipeline import IRS, PIPELINE, STAGES, Lowering, lower, passes_for, read_schedules, space, stages
+    from compiler.pipeline import PIPELINE, STAGES, Lowering, lower, passes_for, read_schedules, space, stages
     from compiler.runtime.folders import locked_folder, sweep_folders
     from compiler.schedule.files import show as show_schedules
     from compiler.schedule.space.members import Planned
@@ -72,8 +73,9 @@ _HOME = {
     "compiler.interpret.bounded": ("Accuracy",),
     "compiler.interpret.bounds": ("bounds",),
     "compiler.checks.mutation": ("mutants",),
+    "compiler.ir.stages": ("IRS",),
     "compiler.pipeline": (
-        "IRS", "PIPELINE", "STAGES", "Lowering", "lower", "passes_for", "read_schedules", "space", "stages",
+        "PIPELINE", "STAGES", "Lowering", "lower", "passes_for", "read_schedules", "space", "stages",
     ),
     "compiler.schedule.space.members": ("Planned",),
     "compiler.passes.applications": ("Application",),

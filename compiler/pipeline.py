@@ -18,19 +18,12 @@ from typing import Any
 from compiler.errors import CompilerError, Unsupported
 from compiler.ir import (
     alone,
-    aten,
-    aten_text,
     kernel,
-    kernel_text,
-    loop,
-    loop_text,
     statement,
     tensor,
-    tensor_text,
-    tile,
-    tile_text,
 )
 from compiler.ir.expr import SymbolicError, sizes_in
+from compiler.ir.stages import IRS
 from compiler.ir.text import show_size
 from compiler.passes import equal_kernels
 from compiler.passes.applications import Application, Applications, Gate, Trace
@@ -67,7 +60,7 @@ from compiler.schedule.steps import Schedule, Step
 from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
-IR_STAGES = ("torch", "tensor", "loop", "tile", "kernel")
+IR_STAGES = tuple(IRS)
 TEXTS = {"cpu": "cpp", "cuda": "cuda"}  # what each kind of target ends in
 
 
@@ -79,24 +72,6 @@ def stages(target: Target) -> tuple[str, ...]:
 STAGES = (*IR_STAGES, TEXTS["cpu"])
 
 Schedules = Mapping[str, Schedule]
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What a program of a stage can do: be printed, be read back, be verified."""
-
-    show: Callable[[Any], str]
-    parse: Callable[[str], Any]
-    verify: Callable[[Any], None]
-
-
-IRS: dict[str, Stage] = {
-    "torch": Stage(aten_text.show, aten_text.parse, aten.verify),
-    "tensor": Stage(tensor_text.show, tensor_text.parse, tensor.verify),
-    "loop": Stage(loop_text.show, loop_text.parse, loop.verify),
-    "tile": Stage(tile_text.show, tile_text.parse, tile.verify),
-    "kernel": Stage(kernel_text.show, kernel_text.parse, kernel.verify),
-}
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def _tell(applications: list[Application], seconds: list[float], verbose: int) -
 
 def _difference(a: Application) -> list[str]:
     """What an application changed within its IR; the whole new text where it made another."""
-    from compiler.pipeline import IRS  # noqa: PLC0415
+    from compiler.ir.stages import IRS  # noqa: PLC0415
 
     after = a.after if isinstance(a.after, str) else IRS[a.stage].show(a.after)
     if not a.within:

@@ -13,7 +13,8 @@ from typing import Any
 from compiler import pipeline
 from compiler.errors import CompilerError
 from compiler.execution import named
-from compiler.pipeline import IRS, TEXTS, Lowering
+from compiler.ir.stages import IRS
+from compiler.pipeline import TEXTS, Lowering
 from compiler.render import header
 from compiler.targets.target import Target
 

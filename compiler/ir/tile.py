@@ -264,10 +264,8 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
         case Sync(what, pending):
             if what not in SYNCS or pending < 0 or (pending and what != "wait_copies"):
                 raise ValueError(f"{where}: {what}({pending}) orders nothing")
-        case Stage(role, body):
-            of = Copy if role == "copy" else For | Sync
-            if role not in ROLES or not all(isinstance(x, of) for x in body):
-                raise ValueError(f"{where}: {role!r} is not the role of all that is in its stage")
+        case Stage(_, body):
+            _verify_stage(where, s)
             _body(kernel, body, state, bound)
         case Copy(target, source):
             _verify_slice(where, target, state, check)
@@ -325,6 +323,12 @@ def _verify_copy(kernel: Kernel, s: Copy, state: _State) -> None:
 def _verify_target(kernel: Kernel, buffer: str) -> None:
     if buffer in {p.name for p in kernel.params} - set(kernel.writes):
         raise ValueError(f"kernel {kernel.name}: stores to {buffer}, which is not among its writes")
+
+
+def _verify_stage(where: str, s: Stage) -> None:
+    of = Copy if s.role == "copy" else For | Sync
+    if s.role not in ROLES or not all(isinstance(x, of) for x in s.body):
+        raise ValueError(f"{where}: {s.role!r} is not the role of all that is in its stage")
 
 
 def _verify_layout(where: str, s: Alloc) -> None:

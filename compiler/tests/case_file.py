@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from compiler.ir import statement
-from compiler.pipeline import IRS, PIPELINE, Context, Pass, schedules_for
+from compiler.ir.stages import IRS
+from compiler.pipeline import PIPELINE, Context, Pass, schedules_for
 from compiler.schedule import steps
 from compiler.targets import cpu, nvidia
 from compiler.tests.meaning import Disagreement, same_meaning

@@ -12,7 +12,8 @@ from typing import Any
 
 from compiler.checks.mutation import calls, cuda_text, equations, functions, statements, text
 from compiler.checks.mutation.tree import Change, changes
-from compiler.pipeline import IR_STAGES, IRS, TEXTS
+from compiler.ir.stages import IRS
+from compiler.pipeline import IR_STAGES, TEXTS
 
 Mutant = tuple[str, Any]  # what was changed, and the program after it
 

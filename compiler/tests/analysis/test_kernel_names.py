@@ -5,10 +5,11 @@ import re
 import pytest
 
 from compiler.execution.expression import capture
+from compiler.ir.stages import IRS
 from compiler.ir.tensor import Program
 from compiler.ir.tensor_text import parse
 from compiler.passes.tensor.fuse import fuse
-from compiler.pipeline import IRS, Lowering, lower
+from compiler.pipeline import Lowering, lower
 from compiler.render.c import CPP_KEYWORDS
 from compiler.targets.cpu import AVX2
 from compiler.targets.nvidia import SM_90A

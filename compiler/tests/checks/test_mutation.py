@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import compiler
-from compiler.pipeline import IRS, Lowering
+from compiler.ir.stages import IRS
+from compiler.pipeline import Lowering
 
 
 @functools.cache

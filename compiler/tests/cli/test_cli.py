@@ -19,6 +19,7 @@ import torch
 import compiler
 from compiler import cli, pipeline
 from compiler.execution import executable, expression, named
+from compiler.ir.stages import IRS
 from compiler.runtime import build, detect, store
 
 ROOT = Path(compiler.__file__).parents[1]
@@ -66,8 +67,8 @@ def test_show_prints_every_stage(stage: str, capsys: pytest.CaptureFixture[str])
     assert out.startswith("// f" if stage == "cpp" else "def f(x0: f32[4, 40]") and out.endswith("\n")
     assert err == ""
     if stage != "cpp":
-        program = pipeline.IRS[stage].parse(out)
-        assert pipeline.IRS[stage].show(program).rstrip("\n") == out.rstrip("\n")
+        program = IRS[stage].parse(out)
+        assert IRS[stage].show(program).rstrip("\n") == out.rstrip("\n")
 
 
 def test_show_prints_assembly(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:

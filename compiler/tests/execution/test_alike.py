@@ -11,6 +11,7 @@ import compiler
 from compiler import frontend, pipeline
 from compiler.execution import named
 from compiler.ir import alike
+from compiler.ir.stages import IRS
 from compiler.ir.statement import Kernel
 from compiler.render import cuda, header
 from compiler.schedule import heuristic, steps
@@ -89,8 +90,8 @@ def test_what_all_layers_become_is_what_each_becomes_by_itself(target: str) -> N
     }
     assert list(made.stages) == list(alone.stages)
     for stage, program in made.stages.items():
-        if stage in pipeline.IRS:
-            pipeline.IRS[stage].verify(program)
+        if stage in IRS:
+            IRS[stage].verify(program)
         if stage != "kernel":  # where functions keep the names that the first of their kind has inside
             assert made.show(stage) == alone.show(stage), stage
     assert [f.params for f in made.stages["kernel"].functions] == [f.params for f in alone.stages["kernel"].functions]

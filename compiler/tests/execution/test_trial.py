@@ -16,11 +16,12 @@ from compiler import cli, pipeline
 from compiler.errors import CompilerError
 from compiler.execution import buffers, dumps, gpu_programs, trial
 from compiler.ir import kernel as k
+from compiler.ir.stages import IRS
 from compiler.render import header
 
 PRODUCT = "F.softmax(torch.randn(33, 100), -1) @ torch.randn(100, 7)"
 LAYER = "nn.Linear(20, 6)(torch.randn(5, 20))"
-SUFFIXES = {**{stage: f".{stage}" for stage in pipeline.IRS}, "cpp": ".cpp", "cuda": ".cu"}
+SUFFIXES = {**{stage: f".{stage}" for stage in IRS}, "cpp": ".cpp", "cuda": ".cu"}
 
 
 @pytest.fixture(autouse=True)

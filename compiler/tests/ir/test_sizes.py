@@ -12,9 +12,9 @@ from compiler.ir.index import Below, extent_range, simplify, value_range
 from compiler.ir.loop_text import parse as parse_loop
 from compiler.ir.loop_text import show as show_loop
 from compiler.ir.sizes import SizeError, bind, fixed, numbers, unbound
+from compiler.ir.stages import IRS
 from compiler.ir.tensor import row_major
 from compiler.ir.text import TextError, show
-from compiler.pipeline import IRS
 from compiler.tests.ir.test_index import Values, value
 
 S, T = Size("s", i64, 1, None, 5), Size("t", i64, 1, 6, 3)

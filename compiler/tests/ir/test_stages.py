@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from compiler import frontend, pipeline
 from compiler.execution.expression import program
+from compiler.ir.stages import IRS
 from compiler.passes.applications import Application
 from compiler.targets import cpu
 from compiler.tests.meaning import Disagreement, fresh_seed, same_meaning
@@ -64,7 +65,7 @@ def captured(expression: str) -> Any:
 
 
 def check_text(stage: str, p: Any) -> None:
-    ir = pipeline.IRS[stage]
+    ir = IRS[stage]
     ir.verify(p)
     assert ir.parse(ir.show(p)) is p, f"the text of this {stage} program does not read back:\n{ir.show(p)}"
 
@@ -96,4 +97,4 @@ def test_random_programs_keep_their_meaning(shown: Shown) -> None:
         try:
             same_meaning(("tensor", p), (a.stage, a.after), seed)
         except Disagreement as problem:
-            raise Disagreement(f"{a.name}: {problem}\n{pipeline.IRS[a.stage].show(a.after)}") from problem
+            raise Disagreement(f"{a.name}: {problem}\n{IRS[a.stage].show(a.after)}") from problem

@@ -2,7 +2,7 @@
 
 import pytest
 
-from compiler.pipeline import IRS
+from compiler.ir.stages import IRS
 
 TENSOR = "def f(x: f32[4, 6], n: i64[4]):\n    with kernel('k'):\n        {}\n    result(y, f32[4])\n"
 LOOP = "def f(x: f32[4, 6], *, y: f32[4]):\n    with kernel('k', [x, y], writes=[y]):\n        {}\n"

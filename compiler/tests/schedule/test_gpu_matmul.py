@@ -12,6 +12,7 @@ from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
 from compiler.ir import tensor_text, tile
 from compiler.ir.expr import static
+from compiler.ir.stages import IRS
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile import steps
 from compiler.schedule.space.gpu import matmul
@@ -47,8 +48,8 @@ def scheduled(text: str, target: Any) -> tuple[Any, Any]:
             schedule = Schedule(tuple(next(found[1]).steps()))
             assert parse(show(schedule)) is schedule
             program = steps.apply(program, next(k for k in program.kernels if k.name == kernel.name), schedule)
-    pipeline.IRS["tile"].verify(program)
-    assert pipeline.IRS["tile"].parse(pipeline.IRS["tile"].show(program)) is program
+    IRS["tile"].verify(program)
+    assert IRS["tile"].parse(IRS["tile"].show(program)) is program
     legal.verify(program, target)
     return made.stages["tensor"], program
 
@@ -61,7 +62,7 @@ def check(p: Matmul | str, target: Any) -> Any:
     given = arrays(before, seed)
     want = tensor_interpreter.run(before, given)[0]
     got = tile_interpreter.run(after, given)[0]
-    said = f"{p} on {target.name}, seed {seed}:\n{pipeline.IRS['tile'].show(after)}"
+    said = f"{p} on {target.name}, seed {seed}:\n{IRS['tile'].show(after)}"
     assert np.array_equal(np.asarray(got).reshape(want.shape), want), said
     return after
 

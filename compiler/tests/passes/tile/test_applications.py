@@ -8,6 +8,7 @@ import pytest
 
 from compiler import pipeline
 from compiler.ir import loop_text
+from compiler.ir.stages import IRS
 from compiler.passes.applications import Application, Gate
 from compiler.schedule.steps import Schedule, ScheduleError, parse
 from compiler.targets import cpu
@@ -49,7 +50,7 @@ def test_each_step_is_traced_as_what_it_changes() -> None:
     assert [a.name.partition("(")[0] for a in steps] == ["split", "bind", "bind", "bind", "bind"]
     assert [a.number for a in steps] == list(range(steps[0].number, steps[0].number + 5))
     assert all(a.before is b.after for b, a in pairwise(steps))
-    assert pipeline.IRS["tile"].show(steps[-1].after) == whole
+    assert IRS["tile"].show(steps[-1].after) == whole
 
 
 def test_who_watches_changes_nothing() -> None:
@@ -62,7 +63,7 @@ def test_a_bisect_cuts_between_steps() -> None:
     for cut, last in enumerate(steps):
         made, some = lowered(up_to(last.number))
         assert [a.name for a in some] == [a.name for a in steps[: cut + 1]]
-        assert made == pipeline.IRS["tile"].show(last.after)
+        assert made == IRS["tile"].show(last.after)
 
 
 def test_a_step_is_left_out_by_name() -> None:

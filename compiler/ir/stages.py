@@ -1,0 +1,38 @@
+"""The IRs, in the order of a program's way down, and what a program of each can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.ir import (
+    aten,
+    aten_text,
+    kernel,
+    kernel_text,
+    loop,
+    loop_text,
+    tensor,
+    tensor_text,
+    tile,
+    tile_text,
+)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a program of a stage can do: be printed, be read back, be verified."""
+
+    show: Callable[[Any], str]
+    parse: Callable[[str], Any]
+    verify: Callable[[Any], None]
+
+
+IRS: dict[str, Stage] = {
+    "torch": Stage(aten_text.show, aten_text.parse, aten.verify),
+    "tensor": Stage(tensor_text.show, tensor_text.parse, tensor.verify),
+    "loop": Stage(loop_text.show, loop_text.parse, loop.verify),
+    "tile": Stage(tile_text.show, tile_text.parse, tile.verify),
+    "kernel": Stage(kernel_text.show, kernel_text.parse, kernel.verify),
+}
