@@ -63,7 +63,18 @@ OPTIONS: dict[str, dict[str, object]] = {
     "min-effect": {
         "metavar": "SHARE",
         "default": "0.03",
-        "help": "by how much more time than a stored kernel a slower one takes, at least (default: 0.03)",
+        "help": "the slowdown beside a stored kernel that is to be found; by less than half of it nothing is called "
+        "slower (default: 0.03)",
+    },
+    "record": {
+        "action": "store_true",
+        "help": "add this run, as a line, to history/<device>.jsonl of the reports, in which `mlcomp history` finds "
+        "what changed for good",
+    },
+    "shard": {
+        "metavar": "I/N",
+        "help": "run part I of N, which take about as long by the times in the run.json of all reports; `mlcomp merge` "
+        "joins what they report",
     },
     "timeout": {
         "type": float,
@@ -139,6 +150,11 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": 4,
         "help": "of each entry of that database so many samples, from all along; 0 for all (default: 4)",
     },
+    "bisect": {
+        "metavar": "CASE",
+        "help": "by itself: find the commit since which this case, named as FILE::CASE, is wrong, or slow if it is a "
+        "benchmark, from --mlcomp-baseline REV (default: HEAD) to the working tree, with its pass, steps and kernels",
+    },
     "replay": {
         "metavar": "REV",
         "help": "by itself: compare what the compiler emits for every case of the shape files with what that of a git "
@@ -181,7 +197,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("mlcomp"):
         _root_again(config)
         # By name, not by an import statement: only a run with --mlcomp pays for it.
-        work = "replay" if config.getoption("mlcomp_replay") else "session"
+        alone = {"mlcomp_replay": "replay", "mlcomp_bisect": "bisecting"}
+        work = next((module for option, module in alone.items() if config.getoption(option)), "session")
         config.pluginmanager.import_plugin(f"conformance.run.{work}")
         return
     stray = [word for word in config.invocation_params.args if str(word).startswith("--mlcomp-")]

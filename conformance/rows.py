@@ -91,7 +91,7 @@ class Check(Ran, Judged):
     """A case, judged."""
 
     KEYS: ClassVar = (
-        "id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass", "stages",
+        "id", "file", "op", "target", "dtype", "verdict", "first_bad_stage", "first_bad_pass", "stages", "seconds",
     )  # fmt: skip
     COLUMNS: ClassVar[Columns] = {
         "case": lambda row: name(row), "verdict": "verdict", "first bad stage": "first_bad_stage",
@@ -187,7 +187,7 @@ class Bench(Ran, Timed):
     KEYS: ClassVar = (
         "id", "suite", "op", "target", "dtype", "ours_us", "eager_us", "compile_us", "speedup", "ci", "verdict",
         "roofline", "family", "clock", "wall_us", "best", "attention", "kernels", "compile_seconds", "digest", "detail",
-        "cliffs", "against",
+        "cliffs", "against", "file", "seconds",
     )  # fmt: skip
     # What pytest-benchmark keeps besides our own times.
     EXTRA: ClassVar = (

@@ -1,4 +1,4 @@
-"""Commands of the suite: `mlcomp validate`, `compare` and `bisect`, whose words go on to it as they are."""
+"""Commands of the suite: `mlcomp validate`, `compare`, `bisect` and others, whose words go on to it as they are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "validate": ("conformance.shapes.validate", "check shape files without running them"),
     "compare": ("conformance.history.compare", "what changed between the reports of two runs"),
     "bisect": ("conformance.history.bisect", "which commit, and which pass of it, made a kernel slow or wrong"),
+    "history": ("conformance.history.changes", "since which recorded run kernels are slower or faster"),
+    "merge": ("conformance.run.merge", "one report of the shards of a run"),
 }
 
 

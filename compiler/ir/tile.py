@@ -57,7 +57,6 @@ SYNCS = (
     "commit_copies",  # what this thread has copied by cp.async since the last one is a group
     "wait_copies",  # until but the latest `pending` groups of this thread have come
     "wait_stored",  # until the copy engine has read what it stores
-    "wait_prepared",  # until the producers of a pipeline have prepared the tiles of this iteration
 )
 
 

@@ -40,6 +40,7 @@ PROTOCOLS = {"quick": duel.QUICK, "full": duel.FULL}
 # The least effect that a verdict is about: quick runs see no less than this in their budget.
 MIN_EFFECT = {"quick": 0.05, "full": 0.02}
 IMPLAUSIBLE_SPEEDUP = 10.0
+ALIKE = frozenset({OURS, BASELINE})  # have samples of as many calls
 # Time on other threads beyond this share escapes the clock of the one thread that is timed.
 STRAY_THREADS = 1.25
 # glibc's names for how much free memory it gives back, and for how many blocks it maps each on its own.
@@ -62,7 +63,7 @@ class Settings:
     seed: int = 0
     system: str = systems.OURS
     stored: Stored | None = None  # the kernel to race besides
-    min_effect: float = 0.03  # over its time, below which no slowdown matters
+    min_effect: float = 0.03  # beside its time, that is to be found
 
     def __post_init__(self) -> None:
         if self.mode not in PROTOCOLS:
@@ -322,13 +323,14 @@ def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitn
 def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> tuple[Samples, float]:
     """The samples, and the process's time over the thread's where one thread's clock has been used, else 1."""
     sets = stored.SETS if BASELINE in contest.built else 1
-    calls = {name: stored.taking_turns(built.call, arguments, sets) for name, built in contest.built.items()}
+    calls = stored.taking_turns({name: built.call for name, built in contest.built.items()}, arguments, sets)
     if settings.clock_name == "device" and clock is None:
         return _race_on_device(contest, calls, settings), 1.0
     decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
     before = time.process_time(), time.thread_time()
-    samples = duel.race(calls, clock or getattr(time, settings.clock_name), rng, settings.protocol, decided)
+    ticks = clock or getattr(time, settings.clock_name)
+    samples = duel.race(calls, ticks, rng, settings.protocol, decided, ALIKE & calls.keys())
     stray = (time.process_time() - before[0]) / max(time.thread_time() - before[1], 1e-9)
     return samples, stray if clock is None and settings.clock_name == "thread_time_ns" else 1.0
 
@@ -338,7 +340,7 @@ def _race_on_device(contest: Contest, calls: Mapping[str, Callable[[], object]],
     graphs, copies = device.graphs(calls)
     decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
-    found = duel.race(graphs, device.clock, rng, settings.protocol, decided)
+    found = duel.race(graphs, device.clock, rng, settings.protocol, decided, ALIKE & calls.keys())
     return replace(found, seconds=found.seconds / copies)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -97,16 +98,23 @@ def race(
     rng: np.random.Generator,
     protocol: Protocol = QUICK,
     decided: Callable[[Samples], bool] | None = None,
+    alike: Collection[str] = (),
 ) -> Samples:
     """Time every contestant once per round, in random order; stop at the first look at which `decided` says so.
 
-    The looks are fixed before the first sample from the calibration alone, so that stopping cannot favour a side.
+    The looks are fixed before the first sample from the calibration alone, so that stopping cannot favour a side. Those
+    that are `alike` have samples of as many calls: the first call after another contestant's is slower than the rest.
     """
     names = tuple(contestants)
     calls = [contestants[name] for name in names]
     with _no_garbage_collection():
-        repeats, costs = zip(*(_calibrate(call, clock, protocol.sample_ns) for call in calls), strict=True)
-        looks = plan(protocol, sum(costs))
+        once = [_calibrate(call, clock, protocol.sample_ns) for call in calls]
+        least = min((once[names.index(name)] for name in alike), default=math.inf)
+        repeats = tuple(
+            _repeats(min(each, least) if name in alike else each, protocol.sample_ns)
+            for name, each in zip(names, once, strict=True)
+        )
+        looks = plan(protocol, sum(map(operator.mul, repeats, once)))
         rows: list[list[float]] = []
         for look in looks:
             rows += [_round(calls, repeats, clock, rng) for _ in range(look - len(rows))]
@@ -232,8 +240,8 @@ def _elapsed(call: Callable[[], object], repeats: int, clock: Clock) -> int:
     return clock() - start
 
 
-def _calibrate(call: Callable[[], object], clock: Clock, sample_ns: int) -> tuple[int, float]:
-    """Warm up, then the repeats that make one sample long enough, and what such a sample costs."""
+def _calibrate(call: Callable[[], object], clock: Clock, sample_ns: int) -> float:
+    """Warm up, then what one call takes, of as many as about make a sample."""
     call()
     repeats = 1
     while True:
@@ -241,9 +249,12 @@ def _calibrate(call: Callable[[], object], clock: Clock, sample_ns: int) -> tupl
         if elapsed >= sample_ns // 2 or repeats >= REPEATS_CAP:
             break
         repeats = min(REPEATS_CAP, repeats * max(2, min(16, sample_ns // max(2 * elapsed, 1))))
-    once = max(elapsed, 1) / repeats
-    needed = min(REPEATS_CAP, max(1, math.ceil(sample_ns / once)))
-    return needed, needed * once
+    return max(elapsed, 1) / repeats
+
+
+def _repeats(once: float, sample_ns: int) -> int:
+    """The calls that make one sample long enough."""
+    return min(REPEATS_CAP, max(1, math.ceil(sample_ns / once)))
 
 
 def _order_statistic_rank(count: int, confidence: float) -> tuple[int, float]:

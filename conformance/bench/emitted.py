@@ -36,10 +36,15 @@ def normal(text: str) -> str:
     found = _HEAD.match(text)
     head = found[0] if found else ""
     text = _WRAPPED.sub(", ", bare(text[len(head) :]))
-    for number, name in enumerate(dict.fromkeys(_KERNEL.findall(text))):
+    for number, name in enumerate(kernels(text)):
         text = re.sub(rf"\b{re.escape(name)}\(", f"kernel{number}(", text)
         head = head.replace(f'"{name}"', f'"kernel{number}"')
     return head + text
+
+
+def kernels(text: str) -> list[str]:
+    """The names of its kernels, in the order in which `normal` numbers them."""
+    return list(dict.fromkeys(_KERNEL.findall(_WRAPPED.sub(", ", bare(text)))))
 
 
 def bare(text: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import compiler
-from conformance.bench.emitted import normal
+from conformance.bench.emitted import kernels, normal
 from conformance.history import texts
 from conformance.judge import ladder, subject
 from conformance.shapes import cases
@@ -27,14 +27,15 @@ def record(file: Path, case: str, target: str, steps: str = "") -> dict[str, Any
     (found,) = texts.named([file], [case])
     made: list[compiler.Application] = []
     torch.set_num_threads(1)
-    answer: dict[str, Any] = {"error": "", "text": "", "schedules": ""}
+    answer: dict[str, Any] = {"error": "", "text": "", "schedules": "", "kernels": []}
     try:
         with torch.no_grad():
             program = subject.prepare(found, texts.SEED, blank=True).program
             machine = compiler.target(target)
             given = compiler.read_schedules(steps, program, machine) if steps else None
             lowering = compiler.lower(program, machine, given, trace=made.append)
-        answer["text"] = normal(lowering.stages[compiler.stages(machine)[-1]])
+        text = lowering.stages[compiler.stages(machine)[-1]]
+        answer["text"], answer["kernels"] = normal(text), kernels(text)
         answer["schedules"] = compiler.show_schedules(lowering.schedules)
     except Exception as error:  # what a revision makes of it is the answer
         answer["error"] = f"{type(error).__name__}: {error}"

@@ -22,7 +22,7 @@ from typing import Any
 
 from conformance.bench import emitted
 from conformance.history import applications, revisions, texts
-from conformance.history.culprit import Culprit, least_changes, parting
+from conformance.history.culprit import Culprit, least_changes, least_kernels, parting
 from conformance.history.revisions import NOW, Asked, Revision, RevisionError
 from conformance.isolation.executor import Executor, Status
 from conformance.report import writer
@@ -33,6 +33,7 @@ SECONDS = 300.0  # of one judgement
 ERROR = 0.01  # the chance that any judgement of speed of a whole search is wrong
 LEAST = 0.03  # a slowdown below this is none
 GOOD, BAD, SKIP = "good", "bad", "skip"
+LEVELS = ("commit", "pass", "step", "kernel")
 CANNOT_TELL = 125  # as `git bisect run` has it
 
 
@@ -174,6 +175,8 @@ def inside(search: Search, good: Revision, bad: Revision, by: Sequence[str]) -> 
     """The pass, and the steps of schedules, by which two neighbouring revisions part."""
     before, after = (_applications(search, at) for at in (good, bad))
     found = parting(before, after)
+    if "kernel" in by:
+        found = found.with_kernels(_kernels(search, good, bad, after["kernels"]))
     if search.slow and "step" in by and before["schedules"] != after["schedules"]:
 
         def slow(steps: str) -> bool | None:
@@ -186,6 +189,21 @@ def inside(search: Search, good: Revision, bad: Revision, by: Sequence[str]) -> 
 
         found = found.with_steps(least_changes(before["schedules"], after["schedules"], slow))
     return found.blaming(after.get("stage"), after.get("pass"))
+
+
+def _kernels(search: Search, good: Revision, bad: Revision, names: Sequence[str]) -> list[str]:
+    """The kernels of a program that alone make it wrong or slow, by the names that they have now."""
+    (_, text), (_, other) = search.text(good), search.text(bad)
+    headers = other["headers"]
+    if text["headers"] != headers:
+        return []
+
+    def worse(made: str) -> bool | None:
+        one = {"text": made, "headers": headers}
+        return {GOOD: False, BAD: True}.get(search.verdict(emitted.identity(made, headers), one))
+
+    numbered = least_kernels(text["text"], other["text"], worse)
+    return [names[int(name.removeprefix("kernel"))] for name in numbered]
 
 
 def _applications(search: Search, at: Revision, steps: str = "") -> dict[str, Any]:
@@ -217,7 +235,7 @@ def answer(
     if unsure:
         listed = ", ".join(names[n][:12] for n in unsure)
         lines.append(f"or since one of these before it, which could not be judged: {listed}")
-    if "pass" in by or "step" in by:
+    if {"pass", "step", "kernel"} & {*by}:
         lines.append(inside(search, before, after, by).said())
     else:
         lines.append(f"after {revisions.subject(search.repo, before.commit)}")
@@ -234,7 +252,7 @@ def main(words: Sequence[str]) -> int:
             return _check(search, given.good)
         names = revisions.between(search.repo, given.good, "HEAD" if given.bad == NOW else given.bad)
         names += [NOW] if given.bad == NOW else []
-        search.probes = 2 + math.ceil(math.log2(len(names))) + 8  # with what the steps may take
+        search.probes = 2 + math.ceil(math.log2(len(names))) + 16  # with what steps and kernels may take
         what = begin(search, *(revisions.find(search.repo, names[n]) for n in (0, -1)))
         found = commits(names, search.commit, search.tell) if "commit" in given.by else (0, len(names) - 1, [])
         print(answer(search, names, found, what, given.by))
@@ -292,8 +310,8 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--value", action="store_true", help="it is wrong (default)")
     kind.add_argument("--speed", action="store_true", help="it is slow")
     parser.add_argument("--target", default="cpu", help="where it runs (default: cpu)")
-    parser.add_argument("--by", type=_levels, default=("commit", "pass", "step"), metavar="LIST",
-                        help="how far to look: commit,pass,step (default: all)")  # fmt: skip
+    parser.add_argument("--by", type=_levels, default=LEVELS, metavar="LIST",
+                        help=f"how far to look: {','.join(LEVELS)} (default: all)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="of the inputs (default: 0)")
     parser.add_argument("--fresh", action="store_true", help="forget what an earlier search has found out")
     parser.add_argument("--check", action="store_true", help="judge the working tree alone, for `git bisect run`")
@@ -302,8 +320,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _levels(text: str) -> tuple[str, ...]:
     words = tuple(text.split(","))
-    if unknown := [word for word in words if word not in ("commit", "pass", "step")]:
-        raise argparse.ArgumentTypeError(f"unknown {unknown[0]!r}; use commit, pass, step")
+    if unknown := [word for word in words if word not in LEVELS]:
+        raise argparse.ArgumentTypeError(f"unknown {unknown[0]!r}; use {', '.join(LEVELS)}")
     return words
 
 

@@ -1,11 +1,14 @@
 """What two compilers did to one program in; the first application by which they part, and the least change, out."""
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 SHOWN = 40  # lines of a difference
+_FUNCTION = re.compile(r'^(?:static|extern "C" __global__) .*?^}\n', re.MULTILINE | re.DOTALL)
+_NAME = re.compile(r"(\w+)\(")
 
 
 @dataclass(frozen=True)
@@ -17,10 +20,15 @@ class Culprit:
     difference: tuple[str, ...]
     steps: tuple[str, ...] = ()
     blamed: str = ""
+    kernels: tuple[str, ...] = ()
 
     def with_steps(self, steps: Sequence[str]) -> "Culprit":
         """The same, with the changes of schedules."""
         return replace(self, steps=tuple(steps))
+
+    def with_kernels(self, names: Sequence[str]) -> "Culprit":
+        """The same, with the kernels of the program."""
+        return replace(self, kernels=tuple(names))
 
     def blaming(self, stage: str | None, name: str | None) -> "Culprit":
         """The same, with what judging every stage says."""
@@ -29,6 +37,8 @@ class Culprit:
     def said(self) -> str:
         """As a person reads it."""
         lines = [self.blamed] if self.blamed else []
+        if self.kernels:
+            lines.append(f"of its kernels these alone are enough: {', '.join(self.kernels)}")
         if self.steps:
             lines += ["of its schedule these changes alone are enough:", *(f"  {line}" for line in self.steps)]
         lines.append(f"first application with another result: {self.name}, in {self.stage}")
@@ -66,12 +76,38 @@ def least_changes(good: str, bad: str, slow: Callable[[str], bool | None]) -> tu
             at = i2
         return "".join([*lines, *a[at:]])
 
-    def is_slow(chosen: Sequence[int]) -> bool:
-        return slow(made(chosen)) is True
+    kept = _least(list(range(len(changes))), lambda chosen: slow(made(chosen)))
+    lines = []
+    for n in kept:
+        _, i1, i2, j1, j2 = changes[n]
+        lines += [f"-{line.strip()}" for line in a[i1:i2]] + [f"+{line.strip()}" for line in b[j1:j2]]
+    return tuple(lines)
 
-    kept = list(range(len(changes)))
-    if not is_slow(kept) or slow(made([])) is not False:
+
+def least_kernels(good: str, bad: str, worse: Callable[[str], bool | None]) -> tuple[str, ...]:
+    """The fewest functions of a text that alone make the other one worse; none where they do not fit into each other,
+    and where one alone has changed, which needs no trial."""
+    a, b = _FUNCTION.findall(good), _FUNCTION.findall(bad)
+    if len(a) != len(b) or _FUNCTION.sub("", good) != _FUNCTION.sub("", bad):
         return ()
+
+    def made(chosen: Sequence[int]) -> str:
+        bodies = iter(b[n] if n in chosen else a[n] for n in range(len(a)))
+        return _FUNCTION.sub(lambda _: next(bodies), good)
+
+    changed = [n for n in range(len(a)) if a[n] != b[n]]
+    kept = _least(changed, lambda chosen: worse(made(chosen))) if len(changed) > 1 else changed
+    return tuple(found[1] for n in kept if (found := _NAME.search(b[n])))
+
+
+def _least(kept: list[int], judge: Callable[[Sequence[int]], bool | None]) -> list[int]:
+    """The fewest of some changes that alone are bad, by delta debugging; none where all are not, or none of them is."""
+
+    def is_slow(chosen: Sequence[int]) -> bool:
+        return judge(chosen) is True
+
+    if not is_slow(kept) or judge([]) is not False:
+        return []
     parts = 2
     while len(kept) > 1:
         size = -(-len(kept) // parts)
@@ -85,8 +121,4 @@ def least_changes(good: str, bad: str, slow: Callable[[str], bool | None]) -> tu
             break
         else:
             parts = min(len(kept), 2 * parts)
-    lines = []
-    for n in kept:
-        _, i1, i2, j1, j2 = changes[n]
-        lines += [f"-{line.strip()}" for line in a[i1:i2]] + [f"+{line.strip()}" for line in b[j1:j2]]
-    return tuple(lines)
+    return kept

@@ -52,10 +52,7 @@ def speed(
     where = "cuda" if device.here(target) else "cpu"
     subject, first = _prepared(case_json, target, good, seed)
     _, second = _prepared(case_json, target, text, seed)
-    calls = {
-        name: stored.taking_turns(call, subject.inputs, stored.SETS)
-        for name, call in (("good", first), ("text", second))
-    }
+    calls = stored.taking_turns({"good": first, "text": second}, subject.inputs, stored.SETS)
 
     def found(samples: duel.Samples) -> duel.Ratio:
         return duel.ratio(samples, "text", "good", confidence)
@@ -64,14 +61,14 @@ def speed(
         one = found(samples)
         return one.low > bar or one.high < bar
 
-    longest = replace(duel.FULL, looks=(20, 60, 180, 540), budget_ns=int(LONGEST * duel.FULL.budget_ns))
+    longest = replace(duel.FULL, looks=stored.LOOKS, budget_ns=int(LONGEST * duel.FULL.budget_ns))
     rng = np.random.default_rng(seed)
     with torch.no_grad(), benchmark.kept_memory(), quiet():
         if where == "cuda":
             graphs, _ = device.graphs(calls)
-            one = found(duel.race(graphs, device.clock, rng, stored.longer(longest), decided))
+            one = found(duel.race(graphs, device.clock, rng, stored.longer(longest), decided, calls))
         else:
-            one = found(duel.race(calls, time.thread_time_ns, rng, stored.longer(longest), decided))
+            one = found(duel.race(calls, time.thread_time_ns, rng, stored.longer(longest), decided, calls))
     return one.median, one.low, one.high
 
 

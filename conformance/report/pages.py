@@ -1,12 +1,13 @@
 """A run in; its Markdown pages out: `summary.md`, `speedup.md` and `coverage.md`."""
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
 from conformance import rows
-from conformance.report import tables
+from conformance.report import tables, writer
 from conformance.report.writer import Run
 from conformance.rows import BAD, CHECK_VERDICTS, Bench, Check, Gate, Kernel, Stage, worst_error
 from conformance.shapes.cases import DTYPES, STAGES
@@ -153,3 +154,12 @@ def _page(lines: Sequence[str]) -> str:
 
 
 PAGES: Mapping[str, Callable[[Run], str]] = {"summary.md": summary, "speedup.md": speedup, "coverage.md": coverage}
+
+
+def documents(run: Run) -> dict[str, str]:
+    """The files of a run, all of them: none of an earlier run stays among them."""
+    return {
+        "run.json": json.dumps(writer.run_json(run), indent=1, allow_nan=False) + "\n",
+        **{name: page(run) for name, page in PAGES.items()},
+        "benchmark.json": json.dumps(writer.benchmark_json(run), indent=1, allow_nan=False) + "\n",
+    }

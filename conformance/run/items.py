@@ -14,6 +14,7 @@ from conformance.shapes.files import ShapeFileError, benches, expand, load
 
 CARRIED = "mlcomp_row"  # the attribute of a report that carries a row to the controller
 RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
+ITEMS: pytest.StashKey[str] = pytest.StashKey()  # of a part, the digest of all that it was cut from
 
 
 class Failed(Exception):

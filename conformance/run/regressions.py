@@ -16,24 +16,33 @@ from conformance.run.settings import Settings
 from conformance.shapes.cases import kind_of
 
 
-def judged(benches: Sequence[Bench], stored: Baseline, unfit: str) -> tuple[Bench, ...]:
-    """The benchmarks with verdicts that stand beside each other, and with what others' times did meanwhile.
+def known(benches: Sequence[Bench], stored: Baseline, unfit: str) -> tuple[Bench, ...]:
+    """The benchmarks with the drift of others; a machine that takes equal code for different says nothing of ours."""
+    found = []
+    for row in benches:
+        against = replace(row.against, drift=baseline.drift(row, stored.entry(row)))
+        if unfit and against.chance is not None:
+            against = replace(against, verdict=str(Verdict.AMBIGUOUS), why="on an unfit machine", chance=None)
+        found.append(replace(row, against=against))
+    return tuple(found)
+
+
+def standing(benches: Sequence[Bench]) -> tuple[Bench, ...]:
+    """The benchmarks with verdicts that stand beside each other.
 
     One in a hundred of intervals misses the truth, so of many some will: no more than one in a hundred of those that
-    are called slower is so by chance. A machine that takes equal code for different says nothing at all.
+    are called slower is so by chance.
     """
     tested = [n for n, row in enumerate(benches) if row.against.chance is not None]
     kept = duel.discoveries([benches[n].against.chance or 0.0 for n in tested])
     stands = {tested[k] for k in kept}
-    found = []
-    for n, row in enumerate(benches):
-        known = replace(row.against, drift=baseline.drift(row, stored.entry(row)))
-        if known.verdict == Verdict.SLOWER and n not in stands:
-            known = replace(known, verdict=str(Verdict.AMBIGUOUS), why="too few rounds among so many benchmarks")
-        if unfit and known.chance is not None:
-            known = replace(known, verdict=str(Verdict.AMBIGUOUS), why="on an unfit machine")
-        found.append(replace(row, against=known))
-    return tuple(found)
+    too_few = "too few rounds among so many benchmarks"
+    return tuple(
+        replace(row, against=replace(row.against, verdict=str(Verdict.AMBIGUOUS), why=too_few))
+        if row.against.verdict == Verdict.SLOWER and n not in stands
+        else row
+        for n, row in enumerate(benches)
+    )
 
 
 def lost(run: Run, stored: Baseline, whole: bool) -> list[str]:
@@ -43,13 +52,13 @@ def lost(run: Run, stored: Baseline, whole: bool) -> list[str]:
     return [case for case in then if (now.get(case, "pass") != "pass") or (whole and case not in now)]
 
 
-def page(run: Run, stored: Baseline, gone: Sequence[str]) -> str:
+def page(run: Run, stored: str, gone: Sequence[str]) -> str:
     """`regressions.md`: slower first, then what could not be told."""
     order = [*Verdict, "unbuilt", ""]
     order.sort(key=lambda verdict: verdict not in (Verdict.SLOWER, "unbuilt"))
     ordered = sorted(run.benches, key=lambda row: (order.index(row.against.verdict), row.against.speedup or 1.0))
     lines = [
-        f"# {run.env['device']} against {stored.name}",
+        f"# {run.env['device']} against {stored}",
         counts(run, stored),
         "Speedup is the time of the stored kernel over ours, both built and raced in this run, with the interval that "
         "holds it with 99 % confidence. *Would see* is the least slowdown that the rounds could have shown.",
@@ -59,7 +68,7 @@ def page(run: Run, stored: Baseline, gone: Sequence[str]) -> str:
     return "\n\n".join(filter(None, lines)) + "\n"
 
 
-def counts(run: Run, stored: Baseline) -> str:
+def counts(run: Run, stored: str) -> str:
     """The verdicts in one line, with what could have been seen."""
     counted = Counter(row.against.verdict or "new" for row in run.benches)
     equal = sum(row.against.why == "equal code" for row in run.benches)
@@ -68,15 +77,15 @@ def counts(run: Run, stored: Baseline) -> str:
     ]
     least = max((row.against.least for row in run.benches if row.against.least), default=None)
     seen = f"; slowdowns from {least:.1%} on would show in all" if least else ""
-    return f"against {stored.name}: {', '.join(words) or 'no benchmark'}{seen}"
+    return f"against {stored}: {', '.join(words) or 'no benchmark'}{seen}"
 
 
-def failures(run: Run, settings: Settings, gone: Sequence[str]) -> list[str]:
-    """Why the run fails: what its options ask for."""
+def failures(run: Run, fail_on: Sequence[str], gone: Sequence[str]) -> list[str]:
+    """Why the run fails: what it is to fail on."""
     slower = [row for row in run.benches if row.against.verdict == Verdict.SLOWER]
     said = [f"slower than the baseline: {tables.columns(slower, Bench.BASELINE_COLUMNS, 'simple')}"] if slower else []
-    kept = said if "slower" in settings.fail_on else []
-    return [*kept, *(f"passed in the baseline: {case}" for case in gone if "coverage" in settings.fail_on)]
+    kept = said if "slower" in fail_on else []
+    return [*kept, *(f"passed in the baseline: {case}" for case in gone if "coverage" in fail_on)]
 
 
 def save(run: Run, settings: Settings) -> str:

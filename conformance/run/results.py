@@ -1,11 +1,10 @@
 """Rows from every worker's reports in; report files, tables in the terminal and pytest-benchmark's records out."""
 
 import functools
-import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +13,12 @@ from typing import Any
 import pytest
 
 from conformance import rows
+from conformance.history import journal
 from conformance.history.baseline import BaselineError
+from conformance.history.journal import HistoryError
 from conformance.report import environment, html, pages, replies, tables, writer
-from conformance.run import regressions
-from conformance.run.items import CARRIED, RUNNER
+from conformance.run import regressions, shards
+from conformance.run.items import CARRIED, ITEMS, RUNNER
 from conformance.run.settings import Settings
 
 FINISHED = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
@@ -54,7 +55,8 @@ class Results:
         self.run = self._summary()
         stored = self.config.stash[RUNNER].baseline
         if stored is not None:
-            self.run = replace(self.run, benches=regressions.judged(self.run.benches, stored, self.run.unfit))
+            self.run = replace(self.run, benches=regressions.known(self.run.benches, stored, self.run.unfit))
+        part, self.run = self.run, replace(self.run, benches=regressions.standing(self.run.benches))
         for row in self.run.benches:
             if row.verdict in rows.BENCH_VERDICTS:
                 hand_over(self.config, row)
@@ -63,22 +65,28 @@ class Results:
         if exitstatus not in FINISHED or stopped:
             self.notes.append(f"mlcomp: the run was interrupted; the reports in {folder} are left as they were")
             return
-        documents, against, gone = self._documents(), "", list[str]()
+        documents, against, gone = pages.documents(self.run), "", list[str]()
+        documents |= {".gitignore": "*\n"} if self.settings.passing else {}
         if stored is not None:
-            against = regressions.counts(self.run, stored)
+            against = regressions.counts(self.run, stored.name)
             gone = regressions.lost(self.run, stored, not self.settings.selects)
-            documents["regressions.md"] = regressions.page(self.run, stored, gone)
+            documents["regressions.md"] = regressions.page(self.run, stored.name, gone)
             self.notes.append(f"mlcomp: {against}")
-            if failures := regressions.failures(self.run, self.settings, gone):
+            if failures := regressions.failures(self.run, self.settings.fail_on, gone):
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
                 self.notes += failures
-        documents[html.NAME] = html.page(self.run, against, gone)
+        if self.settings.shard:
+            documents[shards.ROWS] = shards.dump(part, self._head(exitstatus, gone))
         try:
+            past = self.settings.history(str(self.run.env["device"]))
+            if self.settings.record and not self.settings.shard:
+                journal.append(past, journal.line(self.run))
+            documents[html.NAME] = html.page(self.run, against, gone, journal.figures(past))
             writer.write(folder, documents)
             writer.append(os.environ.get("GITHUB_STEP_SUMMARY"), pages.summary(self.run))
             if self.settings.save_baseline:
                 self.notes.append(regressions.save(self.run, self.settings))
-        except (writer.ReportError, BaselineError) as error:
+        except (writer.ReportError, BaselineError, HistoryError) as error:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             self.notes.append(f"mlcomp: {error}")
         else:
@@ -105,15 +113,13 @@ class Results:
     def env(self) -> environment.Environment:
         return environment.collect(self.settings.targets, self.settings.variant)
 
-    def _documents(self) -> dict[str, str]:
-        """The files of this run, all of them: none of an earlier run stays among them."""
-        assert self.run is not None
-        return {
-            "run.json": json.dumps(writer.run_json(self.run), indent=1, allow_nan=False) + "\n",
-            **{name: page(self.run) for name, page in pages.PAGES.items()},
-            "benchmark.json": json.dumps(writer.benchmark_json(self.run), indent=1, allow_nan=False) + "\n",
-            **({".gitignore": "*\n"} if self.settings.part else {}),
-        }
+    def _head(self, status: int, gone: Sequence[str]) -> shards.Head:
+        """What `mlcomp merge` has to know of this part."""
+        assert self.settings.shard is not None
+        items, against = self.config.stash.get(ITEMS, ""), self.settings.baseline or ""
+        return shards.Head(
+            *self.settings.shard, items, status, self.settings.fail_on, against, tuple(gone), self.settings.record
+        )
 
     def _summary(self) -> writer.Run:
         # Workers finish in any order; a report must not depend on it.

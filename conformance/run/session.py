@@ -8,8 +8,9 @@ import pytest
 from conformance import rows
 from conformance.history.baseline import BaselineError
 from conformance.report import environment
+from conformance.run import shards
 from conformance.run.fuzzing import Fuzzing
-from conformance.run.items import CARRIED, RUNNER, Bench, Fitness, SelfTest, ShapeFile
+from conformance.run.items import CARRIED, ITEMS, RUNNER, Bench, Fitness, SelfTest, ShapeFile
 from conformance.run.opinfo import Database
 from conformance.run.progress import on_terminal
 from conformance.run.results import Results
@@ -82,6 +83,13 @@ def pytest_configure_node(node: Any) -> None:
     node.workerinput |= {"mlcomp_seed": settings.seed, "mlcomp_part": settings.part}
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take from a worker of xdist what it alone knows: of which items a part was cut."""
+    if items := getattr(node, "workeroutput", {}).get("mlcomp_items"):
+        node.config.stash[ITEMS] = items
+
+
 def pytest_report_header(config: pytest.Config) -> str:
     """What this run does, and with which data."""
     settings = config.stash[KEY]
@@ -116,7 +124,23 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
     if session.config.stash[KEY].selftest:
         items.append(SelfTest.from_parent(session, name="mlcomp-selftest"))
     result = yield
+    _keep_shard(session.config, items)
     if any(isinstance(item, Bench) and item.get_closest_marker("skip") is None for item in items):
         items.append(Fitness.from_parent(session, name="mlcomp-fitness"))
     items.sort(key=lambda item: max((ORDER.get(mark.name, 0) for mark in item.iter_markers()), default=0))
     return result
+
+
+def _keep_shard(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave of the items those of the part that is run."""
+    settings = config.stash[KEY]
+    if settings.shard is None:
+        return
+    part, parts = settings.shard
+    names = [item.nodeid for item in items]
+    config.stash[ITEMS] = shards.digest(names)
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["mlcomp_items"] = config.stash[ITEMS]
+    where = shards.cut(names, parts, shards.durations(settings.report))
+    config.hook.pytest_deselected(items=[item for item, its in zip(items, where, strict=True) if its != part])
+    items[:] = [item for item, its in zip(items, where, strict=True) if its == part]

@@ -70,10 +70,23 @@ class Settings:
     min_effect: float
     selects: bool  # leaves out some of what a run without arguments has
     runner: str | None
+    record: bool = False  # add a line to the history
+    shard: tuple[int, int] | None = None  # which of how many parts is run
 
     def reports(self, device: str) -> Path:
         """The folder of this run's reports: what a device's says is said of the whole suite."""
+        if self.shard:
+            return self.report / "shards" / "{}-of-{}".format(*self.shard)
         return self.report / (LAST if self.part else device)
+
+    @property
+    def passing(self) -> bool:
+        """Whether the report is not one to keep."""
+        return self.part or self.shard is not None
+
+    def history(self, device: str) -> Path:
+        """The file with a line for each recorded run on a device."""
+        return self.report / "history" / f"{device}.jsonl"
 
     def baselines(self, device: str) -> Path:
         """The folder of the baselines of a device."""
@@ -124,7 +137,8 @@ def read(config: pytest.Config) -> Settings:
         fuzz = asked.read(option("fuzz"), option("fuzz_only"), option("fuzz_what"))
     except ValueError as problem:
         raise pytest.UsageError(str(problem)) from None
-    selects = stages is not None or bool(fuzz) or bool(option("ops")) or _selects(config)
+    shard = _shard(option("shard"))
+    selects = stages is not None or bool(fuzz or shard or option("ops")) or _selects(config)
     part = named is None and selects
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
@@ -160,6 +174,8 @@ def read(config: pytest.Config) -> Settings:
         min_effect=_share(str(option("min_effect"))),
         selects=selects,
         runner=None if option("runner") is None else str(option("runner")),
+        record=bool(option("record")),
+        shard=shard,
     )
 
 
@@ -192,6 +208,20 @@ def _name(asked: object, timed: bool) -> str | None:
     if not timed:
         raise pytest.UsageError("--mlcomp-save-baseline: stores what benchmarks timed; add --mlcomp-bench quick")
     return str(asked)
+
+
+def _shard(asked: object) -> tuple[int, int] | None:
+    """Which part of how many.
+
+    >>> _shard("2/3")
+    (2, 3)
+    """
+    if asked is None:
+        return None
+    found = re.fullmatch(r"(\d+)/(\d+)", str(asked))
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise pytest.UsageError(f"--mlcomp-shard: {asked} is no part I/N, such as 1/3, 2/3 or 3/3")
+    return int(found[1]), int(found[2])
 
 
 def _share(text: str) -> float:

@@ -125,8 +125,9 @@ def mlcomp(box: pytest.Pytester, *words: str, workers: int | None = 0, bare: boo
     # Hypothesis is left out because importing it takes longer than all the rest of such a run, pytest-randomly, where
     # it is installed, because the order is looked at.
     named = [] if "--mlcomp-report" in words or bare else ["--mlcomp-report", "reports"]
+    runner = [] if "--mlcomp-runner" in words else ["--mlcomp-runner", "fake"]
     plugins = ["-p", "conformance.plugin", "-p", "no:hypothesispytest", "-p", "no:randomly"]
-    return run(*plugins, "--mlcomp", "--mlcomp-runner", "fake", *named, *parallel, *words)
+    return run(*plugins, "--mlcomp", *runner, *named, *parallel, *words)
 
 
 def report(box: pytest.Pytester, name: str = "run.json") -> Any:

@@ -1,7 +1,4 @@
-"""Tile IR in, the same out with the stages of its pipelines: the copies that run ahead, what producers prepare.
-
-Threads that compute wait for what is prepared before the first statement of an iteration that touches it.
-"""
+"""Tile IR in, the same out with the stages of its pipelines: the copies that run ahead, what producers prepare."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ def _body(body: tuple[Stmt, ...], tiles: frozenset[str]) -> tuple[Stmt, ...]:
             case tile.For(bind=tile.Bind("pipeline", args), body=inner) if stages.is_specialised(s) or (
                 dict(args).get("depth", 1) > 1
             ):
-                staged = s.replace(body=_stages(s, _body(inner, tiles), tiles))
-                out.append(staged.replace(body=stages.waiting(staged)))
+                out.append(s.replace(body=_stages(s, _body(inner, tiles), tiles)))
             case tile.For(body=inner) | If(body=inner):
                 out.append(s.replace(body=_body(inner, tiles)))
             case _:

@@ -37,15 +37,15 @@ class Emission(Prologue):
     """`dispatch` emits one statement.
 
     `scratch` are arrays through which the warps of a block combine what they have. `shared` says where tiles lie, in
-    the slot of a pipeline that is under way; `group` is of blocks that make parts of one result. `prepared` is
-    the wait for the tiles that others prepare.
+    the slot of a pipeline that is under way; `group` is of blocks that make parts of one result. Others prepare the
+    tiles that are `awaited`, with the wait for them.
     """
 
     dispatch: Dispatch
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     shared: dict[str, SharedTile] = field(default_factory=dict)
     group: Group | None = None
-    prepared: k.Stmt | None = None
+    awaited: tuple[frozenset[str], k.Stmt] | None = None
     matmuls: AsyncMatmuls = field(default_factory=AsyncMatmuls)
 
     @property

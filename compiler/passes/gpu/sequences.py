@@ -38,11 +38,15 @@ def sequence(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
 
 
 def _waits(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
-    """Waits for matmuls that the first statement touches, before what else it waits for."""
+    """Waits for what the first statement touches, before the barrier that stands before it."""
     syncs = tuple(takewhile(lambda s: isinstance(s, tile.Sync), body))
-    if len(syncs) == len(body) or (syncs and not {tile.Sync("barrier"), stages.PREPARED} & set(syncs)):
+    if len(syncs) == len(body) or (syncs and tile.Sync("barrier") not in syncs):
         return []
-    return wgmma.wait_if_touched(state, body[len(syncs)], scope)
+    s = body[len(syncs)]
+    out = wgmma.wait_if_touched(state, s, scope)
+    if state.awaited is not None and tile.buffers((s,)) & state.awaited[0]:
+        out, state.awaited = [*out, state.awaited[1]], None
+    return out
 
 
 def order(state: Emission, s: tile.Sync, scope: Scope) -> Body:
@@ -56,9 +60,6 @@ def order(state: Emission, s: tile.Sync, scope: Scope) -> Body:
             return [k.Call("mlc_cp_async_commit", (), ())]
         case "wait_copies":
             return [k.Call("mlc_cp_async_wait", (s.pending,), ())]
-        case "wait_prepared":
-            assert state.prepared is not None
-            return [state.prepared]
     # The thread that asks for copies out of shared memory waits until these have read it.
     return [k.If(op("eq", THREAD, const(0)), (k.Call("mlc_bulk_wait_read", (0,), ()),))]
 

@@ -9,8 +9,6 @@ from compiler.ir.expr import names
 from compiler.ir.statement import Let, Stmt, Store
 from compiler.passes.gpu.fragments import WARP
 
-PREPARED = tile.Sync("wait_prepared")
-
 
 def is_specialised(s: Stmt) -> bool:
     """A pipeline with warps of its own for the copies."""
@@ -29,17 +27,6 @@ def preparing(f: tile.For) -> int:
 def prepared(f: tile.For) -> tuple[Stmt, ...]:
     """What these do before the matmuls."""
     return tuple(n for s in f.body if isinstance(s, tile.Stage) and s.role == "prepare" for n in s.body)
-
-
-def waiting(f: tile.For) -> tuple[Stmt, ...]:
-    """The body of a loop with the wait for what is prepared before the first statement that touches it, if need be."""
-    made = {n.buffer for s in prepared(f) for n in s.walk() if isinstance(n, Store)}
-    for n, s in enumerate(f.body):
-        if s is PREPARED:
-            break
-        if not isinstance(s, tile.Stage) and tile.buffers((s,)) & made:
-            return (*f.body[:n], PREPARED, *f.body[n:])
-    return f.body
 
 
 def producers(pipes: Iterable[tile.For]) -> int:

@@ -12,7 +12,7 @@ from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.expr import Expr, Var, both, const, names, op
 from compiler.ir.index import range_below
-from compiler.ir.statement import If, Let, Stmt
+from compiler.ir.statement import If, Let, Stmt, Store
 from compiler.passes.gpu import overlap, pipelines, stages, tma, wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
@@ -223,8 +223,6 @@ def computed(state: Emission, f: tile.For, scope: Scope) -> Body:
     used = _slotted(state.facts, f)
     _, rest = stages.split(f)
     done = stages.prepared(f)
-    if stages.waiting(f) != f.body:
-        raise ValueError(f"kernel {state.facts.name}: nothing waits for what {f.var} prepares: run `stages`")
     rest = stages.without_tiles(rest, used)
     extent = lowered(state, f.extent, scope)
     inner = scope.inner()
@@ -239,7 +237,8 @@ def computed(state: Emission, f: tile.For, scope: Scope) -> Body:
     body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, ring.slot), ring.phase), (ring.full,))]
     if done:
         ready = k.Address(ring.ready, ring.slot)
-        state.prepared = k.Call("mlc_mbarrier_wait", (), (ready, ring.phase), (ring.ready,))
+        made = frozenset(n.buffer for s in done for n in s.walk() if isinstance(n, Store))
+        state.awaited = made, k.Call("mlc_mbarrier_wait", (), (ready, ring.phase), (ring.ready,))
     state.matmuls.latest = ""
     body += loop_body(state, f, rest, inner)
     warp_first = op("eq", state.lane(), const(0))

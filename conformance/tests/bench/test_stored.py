@@ -32,7 +32,7 @@ def headers() -> dict[str, str]:
 
 
 def test_docstring_examples() -> None:
-    assert doctest.testmod(emitted).failed == 0 and doctest.testmod(duel).failed == 0
+    assert not any(doctest.testmod(module).failed for module in (emitted, duel, stored))
 
 
 def test_headers_are_put_in_once_where_they_are_included() -> None:
@@ -97,14 +97,16 @@ def test_slower_by_more_than_matters() -> None:
     slow = duel.Samples((OURS, BASELINE), noise * [1.1e-6, 1.0e-6], (1, 1), 3)
     found = stored.judge(slow, Against(), 0.03)
     assert found.verdict == "SLOWER" and found.chance is not None and found.chance < 1e-4
-    assert found.least is not None and 0.03 < found.least < 0.1
+    assert found.least is not None and 0.015 < found.least < 0.05
     equal = stored.judge(duel.Samples((OURS, BASELINE), noise * 1e-6, (1, 1), 3), Against(), 0.03)
     assert equal.verdict == "SAME" and equal.chance is not None and equal.chance > 0.9
 
 
 def test_operands_take_turns() -> None:
-    seen: list[int] = []
-    call = stored.taking_turns(lambda x: seen.append(x.data_ptr()), INPUTS, 3)
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+    calls = stored.taking_turns({name: lambda x, n=name: seen[n].append(x.data_ptr()) for name in seen}, INPUTS, 3)
     for _ in range(6):
-        call()
-    assert len(set(seen)) == 3 and seen[:3] == seen[3:]
+        for call in calls.values():
+            call()
+    assert len({*seen["a"]}) == 3 and seen["a"][:3] == seen["a"][3:]
+    assert seen["a"] == seen["b"]  # where data lies favours neither

@@ -12,6 +12,9 @@ from conformance.history import bisect, culprit, texts, trial
 from conformance.judge import subject
 from conformance.shapes import cases
 from conformance.tests.history import past
+from conformance.tests.pretence import case, mlcomp, shape_file
+
+pytest_plugins = ["pytester"]
 
 CASE = "mine.toml::add[N4096.f32.contig.normal]"
 
@@ -30,15 +33,15 @@ def test_the_commit_that_made_it_wrong_is_found(tmp_path: Path) -> None:
 def test_texts_are_judged_by_their_results_and_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     (tmp_path / "mine.toml").write_text(past.SHAPES)
-    case = texts.named([tmp_path / "mine.toml"], ["total[N4096.f32.contig.normal]"])[0]
-    program, target = subject.prepare(case, 0).program, compiler.target("cpu")
+    found = texts.named([tmp_path / "mine.toml"], ["total[N4096.f32.contig.normal]"])[0]
+    program, target = subject.prepare(found, 0).program, compiler.target("cpu")
     fast = compiler.lower(program, target)
     slow = compiler.lower(program, target, dict.fromkeys(fast.schedules, compiler.Schedule()))
     held = compiler.headers(target)
     good, bad = ({"text": lowering.stages["cpp"], "headers": held} for lowering in (fast, slow))
     wrong = {**good, "text": good["text"].replace("&x[r]", "&x[r + 1 - 1 * (r > 8)]", 1)}
     assert wrong != good
-    known = (cases.to_json(case), "cpu")
+    known = (cases.to_json(found), "cpu")
     assert [trial.value(*known, text, 0) for text in (good, bad)] == ["", ""]
     assert "expected" in trial.value(*known, wrong, 0) or "off" in trial.value(*known, wrong, 0)
     median, low, high = trial.speed(*known, good, bad, 0, 1.03, 0.99, nullcontext)
@@ -90,3 +93,34 @@ def test_the_first_application_that_parts_is_named() -> None:
     found = culprit.parting(made("a", "b", "c"), made("a", "d", "e"))
     assert (found.name, found.stage) == ("schedule: step 2 (#2)", "tile")
     assert [line for line in found.difference if line[0] != "@"] == ["--- before", "+++ after", "-b", "+d"]
+
+
+@pytest.mark.parametrize(("guilty", "named"), [({"b"}, ("b",)), ({"a", "c"}, ("a", "c")), (set(), ())])
+def test_the_kernels_of_a_program_are_told_apart(guilty: set[str], named: tuple[str, ...]) -> None:
+    def program(right: int) -> str:
+        return "// head\n" + "".join(f"static void {name}(float *x) {{\n  x[0] = {right};\n}}\n" for name in "abc")
+
+    def worse(text: str) -> bool:
+        return bool(guilty) and all(f"{name}(float *x) {{\n  x[0] = 2" in text for name in guilty)
+
+    assert culprit.least_kernels(program(1), program(2), worse) == named
+    assert culprit.least_kernels(program(1), "// other head\n" + program(2), worse) == ()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("add[N4-cpu]", "--value"), ("add[N4-cpu-bench]", "--speed")])
+def test_pytest_asks_for_a_case_by_its_item(
+    box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    asked: list[list[str]] = []
+
+    def answers(words: list[str]) -> int:
+        asked.append(words)
+        print("since c2")
+        return 0
+
+    monkeypatch.setattr(bisect, "main", answers)
+    shape_file(box, case("add"))
+    result = mlcomp(box, "--mlcomp-bisect", f"mine.toml::{name}", "--mlcomp-baseline", "v1")
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["since c2"])
+    assert asked == [[f"mine.toml::{name}", "--good", "v1", kind, "--target", "cpu", "--seed", "0"]]

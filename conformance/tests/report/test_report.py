@@ -240,11 +240,11 @@ def test_run_json_keeps_its_keys() -> None:
     made = dataclasses.replace(run((check("relu"),), (bench("a", 2.0),), SelfTest()), gates=(gate(),))
     document = json.loads(json.dumps(writer.run_json(made), allow_nan=False))
     (row,), (timed,), (compiled,) = document["cases"], document["benches"], document["gate"]
-    said = "id file op target dtype verdict first_bad_stage first_bad_pass stages"
+    said = "id file op target dtype verdict first_bad_stage first_bad_pass stages seconds"
     assert " ".join(row) == said and " ".join(row["stages"][0]) == "stage verdict err_over_tol executor seconds"
     assert " ".join(timed) == (
         "id suite op target dtype ours_us eager_us compile_us speedup ci verdict roofline family clock wall_us best "
-        "attention kernels compile_seconds digest detail cliffs against"
+        "attention kernels compile_seconds digest detail cliffs against file seconds"
     )
     assert " ".join(compiled) == "file verdict cases seconds kernels"
     assert " ".join(compiled["kernels"][0]) == "case name arch registers stack spilled shared complaints"

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+import compiler
 from conformance.tests.pretence import PERF, case, mlcomp, report, shape_file
 
 pytest_plugins = ["pytester"]
+LOADED = compiler.headers  # here with what it imports: what a run inside this process loads itself, pytester forgets
 AGAINST = ("--mlcomp-bench", "quick", "--mlcomp-baseline", "main", "--mlcomp-fail-on", "slower,coverage")
 
 
@@ -38,6 +40,48 @@ def test_equal_code_passes_and_slower_code_fails(box: pytest.Pytester, monkeypat
     told = mlcomp(box, "mine.toml", *asked, "--mlcomp-vs", "eager")
     assert "slower than the baseline" not in told.stdout.str()
     assert {path: path.read_text() for path in folder.rglob("*.json")} == before
+
+
+# The real runner, with the loops of some kernels as they are written; what the machine is fit for is not the question.
+PLANTED = """
+import os
+from compiler import Schedule
+from compiler.schedule import heuristic
+from conformance.bench.benchmark import run as bench
+
+def fitness(options):
+    return {"fit": True, "message": ""}
+
+def choose(kernel, *others, right=heuristic.choose):
+    return Schedule() if os.environ["PLANTED"] in kernel.name else right(kernel, *others)
+
+heuristic.choose = choose
+"""
+RACED = {"worse": "x.amax(-1)", "better": "x.amin(-1)", "twin": "torch.exp(x)"}
+
+
+def test_a_kernel_that_is_really_slower_is_found(box: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real kernels: one that is slower now, one that was slower then, and one whose text alone differs."""
+    perf = "perf = { dims = [{ N = 8192 }] }"
+    shape_file(box, *(case(name, perf).replace('"x + 1"', f'"{expr}"') for name, expr in RACED.items()))
+    box.makepyfile(planted=PLANTED)
+    words = ("mine.toml", "--mlcomp-runner", "planted", "--mlcomp-bench", "quick", "--mlcomp-vs", "eager")
+    timed = ("-m", "mlcomp_bench")
+    for planted in ("amin", "amax"):
+        monkeypatch.setenv("PLANTED", planted)
+        monkeypatch.setenv("MLCOMP_CACHE", str(box.path / planted))
+        against = [word for word in AGAINST if planted == "amax"] or ["--mlcomp-save-baseline"]
+        result = mlcomp(box, *words, *timed, *against)
+        result.assert_outcomes(passed=4)
+        for text in box.path.glob("reports/baseline/*/main/kernels/*twin*.cpp"):
+            text.write_text(text.read_text() + "\nstruct mlcomp_twin;\n")
+    found = {row["op"]: row["against"] for row in report(box)["benches"]}
+    assert found["worse"]["verdict"] == "SLOWER" and found["worse"]["speedup"] < 0.7, found
+    assert found["better"]["verdict"] == "FASTER" and found["better"]["speedup"] > 1.4, found
+    assert found["twin"]["verdict"] in ("SAME", "AMBIGUOUS") and found["twin"]["rounds"], found
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
+    result.stdout.fnmatch_lines(["mlcomp: against main: *1 SLOWER*", "slower than the baseline: *", "worse*SLOWER*"])
+    assert report(box, "regressions.md").index("| worse") < report(box, "regressions.md").index("| better")
 
 
 @pytest.mark.parametrize("excuse", [{"NOISY": "1"}, {"CHANCE": "0.2"}])

@@ -29,5 +29,5 @@ def test_none_can_be_left_out(path: Path) -> None:
     made = decided(program, TARGETS[name])
     kernel = made.kernels[0]
     for body in without_one(kernel.body):
-        with pytest.raises(ValueError, match=f"^kernel {kernel.name}: .*run `(stages|barriers)`$"):
+        with pytest.raises(ValueError, match=f"kernel {kernel.name}: threads touch the same memory out of order"):
             tile_to_threads(made.replace(kernels=(kernel.replace(body=body),)), TARGETS[name])

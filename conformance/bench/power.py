@@ -1,0 +1,155 @@
+"""Twins raced on this machine in; how often the rule for stored kernels calls them slower, and finds slower ones, out.
+
+    python -m conformance.bench.power record FILE.npz [SHAPES …] [--races N] [--first N] [--target T]
+    python -m conformance.bench.power judge FILE.npz [--runs N] [--effect 3%]
+
+A twin is the same text, built and loaded a second time as a stored kernel is. `record` races the kernel of each
+benchmark against its twin N times in the protocol of `--mlcomp-bench quick`, eager beside them, all rounds. `judge`
+makes runs of these races: as they were, the n-th of each kernel in run n; then as many as are asked for, of rounds that
+are drawn in blocks from the races, since a disturbance lasts longer than a round. A run has every kernel once and is
+judged as the gate judges it. A planted slowdown multiplies the times of one kernel of a run, each of them in turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+import compiler
+from conformance.bench import benchmark, duel, emitted, stored
+from conformance.bench.duel import Samples, Verdict
+from conformance.judge import device, ladder, systems
+from conformance.rows import BASELINE, OURS, Against
+from conformance.shapes.cases import BenchCase
+from conformance.shapes.files import below, benches, find_shapes, load
+
+Logs = NDArray[np.float64]  # of our time over the twin's, a row for each race and a column for each round
+BLOCK = 8  # neighbouring rounds that are drawn together
+PLANTED = (0.03, 0.05, 0.10, -0.10)
+
+
+def record(cases: Sequence[BenchCase], races: int, target: str) -> dict[str, Logs]:
+    """The log ratios of every race, by the id of its benchmark and the number of looks; without what cannot race."""
+    found: dict[str, Logs] = {}
+    for case in cases:
+        settings = benchmark.Settings(target=target)
+        try:
+            with torch.no_grad(), benchmark.kept_memory(), ladder.threads(1):
+                rows, looks = _races(case, settings, races)
+        except Exception as error:  # whatever keeps one from running
+            print(f"{case.id} left out: {type(error).__name__}: {error}"[:200], file=sys.stderr)
+            continue
+        found[f"{case.id} {looks}"] = rows
+        bias = 100 * np.median(rows, axis=1)
+        print(f"{case.id}: {rows.shape[1]} rounds, medians {bias.min():+.2f} % to {bias.max():+.2f} %", file=sys.stderr)
+    return found
+
+
+def _races(case: BenchCase, settings: benchmark.Settings, races: int) -> tuple[Logs, int]:
+    subject = benchmark.prepare(case, 0, settings.where)
+    ours = systems.build(systems.OURS, subject.function, subject.inputs, settings.target)
+    text, headers = ours.call.source, compiler.headers(ours.call.code.target)  # type: ignore[attr-defined]
+    then = compiler.rebuild(ours.call, emitted.self_contained(f"{text}\nstruct mlcomp_twin;\n", headers))  # type: ignore[arg-type]
+    both: dict[str, Callable[..., object]] = {OURS: ours.call, BASELINE: then, systems.EAGER: subject.function}
+    calls: Mapping[str, Callable[[], object]] = stored.taking_turns(both, subject.inputs, stored.SETS)
+    clock = time.thread_time_ns
+    if settings.clock_name == "device":
+        calls, clock = device.graphs(calls)[0], device.clock
+    protocol = stored.longer(duel.QUICK)
+    found = [duel.race(calls, clock, np.random.default_rng(n), protocol, alike=(OURS, BASELINE)) for n in range(races)]
+    rounds = min(samples.rounds for samples in found)
+    logs = [np.log(samples.of(OURS)[:rounds] / samples.of(BASELINE)[:rounds]) for samples in found]
+    return np.array(logs), found[0].looks
+
+
+def judged(logs: Sequence[float] | Logs, looks: int, effect: float) -> Against:
+    """What a race would have said that had these rounds, stopped at the look at which it is decided."""
+    whole = np.exp(np.stack([np.asarray(logs), np.zeros(len(logs))], axis=1))
+    for look in (*stored.LOOKS[: looks - 1], len(logs)):
+        samples = Samples((OURS, BASELINE), whole[:look], (1, 1), looks)
+        if stored.decided(samples, effect):
+            break
+    return stored.judge(samples, Against(), effect)
+
+
+def drawn(rows: Logs, rng: np.random.Generator) -> Logs:
+    """A race of as many rounds as one of these had, in blocks of one of them."""
+    race: Logs = rows[rng.integers(len(rows))]
+    starts = rng.integers(0, len(race), -(-len(race) // BLOCK))
+    places = (starts[:, None] + np.arange(BLOCK)).ravel()[: len(race)]
+    found: Logs = race[places % len(race)]
+    return found
+
+
+def verdicts(found: Sequence[Against]) -> list[str]:
+    """The verdicts of a run, of which those stand that the gate would let stand."""
+    stands = duel.discoveries([one.chance or 0.0 for one in found])
+    return [
+        one.verdict if one.verdict != Verdict.SLOWER or n in stands else str(Verdict.AMBIGUOUS)
+        for n, one in enumerate(found)
+    ]
+
+
+def judge(races: dict[str, Logs], runs: int, effect: float) -> list[str]:
+    """A line for each kind of run: what was said of twins, and how often a planted effect was found."""
+    kernels = [(rows, int(key.rpartition(" ")[2])) for key, rows in races.items()]
+    rng = np.random.default_rng(0)
+    real = min(len(rows) for rows, _ in kernels)
+    lines = [f"{len(kernels)} kernels; least effect {effect:.1%}, bar {stored.bar(effect):.2%}"]
+    twins = [[judged(rows[n], looks, effect) for rows, looks in kernels] for n in range(real)]
+    lines.append(f"twins, {real} runs as they were: {_counted([v for run in twins for v in verdicts(run)])}")
+    said: Counter[str] = Counter()
+    alarmed, found = 0, {planted: Counter[str]() for planted in PLANTED}
+    for _ in range(runs):
+        logs = [drawn(rows, rng) for rows, _ in kernels]
+        run = [judged(some, looks, effect) for some, (_, looks) in zip(logs, kernels, strict=True)]
+        said.update(now := verdicts(run))
+        alarmed += str(Verdict.SLOWER) in now
+        at = int(rng.integers(len(kernels)))
+        for planted, counted in found.items():
+            one = judged(logs[at] + math.log1p(planted), kernels[at][1], effect)
+            counted[verdicts([*run[:at], one, *run[at + 1 :]])[at]] += 1
+    lines.append(f"twins, {runs} runs drawn: {_counted(said.elements())}; {alarmed} runs with an alarm")
+    lines += [f"planted {planted:+.0%}, {runs} runs drawn: {_counted(c.elements())}" for planted, c in found.items()]
+    return lines
+
+
+def _counted(said: Iterable[str]) -> str:
+    counted = Counter(said)
+    return ", ".join(f"{n} {verdict} ({n / counted.total():.1%})" for verdict, n in sorted(counted.items()))
+
+
+def main(words: Sequence[str]) -> int:
+    """Record races, or judge them."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.bench.power")
+    parser.add_argument("what", choices=("record", "judge"))
+    parser.add_argument("file", type=Path)
+    parser.add_argument("shapes", nargs="*", type=Path)
+    parser.add_argument("--races", type=int, default=10, help="of each kernel (default: 10)")
+    parser.add_argument("--first", type=int, default=10**6, help="of the benchmarks, this many, evenly spread")
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--runs", type=int, default=200, help="to draw (default: 200)")
+    parser.add_argument("--effect", type=float, default=0.03, help="the least effect (default: 0.03)")
+    given = parser.parse_args(words)
+    if given.what == "record":
+        files = below(given.shapes or [find_shapes() / "ops"])
+        cases = [case for file in files for case in benches(load(file, "smoke"), "smoke")]
+        cases = cases[:: max(1, len(cases) // given.first)]
+        np.savez(given.file, **record(cases, given.races, given.target))  # type: ignore[arg-type]
+        return 0
+    with np.load(given.file) as held:
+        print("\n".join(judge({key: held[key] for key in held.files}, given.runs, given.effect)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""A run in; one line of its device's `history/<device>.jsonl`, and all that stand there, out.
+
+A line has what can be compared over time: how many cases had which verdict, and of each benchmark the speedups over
+others that were raced in the same rounds. The file only grows; what a run that was killed left of a line is no line.
+"""
+
+import fcntl
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance import rows
+from conformance.report.writer import Run, measured
+
+SCHEMA = 1
+CONFLICT = ("<<<<<<< ", "=======", ">>>>>>> ", "||||||| ")  # what git leaves at the beginning of lines
+
+
+class HistoryError(Exception):
+    """A history cannot be read or written; says where and what to do."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A run as its line has it."""
+
+    when: str
+    env: Mapping[str, str | None]
+    cases: Mapping[str, int]
+    benches: Mapping[str, Mapping[str, Any]]  # by name: "over", "us", "code"
+
+
+def line(run: Run) -> str:
+    """The line of a run."""
+    benches = {
+        f"{row.suite}::{rows.name(row, bench=False)}": {
+            "over": {name: _short(one.speedup) for name, one in sorted(row.over.items())},
+            "us": _short(row.ours_us or 0.0),
+            "code": row.against.identity or row.digest,
+        }
+        for row in measured(run.benches)
+    }
+    known = {
+        "schema": SCHEMA, "when": run.when.isoformat(), "env": run.env, "tier": run.tier,
+        "cases": Counter(row.verdict for row in run.cases), "benches": benches,
+    }  # fmt: skip
+    return json.dumps(known, sort_keys=True, allow_nan=False)
+
+
+def append(path: Path, text: str) -> None:
+    """Add a line, whole or not at all; the rest of one that was not finished goes."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path) as file:
+            kept = _whole(os.pread(file, os.fstat(file).st_size, 0))
+            os.ftruncate(file, len(kept))
+            data, at = f"{text}\n".encode(), len(kept)
+            try:
+                while data:
+                    done = os.pwrite(file, data, at)
+                    data, at = data[done:], at + done
+                os.fsync(file)
+            except OSError:
+                os.ftruncate(file, len(kept))
+                raise
+    except OSError as error:
+        raise HistoryError(f"cannot add to the history {path}: {error.strerror}; what stood there stands") from None
+
+
+def read(path: Path) -> list[Entry]:
+    """The runs of a file, oldest first."""
+    try:
+        with path.open("rb") as file:
+            text = _whole(file.read()).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise HistoryError(f"{path} cannot be read: {error}") from None
+    found = []
+    for number, one in enumerate(text.splitlines(), 1):
+        if one.startswith(CONFLICT):
+            raise HistoryError(f"{path}:{number}: a merge left a conflict; keep the lines of both sides, in any order")
+        try:
+            data = json.loads(one)
+            found.append(Entry(data["when"], data["env"], data["cases"], data["benches"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise HistoryError(
+                f"{path}:{number}: no run ({type(error).__name__}: {error}); take the line out"
+            ) from None
+    return sorted(found, key=lambda entry: entry.when)
+
+
+def figures(path: Path) -> list[dict[str, Any]]:
+    """What a page shows of a history, oldest first; nothing where there is none yet."""
+    if not path.is_file():
+        return []
+    return [
+        {"cases": entry.cases, "over eager": {name: one["over"].get("eager") for name, one in entry.benches.items()}}
+        for entry in read(path)
+    ]
+
+
+def _whole(data: bytes) -> bytes:
+    """The lines that are finished: each ends one way, and is written with its end."""
+    return data[: data.rfind(b"\n") + 1]
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[int]:
+    """The file, which no other process adds to meanwhile."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")

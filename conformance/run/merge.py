@@ -1,0 +1,57 @@
+"""Folders of the parts of a run in; one report with the verdict of the whole out.
+
+mlcomp merge reports/shards/* [--report DIR]
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from conformance.history import journal
+from conformance.history.journal import HistoryError
+from conformance.report import html, pages, tables, writer
+from conformance.report.writer import ReportError
+from conformance.run import regressions, shards
+from conformance.run.shards import ShardError
+
+
+def merge(folders: Sequence[Path], reports: Path) -> int:
+    """Write the report; 1 where any part failed, or the whole does by what it is to fail on."""
+    head, run = shards.joined([shards.load(folder) for folder in folders])
+    run = replace(run, benches=regressions.standing(run.benches))
+    documents, status = pages.documents(run), head.status
+    print(tables.terminal(run))
+    against = regressions.counts(run, head.baseline) if head.baseline else ""
+    if against:
+        documents["regressions.md"] = regressions.page(run, head.baseline, head.gone)
+        print(f"mlcomp: {against}")
+        if failures := regressions.failures(run, head.fail_on, head.gone):
+            status = status or 1
+            print("\n".join(failures))
+    device = str(run.env["device"]).replace(" + ", "+")
+    past = reports / "history" / f"{device}.jsonl"
+    if head.record:
+        journal.append(past, journal.line(run))
+    documents[html.NAME] = html.page(run, against, head.gone, journal.figures(past))
+    writer.write(reports / device, documents)
+    print(f"mlcomp: reports are in {reports / device}")
+    return status
+
+
+def main(words: Sequence[str]) -> int:
+    """The status of the whole, or 2 where parts make no whole."""
+    parser = argparse.ArgumentParser(prog="mlcomp merge", description="One report of the parts of a run.")
+    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="the folder of a part's report")
+    parser.add_argument("--report", type=Path, default=Path("reports"), help="where to (default: reports)")
+    given = parser.parse_args(words)
+    try:
+        return merge(given.folders, given.report)
+    except (ShardError, ReportError, HistoryError) as error:
+        print(f"mlcomp: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""The items of a run in; those of one of N parts out; the rows of all parts in, the whole run out.
+
+Which part an item is in follows from the names of all items and from the times that stand in reports, so machines that
+have the same checkout cut alike. A part writes, beside its own report, `rows.jsonl`: a head that says what it is part
+of, then every row as it is. A part that was cut from other items does not fit the rest, and is refused.
+"""
+
+import hashlib
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from conformance import rows
+from conformance.report.writer import Run
+
+ROWS = "rows.jsonl"
+USUAL = 1.0  # seconds of an item, where no report has any
+
+
+class ShardError(Exception):
+    """Parts that make no whole; says which, and what to do."""
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a part is: number `part` of `parts` of the items with this digest, and what is to become of the whole."""
+
+    part: int
+    parts: int
+    items: str
+    status: int = 0  # of pytest, before what only the whole can tell
+    fail_on: tuple[str, ...] = ()
+    baseline: str = ""
+    gone: tuple[str, ...] = ()  # cases that passed in the baseline
+    record: bool = False
+
+
+def digest(names: Sequence[str]) -> str:
+    """What two lists of items share that are the same."""
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:16]
+
+
+def durations(reports: Path) -> dict[str, float]:
+    """Seconds of items by their short names, the most that any device's report has; what is no report has none."""
+    found: dict[str, float] = {}
+    for path in sorted(reports.glob("*/run.json")):
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            listed = [(row, False) for row in data["cases"]] + [(row, True) for row in data["benches"]]
+            for row, bench in listed:
+                known = rows.Item(id=row["id"], file="", suite="", op="", target=row["target"], dtype="")
+                name = f"{Path(row['file']).name}::{rows.name(known, bench=bench)}"
+                found[name] = max(found.get(name, 0.0), float(row["seconds"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # of another version; all parts see the same
+    return found
+
+
+def cut(names: Sequence[str], parts: int, known: Mapping[str, float]) -> list[int]:
+    """The part, from 1 on, of each item: the longest first, each to the part that has least.
+
+    >>> cut(["a.toml::long", "a.toml::x", "a.toml::y"], 2, {"a.toml::long": 2.0, "a.toml::x": 1.0})
+    [1, 2, 2]
+    """
+    usual = statistics.median(known.values()) if known else USUAL
+    seconds = [known.get(name.rpartition("/")[2] if "::" in name else name, usual) for name in names]
+    held, where = [0.0] * parts, [0] * len(names)
+    for n in sorted(range(len(names)), key=lambda n: (-seconds[n], names[n])):
+        least = min(range(parts), key=lambda part: held[part])
+        held[least] += seconds[n]
+        where[n] = least + 1
+    return where
+
+
+def dump(run: Run, head: Head) -> str:
+    """A part as text."""
+    facts = {"env": run.env, "seconds": run.seconds, "tier": run.tier, "seed": run.seed, "unfit": run.unfit}
+    first = {**rows.to_json(head), **facts, "when": run.when.isoformat()}
+    selftests = (run.selftest,) if run.selftest else ()
+    held: tuple[rows.Row, ...] = (*run.cases, *run.benches, *run.gates, *selftests)
+    return "\n".join((json.dumps(first), *map(rows.dumps, held))) + "\n"
+
+
+def load(folder: Path) -> tuple[Head, Run]:
+    """A part from the folder of its report."""
+    try:
+        first, *others = (folder / ROWS).read_text(encoding="utf-8").splitlines()
+        facts: dict[str, Any] = json.loads(first)
+        head = rows.from_json(Head, {field.name: facts.pop(field.name) for field in fields(Head)})
+        held = [rows.loads(line) for line in others]
+        run = Run(
+            cases=tuple(row for row in held if isinstance(row, rows.Check)),
+            benches=tuple(row for row in held if isinstance(row, rows.Bench)),
+            gates=tuple(row for row in held if isinstance(row, rows.Gate)),
+            selftest=next((row for row in held if isinstance(row, rows.SelfTest)), None),
+            **{**facts, "when": datetime.fromisoformat(facts["when"])},
+        )
+    except OSError as error:
+        raise ShardError(f"{folder} has no part of a run: {folder / ROWS} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ShardError(f"{folder / ROWS} is no part of a run ({type(error).__name__}: {error})") from None
+    return head, run
+
+
+def joined(parts: Sequence[tuple[Head, Run]]) -> tuple[Head, Run]:
+    """All parts of a run as one; raises ShardError where they are not all, or not of the same."""
+    heads, runs = zip(*sorted(parts, key=lambda part: part[0].part), strict=True)
+    wanted = list(range(1, heads[0].parts + 1))
+    if [head.part for head in heads] != wanted or any(head.parts != heads[0].parts for head in heads):
+        there = ", ".join(f"{head.part}/{head.parts}" for head in heads)
+        raise ShardError(f"a whole run has each of its {heads[0].parts} parts once; here are {there}")
+    if len({head.items for head in heads}) > 1:
+        raise ShardError("the parts were cut from different cases: run all of the same checkout with the same options")
+    whole = Head(
+        part=1, parts=1, items=heads[0].items, status=max(head.status for head in heads),
+        fail_on=heads[0].fail_on, baseline=heads[0].baseline, record=any(head.record for head in heads),
+        gone=tuple(sorted({case for head in heads for case in head.gone})),
+    )  # fmt: skip
+    env = {key: " + ".join(dict.fromkeys(str(run.env[key]) for run in runs if run.env[key])) or None
+           for key in runs[0].env}  # fmt: skip
+
+    def order(row: rows.Row) -> list[str]:
+        return [getattr(row, key, "") for key in ("file", "id", "target")]
+
+    return whole, Run(
+        env=env,
+        cases=tuple(sorted((row for run in runs for row in run.cases), key=order)),
+        benches=tuple(sorted((row for run in runs for row in run.benches), key=order)),
+        gates=tuple(sorted((row for run in runs for row in run.gates), key=order)),
+        selftest=next((run.selftest for run in runs if run.selftest is not None), None),
+        seconds=max(run.seconds for run in runs), tier=runs[0].tier, seed=runs[0].seed,
+        unfit="; ".join(dict.fromkeys(run.unfit for run in runs if run.unfit)), when=max(run.when for run in runs),
+    )  # fmt: skip

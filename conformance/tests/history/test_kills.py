@@ -1,0 +1,56 @@
+"""What is kept of runs is whole whenever its writers are killed; KILLS in the environment says how often."""
+
+import json
+import os
+import random
+import secrets
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from conformance.history import baseline, journal, revisions
+
+KILLS = int(os.environ.get("KILLS", "4"))
+WRITES = """
+import itertools, json, sys
+from pathlib import Path
+from conformance.history import baseline, journal
+from conformance.report import writer
+from conformance.rows import Against, Bench
+
+place = Path(sys.argv[1])
+known = dict(file="x.toml", suite="x", op="add", target="cpu", dtype="f32", family="x", verdict="SAME")
+for n in itertools.count():
+    text = "x" * 30000
+    run = {"when": f"{n}", "env": {}, "cases": {}, "benches": {}, "text": text}
+    journal.append(place / "history.jsonl", json.dumps(run))
+    report = json.dumps({"n": n, "text": text})
+    writer.write(place / "report", {"run.json": report, "benchmark.json": report})
+    made = [Bench(id=f"{k}[N4]", source=text, against=Against(identity="d"), **known) for k in "ab"]
+    baseline.save(place / "main", (), made, {"n": n, "env": {}}, {"cpu": f"// file a.h\\nint a{n};\\n"})
+    print(n, flush=True)
+"""
+
+
+def test_nothing_is_half_written(tmp_path: Path) -> None:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    for _ in range(KILLS):
+        command = [sys.executable, "-c", WRITES, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
+            assert writer.stdout is not None
+            writer.stdout.readline()
+            time.sleep(draw.uniform(0, 0.05))
+            writer.kill()
+        journal.read(tmp_path / "history.jsonl")
+        for name in ("run.json", "benchmark.json"):
+            assert json.loads((tmp_path / "report" / name).read_text())["text"]
+        found = baseline.find("main", tmp_path, tmp_path, revisions.Asked((), ("cpu",)))
+        kernels = sorted((tmp_path / "main/kernels").glob("*.json"))
+        assert kernels and found.folder is not None and found.verdicts() == {}
+        for path in kernels:
+            entry = json.loads(path.read_text())
+            assert (found.folder / "kernels" / entry["text"]).read_text() == "x" * 30000
+            assert (found.folder / "headers" / f"{entry['headers']}.txt").read_text().startswith("// file a.h")
