@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export import ExportedProgram, default_decompositions
@@ -20,7 +21,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compiler.errors import Unsupported
-from compiler.frontend import foreach
+from compiler.frontend import definitions, foreach, special
 from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
 # Calls that only check or record something about the trace.
@@ -37,14 +38,34 @@ Decompositions = dict[OpOverload[Any, Any], Callable[..., Any]]
 @functools.cache
 def decompositions() -> Decompositions:
     """Torch's own decompositions into core ATen, for the ops that have no rule here."""
-    table: Decompositions = dict(default_decompositions()) | foreach.over_lists()
+    table: Decompositions = dict(default_decompositions()) | foreach.over_lists() | special.functions()
     table[torch.ops.aten._transformer_encoder_layer_fwd.default] = _encoder_layer
     table[torch.ops.aten.max_unpool2d.default] = _max_unpool
     table[torch.ops.aten.max_unpool3d.default] = _max_unpool
     table[torch.ops.aten.multilabel_margin_loss_forward.default] = _multilabel_margin_loss
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
+    table |= {_overload(name): how for name, how in definitions.DEFINITIONS.items()}
+    table.update(get_decompositions([_overload(name) for name in _BESIDES]))  # type: ignore[arg-type]
+    for name, overload in _COPIED.items():
+        table[_overload(f"{name}_copy.{overload}")] = functools.partial(
+            definitions.copied, _overload(f"{name}.{overload}")
+        )
     del table[torch.ops.aten.bernoulli.default]  # which draws other numbers than the op does
     return {op: how for op, how in table.items() if str(op) not in RULES}
+
+
+# What torch decomposes when asked to, and not by itself.
+_BESIDES = ("dist.default", "ldexp.Tensor", "grid_sampler_2d.default")
+# Views that have a form which copies, and the overload of it.
+_COPIED = {
+    "as_strided": "default", "detach": "default", "narrow": "default", "permute": "default", "select": "int",
+    "slice": "Tensor", "split": "Tensor", "unbind": "int", "view": "dtype",
+}  # fmt: skip
+
+
+def _overload(name: str) -> Any:
+    op, overload = name.split(".")
+    return getattr(getattr(torch.ops.aten, op), overload)
 
 
 def _max_unpool(x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *_: Any) -> torch.Tensor:

@@ -40,10 +40,12 @@ def database() -> dict[str, Any]:
     sys.modules.setdefault("expecttest", blank)
     words, sys.argv = sys.argv, sys.argv[:1]  # which they read
     try:
-        from torch.testing._internal.common_methods_invocations import op_db  # noqa: PLC0415
+        from torch.testing._internal import common_methods_invocations as found  # noqa: PLC0415
     finally:
         sys.argv = words
-    return {e.name + (f".{e.variant_test_name}" if e.variant_test_name else ""): e for e in op_db}
+    # What may be random sets torch's seed in each call, which Dynamo does not trace.
+    vars(found)["wrapper_set_seed"] = lambda op, *args, **kwargs: op(*args, **kwargs)
+    return {e.name + (f".{e.variant_test_name}" if e.variant_test_name else ""): e for e in found.op_db}
 
 
 def listed() -> list[tuple[str, str]]:

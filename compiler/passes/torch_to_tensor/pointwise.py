@@ -166,6 +166,7 @@ ARITHMETIC: dict[str, Callable[..., E]] = {
     "mul.*": f.mul, "div.*": lambda a, b: a / b, "true_divide.*": lambda a, b: a / b,
     "maximum": _row2("max"), "minimum": _row2("min"), "max.other": _row2("max"), "min.other": _row2("min"),
     "fmax": f.ignoring_nan("max"), "fmin": f.ignoring_nan("min"), "hypot": f.hypot, "logaddexp": f.logaddexp,
+    "copysign.*": lambda a, b: f.where(op("xor", f.signbit(a), f.signbit(b)), op("neg", a), a),
     "xlogy.Tensor": f.xlogy, "xlogy.Scalar_Other": f.xlogy, "xlogy.Scalar_Self": f.xlogy, "heaviside": f.heaviside,
     "_prelu_kernel": f.prelu, "lerp.*": f.lerp,
     "bitwise_and.*": _row2("and"), "bitwise_or.*": _row2("or"), "bitwise_xor.*": _row2("xor"),
@@ -306,9 +307,15 @@ def nan_to_num(
     return pointwise(lambda x: f.nan_to_num(x, nan or 0.0, high, low))(b, self)
 
 
-def convert(b: Builder, self: Value, dtype: DType | None = None, memory_format: str | None = None) -> Value:
+def convert(
+    b: Builder,
+    self: Value,
+    dtype: DType | None = None,
+    memory_format: str | None = None,
+    non_blocking: bool = False,
+) -> Value:
     """To another element type; to a 16-bit float it rounds, since the program says so."""
-    del memory_format  # the result's strides say it
+    del memory_format, non_blocking  # the result's strides say it
     wanted = dtype or self.dtype
     if wanted is self.dtype:
         return self

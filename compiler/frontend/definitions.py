@@ -1,0 +1,75 @@
+"""Ops that torch has as kernels only, as others of its ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+def copied(view: Any, *args: Any, **kwargs: Any) -> Any:
+    made = view(*args, **kwargs)
+    copies = [x.clone(memory_format=torch.contiguous_format) for x in pytree.tree_leaves(made)]
+    return copies[0] if isinstance(made, torch.Tensor) else copies
+
+
+def _searchsorted(
+    edges: torch.Tensor, x: Any, *, out_int32: bool = False, right: bool = False, side: str | None = None,
+    sorter: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """How many edges are before each value, NaN after all of them; each is compared with all."""
+    edges = edges if sorter is None else edges.gather(-1, sorter)
+    x = x if isinstance(x, torch.Tensor) else torch.scalar_tensor(x, dtype=edges.dtype, device=edges.device)
+    values = x.unsqueeze(-1)
+    beside = edges.unsqueeze(-2) if edges.dim() > 1 else edges
+    after: torch.Tensor = beside > values if right or side == "right" else beside >= values
+    return after.logical_not().sum(-1, dtype=torch.int32 if out_int32 else torch.int64)
+
+
+def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
+    """Counts of the elements in bins of one width; of 16-bit types eager rounds on the way."""
+    if x.dtype not in (torch.float32, torch.float64) or not x.numel() or isinstance(x.numel(), torch.SymInt):
+        return NotImplemented
+    low, high = x.new_full((), min), x.new_full((), max)
+    if min == max:
+        low, high = x.amin(), x.amax()
+        low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
+    inside = (x >= low) & (x <= high)
+    place = torch.where(inside, (x - low) / (high - low) * bins, -1.0).trunc().clamp(max=bins - 1)
+    return (place.flatten().unsqueeze(-1) == torch.arange(bins, device=x.device)).sum(0).to(x.dtype)
+
+
+def _bucketize(x: Any, edges: torch.Tensor, **given: Any) -> torch.Tensor:
+    return _searchsorted(edges, x, **given)
+
+
+def _angle(x: torch.Tensor) -> Any:
+    if x.is_complex():
+        return NotImplemented
+    x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
+    return torch.where(x.isnan(), x, torch.where(x < 0, math.pi, 0.0).to(x.dtype))
+
+
+def _trilinear(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, expand1: Sequence[int], expand2: Sequence[int],
+    expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1,
+) -> torch.Tensor:  # fmt: skip
+    for place in expand1:
+        a = a.unsqueeze(place)
+    for place in expand2:
+        b = b.unsqueeze(place)
+    for place in expand3:
+        c = c.unsqueeze(place)
+    return (a * b * c).sum(list(sumdim)) if sumdim else a * b * c
+
+
+# By the names of overloads.
+DEFINITIONS: dict[str, Callable[..., Any]] = {
+    "histc.default": _histogram,
+    "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
+    "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
+    "angle.default": _angle, "_trilinear.default": _trilinear,
+}  # fmt: skip

@@ -1,0 +1,63 @@
+"""Decompositions of our own into torch's ops, against eager, on the ranges where they change."""
+
+import math
+
+import pytest
+import torch
+
+from compiler.frontend import decompositions, special
+
+EDGES = [0.0, -0.0, 0.5, 1.0, -1.0, 2.0, 10.0, 20.0, -20.5, 88.0, math.inf, -math.inf, math.nan]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64])
+def test_special_functions(dtype: torch.dtype) -> None:
+    every = torch.tensor([*torch.linspace(-25.03, 25, 1001), *torch.linspace(-0.999, 0.999, 201), *EDGES])
+    x = every.to(dtype) if dtype.is_floating_point else torch.arange(1, 30)
+    for op, how in special.functions().items():
+        print(op)
+        orders = [0, 1] if op is torch.ops.aten.polygamma.default else [None]
+        for order in orders:
+            args = (x,) if order is None else (order, x[x > 0])
+            want, got = op(*args), how(*args)
+            near = {torch.float32: 2e-6, torch.float64: 1e-12, torch.bfloat16: 1e-2}[got.dtype]
+            near = max(near, 1e-8) if order else near  # eager's trigamma has few terms
+            if op is torch.ops.aten.digamma.default:  # beside its poles and zeros both are off
+                inside = x > 0
+                want, got = want[inside], got[inside]
+            torch.testing.assert_close(got, want, rtol=near, atol=near, equal_nan=True)
+    assert how(x).dtype == op(x).dtype
+
+
+def test_orders_that_have_no_formula_are_left_alone() -> None:
+    assert decompositions()[torch.ops.aten.polygamma.default](2, torch.ones(3)) is NotImplemented
+
+
+def test_places_among_edges_and_counts() -> None:
+    edges = torch.tensor([-1.0, 0.0, 0.0, 2.5])
+    x = torch.tensor([[-2.0, -1.0, 0.0], [1.0, 2.5, math.nan]])
+    table = decompositions()
+    for right in (False, True):
+        want = torch.searchsorted(edges, x, right=right)
+        assert torch.equal(table[torch.ops.aten.searchsorted.Tensor](edges, x, right=right), want)
+        assert torch.equal(table[torch.ops.aten.bucketize.Tensor](x, edges, right=right), want)
+    rows, places = torch.rand(2, 5), torch.rand(2, 3)
+    order = rows.argsort(-1)
+    found = table[torch.ops.aten.searchsorted.Tensor](rows, places, sorter=order, side="right", out_int32=True)
+    assert torch.equal(found, torch.searchsorted(rows, places, sorter=order, side="right", out_int32=True))
+    for given in ((x, 4), (x, 4, -1, 2), (torch.full((3,), 2.0), 3), (torch.rand(50), 7, 0.2, 0.9)):
+        if given[0].isfinite().all() or len(given) > 2:
+            assert torch.equal(table[torch.ops.aten.histc.default](*given), torch.histc(*given)), given
+
+
+def test_other_definitions() -> None:
+    table, aten = decompositions(), torch.ops.aten
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
+    assert torch.equal(table[aten.angle.default](x), x.angle())
+    weight = torch.randn(5, 3, 3)
+    torch.testing.assert_close(
+        table[aten._trilinear.default](x, weight, y, [1, 3], [0], [1, 2], [2, 3]),
+        aten._trilinear(x, weight, y, [1, 3], [0], [1, 2], [2, 3]),
+    )
+    strided = table[aten.as_strided_copy.default](x, [2, 2], [1, 2])
+    assert strided.is_contiguous() and torch.equal(strided, aten.as_strided_copy(x, [2, 2], [1, 2]))
