@@ -20,6 +20,7 @@ from compiler import pipeline
 from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import measure
 from compiler.ir import loop_text
+from compiler.passes.gpu.cache_hints import with_cache_hints
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.pipeline import TEXTS
 from compiler.runtime import cubin, resources
@@ -49,8 +50,10 @@ def build(held: Held, program: str, schedule: str) -> Mapping[str, Any]:
     """The text of a kernel under a schedule, compiled into the cache; refused where it spills registers."""
     alone = loop_text.parse(program)
     (kernel,) = alone.kernels
-    given = {kernel.name: steps.parse(schedule)}
-    lowering = pipeline.lower(loop_to_tile(alone), held.target, given, source="tile")
+    chosen = steps.parse(schedule)
+    if held.target.kind == "cuda":
+        chosen = with_cache_hints(alone, kernel, chosen, held.target)
+    lowering = pipeline.lower(loop_to_tile(alone), held.target, {kernel.name: chosen}, source="tile")
     text = lowering.stages[TEXTS[held.target.kind]]
     if held.target.kind == "cpu":
         executable.built(lowering, held.cache)
