@@ -46,7 +46,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         "help": "what else fails, comma-separated: cliff, which is a benchmark of less than half of eager's speed or "
         "compiled in more than five times Inductor's time; of a run with a baseline, slower, which is a benchmark "
         "whose stored kernel is surely faster, and coverage, which is a case that passed and does not now "
-        "(default: such are only named)",
+        "(default: such are only named); budget and unsupported, which fail in any case",
     },
     "save-baseline": {
         "nargs": "?",

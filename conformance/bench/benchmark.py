@@ -24,7 +24,7 @@ from conformance.bench import duel, roofline, stored
 from conformance.bench.duel import Clock, Protocol, Samples
 from conformance.bench.emitted import Stored
 from conformance.isolation.lock import Quiet
-from conformance.judge import device, ladder, oracle, systems
+from conformance.judge import device, ladder, oracle, systems, tampering
 from conformance.judge.systems import EAGER, Built, Function
 from conformance.rows import BASELINE, COMPILE, OURS, Against, Budget, Speedup, Timed
 from conformance.shapes import cases, inputs, modules
@@ -195,6 +195,8 @@ def measure(
         on_gpu = settings.where == "cuda"
         limits = roofline.device_limits(dtype) if on_gpu else roofline.limits(settings.threads, dtype)
         walls = _walls(contest, subject.inputs) if on_gpu else {}
+    if names := tampering.replaced():
+        raise Wrong(f"{names} was replaced by something else while it was timed")
     share = roofline.seconds(needed, limits) / samples.median(OURS)
     row = replace(summarise(samples, contest, settings), wall_us=walls, roofline=share, attention=attention)
     return replace(row, message="; ".join(suspicions(row, stray)))
@@ -315,7 +317,7 @@ def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitn
         if settings.clock_name == "device":
             kernels, clock = device.graphs(kernels)[0], device.clock
         else:
-            clock = getattr(time, settings.clock_name)
+            clock = tampering.clock(settings.clock_name)
         found = duel.aa_check(kernels, clock, rng, settings.effect, settings.protocol)
     return rows.Fitness(fit=found.fit, message=found.message)
 
@@ -329,7 +331,7 @@ def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock
     decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
     before = time.process_time(), time.thread_time()
-    ticks = clock or getattr(time, settings.clock_name)
+    ticks = clock or tampering.clock(settings.clock_name)
     samples = duel.race(calls, ticks, rng, settings.protocol, decided, ALIKE & calls.keys())
     stray = (time.process_time() - before[0]) / max(time.thread_time() - before[1], 1e-9)
     return samples, stray if clock is None and settings.clock_name == "thread_time_ns" else 1.0

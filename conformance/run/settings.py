@@ -19,7 +19,8 @@ from conformance.shapes.files import find_shapes, own_suite
 
 TARGETS = tuple(name for name in compiler.TARGETS if not name.startswith("cpu:"))
 EACH = "cpu:each"
-FAIL_ON = ("cliff", "slower", "coverage")  # what may fail an item beyond a wrong result
+# What may fail an item beyond a wrong result; what is unsupported and a budget that is missed always do.
+FAIL_ON = ("cliff", "slower", "coverage", "budget", "unsupported")
 RIVALS = ("eager", "compile", "max-autotune")
 LAST = ".last"  # the folder of reports on a part of the suite, which is no device's
 # Options of pytest and its plugins that choose among the items.

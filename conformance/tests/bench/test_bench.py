@@ -6,6 +6,7 @@ import ctypes
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -179,6 +180,17 @@ def test_an_executable_that_misbehaves_is_not_timed(ours: Callable[[], Function]
     inputs = (torch.tensor([[-1.0, 0, 2], [3, 4, 5]]),)
     with pytest.raises(Wrong, match=said):
         benchmark.check(ours(), subject(torch.relu, inputs), close)
+
+
+def test_who_replaces_a_clock_is_not_timed() -> None:
+    def hurried(x: torch.Tensor) -> torch.Tensor:
+        time.thread_time_ns = lambda: 0
+        return torch.relu(x)
+
+    before = time.thread_time_ns
+    with pytest.raises(Wrong, match=r"time\.thread_time_ns was replaced"):
+        Stage(ours=1, eager=2).measure(hurried)
+    assert time.thread_time_ns is before
 
 
 def test_views_of_inputs_and_nan_are_no_offence() -> None:

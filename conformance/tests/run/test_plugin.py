@@ -303,7 +303,7 @@ def test_a_cliff_is_named_and_fails_a_run_that_asks(box: pytest.Pytester) -> Non
     [
         (
             ("clif", "--mlcomp-bench", "quick"),
-            "--mlcomp-fail-on: unknown 'clif'; use cliff, slower, coverage; did you mean 'cliff'?",
+            "--mlcomp-fail-on: unknown 'clif'; use cliff, slower, coverage, budget, unsupported; did you mean 'cliff'?",
         ),
         (("cliff",), "add --mlcomp-bench quick"),
     ],
