@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from compiler.cli import model
 from compiler.cli.sources import expression_text, loading
 
 
 def explain(options: argparse.Namespace) -> int:
     with loading():
         from compiler import backend  # noqa: PLC0415
-        from compiler.execution import expression  # noqa: PLC0415
+        from compiler.execution import expression, models  # noqa: PLC0415
 
-    function, inputs = expression.program(expression_text(options), options.seed)
+    if options.model is not None:
+        function, inputs = models.program(model.wanted(options), model.device(options))
+    else:
+        function, inputs = expression.program(expression_text(options), options.seed)
     chosen: dict[str, Any] = {} if options.target is None else {"target": options.target}
     for number, report in enumerate(backend.explain(function, inputs, chosen)):
         left = report.calls - sum(calls for calls, _ in report.regions)

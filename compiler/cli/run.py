@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from compiler.cli import model
 from compiler.cli.sources import Senseless, add_schedule, add_shapes, dump, expression_text, loading, schedule_text
 from compiler.errors import CompilerError
 
@@ -28,11 +29,14 @@ def options(command: argparse.ArgumentParser) -> None:
         "--bench", action="store_true", help="time it against PyTorch in turns, on the CPU on one thread"
     )
     add_schedule(command)
+    model.options(command)
     command.add_argument("--profile", action="store_true", help="what Nsight Compute says of its kernels, on a GPU")
     command.add_argument("--latency", action="store_true", help="how long each part of compiling takes, on the CPU")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.model is not None:
+        return model.run(options)
     with loading():
         from compiler.execution import expression, named  # noqa: PLC0415
 

@@ -1,0 +1,177 @@
+"""A model that the `transformers` package knows, by its name on the hub or its folder; a call of it, as values, out."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from compiler.errors import CompilerError
+
+PHASES = ("prefill", "decode")
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_ROUNDS, _WARM = 15, 3
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which model, its weights random or those that are stored, of how many layers (0: all), called how."""
+
+    name: str
+    random_weights: bool = False
+    layers: int = 0
+    phase: str = "prefill"
+    tokens: int = 128
+    dtype: str = "f32"
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How far ours and eager's results are from those in f64 at most, and what a call takes each, in seconds."""
+
+    ours: float
+    eager: float
+    allowed: float
+    times: dict[str, float]
+
+
+Run = Callable[[Any], torch.Tensor]
+
+
+def call(wanted: Wanted, device: str) -> tuple[torch.nn.Module, Run, Callable[[], None]]:
+    """The model, what calls one like it and gives its main result, and what empties caches before another call.
+
+    Raises CompilerError for what cannot be had.
+    """
+    library = _library()
+    torch.manual_seed(wanted.seed)
+    config = _had(wanted, lambda: library.AutoConfig.from_pretrained(wanted.name))
+    for name in _LAYERS:
+        if wanted.layers and hasattr(config, name):
+            setattr(config, name, wanted.layers)
+    names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    decodes = config.model_type in names and not getattr(config, "is_encoder_decoder", False)
+    kind = library.AutoModelForCausalLM if decodes else library.AutoModel
+    if wanted.phase == "decode" and not decodes:
+        raise CompilerError(f"model {wanted.name}: {config.model_type} is no decoder; leave --phase decode out")
+    if wanted.random_weights:
+        model = kind.from_config(config)
+    else:
+        model = _had(wanted, lambda: kind.from_pretrained(wanted.name, config=config))
+    dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[wanted.dtype]
+    given = _inputs(config, wanted, device)
+    caches: dict[torch.dtype, Any] = {}  # of a decoder, for models of each type
+
+    def run(m: torch.nn.Module) -> torch.Tensor:
+        arguments: dict[str, Any] = {k: v.to(_dtype(m)) if v.is_floating_point() else v for k, v in given.items()}
+        if wanted.phase == "decode":
+            cache = caches.setdefault(_dtype(m), library.StaticCache(config=config, max_cache_len=wanted.tokens))
+            arguments |= {"past_key_values": cache, "use_cache": True}
+        elif decodes:
+            arguments["use_cache"] = False
+        made: torch.Tensor = m(**arguments, return_dict=False)[0]
+        return made
+
+    def ready() -> None:
+        for cache in caches.values():
+            cache.reset()
+
+    return model.to(device, dtype).eval(), run, ready
+
+
+def program(wanted: Wanted, device: str) -> tuple[Callable[..., Any], list[Any]]:
+    """A call of the model as a function without arguments."""
+    model, run, _ = call(wanted, device)
+
+    def called() -> torch.Tensor:
+        with torch.no_grad():
+            return run(model)
+
+    return called, []
+
+
+def compare(wanted: Wanted, device: str, backend: Callable[..., Any], bench: bool) -> Ran:
+    """A call of the model compiled, beside eager and f64; with `bench`, timed in turns with eager."""
+    model, run, ready = call(wanted, device)
+    with torch.no_grad():
+        torch._dynamo.reset()
+        fast = torch.compile(model, backend=backend)
+        eager = run(model).double()
+        ready()
+        ours = run(fast).double()
+        exact = run(copy.deepcopy(model).double())
+        runs = {"eager": lambda: run(model), "mlcomp": lambda: run(fast)}
+        times = _times(runs, device, ready) if bench else {}
+    own, theirs = (float((x - exact).abs().max()) for x in (ours, eager))
+    unit = torch.finfo(_dtype(model)).eps * float(exact.abs().max())
+    return Ran(own, theirs, 4 * theirs + unit, times)
+
+
+def _times(runs: Mapping[str, Callable[[], object]], device: str, ready: Callable[[], None]) -> dict[str, float]:
+    """The median of calls in turns, each waited for."""
+    wait: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    found: dict[str, list[float]] = {name: [] for name in runs}
+    for n in range(_WARM + _ROUNDS):
+        for name, f in runs.items():
+            ready()
+            wait()
+            start = time.perf_counter()
+            f()
+            wait()
+            if n >= _WARM:
+                found[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in found.items()}
+
+
+def _dtype(model: torch.nn.Module) -> torch.dtype:
+    return next(p.dtype for p in model.parameters())
+
+
+def _inputs(config: Any, wanted: Wanted, device: str) -> dict[str, torch.Tensor]:
+    """One sequence of random tokens, or one random image, by what the configuration speaks of."""
+    source = torch.Generator().manual_seed(wanted.seed)
+    if not hasattr(config, "vocab_size") and hasattr(config, "image_size"):
+        height, width = (
+            (config.image_size, config.image_size) if isinstance(config.image_size, int) else config.image_size
+        )
+        image = torch.randn(1, getattr(config, "num_channels", 3), height, width, generator=source)
+        return {"pixel_values": image.to(device)}
+    if not hasattr(config, "vocab_size"):
+        raise CompilerError(f"model {wanted.name}: {config.model_type} takes neither tokens nor one image")
+    count = 1 if wanted.phase == "decode" else wanted.tokens
+    tokens = torch.randint(0, config.vocab_size, (1, count), generator=source).to(device)
+    if wanted.phase == "decode":
+        return {"input_ids": tokens, "position_ids": torch.full((1, 1), wanted.tokens - 1, device=device)}
+    return {"input_ids": tokens}
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as problem:
+        raise CompilerError(
+            f"--model needs the package transformers, which cannot be imported ({problem}): "
+            'pip install "pytest-mlcomp[models]"'
+        ) from problem
+
+
+def _had(wanted: Wanted, get: Callable[[], Any]) -> Any:
+    """What the library reads from disk or the network, its failures told as causes with remedies."""
+    try:
+        return get()
+    except Exception as problem:  # its own classes and those of three libraries under it
+        said = " ".join(str(problem).split()).rstrip(".")
+        if "SafetensorError" in type(problem).__name__ or "eader" in said:
+            remedy = "a file of its weights is cut short or damaged: fetch it again, or use --random-weights"
+        else:
+            remedy = (
+                "give a folder with config.json, or a name on the hub that this machine can reach or has in its cache"
+            )
+        raise CompilerError(f"model {wanted.name} cannot be loaded: {said[:300]}; {remedy}") from problem

@@ -1,0 +1,66 @@
+"""`mlcomp run --model` and `mlcomp explain --model`, on a folder with a tiny model."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from compiler.cli import main
+from compiler.errors import CompilerError
+from compiler.execution import models
+
+CONFIG = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64,
+}  # fmt: skip
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="the extra `models` is not installed"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    return tmp_path
+
+
+@needs_transformers
+@pytest.mark.parametrize("phase", models.PHASES)
+def test_a_model_of_a_folder_is_compiled_and_compared(
+    folder: Path, phase: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", str(folder), "--random-weights", "--layers", "1", "--phase", phase, "--tokens", "8", "--bench"]
+    assert main(["run", *words]) == 0
+    said = capsys.readouterr().out
+    assert ": ok" in said and " ms: " in said
+
+
+@needs_transformers
+def test_explain_tells_what_becomes_of_a_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--model", str(folder), "--random-weights", "--layers", "1", "--tokens", "8"]) == 0
+    assert "attention" in capsys.readouterr().out
+
+
+@needs_transformers
+def test_what_cannot_be_loaded_is_told_with_its_remedy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "model.safetensors").write_bytes(b"\x40\0\0\0\0\0\0\0{")
+    assert main(["run", "--model", str(folder)]) == 1
+    assert "cut short" in capsys.readouterr().err
+    assert main(["run", "--model", "nobody/nothing", "--random-weights"]) == 1
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr("compiler.execution.models.importlib.import_module", missing)
+    with pytest.raises(CompilerError, match=r"pip install .*\[models\]"):
+        models.call(models.Wanted("x"), "cpu")
+
+
+def test_a_model_and_an_expression_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-c", "torch.ones(3)", "--model", "x"]) == 2
+    assert "takes the place" in capsys.readouterr().err
