@@ -92,15 +92,21 @@ def scalar(b: Builder, value: bool | int | float, dtype: DType) -> Const:
 
 def pointwise(formula: Callable[..., E]) -> Callable[..., Value]:
     """The rule of a formula: its parameters of type `E` are the operands, in the computing type of the result."""
-    return _rule(formula, lambda b, operands: dt.compute(b.out.dtype))
+    return _rule(formula, lambda b, operands: dt.compute(b.out.dtype), _converted)
 
 
 def jump(formula: Callable[..., E]) -> Callable[..., Value]:
-    """The rule of a formula that jumps, as tests and remainders do: operands in the type that they have together."""
-    return _rule(formula, lambda b, operands: promote(*operands))
+    """The rule of a formula that jumps, as tests and remainders do: operands in the type that they have together.
+
+    They are as torch would have stored them: what is equal there is equal here, such as an element and its row's amax.
+    """
+    return _rule(formula, lambda b, operands: promote(*operands), _stored)
 
 
-def _rule(formula: Callable[..., E], common: Callable[[Builder, list[Operand]], DType]) -> Callable[..., Value]:
+def _rule(
+    formula: Callable[..., E], common: Callable[[Builder, list[Operand]], DType],
+    read: Callable[[Operand, Index, DType], E],
+) -> Callable[..., Value]:  # fmt: skip
     signature = inspect.signature(formula)
     operands = [p.name for p in signature.parameters.values() if p.annotation in ("E", inspect.Parameter.empty)]
 
@@ -109,7 +115,7 @@ def _rule(formula: Callable[..., E], common: Callable[[Builder, list[Operand]], 
         given = [_operand(bound.pop(name)) for name in operands]
         dtype = common(b, given)
         try:
-            return b.map(b.out.shape, lambda at: formula(*(_converted(x, at, dtype) for x in given), **bound))
+            return b.map(b.out.shape, lambda at: formula(*(read(x, at, dtype) for x in given), **bound))
         except (TypeError, ValueError) as problem:
             raise b.refuse(str(problem)) from problem
 
@@ -132,6 +138,12 @@ def _converted(x: Operand, at: Index, dtype: DType) -> E:
         return const(exact(float(x), dtype), dt.compute(dtype))
     value = element(x, at, dt.compute(dtype))
     return value if isinstance(x, Value) and x.dtype is dtype else rounded(value, dtype)
+
+
+def _stored(x: Operand, at: Index, dtype: DType) -> E:
+    """An operand as a tensor of `dtype` holds it, in its computing type."""
+    value = _converted(x, at, dtype)
+    return rounded(value, dtype) if dtype in dt.STORAGE_ONLY and not isinstance(value, Const) else value
 
 
 def _row(name: str) -> Callable[[E], E]:

@@ -1,6 +1,8 @@
 """Models that are trained compiled, forward and backward, lose as much in every step as they do in eager."""
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from compiler.tests.backend.training import apart, compare
 from compiler.tests.meaning import fresh_seed
@@ -14,3 +16,19 @@ def test_losses(name: str) -> None:
     far, spread = apart(ours, eager, exact)
     assert far <= 4 * spread, (seed, far, spread)
     assert exact[-1] < 0.9 * exact[0], "nothing has been learnt"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_gradients_go_to_what_was_largest(dtype: torch.dtype) -> None:
+    """Forward and backward agree on which elements are equal to the largest of a row."""
+    torch.manual_seed(seed := fresh_seed())
+    x, ours = (t.detach().requires_grad_() for t in [torch.randn(9, 33, dtype=dtype)] * 2)
+
+    def largest(x: torch.Tensor) -> torch.Tensor:
+        return F.hardswish(F.gelu(torch.cos(x), approximate="tanh").unsqueeze(0).amax(-1))
+
+    largest(x).sum().backward()
+    torch.compile(largest, backend="mlcomp")(ours).sum().backward()
+    assert x.grad is not None and ours.grad is not None
+    assert torch.equal(ours.grad.isfinite(), x.grad.isfinite()), seed
+    assert bool(((ours.grad != 0).sum(-1) >= 1).all()), seed
