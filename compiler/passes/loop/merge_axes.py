@@ -1,8 +1,9 @@
 """Loop IR in, Loop IR out: loops in which a contraction goes through neighbouring axes of all its buffers are one.
 
 The kernel then sees these buffers with fewer axes, in the same memory: the pixels of an image over which no window
-moves are one axis, as the columns of a matrix are. Runs of neighbours in memory are longer so. Where there are none,
-two loops are better than one: boxes of both fit more sizes.
+moves are one axis, as the columns of a matrix are. Runs of neighbours in memory are longer so, and what the inner loop
+leaves over of its last tile is filled by the next. Where there is neither, two loops are better than one: boxes of both
+fit more sizes.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 from itertools import pairwise
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, const
+from compiler.ir.expr import Const, Expr, Load, Var, const, static
 from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Init, Kernel, Let, Program, Store
 from compiler.ir.tensor import Tensor
 from compiler.schedule.contraction_nest import recognise
+
+TILE = 64  # rows of the smallest tile of a warpgroup
 
 
 def merge_axes(program: Program) -> Program:
@@ -55,7 +58,8 @@ def merged(kernel: Kernel, outer: loop.For, inner: loop.For) -> Kernel | None:
         return None
     if not all(_together(tensors[name], d, inner.extent) for name, d in axes.items()):
         return None
-    if all(tensors[name].strides[d + 1] is not const(1) for name, d in axes.items()):
+    neighbours = any(tensors[name].strides[d + 1] is const(1) for name, d in axes.items())
+    if not axes or (not neighbours and static(inner.extent) % TILE == 0):
         return None
 
     def one_axis(n: Node) -> Node | None:
