@@ -28,7 +28,7 @@ _REDUCING = frozenset({"sin", "cos", "tan"})
 PRODUCT = 48  # bytes
 WIDE = 16  # bytes of the widest access
 # Moves of neighbours: those that count elements, and those that count bytes.
-_ELEMENTS = frozenset({"mlc_load", "mlc_store", "mlc_store_global"})
+_ELEMENTS = frozenset({"mlc_load", "mlc_load_where", "mlc_store", "mlc_store_global"})
 _BYTES = frozenset({"mlc_load_once", "mlc_load_keep", "mlc_store_once"})
 # Where the warpgroup has an instruction, that of a warp is half as fast.
 _INSTEAD = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}

@@ -87,7 +87,7 @@ def value_range(e: Expr, ranges: Ranges) -> Range:
             return None if low is None else low // d, None if high is None else high // d
         case Op("mod", (_, Const(int() as d))) if d > 0:
             return 0, d - 1
-        case Op("floordiv" | "mod" as how, (a, d)) if only_sizes(d):
+        case Op("floordiv" | "mod" as how, (a, d)) if only_sizes(d) or (value_range(d, ranges)[0] or 0) > 0:
             return divided_range(how, value_range(a, ranges), value_range(d, ranges))
         case Op("min" | "max" as how, (a, b)):
             return extreme(how, value_range(a, ranges), value_range(b, ranges))

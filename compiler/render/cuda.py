@@ -31,7 +31,7 @@ HEADERS = {
     "rounding": "tf32",
     "require": "require",
     "mathematics": " ".join(("sqrt fma floor ceil trunc", *FUNCTIONS)),
-    "memory": "load store store_global",
+    "memory": "load load_where store store_global",
     "streaming": "load_once load_keep store_once",
     "reduce": "lanes_reduce warp_reduce block_reduce columns_reduce sum prod maximum minimum all any",
     "scan": "scan_before",

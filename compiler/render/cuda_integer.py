@@ -61,7 +61,7 @@ def _spell(w: Writer, e: Expr) -> tuple[Code, bool]:
             return _infix(w, e, c.INFIX[name], a, b)
         case Op("shr", (a, Const(int() as by))) if 0 <= by < 32 and fits(range_in(a, w.ranges)):
             return Code(f"{spell(w, a)[0].at(UNARY)} >> {by}", c.SHIFT), True
-        case Op("floordiv" | "mod" as name, (a, Const(int() as by))) if by > 0:
+        case Op("floordiv" | "mod" as name, (a, by)) if (range_in(by, w.ranges)[0] or 0) > 0:
             return _divided(w, name, a, by)
         case Op(name, (a, b)) if name in _CHOICES:
             (one, first), (two, second) = spell(w, a), spell(w, b)
@@ -94,14 +94,14 @@ def _infix(w: Writer, e: Expr, row: tuple[str, int, int, int], a: Expr, b: Expr)
     return Code(f"{start} {symbol} {f'({other})' if other.startswith('-') else other}", rank), narrow
 
 
-def _divided(w: Writer, name: str, a: Expr, by: int) -> tuple[Code, bool]:
-    """What is never negative is divided without regard to signs, which takes half the instructions."""
+def _divided(w: Writer, name: str, a: Expr, by: Expr) -> tuple[Code, bool]:
+    """Of a divisor above zero. What is never negative is divided without regard to signs, in half the instructions."""
     low, _ = range_in(a, w.ranges)
-    made, narrow = spell(w, a)
+    (one, first), (two, second) = spell(w, a), spell(w, by)
     if low is not None and low >= 0:
         function = "mlc_quotient" if name == "floordiv" else "mlc_rest"
     else:
         function = "mlc_floordiv" if name == "floordiv" else "mlc_remainder"
-    if narrow and fits((by, by)):
-        return w.call(function, made.text, str(by)), True
-    return w.call(function, integer(w, a, True).text, f"{by}l"), False
+    if first and second:
+        return w.call(function, one.text, two.text), True
+    return w.call(function, integer(w, a, True).text, integer(w, by, True).text), False

@@ -18,7 +18,7 @@ from compiler.ir.multiples import divides
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import mma, tma
 from compiler.passes.gpu.emission import Emission
-from compiler.passes.gpu.expressions import array_of, lowered, offset_in
+from compiler.passes.gpu.expressions import array_of, is_constant, lowered, offset_in
 from compiler.passes.gpu.scope import THREAD, Scope
 
 Body = list[k.Stmt]
@@ -170,17 +170,30 @@ def _move(state: Emission, s: tile.Copy, piece: _Piece, width: int, scope: Scope
             f"{width} elements of the copy does"
         )
     near = state.fresh(f"{s.source.buffer}_near")
-    zero = Const(0.0, tensor.dtype) if tensor.dtype in STORAGE_ONLY else const(0, tensor.dtype)
-    i = Var(state.fresh("n"))
-    blank = k.For(i.name, const(0), const(width), 1, (k.Store(near, i, zero),), "unroll")
     held, source = k.Address(near, const(0)), k.Address(array_of(state, s.source.buffer), piece.source)
-    load = k.Call("mlc_load", (width,), (held, source), (near,))
     to = k.Address(array_of(state, s.target.buffer), piece.target)
-    store = k.Call("mlc_store", (width,), (to, held), (to.buffer,))
-    made: Body = [k.Array(near, tensor.dtype, width, "local", 16)]
-    made.append(load if isinstance(piece.inside_source, Const) else k.If(piece.inside_source, (load,), (blank,)))
-    made.append(store)
+    made: Body = [
+        k.Array(near, tensor.dtype, width, "local", 16),
+        *_loads(state, s, held, source, width, piece.inside_source, scope),
+        k.Call("mlc_store", (width,), (to, held), (to.buffer,)),
+    ]
     return made if isinstance(piece.inside_target, Const) else [k.If(piece.inside_target, tuple(made))]
+
+
+def _loads(
+    state: Emission, s: tile.Copy, to: k.Address, source: k.Address, width: int, inside: Expr, scope: Scope
+) -> Body:
+    """A piece of the source into a thread's array, with zeros where it is not inside."""
+    load = k.Call("mlc_load", (width,), (to, source), (to.buffer,))
+    if isinstance(inside, Const):
+        return [load]
+    if is_constant(state, s.source.buffer):
+        return [k.Call("mlc_load_where", (width,), (to, source, inside), (to.buffer,))]
+    dtype = scope.buffers[s.source.buffer].dtype
+    zero = Const(0.0, dtype) if dtype in STORAGE_ONLY else const(0, dtype)
+    i = Var(state.fresh("n"))
+    blank = k.For(i.name, const(0), const(width), 1, (k.Store(to.buffer, i, zero),), "unroll")
+    return [k.If(inside, (load,), (blank,))]
 
 
 def _long(s: tile.Slice, tensor: Tensor) -> Expr:

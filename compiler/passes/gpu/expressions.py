@@ -107,6 +107,12 @@ def is_global(state: Emission, buffer: str) -> bool:
     return any(p.name == array_of(state, buffer) for p in (*state.facts.kernel.params, *state.exchanged))
 
 
+def is_constant(state: Emission, buffer: str) -> bool:
+    """Global memory that nobody writes while the kernel runs."""
+    kernel = state.facts.kernel
+    return array_of(state, buffer) in {p.name for p in kernel.params} - set(kernel.writes)
+
+
 def thread_of(scope: Scope) -> Expr:
     """The number of this thread among those that do the same."""
     if scope.level in ("warp", "column"):

@@ -14,7 +14,16 @@ from compiler.ir.layout import ThreadMap
 from compiler.ir.multiples import divides
 from compiler.ir.statement import If, Stmt, Store
 from compiler.passes.gpu.emission import Emission
-from compiler.passes.gpu.expressions import apart, array_of, elsewhere, is_global, lowered, place_of, thread_of
+from compiler.passes.gpu.expressions import (
+    apart,
+    array_of,
+    elsewhere,
+    is_constant,
+    is_global,
+    lowered,
+    place_of,
+    thread_of,
+)
 from compiler.passes.gpu.scope import WARP, Lanes, Scope
 from compiler.passes.gpu.sequences import sequence
 from compiler.passes.gpu.thread_maps import WORDS_AHEAD
@@ -210,9 +219,8 @@ def thread_body(
     for (buffer, flat), start in found.loads.items():
         array, dtype = state.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
         arrays.append(k.Array(array, dtype, vector * rounds, "local", 16))
-        made = _loads(state, array, slot, buffer, start, vector * dtype.bytes, vector, inner)
         guard = found.guards.get((buffer, flat))
-        loads += made if guard is None else [k.If(guard, tuple(made))]
+        loads += _loads(state, array, slot, buffer, start, vector * dtype.bytes, vector, inner, guard)
         inner.ready[array_of(state, buffer), flat] = (array, slot + lane)
     for (buffer, flat), start in found.stores.items():
         array, dtype = state.fresh(f"{buffer}_near"), inner.buffers[buffer].dtype
@@ -244,17 +252,21 @@ def _row(
 
 
 def _loads(
-    state: Emission, array: str, slot: Expr, buffer: str, start: Expr, size: int, vector: int, scope: Scope
-) -> Body:
-    """Neighbours of `size` bytes into a thread's array."""
+    state: Emission, array: str, slot: Expr, buffer: str, start: Expr, size: int, vector: int, scope: Scope,
+    guard: Expr | None = None,
+) -> Body:  # fmt: skip
+    """Neighbours of `size` bytes into a thread's array, where the guard holds."""
     to, source = k.Address(array, slot), k.Address(array_of(state, buffer), start)
     if elsewhere(state, buffer, scope):
-        return [k.Call("mlc_cluster_get", (vector,), (to, *apart(state, source, scope)), (array,))]
-    if buffer not in state.facts.kernel.once:
-        return [k.Call("mlc_load", (vector,), (to, source), (array,))]
-    return [
-        k.Call("mlc_load_once", (n,), (to_n, from_n), (array,)) for n, to_n, from_n in _pieces(to, source, size, vector)
-    ]
+        loads: Body = [k.Call("mlc_cluster_get", (vector,), (to, *apart(state, source, scope)), (array,))]
+    elif buffer in state.facts.kernel.once:
+        pieces = _pieces(to, source, size, vector)
+        loads = [k.Call("mlc_load_once", (n,), (to_n, from_n), (array,)) for n, to_n, from_n in pieces]
+    elif guard is not None and is_constant(state, buffer):
+        return [k.Call("mlc_load_where", (vector,), (to, source, guard), (array,))]
+    else:
+        loads = [k.Call("mlc_load", (vector,), (to, source), (array,))]
+    return loads if guard is None else [k.If(guard, tuple(loads))]
 
 
 def _stores(state: Emission, to: k.Address, source: k.Address, buffer: str, size: int, vector: int) -> Body:
