@@ -47,9 +47,9 @@ def check(text: str, target: str, marks: str) -> None:
 
 # Results contiguous along rows and along columns, sizes that tiles do not divide, other types and what follows the sum.
 PRODUCTS = [
-    Matmul(32, 128, 2048, right="nk", dtype="bf16"),
-    Matmul(64, 128, 4096, right="kn", dtype="bf16", epilogue="relu"),
-    Matmul(30, 120, 2048, right="nk", dtype="bf16"),
+    Matmul(32, 64, 2048, right="nk", dtype="bf16"),
+    Matmul(32, 64, 2048, right="kn", dtype="bf16", epilogue="relu"),
+    Matmul(30, 60, 2048, right="nk", dtype="bf16"),
     Matmul(32, 64, 512, right="nk"),
 ]
 
