@@ -27,6 +27,10 @@ DEEPEST = 300  # members of a space that are drawn from, those at its beginning 
 STAGES = ("tile", "kernel", "cpp", "cuda")  # those that a schedule changes
 
 
+class IllegalMember(Exception):
+    """A schedule of a space that cannot be made."""
+
+
 def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
     """What came of random schedules of a program, at the first of its sizes."""
     target = compiler.target(options["target"])
@@ -42,6 +46,8 @@ def found(program: Program, options: Mapping[str, Any], tell: Tell) -> Found:
                 bad = _wrong(made, target, chosen, lambda stage, at=at: tell(f"stage {stage} of graph {at}"))  # type: ignore[misc]
                 if bad is not None:
                     return _finding(program, options, one, made, chosen, *bad, tell)
+    except IllegalMember as problem:
+        return Found(verdict="fail", kind="schedule", first_bad_stage="tile", detail=str(problem))
     except compiler.Unsupported as refusal:
         return Found(verdict="unsupported", detail=str(refusal))
     return Found()
@@ -56,7 +62,11 @@ def _choices(loops: Any, target: compiler.Target, rng: random.Random) -> list[di
 def _drawn(loops: Any, kernel: Any, target: compiler.Target, rng: random.Random) -> compiler.Schedule:
     number = int(math.exp(rng.uniform(0.0, math.log(DEEPEST))))
     *_, last = itertools.islice(compiler.space(loops, kernel, target), number)
-    return last.schedule
+    try:
+        return last.schedule
+    except Exception as problem:  # of its steps, some of which are made by what others have made
+        said = f"member {number} at most of the space of {kernel.name}: {type(problem).__name__}: {problem}"
+        raise IllegalMember(said) from problem
 
 
 def _wrong(

@@ -12,7 +12,7 @@ from typing import TypeGuard
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, requiring, substitute
-from compiler.ir.index import extent_range, simplify
+from compiler.ir.index import extent_range, simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.node import Node
 from compiler.ir.rewrite import nodes
@@ -165,7 +165,7 @@ def _reindex_reductions(program: Program) -> Program:
             if e.value is load and isinstance(source, Reduce):
                 made[e.name] = _reindexed(source, e.name, e.axes, load.index)
                 del made[source.name]
-            elif numel(shape(source)) is numel(shape(e)):
+            elif numel(shape(source)) is numel(shape(e)) and _inside(load.index, shape(source), e.axes):
                 made[source.name] = moved = _reindexed(source, source.name, e.axes, load.index)
                 made[e.name] = e = e.replace(value=substitute(e.value, {load: load.replace(index=_own(e))}))
                 if isinstance(moved, Map):
@@ -244,6 +244,20 @@ def injective(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Ax
             return False
         reach += coefficient * (next(n for v, n in size.items() if v.name == var) - 1)
     return True
+
+
+def _inside(index: tuple[Expr, ...], extents: tuple[Expr, ...], axes: tuple[Axis, ...]) -> bool:
+    """Every point of `axes` reads an element that there is, also where a guard of the reader takes another value."""
+    own: dict[Expr, Expr] = {a.var: a.extent for a in axes}
+    ranges = {a.name: extent_range(a.extent) for a in axes}
+
+    def inside(i: Expr, n: Expr) -> bool:
+        low, high = value_range(i, ranges)
+        if own.get(i) is n:
+            return True
+        return isinstance(n, Const) and low is not None and high is not None and low >= 0 and high < int(n.value)
+
+    return all(map(inside, index, extents))
 
 
 def _alias_outputs(program: Program) -> Program:
