@@ -124,11 +124,7 @@ def read(config: pytest.Config) -> Settings:
     timeout = option("timeout")
     if timeout is not None and not timeout > 0:  # type: ignore[operator]
         raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
-    named, here = option("report"), config.invocation_params.dir
-    # Without a configuration file, pytest's root is wherever the arguments lead to, be that site-packages.
-    report = (config.rootpath if config.inipath else here) / "reports" if named is None else here / str(named)
-    if report.exists() and not report.is_dir():
-        raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
+    named = option("report")
     backend, vs, stages = option("backend"), option("vs"), option("stages")
     if option("entry") == "compile":
         if backend not in (None, "mlcomp"):
@@ -160,7 +156,7 @@ def read(config: pytest.Config) -> Settings:
         vs=None if vs is None else _words("vs", str(vs), None),
         fail_on=_fail_on(option("fail_on"), bool(option("bench") != "off"), option("baseline") is not None),
         timeout=None if timeout is None else float(str(timeout)),
-        report=report,
+        report=_report(config, named),
         part=bool(getattr(config, "workerinput", {}).get("mlcomp_part", part)),
         backend=None if backend is None else str(backend),
         selftest=bool(option("selftest")),
@@ -178,6 +174,16 @@ def read(config: pytest.Config) -> Settings:
         record=bool(option("record")),
         shard=shard,
     )
+
+
+def _report(config: pytest.Config, named: object) -> Path:
+    """The folder of the reports."""
+    here = config.invocation_params.dir
+    # Without a configuration file, pytest's root is wherever the arguments lead to, be that site-packages.
+    report = (config.rootpath if config.inipath else here) / "reports" if named is None else here / str(named)
+    if report.exists() and not report.is_dir():
+        raise pytest.UsageError(f"--mlcomp-report: {report} is a file; name a folder")
+    return report
 
 
 def _selects(config: pytest.Config) -> bool:
