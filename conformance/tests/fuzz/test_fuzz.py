@@ -197,10 +197,10 @@ def test_results_may_lie_as_torch_traces_them_but_no_other_way(
 
 
 def test_a_fault_that_only_costs_compilations_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(program: Any, *others: Any) -> Any:
+    def failing(program: Any, *others: Any, **more: Any) -> Any:
         if program.sizes:
             raise RuntimeError("planted")
-        return lower(program, *others)
+        return lower(program, *others, **more)
 
     lower = compiler.lower
     monkeypatch.setattr("compiler.pipeline.lower", failing)

@@ -69,7 +69,7 @@ def test_a_part_of_the_suite_leaves_the_reports_of_the_whole_alone(
     mlcomp(box, bare=True).assert_outcomes(passed=1, failed=1)
     (device,) = (path.name for path in reports.iterdir())
     before = {path: path.read_text() for path in (reports / device).iterdir() if path.is_file()}
-    assert len(before) == 5 and not device.startswith(".")
+    assert len(before) == 6 and not device.startswith(".")
     mlcomp(box, *words, bare=True)
     assert {path: path.read_text() for path in before} == before
     assert {path.name for path in reports.iterdir()} == {device, ".last"}
