@@ -121,8 +121,8 @@ def test_the_largest_regions_are_compiled_and_the_rest_is_named_once() -> None:
         agree(between, (x, w))
     (warning,) = [w for w in said if w.category is FallbackWarning]
     assert str(warning.message) == (
-        "mlcomp runs 1 of 7 calls of a graph in eager: unsupported: aten.special_bessel_j0.default(f32[5, 6]): no lowering for "
-        "this op"
+        "mlcomp runs 1 of 7 calls of a graph in eager: unsupported: aten.special_bessel_j0.default(f32[5, 6]): no "
+        "lowering for this op"
     )
 
 
