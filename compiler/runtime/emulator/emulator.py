@@ -82,7 +82,7 @@ def build(text: str, include: tuple[Path, ...] = (), check: bool = False, cache:
         f"-Wl,-rpath,$ORIGIN/../{machine.parent.name}",
         f"-l:{machine.name}",
     )
-    flags = (*_KERNEL, *(_checked() if check else ("-O2",)), *found)
+    flags = (*_KERNEL, *(_checked() if check else ("-O1",)), *found)
     return builder.build(text, flags, cache=cache, include=(*include, HERE))
 
 

@@ -54,7 +54,8 @@ def agree(f: Function, *calls: tuple[Any, ...], loose: float = 1e-4, **options: 
 
 def between(x: Tensor, w: Tensor) -> Tensor:
     y = torch.relu(x @ w) + 1
-    return torch.special.bessel_j0(y).mul(2).sin().softmax(-1)
+    out: torch.Tensor = torch.special.bessel_j0(y).mul(2).sin().softmax(-1)
+    return out
 
 
 def views(x: Tensor) -> Any:
