@@ -197,8 +197,9 @@ def subject(one: Met) -> Subject:
     """A graph as the ladder takes it: what it computes, without what it only passes on and views of its results."""
     with _disable_current_modes():
         captured = compiler.from_graph(compiler.with_results(one.graph, _computed(one.graph)))
-    tensors = tuple(x for x in one.inputs if isinstance(x, Tensor))
     nodes = {n.name: n for n in one.graph.graph.nodes}
+    declared = [n.meta.get("val") for n in one.graph.graph.nodes if n.op == "placeholder"]
+    tensors = tuple(_laid_out(x, as_) for x, as_ in zip(one.inputs, declared, strict=True) if isinstance(x, Tensor))
     computes = compiler.with_results(one.graph, [nodes[name] for name in captured.program.outputs])
 
     def run(*_: Tensor) -> Sequence[Any]:
@@ -211,6 +212,16 @@ def subject(one: Met) -> Subject:
         dtype="f32", layout="contig", distribution="normal", targets=("cpu", "cuda"), tier="smoke",
     )  # fmt: skip
     return Subject(case, run, tensors, captured, tuple(given[i.name] for i in captured.program.inputs))
+
+
+def _laid_out(x: Tensor, declared: Any) -> Tensor:
+    """The tensor with the strides that the graph declares, as the backend hands it on: what a graph saves for the
+    backward pass may have others."""
+    if not isinstance(declared, Tensor) or x.stride() == declared.stride():
+        return x
+    if not all(isinstance(n, int) for n in (*declared.shape, *declared.stride())):
+        return x
+    return torch.empty_strided(x.shape, declared.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
 def _computed(graph: GraphModule) -> list[Node]:
