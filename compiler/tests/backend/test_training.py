@@ -32,3 +32,11 @@ def test_gradients_go_to_what_was_largest(dtype: torch.dtype) -> None:
     assert x.grad is not None and ours.grad is not None
     assert torch.equal(ours.grad.isfinite(), x.grad.isfinite()), seed
     assert bool(((ours.grad != 0).sum(-1) >= 1).all()), seed
+
+
+def test_a_gradient_far_from_its_margin_keeps_its_digits() -> None:
+    x, target = torch.linspace(9, 16, 15), torch.ones(15)
+    exact, ours = x.double().requires_grad_(), x.clone().requires_grad_()
+    F.soft_margin_loss(exact, target.double()).backward()  # type: ignore[no-untyped-call]
+    torch.compile(F.soft_margin_loss, backend="mlcomp")(ours, target).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-5, atol=0)  # type: ignore[union-attr]
