@@ -24,16 +24,21 @@ def _polynomial(x: Tensor, coefficients: Sequence[float]) -> Tensor:
     return total
 
 
+def _raised(x: Tensor, least: int, term: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Positive numbers raised by ones to `least` or more, and the sum of the terms of those passed."""
+    total = torch.zeros_like(x)
+    for _ in range(least):
+        near = x < least
+        total = torch.where(near, total + term(x), total)
+        x = torch.where(near, x + 1, x)
+    return x, total
+
+
 @in_real
 def _digamma(x: Tensor) -> Tensor:
     """By reflection to positive numbers, by recurrence to those from 10 on, and there by the asymptotic series."""
     below = x < 0
-    up = torch.where(below, 1 - x, x)
-    total = torch.zeros_like(x)
-    for _ in range(10):
-        near = up < 10
-        total = torch.where(near, total - 1 / up, total)
-        up = torch.where(near, up + 1, up)
+    up, total = _raised(torch.where(below, 1 - x, x), 10, lambda n: -1 / n)
     bernoulli = (1 / 12, -691 / 32760, 1 / 132, -1 / 240, 1 / 252, -1 / 120, 1 / 12)
     square = 1 / (up * up)
     found = total + up.log() - 0.5 / up - square * _polynomial(square, bernoulli)
@@ -45,12 +50,7 @@ def _digamma(x: Tensor) -> Tensor:
 @in_real
 def _trigamma(x: Tensor) -> Tensor:
     low = x < 0.5
-    up = torch.where(low, 1 - x, x)
-    total = torch.zeros_like(x)
-    for _ in range(20):
-        near = up < 20
-        total = torch.where(near, total + 1 / (up * up), total)
-        up = torch.where(near, up + 1, up)
+    up, total = _raised(torch.where(low, 1 - x, x), 20, lambda n: 1 / (n * n))
     square = 1 / (up * up)
     bernoulli = (-1 / 30, 1 / 42, -1 / 30, 1 / 6)
     total = total + (1 + 0.5 / up + square * _polynomial(square, bernoulli)) / up
