@@ -7,6 +7,7 @@ import pytest
 
 from conformance.history import revisions, texts
 from conformance.run import settings
+from conformance.run.sections import write_sections
 from conformance.shapes.files import below, own_suite
 
 SECTION = "Captured mlcomp call"  # what pytest calls the section that an item adds
@@ -34,10 +35,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say how much was compared."""
-    for report in terminalreporter.stats.get("passed", ()):
-        for title, said in report.sections:
-            if title == SECTION:
-                terminalreporter.write_line(said)
+    write_sections(terminalreporter, SECTION)
 
 
 class Differs(Exception):
