@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     )
     from compiler.execution.gpu_programs import architecture, on_gpu
     from compiler.execution.named import TARGETS, cpus, target
+    from compiler.execution.tuning.command import Wish, limits, tune
     from compiler.frontend import (
         Captured,
         FirstOfEqual,
@@ -61,6 +62,7 @@ _HOME = {
         "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "headers",
         "rebuild", "reference",
     ),
+    "compiler.execution.tuning.command": ("Wish", "limits", "tune"),
     "compiler.execution.gpu_programs": ("architecture", "on_gpu"),
     "compiler.execution.named": ("TARGETS", "cpus", "target"),
     "compiler.frontend": (
@@ -116,6 +118,7 @@ __all__ = [
     "Target",
     "ToolchainError",
     "Unsupported",
+    "Wish",
     "accuracy",
     "architecture",
     "bounds",
@@ -132,6 +135,7 @@ __all__ = [
     "headers",
     "inspect",
     "instruction_checks",
+    "limits",
     "load",
     "locked_folder",
     "lower",
@@ -148,5 +152,6 @@ __all__ = [
     "stages",
     "sweep_folders",
     "target",
+    "tune",
     "with_results",
 ]

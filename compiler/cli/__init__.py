@@ -22,7 +22,7 @@ from compiler.runtime import detect
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and words[0] in suite.COMMANDS:
-        return suite.run(words[0], words[1:])
+        return suite.run(suite.COMMANDS[words[0]][0], words[1:])
     parser = _parser()
     options = parser.parse_args(arguments)
     try:

@@ -18,15 +18,25 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 
 
-def run(command: str, words: Sequence[str]) -> int:
-    """The exit status of the suite; it says by itself what is wrong."""
+def run(module: str, words: Sequence[str]) -> int:
+    """The exit status of a module of the suite; it says by itself what is wrong."""
     # With this copy before any folder that happens to be the current one.
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
-    answer = subprocess.run(
-        [sys.executable, "-P", "-m", COMMANDS[command][0], *words], env={**os.environ, "PYTHONPATH": path},
-        stdout=subprocess.PIPE, text=True, check=False,
-    )  # fmt: skip
-    sys.stdout.write(answer.stdout)
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *words], env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE, text=True,
+    ) as asked:  # fmt: skip
+        try:
+            _pass_on(asked)
+        except KeyboardInterrupt:  # which a terminal sends to both: the suite keeps what it has, and says so
+            _pass_on(asked)
     if {"-h", "--help"} & {*words}:
-        raise SystemExit(answer.returncode)
-    return answer.returncode
+        raise SystemExit(asked.returncode)
+    return asked.returncode
+
+
+def _pass_on(asked: subprocess.Popen[str]) -> None:
+    """Print lines as they come, for some take long."""
+    for line in asked.stdout or ():
+        sys.stdout.write(line)
+        sys.stdout.flush()

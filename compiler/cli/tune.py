@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from compiler.cli.sources import expression_text, loading
-
-if TYPE_CHECKING:
-    from compiler.execution.tuning.tune import Found
+from compiler.cli import suite
+from compiler.cli.sources import Senseless, expression_text, loading
 
 EFFORTS = ("quick", "default", "full")
 STRATEGIES = ("random", "top", "local", "model", "tree")
 
 
 def options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("files", type=Path, nargs="*", metavar="FILE", help="shape files: tune their benchmarks")
+    command.add_argument("--only", metavar="REGEX", help="of the benchmarks of shape files, those whose id has this")
     command.add_argument("-v", dest="verbose", action="store_true", help="say what the best is as the search goes on")
     command.add_argument(
         "--effort", choices=EFFORTS, default="default", help="16, 64 or 600 trials a kernel, and 10, 60 or 600 s"
@@ -47,14 +46,26 @@ def tune(options: argparse.Namespace) -> int:
         return 0
     if options.verify:
         return _verify(options.target or "cpu")
+    if options.files:
+        return suite.run("conformance.bench.tuning", _words(options))
     effort = command.limits(options.effort, options.budget, options.trials)
     tell = _say if options.verbose else lambda _: None
     code = expression_text(options)
     wish = command.Wish(effort, options.strategy or command.STRATEGY, options.seed, tell, code)
     found = command.tune_expression(code, options.target or "cpu", wish)
-    for one in found:
-        print(_shown(one))
+    print("\n".join(map(str, found)))
     return 130 if any(one.interrupted for one in found) else 1 if any(one.problem for one in found) else 0
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    """What the suite is asked with, which has the shape files."""
+    if options.code is not None:
+        raise Senseless("tune takes shape files or an expression: leave one of them out")
+    named = {
+        name: getattr(options, name) for name in ("target", "only", "effort", "budget", "trials", "strategy", "seed")
+    }
+    given = [word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))]
+    return [*map(str, options.files), *given, *(["-v"] if options.verbose else [])]
 
 
 def _verify(target: str) -> int:
@@ -75,14 +86,3 @@ def _verify(target: str) -> int:
 
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
-
-
-def _shown(found: Found) -> str:
-    if found.record is None:
-        return f"{found.name}: {found.problem}"
-    refused = ", ".join(f"{n} {why}" for why, n in found.refused.items())
-    tried = f"{found.tried} tried" + (f", refused of these: {refused}" if refused else "")
-    speedup, low, high = found.record.speedup
-    best = f"{speedup:.3f}x [{low:.3f}, {high:.3f}] the heuristic's speed"
-    says = "the heuristic's schedule is the best" if speedup == 1 else best
-    return f"{found.name}: {found.record.seconds * 1e6:.4g} us, {says}; {tried}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -55,7 +56,7 @@ def tune_expression(code: str, target: str, wish: Wish) -> list[Found]:
         _, inputs, captured = expression.capture(code, wish.seed)
     held = dict(zip(captured.arguments, inputs, strict=True)) | dict(captured.constants)
     given = [held[i.name] for i in captured.program.inputs]
-    return tune(captured.program, machine, given, detect.default_cache(os.environ), wish)
+    return list(tune([(captured.program, given)], machine, wish))
 
 
 def tune_missing(captured: frontend.Captured, machine: Target, cache: Path) -> list[Found]:
@@ -67,28 +68,30 @@ def tune_missing(captured: frontend.Captured, machine: Target, cache: Path) -> l
     drawn = trial.draw(Lowering({"torch": captured.program}, machine, {}), 0, {})
     held = {name: x.detach().cpu() for name, x in captured.constants.items()}
     given = [held.get(i.name, x) for i, x in zip(captured.program.inputs, drawn, strict=True)]
-    return tune(captured.program, machine, given, cache, Wish(), known)
+    return list(tune([(captured.program, given)], machine, Wish(), known, cache))
 
 
 def tune(
-    program: aten.Program, machine: Target, inputs: list[torch.Tensor], cache: Path, wish: Wish,
-    known: Stored = NOTHING,
-) -> list[Found]:  # fmt: skip
-    """Search for the kernels of a program that differ and are not `known`, and keep what passes every check."""
-    made: list[Found] = []
+    programs: Iterable[tuple[aten.Program, list[torch.Tensor]]], machine: Target, wish: Wish, known: Stored = NOTHING,
+    cache: Path | None = None,
+) -> Iterator[Found]:  # fmt: skip
+    """Search the kernels of programs with their inputs, each once and without those `known`; keep what passes."""
+    cache = cache or detect.default_cache(os.environ)
+    done = {*known.by_key}
     with search_of.bench(machine, cache) as at:
-        for digest, one in search_of.kernels(program, machine).items():
-            if digest in known.by_key:
-                continue
-            found = search_of.tune(one, at, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
-            if found.record is not None and (wrong := problem(program, machine, found.record, inputs)):
-                found = dataclasses.replace(found, record=None, problem=f"what was found is refused: {wrong}")
-            if found.record is not None:
-                shelf.keep(cache, [found.record])
-            made.append(found)
-            if found.interrupted:
-                break
-    return made
+        for program, inputs in programs:
+            for digest, one in search_of.kernels(program, machine).items():
+                if digest in done:
+                    continue
+                done.add(digest)
+                found = search_of.tune(one, at, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
+                if found.record is not None and (wrong := problem(program, machine, found.record, inputs)):
+                    found = dataclasses.replace(found, record=None, problem=f"what was found is refused: {wrong}")
+                if found.record is not None:
+                    shelf.keep(cache, [found.record])
+                yield found
+                if found.interrupted:
+                    return
 
 
 def problem(program: aten.Program, target: Target, record: Record, inputs: list[torch.Tensor]) -> str:

@@ -60,6 +60,16 @@ class Found:
     refused: Mapping[str, int] = field(default_factory=dict)
     interrupted: bool = False
 
+    def __str__(self) -> str:
+        if self.record is None:
+            return f"{self.name}: {self.problem}"
+        refused = ", ".join(f"{n} {why}" for why, n in self.refused.items())
+        tried = f"{self.tried} tried" + (f", refused of these: {refused}" if refused else "")
+        speedup, low, high = self.record.speedup
+        best = f"{speedup:.3f}x [{low:.3f}, {high:.3f}] the heuristic's speed"
+        says = "the heuristic's schedule is the best" if speedup == 1 else best
+        return f"{self.name}: {self.record.seconds * 1e6:.4g} us, {says}; {tried}"
+
 
 @dataclass(frozen=True)
 class Bench:

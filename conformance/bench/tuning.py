@@ -1,0 +1,79 @@
+"""Shape files in; the fastest schedules found for the kernels of their benchmarks kept, and said a line a kernel.
+
+`mlcomp tune FILE …` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import compiler
+from conformance.judge import subject
+from conformance.shapes.cases import TIERS, BenchCase, runs_on
+from conformance.shapes.files import ShapeFileError, below, benches, load
+
+
+def chosen(files: Sequence[Path], target: str, only: str) -> list[BenchCase]:
+    """The benchmarks of shape files that a target times and whose id has what `only` looks for."""
+    cases = [case for path in below(files) for case in benches(load(path, TIERS[-1]), TIERS[-1])]
+    return [case for case in cases if runs_on(case, target) and re.search(only, case.id)]
+
+
+def programs(cases: Sequence[BenchCase], seed: int) -> Iterator[tuple[Any, list[torch.Tensor]]]:
+    """The program of each benchmark with its inputs; what cannot be captured is named."""
+    for number, case in enumerate(cases, 1):
+        print(f"{number} of {len(cases)}: {case.id}", file=sys.stderr, flush=True)
+        try:
+            made = subject.prepare(case, seed)
+        except Exception as problem:  # whatever torch says of it as well
+            print(f"{case.id}: {type(problem).__name__}: {problem}", file=sys.stderr, flush=True)
+            continue
+        yield made.program, list(made.tensors)
+
+
+def main(words: Sequence[str]) -> int:
+    """Search: 0 when all went well, 1 where a kernel has no schedule after it, 130 for an interrupt."""
+    parser = argparse.ArgumentParser(prog="mlcomp tune")
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--effort", default="default")
+    parser.add_argument("--budget", type=float)
+    parser.add_argument("--trials", type=int)
+    parser.add_argument("--strategy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("-v", dest="verbose", action="store_true")
+    given = parser.parse_args(words)
+    try:
+        cases = chosen(given.files, given.target, given.only)
+    except (ShapeFileError, re.error) as problem:
+        parser.error(str(problem))
+    if not cases:
+        parser.error(f"no benchmark of these files is for {given.target} and has {given.only!r} in its id")
+    wish = compiler.Wish(
+        compiler.limits(given.effort, given.budget, given.trials),
+        seed=given.seed,
+        tell=(lambda text: print(text, file=sys.stderr, flush=True)) if given.verbose else lambda _: None,
+        **({"strategy": given.strategy} if given.strategy else {}),
+    )
+    status = 0
+    try:
+        with torch.no_grad():
+            for found in compiler.tune(programs(cases, given.seed), compiler.target(given.target), wish):
+                print(found, flush=True)
+                status = 130 if found.interrupted else status or int(bool(found.problem))
+    except compiler.CompilerError as problem:
+        print(f"mlcomp tune: {problem}", file=sys.stderr)
+        return 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
