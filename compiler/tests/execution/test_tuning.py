@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +21,10 @@ from compiler.execution.tuning import tune as search_of
 from compiler.execution.tuning.processes import Process
 from compiler.execution.tuning.tables import Head, Trial
 from compiler.ir import loop_text
+from compiler.ir.alone import key
+from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.runtime import detect
-from compiler.schedule import steps
+from compiler.schedule import records, steps
 from compiler.schedule.records import Record, RecordError, Stored
 from compiler.tests.meaning import fresh_seed
 
@@ -58,6 +61,18 @@ def test_what_does_not_apply_is_named_and_not_used(tmp_path: Path) -> None:
         made = executable.compile(lambda x: torch.softmax(x, -1), [x], cache=tmp_path)
     assert [steps.show(s) for s in made.lowering.schedules.values()] == [first]
     torch.testing.assert_close(made(x), torch.softmax(x, -1))
+
+
+@pytest.mark.parametrize("path", sorted(shelf.SHIPPED.glob("*.jsonl")), ids=lambda p: p.stem)
+def test_schedules_that_are_shipped_are_of_their_kernels_and_apply(path: Path) -> None:
+    shipped = shelf.read(path)
+    assert path.read_text(encoding="utf-8") == records.show(shipped)
+    assert [r.name for r in shipped if key(loop_text.parse(r.program)) != r.key] == []
+    seed = fresh_seed()
+    for one in random.Random(seed).sample(shipped, 3):
+        program = loop_to_tile(loop_text.parse(one.program))
+        lowered = pipeline.lower(program, named.target(one.target), {one.kernel().name: one.steps()}, source="tile")
+        assert steps.show(lowered.schedules[one.kernel().name]) == one.schedule, seed
 
 
 def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
