@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from compiler.ir import loop, tile
 from compiler.ir.dtype import i32, i64
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, dim, loads, names
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, both, dim, loads, names, op
 from compiler.ir.index import Ranges, simplify
 from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store
@@ -106,12 +106,21 @@ class _Lanes:
         for n in e.walk():
             match n:
                 case Select(cond, then, other) if self.varies(cond) and any(
-                    isinstance(x, Load) or (isinstance(x, Op) and x.name == "require")
-                    for y in (then, other)
-                    for x in y.walk()
+                    self.guarded(x) for y in (then, other) for x in y.walk()
                 ):
                     return "a guarded load differs from lane to lane"
         return ""
+
+    def guarded(self, e: object) -> bool:
+        """Whether `e` may only be evaluated where its condition holds: a check, or a load that may leave its buffer."""
+        if isinstance(e, Load):
+            shape = self.tensors[e.buffer].shape if e.buffer in self.tensors else ()
+            return len(shape) != len(e.index) or not all(map(self.inside, e.index, shape))
+        return isinstance(e, Op) and e.name == "require"
+
+    def inside(self, index: Expr, extent: Expr) -> bool:
+        ends = (op("ge", index, 0), op("lt", index, extent))
+        return simplify(both(*ends), self.ranges) == both()
 
 
 # Vectors of bools are masks, of this many bytes a lane unless what they were compared from says otherwise.
