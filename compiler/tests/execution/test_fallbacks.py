@@ -10,7 +10,8 @@ import torch
 
 from compiler import frontend, pipeline
 from compiler.errors import Unsupported
-from compiler.execution.expression import program
+from compiler.execution import named
+from compiler.execution.expression import capture, program
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.passes.applications import Application
 from compiler.schedule import heuristic
@@ -103,3 +104,19 @@ OPERANDS = {
 def test_what_is_chosen_for_operands_of_all_kinds_is_carried_out(name: str, target: Any) -> None:
     given, _, _ = captured(OPERANDS[name])
     assert pipeline.lower(given, target).fallbacks == ()
+
+
+MASKED = "F.scaled_dot_product_attention({q}, {k}, {k}, {how})"
+
+
+@pytest.mark.parametrize(
+    ("target", "dtype", "how"),
+    [
+        ("cpu:avx2", "float32", "attn_mask=torch.ones(2, 1, 1, 33, dtype=torch.bool)"),
+        ("cpu:baseline", "float64", "is_causal=True"),
+    ],
+)
+def test_masked_attention_keeps_its_schedule(target: str, dtype: str, how: str) -> None:
+    q, k = (f"torch.randn(2, 3, {n}, 8, dtype=torch.{dtype})" for n in (9, 33))
+    made = pipeline.lower(capture(MASKED.format(q=q, k=k, how=how), 0)[2].program, named.target(target))
+    assert made.fallbacks == ()

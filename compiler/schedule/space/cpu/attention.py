@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from compiler.analysis import access, online_softmax
-from compiler.analysis.vectors import fitting_width
+from compiler.analysis.vectors import NARROWEST, fitting_width
 from compiler.ir.expr import Const, Expr, Load, Var, loads, names, substitute
 from compiler.ir.index import extent_range
 from compiler.ir.linear import linear
@@ -166,7 +166,7 @@ class _Plan:
         return Schedule(tuple(self.steps))
 
     def lanes_of(self, name: str, width: int, unroll: int = 1) -> None:
-        if width > 1:
+        if width >= NARROWEST:
             rolled = (("rolled", 1),) if unroll == 1 else ()
             self.steps.append(Bind(name, "vector", (("width", width), ("unroll", unroll), *rolled)))
 
