@@ -112,11 +112,11 @@ MASKED = "F.scaled_dot_product_attention({q}, {k}, {k}, {how})"
 @pytest.mark.parametrize(
     ("target", "dtype", "how"),
     [
-        ("cpu:avx2", "float32", "attn_mask=torch.ones(2, 1, 1, 33, dtype=torch.bool)"),
+        ("cpu:avx2", "float32", "attn_mask=torch.randn(2, 1, 1, 17)"),
         ("cpu:baseline", "float64", "is_causal=True"),
     ],
 )
 def test_masked_attention_keeps_its_schedule(target: str, dtype: str, how: str) -> None:
-    q, k = (f"torch.randn(2, 3, {n}, 8, dtype=torch.{dtype})" for n in (9, 33))
+    q, k = (f"torch.randn(2, 3, {n}, 8, dtype=torch.{dtype})" for n in (9, 17))
     made = pipeline.lower(capture(MASKED.format(q=q, k=k, how=how), 0)[2].program, named.target(target))
     assert made.fallbacks == ()
