@@ -6,6 +6,7 @@ extent that its variable stays below. Symbolic sizes know their own ranges.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any, overload
@@ -245,6 +246,15 @@ def _sum_range(form: Linear, ranges: Ranges) -> Range:
     return low, high
 
 
+_MOST = 1 << 12  # results that are kept for the same ranges
+
+
+@functools.lru_cache(maxsize=32)
+def _known(ranges: frozenset[tuple[str, Range]]) -> dict[tuple[Expr, bool], Expr]:
+    """Simplified expressions: passes ask for the same indices over and over while the same loops are around them."""
+    return {}
+
+
 @overload
 def simplify(node: Expr, ranges: Ranges, index: bool = False) -> Expr: ...
 @overload
@@ -255,14 +265,19 @@ def simplify(node: Any, ranges: Ranges, index: bool = False) -> Any:
     Indices are far from 2**63, so `x + 1 > x` holds for them. Data may wrap around, so there it is left alone, unless
     `node` itself is an `index`.
     """
-    done: dict[tuple[Node, bool], Node] = {}
+    known = _known(frozenset(ranges.items()))
+    if len(known) > _MOST:
+        known.clear()
 
     def go(n: Node, index: bool) -> Node:
-        if (n, index) not in done:
+        if not isinstance(n, Expr):
+            return n.map(lambda child: go(child, index))
+        made = known.get((n, index))
+        if made is None:
             within = index or isinstance(n, Load)
             new = n if type(n) in (Const, Var) else canonical(n.map(lambda child: go(child, within)))
-            done[n, index] = _simplify(new, ranges, index) if isinstance(new, Expr) else new
-        return done[n, index]
+            made = known[n, index] = _simplify(new, ranges, index)
+        return made
 
     return tuple(go(n, index) for n in node) if type(node) is tuple else go(node, index)
 
