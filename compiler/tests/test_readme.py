@@ -309,14 +309,19 @@ def test_links_lead_somewhere(page: str) -> None:
         assert set(PAGES) - {README} <= set(links)
 
 
+@pytest.mark.parametrize(
+    "words", sorted({found for page in PAGES for found in re.findall(r"`(mlcomp [a-z]+)[^`]*`", text_of(page))})
+)
+def test_commands_that_are_named_exist(words: str) -> None:
+    with pytest.raises(SystemExit, match="0"), contextlib.redirect_stdout(io.StringIO()):
+        cli.main([*words.split()[1:], "--help"])
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_what_is_named_exists(page: str) -> None:
-    """Options, commands, and paths of this repository."""
+    """Options, and paths of this repository."""
     text = text_of(page)
     options = set(re.findall(r"--mlcomp-([a-z-]+[a-z])", text))
     assert options <= set(OPTIONS)
-    for words in re.findall(r"`(mlcomp [a-z]+)[^`]*`", text):
-        with pytest.raises(SystemExit, match="0"), contextlib.redirect_stdout(io.StringIO()):
-            cli.main([*words.split()[1:], "--help"])
     paths = re.findall(r"`((?:compiler|conformance|shapes)/[\w./-]*)`", text)
     assert not [path for path in paths if path != SHAPE_FILE and not (ROOT / path).exists()]

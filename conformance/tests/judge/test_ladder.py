@@ -269,7 +269,9 @@ def test_a_failure_is_kept_and_runs_again(
 
 
 @pytest.mark.parametrize("target", ["cpu", "sm_90a"])
-def test_the_files_of_a_lost_case_are_those_of_a_failed_one(target: str, tmp_path: Path) -> None:
+def test_the_files_of_a_lost_case_are_those_of_a_failed_one(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """And its script runs the texts beside it, edited or not."""
     lost = {"verdict": "crash", "first_bad_stage": "cpp", "first_bad_pass": None, "detail": "it died of SIGSEGV"}
     row = check(case("x * 2 + 1"), target=target, dump=str(tmp_path / "repro"), lost=lost)
@@ -279,20 +281,21 @@ def test_the_files_of_a_lost_case_are_those_of_a_failed_one(target: str, tmp_pat
     kept = {path.name for path in (tmp_path / "repro").iterdir()}
     assert kept == {"run.py", "inputs.pt", "case.json", "failure.txt", text.name} | {f"{s}.ir" for s in compiler.IRS}
     assert "loses its process in stage cpp (crash)." in (tmp_path / "repro" / "run.py").read_text()
+
+    def differences(start: str) -> dict[str, float]:
+        """What the script says of each stage."""
+        script = str(tmp_path / "repro" / "run.py")
+        monkeypatch.setattr(sys, "argv", [script, "--from-dump", start])
+        runpy.run_path(script, run_name="__main__")
+        return {line.split()[0]: float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()}
+
     for start, edited in (("tile", tmp_path / "repro" / "tile.ir"), (last, text)):
         stages = compiler.stages(compiler.target(target))
-        found = differences(tmp_path, start)
+        found = differences(start)
         assert found.keys() == set(stages[stages.index(start) :])
         assert all(far < 1e-5 for far in found.values())
         edited.write_text(edited.read_text().replace("2.0", "3.0"))
-        assert all(far > 0.01 for far in differences(tmp_path, start).values())
-
-
-def differences(folder: Path, start: str) -> dict[str, float]:
-    """What the script of a folder says of each stage."""
-    command = [sys.executable, str(folder / "repro" / "run.py"), "--from-dump", start]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {line.split()[0]: float(line.split()[-1]) for line in done.stdout.splitlines()}
+        assert all(far > 0.01 for far in differences(start).values())
 
 
 def test_another_backend_has_a_final_stage_only() -> None:
