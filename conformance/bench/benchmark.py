@@ -40,7 +40,6 @@ PROTOCOLS = {"quick": duel.QUICK, "full": duel.FULL}
 # The least effect that a verdict is about: quick runs see no less than this in their budget.
 MIN_EFFECT = {"quick": 0.05, "full": 0.02}
 IMPLAUSIBLE_SPEEDUP = 10.0
-ALIKE = frozenset({OURS, BASELINE})  # have samples of as many calls
 # Time on other threads beyond this share escapes the clock of the one thread that is timed.
 STRAY_THREADS = 1.25
 # glibc's names for how much free memory it gives back, and for how many blocks it maps each on its own.
@@ -71,7 +70,9 @@ class Settings:
 
     @property
     def protocol(self) -> Protocol:
-        return PROTOCOLS[self.mode] if self.stored is None else stored.longer(PROTOCOLS[self.mode])
+        """On a GPU without bursts: none is disturbed there, and each would take a launch and a wait of its own."""
+        chosen = PROTOCOLS[self.mode]
+        return replace(chosen, bursts=1) if self.clock_name == "device" else chosen
 
     @property
     def effect(self) -> float:
@@ -191,6 +192,7 @@ def measure(
     needed = roofline.work(subject.function, subject.inputs, subject.weights)
     with quiet(), systems.best_attention(subject.function, subject.inputs) as attention:
         samples, stray = _race(contest, subject.inputs, settings, clock)
+        against = _beside(contest, subject.inputs, settings, clock)
         dtype = _dominant_dtype((*subject.inputs, *subject.weights))
         on_gpu = settings.where == "cuda"
         limits = roofline.device_limits(dtype) if on_gpu else roofline.limits(settings.threads, dtype)
@@ -199,7 +201,7 @@ def measure(
         raise Wrong(f"{names} was replaced by something else while it was timed")
     share = roofline.seconds(needed, limits) / samples.median(OURS)
     row = replace(summarise(samples, contest, settings), wall_us=walls, roofline=share, attention=attention)
-    return replace(row, message="; ".join(suspicions(row, stray)))
+    return replace(row, against=against, message="; ".join(suspicions(row, stray)))
 
 
 def assemble(subject: Subject, vs: Sequence[str], settings: Settings, build: Build) -> Contest:
@@ -252,7 +254,7 @@ def summarise(samples: Samples, contest: Contest, settings: Settings) -> Timed:
     best = duel.fastest(samples, contest.rivals)
     over = {name: duel.ratio(samples, name, OURS) for name in contest.rivals}
     micros = {name: samples.median(name) * 1e6 for name in samples.names}
-    ours, names = contest.built[OURS], samples.names
+    ours = contest.built[OURS]
     return Timed(
         ours_us=micros[OURS],
         eager_us=micros[EAGER],
@@ -272,7 +274,6 @@ def summarise(samples: Samples, contest: Contest, settings: Settings) -> Timed:
         skipped=contest.skipped,
         clock=settings.clock_name,
         source=getattr(ours.call, "source", ""),
-        against=stored.judge(samples, contest.against, settings.min_effect) if BASELINE in names else contest.against,
     )
 
 
@@ -324,15 +325,14 @@ def fitness(options: Mapping[str, Any], quiet: Quiet = nullcontext) -> rows.Fitn
 
 def _race(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> tuple[Samples, float]:
     """The samples, and the process's time over the thread's where one thread's clock has been used, else 1."""
-    sets = stored.SETS if BASELINE in contest.built else 1
-    calls = stored.taking_turns({name: built.call for name, built in contest.built.items()}, arguments, sets)
+    calls = {name: partial(contest.built[name].call, *arguments) for name in (OURS, *contest.rivals)}
     if settings.clock_name == "device" and clock is None:
         return _race_on_device(contest, calls, settings), 1.0
     decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
     before = time.process_time(), time.thread_time()
     ticks = clock or tampering.clock(settings.clock_name)
-    samples = duel.race(calls, ticks, rng, settings.protocol, decided, ALIKE & calls.keys())
+    samples = duel.race(calls, ticks, rng, settings.protocol, decided)
     stray = (time.process_time() - before[0]) / max(time.thread_time() - before[1], 1e-9)
     return samples, stray if clock is None and settings.clock_name == "thread_time_ns" else 1.0
 
@@ -342,8 +342,20 @@ def _race_on_device(contest: Contest, calls: Mapping[str, Callable[[], object]],
     graphs, copies = device.graphs(calls)
     decided = partial(_decided, rivals=contest.rivals, settings=settings)
     rng = np.random.default_rng(settings.seed)
-    found = duel.race(graphs, device.clock, rng, settings.protocol, decided, ALIKE & calls.keys())
+    found = duel.race(graphs, device.clock, rng, settings.protocol, decided)
     return replace(found, seconds=found.seconds / copies)
+
+
+def _beside(contest: Contest, arguments: Tensors, settings: Settings, clock: Clock | None) -> Against:
+    """How ours does beside the stored kernel, in a race of the two alone: the others would take most of its rounds."""
+    if BASELINE not in contest.built:
+        return contest.against
+    both = {name: contest.built[name].call for name in (OURS, BASELINE)}
+    own = None if settings.clock_name == "device" else tampering.clock(settings.clock_name)
+    decided = partial(stored.decided, effect=settings.min_effect)
+    protocol = stored.longer(settings.protocol)
+    samples = stored.race(both, arguments, clock or own, settings.seed, protocol, decided)
+    return stored.judge(samples, contest.against, settings.min_effect)
 
 
 def _walls(contest: Contest, arguments: Tensors) -> dict[str, float]:
@@ -353,8 +365,7 @@ def _walls(contest: Contest, arguments: Tensors) -> dict[str, float]:
 
 def _decided(samples: Samples, rivals: Sequence[str], settings: Settings) -> bool:
     measured = duel.ratio(samples, duel.fastest(samples, rivals), OURS)
-    known = BASELINE not in samples.names or stored.decided(samples, settings.min_effect)
-    return known and duel.verdict(measured, settings.effect) is not duel.Verdict.AMBIGUOUS
+    return duel.verdict(measured, settings.effect) is not duel.Verdict.AMBIGUOUS
 
 
 def _judge(name: str, limit: float, row: Timed) -> Budget | None:

@@ -4,7 +4,7 @@
     python -m conformance.bench.power judge FILE.npz [--runs N] [--effect 3%]
 
 A twin is the same text, built and loaded a second time as a stored kernel is. `record` races the kernel of each
-benchmark against its twin N times in the protocol of `--mlcomp-bench quick`, eager beside them, all rounds. `judge`
+benchmark against N twins, one after the other, in the protocol of `--mlcomp-bench quick`, all rounds. `judge`
 makes runs of these races: as they were, the n-th of each kernel in run n; then as many as are asked for, of rounds that
 are drawn in blocks from the races, since a disturbance lasts longer than a round. A run has every kernel once and is
 judged as the gate judges it. A planted slowdown multiplies the times of one kernel of a run, each of them in turn.
@@ -17,7 +17,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 import compiler
 from conformance.bench import benchmark, duel, emitted, stored
 from conformance.bench.duel import Samples, Verdict
-from conformance.judge import device, ladder, systems
+from conformance.judge import ladder, systems
 from conformance.rows import BASELINE, OURS, Against
 from conformance.shapes.cases import BenchCase
 from conformance.shapes.files import below, benches, find_shapes, load
@@ -37,8 +37,8 @@ BLOCK = 8  # neighbouring rounds that are drawn together
 PLANTED = (0.03, 0.05, 0.10, -0.10)
 
 
-def record(cases: Sequence[BenchCase], races: int, target: str) -> dict[str, Logs]:
-    """The log ratios of every race, by the id of its benchmark and the number of looks; without what cannot race."""
+def record(cases: Sequence[BenchCase], races: int, target: str, file: Path) -> None:
+    """Keep the log ratios of every race that there is, by the id of its benchmark and the number of looks."""
     found: dict[str, Logs] = {}
     for case in cases:
         settings = benchmark.Settings(target=target)
@@ -49,23 +49,23 @@ def record(cases: Sequence[BenchCase], races: int, target: str) -> dict[str, Log
             print(f"{case.id} left out: {type(error).__name__}: {error}"[:200], file=sys.stderr)
             continue
         found[f"{case.id} {looks}"] = rows
+        np.savez(file, **found)  # type: ignore[arg-type]
         bias = 100 * np.median(rows, axis=1)
         print(f"{case.id}: {rows.shape[1]} rounds, medians {bias.min():+.2f} % to {bias.max():+.2f} %", file=sys.stderr)
-    return found
 
 
 def _races(case: BenchCase, settings: benchmark.Settings, races: int) -> tuple[Logs, int]:
     subject = benchmark.prepare(case, 0, settings.where)
     ours = systems.build(systems.OURS, subject.function, subject.inputs, settings.target)
     text, headers = ours.call.source, compiler.headers(ours.call.code.target)  # type: ignore[attr-defined]
-    then = compiler.rebuild(ours.call, emitted.self_contained(f"{text}\nstruct mlcomp_twin;\n", headers))  # type: ignore[arg-type]
-    both: dict[str, Callable[..., object]] = {OURS: ours.call, BASELINE: then, systems.EAGER: subject.function}
-    calls: Mapping[str, Callable[[], object]] = stored.taking_turns(both, subject.inputs, stored.SETS)
-    clock = time.thread_time_ns
-    if settings.clock_name == "device":
-        calls, clock = device.graphs(calls)[0], device.clock
-    protocol = stored.longer(duel.QUICK)
-    found = [duel.race(calls, clock, np.random.default_rng(n), protocol, alike=(OURS, BASELINE)) for n in range(races)]
+    clock = None if settings.clock_name == "device" else time.thread_time_ns
+    protocol = stored.longer(settings.protocol)
+    found = []
+    for n in range(races):
+        twin = emitted.self_contained(f"{text}\nstruct mlcomp_twin{n};\n", headers)
+        then = compiler.rebuild(ours.call, twin)  # type: ignore[arg-type]
+        both: dict[str, Callable[..., object]] = {OURS: ours.call, BASELINE: then}
+        found.append(stored.race(both, subject.inputs, clock, n, protocol))
     rounds = min(samples.rounds for samples in found)
     logs = [np.log(samples.of(OURS)[:rounds] / samples.of(BASELINE)[:rounds]) for samples in found]
     return np.array(logs), found[0].looks
@@ -143,8 +143,7 @@ def main(words: Sequence[str]) -> int:
     if given.what == "record":
         files = below(given.shapes or [find_shapes() / "ops"])
         cases = [case for file in files for case in benches(load(file, "smoke"), "smoke")]
-        cases = cases[:: max(1, len(cases) // given.first)]
-        np.savez(given.file, **record(cases, given.races, given.target))  # type: ignore[arg-type]
+        record(cases[:: -(-len(cases) // given.first)], given.races, given.target, given.file)
         return 0
     with np.load(given.file) as held:
         print("\n".join(judge({key: held[key] for key in held.files}, given.runs, given.effect)))

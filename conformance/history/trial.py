@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 import compiler
@@ -52,7 +51,6 @@ def speed(
     where = "cuda" if device.here(target) else "cpu"
     subject, first = _prepared(case_json, target, good, seed)
     _, second = _prepared(case_json, target, text, seed)
-    calls = stored.taking_turns({"good": first, "text": second}, subject.inputs, stored.SETS)
 
     def found(samples: duel.Samples) -> duel.Ratio:
         return duel.ratio(samples, "text", "good", confidence)
@@ -61,14 +59,10 @@ def speed(
         one = found(samples)
         return one.low > bar or one.high < bar
 
-    longest = replace(duel.FULL, looks=stored.LOOKS, budget_ns=int(LONGEST * duel.FULL.budget_ns))
-    rng = np.random.default_rng(seed)
+    longest = stored.longer(replace(duel.FULL, budget_ns=int(LONGEST * duel.FULL.budget_ns)))
+    clock = None if where == "cuda" else time.thread_time_ns
     with torch.no_grad(), benchmark.kept_memory(), quiet():
-        if where == "cuda":
-            graphs, _ = device.graphs(calls)
-            one = found(duel.race(graphs, device.clock, rng, stored.longer(longest), decided, calls))
-        else:
-            one = found(duel.race(calls, time.thread_time_ns, rng, stored.longer(longest), decided, calls))
+        one = found(stored.race({"good": first, "text": second}, subject.inputs, clock, seed, longest, decided))
     return one.median, one.low, one.high
 
 

@@ -17,7 +17,8 @@ import compiler
 
 Call = Callable[[], object]
 
-COPIES = 20  # of a call in one graph: gaps between graphs are then a hundredth of what is timed
+# Both are multiples of the sets of operands that take turns, so that all graphs begin with the same one.
+COPIES = 21  # of a call in one graph: gaps between graphs are then a hundredth of what is timed
 WARM_UPS = 3  # calls on a side stream before the capture: libraries choose kernels and allocate workspaces in them
 WALL_CALLS = 50
 WORKING_SETS = tuple(1 << power for power in range(20, 31))  # bytes, from well inside the L2 to far beyond it

@@ -69,6 +69,17 @@ def test_a_short_call_is_repeated_until_a_sample_is_long_enough(seed: int) -> No
     assert samples.median("short") == pytest.approx(700e-9)
 
 
+def test_the_quickest_burst_of_a_sample_counts(seed: int) -> None:
+    clock = FakeClock(seed)
+    quick, slow = clock.contestant("x", 10_000), clock.contestant("x", 90_000)
+    disturbed = np.random.default_rng(seed)
+    calls = {"x": lambda: (slow if disturbed.random() < 0.005 else quick)()}
+    samples = duel.race(calls, clock, np.random.default_rng(seed), Protocol(looks=(20,)))
+    assert np.median(samples.seconds) == pytest.approx(1e-5), (seed, samples.seconds)
+    whole = duel.race(calls, clock, np.random.default_rng(seed), Protocol(looks=(20,), bursts=1))
+    assert whole.seconds.mean() > samples.seconds.mean(), seed
+
+
 def test_a_clock_that_stands_still_ends_the_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duel, "REPEATS_CAP", 64)
     samples = duel.race({"x": lambda: None}, lambda: 0, np.random.default_rng(0), Protocol(looks=(20,)))
