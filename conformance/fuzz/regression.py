@@ -43,6 +43,8 @@ def write(path: Path, program: Program, options: Mapping[str, Any]) -> str:
         path.write_text(shown(program, f"{found}: wrong since {row.first_bad_stage}, {row.first_bad_pass}"), "utf-8")
     except OSError as error:
         return f"(not written to {path}: {error.strerror})"
+    except Exception as error:  # of a program whose very equations are wrong, so that it has no reference
+        return f"{path} (cannot be tried, {type(error).__name__}: {error})"
     return f"{path} (fails; it is to be put into shapes/regressions with what mends it)"
 
 

@@ -30,7 +30,7 @@ class Programs(Alone):
         self.numbers, self.seconds, self.target, self.folder = numbers, seconds, target, folder
 
     def runtest(self) -> None:
-        """Run them all, or as many as there is time for; fail with every finding."""
+        """Run them all, or as many as there is time for; fail with every finding, or by -x with the first."""
         runner, start = self.config.stash[RUNNER], time.monotonic()
         bad = []
         for index in self.numbers:
@@ -43,6 +43,8 @@ class Programs(Alone):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 with (self.folder / FINDINGS).open("a", encoding="utf-8") as file:
                     file.write(rows.dumps(row) + "\n")
+                if self.config.getoption("maxfail") == 1:
+                    break
         if bad:
             raise Failed("\n\n".join(map(finding, bad)))
 
