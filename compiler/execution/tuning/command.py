@@ -96,6 +96,7 @@ def tune(
 
 def problem(program: aten.Program, target: Target, record: Record, inputs: list[torch.Tensor]) -> str:
     """What is wrong with a record's schedule in a program, at the first stage where it is; empty where nothing is."""
+    usual: Lowering | None = None
     with torch.no_grad():
         lowering = pipeline.lower(program, target, stored=Stored((record,)))
         if lowering.fallbacks:
@@ -107,7 +108,10 @@ def problem(program: aten.Program, target: Target, record: Record, inputs: list[
             ours = executable.execute(lowering, stage, inputs)
             theirs = tuple(e.reshape(o.shape) for o, e in zip(ours, eager, strict=True))
             if wrong := measure.differs(ours, theirs, inputs):
-                return f"stage {stage}: {wrong}"
+                # Eager rounds between its kernels. What the heuristic's schedule makes, the search did not get wrong.
+                usual = usual or pipeline.lower(program, target, stored=NOTHING)
+                if measure.differs(ours, executable.execute(usual, stage, inputs), inputs):
+                    return f"stage {stage}: {wrong}"
     return ""
 
 

@@ -168,7 +168,6 @@ class _Plan:
         for x, length in ((m, t.m), (n, t.n)):
             if not x.boxed:
                 self.split(x, length)
-        add(Reorder((m.outer, n.outer, m.name, n.name)))
         grid += self.raster()
         if t.parts > 1:
             grid += self.split_reduction()
@@ -191,10 +190,17 @@ class _Plan:
         x.outer, x.name = into
 
     def raster(self) -> list[str]:
-        """The loops over tiles; where there are many either way, groups of rows go through the columns together."""
+        """The loops over tiles, those first that take their turns slowest.
+
+        Where there are many either way, groups of rows go through the columns together. Else the short way is gone
+        fastest: blocks that run at a time share the tiles of the long way's operand, which memory gives once.
+        """
         m, n = self.p.m, self.p.n
-        if -(-m.size // self.t.m) <= GROUP or -(-n.size // self.t.n) <= GROUP:
-            return [m.outer, n.outer]
+        rows, columns = -(-m.size // self.t.m), -(-n.size // self.t.n)
+        outer = [n.outer, m.outer] if rows <= GROUP and rows < columns else [m.outer, n.outer]
+        self.steps.append(Reorder((*outer, m.name, n.name)))
+        if min(rows, columns) <= GROUP:
+            return outer
         every = m.outer + n.outer
         self.steps.append(Raster(m.outer, n.outer, GROUP, every))
         return [every]
