@@ -246,13 +246,15 @@ def row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
 def memory_order(t: Tensor) -> tuple[int, ...]:
     """The axes of a tensor from the one of the longest strides to that of neighbours; as they are if that is unknown.
 
-    Axes of one element come first.
+    Axes of one element come first, and then those along which one element is repeated.
 
     >>> from compiler.ir.dtype import f32
     >>> memory_order(Tensor("x", f32, (dim(2), dim(8), dim(5)), (dim(40), dim(1), dim(8))))
     (0, 2, 1)
+    >>> memory_order(Tensor("x", f32, (dim(8), dim(5), dim(2)), (dim(1), dim(0), dim(8))))
+    (1, 2, 0)
     """
     axes = range(len(t.shape))
     if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
         return tuple(axes)
-    return tuple(sorted(axes, key=lambda d: (static(t.shape[d]) > 1, -static(t.strides[d]))))
+    return tuple(sorted(axes, key=lambda d: (static(t.shape[d]) > 1, static(t.strides[d]) > 0, -static(t.strides[d]))))

@@ -239,7 +239,7 @@ def _even(t: Tensor, row: Transfer) -> Iterator[str]:
     """Rows of a tensor in global memory begin where a piece may begin."""
     several = (t.strides[d] for d in memory_order(t) if t.shape[d] is not const(1))
     steps = [static(step) * t.dtype.bytes for step in several if isinstance(step, Const)]
-    odd = [n for n in steps[:-1] if all(n % piece for piece in row.pieces)]
+    odd = [n for n in steps[:-1] if all(n % piece for piece in row.pieces) or (row.rank and not n)]
     if odd or (steps and steps[-1] != t.dtype.bytes):
         yield f"{row.name} moves pieces of {row.pieces} bytes, but the axes of {t.name} are {steps} bytes apart"
 

@@ -192,7 +192,7 @@ def _factor(
     memory = [d for d in memory_order(t) if d in taken]
     rows = _steps(t, last)
     apart = max(steps) == 1 or (max(steps) <= FARTHEST_STEP and len(own) > 1)
-    even = apart and taken == memory and len(t.shape) <= MOST_AXES and all(n % 16 == 0 for n in rows)
+    even = apart and taken == memory and len(t.shape) <= MOST_AXES and all(n > 0 and n % 16 == 0 for n in rows)
     terms, rest = linear(simplify(load.index[last], ranges, index=True))
     starts = [c * t.dtype.bytes for x, c in terms.items() if not names(x) & {own[-1].var, inner.var}]
     pieces = (p for p in PIECES if all(n % p == 0 for n in (*rows, *starts, rest * t.dtype.bytes)))

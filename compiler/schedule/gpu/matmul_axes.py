@@ -200,7 +200,7 @@ def _axes(
 def even(t: Tensor) -> bool:
     """A tensor map can describe it: at most five axes, whose steps are multiples of 16 bytes, but for the last."""
     steps = [int(n.value) * t.dtype.bytes for n in t.strides[:-1] if isinstance(n, Const)]
-    return len(steps) == len(t.shape) - 1 <= 4 and all(n % 16 == 0 for n in steps)
+    return len(steps) == len(t.shape) - 1 <= 4 and all(n > 0 and n % 16 == 0 for n in steps)
 
 
 def _result(

@@ -133,6 +133,22 @@ def test_other_contractions(text: str) -> None:
     check(text, TARGETS["sm_80"])
 
 
+REPEATED = """def f(a: bf16[64, 32], b: bf16[32: {step}, 128: 1], x: bf16[64: 1, 32: 0]):
+    with kernel("product"):
+        c[i: 64, j: 128]: f32 = sum(f32({left}[i, l]) * f32(b[l, j]) for l in range(32))
+    result(c, f32[64, 128])
+"""
+
+
+@pytest.mark.parametrize(
+    ("step", "left", "how"), [(128, "a", {"tma"}), (0, "a", {"cp.async"}), (128, "x", {"cp.async"})]
+)
+def test_rows_that_are_one_row_are_copied_by_threads(step: int, left: str, how: set[str]) -> None:
+    made = check(REPEATED.format(step=step, left=left), SMALL["sm_90a"])
+    copies = [n for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, tile.Copy)]
+    assert {c.how for c in copies} & {"tma", "cp.async"} == how
+
+
 VECTOR = """def f(x: f32[{k}], w: f32[{k}, {n}], e: f32[{n}]):
     with kernel("product"):
         c[j: {n}]: f32 = sum(x[l] * w[l, j] for l in range({k}))
