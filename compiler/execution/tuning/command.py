@@ -6,6 +6,8 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -14,10 +16,10 @@ from compiler import frontend, pipeline
 from compiler.execution import executable, expression, gpu_programs, named, trial
 from compiler.execution.tuning import measure, shelf
 from compiler.execution.tuning import tune as search_of
-from compiler.execution.tuning.tune import EFFORTS, Effort, Found, Tell
+from compiler.execution.tuning.tune import EFFORTS, Bench, Effort, Found, Tell
 from compiler.ir import aten, loop
 from compiler.ir.expr import Const
-from compiler.ir.statement import Stmt
+from compiler.ir.statement import Program, Stmt
 from compiler.pipeline import Lowering
 from compiler.runtime import detect
 from compiler.schedule import search
@@ -78,24 +80,43 @@ def tune(
     """Search the kernels of programs with their inputs, each once and without those `known`; keep what passes."""
     cache = cache or detect.default_cache(os.environ)
     done = {*known.by_key}
-    with search_of.bench(machine, cache) as at:
-        for program, inputs in programs:
-            for digest, one in search_of.kernels(program, machine).items():
-                if digest in done:
-                    continue
-                done.add(digest)
-                found = search_of.tune(one, at, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
-                if found.record is not None and (wrong := problem(program, machine, found.record, inputs)):
-                    found = dataclasses.replace(found, record=None, problem=f"what was found is refused: {wrong}")
-                if found.record is not None:
-                    shelf.keep(cache, [found.record])
-                yield found
-                if found.interrupted:
-                    return
+    running: set[Future[Found]] = set()
+    with search_of.bench(machine, cache) as at, ThreadPoolExecutor(search_of.LANES[machine.kind]) as threads:
+        try:
+            for program, inputs in programs:
+                for digest, one in search_of.kernels(program, machine).items():
+                    if digest in done:
+                        continue
+                    done.add(digest)
+                    running.add(threads.submit(_kept, program, inputs, one, at, wish, cache))
+                    while len(running) >= search_of.LANES[machine.kind]:
+                        ended, running = wait(running, return_when=FIRST_COMPLETED)
+                        yield from (f.result() for f in ended)
+        except BaseException as end:  # an interrupt keeps what was found; after anything else nothing goes on, either
+            at.stop.set()
+            if not isinstance(end, KeyboardInterrupt):
+                raise
+        yield from (f.result() for f in as_completed(running))
 
 
-def problem(program: aten.Program, target: Target, record: Record, inputs: list[torch.Tensor]) -> str:
+def _kept(
+    program: aten.Program, inputs: list[torch.Tensor], kernel: Program, at: Bench, wish: Wish, cache: Path
+) -> Found:
+    """What a search finds for a kernel of a program; kept if it passes."""
+    with at.lane() as lane:
+        found = search_of.tune(kernel, lane, wish.effort, wish.strategy, wish.seed, wish.tell, wish.code)
+    if found.record is not None and (wrong := problem(program, at.target, found.record, inputs, cache)):
+        found = dataclasses.replace(found, record=None, problem=f"what was found is refused: {wrong}")
+    if found.record is not None:
+        shelf.keep(cache, [found.record])
+    return found
+
+
+def problem(
+    program: aten.Program, target: Target, record: Record, inputs: list[torch.Tensor], cache: Path | None = None
+) -> str:
     """What is wrong with a record's schedule in a program, at the first stage where it is; empty where nothing is."""
+    cache, device = cache or detect.default_cache(os.environ), gpu_programs.device_of(target)
     usual: Lowering | None = None
     with torch.no_grad():
         lowering = pipeline.lower(program, target, stored=Stored((record,)))
@@ -105,7 +126,8 @@ def problem(program: aten.Program, target: Target, record: Record, inputs: list[
         small = sum(_work(k.body) for k in lowering.stages["loop"].kernels) <= INTERPRETED
         *before, last = pipeline.stages(target)[1:]
         for stage in (*(before if small else ()), last):
-            ours = executable.execute(lowering, stage, inputs)
+            with shelf.turn(cache, device) if stage == last else nullcontext():
+                ours = executable.execute(lowering, stage, inputs)
             theirs = tuple(e.reshape(o.shape) for o, e in zip(ours, eager, strict=True))
             if wrong := measure.differs(ours, theirs, inputs):
                 # Eager rounds between its kernels. What the heuristic's schedule makes, the search did not get wrong.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from compiler.execution import buffers, executable, gpu_programs, trial
+from compiler.execution import buffers, executable, gpu_programs
 from compiler.pipeline import TEXTS, Lowering
 from compiler.render import header
 from compiler.runtime import launcher
@@ -41,10 +41,9 @@ def lowering_of(text: str, target: Target) -> Lowering:
     return Lowering({"kernel": header.parse(text), TEXTS[target.kind]: text}, target, {})
 
 
-def operands(lowering: Lowering, seed: int) -> list[list[torch.Tensor]]:
-    """Sets of random inputs, as many as it takes to be past the caches, where the code runs."""
-    target, where = lowering.target, "cuda" if gpu_programs.on_gpu(lowering.target) else "cpu"
-    first = trial.draw(lowering, seed, {})
+def operands(first: Sequence[torch.Tensor], target: Target) -> list[list[torch.Tensor]]:
+    """Sets of inputs like the first, as many as it takes to be past the caches, where the code runs."""
+    where = "cuda" if gpu_programs.on_gpu(target) else "cpu"
     size = sum(x.numel() * x.element_size() for x in first)
     most = min(MOST_SETS, math.ceil(PAST * max(target.l2, target.l3) / max(size, 1)))
     # Copies: what they hold makes no difference to the time, where they lie does.

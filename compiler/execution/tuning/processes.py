@@ -127,15 +127,15 @@ class Builders:
 
     def build(self, program: str, schedules: Sequence[str], seconds: float) -> list[Answer]:
         """An answer for each schedule of the kernel."""
+        return list(self._threads.map(lambda s: self.ask("build", seconds, program=program, schedule=s), schedules))
 
-        def one(schedule: str) -> Answer:
-            process = self._free.get()
-            try:
-                return process.ask("build", seconds, program=program, schedule=schedule)
-            finally:
-                self._free.put(process)
-
-        return list(self._threads.map(one, schedules))
+    def ask(self, do: str, seconds: float, **request: Any) -> Answer:
+        """The answer of whichever process is free."""
+        process = self._free.get()
+        try:
+            return process.ask(do, seconds, **request)
+        finally:
+            self._free.put(process)
 
     def close(self) -> None:
         for p in self._all:

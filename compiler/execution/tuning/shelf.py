@@ -40,7 +40,7 @@ def keep(cache: Path, found: Iterable[Record]) -> None:
     for device in sorted({r.device for r in found}):
         path = path_of(cache, device)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(path):
+        with alone(path):
             text = records.show([*read(path), *(r for r in found if r.device == device)])
             draft = path.with_suffix(".draft")
             draft.write_text(text, encoding="utf-8")
@@ -68,8 +68,17 @@ def _stat(path: Path) -> os.stat_result | None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
-    """While a file is changed, by one process at a time."""
+def turn(cache: Path, device: str) -> Iterator[None]:
+    """While a device is measured, by one process at a time."""
+    path = cache / "tune" / path_of(cache, device).name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with alone(path):
+        yield
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """While a file is changed, or what it stands for is used, by one process at a time."""
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

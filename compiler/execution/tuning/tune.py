@@ -7,9 +7,11 @@ import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
+from threading import Event
 
 import torch
 
@@ -30,6 +32,7 @@ from compiler.schedule.space.members import Planned
 from compiler.schedule.steps import CacheHints
 from compiler.targets.target import Target
 
+LANES = {"cpu": 1, "cuda": 4}  # kernels that are searched at a time: one is measured, others are built
 BUILT_IN, RUN_IN = 120.0, 60.0  # seconds that building a candidate, or racing some, may take
 ROUNDS, LAST_ROUNDS = 8, 40
 FINALISTS = 3
@@ -80,6 +83,17 @@ class Bench:
     folder: Path
     builders: Builders
     racer: Process
+    free: SimpleQueue[Process]
+    stop: Event = field(default_factory=Event)
+
+    @contextmanager
+    def lane(self) -> Iterator[Bench]:
+        """The same with a process to race in that nobody else uses meanwhile."""
+        racer = self.free.get()
+        try:
+            yield replace(self, racer=racer)
+        finally:
+            self.free.put(racer)
 
 
 @contextmanager
@@ -89,13 +103,18 @@ def bench(target: Target, cache: Path) -> Iterator[Bench]:
     if not device:
         raise CompilerError(f"no GPU of this machine runs code for {target.name}, and what is emulated is not timed")
     name = next((n for n in ("cpu", "cuda") if named.target(n) == target), target.name)
-    builders, racer = Builders(name, cache, detect.usable_cores()), Process(name, cache)
+    builders = Builders(name, cache, detect.usable_cores())
+    racers = [Process(name, cache) for _ in range(LANES[target.kind])]
+    free: SimpleQueue[Process] = SimpleQueue()
+    for racer in racers:
+        free.put(racer)
     try:
         builders.start(BUILT_IN)
-        yield Bench(target, device, cache / "tune", builders, racer)
+        yield Bench(target, device, cache / "tune", builders, racers[0], free)
     finally:
         builders.close()
-        racer.close()
+        for racer in racers:
+            racer.close()
 
 
 def versions() -> dict[str, str]:
@@ -115,10 +134,9 @@ def tune(
 ) -> Found:
     """Search the space of a kernel that is a program of its own."""
     (kernel,) = what.kernels
-    try:
-        head = _head(what, at, effort)
-    except Exception as problem:  # a defect of a family costs its kernels their search, and is said
-        return Found(kernel.name, None, f"no candidates: {type(problem).__name__}: {problem}")
+    head = _head(what, at, effort)
+    if isinstance(head, str):
+        return Found(kernel.name, None, head)
     path = at.folder / f"{head.key}-{head.target.replace(':', '_')}-{head.device.replace(' ', '_')}.jsonl"
     table = tables.begin(path, head)
     (first,) = at.builders.build(head.program, head.schedules[:1], BUILT_IN)
@@ -126,27 +144,24 @@ def tune(
     if "failed" in begun:
         return Found(kernel.name, None, f"the heuristic's schedule cannot be timed: {begun['failed']}")
     texts = {0: str(first["text"])}
-    interrupted = False
-    try:
-        _search(table, path, texts, at, effort, strategy, seed, tell)
-    except KeyboardInterrupt:  # what was found until now is worth a last race
-        interrupted = True
-        at.racer.close()
+    _search(table, path, texts, at, effort, strategy, seed, tell)
+    if at.stop.is_set():  # what was found until now is worth a last race
         tell(f"{kernel.name}: interrupted; the best so far is raced and kept")
     record, refusal = _winner(table, texts, at, code)
     why = [t.failed.split(":")[0] for t in table.trials.values() if t.failed]
     refused = {w: why.count(w) for w in dict.fromkeys(why)}
-    return Found(kernel.name, record, refusal, len(table.trials), refused, interrupted)
+    return Found(kernel.name, record, refusal, len(table.trials), refused, at.stop.is_set())
 
 
-def _head(what: Program, at: Bench, effort: Effort) -> tables.Head:
-    members = plain(what, at.target, effort.candidates)
-    chosen: dict[str, Planned] = {}
-    for p in members:
-        chosen.setdefault(steps.show(p.schedule), p)
+def _head(what: Program, at: Bench, effort: Effort) -> tables.Head | str:
+    """The candidates of a kernel, or why there are none."""
+    program = loop_text.show(what)
+    found = at.builders.ask("candidates", BUILT_IN, program=program, count=effort.candidates)
+    if "failed" in found:  # a defect of a family costs its kernels their search, and is said
+        return f"no candidates: {found['failed']}"
     return tables.Head(
-        key(what), what.kernels[0].name, at.target.name, at.device, members[0].family, loop_text.show(what),
-        [p.cost for p in chosen.values()], list(chosen),
+        key(what), what.kernels[0].name, at.target.name, at.device, found["family"], program, found["costs"],
+        found["schedules"],
     )  # fmt: skip
 
 
@@ -170,7 +185,7 @@ def _search(
     rng, end = Random(seed), time.monotonic() + effort.seconds
     if 0 not in table.trials:
         tables.append(path, table, _raced([0], texts, at))
-    while len(table.trials) < effort.trials and time.monotonic() < end:
+    while len(table.trials) < effort.trials and time.monotonic() < end and not at.stop.is_set():
         # As many as can be built at once, but a strategy learns nothing from what it has named at once.
         batch = max(BATCH, min(detect.usable_cores(), effort.trials // BATCHES))
         count = min(batch, effort.trials - len(table.trials))

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from typing import Any
 import torch
 
 from compiler import pipeline
-from compiler.execution import executable, gpu_programs, named
-from compiler.execution.tuning import measure
+from compiler.execution import executable, gpu_programs, named, trial
+from compiler.execution.tuning import measure, shelf
+from compiler.execution.tuning.tune import plain
 from compiler.ir import loop_text
 from compiler.passes.gpu.cache_hints import with_cache_hints
 from compiler.passes.loop_to_tile import loop_to_tile
@@ -40,10 +42,23 @@ class Held:
     first: measure.Call | None = None
     results: measure.Tensors = ()
 
+    def turn(self) -> AbstractContextManager[None]:
+        """Alone on the device."""
+        return shelf.turn(self.cache, gpu_programs.device_of(self.target))
+
 
 def ready(_: Held) -> Mapping[str, Any]:
     """Nothing but an answer."""
     return {}
+
+
+def candidates(held: Held, program: str, count: int) -> Mapping[str, Any]:
+    """The cheapest schedules of a kernel, each once, with their estimates."""
+    chosen: dict[str, float] = {}
+    members = plain(loop_text.parse(program), held.target, count)
+    for p in members:
+        chosen.setdefault(steps.show(p.schedule), p.cost)
+    return {"family": members[0].family, "costs": [*chosen.values()], "schedules": [*chosen]}
 
 
 def build(held: Held, program: str, schedule: str) -> Mapping[str, Any]:
@@ -68,29 +83,32 @@ def build(held: Held, program: str, schedule: str) -> Mapping[str, Any]:
 def begin(held: Held, text: str, seed: int) -> Mapping[str, Any]:
     """Make the operands, and the results that candidates have to give as well."""
     lowering = measure.lowering_of(text, held.target)
-    held.sets = measure.operands(lowering, seed)
+    drawn = trial.draw(lowering, seed, {})
     held.first = measure.call(lowering, held.cache)
-    held.results = tuple(x.clone() for x in held.first(*held.sets[0]))
+    with held.turn():
+        held.sets = measure.operands(drawn, held.target)
+        held.results = tuple(x.clone() for x in held.first(*held.sets[0]))
     return {}
 
 
 def race(held: Held, texts: list[str], rounds: int) -> Mapping[str, Any]:
     """Texts against the one to begin with, which is the first of the answer; one with other results is refused."""
     assert held.first is not None
-    calls = [held.first]
-    for text in texts:
-        calls.append(measure.call(measure.lowering_of(text, held.target), held.cache))
-        problem = measure.differs(calls[-1](*held.sets[0]), held.results, held.sets[0])
-        if problem:
-            return {"failed": f"wrong values: {problem}"}
-    found = measure.race(calls, held.sets, rounds, held.target.kind)
+    calls = [held.first, *(measure.call(measure.lowering_of(t, held.target), held.cache) for t in texts)]
+    with held.turn():
+        for call in calls[1:]:
+            problem = measure.differs(call(*held.sets[0]), held.results, held.sets[0])
+            if problem:
+                return {"failed": f"wrong values: {problem}"}
+        found = measure.race(calls, held.sets, rounds, held.target.kind)
     return {"ratios": [asdict(r) for r in found]}
 
 
 def guard(held: Held, text: str) -> Mapping[str, Any]:
     """Three runs between guard zones, with poisoned outputs."""
     inputs = [x.cpu() for x in held.sets[0]]
-    done = executable.execute_guarded(measure.lowering_of(text, held.target), inputs, cache=held.cache)
+    with held.turn():
+        done = executable.execute_guarded(measure.lowering_of(text, held.target), inputs, cache=held.cache)
     complaints = [*done.complaints, *([] if done.same else ["three runs do not agree"])]
     if not complaints:
         problem = measure.differs(done.outputs, tuple(x.cpu() for x in held.results), inputs)
@@ -98,7 +116,9 @@ def guard(held: Held, text: str) -> Mapping[str, Any]:
     return {"failed": "; ".join(complaints)} if complaints else {}
 
 
-OPERATIONS: Mapping[str, Callable[..., Mapping[str, Any]]] = {f.__name__: f for f in (ready, build, begin, race, guard)}
+OPERATIONS: Mapping[str, Callable[..., Mapping[str, Any]]] = {
+    f.__name__: f for f in (ready, candidates, build, begin, race, guard)
+}
 
 
 def answer(held: Held, request: Mapping[str, Any]) -> Mapping[str, Any]:

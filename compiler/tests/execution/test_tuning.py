@@ -6,6 +6,9 @@ import itertools
 import os
 import random
 import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +30,7 @@ from compiler.pipeline import Lowering
 from compiler.runtime import detect
 from compiler.schedule import records, steps
 from compiler.schedule.records import Record, RecordError, Stored
+from compiler.targets.target import Target
 from compiler.tests.meaning import fresh_seed
 
 CODE = "torch.softmax(torch.randn(6, 40), -1)"
@@ -91,11 +95,21 @@ def test_what_a_search_found_until_an_interrupt_is_checked_and_stored(
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     monkeypatch.setattr(detect, "usable_cores", lambda: 1)
     heard: list[str] = []
+    began, bench = [], search_of.bench
+
+    @contextmanager
+    def seen(target: Target, cache: Path) -> Iterator[search_of.Bench]:
+        with bench(target, cache) as at:
+            began.append(at)
+            yield at
+
+    monkeypatch.setattr(search_of, "bench", seen)
 
     def interrupt(text: str) -> None:
         heard.append(text)
         if len(heard) == 1:
-            raise KeyboardInterrupt
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert began[0].stop.wait(30)
 
     wish = command.Wish(command.limits("quick", None, 6), "random", fresh_seed(), interrupt, CODE)
     (found,) = command.tune_expression(CODE, "cpu", wish)
@@ -200,7 +214,7 @@ def test_the_digest_of_a_kernel_does_not_depend_on_names() -> None:
 
 def test_verifying_names_records_of_kernels_that_are_no_more() -> None:
     kept, _ = record(CODE)
-    nowhere = search_of.Bench(named.target("cpu"), kept.device, Path(), None, None)  # type: ignore[arg-type]
+    nowhere = search_of.Bench(named.target("cpu"), kept.device, Path(), None, None, None)  # type: ignore[arg-type]
 
     def problem(**changed: str) -> str:
         return verify._verified(replace(kept, **changed), nowhere).problem  # type: ignore[arg-type]
