@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from compiler.interpret.bounded import Accuracy
     from compiler.interpret.bounds import bounds
     from compiler.ir.stages import IRS
+    from compiler.onnx import from_onnx
     from compiler.passes.applications import Application
     from compiler.pipeline import PIPELINE, STAGES, Lowering, lower, passes_for, read_schedules, space, stages
     from compiler.runtime.folders import locked_folder, sweep_folders
@@ -76,6 +77,7 @@ _HOME = {
     "compiler.interpret.bounds": ("bounds",),
     "compiler.checks.mutation": ("mutants",),
     "compiler.ir.stages": ("IRS",),
+    "compiler.onnx": ("from_onnx",),
     "compiler.pipeline": (
         "PIPELINE", "STAGES", "Lowering", "lower", "passes_for", "read_schedules", "space", "stages",
     ),
@@ -131,6 +133,7 @@ __all__ = [
     "execute",
     "execute_guarded",
     "from_graph",
+    "from_onnx",
     "gradient",
     "headers",
     "inspect",

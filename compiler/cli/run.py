@@ -9,11 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.cli import model
-from compiler.cli.sources import Senseless, add_schedule, add_shapes, dump, expression_text, loading, schedule_text
+from compiler.cli.sources import (
+    Senseless,
+    add_onnx,
+    add_schedule,
+    add_shapes,
+    dump,
+    expression_text,
+    loading,
+    schedule_text,
+)
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
+    from compiler.execution import onnx_models
     from compiler.execution.executable import Executable
+    from compiler.execution.expression import Outcome
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -24,6 +35,7 @@ def options(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="run an edited text of any stage, on the inputs of -c if given, else on random ones",
     )
+    add_onnx(command)
     add_shapes(command)
     command.add_argument(
         "--bench", action="store_true", help="time it against PyTorch in turns, on the CPU on one thread"
@@ -42,6 +54,8 @@ def run(options: argparse.Namespace) -> int:
 
     if options.source is not None:
         return _run_text(options)
+    if options.onnx is not None:
+        return _run_onnx(options)
     options.target = options.target or "cpu"
     machine = named.target(options.target)
     emulated = machine.kind == "cuda" and expression.device(machine) == "cpu"
@@ -59,10 +73,7 @@ def run(options: argparse.Namespace) -> int:
         if options.schedule is None:
             raise
         raise CompilerError(f"{options.schedule}: {problem}") from problem
-    kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
-    print(f"{kernels}, captured in {made.captured_in * 1e3:.0f} ms, compiled in {made.compiled_in * 1e3:.0f} ms")
-    for x in made.compiled.code.fallbacks:
-        print(f"kernel {x.kernel}: its schedule was given up for a plainer one: {x.reason}")
+    _tell(made)
     _judge(made.difference, made.allowed)
     if options.bench:
         best = expression.race(made)
@@ -79,9 +90,31 @@ def _say_emulated(target: str) -> None:
     print(f"no GPU: the CUDA code for {target} runs on the CPU, emulated")
 
 
-def _judge(difference: float, allowed: float) -> None:
+def _tell(made: Outcome | onnx_models.Outcome) -> None:
+    kernels = f"{made.compiled.kernels} kernel{'s' if made.compiled.kernels != 1 else ''}"
+    print(f"{kernels}, captured in {made.captured_in * 1e3:.0f} ms, compiled in {made.compiled_in * 1e3:.0f} ms")
+    for x in made.compiled.code.fallbacks:
+        print(f"kernel {x.kernel}: its schedule was given up for a plainer one: {x.reason}")
+
+
+def _run_onnx(options: argparse.Namespace) -> int:
+    """The model of a file, on random inputs, beside the reference evaluator of the onnx package."""
+    for option in ("bench", "profile", "latency", "schedule", "code"):
+        if getattr(options, option):
+            raise Senseless(f"--onnx does not go with {'-c' if option == 'code' else f'--{option}'}")
+    from compiler.execution import onnx_models  # noqa: PLC0415
+
+    made = onnx_models.run(options.onnx, options.seed, options.target or "cpu", dict(options.shapes))
+    if made.compiled.emulated:
+        _say_emulated(made.compiled.code.target.name)
+    _tell(made)
+    _judge(made.difference, made.allowed, "onnx's evaluator")
+    return 0 if made.difference <= made.allowed else 1
+
+
+def _judge(difference: float, allowed: float, other: str = "eager") -> None:
     verdict = "ok" if difference <= allowed else "WRONG"
-    print(f"largest difference from eager {difference:.3g}, allowed {allowed:.3g}: {verdict}")
+    print(f"largest difference from {other} {difference:.3g}, allowed {allowed:.3g}: {verdict}")
 
 
 def _run_text(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.cli.sources import Senseless, add_schedule, loading, program, schedule_text
+from compiler.cli.sources import Senseless, add_onnx, add_schedule, add_shapes, loading, program, schedule_text
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def options(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="start from an edited text: FILE.torch, .tensor, .loop, .tile, .kernel, .cpp or .cu",
     )
+    add_onnx(command)
+    add_shapes(command)
     add_schedule(command)
     command.add_argument(
         "-v",

@@ -43,8 +43,10 @@ def program(options: argparse.Namespace) -> tuple[str, Any]:
         dump(options.source, "--from")
         return dumps.read(options.source)
     with loading():
-        from compiler.execution import expression  # noqa: PLC0415
+        from compiler.execution import expression, onnx_models  # noqa: PLC0415
 
+    if options.onnx is not None:
+        return "torch", onnx_models.capture(options.onnx, dict(options.shapes)).program
     return "torch", expression.capture(expression_text(options), options.seed)[2].program
 
 
@@ -65,8 +67,13 @@ def add_shapes(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=[SIZES]",
-        help="the shape of an input whose sizes are symbolic, for example x=[33, 2048]; may be given several times",
+        help="the shape of an input whose sizes are left open, for example x=[33, 2048]; may be given several times",
     )
+
+
+def add_onnx(command: argparse.ArgumentParser) -> None:
+    """The option that names a model of another framework."""
+    command.add_argument("--onnx", type=Path, metavar="FILE", help="instead of -c: an ONNX model")
 
 
 def add_schedule(command: argparse.ArgumentParser) -> None:

@@ -244,8 +244,8 @@ class Executable:
 
 
 def compile(
-    function: Callable[..., Any],
-    inputs: Sequence[Any],
+    function: Callable[..., Any] | frontend.Captured,
+    inputs: Sequence[Any] = (),
     target: Target | str = "cpu",
     *,
     constants: Sequence[int] = (),
@@ -256,6 +256,8 @@ def compile(
     check_indices: str = "async",
 ) -> Executable:
     """`function` compiled for inputs of these types; `constants` are positions of inputs that are weights.
+
+    What is captured already, by `from_onnx` for example, needs no inputs.
 
     `dynamic_shapes` says which sizes may vary, as for `torch.export.export`: for each input None or a dict from axes
     to `torch.export.Dim`s, in a list, or in a dict by the names of the function's parameters. The code is then right
@@ -271,9 +273,10 @@ def compile(
     Raises Unsupported for what no stage can express, CompilerError otherwise.
     """
     with garbage.held_back():
-        captured = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
+        if not isinstance(function, frontend.Captured):
+            function = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
         return build_captured(
-            captured, target, schedules=schedules, cache=cache, threads=threads, check_indices=check_indices
+            function, target, schedules=schedules, cache=cache, threads=threads, check_indices=check_indices
         )
 
 

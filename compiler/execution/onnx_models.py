@@ -1,0 +1,61 @@
+"""An ONNX file, run on random inputs of its own types, beside the reference evaluator of the onnx package."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from compiler.execution import executable, named
+from compiler.execution.expression import device
+from compiler.frontend import Captured
+from compiler.onnx import from_onnx, model
+from compiler.onnx.model import Sizes
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A compiled model; `difference` from onnx's evaluator is the largest, `allowed` what it may be."""
+
+    compiled: executable.Executable
+    captured_in: float  # seconds
+    compiled_in: float
+    difference: float
+    allowed: float
+
+
+def capture(path: Path, shapes: Sizes) -> Captured:
+    """The model of a file as Torch IR."""
+    return from_onnx(path, shapes)
+
+
+def run(path: Path, seed: int, target: str, shapes: Sizes) -> Outcome:
+    """Compile the model of a file, run it, and compare it with onnx's evaluator."""
+    machine = named.target(target)
+    start = time.perf_counter()
+    read = model.read(path)
+    captured = from_onnx(read, shapes)
+    between = time.perf_counter()
+    compiled = executable.build_captured(captured, machine)
+    end = time.perf_counter()
+    inputs = drawn(read, shapes, seed)
+    made = compiled(*(x.to(device(machine)) for x in inputs.values()))
+    evaluator = model.library("onnx.reference").ReferenceEvaluator(read.proto)
+    wanted = evaluator.run(None, {name: model.to_numpy(x) for name, x in inputs.items()})
+    difference, allowed = executable.difference([x.cpu() for x in made], [model.from_numpy(x) for x in wanted])
+    return Outcome(compiled, between - start, end - between, difference, allowed)
+
+
+def drawn(read: model.Model, shapes: Sizes, seed: int) -> dict[str, torch.Tensor]:
+    """Random inputs: normal numbers, and integers that are 0 or 1, which are indices of most tables."""
+    source = torch.Generator().manual_seed(seed)
+    sizes = model.shapes(read, shapes)
+
+    def draw(i: model.Input) -> torch.Tensor:
+        if i.dtype.is_floating_point:
+            return torch.randn(sizes[i.name], generator=source).to(i.dtype)
+        return torch.randint(0, 2, sizes[i.name], generator=source).to(i.dtype)
+
+    return {i.name: draw(i) for i in read.inputs}

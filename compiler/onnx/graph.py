@@ -1,0 +1,209 @@
+"""The nodes of a graph in order, each as the calls that its row makes; what depends on no input is computed now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from compiler.errors import CompilerError, Unsupported
+from compiler.onnx import model as models
+from compiler.onnx.model import Model, library
+from compiler.onnx.ops import ROWS, Row
+
+Value = Any  # a tensor, a list of them for a sequence, None for what is left out
+Attributes = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Versions of ops by domain, the attributes of the function that is run, and the values that have names."""
+
+    opsets: Mapping[str, int]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+
+
+def run(model: Model, values: Mapping[str, torch.Tensor]) -> list[Value]:
+    """The outputs of a model for its inputs, in calls of torch."""
+    made = subgraph(model.proto.graph, Scope(model.opsets), {**model.weights, **values})
+    for name, value in zip(model.outputs, made, strict=True):
+        if not isinstance(value, torch.Tensor):
+            raise Unsupported(f"output {name!r}", (type(value).__name__,), "only tensors can be outputs")
+    # A result of its own for what is known, or is an output twice.
+    return [x if isinstance(x, FakeTensor) else x.clone() for x in made]
+
+
+def subgraph(proto: Any, outer: Scope, values: dict[str, Value]) -> list[Value]:
+    """The outputs of a graph, which sees the names around it."""
+    weights = {i.name: models.tensor(i) for i in proto.initializer if i.name not in values}
+    scope = Scope(outer.opsets, outer.attributes, {**outer.values, **weights, **values})
+    if proto.sparse_initializer:
+        raise Unsupported("sparse initializer", (proto.sparse_initializer[0].values.name,), "only dense tensors")
+    _nodes(proto.node, scope)
+    return [scope.values[o.name] for o in proto.output]
+
+
+def _nodes(nodes: Sequence[Any], scope: Scope) -> None:
+    for node in nodes:
+        inputs = [scope.values[name] if name else None for name in node.input]
+        made = _node(node, inputs, scope)
+        scope.values.update((name, x) for name, x in zip(node.output, made, strict=False) if name)
+
+
+def _node(node: Any, inputs: list[Value], scope: Scope) -> Sequence[Value]:
+    node = _resolved(node, scope)
+    schema = _schema(node, scope)
+    attributes = {a.name: _value(a) for a in node.attribute}
+    defaults = {n: _value(a.default_value) for n, a in schema.attributes.items() if a.default_value.name}
+    row = ROWS.get(f"{node.op_type}-{schema.since_version}") or ROWS.get(node.op_type)
+    if node.domain not in ("", "ai.onnx") or row is None:
+        return _function(node, inputs, scope, schema)
+    inputs, attributes = _as_inputs(node, inputs, attributes)
+    try:
+        return _called(row, node, inputs, attributes, defaults, scope)
+    except CompilerError:
+        raise
+    except Exception as problem:  # whatever torch says of arguments that it does not take
+        said = (str(problem).strip().splitlines() or [""])[0]
+        raise Unsupported(_shown(node), _kinds(inputs), f"{type(problem).__name__}: {said}", attributes) from problem
+
+
+def _called(
+    row: Row, node: Any, inputs: list[Value], attributes: Attributes, defaults: Attributes, scope: Scope
+) -> Sequence[Value]:
+    for name in sorted(set(attributes) - row.accepts):
+        if attributes[name] != defaults.get(name):
+            raise Unsupported(_shown(node), _kinds(inputs), f"attribute {name}", attributes)
+    given = {n: v for n, v in {**defaults, **attributes}.items() if n in row.accepts}
+    if row.wants_scope:
+        given |= {"scope": scope}
+    if row.wants_outputs:
+        given |= {"outputs": [bool(name) for name in node.output]}
+    for place in row.known:
+        if place < len(inputs) and not is_known(inputs[place]):
+            what = _formal(node, place)
+            raise Unsupported(
+                _shown(node), _kinds(inputs), f"{what} depends on the data, and has to be known", attributes
+            )
+    if all(map(is_known, inputs)) and not row.wants_scope:
+        with _disable_current_modes():
+            made = row.function(*_values(row, inputs), **given)
+    else:
+        made = row.function(*_values(row, inputs), **given)
+    return made if isinstance(made, tuple) else (made,)
+
+
+def _values(row: Row, inputs: list[Value]) -> list[Value]:
+    """The arguments of a row, those that are to be known as Python's numbers."""
+    with _disable_current_modes():
+        return [x.tolist() if n in row.known and x is not None else x for n, x in enumerate(inputs)]
+
+
+def is_known(value: Value) -> bool:
+    """Whether a value is there when compiling."""
+    if isinstance(value, list):
+        return all(map(is_known, value))
+    return not isinstance(value, FakeTensor)
+
+
+def _schema(node: Any, scope: Scope) -> Any:
+    onnx = library()
+    domain = "" if node.domain == "ai.onnx" else node.domain
+    try:
+        return onnx.defs.get_schema(node.op_type, scope.opsets.get(domain, 1), domain)
+    except Exception as problem:
+        raise Unsupported(
+            _shown(node), node.input, f"opset {scope.opsets.get(domain)} of onnx has no such op"
+        ) from problem
+
+
+def _as_inputs(node: Any, inputs: list[Value], attributes: Attributes) -> tuple[list[Value], Attributes]:
+    """Attributes of older versions that are inputs in the newest one, as those."""
+    if not attributes:
+        return inputs, attributes
+    formal = [i.name for i in library().defs.get_schema(node.op_type, "").inputs]
+    moved = {name: v for name, v in attributes.items() if name in formal}
+    if not moved:
+        return inputs, attributes
+    with _disable_current_modes():
+        found = {formal.index(name): torch.tensor(v) for name, v in moved.items()}
+    length = max(len(inputs), *(n + 1 for n in found))
+    inputs = [*inputs, *[None] * (length - len(inputs))]
+    return [found.get(n, x) for n, x in enumerate(inputs)], {n: v for n, v in attributes.items() if n not in moved}
+
+
+def _function(node: Any, inputs: list[Value], scope: Scope, schema: Any) -> Sequence[Value]:
+    """An op without a row as ONNX itself defines it by others; refused if it does not."""
+    onnx = library()
+    version = scope.opsets.get("" if node.domain == "ai.onnx" else node.domain, 1)
+    proto = None
+    if versions := [v for v in schema.function_opset_versions if v <= version]:
+        proto = onnx.FunctionProto.FromString(schema.get_function_with_opset_version(max(versions)))
+    elif versions := [v for v in schema.context_dependent_function_opset_versions if v <= version]:
+        kinds = [b"" if x is None else _type(onnx, x).SerializeToString() for x in inputs]
+        made = schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), kinds)
+        proto = onnx.FunctionProto.FromString(made) if made else None
+    if proto is None:
+        raise Unsupported(_shown(node), _kinds(inputs), "no row for this op")
+    defaults = {n: a.default_value for n, a in schema.attributes.items() if a.default_value.name}
+    attributes = defaults | {a.name: a for a in node.attribute}
+    opsets = {**scope.opsets, **{o.domain: o.version for o in proto.opset_import}}
+    values = dict(zip(proto.input, [*inputs, *[None] * (len(proto.input) - len(inputs))], strict=False))
+    inner = Scope(opsets, attributes, values)
+    _nodes(proto.node, inner)
+    return [inner.values[name] for name in proto.output]
+
+
+def _type(onnx: Any, value: Value) -> Any:
+    if not isinstance(value, torch.Tensor):
+        raise Unsupported("a sequence", (), "is an argument of a function")
+    return onnx.helper.make_tensor_type_proto(models.number(value.dtype), list(value.shape))
+
+
+def _resolved(node: Any, scope: Scope) -> Any:
+    """A node of a function, with the attributes of the function's own node where it refers to these."""
+    if not any(a.ref_attr_name for a in node.attribute):
+        return node
+    copy = library().NodeProto()
+    copy.CopyFrom(node)
+    del copy.attribute[:]
+    for a in node.attribute:
+        if not a.ref_attr_name:
+            copy.attribute.append(a)
+        elif a.ref_attr_name in scope.attributes:
+            copy.attribute.append(scope.attributes[a.ref_attr_name])
+            copy.attribute[-1].name = a.name
+    return copy
+
+
+def _value(attribute: Any) -> Any:
+    value = library().helper.get_attribute_value(attribute)
+    return value.decode() if isinstance(value, bytes) else list(value) if _is_repeated(value) else value
+
+
+def _is_repeated(value: Any) -> bool:
+    return not isinstance(value, str | int | float) and hasattr(value, "__iter__")
+
+
+def _shown(node: Any) -> str:
+    return f"{node.domain or 'onnx'}.{node.op_type}"
+
+
+def _formal(node: Any, place: int) -> str:
+    formal = library().defs.get_schema(node.op_type, node.domain).inputs
+    return str(formal[min(place, len(formal) - 1)].name)
+
+
+def _kinds(inputs: Sequence[Value]) -> list[str]:
+    return ["None" if x is None else _kind(x) for x in inputs]
+
+
+def _kind(value: Value) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    return f"[{', '.join(map(_kind, value))}]" if isinstance(value, list) else str(value)

@@ -1,0 +1,161 @@
+"""An ONNX model, or its file, in; the model checked, its sizes fixed, with what its inputs are, out."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compiler.errors import CompilerError, Unsupported
+
+OLDEST = 7  # the first opset whose ops broadcast as NumPy does
+Sizes = Mapping[str, Sequence[int]]
+
+
+def library(name: str = "onnx") -> Any:
+    """A module of the onnx package, which is an extra; raises CompilerError where it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as problem:
+        raise CompilerError(
+            f"ONNX models need the package onnx, which cannot be imported ({problem}): "
+            'pip install "pytest-mlcomp[onnx]"'
+        ) from problem
+
+
+# Torch's element types by the names that ONNX has for its own.
+DTYPES = {
+    "FLOAT": torch.float32, "DOUBLE": torch.float64, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16,
+    "INT64": torch.int64, "INT32": torch.int32, "INT16": torch.int16, "INT8": torch.int8, "UINT8": torch.uint8,
+    "BOOL": torch.bool,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Input:
+    """A tensor that a call gives; `shape` has names where the model leaves sizes open."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Model:
+    """`proto` is the model as the onnx package has it, `opsets` the versions of ops by domain, `weights` its values."""
+
+    proto: Any
+    opsets: dict[str, int]
+    weights: dict[str, torch.Tensor]
+    inputs: tuple[Input, ...]
+    outputs: tuple[str, ...]
+
+
+def dtype(number: int) -> torch.dtype:
+    """Torch's element type for ONNX's number; raises Unsupported."""
+    name = library().TensorProto.DataType.Name(number)
+    if name not in DTYPES:
+        raise Unsupported(f"onnx {name}", (), f"the element types are {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def number(kind: torch.dtype) -> int:
+    """ONNX's number for an element type."""
+    name = next(n for n, t in DTYPES.items() if t is kind)
+    return int(library().TensorProto.DataType.Value(name))
+
+
+def tensor(proto: Any, folder: str = "") -> torch.Tensor:
+    """The value of a TensorProto."""
+    kind = dtype(proto.data_type)
+    return from_numpy(library("onnx.numpy_helper").to_array(proto, folder), kind)
+
+
+def from_numpy(array: Any, kind: torch.dtype | None = None) -> torch.Tensor:
+    """An array as a tensor of its own; NumPy's bf16 is a type of the package ml_dtypes."""
+    array = library("numpy").array(array, order="C", copy=True)
+    if kind is torch.bfloat16 or array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    return torch.from_numpy(array)
+
+
+def to_numpy(value: torch.Tensor) -> Any:
+    """A tensor as the array that onnx's own evaluator takes and gives."""
+    if value.dtype is torch.bfloat16:
+        return value.contiguous().view(torch.int16).numpy().view(library("ml_dtypes").bfloat16)
+    return value.numpy()
+
+
+def read(model: Any) -> Model:
+    """A model from a ModelProto, its bytes or its file, read once; raises CompilerError for what is none."""
+    if isinstance(model, Model):
+        return model
+    proto = _loaded(library(), model)
+    opsets = {o.domain: o.version for o in proto.opset_import}
+    if opsets.get("", OLDEST) < OLDEST:
+        raise Unsupported(
+            f"opset {opsets['']}", (), f"the oldest is {OLDEST}; onnx.version_converter makes newer models"
+        )
+    if proto.functions:
+        proto = library("onnx.inliner").inline_local_functions(proto)
+    weights = {i.name: tensor(i) for i in proto.graph.initializer}
+    inputs = tuple(_input(i) for i in proto.graph.input if i.name not in weights)
+    return Model(proto, opsets, weights, inputs, tuple(o.name for o in proto.graph.output))
+
+
+def _loaded(onnx: Any, model: Any) -> Any:
+    if isinstance(model, onnx.ModelProto):
+        return model
+    try:
+        return onnx.load_from_string(model) if isinstance(model, bytes) else onnx.load(str(model))
+    except FileNotFoundError:
+        raise
+    except Exception as problem:  # what protobuf raises has no class of its own that all versions share
+        shown = "the bytes" if isinstance(model, bytes) else Path(str(model))
+        raise CompilerError(f"{shown}: no ONNX model: {problem}") from problem
+
+
+def _input(info: Any) -> Input:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise Unsupported(f"input {info.name!r}", (str(kind).removesuffix("_type"),), "only tensors can be inputs")
+    if not info.type.tensor_type.HasField("shape"):
+        raise Unsupported(f"input {info.name!r}", (), "has no shape, so its rank is unknown")
+    shape = tuple(
+        d.dim_value if d.HasField("dim_value") else d.dim_param or f"{info.name}.{axis}"
+        for axis, d in enumerate(info.type.tensor_type.shape.dim)
+    )
+    return Input(info.name, dtype(info.type.tensor_type.elem_type), shape)
+
+
+def shapes(model: Model, given: Sizes) -> dict[str, tuple[int, ...]]:
+    """The shape of each input, where `given` has those of some: a size that has a name is the same wherever it is.
+
+    Raises CompilerError for sizes that are left open, or that contradict each other.
+    """
+    unknown = sorted(set(given) - {i.name for i in model.inputs})
+    if unknown:
+        names = ", ".join(i.name for i in model.inputs)
+        raise CompilerError(f"the model has no input {', '.join(unknown)}; its inputs are {names}")
+    named: dict[int | str, int] = {}
+    for i in model.inputs:
+        if i.name in given:
+            asked = tuple(given[i.name])
+            fits = len(asked) == len(i.shape)
+            if not fits or any(named.setdefault(s, n) != n for s, n in zip(i.shape, asked, strict=True) if s != n):
+                raise CompilerError(f"input {i.name}: shape {list(asked)} does not fit {_shown(i.shape)}")
+            if any(isinstance(s, int) and s != n for s, n in zip(i.shape, asked, strict=True)):
+                raise CompilerError(f"input {i.name}: shape {list(asked)} does not fit {_shown(i.shape)}")
+    found = {i.name: tuple(named.get(s, s) for s in i.shape) for i in model.inputs}
+    for name, shape in found.items():
+        if left := [s for s in shape if isinstance(s, str)]:
+            raise CompilerError(f"input {name} is {_shown(shape)}: say the size {left[0]}, for example {name}=[SIZES]")
+    return {name: tuple(int(s) for s in shape) for name, shape in found.items()}
+
+
+def _shown(shape: Sequence[int | str]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
