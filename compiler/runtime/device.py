@@ -8,9 +8,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -232,8 +232,13 @@ class CupyDriver:
                 self._capturing = int(self._runtime.streamCreateWithFlags(self._runtime.streamNonBlocking))
         return self._capturing
 
-    def _current(self) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.device(self.index)
+    @contextlib.contextmanager
+    def _current(self) -> Iterator[None]:
+        """With this GPU's context current, which a thread that has not used the GPU before does not have."""
+        with torch.cuda.device(self.index):
+            if self._driver.ctxGetCurrent() != self._context:
+                self._driver.ctxSetCurrent(self._context)
+            yield
 
 
 @functools.cache
