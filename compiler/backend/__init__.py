@@ -32,18 +32,19 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from compiler import frontend
-from compiler.backend import regions, writes
+from compiler.backend import quantization, regions, writes
 from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import command
+from compiler.passes import quantize
 from compiler.runtime import detect, store
 from compiler.targets.target import Target
 
 # What is done with inputs that a program has refused, given the refusal.
 Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
-_OPTIONS = {"fallback": "eager", "target": None, "check_indices": "async"}
+_OPTIONS = {"fallback": "eager", "target": None, "check_indices": "async", "quantize": None}
 _FALLBACKS = {"eager": True, True: True, "error": False, False: False}
 TUNED = "max-autotune"
 # The first two are the same: programs on a GPU are replayed as CUDA graphs in either. The last one times schedules too.
@@ -91,6 +92,7 @@ class Options:
     check_indices: str
     hear: Callable[[Report], None]
     tuned: bool = False
+    quantize: str | None = None
 
 
 def mlcomp(
@@ -112,6 +114,8 @@ def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[s
 def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False) -> Boxed:
         with _one_at_a_time, _disable_current_modes():  # AOTAutograd's own: in it, what a graph holds is not for real
+            if options.quantize is not None:
+                quantization.mark(gm, inputs, saves)
             places = writes.without_writes(gm, saves)
             run = writes.writing(_compiled(frontend.without_dropout(gm), example_inputs, options), places)
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
@@ -158,7 +162,9 @@ def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], N
         raise CompilerError(f"check_indices is one of {', '.join(executable.CHECKS)}, not {checks!r}")
     if chosen["fallback"] not in _FALLBACKS:
         raise CompilerError(f"fallback is 'eager' or 'error', not {chosen['fallback']!r}")
-    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED)
+    if chosen["quantize"] is not None:
+        quantize.check(chosen["quantize"])
+    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED, chosen["quantize"])
 
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
@@ -283,6 +289,7 @@ def _specialised(graph: GraphModule, inputs: list[Any], options: Options) -> Box
 
     try:
         known = frontend.specialised(graph, inputs)
+        quantization.carry(graph, known)
     except Exception as problem:
         return _in_eager(graph, problem, options)
     try:
@@ -318,12 +325,11 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     wanted = frontend.with_results(graph, computed, drop=True)
     outer = [n for n in wanted.graph.nodes if n.op == "placeholder"]
     target = options.target or _target_of([n.meta.get("val") for n in (*outer, *computed)])
-    captured = frontend.from_graph(wanted)
+    captured, taken = quantization.quantized(frontend.from_graph(wanted), wanted, options.quantize)
     # What torch has assumed of sizes Dynamo checks before each call.
     made = _built(replace(captured, guards=()), target, options.check_indices, options.tuned)
     report.regions.append((len(regions.calls(graph)), tuple(f.name for f in made.code.stages["kernel"].functions)))
     launch = made.launch
-    taken = {n.name for n in outer if isinstance(n.meta.get("val"), torch.Tensor)}
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
     every = len(tensors) == len(placeholders)
     makers = None if listed == computed else [_maker(x, computed, placeholders) for x in listed]

@@ -20,6 +20,7 @@ from compiler.cli.sources import (
     schedule_text,
 )
 from compiler.errors import CompilerError
+from compiler.passes.quantize import MODES
 
 if TYPE_CHECKING:
     from compiler.execution import onnx_models
@@ -42,11 +43,14 @@ def options(command: argparse.ArgumentParser) -> None:
     )
     add_schedule(command)
     model.options(command)
+    command.add_argument("--quantize", choices=MODES, help="make integers of the weights of matmuls")
     command.add_argument("--profile", action="store_true", help="what Nsight Compute says of its kernels, on a GPU")
     command.add_argument("--latency", action="store_true", help="how long each part of compiling takes, on the CPU")
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.quantize and (options.model or options.source or options.onnx):
+        raise Senseless("--quantize is for an expression by itself")
     if options.model is not None:
         return model.run(options)
     with loading():
@@ -68,13 +72,16 @@ def run(options: argparse.Namespace) -> int:
     if emulated:
         _say_emulated(machine.name)
     try:
-        made = expression.run(expression_text(options), options.seed, options.target, schedule_text(options))
+        text, schedules = expression_text(options), schedule_text(options)
+        made = expression.run(text, options.seed, options.target, schedules, options.quantize)
     except ValueError as problem:
         if options.schedule is None:
             raise
         raise CompilerError(f"{options.schedule}: {problem}") from problem
     _tell(made)
     _judge(made.difference, made.allowed)
+    if made.quantization is not None:
+        print(f"quantization changes results by at most {made.quantization:.3g}")
     if options.bench:
         best = expression.race(made)
         speedup = best["eager"] / best["mlcomp"]

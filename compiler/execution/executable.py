@@ -254,6 +254,7 @@ def compile(
     threads: int = 0,
     dynamic_shapes: Any = None,
     check_indices: str = "async",
+    quantize: str | None = None,
 ) -> Executable:
     """`function` compiled for inputs of these types; `constants` are positions of inputs that are weights.
 
@@ -269,15 +270,28 @@ def compile(
     Indices, targets and integer divisors that may not be raise what eager raises. A GPU is not waited for, so there the
     next call raises InvalidData, unless `check_indices` is "sync".
 
+    `quantize` makes integers of weights that matmuls read, once, here: one of `passes.quantize.MODES`.
+
     `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
     Raises Unsupported for what no stage can express, CompilerError otherwise.
     """
     with garbage.held_back():
-        if not isinstance(function, frontend.Captured):
-            function = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
+        if isinstance(function, frontend.Captured):
+            captured = function
+        else:
+            captured = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
+        captured = captured if quantize is None else quantized(captured, quantize)
         return build_captured(
-            function, target, schedules=schedules, cache=cache, threads=threads, check_indices=check_indices
+            captured, target, schedules=schedules, cache=cache, threads=threads, check_indices=check_indices
         )
+
+
+def quantized(captured: frontend.Captured, mode: str) -> frontend.Captured:
+    """The program with its products by weights quantized; raises CompilerError where it has none."""
+    made = frontend.quantized(captured, mode)
+    if made.program is captured.program:
+        raise CompilerError(f"quantize={mode!r}: no product with a weight that can be quantized")
+    return made
 
 
 def build_captured(

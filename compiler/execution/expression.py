@@ -114,31 +114,57 @@ class Outcome:
     compiled_in: float
     difference: float
     allowed: float
+    quantization: float | None = None  # its own error, in f64
 
     @property
     def right(self) -> bool:
         return self.difference <= self.allowed
 
 
-def run(code: str, seed: int, target: str, schedules: str = "") -> Outcome:
+def run(code: str, seed: int, target: str, schedules: str = "", quantize: str | None = None) -> Outcome:
     """Compile an expression, run it, and compare it with eager, on the GPU if that is what runs the target's code.
 
-    `schedules` is a text of schedules for some of its kernels; raises ValueError for one that is not.
+    `schedules` is a text of schedules for some of its kernels; raises ValueError for one that is not. What is quantized
+    is compared with eager of the quantized program, and that in f64 with the original.
     """
     machine = named.target(target)
     with torch.no_grad(), torch.device(device(machine)):
         start = time.perf_counter()
         function, inputs, captured = capture(code, seed)
+        original = captured
+        captured = captured if quantize is None else executable.quantized(captured, quantize)
         between = time.perf_counter()
         chosen = pipeline.read_schedules(schedules, captured.program, machine) if schedules else None
         compiled = executable.build_captured(captured, machine, schedules=chosen)
         end = time.perf_counter()
         try:
-            difference, allowed = executable.compare(compiled, function, inputs)
+            if quantize is None:
+                difference, allowed, own = *executable.compare(compiled, function, inputs), None
+            else:
+                difference, allowed, own = _apart(compiled, original, inputs)
         except Exception as problem:  # the compiled function's, unless it is the expression's own
             _try_eager(function, inputs, problem)
             raise
-    return Outcome(function, inputs, compiled, between - start, end - between, difference, allowed)
+    return Outcome(function, inputs, compiled, between - start, end - between, difference, allowed, own)
+
+
+def _apart(
+    compiled: executable.Executable, original: frontend.Captured, inputs: list[Any]
+) -> tuple[float, float, float]:
+    """The largest difference from eager of the quantized program, what is allowed of it, and what quantizing changed.
+
+    Eager runs on the CPU, where it has products of int8 of any size.
+    """
+    ran = []
+    for captured, dtype in ((compiled.captured, None), (compiled.captured, torch.float64), (original, torch.float64)):
+        known = dict(zip(original.arguments, inputs, strict=True)) | captured.constants
+        given = [known[i.name].cpu() for i in captured.program.inputs]
+        with torch.device("cpu"):
+            ran.append(frontend.execute(captured.program, given, dtype))
+    ours = [x.cpu() for x in compiled.launch(*(x for n, x in zip(original.arguments, inputs, strict=True)
+                                               if n in compiled.captured.arguments))]  # fmt: skip
+    eager, exact, before = ran
+    return *executable.difference(ours, eager), executable.difference(exact, before)[0]
 
 
 def device(machine: Target) -> str:

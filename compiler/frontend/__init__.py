@@ -5,6 +5,7 @@ from compiler.frontend.decompose import IGNORED, Decompositions, decompositions,
 from compiler.frontend.dropout import without_dropout
 from compiler.frontend.gradient import capture_gradient, gradient
 from compiler.frontend.invalid import refuse
+from compiler.frontend.quantize import quantized
 from compiler.frontend.results import with_results
 from compiler.frontend.run import FirstOfEqual, execute, resolve
 from compiler.frontend.trace import Captured, capture, from_graph
@@ -25,6 +26,7 @@ __all__ = [
     "from_graph",
     "gradient",
     "our_dtype",
+    "quantized",
     "refuse",
     "resolve",
     "specialised",

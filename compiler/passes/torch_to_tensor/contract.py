@@ -51,6 +51,17 @@ def matmul(b: Builder, self: Value, other: Value) -> Value:
     return product(b, b.out.shape, self.shape[-1:], left, right)
 
 
+def int_mm(b: Builder, self: Value, mat2: Value) -> Value:
+    """Products of int8, summed as the 32 bits that the result has."""
+
+    def wide(x: Value, i: Expr, j: Expr) -> Expr:
+        return cast(x.at((i, j)), b.out.dtype)
+
+    return product(
+        b, b.out.shape, self.shape[-1:], lambda at, r: wide(self, at[0], r[0]), lambda at, r: wide(mat2, r[0], at[1])
+    )
+
+
 def _batched(x: Value, full: Index) -> Index:
     """The index into an operand for an index of the product's rank: only its batch dimensions broadcast."""
     batch = x.shape[:-2]
@@ -325,5 +336,6 @@ RULES: dict[str, Rule] = {
     "aten.vdot.default": matmul, "aten.matmul.default": matmul, "aten.outer.default": outer,
     "aten.addmm.default": addmm, "aten.baddbmm.default": addmm, "aten.addmv.default": addmm,
     "aten.addbmm.default": addbmm, "aten.linear.default": linear, "aten.einsum.default": einsum,
+    "aten._int_mm.default": int_mm,
     "aten.convolution.default": convolution, "aten.convolution_backward.default": convolution_backward,
 }  # fmt: skip

@@ -1,0 +1,66 @@
+"""Which inputs of the graphs of a call are parameters, whose values are known, and their products quantized.
+
+Dynamo hands parameters over as inputs of a graph, among the others; each is marked with its value, and so is what is
+merely another view of it, since regions of a graph may begin between the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx import GraphModule, Node
+
+from compiler import frontend
+from compiler.errors import CompilerError
+
+_VALUE = "mlcomp_parameter"
+
+
+def mark(graph: GraphModule, inputs: Sequence[Any], trains: bool) -> None:
+    """Write on the nodes of a graph which of `inputs`, those that the call was compiled for, are parameters."""
+    if trains:
+        raise CompilerError("quantize is for inference: call under torch.no_grad()")
+    placeholders = _placeholders(graph)
+    if len(placeholders) != len(inputs):
+        raise CompilerError("quantize cannot tell parameters of inputs that share memory with others")
+    for node, value in zip(placeholders, inputs, strict=True):
+        if isinstance(value, torch.nn.Parameter):
+            node.meta[_VALUE] = value.detach()
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and getattr(node.target, "is_view", False):
+            _mark_view(node)
+
+
+def _mark_view(node: Node) -> None:
+    """Views that turn a parameter; others stay unmarked."""
+    first, *rest = node.args
+    if isinstance(first, Node) and _VALUE in first.meta and not any(isinstance(x, Node) for x in rest):
+        with unset_fake_temporarily():
+            node.meta[_VALUE] = node.target(first.meta[_VALUE], *rest, **node.kwargs)  # type: ignore[operator]
+
+
+def carry(source: GraphModule, graph: GraphModule) -> None:
+    """The marks of a graph on one of the same inputs that was traced anew."""
+    for old, new in zip(_placeholders(source), _placeholders(graph), strict=False):
+        if _VALUE in old.meta:
+            new.meta[_VALUE] = old.meta[_VALUE]
+
+
+def quantized(
+    captured: frontend.Captured, graph: GraphModule, mode: str | None
+) -> tuple[frontend.Captured, frozenset[str]]:
+    """The program of a graph with its parameters quantized, and the names of the placeholders that it still takes."""
+    tensors = [n for n in _placeholders(graph) if isinstance(n.meta.get("val"), torch.Tensor)]
+    if mode is not None:
+        pairs = list(zip(captured.arguments, tensors, strict=True))
+        weights = {name: n.meta[_VALUE] for name, n in pairs if _VALUE in n.meta}
+        captured = frontend.quantized(captured, mode, weights)
+        tensors = [n for name, n in pairs if name in captured.arguments]
+    return captured, frozenset(n.name for n in tensors)
+
+
+def _placeholders(graph: GraphModule) -> list[Node]:
+    return [n for n in graph.graph.nodes if n.op == "placeholder"]

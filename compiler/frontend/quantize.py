@@ -1,0 +1,47 @@
+"""A captured program in; the same with weights as integers and scales out, made once, here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+
+from compiler.frontend.trace import Captured
+from compiler.passes import quantize as rewriting
+from compiler.passes.quantize import CHUNK, Quantized
+
+
+def quantized(captured: Captured, mode: str, weights: Mapping[str, torch.Tensor] | None = None) -> Captured:
+    """The program with its products by weights quantized, as `passes.quantize` says.
+
+    `weights` are values of inputs by name, by default those of the constant ones. What is no longer read of these is
+    neither an input nor an argument any more. Raises CompilerError for a mode that there is none of.
+    """
+    known = dict(captured.constants if weights is None else weights)
+    program, made = rewriting.quantize(captured.program, mode, known)
+    values = dict(captured.constants)
+    for w in made:
+        values[w.values], values[w.scales] = integers(known[w.weight], w)
+    left = {i.name for i in program.inputs}
+    return replace(
+        captured,
+        program=program,
+        constants={name: x for name, x in values.items() if name in left},
+        arguments=tuple(name for name in captured.arguments if name in left),
+    )
+
+
+def integers(weight: torch.Tensor, how: Quantized) -> tuple[torch.Tensor, torch.Tensor]:
+    """The nearest integers and their scales: symmetric, the largest magnitude of a group is the largest integer."""
+    wide = (weight.detach().t() if how.across else weight.detach()).to(torch.float64)
+    grouped = wide.reshape(wide.shape[0], -1, how.group)
+    most = 2 ** (how.bits - 1) - 1
+    dtype = weight.dtype if how.bits == 4 or weight.dtype is torch.float64 else torch.float32
+    scales = (grouped.abs().amax(-1) / most).to(dtype)
+    apart = scales.double().masked_fill(scales == 0, 1.0)[..., None]
+    found = (grouped / apart).round().clamp(-most - (how.bits == 4), most).reshape(wide.shape)
+    if how.bits == 8:
+        return found.to(torch.int8), scales[:, 0].contiguous()
+    low, high = (found + 8).to(torch.uint8).reshape(len(wide), -1, 2, CHUNK // 2).unbind(2)
+    return (low | high << 4).contiguous(), scales

@@ -1,0 +1,232 @@
+"""Torch IR in, Torch IR out: products with weights become products with integers and scales, which stand for these.
+
+Weights are kept as [rows, depth] whatever way round they were: a row for each column of the product.
+
+- "int8-weight-only": a scale for each row; activations stay, and rows are scaled behind the product.
+- "int4-weight-only": a scale for each group of up to 128 along the depth; two numbers to a byte.
+- "int8-dynamic": as the first, and each row of activations becomes int8 as well, with a scale of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from compiler.errors import CompilerError
+from compiler.ir import dtype as dt
+from compiler.ir.aten import Call, Input, Program, Ref, Type, reads, types
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Const, Expr, dim, fresh, static
+from compiler.ir.tensor import numel, row_major
+
+MODES = ("int8-weight-only", "int4-weight-only", "int8-dynamic")
+GROUP = 128  # of int4 along the depth that share a scale, or the largest power of two that divides the depth
+CHUNK = 32  # neighbours in the depth that lie in 16 bytes: the first half of them in the low halves of these
+LEAST = 1e-30  # of a scale: a row of zeros has one too
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """`weight`, of [rows, depth] or `across` of [depth, rows], is `values` times `scales` now.
+
+    A scale is for a `group` of the depth. `bits` are 8, or 4 with two numbers to a byte.
+    """
+
+    weight: str
+    across: bool
+    values: str
+    scales: str
+    bits: int
+    group: int
+
+
+def check(mode: str) -> None:
+    """Raise CompilerError for a mode that there is none of."""
+    if mode not in MODES:
+        raise CompilerError(f"quantize is one of {', '.join(MODES)}, not {mode!r}")
+
+
+def quantize(program: Program, mode: str, weights: Iterable[str]) -> tuple[Program, tuple[Quantized, ...]]:
+    """The program with products by any of `weights` quantized, and what is to be made of which weight.
+
+    A product whose weight cannot be (it is no matrix of a floating type; for int4, groups would be short) stays.
+    """
+    check(mode)
+    made = _Rewriter(program, mode, frozenset(weights))
+    for call in program.calls:
+        made.take(call)
+    read = {n for c in made.calls for n in reads(c)} | set(program.outputs)
+    used = {w.weight for w in made.done.values()}
+    calls = tuple(c for c in made.calls if not (c.op in _TURNS and not read & set(c.outputs)))
+    read = {n for c in calls for n in reads(c)} | set(program.outputs)
+    kept = tuple(i for i in program.inputs if i.name in read or i.name not in used)
+    out = program.replace(inputs=(*kept, *made.inputs), calls=calls)
+    return out, tuple(made.done.values())
+
+
+_TURNS = ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten.numpy_T.default")
+
+
+@dataclass
+class _Rewriter:
+    program: Program
+    mode: str
+    weights: frozenset[str]
+    calls: list[Call] = field(default_factory=list)
+    inputs: list[Input] = field(default_factory=list)
+    done: dict[tuple[str, bool], Quantized] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.known = types(self.program)
+        self.taken = set(self.known)
+        # Weights by the names that they go by: as they are, or turned.
+        self.turned = {name: (name, False) for name in self.weights}
+
+    def take(self, call: Call) -> None:
+        if call.op in _TURNS and isinstance(call.args[0], Ref) and call.args[0].name in self.turned:
+            weight, across = self.turned[call.args[0].name]
+            if _swaps(call):
+                self.turned[call.outputs[0]] = weight, not across
+        found = self.product(call)
+        if found is None:
+            self.calls.append(call)
+        else:
+            self.scaled(call, *found)
+
+    def product(self, call: Call) -> tuple[str, Quantized, str | None] | None:
+        """The activations, the weight and the bias of a product that can be quantized."""
+        named = dict(call.kwargs)
+        match call.op, call.args:
+            case "aten.linear.default", (Ref(x), Ref(w), *bias):
+                turned = False
+            case (("aten.mm.default" | "aten.matmul.default"), (Ref(x), Ref(w))):
+                turned, bias = True, []
+            case "aten.addmm.default", (Ref() as b, Ref(x), Ref(w)) if all(n == 1 for n in named.values()):
+                turned, bias = True, [b]
+            case _:
+                return None
+        bias = bias or [named.get("bias")]
+        if w not in self.turned or not self.known[x].shape or call.types[0] is None:
+            return None
+        weight, across = self.turned[w]
+        chosen = self.weight(weight, across != turned)
+        return (x, chosen, bias[0].name if isinstance(bias[0], Ref) else None) if chosen else None
+
+    def weight(self, name: str, across: bool) -> Quantized | None:
+        """What becomes of a weight, whose integers and scales are inputs; each once."""
+        if (name, across) in self.done:
+            return self.done[name, across]
+        was = self.known[name]
+        sizes = [int(n.value) for n in was.shape if isinstance(n, Const)]
+        if len(was.shape) != 2 or len(sizes) != 2 or not was.dtype.is_float or not all(sizes):
+            return None
+        rows, depth = reversed(sizes) if across else sizes
+        bits, group = (4, math.gcd(GROUP, depth)) if self.mode == MODES[1] else (8, depth)
+        if bits == 4 and group < CHUNK:
+            return None
+        values = self.input(f"{name}_int{bits}", dt.u8 if bits == 4 else dt.i8,
+                            (rows, depth // CHUNK, CHUNK // 2) if bits == 4 else (rows, depth))  # fmt: skip
+        small = bits == 4 and was.dtype is not dt.f64
+        scales = self.input(f"{name}_scale", was.dtype if small else dt.compute(was.dtype),
+                            (rows, depth // group) if bits == 4 else (rows,))  # fmt: skip
+        self.done[name, across] = Quantized(name, across, values, scales, bits, group)
+        return self.done[name, across]
+
+    def input(self, stem: str, dtype: DType, shape: tuple[int, ...]) -> str:
+        name, made = fresh(stem, self.taken), _type(dtype, tuple(map(dim, shape)))
+        self.inputs.append(Input(name, made, True))
+        self.known[name] = made
+        return name
+
+    # ---- calls
+
+    def call(self, op: str, args: tuple[object, ...], dtype: DType, shape: tuple[Expr, ...], stem: str = "") -> Ref:
+        """A call of one result, under a name of its own."""
+        name = fresh(stem or op.split(".")[1].strip("_"), self.taken)
+        self.known[name] = _type(dtype, shape)
+        self.calls.append(Call((name,), (self.known[name],), op, args, ()))
+        return Ref(name)
+
+    def scaled(self, call: Call, x: str, w: Quantized, bias: str | None) -> None:
+        """The calls that take the place of a product."""
+        (kind,) = call.types
+        assert kind is not None
+        own, exact = self.known[x].dtype, dt.compute(kind.dtype)
+        if w.bits == 4:
+            args = (Ref(x), self.from_int4(w, own), *([Ref(bias)] if bias else []))
+            self.calls.append(call.replace(op="aten.linear.default", args=args, kwargs=()))
+            return
+        if self.mode == "int8-dynamic":
+            made = self.of_integers(x, w, exact, kind.shape)
+        else:
+            wide = self.call("aten.to.dtype", (Ref(w.values), own), own, self.known[w.values].shape)
+            made = self.call("aten.linear.default", (Ref(x), wide), kind.dtype, kind.shape)
+        made = self.call("aten.mul.Tensor", (made, Ref(w.scales)), exact, kind.shape)
+        if bias:
+            made = self.call("aten.add.Tensor", (made, Ref(bias)), exact, kind.shape)
+        self.calls.append(call.replace(op="aten.to.dtype", args=(made, kind.dtype), kwargs=()))
+
+    def from_int4(self, w: Quantized, own: DType) -> Ref:
+        """The weight as [rows, depth]: both halves of each byte from 0 to 15, less 8, times the scale of the group."""
+        rows, chunks, half = self.known[w.values].shape
+        depth = dim(static(chunks) * CHUNK)
+        whole, low = (rows, chunks, dim(2), half), (rows, chunks, dim(1), half)
+        apart = self.call("aten.unsqueeze.default", (Ref(w.values), 2), dt.u8, low)
+        bits = self.call("aten.arange.start_step", (0, 8, 4), dt.u8, (dim(2),))
+        self.calls[-1] = self.calls[-1].replace(kwargs=(("dtype", dt.u8),))
+        bits = self.call("aten.unsqueeze.default", (bits, 1), dt.u8, (dim(2), dim(1)))
+        parts = self.call("aten.bitwise_right_shift.Tensor", (apart, bits), dt.u8, whole)
+        parts = self.call("aten.bitwise_and.Scalar", (parts, 15), dt.u8, whole)
+        wide = self.call("aten.to.dtype", (parts, own), own, whole)
+        wide = self.call("aten.sub.Tensor", (wide, 8), own, whole)
+        groups = (rows, self.known[w.scales].shape[1], dim(w.group))
+        wide = self.call("aten.reshape.default", (wide, _sizes(groups)), own, groups)
+        scale = self.call("aten.unsqueeze.default", (Ref(w.scales), 2), own, (*groups[:2], dim(1)))
+        made = self.call("aten.mul.Tensor", (wide, scale), own, groups)
+        return self.call("aten.reshape.default", (made, _sizes((rows, depth))), own, (rows, depth))
+
+    def of_integers(self, x: str, w: Quantized, exact: DType, shape: tuple[Expr, ...]) -> Ref:
+        """Activations as int8, a scale a row; their product with the weight's integers, times that scale."""
+        kind = self.known[x]
+        one = (*kind.shape[:-1], dim(1))
+        wide = self.call("aten.to.dtype", (Ref(x), exact), exact, kind.shape) if kind.dtype is not exact else Ref(x)
+        most = self.call("aten.abs.default", (wide,), exact, kind.shape)
+        most = self.call("aten.amax.default", (most, (-1,), True), exact, one)
+        scale = self.call("aten.div.Tensor", (most, 127.0), exact, one)
+        scale = self.call("aten.clamp_min.default", (scale, LEAST), exact, one, "scale")
+        made = self.call("aten.div.Tensor", (wide, scale), exact, kind.shape)
+        made = self.call("aten.round.default", (made,), exact, kind.shape)
+        made = self.call("aten.to.dtype", (made, dt.i8), dt.i8, kind.shape)
+        rows, depth = self.known[w.values].shape
+        matrix = (numel(kind.shape[:-1]), depth)
+        if matrix != kind.shape:
+            made = self.call("aten.reshape.default", (made, _sizes(matrix)), dt.i8, matrix)
+        turned = self.call("aten.t.default", (Ref(w.values),), dt.i8, (depth, rows))
+        self.calls[-1] = self.calls[-1].replace(types=(Type(dt.i8, (depth, rows), (dim(1), depth)),))
+        made = self.call("aten._int_mm.default", (made, turned), dt.i32, (matrix[0], rows))
+        made = self.call("aten.to.dtype", (made, exact), exact, (matrix[0], rows))
+        if matrix != kind.shape:
+            made = self.call("aten.reshape.default", (made, _sizes(shape)), exact, shape)
+        return self.call("aten.mul.Tensor", (made, scale), exact, shape)
+
+
+def _swaps(call: Call) -> bool:
+    """Whether a call turns a matrix."""
+    match call.args[1:]:
+        case ():
+            return True
+        case (a, b) if isinstance(a, int) and isinstance(b, int):
+            return (a - b) % 2 == 1
+        case (tuple(order),):
+            return [n % 2 for n in order if isinstance(n, int)] == [1, 0]
+    return False
+
+
+def _sizes(shape: tuple[Expr, ...]) -> tuple[Expr | int, ...]:
+    """Sizes as an argument of a call."""
+    return tuple(int(n.value) if isinstance(n, Const) else n for n in shape)
+
+
+def _type(dtype: DType, shape: tuple[Expr, ...]) -> Type:
+    return Type(dtype, shape, row_major(shape))

@@ -1,0 +1,45 @@
+"""Quantized models: each mode is near what its own integers mean in f64; what cannot be quantized is an error."""
+
+import pytest
+import torch
+from torch import nn
+
+import compiler
+from compiler import frontend
+from compiler.backend import mlcomp
+from compiler.errors import CompilerError
+from compiler.passes.quantize import MODES
+from compiler.tests.meaning import fresh_seed
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("entry", ["compile", "torch.compile"])
+def test_a_model_is_what_its_integers_are(mode: str, entry: str) -> None:
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(96, 64), nn.Tanh(), nn.Linear(64, 32, bias=False)).eval().requires_grad_(False)
+    x = torch.randn(3, 96)
+    captured = frontend.quantized(frontend.capture(model, [x]), mode)
+    known = dict(zip(captured.arguments, [x], strict=True)) | captured.constants
+    assert {t.dtype for t in known.values()} & {torch.int8, torch.uint8}
+    (exact,) = compiler.reference(captured.program, [known[i.name] for i in captured.program.inputs])
+    if entry == "compile":
+        made = compiler.compile(model, [x], quantize=mode)(x)
+    else:
+        torch._dynamo.reset()
+        made = torch.compile(model, backend=mlcomp, options={"quantize": mode, "fallback": "error"})(x)
+    # Rounding to the other of two integers moves a result by one of them, and f64 may round otherwise.
+    near = 2e-2 if mode == "int8-dynamic" else 1e-5
+    torch.testing.assert_close(made.double(), exact, rtol=0, atol=near, msg=lambda text: f"{text}\nseed {seed}")
+    bound = 0.3 if mode == "int4-weight-only" else 0.05
+    torch.testing.assert_close(made, model(x), rtol=0, atol=bound, msg=lambda text: f"{text}\nseed {seed}")
+
+
+def test_what_cannot_be_quantized_is_an_error() -> None:
+    x = torch.randn(3, 4)
+    with pytest.raises(CompilerError, match="no product with a weight"):
+        compiler.compile(torch.relu, [x], quantize="int8-weight-only")
+    for mode, message in (("int3", "not 'int3'"), ("int8-weight-only", "for inference")):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=message):
+            torch.compile(nn.Linear(4, 4), backend=mlcomp, options={"quantize": mode})(x)
