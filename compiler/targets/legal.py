@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
-from compiler.ir import tile
+from compiler.ir import launches, tile
 from compiler.ir.expr import Const, const, static
 from compiler.ir.linear import linear
 from compiler.ir.multiples import divides, multiple
@@ -167,18 +167,22 @@ def consumer_registers(threads: int, kept: int, target: Target) -> int:
 
 def _too_much_shared(kernel: Kernel, target: Target) -> Iterator[Problem]:
     """Tiles that a block's memory does not hold; the pipeline that is too deep, where a shallower one would fit."""
-    taken = _shared(kernel.body, 1)
-    if taken <= target.shared:
-        return
+    for body in launches.apart(kernel.body):
+        taken = _shared(body, 1)
+        if taken > target.shared:
+            yield from _too_deep(body, taken, target)
+
+
+def _too_deep(body: tuple[Stmt, ...], taken: int, target: Target) -> Iterator[Problem]:
     reason = f"its tiles in shared memory take {taken} bytes, a block has {target.shared}"
-    for n in _statements(kernel.body):
+    for n in _statements(body):
         match n:
             case tile.For(bind=tile.Bind("pipeline", args), body=inner) if (depth := dict(args).get("depth", 1)) > 1:
                 stage = _shared(inner, 1)
                 fits = (target.shared - (taken - depth * stage)) // stage if stage else 0
                 if fits >= 1:
                     yield Problem({n.var}, f"{reason}: loop {n.var} can be at most depth={fits}")
-    yield Problem({n.tensor.name for n in _statements(kernel.body) if isinstance(n, tile.Alloc)}, reason)
+    yield Problem({n.tensor.name for n in _statements(body) if isinstance(n, tile.Alloc)}, reason)
 
 
 def _statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:

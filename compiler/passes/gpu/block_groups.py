@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from compiler.ir import tile
 from compiler.ir.expr import Expr, const
+from compiler.ir.launches import is_bound
 from compiler.ir.statement import Stmt
 from compiler.ir.tensor import Tensor
 
@@ -44,11 +45,6 @@ class Group:
     @property
     def cluster(self) -> bool:
         return self.held.space == "cluster"
-
-
-def is_bound(s: Stmt, level: str) -> bool:
-    """A loop bound to that level."""
-    return isinstance(s, tile.For) and s.bind.level == level
 
 
 def split(body: tuple[Stmt, ...]) -> tuple[tile.Alloc, tile.For, tuple[Stmt, ...]] | None:

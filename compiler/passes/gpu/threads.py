@@ -13,6 +13,7 @@ from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import COMBINE, Const, Expr, Var, const, op
 from compiler.ir.index import value_range
+from compiler.ir.launches import is_bound
 from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import (
@@ -29,7 +30,6 @@ from compiler.passes.gpu import (
     warp_specialisation,
     wgmma,
 )
-from compiler.passes.gpu.block_groups import is_bound
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, place_of, thread_of
 from compiler.passes.gpu.facts import Facts, facts_of

@@ -43,7 +43,8 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
         yield from _computed(c, (left, rows), (right, columns), tensors, ranges)
         for inner in c.depth:
             for (a, first), (b, second) in itertools.product(
-                *(_factors(x, own, inner, tensors, ranges) for x, own in ((left, rows), (right, columns)))
+                _factors(left, right, rows, inner, tensors, ranges),
+                _factors(right, left, columns, inner, tensors, ranges),
             ):
                 k = axis([*(f for f in c.depth if f is not inner), inner])
                 if size(inner) % (ROW // max(a.operand.bytes, b.operand.bytes)):
@@ -87,14 +88,20 @@ def _computed(
 
 
 def _factors(
-    value: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
-) -> Iterator[tuple[Factor, Permute | None]]:
-    """A factor as it is, and as it is after its buffer was copied so that it is contiguous along the inner loop."""
+    value: Expr, other: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor],
+    ranges: Mapping[str, Range],
+) -> Iterator[tuple[Factor, Permute | None]]:  # fmt: skip
+    """A factor as it is, and as it is after its buffer was copied so that it is contiguous along the inner loop.
+
+    A buffer that the other factor loads as well stays as it is: all loads of the kernel would be from the copy.
+    """
     plain = _factor(value, own, inner, tensors, ranges)
     if plain is not None:
         yield plain, None
     load = _load(value, tensors)
     if load is None or (plain is not None and plain.even and plain.order[1] == "k"):
+        return
+    if load.buffer in {n.buffer for n in loads(other)}:
         return
     t = tensors[load.buffer]
     last = [d for d, e in enumerate(load.index) if e is Var(inner.var)]

@@ -1,0 +1,51 @@
+"""Which statements of a kernel in Tile IR are launched together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from compiler.ir import tile
+from compiler.ir.expr import Var
+from compiler.ir.node import Node
+from compiler.ir.statement import Accum, Init, Let, Stmt
+
+Body = tuple[Stmt, ...]
+
+
+def is_bound(s: Stmt, level: str) -> bool:
+    """A loop bound to that level."""
+    return isinstance(s, tile.For) and s.bind.level == level
+
+
+def apart(body: Body) -> list[Body]:
+    """The nests over blocks where several statements follow each other, and what is between them.
+
+    It is one body where blocks make parts of one result together, or a scalar passes from one nest to another.
+    """
+    nests: list[list[Stmt]] = []
+    for s in body:
+        if is_bound(s, "blocks") or not nests or is_bound(nests[-1][0], "blocks"):
+            nests.append([])
+        nests[-1].append(s)
+    if _make_parts(body) or any(_scalars(a) & _used(b) for n, a in enumerate(nests) for b in nests[n + 1 :]):
+        return [body]
+    return [tuple(nest) for nest in nests]
+
+
+def _make_parts(body: Body) -> bool:
+    match body:
+        case (tile.Alloc(space="cluster" | "device"), parts, *_):
+            return is_bound(parts, "blocks")
+    return False
+
+
+def nodes(body: Iterable[Stmt]) -> Iterator[Node]:
+    return (n for s in body for n in s.walk())
+
+
+def _scalars(body: Iterable[Stmt]) -> set[str]:
+    return {s.name for s in body if isinstance(s, Let | Init)}
+
+
+def _used(body: Iterable[Stmt]) -> set[str]:
+    return {n.name for n in nodes(body) if isinstance(n, Var | Accum)}
