@@ -325,7 +325,8 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     wanted = frontend.with_results(graph, computed, drop=True)
     outer = [n for n in wanted.graph.nodes if n.op == "placeholder"]
     target = options.target or _target_of([n.meta.get("val") for n in (*outer, *computed)])
-    captured, taken = quantization.quantized(frontend.from_graph(wanted), wanted, options.quantize)
+    into = {computed.index(x): place.name for x, place in _places(graph) if listed.count(x) == 1 and x in computed}
+    captured, taken = quantization.quantized(frontend.from_graph(wanted, into=into), wanted, options.quantize)
     # What torch has assumed of sizes Dynamo checks before each call.
     made = _built(replace(captured, guards=()), target, options.check_indices, options.tuned)
     report.regions.append((len(regions.calls(graph)), tuple(f.name for f in made.code.stages["kernel"].functions)))
@@ -342,6 +343,12 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
         return made if makers is None else [make(inputs, made) for make in makers]
 
     return run
+
+
+def _places(graph: GraphModule) -> list[tuple[Node, Node]]:
+    """The results of a graph that are to be written to inputs, with these."""
+    output = next(n for n in graph.graph.nodes if n.op == "output")
+    return [(output.args[0][n], place) for n, place in output.meta.get(writes.INTO, {}).items()]
 
 
 def _built(captured: frontend.Captured, target: Target, checks: str, tuned: bool) -> executable.Executable:

@@ -1,7 +1,7 @@
 """A graph that ends in writes to its inputs in; one that gives what is to be written, and what writes it, out.
 
 AOTAutograd leaves a change of an input that autograd need not see as one `copy_` into it, behind all else that the
-graph computes. Programs compute new values alone, so those become results, and all are written at once.
+graph computes. So those become results, each of which a program may leave in the input; the others are written at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from compiler.errors import Unsupported
 # A function of the list of a graph's inputs, which it may empty.
 Boxed = Callable[[list[Any]], Sequence[Any]]
 _aten = torch.ops.aten
+INTO = "into"  # of an output: by the position of each result that is to be written the placeholder that it is for
 
 
 def without_writes(graph: GraphModule, saves: bool = False) -> tuple[int, ...]:
@@ -41,13 +42,14 @@ def without_writes(graph: GraphModule, saves: bool = False) -> tuple[int, ...]:
 
     results = [held(x) if saves else x for x in output.args[0]]
     output.args = ((*results, *map(held, news.values())),)
+    output.meta[INTO] = {len(results) + n: place for n, place in enumerate(news)}
     if writes:
         graph.recompile()
     return tuple(map(placeholders.index, news))
 
 
 def writing(run: Boxed, places: Sequence[int]) -> Boxed:
-    """What a graph without its writes has become, with the writes behind it.
+    """What a graph without its writes has become, with those writes behind it that it has not made itself.
 
     AOTAutograd counts versions itself, where they are to be counted: what is written through `data` is not.
     """
@@ -55,10 +57,13 @@ def writing(run: Boxed, places: Sequence[int]) -> Boxed:
         return run
 
     def run_and_write(inputs: list[Any]) -> Sequence[Any]:
-        kept = [inputs[k].data for k in places]
+        given = [inputs[k] for k in places]
         made = run(inputs)
-        count = len(made) - len(kept)
-        torch._foreach_copy_(kept, list(made[count:]))
+        count = len(made) - len(given)
+        left = [(x.data, new) for x, new in zip(given, made[count:], strict=True) if new is not x]
+        if left:
+            places_left, news = zip(*left, strict=True)
+            torch._foreach_copy_(list(places_left), list(news))
         return made[:count]
 
     return run_and_write

@@ -37,12 +37,22 @@ def inputs_of(lowering: Lowering) -> list[Tensor]:
 
 
 def output_types(lowering: Lowering) -> list[aten.Type]:
-    """Of the results, as the first stage that was reached promises them."""
+    """Of the results that have memory of their own, as the first stage that was reached promises them."""
     first = next(iter(lowering.stages.values()))
     if isinstance(first, aten.Program):
-        known = aten.types(first)
-        return [known[name] for name in first.outputs]
+        known, elsewhere = aten.types(first), overwritten(lowering)
+        return [known[name] for n, name in enumerate(first.outputs) if n not in elsewhere]
     return [aten.Type(t.dtype, t.shape, t.strides) for t in first.outputs]
+
+
+def overwritten(lowering: Lowering) -> dict[int, int]:
+    """By the number of each result that is left in the memory of an input the number of that input."""
+    first, last = next(iter(lowering.stages.values())), lowering.stages.get("kernel")
+    if not isinstance(first, aten.Program) or not first.into or last is None:
+        return {}
+    written = {name for f in last.functions for name in f.writes}
+    names = [i.name for i in first.inputs]
+    return {n: names.index(place) for n, place in enumerate(first.into) if place in written}
 
 
 def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:

@@ -18,7 +18,7 @@ from compiler.errors import CompilerError, InvalidData
 from compiler.execution import buffers, gpu_programs, named, stored
 from compiler.execution.dynamic import AnySize
 from compiler.execution.tuning import shelf
-from compiler.execution.views import viewed
+from compiler.execution.views import overwriting, viewed
 from compiler.interpret import kernel as kernel_interpreter
 from compiler.interpret import loop as loop_interpreter
 from compiler.interpret import tensor as tensor_interpreter
@@ -378,7 +378,16 @@ def _launcher(
         captured.check(at)
         planned = buffers.plan(lowering, at)
         made = load(planned)
-        return made if captured.views is None else viewed(made, planned.outputs, captured.views, at)
+        elsewhere = buffers.overwritten(lowering)
+        if elsewhere:
+            free = [n for n in range(len(planned.inputs)) if n not in bound]
+            made = overwriting(made, {n: free.index(k) for n, k in elsewhere.items()}, lowering.target.kind == "cuda")
+        if captured.views is None:
+            return made
+        outputs = list(planned.outputs)
+        for n in sorted(elsewhere):
+            outputs.insert(n, planned.inputs[elsewhere[n]])
+        return viewed(made, outputs, captured.views, at, frozenset(elsewhere))
 
     sizes = captured.program.sizes
     if not sizes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,17 +11,28 @@ from torch._C._dynamo.guards import _reinterpret_tensor  # type: ignore[attr-def
 from compiler.frontend.results import View
 from compiler.ir.expr import Expr, Size
 from compiler.ir.sizes import numbers
+from compiler.runtime import gpu
 from compiler.runtime.launcher import Buffer, Launcher
 
 Layout = tuple[tuple[int, ...], tuple[int, ...], int]  # shape, strides, offset from where the whole value begins
 
 
 def viewed(
-    launch: Launcher, made: Sequence[Buffer], views: Sequence[View | Expr], sizes: Mapping[Size, int]
+    launch: Launcher,
+    made: Sequence[Buffer],
+    views: Sequence[View | Expr],
+    sizes: Mapping[Size, int],
+    inputs: Collection[int] = (),
 ) -> Launcher:
-    """A launcher of the results, from one of the buffers `made`; itself, where its outputs are the results."""
+    """A launcher of the results, from one of the buffers `made`; itself, where its outputs are the results.
+
+    Those `made` whose numbers are in `inputs` are arguments, which are results as they are.
+    """
     memory = {v.source: (numbers(v.memory, sizes), numbers((v.begin,), sizes)[0]) for v in views if isinstance(v, View)}
-    moved = {n: (strides, begin) for n, (strides, begin) in memory.items() if begin or not _lies(made[n], strides)}
+    moved = {
+        n: (strides, begin) for n, (strides, begin) in memory.items()
+        if n not in inputs and (begin or not _lies(made[n], strides))
+    }  # fmt: skip
     taken = set(moved)
     steps: list[tuple[int, Layout | None]] = []  # of a number -1 and no layout
     for v in views:
@@ -30,7 +41,8 @@ def viewed(
             continue
         ahead = numbers((v.offset,), sizes)[0] - memory[v.source][1]
         own = (numbers(v.shape, sizes), numbers(v.strides, sizes), ahead)
-        is_itself = v.source not in taken and own == (made[v.source].shape, made[v.source].stride, 0)
+        is_whole = v.source in inputs or own == (made[v.source].shape, made[v.source].stride, 0)
+        is_itself = v.source not in taken and is_whole
         steps.append((v.source, None if is_itself else own))
         taken |= {v.source} if is_itself else set()
     if steps == [(n, None) for n in range(len(made))]:
@@ -45,6 +57,29 @@ def viewed(
         for n, number in constant.items():
             out[n] = number
         return tuple(out)
+
+    return run
+
+
+def overwriting(launch: Launcher, places: Mapping[int, int], aligned: bool) -> Launcher:
+    """A launcher that also gives, as the results of these numbers, the arguments that it leaves them in.
+
+    An argument that kernels cannot write to where it lies is lent to them as a copy: one that is negated when it is
+    read, and one that is not `aligned` where it must be.
+    """
+
+    def run(*arguments: Any) -> tuple[Any, ...]:
+        lent = list(arguments)
+        for k in places.values():
+            plain = lent[k].resolve_neg() if isinstance(lent[k], torch.Tensor) else lent[k]
+            lent[k] = gpu.aligned(plain) if aligned and isinstance(plain, torch.Tensor) else plain
+        results = list(launch(*lent))
+        for n in sorted(places):
+            k = places[n]
+            if lent[k] is not arguments[k]:
+                arguments[k].copy_(lent[k])
+            results.insert(n, arguments[k])
+        return tuple(results)
 
     return run
 

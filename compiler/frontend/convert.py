@@ -49,12 +49,14 @@ def convert(
     constants: Mapping[int, torch.Tensor] = {},
     name: str = "f",
     ranges: Mapping[Any, Any] = {},
+    into: Sequence[str] = (),
 ) -> Converted:
     """A functional ATen graph, whose nodes carry example values, as Torch IR.
 
     `wanted` are names for its placeholders, `constants` the known values of some, by position. Placeholders that are
     not tensors are left out: torch has specialised the graph to their values, or they are sizes of tensors. `ranges`
-    are those of symbolic sizes, by torch's symbol.
+    are those of symbolic sizes, by torch's symbol. `into` has for each result the one of these names that it may
+    overwrite, or "".
     """
     reader = _Reader(graph, Symbols(ranges))
     inputs: list[Input] = []
@@ -91,10 +93,21 @@ def convert(
                 raise Unsupported(f"{node.op} {node.target}", (), "not a call of an ATen op")
     sizes = tuple(reader.symbols.sizes.values())
     program = Program(name, tuple(inputs), _used(calls, outputs), outputs, sizes)
+    program = program.replace(into=_places(program, dict(zip(wanted, names, strict=False)), into))
     aten.verify(program)
     for s in unbound(sizes, [(i.name, i.type.shape) for i in inputs]):
         raise Unsupported("symbolic size", (s.name,), "is not by itself a size of an input")
     return Converted(program, values, tuple(names), reader.symbols.guards(), reader.symbols)
+
+
+def _places(program: Program, names: Mapping[str, str], into: Sequence[str]) -> tuple[str, ...]:
+    """For each output the input of the same type that it may overwrite, or ""; nothing, where there is none."""
+    known = aten.types(program)
+    found = [
+        names[name] if name and known[names[name]].replace(strides=()) is known[out].replace(strides=()) else ""
+        for name, out in zip(into, program.outputs, strict=False)
+    ]
+    return tuple(found) if any(found) else ()
 
 
 # Calls that look at memory by strides, and which of their arguments is the offset.

@@ -190,11 +190,14 @@ def _weight(exported: ExportedProgram, target: str) -> torch.Tensor:
     return value.detach()
 
 
-def from_graph(graph: GraphModule, constants: Mapping[int, torch.Tensor] = {}) -> Captured:
+def from_graph(
+    graph: GraphModule, constants: Mapping[int, torch.Tensor] = {}, into: Mapping[int, str] = {}
+) -> Captured:
     """A graph of ATen calls that AOT Autograd or `make_fx` made, whose nodes carry example values.
 
     `constants` are the known values of some of its placeholders, by position. Decompose with `decompositions()` before.
-    Results that share memory in eager are views of one output of the program.
+    Results that share memory in eager are views of one output of the program. `into` names, for some results by their
+    position, the placeholder that they may overwrite: what shares memory with no other result then does, if it can.
     """
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     tensors = [position for position, n in enumerate(placeholders) if isinstance(n.meta.get("val"), torch.Tensor)]
@@ -202,7 +205,14 @@ def from_graph(graph: GraphModule, constants: Mapping[int, torch.Tensor] = {}) -
     leaves, structure = pytree.tree_flatten(output.args[0])
     literals = {n: leaf for n, leaf in enumerate(leaves) if not isinstance(leaf, Node)}
     wanted = results(graph, [leaf for leaf in leaves if isinstance(leaf, Node)])
-    made = convert(expand(with_results(graph, wanted.computed)), [n.name for n in placeholders], constants)
+    sources = [source for _, source in wanted.places]
+    alone = {
+        k: into[n] for n, (node, k) in enumerate(wanted.places)
+        if n in into and sources.count(k) == 1 and wanted.computed[k] is node
+    }  # fmt: skip
+    places = [alone.get(k, "") for k in range(len(wanted.computed))] if alone else []
+    computed = expand(with_results(graph, wanted.computed))
+    made = convert(computed, [n.name for n in placeholders], constants, into=places)
     arguments = tuple(made.inputs[n] for n in tensors)
     views = wanted.views(made.symbols)
     return Captured(made.program, made.constants, arguments, structure, literals, made.guards, views)

@@ -54,13 +54,18 @@ class Input(Node):
 
 
 class Program(Node):
-    """`sizes` are the symbolic sizes that occur; `outputs` names values, inputs, or both."""
+    """`sizes` are the symbolic sizes that occur; `outputs` names values, inputs, or both.
+
+    `into`, if not empty, has for each output the input that may be overwritten with it, as nobody asks for what it held
+    once the program has run, or "": the program may leave the output there instead of in memory of its own.
+    """
 
     name: str
     inputs: tuple[Input, ...]
     calls: tuple[Call, ...]
     outputs: tuple[str, ...]
     sizes: tuple[Size, ...] = ()
+    into: tuple[str, ...] = ()
 
 
 def types(program: Program) -> dict[str, Type]:
@@ -103,3 +108,16 @@ def verify(program: Program) -> None:
     for name in program.outputs:
         if name not in known:
             raise ValueError(f"{program.name}: output {name} is never defined")
+    _verify_into(program)
+
+
+def _verify_into(program: Program) -> None:
+    places = {i.name: i.type for i in program.inputs if not i.constant}
+    known, given = types(program), [name for name in program.into if name]
+    if (program.into and len(program.into) != len(program.outputs)) or len(given) != len(set(given)):
+        raise ValueError(f"{program.name}: each output goes into an input of its own, or into none")
+    for name, output in zip(program.into, program.outputs, strict=False):
+        if name and (
+            name not in places or (places[name].dtype, places[name].shape) != (known[output].dtype, known[output].shape)
+        ):
+            raise ValueError(f"{program.name}: {name} is no input that output {output} can go into")

@@ -1,5 +1,7 @@
 """Text of Torch IR, both ways: a `def` with one ATen call a line; `parse(show(p)) is p`.
 
+`return y, into(x, z)` says that the output `z` may overwrite the input `x`.
+
 A call of several results declares their types on lines above it; a result without a type is one that nobody reads.
 Known sizes in arguments are plain integers: an `Expr` there mentions a symbolic size, or it would not be read back.
 """
@@ -25,7 +27,9 @@ def show(program: Program) -> str:
     for origin, calls in itertools.groupby(program.calls, lambda call: call.origin):
         own = [line for call in calls for line in _call_lines(call)]
         lines += indent([f'with decomposed("{origin}"):', *indent(own)] if origin else own)
-    return "\n".join([*lines, f"    return {', '.join(program.outputs) or '()'}"]) + "\n"
+    into = program.into or ("",) * len(program.outputs)
+    results = [f"into({place}, {name})" if place else name for place, name in zip(into, program.outputs, strict=True)]
+    return "\n".join([*lines, f"    return {', '.join(results) or '()'}"]) + "\n"
 
 
 def show_call(call: Call) -> str:
@@ -80,7 +84,7 @@ def parse(source: str) -> Program:
         dtype, shape, strides, constant = tensor_type(a.annotation, scope)
         inputs.append(Input(a.arg, Type(dtype, shape, strides), constant))
     calls: list[Call] = []
-    outputs: tuple[str, ...] = ()
+    results: list[tuple[str, str]] = []
     declared: dict[str, Type] = {}
     for s, origin in _statements(f.body):
         match s:
@@ -94,12 +98,15 @@ def parse(source: str) -> Program:
             case ast.Expr(ast.Call() as call):
                 calls.append(_call((), (), call, scope, origin))
             case ast.Return(ast.expr() as value):
-                outputs = _names(value)
+                results = _results(value)
             case _:
                 raise fail(s, "expected a type, a call, or `return`")
     if declared:
         raise fail(f, f"{sorted(declared)} have types, but no call defines them")
-    return Program(f.name, tuple(inputs), tuple(calls), outputs, sizes)
+    into = tuple(place for place, _ in results)
+    return Program(
+        f.name, tuple(inputs), tuple(calls), tuple(name for _, name in results), sizes, into if any(into) else ()
+    )
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, str]]:
@@ -124,6 +131,16 @@ def _names(e: ast.expr) -> tuple[str, ...]:
         case ast.Tuple(parts):
             return tuple(name for p in parts for name in _names(p))
     raise fail(e, "expected names")
+
+
+def _results(e: ast.expr) -> list[tuple[str, str]]:
+    """Outputs, each with the input that it may overwrite, or ""."""
+    match e:
+        case ast.Call(ast.Name("into"), [ast.Name(place), ast.Name(name)], []):
+            return [(place, name)]
+        case ast.Tuple(parts):
+            return [x for p in parts for x in _results(p)]
+    return [("", name) for name in _names(e)]
 
 
 def _call(outputs: tuple[str, ...], kinds: tuple[Type | None, ...], call: ast.Call, scope: Scope, origin: str) -> Call:

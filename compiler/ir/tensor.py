@@ -118,13 +118,17 @@ class Group(Node):
 
 
 class Program(Node):
-    """`outputs` pairs a tensor's name with the strides that the caller expects (dense, in some order)."""
+    """`outputs` pairs a tensor's name with the strides that the caller expects (dense, in some order).
+
+    `into`, if not empty, has for each the input that it may overwrite when all else is computed, or "".
+    """
 
     name: str
     inputs: tuple[Tensor, ...]
     groups: tuple[Group, ...]
     outputs: tuple[Tensor, ...]
     sizes: tuple[Size, ...] = ()
+    into: tuple[str, ...] = ()
 
 
 def equations(program: Program) -> list[Equation]:
@@ -171,6 +175,8 @@ def verify(program: Program) -> None:
             raise ValueError(f"{program.name}: {equation.name} is defined twice")
         _verify_equation(program, equation, known)
         known[equation.name] = (equation.dtype, len(equation.axes))
+    if {*program.into} - {"", *(t.name for t in program.inputs if not t.constant)}:
+        raise ValueError(f"{program.name}: {program.into} are not all inputs that may be written")
     for t in program.outputs:
         if known.get(t.name) != (t.dtype, len(t.shape)):
             raise ValueError(

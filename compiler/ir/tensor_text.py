@@ -20,7 +20,9 @@ def show(program: Program) -> str:
     for g in program.groups:
         origin = "".join(f", {o!r}" for o in g.origin)
         lines += [f'with kernel("{g.name}"{origin}):', *indent([show_equation(e) for e in g.equations])]
-    lines += [f"result({t.name}, {show_type(t.dtype, t.shape, t.strides)})" for t in program.outputs]
+    for t, place in zip(program.outputs, program.into or ("",) * len(program.outputs), strict=True):
+        into = f", into={place}" if place else ""
+        lines.append(f"result({t.name}, {show_type(t.dtype, t.shape, t.strides)}{into})")
     return show_program(program.name, program.sizes, program.inputs, (), lines)
 
 
@@ -56,18 +58,20 @@ def parse(source: str) -> Program:
         scope.buffers[a.arg] = inputs[-1].dtype
     groups: list[Group] = []
     outputs: list[Tensor] = []
+    into: list[str] = []
     for s in f.body:
         match s:
             case ast.With([ast.withitem(ast.Call(ast.Name("kernel"), [ast.Constant(str() as name), *origin]))], body):
                 made = tuple(_equation(x, scope) for x in body)
                 groups.append(Group(name, made, tuple(o.value for o in origin if isinstance(o, ast.Constant))))  # type: ignore[misc]
-            case ast.Expr(ast.Call(ast.Name("result"), [ast.Name(name), kind])):
+            case ast.Expr(ast.Call(ast.Name("result"), [ast.Name(name), kind], words)):
                 outputs.append(tensor(ast.arg(name, kind, lineno=s.lineno, col_offset=0), scope))
+                into.append(next((w.value.id for w in words if isinstance(w.value, ast.Name)), ""))
             case ast.Pass():
                 pass
             case _:
                 raise fail(s, "expected `with kernel(..):` or `result(..)`")
-    return Program(f.name, tuple(inputs), tuple(groups), tuple(outputs), sizes)
+    return Program(f.name, tuple(inputs), tuple(groups), tuple(outputs), sizes, tuple(into) if any(into) else ())
 
 
 def _equation(s: ast.stmt, scope: Scope) -> Equation:

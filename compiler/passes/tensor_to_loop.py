@@ -28,11 +28,12 @@ from compiler.ir.tensor import (
     shape,
 )
 from compiler.ir.tensor import Program as TensorProgram
+from compiler.passes.loop.in_place import in_place
 from compiler.passes.tensor.fuse import WORTH_KEEPING, Nest, cost, nest
 
 
 def tensor_to_loop(program: TensorProgram) -> Program:
-    """One kernel for each group, two for a scatter (its base, then its updates)."""
+    """One kernel for each group, two for a scatter (its base, then its updates) unless it is done in place."""
     results = {t.name: t for t in program.outputs}
     tensors = {t.name: t for t in program.inputs} | results
     temps: list[Tensor] = []
@@ -49,7 +50,8 @@ def tensor_to_loop(program: TensorProgram) -> Program:
                 temps.append(Tensor(e.name, e.dtype, shape(e), row_major(shape(e))))
                 tensors[e.name] = temps[-1]
         kernels += builder.kernels(tensors)
-    return Program(program.name, program.inputs, program.outputs, tuple(temps), tuple(kernels), program.sizes)
+    made = Program(program.name, program.inputs, program.outputs, tuple(temps), tuple(kernels), program.sizes)
+    return in_place(made, {t.name: x for t, x in zip(program.outputs, program.into, strict=False) if x})
 
 
 @dataclass

@@ -57,6 +57,7 @@ def _placed(program: Program, made: Kernel, own: list[Kernel]) -> tuple[Kernel, 
     It runs where the last of them did: what reads results of the others comes behind it.
     """
     results = {w for k in own for w in k.writes}
+    read = {p.name for k in own[:-1] for p in k.params} - results
     before: list[Kernel] = []
     behind: list[Kernel] = []
     for k in program.kernels:
@@ -64,6 +65,8 @@ def _placed(program: Program, made: Kernel, own: list[Kernel]) -> tuple[Kernel, 
             break
         if k in own:
             continue
+        if set(k.writes) & read:  # an input that is written in place
+            return None
         late = bool(results & {p.name for p in k.params})
         (behind if late else before).append(k)
         results |= set(k.writes) if late else set()
@@ -103,11 +106,14 @@ def private(program: Program, kernel: Kernel, own: list[Kernel], others: int = 0
 
 
 def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | None:
-    """One nest over the rows that both kernels go through, of which each does the one, then the other; None for none.
+    """One nest over the rows that both kernels go through, of which each does the one, then the other; None for none,
+    or where the second overwrites what the first only reads.
 
     Rows are loops that go along the same axis of all that the first kernel hands to the second: what an iteration
     reads, the same iteration has made. No more than `most` of them are shared, the outermost ones.
     """
+    if set(second.writes) & {p.name for p in first.params} - set(first.writes):
+        return None
     rows, body = perfect(loop.For, first.body)
     others, rest = perfect(loop.For, _renamed(second, first).body)
     pairs = _pairs(first, second, (rows, body), (others, rest))

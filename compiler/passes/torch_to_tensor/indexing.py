@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compiler.ir.dtype import boolean, i64
+from compiler.ir.dtype import STORAGE_ONLY, boolean, i64
 from compiler.ir.expr import Expr, cast, const, identity, op, static
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
@@ -210,7 +210,17 @@ def scattered(
         raise b.refuse("an index into a tensor without elements")
     if self.dtype is boolean and how in _TRUTH:
         how = _TRUTH[how]
-    return b.scatter(how, self.shape, base or self.at, over, update)
+    base = base or self.at
+    if how != "set" or self.dtype not in STORAGE_ONLY:
+        return b.scatter(how, self.shape, base, over, update)
+    # What is only moved is stored as torch stores it.
+    kind, start = self.dtype, base
+
+    def moved(r: Index) -> tuple[Index, Expr]:
+        at, value = update(r)
+        return at, cast(value, kind)
+
+    return b.scatter(how, self.shape, lambda at: cast(start(at), kind), over, moved)
 
 
 _TRUTH = {"sum": "or", "prod": "and", "max": "or", "min": "and"}

@@ -76,7 +76,8 @@ def lower(program: aten.Program, *, round_every_call: bool = False) -> Program:
         groups += group
         outputs.append(made)
     inputs = tuple(Tensor(i.name, i.type.dtype, i.type.shape, i.type.strides, i.constant) for i in program.inputs)
-    return Program(program.name, inputs, _live(groups, {o.name for o in outputs}), tuple(outputs), program.sizes)
+    live = _live(groups, {o.name for o in outputs})
+    return Program(program.name, inputs, live, tuple(outputs), program.sizes, program.into)
 
 
 def check(program: aten.Program, calls: Sequence[Call]) -> None:

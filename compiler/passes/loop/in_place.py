@@ -1,0 +1,124 @@
+"""Loop IR in, Loop IR out: an output that may overwrite an input is made in the memory of that input.
+
+A scatter whose base is that input then has no copy of it to begin with: its updates alone are stored. That is done
+where no kernel reads the input behind the one that begins the output; elsewhere the output stays in memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Var, dim
+from compiler.ir.rewrite import nodes
+from compiler.ir.statement import Kernel, Program, Store
+from compiler.ir.tensor import Tensor, memory_order, row_major
+
+Index = tuple[Expr, ...]
+Move = Callable[[Index], Index]
+
+
+def in_place(program: Program, into: Mapping[str, str]) -> Program:
+    """The program without those outputs that it leaves in the inputs that `into` has for them."""
+    inputs = {t.name: t for t in program.inputs}
+    for name, place in into.items():
+        program = _placed(program, name, inputs[place]) or program
+    return program
+
+
+def _placed(program: Program, name: str, place: Tensor) -> Program | None:
+    """The program with the tensor `name` in the memory of `place`; None where that cannot be."""
+    writers = [k for k in program.kernels if name in k.writes]
+    source = _copied(writers[0]) if len(writers) == 2 else None
+    if source in {t.name for t in program.temps}:
+        made = _placed(program, str(source), place)
+        return _placed(made, name, place) if made is not None else None
+    first, move = writers[0], _same_axes
+    if source == place.name:
+        program = program.replace(kernels=tuple(k for k in program.kernels if k is not writers[0]))
+        first, move = writers[1], lambda old, place: _of_base(writers[0])
+    old = next(p for p in first.params if p.name == name)
+    behind = program.kernels[program.kernels.index(first) :]
+    if any(place in k.params for k in behind) or old.dtype is not place.dtype or not _apart(place):
+        return None
+    axes = move(old, place)
+    return _moved(program, name, place, axes) if axes is not None else None
+
+
+def _moved(program: Program, name: str, place: Tensor, axes: tuple[int, ...]) -> Program:
+    """The program without the tensor `name`: `axes` are its axes for those of `place`, -1 where that has but one."""
+
+    def rule(n: object) -> object:
+        if isinstance(n, Load | Store) and n.buffer == name:
+            return n.replace(buffer=place.name, index=tuple(n.index[d] if d >= 0 else dim(0) for d in axes))
+        return None
+
+    def changed(k: Kernel) -> Kernel:
+        return k.replace(
+            params=tuple(place if p.name == name else p for p in k.params),
+            writes=tuple(place.name if w == name else w for w in k.writes),
+            body=nodes(k.body, rule),
+        )
+
+    return program.replace(
+        outputs=tuple(t for t in program.outputs if t.name != name),
+        temps=tuple(t for t in program.temps if t.name != name),
+        kernels=tuple(changed(k) if any(p.name == name for p in k.params) else k for k in program.kernels),
+    )
+
+
+def _copy(k: Kernel) -> tuple[list[loop.For], Store, Load] | None:
+    """The loops, the store and the load of a kernel that does nothing but copy."""
+    loops: list[loop.For] = []
+    body = k.body
+    while len(body) == 1 and isinstance(body[0], loop.For):
+        loops.append(body[0])
+        body = body[0].body
+    match body:
+        case (Store(value=Load() as load, op="set") as store,):
+            return loops, store, load
+    return None
+
+
+def _copied(k: Kernel) -> str:
+    """What a kernel copies whole, if it does nothing else, or ""."""
+    found = _copy(k)
+    if found is None:
+        return ""
+    loops, store, load = found
+    extents = {Var(f.var): f.extent for f in loops}
+    held = next(p for p in k.params if p.name == load.buffer)
+    used = [i for i in load.index if not isinstance(i, Const)]
+    ends = [extents.get(i, dim(1)) if isinstance(i, Var) else dim(1) for i in load.index]
+    whole = all(n is end for n, end in zip(held.shape, ends, strict=True))
+    same = {*used} == {*store.index} == {*extents} and len(used) == len(store.index) == len(extents)
+    return load.buffer if whole and same else ""
+
+
+def _of_base(k: Kernel) -> tuple[int, ...]:
+    """For each axis of what a kernel copies that of the copy, or -1."""
+    found = _copy(k)
+    assert found is not None
+    _, store, load = found
+    return tuple(store.index.index(i) if i in store.index else -1 for i in load.index)
+
+
+def _same_axes(old: Tensor, place: Tensor) -> tuple[int, ...] | None:
+    """The same where the two have the same shape but for axes of one element."""
+    axes = [d for d, n in enumerate(place.shape) if n is not dim(1)]
+    if [place.shape[d] for d in axes] != [n for n in old.shape if n is not dim(1)] or dim(1) in old.shape:
+        return None
+    return tuple(axes.index(d) if d in axes else -1 for d in range(len(place.shape)))
+
+
+def _apart(t: Tensor) -> bool:
+    """No two elements share memory; where sizes are symbolic this is known of contiguous tensors alone."""
+    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+        return t.strides == row_major(t.shape)
+    reach = 0
+    for d in reversed(memory_order(t)):
+        count, step = (int(n.value) for n in (t.shape[d], t.strides[d]) if isinstance(n, Const))
+        if count > 1 and step <= reach:
+            return False
+        reach += max(count - 1, 0) * step
+    return True

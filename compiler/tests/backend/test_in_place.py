@@ -1,0 +1,179 @@
+"""Caches that `torch.compile(f, backend="mlcomp")` writes where they lie: values, order, and how much is stored."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from compiler import backend
+from compiler.errors import InvalidData
+from compiler.execution.executable import Executable
+from compiler.ir import loop
+from compiler.ir.expr import static
+from compiler.ir.statement import Stmt, Store
+from compiler.tests.meaning import fresh_seed
+
+TARGETS = ("cpu", "sm_90a")
+Result = tuple[Any, ...]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch.manual_seed(fresh_seed())
+    yield
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
+    """The programs that are compiled."""
+    found: list[Executable] = []
+    build = backend._built
+
+    def kept(*arguments: Any) -> Executable:
+        found.append(build(*arguments))
+        return found[-1]
+
+    monkeypatch.setattr(backend, "_built", kept)
+    return found
+
+
+def stores(program: Any, dtype: str, rank: int) -> int:
+    """How many elements of this type are stored to buffers of this rank, all kernels together."""
+    shapes = {p.name: p for k in program.kernels for p in k.params}
+
+    def count(body: tuple[Stmt, ...], times: int) -> int:
+        total = 0
+        for s in body:
+            if isinstance(s, Store) and (shapes[s.buffer].dtype.name, len(shapes[s.buffer].shape)) == (dtype, rank):
+                total += times
+            elif isinstance(s, loop.For):
+                total += count(s.body, times * static(s.extent))
+        return total
+
+    return sum(count(k.body, 1) for k in program.kernels)
+
+
+def step(caches: list[Tensor], at: Tensor, x: Tensor) -> Tensor:
+    """Layers of attention over a cache that each writes to first."""
+    for cache in caches:
+        cache.index_copy_(2, at, torch.sin(x))
+        x = x + F.scaled_dot_product_attention(x, cache, cache)
+    return x
+
+
+def by_index(caches: list[Tensor], at: Tensor, x: Tensor) -> Tensor:
+    for cache in caches:
+        cache[:, :, at] = torch.sin(x)
+        x = x + torch.softmax(x @ cache.mT, -1) @ cache
+    return x
+
+
+def twice(caches: list[Tensor], at: Tensor, x: Tensor) -> Result:
+    """Read before, between two writes, and behind."""
+    out = []
+    for cache in caches:
+        out.append(cache.sum(2))
+        cache.index_copy_(2, at, x)
+        out.append(cache.amax(2))
+        cache.index_add_(2, at + 1, x)
+        out.append(cache.cumsum(2))
+    return tuple(out)
+
+
+def crossed(caches: list[Tensor], at: Tensor, x: Tensor) -> Result:
+    """Each is written from what the other was."""
+    first, second = caches
+    old = first.clone()
+    first.index_copy_(2, at, second[:, :, 1:2])
+    second.index_copy_(2, at, old[:, :, 2:3])
+    return first * 2, old
+
+
+def late(caches: list[Tensor], at: Tensor, x: Tensor) -> Result:
+    """What it was is asked for behind the write: a copy of it must be kept."""
+    first, second = caches
+    old = first.softmax(-1)
+    first.index_copy_(2, at, x)
+    return first @ old.mT, old, second.copy_(x.expand(second.shape))
+
+
+def returned(caches: list[Tensor], at: Tensor, x: Tensor) -> Result:
+    """Results in the memory of what is written."""
+    first, second = caches
+    first.index_copy_(2, at, x)
+    view = first[:, 1:]
+    second.copy_(torch.roll(second, 1, 2))
+    return view, first, second.mT, view + 1
+
+
+FUNCTIONS = (step, by_index, twice, crossed, late, returned)
+
+
+def dense(*shape: int) -> Tensor:
+    return torch.randn(shape)
+
+
+def swapped(*shape: int) -> Tensor:
+    b, h, n, d = shape
+    return torch.randn(b, n, h, d).transpose(1, 2)
+
+
+def cut(*shape: int) -> Tensor:
+    b, h, n, d = shape
+    return torch.randn(b, h + 1, n + 3, d)[:, 1:, 1:-2]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_what_is_written_in_place_is_what_eager_writes(function: Callable[..., Any], target: str) -> None:
+    ours = torch.compile(function, backend="mlcomp", options={"fallback": "error", "target": target}, dynamic=False)
+    first = FUNCTIONS.index(function)  # each with two of the layouts
+    caches = [(dense, swapped, cut)[(first + n) % 3](1, 2, 8, 4) for n in range(2)]
+    mine, his = ([_copied(x) for x in caches] for _ in range(2))
+    for position in (3, 6):
+        at, x = torch.tensor([position]), torch.randn(1, 2, 1, 4)
+        with torch.no_grad():
+            found, wanted = ours(mine, at, x), function(his, at, x)
+        torch.testing.assert_close((found, mine), (wanted, his), rtol=1e-4, atol=1e-5)
+    # Nor is anything changed beside them.
+    for a, b in zip(mine, his, strict=True):
+        torch.testing.assert_close(_memory(a), _memory(b), rtol=1e-4, atol=1e-5)
+
+
+def _memory(x: Tensor) -> Tensor:
+    return torch.empty(0).set_(x.untyped_storage())
+
+
+def _copied(x: Tensor) -> Tensor:
+    """A view like that of a copy of its memory."""
+    return _memory(x).clone().as_strided(x.shape, x.stride(), x.storage_offset())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [step, by_index], ids=lambda f: f.__name__)
+def test_a_step_stores_what_it_writes_and_no_more(
+    function: Callable[..., Any], dtype: torch.dtype, made: list[Executable]
+) -> None:
+    """Two layers, one new position each: 8 elements of 64."""
+    caches = [torch.randn(1, 2, 8, 4, dtype=dtype) for _ in range(2)]
+    places = [x.data_ptr() for x in caches]
+    at, x = torch.tensor([5]), torch.randn(1, 2, 1, 4, dtype=dtype)
+    with torch.no_grad():
+        torch.compile(function, backend="mlcomp", options={"fallback": "error"})(caches, at, x)
+    (program,) = made
+    kind = {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
+    assert stores(program.lowering.stages["loop"], kind, 4) == 2 * math.prod(x.shape)
+    assert len(program.code.stages["kernel"].outputs) == 1, "the caches are no results"
+    assert places == [x.data_ptr() for x in caches]
+
+
+def test_an_index_out_of_range_is_refused() -> None:
+    cache, x = torch.randn(1, 2, 8, 4), torch.randn(1, 2, 1, 4)
+    ours = torch.compile(step, backend="mlcomp", options={"fallback": "error"})
+    with torch.no_grad(), pytest.raises((IndexError, InvalidData, RuntimeError)):
+        ours([cache], torch.tensor([8]), x)
