@@ -12,7 +12,7 @@ Names are loaded when first used, so that the IRs can be imported without PyTorc
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from compiler.errors import CacheError, CompilerError, InvalidData, ToolchainError, Unsupported
+from compiler.errors import CacheError, CompilerError, InvalidData, ToolchainError, UncheckedWarning, Unsupported
 
 if TYPE_CHECKING:
     from compiler.checks.inspection import inspect
@@ -119,6 +119,7 @@ __all__ = [
     "Schedule",
     "Target",
     "ToolchainError",
+    "UncheckedWarning",
     "Unsupported",
     "Wish",
     "accuracy",

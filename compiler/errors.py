@@ -42,6 +42,10 @@ class CacheError(CompilerError):
         )
 
 
+class UncheckedWarning(UserWarning):
+    """Data is used unchecked: one bad index reads or writes any memory."""
+
+
 def call_text(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """Arguments as they would be written in a call, each shortened so that a message stays one line.
 

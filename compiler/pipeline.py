@@ -43,7 +43,7 @@ from compiler.passes.loop.fuse_rows import fuse_rows
 from compiler.passes.loop.merge_axes import merge_axes
 from compiler.passes.loop.views import views
 from compiler.passes.loop_to_tile import loop_to_tile
-from compiler.passes.requirements import requirements
+from compiler.passes.requirements import requirements, without_requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor_to_loop import tensor_to_loop
@@ -147,8 +147,8 @@ def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_threads(program, context.target, _texts(context))
 
 
-def _requirements(program: kernel.Program, _: Context) -> kernel.Program:
-    return requirements(program)
+def _requirements(program: kernel.Program, context: Context) -> kernel.Program:
+    return requirements(program) if context.target.checked else without_requirements(program)
 
 
 def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Program:

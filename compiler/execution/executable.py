@@ -14,7 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from compiler import frontend, pipeline
-from compiler.errors import CompilerError, InvalidData
+from compiler.errors import CompilerError, InvalidData, UncheckedWarning
 from compiler.execution import buffers, gpu_programs, named, stored
 from compiler.execution.dynamic import AnySize
 from compiler.execution.tuning import shelf
@@ -39,7 +39,12 @@ from compiler.targets.accuracy import THREEFOLD
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parents[1] / "render" / "cpp"
-CHECKS = ("async", "sync")  # when a GPU's complaints about data are heard of
+# When a GPU's complaints about data are heard of; with the last one there are none, on no target.
+CHECKS = ("async", "sync", "off")
+UNCHECKED = (
+    'check_indices="off": an index, target or divisor that is not valid is not noticed: it gives any result, and reads '
+    "or writes any memory of the process"
+)
 # What g++ calls the machines that are only described.
 _MACHINES = {"cpu:avx512": "x86-64-v4", "cpu:avx2": "haswell", "cpu:baseline": "x86-64"}
 
@@ -268,7 +273,8 @@ def compile(
     A `torch.cuda.CUDAGraph` may capture its calls; keep the executable as long as the graph, which uses its code.
 
     Indices, targets and integer divisors that may not be raise what eager raises. A GPU is not waited for, so there the
-    next call raises InvalidData, unless `check_indices` is "sync".
+    next call raises InvalidData, unless `check_indices` is "sync". With "off" they must be valid: what is not gives any
+    result, and reads or writes any memory of the process.
 
     `quantize` makes integers of weights that matmuls read, once, here: one of `passes.quantize.MODES`.
 
@@ -307,6 +313,9 @@ def build_captured(
     if check_indices not in CHECKS:
         raise CompilerError(f"check_indices is one of {', '.join(CHECKS)}, not {check_indices!r}")
     machine = _named(target)
+    if check_indices == "off":
+        warnings.warn(UNCHECKED, UncheckedWarning, stacklevel=2)
+        machine = machine.replace(checked=False)
     folder = cache if cache is not None else detect.default_cache(os.environ)
     with garbage.held_back():
         given = tuple(sorted((schedules or {}).items()))

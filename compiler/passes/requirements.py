@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from compiler.ir import kernel as k
+from compiler.ir import rewrite
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, canonical, fresh, names, substitute
 from compiler.ir.index import value_range
@@ -35,6 +36,15 @@ def requirements(program: k.Program) -> k.Program:
             y[i * 32 + j] = x[checked * 32 + j, f32x16]
     """
     return program.replace(functions=tuple(map(_function, program.functions)))
+
+
+def without_requirements(program: k.Program) -> k.Program:
+    """The program for data that is known to be valid."""
+
+    def body(of: k.Function) -> Body:
+        return rewrite.nodes(of.body, lambda n: n.args[1] if _requires(n) else None)
+
+    return program.replace(functions=tuple(f.replace(body=body(f)) for f in program.functions))
 
 
 def _function(f: k.Function) -> k.Function:

@@ -98,7 +98,8 @@ class Target(Node):
     `shared` what a block of threads may have of it. A core of a GPU (a multiprocessor) holds at most so many `threads`,
     `blocks` and 32-bit `registers` at once, and does in a clock, of the multiply-adds of each kind in `rates`, so many.
     Of blocks that fill a core each, so many `clusters` of each size run at once. `costs` are what the products of a
-    pipeline of tiles were measured to take beside that, by name, where they were.
+    pipeline of tiles were measured to take beside that, by name, where they were. Code that is not `checked` takes it
+    that indices, targets and divisors are valid.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Target(Node):
     rates: tuple[tuple[str, int], ...] = ()
     clusters: tuple[tuple[int, int], ...] = ()
     costs: tuple[tuple[str, float], ...] = ()
+    checked: bool = True
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of that size in a vector register."""

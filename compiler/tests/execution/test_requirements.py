@@ -194,8 +194,18 @@ def test_what_a_program_asserts_of_its_data_holds_or_raises(seed: int) -> None:
 
 
 def test_unknown_ways_to_check_are_refused() -> None:
-    with pytest.raises(compiler.CompilerError, match="check_indices is one of async, sync, not 'never'"):
+    with pytest.raises(compiler.CompilerError, match="check_indices is one of async, sync, off, not 'never'"):
         compiler.compile(torch.neg, [torch.ones(3)], check_indices="never")
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm_90a"])
+def test_data_may_go_unchecked_which_is_said(target: str, seed: int) -> None:
+    x, i = torch.randn(9, 33), torch.randint(-9, 9, (40,))
+    with pytest.warns(compiler.UncheckedWarning, match="reads or writes any memory"):
+        fast = compiler.compile(lambda x, i: (x[i], i // (i + 99)), [x, i], target=target, check_indices="off")
+    assert "require" not in fast.lowering.show("kernel") and "failed" not in fast.source
+    for ours, eager in zip(fast(x, i), (x[i], i // (i + 99)), strict=True):
+        torch.testing.assert_close(ours, eager, msg=f"seed {seed}")
 
 
 BEFORE = """def f(x: f32[10, 32], i: i64[7], *, y: f32[7, 32]):
