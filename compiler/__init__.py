@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         reference,
     )
     from compiler.execution.gpu_programs import architecture, on_gpu
+    from compiler.execution.mlir import to_mlir
     from compiler.execution.named import TARGETS, cpus, target
     from compiler.execution.tuning.command import Wish, limits, tune
     from compiler.frontend import (
@@ -65,6 +66,7 @@ _HOME = {
     ),
     "compiler.execution.tuning.command": ("Wish", "limits", "tune"),
     "compiler.execution.gpu_programs": ("architecture", "on_gpu"),
+    "compiler.execution.mlir": ("to_mlir",),
     "compiler.execution.named": ("TARGETS", "cpus", "target"),
     "compiler.frontend": (
         "Captured", "FirstOfEqual", "capture", "capture_gradient", "decompositions", "from_graph", "gradient",
@@ -156,6 +158,7 @@ __all__ = [
     "stages",
     "sweep_folders",
     "target",
+    "to_mlir",
     "tune",
     "with_results",
 ]

@@ -52,6 +52,7 @@ from compiler.passes.tile.schedule import apply_schedules
 from compiler.passes.tile.symbolic_schedule import symbolic_schedule
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
+from compiler.render.mlir import linalg
 from compiler.schedule import files, heuristic
 from compiler.schedule import space as schedule_space
 from compiler.schedule.records import NOTHING, Record, Stored
@@ -61,12 +62,13 @@ from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
 IR_STAGES = tuple(IRS)
-TEXTS = {"cpu": "cpp", "cuda": "cuda"}  # what each kind of target ends in
+TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir"}  # what each kind of target ends in
+_WAYS = {"mlir": ("torch", "tensor")}  # the IRs on the way to a kind of target, where not all
 
 
 def stages(target: Target) -> tuple[str, ...]:
     """The stages of a program on its way to a target."""
-    return (*IR_STAGES, TEXTS[target.kind])
+    return (*_WAYS.get(target.kind, IR_STAGES), TEXTS[target.kind])
 
 
 STAGES = (*IR_STAGES, TEXTS["cpu"])
@@ -121,6 +123,10 @@ def _render(program: kernel.Program, context: Context) -> str:
 
 def _render_cuda(program: kernel.Program, context: Context) -> str:
     return cuda.render(program, target=context.target.name)
+
+
+def _render_mlir(program: tensor.Program, _: Context) -> str:
+    return linalg.render(program)
 
 
 def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:
@@ -184,6 +190,7 @@ PIPELINE = (
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for those before", _dependent_launch, True, "cuda"),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
+    Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
 )
 # fmt: on
 
@@ -213,7 +220,8 @@ class Lowering:
 
 def passes_for(target: Target) -> tuple[Pass, ...]:
     """The passes that a program for this target goes through, in order."""
-    return tuple(p for p in PIPELINE if p.kind in ("", target.kind))
+    order = stages(target)
+    return tuple(p for p in PIPELINE if p.kind in ("", target.kind) and p.source in order and p.result in order)
 
 
 def from_tiles(program: statement.Program, target: Target) -> kernel.Program:

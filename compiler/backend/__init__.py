@@ -329,7 +329,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     captured, taken = quantization.quantized(frontend.from_graph(wanted, into=into), wanted, options.quantize)
     # What torch has assumed of sizes Dynamo checks before each call.
     made = _built(replace(captured, guards=()), target, options.check_indices, options.tuned)
-    report.regions.append((len(regions.calls(graph)), tuple(f.name for f in made.code.stages["kernel"].functions)))
+    report.regions.append((len(regions.calls(graph)), made.names))
     launch = made.launch
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
     every = len(tensors) == len(placeholders)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
 
-STAGES = ("torch", "tensor", "loop", "tile", "schedule", "kernel", "cpp", "cuda", "asm")
+STAGES = ("torch", "tensor", "loop", "tile", "schedule", "kernel", "cpp", "cuda", "asm", "mlir")
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -47,7 +47,8 @@ def show(options: argparse.Namespace) -> int:
     from compiler import pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
     from compiler.execution import dumps, named  # noqa: PLC0415
 
-    machine = named.target(options.target or dumps.target_of(options.source))
+    wanted = options.target or ("mlir" if options.ir == "mlir" else dumps.target_of(options.source))
+    machine = named.target(wanted)
     stages = pipeline.stages(machine)
     until = {"asm": stages[-1], "schedule": "tile"}.get(options.ir, options.ir)
     if until not in stages or (options.ir == "asm" and until != "cpp"):

@@ -57,12 +57,14 @@ def overwritten(lowering: Lowering) -> dict[int, int]:
 
 def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
     """The launch plan: buffers as the callers see them, and temporaries packed into one arena by liveness."""
-    program: kernel.Program = lowering.stages["kernel"]
+    program = lowering.stages["tensor" if lowering.target.kind == "mlir" else "kernel"]
     inputs = tuple(buffer(i, sizes) for i in inputs_of(lowering))
     outputs = tuple(
         launcher.Buffer(t.name, t.dtype.name, *layout(kind, sizes))
         for t, kind in zip(program.outputs, output_types(lowering), strict=True)
     )
+    if not isinstance(program, kernel.Program):
+        return launcher.Plan(inputs, outputs)
     uses: dict[str, list[int]] = {}
     for n, f in enumerate(program.functions):
         for p in f.params:
@@ -74,8 +76,10 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
     return launcher.Plan(inputs, outputs, tuple(arena.offsets), arena.size, given, len(program.zeros))
 
 
-def temporaries(program: kernel.Program, sizes: Sizes) -> list[launcher.Buffer]:
-    return [buffer(t, sizes) for t in program.temps]
+def temporaries(lowering: Lowering, sizes: Sizes) -> list[launcher.Buffer]:
+    """Those of Kernel IR; a program that has none makes its own."""
+    program: kernel.Program | None = lowering.stages.get("kernel")
+    return [buffer(t, sizes) for t in program.temps] if program is not None else []
 
 
 def buffer(t: Tensor, sizes: Sizes) -> launcher.Buffer:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from compiler import frontend, pipeline
 from compiler.errors import CompilerError, InvalidData, UncheckedWarning
-from compiler.execution import buffers, gpu_programs, named, stored
+from compiler.execution import buffers, gpu_programs, mlir, named, stored
 from compiler.execution.dynamic import AnySize
 from compiler.execution.tuning import shelf
 from compiler.execution.views import overwriting, viewed
@@ -24,7 +24,7 @@ from compiler.interpret import loop as loop_interpreter
 from compiler.interpret import tensor as tensor_interpreter
 from compiler.interpret import tile as tile_interpreter
 from compiler.interpret.bounded import Accuracy
-from compiler.ir import aten, kernel
+from compiler.ir import aten
 from compiler.ir.expr import Op, Size
 from compiler.ir.node import digest
 from compiler.ir.sizes import numbers
@@ -85,7 +85,7 @@ def _executed(
     at = buffers.sizes_of(lowering, inputs)
     if stage == "torch":
         return tuple(frontend.execute(program, list(inputs)))
-    if stage == "cpp":
+    if stage in ("cpp", "mlir"):
         return _run_text(lowering, inputs, buffers.plan(lowering, at), cache)
     if lowering.target.kind == "cuda" and stage in gpu_programs.STAGES:
         outcome = execute_guarded(lowering, inputs, runs=1, cache=cache, stage=stage)
@@ -117,6 +117,8 @@ def headers(machine: Target) -> dict[str, str]:
 
 def built(lowering: Lowering, cache: Path | None) -> Path:
     """The text as a shared object; raises CompilerError where this machine could not run it."""
+    if lowering.target.kind == "mlir":
+        return mlir.built(lowering, cache)
     check_runnable(lowering.target)
     return build.build(lowering.stages["cpp"], flags(lowering.target), cache=cache, include=(HEADERS,), split=cpp.parts)
 
@@ -147,9 +149,9 @@ def _run_text(
 ) -> tuple[torch.Tensor, ...]:
     """Poisoned outputs and temporaries: what the text does not write shows."""
     path = built(lowering, cache)
-    at = dict(zip(lowering.stages["kernel"].sizes, planned.sizes, strict=True))
+    at = buffers.sizes_of(lowering, inputs)
     outputs = [poisoned(b) for b in planned.outputs]
-    temps = [poisoned(b) for b in buffers.temporaries(lowering.stages["kernel"], at)]
+    temps = [poisoned(b) for b in buffers.temporaries(lowering, at)]
     launcher.run_once(path, [*inputs, *outputs, *temps], planned.sizes, threads=torch.get_num_threads())
     return tuple(outputs)
 
@@ -173,7 +175,6 @@ def execute_guarded(
     cannot use. `apart` gives each buffer an allocation of its own on the GPU and the code its lines, for tools that
     watch accesses.
     """
-    program: kernel.Program = lowering.stages["kernel"]
     at = buffers.sizes_of(lowering, inputs)
     planned = buffers.plan(lowering, at)
     if lowering.target.kind == "cuda":
@@ -182,7 +183,7 @@ def execute_guarded(
         call = gpu_programs.caller(lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart, check=check)
     else:
         call = guarded.entry(built(lowering, cache), planned.sizes, torch.get_num_threads())
-    return guarded.run(call, planned, inputs, buffers.temporaries(program, at), runs, patience)
+    return guarded.run(call, planned, inputs, buffers.temporaries(lowering, at), runs, patience)
 
 
 def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -236,7 +237,8 @@ class Executable:
         self.source: str = code.stages[pipeline.TEXTS[kind]]
         self.emulated = kind == "cuda" and not gpu_programs.on_gpu(code.target)
         self.digest = digest(self.source)
-        self.kernels = len(code.stages["kernel"].functions)
+        self.names = tuple(f.name for f in code.stages["kernel"].functions) if "kernel" in code.stages else (kind,)
+        self.kernels = len(self.names)
         self._simple = captured.structure.num_leaves == 1 and captured.structure.is_leaf()
 
     @functools.cached_property
@@ -425,7 +427,7 @@ def _code(
 ) -> Lowering:  # fmt: skip
     """What runs the program; of stages before that those that are needed. An emulator is told more than is stored."""
     lower = functools.partial(lowered, program, machine, schedules, known)
-    if machine.kind == "cuda" and not gpu_programs.on_gpu(machine):
+    if machine.kind == "mlir" or (machine.kind == "cuda" and not gpu_programs.on_gpu(machine)):
         return lower()
     made = stored.code(program, machine, schedules, folder, lower, known.digest)
     for x in made.fallbacks if known.records else ():

@@ -37,6 +37,7 @@ INVALID = str(compiler.InvalidData())  # what guarded text says of data that may
 EXECUTORS = {
     "torch": "PyTorch", "tensor": "NumPy, f64 and f32", "loop": "plain C++ loops", "tile": "NumPy, by tiles",
     "kernel": "Python, checked", "cpp": f"native, {RUNS} runs, guarded",
+    "mlir": f"MLIR's own lowering, {RUNS} runs, guarded",
 }  # fmt: skip
 EXECUTORS_OF_CUDA = EXECUTORS | {
     "kernel": "emulated, every access checked", "cuda": f"emulated, {RUNS} orders, guarded",
@@ -314,7 +315,7 @@ def assess(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Watch |
 
 def executor(target: compiler.Target, stage: str, watch: Watch | None = None) -> str:
     """What runs a stage."""
-    if target.kind == "cpu":
+    if target.kind != "cuda":
         return EXECUTORS[stage]
     arch = compiler.architecture(target) if stage == "cuda" else None
     if arch is None:
@@ -358,7 +359,7 @@ def run_watched(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Wa
 
 def is_native(target: compiler.Target, stage: str) -> bool:
     """Whether what runs a stage is compiled code, with the freedom to do anything."""
-    return stage in ("cpp", "cuda") or (stage == "kernel" and target.kind == "cuda")
+    return stage in ("cpp", "cuda", "mlir") or (stage == "kernel" and target.kind == "cuda")
 
 
 def verdict_on(truth: Truth, lowering: compiler.Lowering, stage: str, made: Made) -> Verdict:

@@ -15,7 +15,7 @@ FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
 TIERS = ("smoke", "full", "nightly")
 IR_STAGES = ("torch", "tensor", "loop", "tile", "kernel")
 KINDS = {"cpu": "cpp", "cuda": "cuda"}  # of targets, and the last stage of each
-STAGES = (*IR_STAGES, *KINDS.values())
+STAGES = (*IR_STAGES, *KINDS.values(), "mlir")
 
 Value = Any  # a number, boolean, string or None, or nested tuples of them
 
@@ -122,10 +122,10 @@ def seed(case: Case, arg: str, run_seed: int = 0) -> int:
 def kind_of(target: str) -> str:
     """The kind of a target.
 
-    >>> kind_of("cpu:avx2"), kind_of("cuda"), kind_of("sm_90a")
-    ('cpu', 'cuda', 'cuda')
+    >>> kind_of("cpu:avx2"), kind_of("cuda"), kind_of("sm_90a"), kind_of("mlir")
+    ('cpu', 'cuda', 'cuda', 'cpu')
     """
-    return "cuda" if target.startswith("sm_") else target.partition(":")[0]
+    return {"sm": "cuda", "mlir": "cpu"}.get(re.split("[:_]", target)[0], re.split(":", target)[0])
 
 
 def stages_of(target: str) -> tuple[str, ...]:
@@ -134,6 +134,8 @@ def stages_of(target: str) -> tuple[str, ...]:
     >>> stages_of("cpu:avx2")[-2:], stages_of("sm_90a")[-2:]
     (('kernel', 'cpp'), ('kernel', 'cuda'))
     """
+    if target == "mlir":
+        return ("torch", "tensor", "mlir")
     return (*IR_STAGES, KINDS[kind_of(target)])
 
 

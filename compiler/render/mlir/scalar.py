@@ -1,0 +1,319 @@
+"""Scalar expressions as operations of `arith`, `math` and `scf`, with a defined result for every argument."""
+
+from __future__ import annotations
+
+import functools
+from collections import ChainMap
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, replace
+
+from compiler.errors import Unsupported
+from compiler.ir import dtype as dt
+from compiler.ir.dtype import DType, boolean, f32, f64, i32, i64
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Size, Var
+from compiler.ir.functions import FUNCTIONS
+from compiler.render.mlir.text import Block, Value, Values, element
+
+# What `require` writes to where it does not hold: an argument of the function, after all tensors.
+INVALID = Value("%invalid", "memref<i8>")
+
+_FLOAT, _INT, _UINT, _BOOL = "float", "int", "uint", "bool"
+# An operation for each kind of type, where there is one that means the same for all arguments.
+_DIRECT: dict[str, dict[str, str]] = {
+    "add": {_FLOAT: "arith.addf", _INT: "arith.addi", _UINT: "arith.addi"},
+    "sub": {_FLOAT: "arith.subf", _INT: "arith.subi", _UINT: "arith.subi"},
+    "mul": {_FLOAT: "arith.mulf", _INT: "arith.muli", _UINT: "arith.muli"},
+    "div": {_FLOAT: "arith.divf"},
+    "rem": {_FLOAT: "arith.remf"},
+    "neg": {_FLOAT: "arith.negf"},
+    "abs": {_FLOAT: "math.absf"},
+    "min": {_FLOAT: "arith.minimumf", _INT: "arith.minsi", _UINT: "arith.minui", _BOOL: "arith.andi"},
+    "max": {_FLOAT: "arith.maximumf", _INT: "arith.maxsi", _UINT: "arith.maxui", _BOOL: "arith.ori"},
+    **{name: dict.fromkeys((_INT, _UINT, _BOOL), f"arith.{name}i") for name in ("and", "or", "xor")},
+    **{name: {_FLOAT: f"math.{name}"} for name in ("floor", "ceil", "trunc", "sqrt", "fma")},
+    "round": {_FLOAT: "math.roundeven"},
+    "where": dict.fromkeys((_FLOAT, _INT, _UINT, _BOOL), "arith.select"),
+    **{name: {_FLOAT: f"math.{name}"} for name in FUNCTIONS if name not in ("pow", "lgamma", "exp2_ftz")},
+    "pow": {_FLOAT: "math.powf"},
+}
+# Predicates of comparisons: of floats (ordered, but for `ne`), of integers with a sign, and without.
+_COMPARE = {"eq": (1, 0, 0), "ne": (13, 1, 1), "lt": (4, 2, 6), "le": (5, 3, 7), "gt": (2, 4, 8), "ge": (3, 5, 9)}
+# Functions of f32 that are less exact in the C library than what is allowed here: they are computed in f64.
+_WIDE = ("acosh", "asinh", "atanh", "cosh", "erfc", "lgamma", "pow", "sinh", "tanh", "tan")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What expressions may mention: indices of axes, tensors, loads that are arguments of the block, and what has been
+    computed."""
+
+    axes: Mapping[str, Value]
+    tensors: Mapping[str, Value]
+    known: MutableMapping[Expr, Value]
+
+    def inner(self) -> Scope:
+        """Of a region, whose values are not seen outside of it."""
+        return replace(self, known=ChainMap({}, self.known))
+
+
+def guarded(e: Expr) -> bool:
+    """Something in it may only be evaluated where it is asked for."""
+    return any(isinstance(n, Load) or (isinstance(n, Op) and n.name == "require") for n in e.walk())
+
+
+def lower(e: Expr, b: Block, scope: Scope) -> Value:
+    """The value of `e`, computed once in each region."""
+    found = scope.known.get(e)
+    if found is None:
+        found = scope.known[e] = _lower(e, b, scope)
+    return found
+
+
+def _lower(e: Expr, b: Block, scope: Scope) -> Value:
+    match e:
+        case Const(value, dtype):
+            return b.constant(value, dtype)
+        case Size(name):
+            raise Unsupported("mlir", [f"{name}: size"], "sizes must be known when the text is made")
+        case Var(name):
+            return b.op("arith.index_cast", (scope.axes[name],), "i64")
+        case Load(buffer, index, dtype):
+            at = [as_index(i, b, scope) for i in index]
+            return b.op("tensor.extract", (scope.tensors[buffer], *at), element(dtype))
+        case Cast(arg, dtype):
+            return convert(lower(arg, b, scope), arg.dtype, dtype, b)
+        case Select(cond, then, other):
+            return _select(cond, then, other, b, scope)
+        case Op("require", (cond, value)):
+            return _require(cond, value, b, scope)
+        case Op(name, args):
+            return apply(name, [lower(a, b, scope) for a in args], args[-1].dtype, b, _divisor(args))
+    raise TypeError(type(e).__name__)
+
+
+def _divisor(args: tuple[Expr, ...]) -> bool:
+    """The last argument is a positive literal."""
+    return isinstance(args[-1], Const) and not args[-1].dtype.is_float and args[-1].value > 0
+
+
+def as_index(e: Expr, b: Block, scope: Scope) -> Value:
+    """The value of an index, of MLIR's type for these."""
+    if isinstance(e, Var) and e.name in scope.axes:
+        return scope.axes[e.name]
+    if isinstance(e, Const):
+        return b.index(int(e.value))
+    return b.op("arith.index_cast", (lower(e, b, scope),), "index")
+
+
+def _select(cond: Expr, then: Expr, other: Expr, b: Block, scope: Scope) -> Value:
+    decided = lower(cond, b, scope)
+    if not any(guarded(x) and x not in scope.known for x in (then, other)):
+        return b.op("arith.select", (decided, lower(then, b, scope), lower(other, b, scope)))
+
+    def side(e: Expr) -> Callable[[Block, tuple[Value, ...]], Values]:
+        return lambda inner, _: (lower(e, inner, scope.inner()),)
+
+    return b.choose(decided, side(then), side(other), element(then.dtype))
+
+
+def _require(cond: Expr, value: Expr, b: Block, scope: Scope) -> Value:
+    def failed(inner: Block, _: tuple[Value, ...]) -> Values:
+        inner.do("memref.store", (inner.constant(1, dt.i8), INVALID))
+        return (inner.constant(0, value.dtype),)
+
+    holds = lower(cond, b, scope)
+    return b.choose(holds, lambda inner, _: (lower(value, inner, scope.inner()),), failed, element(value.dtype))
+
+
+# ---- operations on values
+
+
+def compare(how: str, x: Value, y: Value, dtype: DType, b: Block) -> Value:
+    number = _COMPARE[how][0 if dtype.is_float else 1 if dtype.kind == "int" else 2]
+    return b.op(f"arith.cmp{'f' if dtype.is_float else 'i'}", (x, y), "i1", f"predicate = {number} : i64")
+
+
+def apply(name: str, args: Values, dtype: DType, b: Block, positive: bool = False) -> Value:
+    """`expr.OPS[name]` of values, the last of which has this type; `positive` says so of the last one."""
+    if name in _COMPARE:
+        return compare(name, args[0], args[1], dtype, b)
+    if name in _WIDE and dtype is f32:
+        wide = [convert(a, f32, f64, b) for a in args]
+        return convert(apply(name, wide, f64, b), f64, f32, b)
+    direct = _DIRECT.get(name, {}).get(dtype.kind)
+    if direct is not None:
+        return b.op(direct, args)
+    if name in ("truncdiv", "rem", "mod", "floordiv") and not dtype.is_float:
+        return _divide(name, args[0], args[1], dtype, b, positive)
+    if name in _COMPOUND:
+        return _COMPOUND[name](*args, dtype=dtype, b=b)
+    raise Unsupported("mlir", [f"{name} of {dtype}"], "linalg has no operation for it")
+
+
+def _divide(name: str, x: Value, y: Value, dtype: DType, b: Block, positive: bool) -> Value:
+    """Of integers: anything by 0 is 0, and the least value by -1 wraps; the instruction would trap."""
+    signed = dtype.kind == "int"
+    unsigned = "s" if signed else "u"
+    zero = b.constant(0, dtype)
+    by, least, none = y, None, None
+    if not positive:
+        none = compare("eq", y, zero, dtype, b)
+        bad = none
+        if signed:
+            least = compare("eq", y, b.constant(-1, dtype), dtype, b)
+            bad = b.op("arith.ori", (none, least))
+        by = b.op("arith.select", (bad, b.constant(1, dtype), y))
+    rest = functools.partial(b.op, f"arith.rem{unsigned}i", (x, by))
+    if name == "rem":
+        return rest()
+    if name == "mod":
+        r = rest()
+        return b.op("arith.select", (_crosses(r, y, dtype, b), b.op("arith.addi", (r, y)), r)) if signed else r
+    q = b.op(f"arith.div{unsigned}i", (x, by))
+    if least is not None:
+        q = b.op("arith.select", (least, b.op("arith.subi", (zero, x)), q))
+    if name == "floordiv" and signed:
+        down = b.op("arith.subi", (q, b.constant(1, dtype)))
+        q = b.op("arith.select", (_crosses(rest(), y, dtype, b), down, q))
+    return q if none is None else b.op("arith.select", (none, zero, q))
+
+
+def _crosses(r: Value, y: Value, dtype: DType, b: Block) -> Value:
+    """What is left over has another sign than the divisor."""
+    zero = b.constant(0, dtype)
+    negative = [compare("lt", v, zero, dtype, b) for v in (r, y)]
+    return b.op("arith.andi", (compare("ne", r, zero, dtype, b), b.op("arith.xori", negative)))
+
+
+def _floor_mod(x: Value, y: Value, dtype: DType, b: Block) -> Value:
+    """Of floats: a zero keeps the sign of `x`."""
+    r = b.op("arith.remf", (x, y))
+    return b.op("arith.select", (_crosses(r, y, dtype, b), b.op("arith.addf", (r, y)), r))
+
+
+def _floor_divide(x: Value, y: Value, dtype: DType, b: Block) -> Value:
+    """Of floats: `x` is close to `y` times it plus the remainder even where `x / y` rounds up."""
+    zero, one = b.constant(0.0, dtype), b.constant(1.0, dtype)
+    quotient = b.op("arith.divf", (x, y))
+    r = b.op("arith.remf", (x, y))
+    d = b.op("arith.divf", (b.op("arith.subf", (x, r)), y))
+    d = b.op("arith.select", (_crosses(r, y, dtype, b), b.op("arith.subf", (d, one)), d))
+    down = b.op("math.floor", (d,))
+    far = compare("gt", b.op("arith.subf", (d, down)), b.constant(0.5, dtype), dtype, b)
+    near = b.op("arith.select", (far, b.op("arith.addf", (down, one)), down))
+    bits = b.op("arith.bitcast", (quotient,), element(_bits(dtype)))
+    sign = b.op("arith.andi", (bits, b.constant(-(2 ** (dtype.bits - 1)), _bits(dtype))))
+    none = b.op("arith.bitcast", (sign,), element(dtype))
+    whole = b.op("arith.select", (compare("eq", d, zero, dtype, b), none, near))
+    return b.op("arith.select", (compare("eq", y, zero, dtype, b), quotient, whole))
+
+
+def _negate(x: Value, *, dtype: DType, b: Block) -> Value:
+    return b.op("arith.subi", (b.constant(0, dtype), x))
+
+
+def _magnitude(x: Value, *, dtype: DType, b: Block) -> Value:
+    return x if dtype.kind == "uint" else b.op("arith.maxsi", (x, _negate(x, dtype=dtype, b=b)))
+
+
+def _sign(x: Value, *, dtype: DType, b: Block) -> Value:
+    zero, one = b.constant(0, dtype), b.constant(1, dtype)
+    below = apply("neg", (one,), dtype, b)
+    positive = b.op("arith.select", (compare("gt", x, zero, dtype, b), one, zero))
+    if dtype.kind == "uint":
+        return positive
+    return b.op("arith.select", (compare("lt", x, zero, dtype, b), below, positive))
+
+
+def _invert(x: Value, *, dtype: DType, b: Block) -> Value:
+    ones = b.constant(True if dtype is boolean else -1, dtype)
+    return b.op("arith.xori", (x, ones))
+
+
+def _shift(x: Value, count: Value, *, dtype: DType, b: Block, left: bool) -> Value:
+    """By a negative count, or the width and more, all bits fall out, but a sign."""
+    width = b.constant(dtype.bits - 1, dtype)
+    inside = b.op("arith.cmpi", (count, width), "i1", "predicate = 7 : i64")
+    by = b.op("arith.select", (inside, count, width))
+    if not left and dtype.kind == "int":
+        return b.op("arith.shrsi", (x, by))
+    moved = b.op("arith.shli" if left else "arith.shrui", (x, by))
+    return b.op("arith.select", (inside, moved, b.constant(0, dtype)))
+
+
+def _is_nan(x: Value, *, dtype: DType, b: Block) -> Value:
+    return b.op("arith.cmpf", (x, x), "i1", "predicate = 14 : i64")
+
+
+def _bits(dtype: DType) -> DType:
+    return i64 if dtype is f64 else i32
+
+
+def _sign_bit(x: Value, *, dtype: DType, b: Block) -> Value:
+    whole = _bits(dtype)
+    return compare("lt", b.op("arith.bitcast", (x,), element(whole)), b.constant(0, whole), whole, b)
+
+
+def _tf32(x: Value, *, dtype: DType, b: Block) -> Value:
+    whole, unit = _bits(dtype), 1 << (42 if dtype is f64 else 13)
+    bits = b.op("arith.bitcast", (x,), element(whole))
+    bits = b.op("arith.addi", (bits, b.constant(unit // 2, whole)))
+    kept = b.op("arith.bitcast", (b.op("arith.andi", (bits, b.constant(-unit, whole))),), element(dtype))
+    return b.op("arith.select", (_is_nan(x, dtype=dtype, b=b), x, kept))
+
+
+def _exp2_ftz(x: Value, *, dtype: DType, b: Block) -> Value:
+    made = b.op("math.exp2", (x,))
+    tiny = b.constant(2.0 ** (-1022 if dtype is f64 else -126), dtype)
+    return b.op("arith.select", (compare("lt", made, tiny, dtype, b), b.constant(0.0, dtype), made))
+
+
+def _log_gamma(x: Value, *, dtype: DType, b: Block) -> Value:
+    """There is no operation for it; the C library's function is declared where it is called."""
+    return b.op("func.call", (x,), element(dtype), "callee = @lgamma")
+
+
+_COMPOUND: dict[str, Callable[..., Value]] = {
+    "floordiv": _floor_divide, "mod": _floor_mod, "neg": _negate, "abs": _magnitude, "sign": _sign, "not": _invert,
+    "shl": functools.partial(_shift, left=True), "shr": functools.partial(_shift, left=False),
+    "isnan": _is_nan, "signbit": _sign_bit, "tf32": _tf32, "exp2_ftz": _exp2_ftz, "lgamma": _log_gamma,
+}  # fmt: skip
+
+
+def convert(x: Value, source: DType, target: DType, b: Block) -> Value:
+    """`x` of type `source` as `target`: NaN and what is out of range of an integer give its least value."""
+    if source is target:
+        return x
+    if target is boolean:
+        return compare("ne", x, b.constant(0, source), source, b)
+    if target.is_float:
+        return _to_float(x, source, target, b)
+    if source.is_float:
+        return _to_integer(x, source, target, b)
+    if source.bits > target.bits and source is not boolean:
+        return b.op("arith.trunci", (x,), element(target))
+    if source.bits == target.bits and source is not boolean:
+        return x
+    return b.op("arith.extsi" if source.kind == "int" else "arith.extui", (x,), element(target))
+
+
+def _to_float(x: Value, source: DType, target: DType, b: Block) -> Value:
+    """16 bits are reached by way of f32, as in torch."""
+    if target.bits == 16 and source is not f32:
+        return convert(convert(x, source, f32, b), f32, target, b)
+    if source.is_float:
+        return b.op("arith.extf" if source.bits < target.bits else "arith.truncf", (x,), element(target))
+    return b.op("arith.sitofp" if source.kind == "int" else "arith.uitofp", (x,), element(target))
+
+
+def _to_integer(x: Value, source: DType, target: DType, b: Block) -> Value:
+    """What is narrower than 32 bits is cut out of 32."""
+    if source.bits == 16:
+        return convert(convert(x, source, f32, b), f32, target, b)
+    wide = i64 if target is i64 else i32
+    limit = 2.0 ** (wide.bits - 1)
+    whole = b.op("math.trunc", (x,))
+    low = b.constant(-limit, source)
+    fits = [compare("ge", whole, low, source, b), compare("lt", whole, b.constant(limit, source), source, b)]
+    safe = b.op("arith.select", (b.op("arith.andi", fits), whole, low))
+    return convert(b.op("arith.fptosi", (safe,), element(wide)), wide, target, b)

@@ -1,0 +1,131 @@
+"""Operations of MLIR in their generic form, whose syntax is the same for every dialect and version: lines of text.
+
+The custom form of many operations changes between versions of LLVM; `mlir-opt` prints it for whoever wants to read it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from compiler.ir.dtype import DType
+
+# MLIR's integers have no sign; a bool is a bit that takes a byte of memory.
+_TYPES = {"u8": "i8", "bool": "i1"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """A name of MLIR and its type."""
+
+    name: str
+    type: str
+
+
+Values = Sequence[Value]
+Body = Callable[["Block", tuple[Value, ...]], Values]
+
+
+def element(dtype: DType) -> str:
+    """The type of one element."""
+    return _TYPES.get(dtype.name, dtype.name)
+
+
+def tensor_type(dtype: DType, shape: Iterable[int]) -> str:
+    """
+    >>> from compiler.ir.dtype import boolean
+    >>> tensor_type(boolean, (2, 3))
+    'tensor<2x3xi1>'
+    """
+    return f"tensor<{''.join(f'{n}x' for n in shape)}{element(dtype)}>"
+
+
+def literal(value: bool | int | float, dtype: DType) -> str:
+    """An attribute; of floats that have no decimal text, their bits.
+
+    >>> from compiler.ir.dtype import f32, i64
+    >>> literal(1e-05, f32), literal(math.inf, f32), literal(3, i64)
+    ('1.0e-05 : f32', '0x7F800000 : f32', '3 : i64')
+    """
+    if dtype.kind == "bool":
+        return "true" if value else "false"
+    kind = element(dtype)
+    if not dtype.is_float:
+        return f"{value} : {kind}"
+    if math.isfinite(value):
+        digits, mark, power = repr(float(value)).partition("e")
+        return f"{digits if '.' in digits else digits + '.0'}{mark}{power} : {kind}"
+    bits = {"f32": (0x7F800000, 0x7FC00000, 31), "f64": (0x7FF0000000000000, 0x7FF8000000000000, 63)}
+    infinity, nan, sign = bits[dtype.name]
+    found = nan if math.isnan(value) else infinity | (1 << sign if value < 0 else 0)
+    return f"0x{found:X} : {kind}"
+
+
+@dataclass
+class Block:
+    """Where operations are written, one after the other; `counter` numbers the values of a whole function."""
+
+    lines: list[str] = field(default_factory=list)
+    counter: itertools.count[int] = field(default_factory=itertools.count)
+
+    def many(
+        self, name: str, arguments: Values, results: Sequence[str], attributes: str = "",
+        regions: Sequence[Block] = (), called: str = "",
+    ) -> tuple[Value, ...]:  # fmt: skip
+        """An operation; its results have these types, and the last is `called` so."""
+        names = [f"%{next(self.counter)}" for _ in results[bool(called) :]] + ([f"%{called}"] if called else [])
+        made = tuple(map(Value, names, results))
+        kinds = ", ".join(a.type for a in arguments)
+        to = results[0] if len(results) == 1 else f"({', '.join(results)})"
+        head = f"{', '.join(v.name for v in made)} = " if made else ""
+        head += f'"{name}"({", ".join(a.name for a in arguments)})' + (f" <{{{attributes}}}>" if attributes else "")
+        tail = f" : ({kinds}) -> {to}"
+        if not regions:
+            self.lines.append(head + tail)
+            return made
+        self.lines.append(f"{head} ({{")
+        for n, region in enumerate(regions):
+            self.lines += ["}, {"] * bool(n) + region.lines
+        self.lines.append(f"}}){tail}")
+        return made
+
+    def op(
+        self, name: str, arguments: Values, result: str = "", attributes: str = "", regions: Sequence[Block] = (),
+        called: str = "",
+    ) -> Value:  # fmt: skip
+        """An operation with one result, of the type of its last argument unless said."""
+        return self.many(name, arguments, (result or arguments[-1].type,), attributes, regions, called)[0]
+
+    def do(self, name: str, arguments: Values, regions: Sequence[Block] = (), attributes: str = "") -> None:
+        """An operation without a result."""
+        self.many(name, arguments, (), attributes, regions)
+
+    def constant(self, value: bool | int | float, dtype: DType) -> Value:
+        return self.op("arith.constant", (), element(dtype), f"value = {literal(value, dtype)}")
+
+    def index(self, value: int) -> Value:
+        return self.op("arith.constant", (), "index", f"value = {value} : index")
+
+    def region(self, body: Body, arguments: Sequence[str] = (), end: str = "scf.yield") -> Block:
+        """A region of one block with arguments of these types, which ends by yielding what `body` returns."""
+        inner = Block(counter=self.counter)
+        given = tuple(Value(f"%{next(self.counter)}", kind) for kind in arguments)
+        inner.do(end, body(inner, given))
+        label = [f"^bb0({', '.join(f'{v.name}: {v.type}' for v in given)}):"] if given else []
+        inner.lines = [*label, *(f"  {line}" for line in inner.lines)]
+        return inner
+
+    def choose(self, cond: Value, then: Body, other: Body, result: str) -> Value:
+        """What one of two regions yields; the other is not run."""
+        return self.op("scf.if", (cond,), result, regions=(self.region(then), self.region(other)))
+
+    def loop(
+        self, extent: int, carried: Values, body: Callable[[Block, Value, tuple[Value, ...]], Values], called: str = ""
+    ) -> tuple[Value, ...]:
+        """Run `body(block, index, carried)` from 0 on; what it yields is carried to the next round."""
+        kinds = [v.type for v in carried]
+        ends = (self.index(0), self.index(extent), self.index(1))
+        region = self.region(lambda b, given: body(b, given[0], given[1:]), ("index", *kinds))
+        return self.many("scf.for", (*ends, *carried), kinds, regions=(region,), called=called)

@@ -1,0 +1,8 @@
+"""MLIR as a target: other toolchains know the machine."""
+
+from __future__ import annotations
+
+from compiler.targets.target import Target
+
+LINALG = Target("mlir", "mlir", ("linalg",), vector=16, cores=1, l1=0, l2=0, l3=0)
+DIALECTS = {"linalg": LINALG}
