@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from compiler.backend.puts import as_puts
 from compiler.errors import Unsupported
 
 # A function of the list of a graph's inputs, which it may empty.
@@ -37,6 +38,8 @@ def without_writes(graph: GraphModule, saves: bool = False) -> tuple[int, ...]:
         node.replace_all_uses_with(place)
         graph.graph.erase_node(node)
 
+    news = {place: as_puts(graph, value, place) for place, value in news.items()}
+
     def held(x: Any) -> Any:
         return _copy_of(graph, x, output) if isinstance(x, Node) and _root(x) in news else x
 
@@ -44,6 +47,7 @@ def without_writes(graph: GraphModule, saves: bool = False) -> tuple[int, ...]:
     output.args = ((*results, *map(held, news.values())),)
     output.meta[INTO] = {len(results) + n: place for n, place in enumerate(news)}
     if writes:
+        graph.graph.eliminate_dead_code()
         graph.recompile()
     return tuple(map(placeholders.index, news))
 

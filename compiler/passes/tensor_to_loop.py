@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from compiler.ir import expr, loop
 from compiler.ir.expr import Expr, Load, Select, Var, canonical, identity, select, substitute
 from compiler.ir.index import extent_range, simplify
+from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import (
@@ -276,9 +277,10 @@ class _Builder:
         return _nested(s.axes, ["parallel"] * len(s.axes), body)
 
     def _scatter(self, s: Scatter) -> tuple[Stmt, ...]:
-        """Loops whose variable is itself an index touch distinct elements and go outermost; others keep their order."""
-        distinct = [a for a in s.over if a.var in s.index]
-        ordered = [a for a in s.over if a.var not in s.index]
+        """Loops whose variable alone moves an index touch distinct elements and go outermost; others keep order."""
+        moved = {next(iter(terms)) for i in s.index if len(terms := linear(i)[0]) == 1}
+        distinct = [a for a in s.over if a.var in moved]
+        ordered = [a for a in s.over if a.var not in moved]
         update: Stmt = Store(s.name, s.index, s.value, s.op)
         body = [update if isinstance(s.guard, expr.Const) and s.guard.value else If(s.guard, (update,))]
         return _nested((*distinct, *ordered), ["parallel"] * len(distinct) + ["scan"] * len(ordered), body)

@@ -73,6 +73,23 @@ def by_index(caches: list[Tensor], at: Tensor, x: Tensor) -> Tensor:
     return x
 
 
+def by_slice(caches: list[Tensor], at: Tensor, x: Tensor) -> Tensor:
+    for cache in caches:
+        cache[0:1, :, 5:6] = torch.sin(x)
+        x = x + torch.softmax(x @ cache.mT, -1) @ cache
+    return x
+
+
+def parts(caches: list[Tensor], at: Tensor, x: Tensor) -> Tensor:
+    """Rows of slices, every other element, a list within a slice, a slice from another place of itself."""
+    first, second = caches
+    first[:, 1, 2:7:2] = x[:, 0]
+    first[:, :1, at] = x[:, :1] * 2
+    second[0][:, at] = x[0]
+    second.narrow(2, 0, 7).copy_(second[:, :, 1:].clone())
+    return first @ second.mT
+
+
 def twice(caches: list[Tensor], at: Tensor, x: Tensor) -> Result:
     """Read before, between two writes, and behind."""
     out = []
@@ -111,7 +128,7 @@ def returned(caches: list[Tensor], at: Tensor, x: Tensor) -> Result:
     return view, first, second.mT, view + 1
 
 
-FUNCTIONS = (step, by_index, twice, crossed, late, returned)
+FUNCTIONS = (step, by_index, parts, twice, crossed, late, returned)
 
 
 def dense(*shape: int) -> Tensor:
@@ -155,7 +172,7 @@ def _copied(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("function", [step, by_index], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("function", [step, by_index, by_slice], ids=lambda f: f.__name__)
 def test_a_step_stores_what_it_writes_and_no_more(
     function: Callable[..., Any], dtype: torch.dtype, made: list[Executable]
 ) -> None:
