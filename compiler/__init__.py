@@ -12,7 +12,15 @@ Names are loaded when first used, so that the IRs can be imported without PyTorc
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from compiler.errors import CacheError, CompilerError, InvalidData, ToolchainError, UncheckedWarning, Unsupported
+from compiler.errors import (
+    CacheError,
+    CompilerError,
+    InvalidData,
+    ToolchainError,
+    UncheckedWarning,
+    Undetermined,
+    Unsupported,
+)
 
 if TYPE_CHECKING:
     from compiler.checks.inspection import inspect
@@ -122,6 +130,7 @@ __all__ = [
     "Target",
     "ToolchainError",
     "UncheckedWarning",
+    "Undetermined",
     "Unsupported",
     "Wish",
     "accuracy",

@@ -20,6 +20,16 @@ class Unsupported(CompilerError):
         super().__init__(f"unsupported: {op}({self.args_text})" + (f": {why}" if why else ""))
 
 
+class Undetermined(Unsupported):
+    """A shape or the like that depends on inputs, by name, whose values have to be known when compiling."""
+
+    def __init__(self, op: str, args: Sequence[object], what: str, inputs: Sequence[str]):
+        self.inputs, self.what = tuple(inputs), what
+        super().__init__(
+            op, args, f"{what} depends on {', '.join(inputs) or 'data'}, and has to be known when compiling"
+        )
+
+
 class InvalidData(CompilerError, RuntimeError):
     """What a program was given has an index, a target or a divisor that it may not have; eager says which."""
 

@@ -140,15 +140,23 @@ OPTIONS: dict[str, dict[str, object]] = {
         "through torch.compile, forward and with gradients; what has passed before must pass; =update writes down what "
         "passes now; the report is opinfo.md",
     },
+    "onnx": {
+        "nargs": "?",
+        "const": "check",
+        "choices": ("check", "update"),
+        "help": "by itself, unless shape files are named: run ONNX's own tests of nodes, which the package onnx "
+        "generates, through compiler.from_onnx; what has passed before must pass; =update writes down what passes now; "
+        "the report is onnx.md",
+    },
     "ops": {
         "metavar": "REGEX",
-        "help": "of that database the entries that this matches, anywhere in NAME:TYPE (default: all)",
+        "help": "of those databases the entries that this matches, anywhere in NAME:TYPE (default: all)",
     },
     "samples": {
         "type": int,
         "metavar": "N",
         "default": 4,
-        "help": "of each entry of that database so many samples, from all along; 0 for all (default: 4)",
+        "help": "of each entry of PyTorch's database so many samples, from all along; 0 for all (default: 4)",
     },
     "bisect": {
         "metavar": "CASE",
@@ -171,6 +179,7 @@ MARKERS = (
     "mlcomp_selftest: planted miscompiles against the checks",
     "mlcomp_fuzz: some random programs on one target",
     "mlcomp_opinfo: an entry of PyTorch's database of operators, as one element type",
+    "mlcomp_onnx: one of ONNX's own tests of nodes",
 )
 
 

@@ -339,10 +339,11 @@ class Fuzz(Found):
 
 @dataclass(frozen=True, kw_only=True)
 class OpInfo:
-    """An entry of PyTorch's database as an element type (`f32.grad` with its gradients), and what came of its samples.
+    """An entry of PyTorch's database as an element type (`f32.grad` with its gradients), and what came of its samples;
+    or, where that is the `source`, one of ONNX's node tests.
 
     Verdicts are pass; unsupported, for want of the ops `missing`; torch, which cannot trace it; wrong, error, crash or
-    timeout; and none, where eager has nothing to compare with.
+    timeout; and none, where there is nothing to compare with.
     """
 
     name: str
@@ -353,6 +354,7 @@ class OpInfo:
     missing: tuple[str, ...] = ()
     command: str = ""
     seconds: float = 0.0
+    source: str = "opinfo"
 
 
 Row = Check | Bench | Gate | SelfTest | Fitness | Fuzz | OpInfo

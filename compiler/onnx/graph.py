@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from compiler.errors import CompilerError, Unsupported
+from compiler.errors import CompilerError, Undetermined, Unsupported
 from compiler.onnx import model as models
 from compiler.onnx.model import Model, library
-from compiler.onnx.ops import ROWS, Row
+from compiler.onnx.ops import ROWS
+from compiler.onnx.ops.row import Row, is_known
 
 Value = Any  # a tensor, a list of them for a sequence, None for what is left out
 Attributes = dict[str, Any]
@@ -26,16 +28,18 @@ class Scope:
     opsets: Mapping[str, int]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
+    names: tuple[str, ...] = ()  # the inputs of the node that asks
+
+    def run(self, proto: Any, inputs: Sequence[Value]) -> list[Value]:
+        """The outputs of a graph within this one."""
+        return subgraph(proto, self, dict(zip((i.name for i in proto.input), inputs, strict=True)))
 
 
-def run(model: Model, values: Mapping[str, torch.Tensor]) -> list[Value]:
+def run(model: Model, values: Mapping[str, torch.Tensor]) -> Any:
     """The outputs of a model for its inputs, in calls of torch."""
     made = subgraph(model.proto.graph, Scope(model.opsets), {**model.weights, **values})
-    for name, value in zip(model.outputs, made, strict=True):
-        if not isinstance(value, torch.Tensor):
-            raise Unsupported(f"output {name!r}", (type(value).__name__,), "only tensors can be outputs")
-    # A result of its own for what is known, or is an output twice.
-    return [x if isinstance(x, FakeTensor) else x.clone() for x in made]
+    # A result of its own for what is known.
+    return pytree.tree_map(lambda x: x if isinstance(x, FakeTensor) else x.clone(), made)
 
 
 def subgraph(proto: Any, outer: Scope, values: dict[str, Value]) -> list[Value]:
@@ -44,7 +48,10 @@ def subgraph(proto: Any, outer: Scope, values: dict[str, Value]) -> list[Value]:
     scope = Scope(outer.opsets, outer.attributes, {**outer.values, **weights, **values})
     if proto.sparse_initializer:
         raise Unsupported("sparse initializer", (proto.sparse_initializer[0].values.name,), "only dense tensors")
-    _nodes(proto.node, scope)
+    try:
+        _nodes(proto.node, scope)
+    except Undetermined as problem:
+        raise _traced(problem, proto.node) from problem
     return [scope.values[o.name] for o in proto.output]
 
 
@@ -64,6 +71,9 @@ def _node(node: Any, inputs: list[Value], scope: Scope) -> Sequence[Value]:
     if node.domain not in ("", "ai.onnx") or row is None:
         return _function(node, inputs, scope, schema)
     inputs, attributes = _as_inputs(node, inputs, attributes)
+    formal = schema.inputs
+    if formal and formal[-1].option != schema.FormalParameterOption.Variadic:
+        inputs = [*inputs, *[None] * (len(formal) - len(inputs))]
     try:
         return _called(row, node, inputs, attributes, defaults, scope)
     except CompilerError:
@@ -80,17 +90,12 @@ def _called(
         if attributes[name] != defaults.get(name):
             raise Unsupported(_shown(node), _kinds(inputs), f"attribute {name}", attributes)
     given = {n: v for n, v in {**defaults, **attributes}.items() if n in row.accepts}
-    if row.wants_scope:
-        given |= {"scope": scope}
-    if row.wants_outputs:
-        given |= {"outputs": [bool(name) for name in node.output]}
+    given |= {"scope": replace(scope, names=tuple(node.input))} if "scope" in row.accepts else {}
+    given |= {"outputs": [bool(name) for name in node.output]} if "outputs" in row.accepts else {}
     for place in row.known:
         if place < len(inputs) and not is_known(inputs[place]):
-            what = _formal(node, place)
-            raise Unsupported(
-                _shown(node), _kinds(inputs), f"{what} depends on the data, and has to be known", attributes
-            )
-    if all(map(is_known, inputs)) and not row.wants_scope:
+            raise Undetermined(_shown(node), _kinds(inputs), _formal(node, place), [node.input[place]])
+    if row.static or (all(map(is_known, inputs)) and "scope" not in row.accepts):
         with _disable_current_modes():
             made = row.function(*_values(row, inputs), **given)
     else:
@@ -100,15 +105,9 @@ def _called(
 
 def _values(row: Row, inputs: list[Value]) -> list[Value]:
     """The arguments of a row, those that are to be known as Python's numbers."""
+    wanted = () if row.as_they_are else row.known
     with _disable_current_modes():
-        return [x.tolist() if n in row.known and x is not None else x for n, x in enumerate(inputs)]
-
-
-def is_known(value: Value) -> bool:
-    """Whether a value is there when compiling."""
-    if isinstance(value, list):
-        return all(map(is_known, value))
-    return not isinstance(value, FakeTensor)
+        return [x.tolist() if n in wanted and x is not None else x for n, x in enumerate(inputs)]
 
 
 def _schema(node: Any, scope: Scope) -> Any:
@@ -155,8 +154,30 @@ def _function(node: Any, inputs: list[Value], scope: Scope, schema: Any) -> Sequ
     opsets = {**scope.opsets, **{o.domain: o.version for o in proto.opset_import}}
     values = dict(zip(proto.input, [*inputs, *[None] * (len(proto.input) - len(inputs))], strict=False))
     inner = Scope(opsets, attributes, values)
-    _nodes(proto.node, inner)
-    return [inner.values[name] for name in proto.output]
+    try:
+        _nodes(proto.node, inner)
+    except Undetermined as problem:
+        places = dict(zip(proto.input, node.input, strict=False))
+        outer = [places[name] for name in _traced(problem, proto.node).inputs if name in places]
+        raise Undetermined(_shown(node), _kinds(inputs), problem.what, outer) from problem
+    return [inner.values.get(name) for name in proto.output]  # what is not wanted may not be made
+
+
+def _traced(problem: Undetermined, nodes: Sequence[Any]) -> Undetermined:
+    """The same of the names that nodes are given, for those of values that they make."""
+    makers = {name: node for node in nodes for name in node.output}
+    found: dict[str, None] = {}
+    left = list(problem.inputs)
+    seen = set(left)
+    while left:
+        name = left.pop()
+        if name not in makers:
+            found[name] = None
+            continue
+        more = [n for n in makers[name].input if n and n not in seen] if makers[name].op_type != "Shape" else []
+        seen.update(more)
+        left += more
+    return Undetermined(problem.op, [problem.args_text], problem.what, sorted(found))
 
 
 def _type(onnx: Any, value: Value) -> Any:
@@ -183,11 +204,11 @@ def _resolved(node: Any, scope: Scope) -> Any:
 
 def _value(attribute: Any) -> Any:
     value = library().helper.get_attribute_value(attribute)
-    return value.decode() if isinstance(value, bytes) else list(value) if _is_repeated(value) else value
-
-
-def _is_repeated(value: Any) -> bool:
-    return not isinstance(value, str | int | float) and hasattr(value, "__iter__")
+    if isinstance(value, bytes):
+        return value.decode()
+    if not isinstance(value, str | int | float) and hasattr(value, "__iter__"):
+        return [x.decode() if isinstance(x, bytes) else x for x in value]
+    return value
 
 
 def _shown(node: Any) -> str:

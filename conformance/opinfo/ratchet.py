@@ -1,6 +1,6 @@
 """The list of the entries that have passed before, a line each with its element types: these must pass again.
 
-There is one for each kind of target, beside this module.
+There is one for each kind of target, in the package of the database.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import Path
 Passed = frozenset[tuple[str, str]]  # name and element type
 
 
-def path(kind: str) -> Path:
+def path(database: str, kind: str) -> Path:
     """The list for a kind of target."""
-    return Path(__file__).with_name(f"passed-{kind}.txt")
+    return Path(__file__).parents[1] / database / f"passed-{kind}.txt"
 
 
 def read(text: str) -> Passed:
@@ -40,6 +40,7 @@ def show(passed: Iterable[tuple[str, str]]) -> str:
     return "".join(f"{name} {' '.join(dtypes)}\n" for name, dtypes in types.items())
 
 
-def known(kind: str) -> Passed:
+def known(database: str, kind: str) -> Passed:
     """What has passed before."""
-    return read(path(kind).read_text(encoding="utf-8")) if path(kind).exists() else frozenset()
+    found = path(database, kind)
+    return read(found.read_text(encoding="utf-8")) if found.exists() else frozenset()

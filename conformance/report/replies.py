@@ -145,12 +145,13 @@ def _known_as(known: rows.Fuzz, found: rows.Fuzz) -> rows.Fuzz:
 
 
 def opinfo(known: rows.OpInfo, reply: Reply) -> rows.OpInfo:
-    """The row of an entry of PyTorch's database."""
+    """The row of an entry of a database."""
     found = _value(rows.OpInfo, reply)[0]
     if found is None:
         verdict = "error" if reply.status is Status.RAISED else str(reply.status)
         found = replace(known, verdict=verdict, detail=f"{reply.message}, at: {reply.at}\n{reply.output}".strip())
-    return replace(found, target=known.target, command=known.command, seconds=round(reply.seconds, 2))
+    seconds = round(reply.seconds, 2)
+    return replace(found, target=known.target, command=known.command, seconds=seconds, source=known.source)
 
 
 def lost(nodeid: str, message: str) -> rows.Row:

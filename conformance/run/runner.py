@@ -185,24 +185,29 @@ class Runner:
                 return replies.reduced(row, reply)
             more["outcomes"] = reply.at.removeprefix(TRIED) + ("+" if str(reply.status) == row.kind else "-")
 
-    def opinfo_entries(self) -> list[tuple[str, str]]:
-        """The names of PyTorch's database with their element types, which torch alone knows."""
-        reply = self._call("opinfo_entries", timeout=FUZZ_SECONDS)
+    def entries(self, database: str) -> list[tuple[str, str]]:
+        """The names of a database's entries with their element types, which the child alone knows."""
+        reply = self._call(f"{database}_entries", timeout=FUZZ_SECONDS)
         if reply.status is not Status.DONE:
-            raise pytest.UsageError(f"--mlcomp-opinfo: {reply.message}\n{reply.output}")
+            raise pytest.UsageError(f"--mlcomp-{database}: {reply.message}\n{reply.output}")
         return [(name, kind) for name, kind in reply.value]
 
-    def opinfo(self, name: str, dtype: str, target: str) -> rows.OpInfo:
-        """The row of an entry of PyTorch's database."""
+    def entry(self, database: str, name: str, dtype: str, target: str) -> rows.OpInfo:
+        """The row of an entry of a database."""
         settings = self.settings
         options = {"target": target, "threads": self.threads, "seed": settings.seed, "samples": settings.samples}
-        words = ["pytest", "--mlcomp", "--mlcomp-opinfo", "--mlcomp-ops", f"^{re.escape(name)}:{re.escape(dtype)}$"]
+        words = [
+            "pytest",
+            "--mlcomp",
+            f"--mlcomp-{database}",
+            "--mlcomp-ops",
+            f"^{re.escape(name)}:{re.escape(dtype)}$",
+        ]
         words += ["--mlcomp-samples", str(settings.samples), "--mlcomp-seed", str(settings.seed)]
         words += ["--mlcomp-target", target] if target != "cpu" else []
-        known = rows.OpInfo(name=name, dtype=dtype, target=target, command=shlex.join(words))
-        return replies.opinfo(
-            known, self._call("opinfo", name, dtype, options, timeout=settings.timeout or FUZZ_SECONDS)
-        )
+        known = rows.OpInfo(name=name, dtype=dtype, target=target, command=shlex.join(words), source=database)
+        limit = settings.timeout or FUZZ_SECONDS
+        return replies.opinfo(known, self._call(database, name, dtype, options, timeout=limit))
 
     def command(self, known: rows.Item, bench: bool) -> str:
         """The line that runs one item again with the same data."""

@@ -9,9 +9,9 @@ from conformance import rows
 from conformance.history.baseline import BaselineError
 from conformance.report import environment
 from conformance.run import shards
+from conformance.run.databases import SOURCES, Database
 from conformance.run.fuzzing import Fuzzing
 from conformance.run.items import CARRIED, ITEMS, RUNNER, Bench, Fitness, SelfTest, ShapeFile
-from conformance.run.opinfo import Database
 from conformance.run.progress import on_terminal
 from conformance.run.results import Results
 from conformance.run.runner import Runner
@@ -30,14 +30,17 @@ def pytest_configure(config: pytest.Config) -> None:
     settings = config.stash[KEY] = read(config)
     if config.args_source is not pytest.Config.ArgsSource.ARGS:
         config.args = (
-            [] if settings.fuzz or settings.opinfo else [str(path) for path in own_suite(config.invocation_params.dir)]
+            []
+            if settings.fuzz or settings.databases
+            else [str(path) for path in own_suite(config.invocation_params.dir)]
         )
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     here = config.invocation_params.dir
     shapes = below(here / arg.partition("::")[0] for arg in config.args)
     config.stash[RUNNER] = Runner(settings, here, workers, shapes)
-    if settings.opinfo:
-        config.pluginmanager.register(Database(config, settings), "mlcomp-opinfo")
+    for source in SOURCES:
+        if source.word in settings.databases:
+            config.pluginmanager.register(Database(config, settings, source), f"mlcomp-{source.word}")
     if settings.fuzz:
         config.pluginmanager.register(Fuzzing(config, settings), "mlcomp-fuzzing")
     if not hasattr(config, "workerinput"):

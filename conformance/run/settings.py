@@ -38,6 +38,8 @@ FUNCTIONS = {
     "fuzz": "conformance.fuzz.check:fuzz",
     "opinfo": "conformance.opinfo.check:check",
     "opinfo_entries": "conformance.opinfo.entries:listed",
+    "onnx": "conformance.onnx.check:check",
+    "onnx_entries": "conformance.onnx.nodes:listed",
     "reduce": "conformance.fuzz.reduce:reduce",
     "explain_unknown": "conformance.judge.systems:explain_unknown",
 }
@@ -63,7 +65,7 @@ class Settings:
     gate: bool
     sanitizers: tuple[str, ...]
     fuzz: Asked  # which random programs to run
-    opinfo: str | None  # what becomes of the list of passing entries of PyTorch's database: check or update
+    databases: dict[str, str]  # of other people's cases, and what becomes of the list of those passing: check or update
     ops: str  # which entries, as a regular expression
     samples: int  # of each entry, at most; 0 for all
     baseline: str | None  # what to race against
@@ -163,7 +165,7 @@ def read(config: pytest.Config) -> Settings:
         gate=bool(option("gate")),
         sanitizers=sanitizers,
         fuzz=fuzz,
-        opinfo=None if option("opinfo") is None else str(option("opinfo")),
+        databases={word: str(option(word)) for word in ("opinfo", "onnx") if option(word) is not None},
         ops=_expression(str(option("ops") or "")),
         samples=int(str(option("samples"))),
         baseline=None if option("baseline") is None else str(option("baseline")),

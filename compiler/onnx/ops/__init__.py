@@ -1,8 +1,19 @@
 """What each ONNX op is in calls of torch: a row an op."""
 
-from compiler.onnx.ops import contract, pointwise
+from compiler.onnx.ops import contract, control, index, pointwise, quantize, recurrent, reduce, sample, shape, window
 from compiler.onnx.ops.row import Row
 
-ROWS: dict[str, Row] = {**pointwise.ROWS, **contract.ROWS}
+ROWS: dict[str, Row] = {
+    **pointwise.ROWS,
+    **contract.ROWS,
+    **shape.ROWS,
+    **reduce.ROWS,
+    **index.ROWS,
+    **window.ROWS,
+    **control.ROWS,
+    **quantize.ROWS,
+    **recurrent.ROWS,
+    **sample.ROWS,
+}
 
 __all__ = ["ROWS", "Row"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from compiler.onnx.ops.row import Row, plain, row
@@ -25,16 +24,4 @@ def _gemm(
     return made if c is None else made + (c if beta == 1 else c * beta)
 
 
-def _softmax(x: Tensor, *, axis: int) -> Tensor:
-    return F.softmax(x, axis)
-
-
-def _log_softmax(x: Tensor, *, axis: int) -> Tensor:
-    return F.log_softmax(x, axis)
-
-
-ROWS: dict[str, Row] = plain({"MatMul": torch.matmul}) | {
-    "Gemm": row(_gemm),
-    "Softmax": row(_softmax),
-    "LogSoftmax": row(_log_softmax),
-}
+ROWS: dict[str, Row] = plain({"MatMul": torch.matmul}) | {"Gemm": row(_gemm)}

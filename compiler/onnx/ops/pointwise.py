@@ -36,11 +36,11 @@ def _shift(a: Tensor, b: Tensor, *, direction: str) -> Tensor:
     return torch.bitwise_left_shift(a, b) if direction == "LEFT" else torch.bitwise_right_shift(a, b)
 
 
-def _cast(x: Tensor, *, to: int, saturate: int, round_mode: str = "up") -> Tensor:
+def _cast(x: Tensor, *, to: int, saturate: int = 1, round_mode: str = "up") -> Tensor:
     return x.to(models.dtype(to))
 
 
-def _clip(x: Tensor, low: Tensor | None, high: Tensor | None) -> Tensor:
+def _clip(x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
     """Where the ends cross, the upper one."""
     x = x if low is None else torch.maximum(x, low)
     return x if high is None else torch.minimum(x, high)
@@ -97,7 +97,7 @@ def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return torch.where(condition, a, b)
 
 
-def _cast_like(x: Tensor, like: Tensor, *, saturate: int, round_mode: str = "up") -> Tensor:
+def _cast_like(x: Tensor, like: Tensor, *, saturate: int = 1, round_mode: str = "up") -> Tensor:
     return x.to(like.dtype)
 
 
@@ -121,7 +121,7 @@ ROWS: dict[str, Row] = plain({
     "Sum": _reduced(torch.add), "Tan": torch.tan, "Tanh": torch.tanh, "Where": _where, "Xor": torch.logical_xor,
 }) | {
     "BitShift": row(_shift), "Cast": row(_cast), "CastLike": row(_cast_like), "Celu": row(_celu),
-    "Clip": Row(_clip, (), frozenset(), False, False), "Elu": row(_elu), "Gelu": row(_gelu),
+    "Clip": row(_clip), "Elu": row(_elu), "Gelu": row(_gelu),
     "HardSigmoid": row(_hard_sigmoid), "IsInf": row(_is_inf), "LeakyRelu": row(_leaky_relu), "Mod": row(_mod),
     "Selu": row(_selu), "Shrink": row(_shrink), "ThresholdedRelu": row(_thresholded),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from conformance import rows
 from conformance.fuzz import runs
 from conformance.fuzz.runs import Run
 from conformance.opinfo import check, entries
-from conformance.run import opinfo
+from conformance.run import databases
 
 OPTIONS = {"target": "cpu", "threads": 1, "seed": 3, "samples": 2}
 
@@ -52,5 +52,5 @@ def test_the_page_ranks_what_is_missing() -> None:
         rows.OpInfo(name="c", dtype="f32", target="cpu", verdict="unsupported", missing=("aten.x", "aten.y")),
         rows.OpInfo(name="d", dtype="f32", target="cpu", verdict="none"),
     ]
-    text = opinfo.page(made)
+    text = databases.page(databases.SOURCES[0], made)
     assert "33.3%" in text and text.index("aten.x") < text.index("aten.y") and "no x" in text

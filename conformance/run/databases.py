@@ -1,10 +1,11 @@
-"""The hooks of a run with `--mlcomp-opinfo`: entries of PyTorch's database as items of pytest, verdicts as a page."""
+"""The hooks of a run with `--mlcomp-opinfo` or `--mlcomp-onnx`: cases of others as items of pytest, with a page."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,23 +17,39 @@ from conformance.run.items import RUNNER, Alone, Failed
 from conformance.run.settings import Settings
 from conformance.shapes.cases import kind_of
 
-PROPERTY = "mlcomp-opinfo"  # the user property that carries rows to the controller
+PROPERTY = "mlcomp-database"  # the user property that carries rows to the controller
 VERDICTS = ("pass", "unsupported", "torch", "wrong", "error", "crash", "timeout")
 LISTED = 60  # missing ops
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where cases come from; `word` is the option, the kind of the child's work and the name of the page."""
+
+    word: str
+    title: str
+    says: str
+
+
+SOURCES = (
+    Source("opinfo", "PyTorch's op_db", "Entries whose samples eager runs, compiled with nothing left to eager."),
+    Source(
+        "onnx", "ONNX's node tests", "Those that onnx's reference evaluator passes, compiled, within their tolerances."
+    ),
+)
 
 
 class Entry(Alone):
     """An entry as one element type, in the child."""
 
-    kind = "opinfo"
-
-    def __init__(self, *, entry: tuple[str, str], target: str, passed: bool, **known: Any) -> None:
+    def __init__(self, *, kind: str, entry: tuple[str, str], target: str, passed: bool, **known: Any) -> None:
+        self.kind = kind
         super().__init__(**known)
         self.entry, self.target, self.passed = entry, target, passed
 
     def runtest(self) -> None:
         """Run its samples; fail with what is wrong, and where one that has passed before is refused now."""
-        row = self.config.stash[RUNNER].opinfo(*self.entry, self.target)
+        row = self.config.stash[RUNNER].entry(self.kind, *self.entry, self.target)
         self.user_properties.append((PROPERTY, rows.dumps(row)))
         if row.verdict == "none":
             pytest.skip(row.detail)
@@ -46,27 +63,27 @@ class Entry(Alone):
 class Database:
     """What a process knows of the entries of a run."""
 
-    def __init__(self, config: pytest.Config, settings: Settings) -> None:
-        self.config, self.settings = config, settings
+    def __init__(self, config: pytest.Config, settings: Settings, source: Source) -> None:
+        self.config, self.settings, self.source = config, settings, source
         self.rows: list[rows.OpInfo] = []
         self.note = ""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, session: pytest.Session, items: list[pytest.Item]) -> None:
         """Add the items before `-k` and `-m` select."""
-        wanted = re.compile(self.settings.ops)
-        chosen = [e for e in self.config.stash[RUNNER].opinfo_entries() if wanted.search(":".join(e))]
+        wanted, word = re.compile(self.settings.ops), self.source.word
+        chosen = [e for e in self.config.stash[RUNNER].entries(word) if wanted.search(":".join(e))]
         for target in self.settings.targets:
-            passed = ratchet.known(kind_of(target))
+            passed = ratchet.known(word, kind_of(target))
             for entry in chosen:
-                known = {"entry": entry, "target": target, "passed": entry in passed}
-                items.append(Entry.from_parent(session, name=f"mlcomp-opinfo[{'.'.join(entry)}-{target}]", **known))
+                known = {"kind": word, "entry": entry, "target": target, "passed": entry in passed}
+                items.append(Entry.from_parent(session, name=f"mlcomp-{word}[{'.'.join(entry)}-{target}]", **known))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the row of an item."""
         if report.when == "call":
             found = [rows.loads(str(value)) for key, value in report.user_properties if key == PROPERTY]
-            self.rows += [row for row in found if isinstance(row, rows.OpInfo)]
+            self.rows += [row for row in found if isinstance(row, rows.OpInfo) and row.source == self.source.word]
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -76,11 +93,11 @@ class Database:
         folder = self.settings.reports(environment.device(self.settings.targets, self.settings.variant))
         self.rows.sort(key=lambda row: (row.target, row.name, row.dtype))
         try:
-            writer.write(folder, {"opinfo.md": page(self.rows)})
+            writer.write(folder, {f"{self.source.word}.md": page(self.source, self.rows)})
             shown = replies.shown_path(folder, self.config.invocation_params.dir)
-            self.note = f"mlcomp: the report is {shown}/opinfo.md"
-            if self.settings.opinfo == "update":
-                _update(self.rows)
+            self.note = f"mlcomp: the report is {shown}/{self.source.word}.md"
+            if self.settings.databases[self.source.word] == "update":
+                _update(self.source.word, self.rows)
         except writer.ReportError as error:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             self.note = f"mlcomp: {error}"
@@ -88,16 +105,16 @@ class Database:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Say what became of them."""
         if self.rows:
-            terminalreporter.section("entries of op_db")
+            terminalreporter.section(self.source.title)
             terminalreporter.write_line(table(self.rows))
             terminalreporter.write_line(self.note, bold=True)
 
 
-def _update(found: Sequence[rows.OpInfo]) -> None:
+def _update(word: str, found: Sequence[rows.OpInfo]) -> None:
     """Add what passes to the lists; what was not run, or fails, stays there."""
     for kind in {kind_of(row.target) for row in found}:
         passes = {(row.name, row.dtype) for row in found if row.verdict == "pass" and kind_of(row.target) == kind}
-        ratchet.path(kind).write_text(ratchet.show(ratchet.known(kind) | passes), encoding="utf-8")
+        ratchet.path(word, kind).write_text(ratchet.show(ratchet.known(word, kind) | passes), encoding="utf-8")
 
 
 def table(found: Sequence[rows.OpInfo]) -> str:
@@ -111,11 +128,11 @@ def table(found: Sequence[rows.OpInfo]) -> str:
     return tables.table(lines, ["target", "type", "entries", "passing", *VERDICTS])
 
 
-def page(found: Sequence[rows.OpInfo]) -> str:
+def page(source: Source, found: Sequence[rows.OpInfo]) -> str:
     """The verdicts as Markdown: counts, the ops that are missing, and what did not pass."""
     parts = [
-        "# PyTorch's op_db",
-        "Entries whose samples eager runs, compiled with nothing left to eager.",
+        f"# {source.title}",
+        source.says,
         table(found),
     ]
     alone: Counter[str] = Counter()

@@ -1,0 +1,164 @@
+"""Ops that read images between their pixels; those of linear algebra that torch has by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from compiler.errors import Unsupported
+from compiler.onnx.ops.row import Row, axis_of, row
+
+Taps = list[tuple[list[int], list[float]]]  # for each neighbour its place and its weight, by place of the result
+
+
+def _place(n: int, size: int, out: int, scale: float, mode: str, roi: tuple[float, float]) -> float:
+    """Where in the image the n-th pixel of the result lies."""
+    whole = scale * size
+    match mode:
+        case "align_corners":
+            return 0.0 if whole == 1 else n * (size - 1) / (whole - 1)
+        case "asymmetric":
+            return n / scale
+        case "tf_half_pixel_for_nn":
+            return (n + 0.5) / scale
+        case "tf_crop_and_resize":
+            width = (roi[1] - roi[0]) * (size - 1)
+            return roi[0] * (size - 1) + (width / 2 if out == 1 else n * width / (out - 1))
+        case "pytorch_half_pixel" if out == 1:
+            return -0.5
+        case "half_pixel_symmetric":
+            return size / 2 * (1 - out / whole) + (n + 0.5) / scale - 0.5
+        case "half_pixel" | "pytorch_half_pixel":
+            return (n + 0.5) / scale - 0.5
+    raise Unsupported("onnx.Resize", (mode,), "coordinate_transformation_mode")
+
+
+def _cubic(x: float, a: float) -> float:
+    x = abs(x)
+    if x <= 1:
+        return (a + 2) * x**3 - (a + 3) * x**2 + 1
+    return a * x**3 - 5 * a * x**2 + 8 * a * x - 4 * a if x < 2 else 0.0
+
+
+def _weights(ratio: float, scale: float, mode: str, nearest: str, a: float) -> tuple[int, list[float]]:
+    """The first neighbour, counted from the pixel on the left, and the weights of it and the next ones."""
+    if mode == "nearest":
+        right = ratio == 1 or {
+            "floor": False, "ceil": True, "round_prefer_floor": ratio > 0.5, "round_prefer_ceil": ratio >= 0.5
+        }[nearest]  # fmt: skip
+        return 0, [0.0, 1.0] if right else [1.0, 0.0]
+    reach = 1 if mode == "linear" else 2
+    first = math.floor(-reach / scale) + 1
+    at = [(o - ratio) * scale for o in range(first, 2 - first)]
+    found = [max(1 - abs(x), 0.0) for x in at] if mode == "linear" else [_cubic(x, a) for x in at]
+    return first, [w / sum(found) for w in found]
+
+
+def _taps(
+    size: int, out: int, scale: float, roi: tuple[float, float], given: dict[str, Any]
+) -> tuple[Taps, list[bool]]:
+    """The neighbours along an axis, and which pixels of the result lie outside."""
+    rows, outside = [], []
+    narrow = min(scale, 1.0) if given["antialias"] else 1.0
+    for n in range(out):
+        x = _place(n, size, out, scale, given["coordinate"], roi)
+        outside.append(given["coordinate"] == "tf_crop_and_resize" and not 0 <= x <= size - 1)
+        left = math.ceil(x) - 1  # of two equally near the left one counts: the ratio is above 0
+        first, weights = _weights(x - left, narrow, given["mode"], given["nearest"], given["cubic"])
+        places = [left + first + t for t in range(len(weights))]
+        if given["exclude"]:
+            weights = [w if 0 <= p < size else 0.0 for p, w in zip(places, weights, strict=True)]
+            weights = [w / sum(weights) for w in weights]
+        rows.append([(min(max(p, 0), size - 1), w) for p, w in zip(places, weights, strict=True)])
+    taps = [([p for p, _ in column], [w for _, w in column]) for column in zip(*rows, strict=True)]
+    return taps, outside
+
+
+def _along(x: Tensor, axis: int, taps: Taps, nearest: bool) -> Tensor:
+    """The weighted sum of neighbours; the nearest of them is the one that weighs."""
+    if nearest:
+        chosen = [next(p for p, w in row if w) for row in zip(*(zip(*t, strict=True) for t in taps), strict=True)]
+        return x.index_select(axis, torch.tensor(chosen))
+    shape = [1] * x.dim()
+    shape[axis] = -1
+    total = None
+    for places, weights in taps:
+        if any(weights):
+            part = x.index_select(axis, torch.tensor(places)) * torch.tensor(weights, dtype=x.dtype).reshape(shape)
+            total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _targets(
+    x: Tensor, axes: list[int], scales: list[float] | None, sizes: list[int] | None, policy: str
+) -> tuple[list[float], list[int]]:
+    """Scale and size of each axis."""
+    if sizes is None:
+        found = list(scales or [])
+        return found, [math.floor(s * x.shape[a]) for s, a in zip(found, axes, strict=True)]
+    found = [n / x.shape[a] for n, a in zip(sizes, axes, strict=True)]
+    if policy == "stretch":
+        return found, list(sizes)
+    one = min(found) if policy == "not_larger" else max(found)
+    return [one] * len(axes), [math.floor(one * x.shape[a] + 0.5) for a in axes]
+
+
+def _resize(
+    x: Tensor, roi: list[float] | None = None, scales: list[float] | None = None, sizes: list[int] | None = None, *,
+    antialias: int = 0, axes: list[int] | None = None, coordinate_transformation_mode: str = "half_pixel",
+    cubic_coeff_a: float = -0.75, exclude_outside: int = 0, extrapolation_value: float = 0.0,
+    keep_aspect_ratio_policy: str = "stretch", mode: str = "nearest", nearest_mode: str = "round_prefer_floor",
+) -> Tensor:  # fmt: skip
+    given = {
+        "antialias": antialias, "coordinate": coordinate_transformation_mode, "cubic": cubic_coeff_a,
+        "exclude": exclude_outside, "mode": mode, "nearest": nearest_mode,
+    }  # fmt: skip
+    places = [axis_of(a, x.dim()) for a in axes] if axes is not None else list(range(x.dim()))
+    factors, shape = _targets(x, places, scales or None, sizes or None, keep_aspect_ratio_policy)
+    crops = coordinate_transformation_mode == "tf_crop_and_resize"
+    beyond: Tensor | None = None
+    rank = x.dim()
+    for n, axis in enumerate(places):
+        if factors[n] == 1 and shape[n] == x.shape[axis] and not crops:
+            continue
+        own = (roi[n], roi[n + len(places)]) if crops and roi else (0.0, 1.0)
+        taps, outside = _taps(x.shape[axis], shape[n], factors[n], own, given)
+        x = _along(x, axis, taps, mode == "nearest")
+        if any(outside):
+            mask = torch.tensor(outside).reshape([-1 if a == axis else 1 for a in range(rank)])
+            beyond = mask if beyond is None else beyond | mask
+    return x if beyond is None else torch.where(beyond, extrapolation_value, x).to(x.dtype)
+
+
+def _resize_old(x: Tensor, scales: list[float], *, mode: str = "nearest") -> Tensor:
+    kind = "linear" if mode == "bilinear" else mode
+    return _resize(x, None, scales, mode=kind, coordinate_transformation_mode="asymmetric", nearest_mode="floor")
+
+
+def _grid_sample(x: Tensor, grid: Tensor, *, align_corners: int, mode: str, padding_mode: str) -> Tensor:
+    kind = {"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode)
+    return F.grid_sample(x, grid, kind, padding_mode, bool(align_corners))
+
+
+def _affine_grid(theta: Tensor, size: list[int], *, align_corners: int) -> Tensor:
+    return F.affine_grid(theta, size, bool(align_corners))
+
+
+def _einsum(*xs: Tensor, equation: str) -> Tensor:
+    return torch.einsum(equation.replace(" ", ""), *xs)
+
+
+ROWS: dict[str, Row] = {
+    "AffineGrid": row(_affine_grid, 1),
+    "Det": row(lambda x: torch.linalg.det(x)),
+    "Einsum": row(_einsum),
+    "GridSample": row(_grid_sample),
+    "Resize": row(_resize, 1, 2, 3),
+    "Resize-10": row(_resize_old, 1),
+    "Upsample": row(_resize_old, 1),
+}

@@ -1,0 +1,110 @@
+"""A node test in; a row out: the model compiled, against the results that the test has, within its own tolerance.
+
+What onnx's own reference evaluator does not compute like that is left out. Inputs that say shapes, axes and the like
+are known when compiling. Runs in the child process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import compiler
+from compiler import Undetermined, Unsupported
+from conformance import rows
+from conformance.judge.ladder import threads
+from conformance.onnx import nodes
+
+Arrays = Sequence[Any]
+
+
+def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.OpInfo:
+    """The row of a test; `options` gives target and threads."""
+    known = rows.OpInfo(name=name, dtype=kind)
+    with threads(options["threads"]), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tell("onnx's evaluator")
+        case = nodes.tests()[name]
+        if why := _without_evaluator(case):
+            return replace(known, verdict="none", detail=why)
+        tell("compiling")
+        try:
+            for inputs, wanted in case.data_sets:
+                wrong = _judged(case, [_array(x) for x in inputs], [_array(x) for x in wanted], options["target"])
+                if wrong:
+                    return replace(known, verdict="wrong", detail=wrong)
+        except Unsupported as refusal:
+            missing = (refusal.op,) if refusal.op.startswith(("onnx.", "ai.", "aten.")) else ()
+            return replace(known, verdict="unsupported", detail=str(refusal), missing=missing)
+        except Exception as error:
+            said = (str(error).strip().splitlines() or [""])[0]
+            return replace(known, verdict="error", detail=f"{type(error).__name__}: {said}")
+        return replace(known, verdict="pass")
+
+
+def _without_evaluator(case: Any) -> str:
+    """Why onnx's own evaluator has not these results, if it has not."""
+    try:
+        evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(case.model)
+        for inputs, wanted in case.data_sets:
+            made = evaluator.run(None, dict(zip(evaluator.input_names, map(_array, inputs), strict=True)))
+            if wrong := _difference(case, made, [_array(x) for x in wanted]):
+                return f"onnx's evaluator: {wrong}"
+    except Exception as error:
+        return f"onnx's evaluator: {type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    return ""
+
+
+def _array(value: Any) -> Any:
+    """Some of the tests have messages in the place of arrays."""
+    return importlib.import_module("onnx.numpy_helper").to_array(value) if hasattr(value, "data_type") else value
+
+
+def _judged(case: Any, inputs: Arrays, wanted: Arrays, target: str) -> str:
+    """The model compiled and run; how its results differ, if they do."""
+    given = dict(zip([i.name for i in case.model.graph.input], inputs, strict=True))
+    known: dict[str, Tensor] = {}
+    while True:
+        shapes = {name: x.shape for name, x in given.items() if isinstance(x, np.ndarray)}
+        try:
+            captured = compiler.from_onnx(case.model, shapes=shapes, known=known)
+            break
+        except Undetermined as problem:
+            if not problem.inputs or set(problem.inputs) <= known.keys():
+                raise
+            known |= {name: _tensor(given[name]) for name in problem.inputs}
+    made = compiler.compile(captured, target=target)(*(_tensor(x) for n, x in given.items() if n not in known))
+    return _difference(case, [_like(x, want) for x, want in zip(made, wanted, strict=True)], wanted)
+
+
+def _tensor(array: Any) -> Tensor:
+    """The tensor of an array; NumPy has no bf16 of its own."""
+    array = np.asarray(array)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.astype(np.float32)).bfloat16()
+    return torch.from_numpy(array.copy())
+
+
+def _like(made: Tensor, wanted: Any) -> Any:
+    if made.dtype is torch.bfloat16 and np.asarray(wanted).dtype.name == "bfloat16":
+        return made.float().numpy().astype(wanted.dtype)
+    return made.numpy()
+
+
+def _difference(case: Any, made: Arrays, wanted: Arrays) -> str:
+    """What onnx's own comparison says against results."""
+    runner = importlib.import_module("onnx.backend.test.runner").Runner
+    try:
+        runner.assert_similar_outputs(
+            wanted, [np.asarray(x) if np.isscalar(x) else x for x in made], case.rtol, case.atol
+        )
+    except AssertionError as problem:
+        return " ".join(str(problem).split())
+    return ""

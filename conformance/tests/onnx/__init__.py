@@ -1,0 +1,1 @@
+"""ONNX's own tests as cases."""
