@@ -32,12 +32,15 @@ def read(paths: Sequence[Path]) -> list[Table]:
     return found
 
 
-def run(table: Table, strategy: str, seed: int) -> list[float]:
-    """After each trial the share of the best's speed, the heuristic's schedule being the first trial."""
+def recorded(table: Table) -> tuple[list[search.Candidate], list[float]]:
+    """The candidates that were tried, and how long they took beside the heuristic's."""
     known = sorted(table.trials)
     schedules = [steps.parse(table.head.schedules[n]) for n in known]
-    some = search.candidates([table.head.costs[n] for n in known], schedules)
-    times = [table.seen[n] for n in known]
+    return search.candidates([table.head.costs[n] for n in known], schedules), [table.seen[n] for n in known]
+
+
+def run(some: list[search.Candidate], times: Sequence[float], strategy: str, seed: int) -> list[float]:
+    """After each trial the share of the best's speed, the heuristic's schedule being the first trial."""
     best, seen, rng = min(times), {0: times[0]}, Random(seed)
     while len(seen) < min(MOST, len(some)):
         named = search.STRATEGIES[strategy](some, seen, min(BATCH, MOST - len(seen)), rng)
@@ -50,7 +53,8 @@ def run(table: Table, strategy: str, seed: int) -> list[float]:
 
 def curves(some: Sequence[Table]) -> Curves:
     """Every strategy on every table, of each seed a run, in one order."""
-    return {name: np.array([run(t, name, seed) for t in some for seed in range(SEEDS)]) for name in search.STRATEGIES}
+    known = [recorded(t) for t in some]
+    return {s: np.array([run(*k, s, seed) for k in known for seed in range(SEEDS)]) for s in search.STRATEGIES}
 
 
 def report(paths: Sequence[Path], folder: Path | None) -> Iterator[Path]:

@@ -191,7 +191,7 @@ def test_a_replay_says_how_soon_the_best_is_found_and_how_well_estimates_rank(tm
     path, times = tmp_path / "t.jsonl", [1.0, 0.9, 1.2, 0.5, 1.4, 1.5, 1.6, 1.7]
     whole = table(times)
     tables.append(path, tables.begin(path, whole.head), list(whole.trials.values()))
-    assert replay.run(whole, "top", 0)[:4] == [0.5, 0.5 / 0.9, 0.5 / 0.9, 1.0]
+    assert replay.run(*replay.recorded(whole), "top", 0)[:4] == [0.5, 0.5 / 0.9, 0.5 / 0.9, 1.0]
     page, picture = replay.report([tmp_path], tmp_path / "out")
     assert "| top | 0.500 | 1.000 |" in page.read_text()
     assert picture.read_text().startswith("<svg")
