@@ -2,9 +2,12 @@
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from compiler.cli import main
 from compiler.errors import CompilerError
@@ -35,6 +38,25 @@ def test_a_model_of_a_folder_is_compiled_and_compared(
     assert main(["run", *words]) == 0
     said = capsys.readouterr().out
     assert ": ok" in said and " ms: " in said
+
+
+@needs_transformers
+def test_a_step_that_spoils_its_cache_is_wrong(folder: Path) -> None:
+    """The cache is full but for the place of the step, and is compared as the result is."""
+
+    def spoils(graph: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        def run(*inputs: Any) -> Any:
+            made = graph(*inputs)
+            for x in inputs:
+                if x.dim() == 4:
+                    assert x[:, :, :-1].abs().sum(3).all(), "filled"
+                    x[:, :, 0] *= 2
+            return made
+
+        return run
+
+    ran = models.compare(models.Wanted(str(folder), True, 1, "decode", 6), "cpu", spoils, False)
+    assert ran.ours > ran.allowed
 
 
 @needs_transformers
