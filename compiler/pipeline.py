@@ -28,6 +28,7 @@ from compiler.ir.text import show_size
 from compiler.passes import equal_kernels
 from compiler.passes.applications import Application, Applications, Gate, Trace
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
+from compiler.passes.exact import exact
 from compiler.passes.gpu import dependent_launch
 from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.barriers import barriers
@@ -187,6 +188,7 @@ PIPELINE = (
     Pass("barriers", "tile", "tile", "threads wait where they touch the same memory", _barriers, kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
+    Pass("exact", "kernel", "kernel", "nothing is rounded that 16 bits hold", lambda p, _: exact(p), optional=True),
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for those before", _dependent_launch, True, "cuda"),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),

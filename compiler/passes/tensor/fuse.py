@@ -5,7 +5,8 @@ more than the memory traffic it saves:
 
 - maps of one domain share its loops;
 - reductions over rows share their loops over the rows, with the maps that read them (softmax, norms);
-- a contraction takes the maps of its own domain as epilogue, and nothing as prologue;
+- a contraction takes the maps of its own domain as epilogue; as prologue only what makes few bytes many (the integers
+  of a quantized weight), for as few rows as read them once;
 - scans take what feeds them, and cheap maps of their own domain that read them;
 - scatters stay alone, and so does a reduction to too few rows to spread over cores.
 """
@@ -19,7 +20,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler.analysis import kernel_names
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads
+from compiler.ir.dtype import STORAGE_ONLY, f32
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads, names
 from compiler.ir.functions import COST, FUNCTIONS
 from compiler.ir.tensor import (
     Axis,
@@ -56,6 +58,9 @@ LONG_ROW = 1 << 16
 # softmaxes in a row, in one kernel, were half a megabyte and took minutes.
 MOST_SWEEPS = 8
 MOST_EQUATIONS = 100
+# A factor is made of fewer bytes than it has, at most this share, as a product reads it: once for about so many rows.
+WIDENED = 0.75
+MOST_ROWS = 64
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -207,7 +212,9 @@ def fuse(program: Program, cores: int = 1) -> Program:
     for e in every:
         for name in reads(e):
             readers.setdefault(name, set()).add(e.name)
-    groups = _Groups({}, {}, readers, {t.name for t in program.outputs}, cores)
+    bytes_of = {t.name: _count(t.shape) * t.dtype.bytes for t in program.inputs}
+    bytes_of |= {e.name: _count(a.extent for a in e.axes) * e.dtype.bytes for e in every}
+    groups = _Groups({}, {}, readers, {t.name for t in program.outputs}, cores, bytes_of)
     for k, e in enumerate(every):
         groups.members[k] = [e]
         groups.owner[e.name] = k
@@ -228,6 +235,7 @@ class _Groups:
     readers: dict[str, set[str]]  # by equation, later ones too
     results: set[str]
     cores: int
+    bytes_of: dict[str, float]  # inputs and equations
 
 
 def _join_once(groups: _Groups, newest: int) -> bool:
@@ -268,14 +276,15 @@ def _legal(members: list[Equation], groups: _Groups) -> bool:
         return False
     contractions = [e for e in members if is_contraction(e)]
     if contractions:
-        return len(contractions) == 1 and _epilogue_only(members, contractions[0])
+        return len(contractions) == 1 and _around(members, contractions[0], groups)
     if any(isinstance(e, Scan) for e in sweeps):
         return len(sweeps) == 1 and _follow(sweeps[0], members, found)
     rows = {a.name for a in found.rows}
     follows = any(e.name in stored and {found.names[e.name, a.name] for a in e.axes} > rows for e in members)
     if sweeps and follows and _few(found.rows):
         return False
-    if len(sweeps) + follows > 1 and 2 * _count(found.rows) <= groups.cores and _longest(sweeps) >= LONG_ROW:
+    few = 2 * _count(a.extent for a in found.rows) <= groups.cores
+    if len(sweeps) + follows > 1 and few and _longest(sweeps) >= LONG_ROW:
         return False
     return _nothing_dear_twice(members, found, stored)
 
@@ -293,23 +302,47 @@ def _follow(scan: Equation, members: list[Equation], found: Nest) -> bool:
 
 
 def _few(rows: tuple[Axis, ...]) -> bool:
-    return _count(rows) < FEW_ROWS
+    return _count(a.extent for a in rows) < FEW_ROWS
 
 
 def _longest(sweeps: Sequence[Equation]) -> float:
     """Elements of a row in the longest of these reductions."""
-    return max(_count(e.over) if isinstance(e, Reduce) else 1 for e in sweeps)
+    return max(_count(a.extent for a in e.over) if isinstance(e, Reduce) else 1 for e in sweeps)
 
 
-def _count(axes: Iterable[Axis]) -> float:
-    """The points of these axes; a size that is not known yet counts as large."""
-    return math.prod(int(a.extent.value) if isinstance(a.extent, Const) else math.inf for a in axes)
+def _is_of(x: Expr, e: Equation) -> bool:
+    return isinstance(x, Load) and x.buffer == e.name
 
 
-def _epilogue_only(members: list[Equation], contraction: Equation) -> bool:
-    """Nothing but views feeds the contraction, and everything else is a map (an epilogue)."""
-    fed = set(reads(contraction))
-    return all(e is contraction or (isinstance(e, Map) and (e.name not in fed or is_view(e))) for e in members)
+def _count(extents: Iterable[Expr]) -> float:
+    """How many points there are; a size that is not known yet counts as large."""
+    return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in extents)
+
+
+def _around(members: list[Equation], contraction: Equation, groups: _Groups) -> bool:
+    """Everything but the contraction is a map; nothing feeds it but views, and what is short until it is read."""
+    made = {e.name: e for e in members}
+    feeds = [made[n] for n in reads(contraction) if n in made and not is_view(made[n])]
+    if not all(e is contraction or isinstance(e, Map) for e in members):
+        return False
+    return not feeds or all(_widens(e, contraction, made, groups) for e in feeds)
+
+
+def _widens(e: Equation, contraction: Equation, made: dict[str, Equation], groups: _Groups) -> bool:
+    """A map that only the contraction reads, which makes more bytes than all that it is made of has, for few rows."""
+    behind, front = {e.name}, [e]
+    while front:
+        front = [made[n] for x in front for n in reads(x) if n in made and n not in behind]
+        behind |= {x.name for x in front}
+    outside = {n for name in behind for n in reads(made[name]) if n not in made}
+    if any((groups.readers.get(n, set()) - behind) not in (set(), {contraction.name}) for n in behind):
+        return False
+    (value,) = expressions(contraction)
+    seen = {v for n in loads(value) if n.buffer == e.name for i in n.index for v in names(i)}
+    rows = _count(a.extent for a in contraction.axes if a.name not in seen)
+    short = any(isinstance(n, Cast) and n.dtype in STORAGE_ONLY and _is_of(n.arg, e) for n in value.walk())
+    made_of = sum(groups.bytes_of[n] for n in outside)
+    return rows <= MOST_ROWS and made_of <= WIDENED * groups.bytes_of[e.name] / (2 if short and e.dtype is f32 else 1)
 
 
 def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) -> bool:
@@ -359,7 +392,7 @@ def _again_and_again(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
     """A map over `own` of these loops is computed anew by a loop outside its last, with too few iterations inside."""
     last = max((k for k, a in enumerate(rows) if a.name in own), default=-1)
     repeats = any(_long(a) and a.name not in own for a in rows[:last])
-    return repeats and price >= WORTH_KEEPING * _count(rows[last + 1 :])
+    return repeats and price >= WORTH_KEEPING * _count(a.extent for a in rows[last + 1 :])
 
 
 def _schedule(groups: list[list[Equation]]) -> list[list[Equation]]:

@@ -1,0 +1,98 @@
+"""Kernel IR in, Kernel IR out: afterwards nothing is rounded to 16 bits and widened again that 16 bits hold exactly.
+
+Those are whole numbers of up to 8 bits, such as the integers of a quantized weight, and small sums of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.ir import kernel as k
+from compiler.ir.dtype import STORAGE_ONLY, DType
+from compiler.ir.expr import Cast, Const, Expr, Op, Var
+from compiler.ir.rewrite import nodes
+
+MOST = 256  # all whole numbers up to this have a bf16, as have those of f16
+_BYTES = {"i8": (-128.0, 127.0), "u8": (0.0, 255.0)}
+_HALVES = {d.name for d in STORAGE_ONLY}
+
+Range = tuple[float, float]
+
+
+def exact(program: k.Program) -> k.Program:
+    """Leave out roundings that change nothing:
+
+        q_: f32 = f32(bf16(q[i]))
+        y[i] = f32(bf16(q_ - 8.0)) * x[i]
+    becomes, where `q` is of bytes,
+
+        q_: f32 = f32(q[i])
+        y[i] = (q_ - 8.0) * x[i]
+    """
+    return program.replace(functions=tuple(map(_function, program.functions)))
+
+
+def _function(f: k.Function) -> k.Function:
+    every = [n for s in f.body for n in s.walk()]
+    if not any(isinstance(n, Cast) and n.arg.dtype.name in _BYTES and n.dtype.is_float for n in every):
+        return f
+    changed = {n.name for n in every if isinstance(n, k.Assign)}
+    known: dict[str, Range] = {}
+    made: dict[str, list[Range | None]] = defaultdict(list)
+    for s in (
+        n
+        for n in every
+        if isinstance(n, k.Declare)
+        and n.name not in changed
+        and (n.value.dtype.is_float or n.value.dtype.name in _BYTES)
+    ):
+        made[s.name].append(_whole(s.value, known))
+        found = [r for r in made[s.name] if r is not None]
+        known.pop(s.name, None)
+        if len(found) == len(made[s.name]):
+            known[s.name] = min(r[0] for r in found), max(r[1] for r in found)
+
+    def rule(e: Any) -> Expr | None:
+        match e:
+            case Cast(Cast(arg, half), wide) if half.name in _HALVES and wide.is_float and wide.name not in _HALVES:
+                return _as(arg, wide) if _whole(arg, known) is not None else None
+        return None
+
+    return f.replace(body=nodes(f.body, rule))
+
+
+def _as(value: Expr, dtype: DType) -> Expr:
+    return value if value.dtype is dtype else Cast(value, dtype)
+
+
+def _whole(e: Expr, known: Mapping[str, Range]) -> Range | None:
+    """Between which whole numbers that 16 bits hold a value lies; None where it may be another."""
+    match e:
+        case Expr() if e.dtype.name in _BYTES:
+            return _masked(e, known)
+        case Const(value) if isinstance(value, float) and value == int(value):
+            found: Range | None = (value, value)
+        case Var(name):
+            found = known.get(name)
+        case Cast(arg):
+            found = _whole(arg, known)
+        case Op("add" | "sub" as name, (a, b)):
+            left, right = _whole(a, known), _whole(b, known)
+            if left is None or right is None:
+                return None
+            low, high = right if name == "add" else (-right[1], -right[0])
+            found = (left[0] + low, left[1] + high)
+        case _:
+            return None
+    return found if found is not None and found[0] >= -MOST and found[1] <= MOST else None
+
+
+def _masked(e: Expr, known: Mapping[str, Range]) -> Range:
+    match e:
+        case Op("and", (_, Const(mask))) if e.dtype.name == "u8":
+            return 0.0, float(mask)
+        case Var(name) if name in known:
+            return known[name]
+    return _BYTES[e.dtype.name]
