@@ -53,7 +53,7 @@ from compiler.passes.tile.schedule import apply_schedules
 from compiler.passes.tile.symbolic_schedule import symbolic_schedule
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
-from compiler.render.mlir import linalg
+from compiler.render.mlir import linalg, tosa
 from compiler.schedule import files, heuristic
 from compiler.schedule import space as schedule_space
 from compiler.schedule.records import NOTHING, Record, Stored
@@ -126,8 +126,8 @@ def _render_cuda(program: kernel.Program, context: Context) -> str:
     return cuda.render(program, target=context.target.name)
 
 
-def _render_mlir(program: tensor.Program, _: Context) -> str:
-    return linalg.render(program)
+def _render_mlir(program: tensor.Program, context: Context) -> str:
+    return tosa.render(program) if "tosa" in context.target.features else linalg.render(program)
 
 
 def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:

@@ -25,6 +25,9 @@ STAGES = ("torch", "tensor", "loop", "tile", "schedule", "kernel", "cpp", "cuda"
 def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ir", choices=STAGES, default="tile", help="the stage to print (default: tile)")
     command.add_argument(
+        "--dialect", choices=("linalg", "tosa"), default="linalg", help="of --ir mlir (default: linalg)"
+    )
+    command.add_argument(
         "--from",
         dest="source",
         type=Path,
@@ -47,8 +50,8 @@ def show(options: argparse.Namespace) -> int:
     from compiler import pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
     from compiler.execution import dumps, named  # noqa: PLC0415
 
-    wanted = options.target or ("mlir" if options.ir == "mlir" else dumps.target_of(options.source))
-    machine = named.target(wanted)
+    dialect = {"linalg": "mlir", "tosa": "mlir:tosa"}[options.dialect] if options.ir == "mlir" else ""
+    machine = named.target(options.target or dialect or dumps.target_of(options.source))
     stages = pipeline.stages(machine)
     until = {"asm": stages[-1], "schedule": "tile"}.get(options.ir, options.ir)
     if until not in stages or (options.ir == "asm" and until != "cpp"):

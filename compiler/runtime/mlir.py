@@ -14,6 +14,8 @@ VERSION = "22"
 INSTALL = f"`apt-get install mlir-{VERSION}-tools llvm-{VERSION}` (Debian)"
 # Tensors become buffers, buffers loops, loops branches, and what is left LLVM's dialect.
 PASSES = (
+    "func.func(tosa-to-linalg-named)", "func.func(tosa-to-linalg)", "func.func(tosa-to-arith)",
+    "func.func(tosa-to-tensor)",
     "inline", "symbol-dce", "canonicalize", "cse",
     "one-shot-bufferize{bufferize-function-boundaries function-boundary-type-conversion=identity-layout-map}",
     "canonicalize", "buffer-deallocation-pipeline", "convert-bufferization-to-memref", "convert-linalg-to-loops",

@@ -5,4 +5,5 @@ from __future__ import annotations
 from compiler.targets.target import Target
 
 LINALG = Target("mlir", "mlir", ("linalg",), vector=16, cores=1, l1=0, l2=0, l3=0)
-DIALECTS = {"linalg": LINALG}
+TOSA = LINALG.replace(name="mlir:tosa", features=("tosa",))
+DIALECTS = {"linalg": LINALG, "tosa": TOSA}

@@ -16,15 +16,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from compiler.errors import Unsupported
 from compiler.ir import statement
 from compiler.ir.stages import IRS
 from compiler.pipeline import PIPELINE, Context, Pass, schedules_for
 from compiler.schedule import steps
-from compiler.targets import cpu, nvidia
+from compiler.targets import cpu, mlir, nvidia
 from compiler.tests.meaning import Disagreement, same_meaning
 
 SEPARATOR = "# ---\n"
-TARGETS = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS)}
+TARGETS = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS, mlir.LINALG, mlir.TOSA)}
 PASSES = {p.name: p for p in PIPELINE}
 
 
@@ -76,7 +77,7 @@ def check(case: Case, seed: int) -> str:
     assert IRS[stage].parse(IRS[stage].show(program)) is program, "the text of the program does not read back"
     try:
         made = apply(program, case)
-    except steps.ScheduleError as refusal:
+    except (steps.ScheduleError, Unsupported) as refusal:
         return f"# error: {refusal}\n"
     result = case.passes[-1].result
     if result not in IRS:

@@ -134,7 +134,7 @@ def stages_of(target: str) -> tuple[str, ...]:
     >>> stages_of("cpu:avx2")[-2:], stages_of("sm_90a")[-2:]
     (('kernel', 'cpp'), ('kernel', 'cuda'))
     """
-    if target == "mlir":
+    if target.startswith("mlir"):
         return ("torch", "tensor", "mlir")
     return (*IR_STAGES, KINDS[kind_of(target)])
 

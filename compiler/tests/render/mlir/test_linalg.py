@@ -1,8 +1,6 @@
-"""What MLIR's own tools make of the text computes what the interpreter of Tensor IR says, for every argument."""
+"""What MLIR's own tools make of linalg computes what the interpreter of Tensor IR says, for every argument."""
 
 from __future__ import annotations
-
-import itertools
 
 import numpy as np
 import pytest
@@ -10,85 +8,22 @@ import torch
 
 from compiler.errors import CompilerError
 from compiler.execution import executable
-from compiler.execution.named import target
-from compiler.interpret import tensor as interpreter
 from compiler.ir import tensor_text
 from compiler.ir.dtype import DTYPES, DType, boolean, f32, f64, i8, i32, i64, u8
-from compiler.ir.expr import OPS, Load, Op, cast, const
+from compiler.ir.expr import OPS, Load, cast, const
 from compiler.ir.functions import FUNCTIONS
-from compiler.ir.tensor import Axis, Equation, Group, Map, Program, Tensor
-from compiler.pipeline import lower
-from compiler.runtime import guarded, launcher, mlir
-
-needs_tools = pytest.mark.skipif(bool(mlir.missing()), reason=mlir.missing() or "never")
-FLOATS = (
-    0.0,
-    -0.0,
-    1.0,
-    -1.0,
-    0.5,
-    2.5,
-    -3.5,
-    7.25,
-    1e-3,
-    3e9,
-    -1e19,
-    1e-40,
-    float("inf"),
-    -float("inf"),
-    float("nan"),
-)
-INTEGERS = (0, 1, -1, 2, 3, -3, 7, -8, 63, 100, -128, 127)
-STORED = {t: launcher.DTYPES[t.name] for t in DTYPES.values()}
-
-
-def run(program: Program, inputs: list[torch.Tensor]) -> tuple[guarded.Outcome, tuple[np.ndarray, ...]]:
-    """What MLIR makes of a program, twice, and what the interpreter does, if the data may be."""
-    lowering = lower(program, target("mlir"), source="tensor")
-    outcome = executable.execute_guarded(lowering, inputs, runs=2)
-    assert outcome.same
-    if outcome.complaints:
-        return outcome, ()
-    return outcome, interpreter.run(program, [executable.to_array(x) for x in inputs])
-
-
-def values(dtype: DType) -> list[float]:
-    if dtype.kind == "bool":
-        return [0, 1]
-    if dtype.is_float:
-        return list(FLOATS)
-    limits = torch.iinfo(STORED[dtype])
-    return [x for x in (*INTEGERS, limits.min, limits.max) if limits.min <= x <= limits.max]
-
-
-def program(inputs: list[torch.Tensor], dtypes: list[DType], equations: list[Equation]) -> Program:
-    one = (const(1),)
-    given = tuple(
-        Tensor(f"x{n}", t, (const(len(x)),), one) for n, (x, t) in enumerate(zip(inputs, dtypes, strict=True))
-    )
-    results = tuple(Tensor(e.name, e.dtype, (e.axes[0].extent,), one) for e in equations)
-    return Program("f", given, (Group("k", tuple(equations)),), results)
+from compiler.ir.tensor import Axis, Equation, Map
+from compiler.runtime import guarded, mlir
+from compiler.tests.render.mlir.running import STORED, each, needs_tools, program, run, same, values
 
 
 @needs_tools
 @pytest.mark.parametrize("dtype", [f32, f64, i64, i32, i8, u8, boolean], ids=str)
 def test_every_operation_on_every_argument(dtype: DType) -> None:
-    rows = list(itertools.product(values(dtype), repeat=2))
-    inputs = [torch.tensor(column, dtype=STORED[dtype]) for column in zip(*rows, strict=True)]
-    axis = Axis("i", const(len(rows)))
-    x, y = (Load(f"x{n}", (axis.var,), dtype) for n in range(2))
-    arguments = {1: (x,), 2: (x, y), 3: (x, y, x)}
     names = [n for n, row in OPS.items() if dtype.kind in row.kinds and n not in ("where", "require")]
-    equations: list[Equation] = [Map(n + "_", (axis,), Op(n, arguments[OPS[n].arity])) for n in names]
-    outcome, wanted = run(program(inputs, [dtype] * 2, equations), inputs)
+    outcome, wanted = run(*each(names, dtype))
     for n, made, right in zip(names, outcome.outputs, wanted, strict=True):
-        kind = np.finfo(right.dtype) if right.dtype.kind == "f" else None
-        units = FUNCTIONS[n].cpu[dtype is f64] + 0.5 if n in FUNCTIONS else 0.0
-        off = {"rtol": units * kind.eps, "atol": units * kind.smallest_subnormal} if kind else {"rtol": 0}
-        np.testing.assert_allclose(made.numpy(), right, err_msg=n, **off)
-        if kind and n not in ("min", "max", "fma"):  # which of two zeros these give is nobody's matter
-            given = made.numpy()
-            np.testing.assert_array_equal(np.signbit(given[~np.isnan(given)]), np.signbit(right[~np.isnan(right)]), n)
+        same(n, made, right, FUNCTIONS[n].cpu[dtype is f64] + 0.5 if n in FUNCTIONS else 0.0)
 
 
 @needs_tools

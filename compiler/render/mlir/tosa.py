@@ -1,0 +1,447 @@
+"""Tensor IR in TOSA, as far as that has an operation: whole tensors in place of points, the rest refused by name.
+
+An expression is a tensor with a dimension for each axis of its equation, 1 long where the expression does not mention
+it. A load at indices that are axes is a slice, a transpose and a reshape; any other is a gather. What is only loaded
+where a condition holds is loaded everywhere, at an index within the tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from compiler.errors import Unsupported
+from compiler.ir.dtype import STORAGE_ONLY, DType, boolean, f32, i8, i32, i64
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Size, Var, const, names, op, static
+from compiler.ir.linear import factors_of, linear
+from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, equations
+from compiler.ir.text import show_size
+from compiler.render.mlir.text import Block, Value, literal, tensor_type
+
+Shape = tuple[int, ...]
+LONGEST = 1 << 14  # of an axis whose indices are written down
+
+# Operations that mean the same for all arguments, by the kind of type.
+_FLOATS = {
+    "floor": "floor", "ceil": "ceil", "exp": "exp", "log": "log", "tanh": "tanh", "erf": "erf", "sin": "sin",
+    "cos": "cos", "rsqrt": "rsqrt", "pow": "pow", "abs": "abs", "add": "add", "sub": "sub", "min": "minimum",
+    "max": "maximum",
+}  # fmt: skip
+_INTEGERS = {
+    "add": "add", "sub": "sub", "min": "minimum", "max": "maximum", "and": "bitwise_and", "or": "bitwise_or",
+    "xor": "bitwise_xor", "not": "bitwise_not",
+}  # fmt: skip
+_BOOLS = {
+    "and": "logical_and", "or": "logical_or", "xor": "logical_xor", "not": "logical_not", "min": "logical_and",
+    "max": "logical_or", "ne": "logical_xor",
+}  # fmt: skip
+_TABLES = {"float": _FLOATS, "int": _INTEGERS, "uint": {}, "bool": _BOOLS}
+_COMPARE = {"gt": ("greater", False), "ge": ("greater_equal", False), "lt": ("greater", True),
+            "le": ("greater_equal", True)}  # fmt: skip
+_REDUCE = {"sum": "reduce_sum", "prod": "reduce_product", "max": "reduce_max", "min": "reduce_min"}
+_REDUCE_BOOL = {"and": "reduce_all", "or": "reduce_any", "min": "reduce_all", "max": "reduce_any"}
+
+
+@dataclass(frozen=True)
+class Array:
+    """A tensor and its extents."""
+
+    value: Value
+    shape: Shape
+    dtype: DType
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where expressions of an equation are written; `guarded` are those of which only some points count."""
+
+    equation: Equation
+    axes: tuple[Axis, ...]
+    block: Block
+    tensors: dict[str, Array]
+    guarded: bool = False
+    known: dict[tuple[Expr, bool], Array] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        return max(1, len(self.axes))
+
+    def make(self, name: str, dtype: DType, *arguments: Array, more: Sequence[Value] = ()) -> Array:
+        """An operation on each point."""
+        shape = tuple(map(max, zip(*(a.shape for a in arguments), strict=True)))
+        given = [*(a.value for a in arguments), *more]
+        return Array(self.block.op(f"tosa.{name}", given, tensor_type(dtype, shape)), shape, dtype)
+
+    def constant(self, value: bool | int | float, dtype: DType) -> Array:
+        shape = (1,) * self.rank
+        return Array(_constant(literal(value, dtype).split(" ")[0], dtype, shape, self.block), shape, dtype)
+
+    def reshape(self, x: Array, shape: Shape) -> Array:
+        if x.shape == shape:
+            return x
+        made = self.block.op("tosa.reshape", (x.value, _shape(shape, self.block)), tensor_type(x.dtype, shape))
+        return Array(made, shape, x.dtype)
+
+    def fill(self, x: Array, shape: Shape) -> Array:
+        """With all of its elements along each axis."""
+        if x.shape == shape:
+            return x
+        times = tuple(n // m if m else 1 for n, m in zip(shape, x.shape, strict=True))
+        made = self.block.op("tosa.tile", (x.value, _shape(times, self.block)), tensor_type(x.dtype, shape))
+        return Array(made, shape, x.dtype)
+
+
+def _constant(text: str, dtype: DType, shape: Shape, b: Block) -> Value:
+    kind = tensor_type(dtype, shape)
+    return b.op("tosa.const", (), kind, f"values = dense<{text}> : {kind}")
+
+
+def _shape(sizes: Shape, b: Block) -> Value:
+    rank = len(sizes)
+    values = f"dense<[{', '.join(map(str, sizes))}]>" if rank else "dense<>"
+    return b.op("tosa.const_shape", (), f"!tosa.shape<{rank}>", f"values = {values} : tensor<{rank}xindex>")
+
+
+def render(program: Program) -> str:
+    """A function of tensors; raises Unsupported naming the operation that TOSA does not have."""
+    if program.sizes:
+        raise _refused([show_size(s) for s in program.sizes], "sizes must be known when the text is made")
+    b = Block()
+    tensors = {}
+    for t in program.inputs:
+        shape = tuple(static(n) for n in t.shape)
+        tensors[t.name] = Array(Value(f"%{t.name}", tensor_type(_allowed(t.name, t.dtype), shape)), shape, t.dtype)
+    given = [x.value for x in tensors.values()]
+    for e in equations(program):
+        _allowed(e.name, e.dtype)
+        tensors[e.name] = _define(e, b, tensors)
+    results = [tensors[t.name].value for t in program.outputs]
+    b.do("func.return", results)
+    head = ", ".join(f"{v.name}: {v.type}" for v in given)
+    text = f"func.func @{program.name}({head}) -> ({', '.join(v.type for v in results)}) {{"
+    return "\n".join([text, *(f"  {line}" for line in b.lines), "}", ""])
+
+
+def _refused(what: Sequence[str], why: str) -> Unsupported:
+    return Unsupported("tosa", what, why)
+
+
+def _allowed(name: str, dtype: DType) -> DType:
+    if dtype.name in ("f64", "u8"):
+        raise _refused([f"{name}: {dtype}"], f"TOSA has no {dtype}")
+    return dtype
+
+
+def _define(e: Equation, b: Block, tensors: dict[str, Array]) -> Array:
+    if not isinstance(e, Map | Reduce):
+        raise _refused([f"{e.name}: {type(e).__name__.lower()}"], "TOSA has none")
+    over = e.over if isinstance(e, Reduce) else ()
+    grid = Grid(e, (*e.axes, *over), b, tensors)
+    if any(static(a.extent) == 0 for a in grid.axes):
+        raise _refused([f"{e.name}: no elements"], "TOSA has no empty tensors")
+    free = tuple(static(a.extent) for a in e.axes)
+    if not isinstance(e, Reduce):
+        made = grid.fill(lower(e.value, grid), free or (1,))
+    else:
+        pair = _factors(e) if e.op == "sum" and e.dtype is f32 else None
+        made = _contract(e, *pair, grid) if pair else _reduce(e, grid)
+    return grid.reshape(made, free)
+
+
+def _reduce(e: Reduce, grid: Grid) -> Array:
+    table = _REDUCE_BOOL if e.dtype is boolean else _REDUCE
+    if e.op not in table:
+        raise _refused([f"{e.name}: {e.op} of {e.dtype}"], "TOSA has no such reduction")
+    made = lower(e.value, grid)
+    extents = [static(a.extent) for a in grid.axes] or [1]
+    for d in reversed(range(len(e.axes), len(grid.axes))):
+        whole = tuple(extents[d] if n == d else m for n, m in enumerate(made.shape))
+        made = grid.fill(made, whole)
+        shape = tuple(1 if n == d else m for n, m in enumerate(whole))
+        kind = tensor_type(e.dtype, shape)
+        made = Array(grid.block.op(f"tosa.{table[e.op]}", (made.value,), kind, f"axis = {d} : i32"), shape, e.dtype)
+    return grid.fill(made, (*(static(a.extent) for a in e.axes), *[1] * len(e.over)) or (1,))
+
+
+def _factors(e: Reduce) -> tuple[Expr, Expr] | None:
+    """The two factors of a product of matrices: each lacks an axis of the other, neither a summed one."""
+    free, summed = {a.name for a in e.axes}, {a.name for a in e.over}
+    groups: list[Expr] = []
+    for f in factors_of(e.value):
+        near = next((n for n, g in enumerate(groups) if _subset(f, g, free) or _subset(g, f, free)), None)
+        if near is None:
+            groups.append(f)
+        else:
+            groups[near] = op("mul", groups[near], f)
+    if len(groups) != 2 or any(not summed <= names(g) for g in groups):
+        return None
+    return groups[0], groups[1]
+
+
+def _subset(a: Expr, b: Expr, free: set[str]) -> bool:
+    return names(a) & free <= names(b) & free
+
+
+def _contract(e: Reduce, left: Expr, right: Expr, grid: Grid) -> Array:
+    """A product of matrices: (batch, rows, summed) by (batch, summed, columns)."""
+    of = [names(left), names(right)]
+    batch = [a for a in e.axes if a.name in of[0] and a.name in of[1]]
+    rows = [a for a in e.axes if a.name in of[0] and a not in batch]
+    columns = [a for a in e.axes if a not in batch and a not in rows]
+
+    def size(axes: Iterable[Axis]) -> int:
+        return math.prod(static(a.extent) for a in axes)
+
+    def matrix(factor: Expr, *groups: Sequence[Axis]) -> Value:
+        order = [a for group in groups for a in group]
+        there = replace(grid, axes=tuple(order), known={})
+        made = there.fill(lower(factor, there), tuple(static(a.extent) for a in order) or (1,))
+        return grid.reshape(made, tuple(map(size, groups))).value
+
+    zero = _constant("0.0", f32, (1,), grid.block)
+    shape = (size(batch), size(rows), size(columns))
+    given = (matrix(left, batch, rows, e.over), matrix(right, batch, e.over, columns), zero, zero)
+    product = Array(grid.block.op("tosa.matmul", given, tensor_type(f32, shape)), shape, f32)
+    made = [*batch, *rows, *columns]
+    apart = grid.reshape(product, tuple(static(a.extent) for a in made) or (1,))
+    return _transposed(apart, tuple(made.index(a) for a in e.axes), grid)
+
+
+def _transposed(x: Array, order: tuple[int, ...], grid: Grid) -> Array:
+    if order == tuple(sorted(order)):
+        return x
+    shape = tuple(x.shape[d] for d in order)
+    perms = f"perms = array<i32: {', '.join(map(str, order))}>"
+    return Array(grid.block.op("tosa.transpose", (x.value,), tensor_type(x.dtype, shape), perms), shape, x.dtype)
+
+
+# ---- expressions
+
+
+def lower(e: Expr, grid: Grid) -> Array:
+    """The tensor of an expression, made once."""
+    key = (e, grid.guarded)
+    if key not in grid.known:
+        grid.known[key] = _lower(e, grid)
+    return grid.known[key]
+
+
+def _lower(e: Expr, grid: Grid) -> Array:
+    match e:
+        case Const(value, dtype):
+            return grid.constant(value, _allowed(grid.equation.name, dtype))
+        case Var(name) if not isinstance(e, Size):
+            return _indices(name, grid)
+        case Load():
+            return _load(e, grid)
+        case Cast(arg, dtype):
+            return _convert(lower(arg, grid), _allowed(grid.equation.name, dtype), grid)
+        case Select(cond, then, other):
+            there = replace(grid, guarded=True)
+            sides = [lower(x, there) for x in (then, other)]
+            return grid.make("select", then.dtype, lower(cond, grid), *sides)
+        case Op(name, args) if name != "require":
+            return apply(name, [lower(a, grid) for a in args], grid, args)
+    raise _refused([_what(e)], "TOSA has no operation for it")
+
+
+def _what(e: Expr) -> str:
+    return f"{e.name} of {e.args[-1].dtype}" if isinstance(e, Op) else type(e).__name__
+
+
+def _indices(name: str, grid: Grid) -> Array:
+    """The index of each point along one axis."""
+    place = next(n for n, a in enumerate(grid.axes) if a.name == name)
+    count = static(grid.axes[place].extent)
+    if count > LONGEST:
+        raise _refused([f"{name}: {count}"], f"indices along an axis of more than {LONGEST} are not written down")
+    shape = tuple(count if n == place else 1 for n in range(grid.rank))
+    row = Array(_constant(f"[{', '.join(map(str, range(count)))}]", i64, (count,), grid.block), (count,), i64)
+    return grid.reshape(row, shape)
+
+
+def _load(e: Load, grid: Grid) -> Array:
+    held = grid.tensors[e.buffer]
+    extents = {a.name: static(a.extent) for a in grid.axes}
+    found = [_along(i, n, extents) for i, n in zip(e.index, held.shape, strict=True)]
+    along = [axis for f in found if f is not None for axis in f[:1] if axis]
+    if None in found or len(set(along)) != len(along):
+        return _gather(e, held, grid)
+    begins = [f[1] for f in found if f is not None]
+    sizes = tuple(extents[f[0]] if f[0] else 1 for f in found if f is not None)
+    if sizes != held.shape:
+        ends = (_shape(tuple(begins), grid.block), _shape(sizes, grid.block))
+        held = Array(grid.block.op("tosa.slice", (held.value, *ends), tensor_type(e.dtype, sizes)), sizes, e.dtype)
+    places = {a.name: n for n, a in enumerate(grid.axes)}
+    order = sorted(range(len(sizes)), key=lambda d: places[found[d][0]] if found[d] and found[d][0] else -1)  # type: ignore[index]
+    held = _transposed(held, tuple(order), grid)
+    shape = [1] * grid.rank
+    for axis in along:
+        shape[places[axis]] = extents[axis]
+    return grid.reshape(held, tuple(shape))
+
+
+def _along(index: Expr, size: int, extents: dict[str, int]) -> tuple[str, int] | None:
+    """The axis, "" if none, that an index follows, and where it begins; None where it is anything else."""
+    terms, begin = linear(index)
+    if not terms:
+        return ("", begin) if 0 <= begin < size else None
+    (atom, step), *more = terms.items()
+    if more or step != 1 or not isinstance(atom, Var) or atom.name not in extents:
+        return None
+    return (atom.name, begin) if begin >= 0 and begin + extents[atom.name] <= size else None
+
+
+def _gather(e: Load, held: Array, grid: Grid) -> Array:
+    """By the number of the element; where a load is guarded, its index is moved into the tensor."""
+    flat: Array | None = None
+    for i, n in zip(e.index, held.shape, strict=True):
+        at = lower(i, grid)
+        if grid.guarded:
+            at = grid.make("maximum", i64, at, grid.constant(0, i64))
+            at = grid.make("minimum", i64, at, grid.constant(n - 1, i64))
+        scaled = flat and _multiply(flat, grid.constant(n, i64), grid)
+        flat = at if scaled is None else grid.make("add", i64, scaled, at)
+    assert flat is not None
+    count, total = math.prod(flat.shape), math.prod(held.shape)
+    if not total:
+        raise _refused([f"{e.buffer}: no elements"], "TOSA has no empty tensors")
+    where = grid.reshape(_convert(flat, i32, grid), (1, count)).value
+    shape = (1, count, 1)
+    values = grid.reshape(held, (1, total, 1)).value
+    made = Array(grid.block.op("tosa.gather", (values, where), tensor_type(e.dtype, shape)), shape, e.dtype)
+    return grid.reshape(made, flat.shape)
+
+
+def apply(name: str, args: list[Array], grid: Grid, given: tuple[Expr, ...] = ()) -> Array:
+    """`expr.OPS[name]` of tensors."""
+    dtype = args[-1].dtype
+    if name == "where":
+        return grid.make("select", dtype, *args)
+    direct = _TABLES[dtype.kind].get(name)
+    if direct is not None:
+        return grid.make(direct, boolean if name == "ne" else dtype, *args)
+    if name in _COMPARE and dtype.kind in ("float", "int"):
+        how, swapped = _COMPARE[name]
+        return grid.make(how, boolean, *(reversed(args) if swapped else args))
+    made = _COMPOUND[name](grid, *args) if name in _COMPOUND else None
+    if made is None and name in ("floordiv", "mod", "truncdiv", "rem") and dtype.kind == "int":
+        divisor = given[1] if given else None
+        if isinstance(divisor, Const) and divisor.value > 0:
+            made = _divide(name, args[0], args[1], grid)
+    if made is None:
+        raise _refused([f"{name} of {dtype}"], "TOSA has no operation for it")
+    return made
+
+
+def _multiply(x: Array, y: Array, grid: Grid) -> Array:
+    shift = _constant("0", i8, (1,), grid.block)
+    return grid.make("mul", x.dtype, x, y, more=(shift,))
+
+
+def _mul(grid: Grid, x: Array, y: Array) -> Array:
+    return _multiply(x, y, grid)
+
+
+def _negate(grid: Grid, x: Array) -> Array:
+    if x.dtype.is_float:
+        return _multiply(x, grid.constant(-1.0, x.dtype), grid)
+    return grid.make("sub", x.dtype, grid.constant(0, x.dtype), x)
+
+
+def _quotient(grid: Grid, x: Array, y: Array) -> Array:
+    return _multiply(x, grid.make("reciprocal", x.dtype, y), grid)
+
+
+def _equal(grid: Grid, x: Array, y: Array) -> Array:
+    if x.dtype is boolean:
+        return grid.make("logical_not", boolean, grid.make("logical_xor", boolean, x, y))
+    return grid.make("equal", boolean, x, y)
+
+
+def _unequal(grid: Grid, x: Array, y: Array) -> Array:
+    return grid.make("logical_not", boolean, grid.make("equal", boolean, x, y))
+
+
+def _is_nan(grid: Grid, x: Array) -> Array:
+    return _unequal(grid, x, x)
+
+
+def _absolute(grid: Grid, x: Array) -> Array | None:
+    return grid.make("maximum", x.dtype, x, _negate(grid, x)) if x.dtype.kind == "int" else None
+
+
+def _sign(grid: Grid, x: Array) -> Array:
+    zero, one = grid.constant(0, x.dtype), grid.constant(1, x.dtype)
+    above = grid.make("select", x.dtype, grid.make("greater", boolean, x, zero), one, zero)
+    below = grid.make("greater", boolean, zero, x)
+    return grid.make("select", x.dtype, below, grid.constant(-1, x.dtype), above)
+
+
+def _truncate(grid: Grid, x: Array) -> Array:
+    below = grid.make("greater", boolean, grid.constant(0.0, x.dtype), x)
+    return grid.make("select", x.dtype, below, grid.make("ceil", x.dtype, x), grid.make("floor", x.dtype, x))
+
+
+def _root(grid: Grid, x: Array) -> Array:
+    """Zeros keep their sign, and what is below has no root."""
+    zero, dtype = grid.constant(0.0, x.dtype), x.dtype
+    made = grid.make("pow", dtype, x, grid.constant(0.5, dtype))
+    made = grid.make("select", dtype, grid.make("greater", boolean, zero, x), grid.constant(math.nan, dtype), made)
+    return grid.make("select", dtype, grid.make("equal", boolean, x, zero), x, made)
+
+
+def _exp2(grid: Grid, x: Array) -> Array:
+    return grid.make("pow", x.dtype, grid.constant(2.0, x.dtype), x)
+
+
+def _logarithm(base: float) -> Callable[[Grid, Array], Array]:
+    def made(grid: Grid, x: Array) -> Array:
+        scale = const(1 / math.log(base), x.dtype).value
+        return _multiply(grid.make("log", x.dtype, x), grid.constant(scale, x.dtype), grid)
+
+    return made
+
+
+_COMPOUND: dict[str, Callable[..., Array | None]] = {
+    "mul": _mul, "neg": _negate, "div": _quotient, "eq": _equal, "ne": _unequal, "isnan": _is_nan, "abs": _absolute,
+    "sign": _sign, "trunc": _truncate, "sqrt": _root, "exp2": _exp2, "log2": _logarithm(2.0),
+    "log10": _logarithm(10.0),
+}  # fmt: skip
+
+
+def _divide(name: str, x: Array, y: Array, grid: Grid) -> Array:
+    """By a positive literal."""
+    dtype = x.dtype
+    quotient = grid.make("intdiv", dtype, x, y)
+    if name == "truncdiv":
+        return quotient
+    rest = grid.make("sub", dtype, x, _multiply(quotient, y, grid))
+    if name == "rem":
+        return rest
+    zero = grid.constant(0, dtype)
+    below = grid.make("greater", boolean, zero, rest)
+    if name == "mod":
+        return grid.make("select", dtype, below, grid.make("add", dtype, rest, y), rest)
+    return grid.make("select", dtype, below, grid.make("sub", dtype, quotient, grid.constant(1, dtype)), quotient)
+
+
+def _convert(x: Array, target: DType, grid: Grid) -> Array:
+    """TOSA rounds to the nearest integer, and to the greatest where an integer is too large."""
+    if x.dtype is target:
+        return x
+    if target is boolean:
+        return _unequal(grid, x, grid.constant(0, x.dtype))
+    if x.dtype.is_float and not target.is_float:
+        if x.dtype in STORAGE_ONLY:
+            return _convert(_convert(x, f32, grid), target, grid)
+        wide = i64 if target is i64 else i32
+        limit = 2.0 ** (wide.bits - 1)
+        whole, low, high = _truncate(grid, x), grid.constant(-limit, x.dtype), grid.constant(limit, x.dtype)
+        fits = [grid.make("greater_equal", boolean, whole, low), grid.make("greater", boolean, high, whole)]
+        safe = grid.make("select", x.dtype, grid.make("logical_and", boolean, *fits), whole, low)
+        return _convert(grid.make("cast", wide, safe), target, grid)
+    if target.bits == 16 and target.is_float and x.dtype is not f32:
+        return _convert(_convert(x, f32, grid), target, grid)
+    return grid.make("cast", target, x)
