@@ -85,7 +85,7 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
             made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {_known(b)}", SHIFT)
             return c.narrowed(w, made, e.dtype)
         case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))), value)) if (
-            a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0
+            a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0 and _alike(n)
         ):
             return w.call("mlc_require_below", FAILURES, w.of(value), w.of(n))
         case Op("require", (Op("ne", (a, zero)), value)) if (
@@ -97,6 +97,11 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
         case Op("where", (cond, a, b)) if e.dtype.lanes > 1:
             return w.call("mlc_where", w.of(cond, bits=e.dtype.bits), w.of(a), w.of(b))
     return None
+
+
+def _alike(e: Expr) -> bool:
+    """It is the same in every lane."""
+    return e.dtype.lanes == 1 or isinstance(e, Const | k.Broadcast)
 
 
 def _known(e: Expr, otherwise: int = 0) -> int:

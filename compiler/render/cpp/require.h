@@ -56,10 +56,27 @@ MLC_INLINE bool mlc_any_outside(V x, V n) {
 #endif
   return mlc_any(signs < 0);
 }
-// x where 0 <= x < n, which must be: one comparison, and a branch that is never taken while the data is right. To choose
-// between x and another number lane by lane takes longer.
+// x where 0 <= x < n, which must be; some other number of these where it is not, if there is one. n is the same in every
+// lane. AVX2 compares numbers without signs by taking the less of two, those of 64 bits as two of 32: no lane has to
+// reach another register for a branch, as gathers need those ways. Elsewhere it is one comparison, and a branch that is
+// never taken while the data is right.
 template <typename V>
 MLC_INLINE V mlc_require_below(mlc_failures& all, V x, V n) {
+#if defined(__AVX2__) && !defined(MLC_AVX512)
+  if constexpr (mlc_is_wide<V>)
+    return mlc_join(mlc_require_below(all, mlc_low(x), mlc_low(n)), mlc_require_below(all, mlc_high(x), mlc_high(n)));
+  else if constexpr (!mlc_is_scalar<V>) {
+    typedef mlc_lane<V> T;
+    typedef typename mlc_unsigned_type<(sizeof(T) < 4 ? sizeof(T) : 4)>::type U;
+    typedef mlc_vec<U, sizeof(V) / sizeof(U)> W;
+    if (__builtin_expect(n[0] > 0 && (sizeof(T) < 8 || n[0] <= 1L << 32), 1)) {
+      const W given = mlc_bitcast<W>(x), most = mlc_bitcast<W>(n - 1);
+      const V less = mlc_bitcast<V>(given < most ? given : most);
+      mlc_gather_failures(all, x ^ less);
+      return less;
+    }
+  }
+#endif
   if (__builtin_expect(mlc_any_outside(x, n), 0)) return all.one = 1, V{};
   return x;
 }
