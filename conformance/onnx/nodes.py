@@ -36,3 +36,22 @@ def _kind(graph: Any) -> str:
 def operators(name: str) -> list[str]:
     """The ops of a test's model."""
     return sorted({node.op_type for node in tests()[name].model.graph.node})
+
+
+def widened(model: Any) -> Any:
+    """The model with f64 in the place of 16-bit types."""
+    onnx = importlib.import_module("onnx")
+    half = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    graph = wide.graph
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        if info.type.tensor_type.elem_type in half:
+            info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for attribute in (a for node in graph.node for a in node.attribute):
+        if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in half:
+            attribute.i = onnx.TensorProto.DOUBLE
+        if attribute.t.data_type in half:
+            array = importlib.import_module("onnx.numpy_helper").to_array(attribute.t)
+            attribute.t.CopyFrom(importlib.import_module("onnx.numpy_helper").from_array(array.astype("float64")))
+    return wide

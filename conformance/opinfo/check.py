@@ -125,12 +125,12 @@ def _difference(made: Run, want: Run, right: Run) -> str:
         for k, (a, b, c) in enumerate(every):
             if (a is None) != (b is None):
                 return f"{of} {k}: {'none' if a is None else 'a tensor'}, in eager not so"
-            if a is not None and (wrong := _far(a, b, b if c is None else c)):
+            if a is not None and (wrong := far(a, b, b if c is None else c)):
                 return f"{of} {k}: {wrong}"
     return ""
 
 
-def _far(a: Tensor, b: Tensor, right: Tensor) -> str:
+def far(a: Tensor, b: Tensor, right: Tensor) -> str:
     """How a tensor differs from eager's; where that, or f64, is not finite, it is what one of these is."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return f"{a.dtype}{list(a.shape)}, in eager {b.dtype}{list(b.shape)}"

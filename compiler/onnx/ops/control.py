@@ -98,11 +98,9 @@ def _unknown() -> Iterator[None]:
         raise Unsupported("onnx sequence", (), "has no such place") from problem
 
 
-def _split_to_sequence(x: Tensor, sizes: Any, *, axis: int, keepdims: int) -> Values:
-    if sizes is None:
-        parts = list(torch.split(x, 1, axis))
-        return [list(parts if keepdims else [p.squeeze(axis) for p in parts])]
-    return [list(torch.split(x, sizes, axis))]
+def _split_to_sequence(x: Tensor, sizes: Any, *, axis: int, keepdims: int) -> tuple[Values]:
+    parts = list(torch.split(x, 1 if sizes is None else sizes, axis))
+    return (parts if keepdims or sizes is not None else [p.squeeze(axis) for p in parts],)
 
 
 def _concat_from(sequence: Values, *, axis: int, new_axis: int) -> Tensor:
