@@ -98,7 +98,7 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     >>> _shape("x=f32[33, 2048]")
     ('x', (33, 2048))
     """
-    found = re.fullmatch(r"\s*(\w+)\s*=\s*(?:\w+)?\[([\d,\s]*)\]\s*", text)
+    found = re.fullmatch(r"\s*([^\s=]+)\s*=\s*(?:\w+)?\[([\d,\s]*)\]\s*", text)
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r}: write NAME=[SIZES], for example x=[33, 2048]")
     return found[1], tuple(int(n) for n in found[2].split(",") if n.strip())

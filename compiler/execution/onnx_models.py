@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
+from compiler.errors import CompilerError
 from compiler.execution import executable, named
 from compiler.execution.expression import device
 from compiler.frontend import Captured
@@ -42,10 +46,23 @@ def run(path: Path, seed: int, target: str, shapes: Sizes) -> Outcome:
     end = time.perf_counter()
     inputs = drawn(read, shapes, seed)
     made = compiled(*(x.to(device(machine)) for x in inputs.values()))
-    evaluator = model.library("onnx.reference").ReferenceEvaluator(read.proto)
-    wanted = evaluator.run(None, {name: model.to_numpy(x) for name, x in inputs.items()})
-    difference, allowed = executable.difference([x.cpu() for x in made], [model.from_numpy(x) for x in wanted])
+    wanted = _evaluated(read, inputs)
+    difference, allowed = executable.difference(
+        [x.cpu() for x in pytree.tree_leaves(made)], [model.from_numpy(x) for x in pytree.tree_leaves(wanted)]
+    )
     return Outcome(compiled, between - start, end - between, difference, allowed)
+
+
+def _evaluated(read: model.Model, inputs: Mapping[str, torch.Tensor]) -> list[Any]:
+    """What onnx's evaluator makes of the model."""
+    try:
+        evaluator = model.library("onnx.reference").ReferenceEvaluator(read.proto)
+        made: list[Any] = evaluator.run(None, {name: model.to_numpy(x) for name, x in inputs.items()})
+    except Exception as problem:  # whatever an op of it raises
+        raise CompilerError(
+            f"onnx's evaluator does not run the model: {type(problem).__name__}: {problem}"
+        ) from problem
+    return made
 
 
 def drawn(read: model.Model, shapes: Sizes, seed: int) -> dict[str, torch.Tensor]:

@@ -70,7 +70,7 @@ def _node(node: Any, inputs: list[Value], scope: Scope) -> Sequence[Value]:
     row = ROWS.get(f"{node.op_type}-{schema.since_version}") or ROWS.get(node.op_type)
     if node.domain not in ("", "ai.onnx") or row is None:
         return _function(node, inputs, scope, schema)
-    inputs, attributes = _as_inputs(node, inputs, attributes)
+    inputs, attributes = _as_inputs(node, inputs, attributes, row)
     formal = schema.inputs
     if formal and formal[-1].option != schema.FormalParameterOption.Variadic:
         inputs = [*inputs, *[None] * (len(formal) - len(inputs))]
@@ -121,12 +121,12 @@ def _schema(node: Any, scope: Scope) -> Any:
         ) from problem
 
 
-def _as_inputs(node: Any, inputs: list[Value], attributes: Attributes) -> tuple[list[Value], Attributes]:
+def _as_inputs(node: Any, inputs: list[Value], attributes: Attributes, row: Row) -> tuple[list[Value], Attributes]:
     """Attributes of older versions that are inputs in the newest one, as those."""
     if not attributes:
         return inputs, attributes
     formal = [i.name for i in library().defs.get_schema(node.op_type, "").inputs]
-    moved = {name: v for name, v in attributes.items() if name in formal}
+    moved = {name: v for name, v in attributes.items() if name in formal and name not in row.accepts}
     if not moved:
         return inputs, attributes
     with _disable_current_modes():

@@ -1,6 +1,6 @@
 """A node test in; a row out: the model compiled, against the results that the test has, within its own tolerance.
 
-Where the test rounds to 16 bits after every op, its results are themselves as far from f64 as ours may be.
+Results that are not within it are held to the test's own distance from f64, as PyTorch's samples are to eager's.
 What onnx's own reference evaluator does not compute like that is left out. Inputs that say shapes, axes and the like
 are known when compiling. Runs in the child process.
 """
@@ -25,7 +25,7 @@ from conformance.onnx import nodes
 from conformance.opinfo.check import far
 
 Arrays = Sequence[Any]
-HALF = ("float16", "bfloat16")
+NARROW = ("float32", "float16", "bfloat16")
 
 
 def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.OpInfo:
@@ -85,17 +85,20 @@ def _judged(case: Any, inputs: Arrays, wanted: Arrays, target: str) -> str:
             known |= {name: _tensor(given[name]) for name in problem.inputs}
     made = compiler.compile(captured, target=target)(*(_tensor(x) for n, x in given.items() if n not in known))
     wrong = _difference(case, [_like(x, want) for x, want in zip(made, wanted, strict=True)], wanted)
-    if not wrong or not any(isinstance(x, Tensor) and x.dtype in (torch.float16, torch.bfloat16) for x in made):
+    if not wrong or not all(isinstance(x, Tensor) and x.shape == w.shape for x, w in zip(made, wanted, strict=True)):
         return wrong
-    exact = _exact(case, inputs)
+    try:
+        exact = _exact(case, inputs)
+    except Exception:  # ops of the evaluator that have no f64
+        return wrong
     every = zip(made, wanted, exact, strict=True)
-    return next((said for a, b, right in every if (said := far(a, _tensor(b), _tensor(right)))), "")
+    return wrong if any(far(a, _tensor(b), _tensor(right)) for a, b, right in every) else ""
 
 
 def _exact(case: Any, inputs: Arrays) -> Arrays:
     """What onnx's evaluator makes of the model in f64."""
     evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(nodes.widened(case.model))
-    wide = [np.asarray(x).astype(np.float64) if np.asarray(x).dtype.name in HALF else x for x in inputs]
+    wide = [np.asarray(x).astype(np.float64) if np.asarray(x).dtype.name in NARROW else x for x in inputs]
     return list(evaluator.run(None, dict(zip(evaluator.input_names, wide, strict=True))))
 
 

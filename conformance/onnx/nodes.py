@@ -39,19 +39,19 @@ def operators(name: str) -> list[str]:
 
 
 def widened(model: Any) -> Any:
-    """The model with f64 in the place of 16-bit types."""
+    """The model with f64 in the place of narrower types."""
     onnx = importlib.import_module("onnx")
-    half = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    narrow = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
     wide = onnx.ModelProto()
     wide.CopyFrom(model)
     graph = wide.graph
     for info in (*graph.input, *graph.output, *graph.value_info):
-        if info.type.tensor_type.elem_type in half:
+        if info.type.tensor_type.elem_type in narrow:
             info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
     for attribute in (a for node in graph.node for a in node.attribute):
-        if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in half:
+        if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in narrow:
             attribute.i = onnx.TensorProto.DOUBLE
-        if attribute.t.data_type in half:
+        if attribute.t.data_type in narrow:
             array = importlib.import_module("onnx.numpy_helper").to_array(attribute.t)
             attribute.t.CopyFrom(importlib.import_module("onnx.numpy_helper").from_array(array.astype("float64")))
     return wide

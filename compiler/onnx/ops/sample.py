@@ -153,8 +153,36 @@ def _einsum(*xs: Tensor, equation: str) -> Tensor:
     return torch.einsum(equation.replace(" ", ""), *xs)
 
 
+def _dft(x: Tensor, length: int | None = None, axis: int | None = None, *, inverse: int, onesided: int) -> Tensor:
+    """The sums themselves, as products with matrices; the last axis holds real and imaginary parts."""
+    at = axis_of(-2 if axis is None else axis, x.dim())
+    back = bool(inverse and onesided)  # from the half of the frequencies that real numbers have
+    wanted = length or (2 * (x.shape[at] - 1) if back else x.shape[at])
+    inside = wanted // 2 + 1 if back else wanted
+    missing = max(inside - x.shape[at], 0)
+    x = F.pad(x.narrow(at, 0, min(inside, x.shape[at])).movedim(at, -1), (0, missing)).movedim(-1, at)
+    kept = wanted // 2 + 1 if onesided and not inverse else wanted
+    k, n = torch.arange(inside, dtype=torch.float64).unsqueeze(1), torch.arange(kept, dtype=torch.float64)
+    angle = (1 if inverse else -1) * 2 * math.pi * torch.remainder(k * n, wanted) / wanted
+    twice = torch.where((k == 0) | (2 * k == wanted), 1.0, 2.0) if back else 1.0
+    scale = twice / wanted if inverse else 1.0
+    cos, sin = ((scale * f(angle)).to(x.dtype) for f in (torch.cos, torch.sin))
+    parts = [part.movedim(at, -1) for part in x.unbind(-1)]
+    real, imaginary = parts[0] @ cos, parts[0] @ sin
+    if len(parts) == 2:
+        real, imaginary = real - parts[1] @ sin, imaginary + parts[1] @ cos
+    made = [real] if back else [real, imaginary]
+    return torch.stack([part.movedim(-1, at) for part in made], -1)
+
+
+def _dft_17(x: Tensor, length: int | None = None, *, axis: int, inverse: int, onesided: int) -> Tensor:
+    return _dft(x, length, axis, inverse=inverse, onesided=onesided)
+
+
 ROWS: dict[str, Row] = {
     "AffineGrid": row(_affine_grid, 1),
+    "DFT": row(_dft, 1, 2),
+    "DFT-17": row(_dft_17, 1),
     "Det": row(lambda x: torch.linalg.det(x)),
     "Einsum": row(_einsum),
     "GridSample": row(_grid_sample),

@@ -124,13 +124,15 @@ def _trilu(x: Tensor, k: int | list[int] | None, *, upper: int) -> Tensor:
     return torch.triu(x, at) if upper else torch.tril(x, at)
 
 
-def _pad(x: Tensor, pads: list[int], value: Any = None, axes: list[int] | None = None, *, mode: str) -> Tensor:
+def _pad(
+    x: Tensor, pads: list[int], filling: Any = None, axes: list[int] | None = None, *, mode: str, value: float = 0.0
+) -> Tensor:
     numpy: Any = models.library("numpy")
     places = list(range(x.dim())) if axes is None else [axis_of(a, x.dim()) for a in axes]
     before = dict(zip(places, pads[: len(places)], strict=True))
     after = dict(zip(places, pads[len(places) :], strict=True))
     if mode == "constant":
-        filled = value[0] if isinstance(value, list) else value or 0
+        filled = filling[0] if isinstance(filling, list) else value if filling is None else filling
         around = [n for a in reversed(range(x.dim())) for n in (before.get(a, 0), after.get(a, 0))]
         return F.pad(x, around, value=filled)
     for axis in places:
