@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import compiler
-from compiler import CompilerError, Unsupported
+from compiler import CompilerError, Undetermined, Unsupported
 from compiler.cli import main
 from compiler.ir import aten_text
 from compiler.onnx import model as models
@@ -60,6 +60,76 @@ def test_integers_divide_as_in_c() -> None:
     graph = "agraph (int32[4] a, int32[4] b) => (int32[4] q, int32[4] r, int32[4] f) {\n"
     graph += "  q = Div(a, b)\n  r = Mod(a, b)\n  f = Mod <fmod = 1> (a, b)\n}"
     check(graph, torch.tensor([7, -7, 7, -7], dtype=torch.int32), torch.tensor([2, 2, -2, -2], dtype=torch.int32))
+
+
+NEWEST = """agraph (float[2, 3, 4] x, float low, bool way) => (
+  float[A] sliced, float[B] empty, float[C] reshaped, float[D] clipped, float[E] chosen, float[F] written, float[G] norm
+) <int64[1] from = {-1}, int64[1] to = {-9}, int64[1] last = {-1}, int64[1] back = {-2}, int64[1] none = {0},
+   int64[2] shape = {0, -1}, int64 turns = {3}, bool go = {1}> {
+  sliced = Slice(x, from, to, last, back)
+  nothing = Slice(x, none, none, last)
+  empty = ReduceMax <keepdims = 0> (nothing, last)
+  reshaped = Reshape(x, shape)
+  clipped = Clip(x, low)
+  chosen = If (way) <
+    then_branch = yes () => (float[2, 3, 4] a) { a = Neg(x) }, else_branch = no () => (float[2, 3, 4] b) { b = Abs(x) }
+  >
+  written = Loop (turns, go, x) <
+    body = once (int64 n, bool on, float[2, 3, 4] y) => (bool go_on, float[2, 3, 4] z) {
+      go_on = Identity(on)
+      f = Cast <to = 1> (n)
+      z = Add(y, f)
+    }
+  >
+  norm = MeanVarianceNormalization <axes = [0, 2]> (x)
+}"""
+
+# Axes and sizes as attributes.
+OLDER = """agraph (float[2, 3, 1, 4] x) => (float[A] flat, float[B] sum, float[C] clipped, float[D] p, float[D] q) {
+  flat = Squeeze <axes = [-2]> (x)
+  sum = ReduceSum <axes = [-1], keepdims = 0> (x)
+  clipped = Clip <max = 0.5> (x)
+  p, q = Split <axis = 1, split = [1, 2]> (x)
+}"""
+
+
+@pytest.mark.parametrize(("graph", "opset"), [(NEWEST, 18), (OLDER, 10)], ids=["newest", "older"])
+def test_versions_optional_inputs_axes_and_subgraphs(graph: str, opset: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    scalars = [torch.tensor(0.25), torch.tensor(seed % 2 == 0)] if opset == 18 else []
+    shape = (2, 3, 4) if opset == 18 else (2, 3, 1, 4)
+    check(graph, torch.randn(shape), *scalars, opset=opset)
+
+
+def test_an_old_softmax_is_over_all_axes_from_its_own_on() -> None:
+    captured = compiler.from_onnx(model("agraph (float[2, 3, 4] x) => (float[2, 3, 4] y) { y = Softmax(x) }", opset=11))
+    x = torch.rand(2, 3, 4)
+    torch.testing.assert_close(compiler.compile(captured)(x)[0], x.flatten(1).softmax(1).reshape(2, 3, 4))
+
+
+def test_shapes_among_the_inputs_have_to_be_known() -> None:
+    graph = (
+        "agraph (float[2, 6] x, int64[2] shape) => (float[N] y) { twice = Add(shape, shape)\n y = Reshape(x, twice) }"
+    )
+    with pytest.raises(Undetermined, match="shape depends on shape, and has to be known when compiling") as refused:
+        compiler.from_onnx(model(graph))
+    assert refused.value.inputs == ("shape",)
+    fast = compiler.compile(compiler.from_onnx(model(graph), known={"shape": torch.tensor([3, 1])}))
+    x = torch.rand(2, 6)
+    assert torch.equal(fast(x)[0], x.reshape(6, 2)), fast.captured.arguments
+    with pytest.raises(Unsupported, match=r"onnx\.Reshape"):  # 12 numbers are not 4 times 2
+        compiler.from_onnx(model(graph), known={"shape": torch.tensor([2, 2])})
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_what_torch_exports_computes_the_same(tmp_path: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    body = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.BatchNorm2d(4), torch.nn.MaxPool2d(3, 2, 1))
+    head = torch.nn.Sequential(torch.nn.Flatten(2), torch.nn.LayerNorm(4), torch.nn.GELU(), torch.nn.Linear(4, 5))
+    module, x = torch.nn.Sequential(body, head).eval(), torch.randn(1, 3, 8, 8)
+    torch.onnx.export(module, (x,), tmp_path / "m.onnx", dynamo=False, opset_version=17)
+    (made,) = compiler.compile(compiler.from_onnx(tmp_path / "m.onnx"))(x)
+    torch.testing.assert_close(made, module(x))
 
 
 def test_refusals_name_the_op_and_why() -> None:
