@@ -105,6 +105,7 @@ class Writer:
     offsets: Mapping[str, int] = field(default_factory=dict)  # of shared arrays in the memory that a launch brings
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables
     narrow: frozenset[str] = frozenset()  # integer variables that 32 bits hold
+    written: frozenset[str] = frozenset()  # parameters that the function writes
 
     def call(self, function: str, *args: str, template: Iterable[int | str] = ()) -> Code:
         """A call, recorded."""

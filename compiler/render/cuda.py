@@ -31,7 +31,7 @@ HEADERS = {
     "rounding": "tf32",
     "require": "require",
     "mathematics": " ".join(("sqrt fma floor ceil trunc", *FUNCTIONS)),
-    "memory": "load load_where store store_global",
+    "memory": "reread load load_where store store_global",
     "streaming": "load_once load_keep store_once",
     "reduce": "lanes_reduce warp_reduce block_reduce columns_reduce sum prod maximum minimum all any",
     "scan": "scan_before",
@@ -95,7 +95,7 @@ def _function(f: k.Function, name: str, program: k.Program, called: set[str]) ->
         raise ValueError(f"function {f.name} has no threads")
     spelled = c.spelled([*c.bound(f), *(s.name for s in program.sizes), *(m.name for m in f.maps)], RESERVED)
     w = Writer(LANGUAGE, name, spelled, {p.name: p.dtype for p in f.params}, c.assigned(f))
-    w.called, w.ranges = called, ranges_of(f)
+    w.called, w.ranges, w.written = called, ranges_of(f), frozenset(f.writes)
     w.narrow = fits_32_bits(w.ranges)
     w.offsets, dynamic = k.dynamic_shared(f)
     lines = [*([f"  MLC_DYNAMIC_SHARED({_MEMORY});"] if dynamic else []), *c.body(w, f.body)]
@@ -141,10 +141,10 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             made = w.call("mlc_nan" if math.isnan(value) else "mlc_infinity", template=(TYPES[dtype.name],))
             return Code(f"-{made.text}", UNARY) if value < 0 else made
         case Load(buffer, (index,), dtype):
-            at = w.place(buffer, index)
-            if dtype is boolean:
-                return Code(f"{at} != 0", c.EQUAL)
-            return Code(at + ".bits" if is_half(dtype) else at)
+            at = w.place(buffer, index) + (".bits" if is_half(dtype) else "")
+            if buffer in w.written:
+                at = w.call("mlc_reread", f"&{at}").text
+            return Code(f"{at} != 0", c.EQUAL) if dtype is boolean else Code(at)
         case Select(Op("and") as cond, then, other) if loads(then) and not loads(cond) and not e.dtype.is_integer:
             text = f"{_at_once(w, cond).at(c.LOR)} ? {w.of(then, c.LOR, bits)} : {w.of(other, c.TERNARY, bits)}"
             return Code(text, c.TERNARY)

@@ -114,8 +114,9 @@ def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | N
     """
     if set(second.writes) & {p.name for p in first.params} - set(first.writes):
         return None
+    first = _renamed(first, {p.name for p in second.params}, _bound(second))
     rows, body = perfect(loop.For, first.body)
-    others, rest = perfect(loop.For, _renamed(second, first).body)
+    others, rest = perfect(loop.For, _beside(second, first).body)
     pairs = _pairs(first, second, (rows, body), (others, rest))
     shared = [f for f in rows if f.var in pairs][:most]
     if not shared:
@@ -135,7 +136,7 @@ def joined(first: Kernel, second: Kernel, most: int | None = None) -> Kernel | N
 def rows_between(first: Kernel, second: Kernel) -> list[loop.For]:
     """The rows of the first kernel that the second one could share."""
     rows, body = perfect(loop.For, first.body)
-    pairs = _pairs(first, second, (rows, body), perfect(loop.For, _renamed(second, first).body))
+    pairs = _pairs(first, second, (rows, body), perfect(loop.For, _beside(second, first).body))
     return [f for f in rows if f.var in pairs]
 
 
@@ -167,23 +168,29 @@ def _indices(buffer: str, body: Body) -> list[tuple[object, ...]]:
     return [n.index for s in body for n in s.walk() if isinstance(n, Load | Store) and n.buffer == buffer]
 
 
-def _renamed(kernel: Kernel, other: Kernel) -> Kernel:
-    """The kernel with no name in it that the other one binds; `i1` is left to the step that splits `i`."""
-    taken = {n for s in (*other.body, *kernel.body) for n in _bound(s)} | {p.name for p in other.params}
-    table: dict[str, str] = {}
-    for old in sorted({n for s in other.body for n in _bound(s)} & {n for s in kernel.body for n in _bound(s)}):
+def _beside(kernel: Kernel, other: Kernel) -> Kernel:
+    """The kernel with no name in it that the other one has."""
+    return _renamed(kernel, _bound(other) | {p.name for p in other.params}, set())
+
+
+def _renamed(kernel: Kernel, names: set[str], others: set[str]) -> Kernel:
+    """The kernel that binds none of these names, and no others anew; `i1` is left to the step that splits `i`."""
+    mine = _bound(kernel)
+    taken, table = names | others | mine | {p.name for p in kernel.params}, {}
+    for old in sorted(mine & names):
         number = 1
         while (name := f"{old.removesuffix('_')}_{number}") in taken:
             number += 1
         table[old] = name
-        taken.add(table[old])
+        taken.add(name)
     used = {n for s in kernel.body for n in s.walk() if isinstance(n, Var) and n.name in table}
     body = substitute(kernel.body, {v: Var(table[v.name], v.type) for v in used})
     return kernel.replace(body=statements(body, lambda s: _rebound(s, table)))
 
 
-def _bound(s: Stmt) -> set[str]:
-    return {n.var if isinstance(n, loop.For) else n.name for n in s.walk() if isinstance(n, loop.For | Let | Init)}
+def _bound(kernel: Kernel) -> set[str]:
+    every = (n for s in kernel.body for n in s.walk())
+    return {n.var if isinstance(n, loop.For) else n.name for n in every if isinstance(n, loop.For | Let | Init)}
 
 
 def _rebound(s: Stmt, table: dict[str, str]) -> Stmt | None:

@@ -5,10 +5,21 @@ from pathlib import Path
 
 import pytest
 
+from compiler.execution.gpu_programs import HEADERS
 from compiler.runtime import cubin, resources, sass
 from compiler.runtime.cubin import Cubin, build_cubin
 from compiler.runtime.resources import Contract, Usage
 
+CHOICE = """\
+#include "mlc/memory.cuh"
+extern "C" __global__ void choice(const double* __restrict__ x, double* __restrict__ y, double* __restrict__ z) {
+  const int i = threadIdx.x;
+  for (int k = 0; k < 2; k++) y[i * 2 + k] = x[i * 2 + k] + 1.0;
+  for (int k = 0; k < 2; k++)
+    for (int l = 0; l < 2; l++)
+      z[i * 4 + k * 2 + l] = i < 3 ? x[l * 6 + k * 3 + i] : k == l ? mlc_reread(&y[i * 2 + k]) : 0.0;
+}
+"""
 COPY = """\
 extern "C" __global__ void __launch_bounds__(256) wide(const float4* __restrict__ x, float4* __restrict__ y) {
   y[threadIdx.x] = x[threadIdx.x];
@@ -64,7 +75,7 @@ extern "C" __global__ void early(float* x) {
 def made(text: str, arch: str = "sm_90a") -> Cubin:
     if cubin.by_nvrtc() is None and cubin.by_nvcc() is None:
         pytest.skip("no CUDA compiler")
-    return build_cubin(text, arch)
+    return build_cubin(text, arch, include=(HEADERS,))
 
 
 def counted(text: str) -> Mapping[str, sass.Counts]:
@@ -131,6 +142,12 @@ def test_opcodes_of_real_machine_code() -> None:
     assert sass.wide_share(counts["wide"]) == 1.0 and sass.wide_share(counts["narrow"]) == 0.0
     assert sass.total(counted(SUM)["sum"], "BAR") == 1
     assert sass.total(counted(SPILL)["spill"], "LDL") > 0
+
+
+def test_what_a_kernel_has_stored_is_not_read_as_what_nobody_writes() -> None:
+    """By `ld.global.nc`, CONSTANT in machine code; NVCC 13.0 takes that where the choice is between plain loads."""
+    found = [opcode for opcode in counted(CHOICE)["choice"] if opcode.startswith("LDG")]
+    assert any("STRONG" in opcode for opcode in found), found
 
 
 def test_a_contract_on_real_machine_code() -> None:

@@ -34,6 +34,17 @@ struct mlc_pieces {
     typedef typename mlc_piece<BYTES>::type type;
 };
 
+// An element of what the kernel writes itself. NVCC 13.0 makes one load of a choice between such memory and memory that
+// nobody writes, and takes the way of the latter, which does not see what was stored; never with a volatile load.
+template <typename T>
+MLC_DEVICE T mlc_reread(const T* from) {
+#ifdef __CUDACC__
+    return *(const volatile T*)from;
+#else
+    return *from;
+#endif
+}
+
 // Any memory.
 template <int COUNT, typename T>
 MLC_DEVICE void mlc_load(T* to, const T* from) {
