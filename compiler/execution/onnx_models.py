@@ -40,7 +40,7 @@ def run(path: Path, seed: int, target: str, shapes: Sizes) -> Outcome:
     machine = named.target(target)
     start = time.perf_counter()
     read = model.read(path)
-    captured = from_onnx(read, shapes)
+    captured = from_onnx(read, shapes, device=device(machine))
     between = time.perf_counter()
     compiled = executable.build_captured(captured, machine)
     end = time.perf_counter()

@@ -21,11 +21,14 @@ from compiler.onnx.model import Sizes
 NOTHING: Mapping[str, Any] = {}
 
 
-def from_onnx(model: Any, shapes: Sizes = NOTHING, known: Mapping[str, torch.Tensor] = NOTHING) -> Captured:
+def from_onnx(
+    model: Any, shapes: Sizes = NOTHING, known: Mapping[str, torch.Tensor] = NOTHING, device: str = "cpu"
+) -> Captured:
     """A model, its bytes or its file as Torch IR, with its weights.
 
     `shapes` are those of inputs that the model leaves open, `known` the values of inputs that do not change: shapes and
-    axes have to be known, and can be inputs in ONNX. What is known is no input of the program.
+    axes have to be known, and can be inputs in ONNX. What is known is no input of the program. Weights are on
+    `device`, as inputs are to be.
 
     Raises Unsupported for ops, element types and shapes that are not compiled, CompilerError for what is no model.
     """
@@ -57,7 +60,8 @@ def from_onnx(model: Any, shapes: Sizes = NOTHING, known: Mapping[str, torch.Ten
         if node.op == "get_attr":
             node.name = weights.get(id(getattr(made, node.target)), node.name)
     converted = frontend.convert(made, names, name=_name(read.proto.graph.name))
-    return Captured(converted.program, converted.constants, converted.inputs, results[0])
+    constants = {name: x.to(device) for name, x in converted.constants.items()}
+    return Captured(converted.program, constants, converted.inputs, results[0])
 
 
 _SAME = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.detach_.default)

@@ -57,6 +57,8 @@ def subgraph(proto: Any, outer: Scope, values: dict[str, Value]) -> list[Value]:
 
 def _nodes(nodes: Sequence[Any], scope: Scope) -> None:
     for node in nodes:
+        if strange := [name for name in node.input if name and name not in scope.values]:
+            raise CompilerError(f"no ONNX model: nothing before {_shown(node)} is named {', '.join(strange)}")
         inputs = [scope.values[name] if name else None for name in node.input]
         made = _node(node, inputs, scope)
         scope.values.update((name, x) for name, x in zip(node.output, made, strict=False) if name)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import compiler
 from compiler import Undetermined, Unsupported
@@ -72,18 +73,20 @@ def _array(value: Any) -> Any:
 
 def _judged(case: Any, inputs: Arrays, wanted: Arrays, target: str) -> str:
     """The model compiled and run; how its results differ, if they do."""
+    device = "cuda" if compiler.on_gpu(compiler.target(target)) else "cpu"
     given = dict(zip([i.name for i in case.model.graph.input], inputs, strict=True))
     known: dict[str, Tensor] = {}
     while True:
         shapes = {name: x.shape for name, x in given.items() if isinstance(x, np.ndarray)}
         try:
-            captured = compiler.from_onnx(case.model, shapes=shapes, known=known)
+            captured = compiler.from_onnx(case.model, shapes=shapes, known=known, device=device)
             break
         except Undetermined as problem:
             if not problem.inputs or set(problem.inputs) <= known.keys():
                 raise
             known |= {name: _tensor(given[name]) for name in problem.inputs}
-    made = compiler.compile(captured, target=target)(*(_tensor(x) for n, x in given.items() if n not in known))
+    free = [_tensor(x).to(device) for n, x in given.items() if n not in known]
+    made = pytree.tree_map(Tensor.cpu, compiler.compile(captured, target=target)(*free))
     wrong = _difference(case, [_like(x, want) for x, want in zip(made, wanted, strict=True)], wanted)
     if not wrong or not all(isinstance(x, Tensor) and x.shape == w.shape for x, w in zip(made, wanted, strict=True)):
         return wrong

@@ -20,6 +20,7 @@ from conformance.shapes.cases import kind_of
 PROPERTY = "mlcomp-database"  # the user property that carries rows to the controller
 VERDICTS = ("pass", "unsupported", "torch", "wrong", "error", "crash", "timeout")
 LISTED = 60  # missing ops
+ALL = "(all)"
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ def _update(word: str, found: Sequence[rows.OpInfo]) -> None:
 def table(found: Sequence[rows.OpInfo]) -> str:
     """How many entries have which verdict, by target and type, of those that eager runs."""
     lines = []
-    for target, dtype in sorted({(row.target, row.dtype) for row in found}):
-        counted = Counter(row.verdict for row in found if (row.target, row.dtype) == (target, dtype))
+    for target, dtype in sorted({(row.target, kind) for row in found for kind in (row.dtype, ALL)}):
+        counted = Counter(row.verdict for row in found if row.target == target and dtype in (row.dtype, ALL))
         total = sum(counted[v] for v in VERDICTS)
         share = f"{counted['pass'] / total:.1%}" if total else "-"
         lines.append([target, dtype, total, share, *(counted[v] for v in VERDICTS)])

@@ -1,5 +1,6 @@
 """ONNX models in ONNX's own text; Torch IR, what it computes beside onnx's evaluator, and refusals by name."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +141,16 @@ def test_refusals_name_the_op_and_why() -> None:
         ))  # fmt: skip
     with pytest.raises(Unsupported, match="onnx STRING"):
         compiler.from_onnx(model("agraph (string[2] x) => (string[2] y) { y = Identity(x) }"))
+    with pytest.raises(CompilerError, match=r"nothing before onnx\.Relu is named z"):
+        compiler.from_onnx(model("agraph (float[2] x) => (float[2] y) { y = Relu(z) }"))
     with pytest.raises(Unsupported, match="opset 6"):
         compiler.from_onnx(model("agraph (float[2] x) => (float[2] y) { y = Relu(x) }", opset=6))
+
+
+def test_without_the_package_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    with pytest.raises(CompilerError, match=r'need the package onnx.*pip install "pytest-mlcomp\[onnx\]"'):
+        compiler.from_onnx(b"")
 
 
 def test_sizes_left_open_are_asked_for() -> None:
