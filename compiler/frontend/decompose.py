@@ -236,6 +236,7 @@ def _expansions(graph: GraphModule) -> Decompositions:
     own: Decompositions = {
         op: functools.partial(_by_definition, op) for op in missing if op not in table and op._can_decompose()
     }
+    own |= {op: definitions.OTHERS[str(op)] for op in missing if str(op) in definitions.OTHERS}
     return {**table, **own} if own or missing & table.keys() else {}
 
 

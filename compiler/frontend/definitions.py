@@ -74,11 +74,26 @@ def _soft_margin_backward(
     return made / x.numel() if reduction == 1 else made  # the mean
 
 
+def _grouped_mm(
+    x: torch.Tensor, weights: torch.Tensor, offs: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:  # fmt: skip
+    """Rows in groups, of which `offs` are the ends, each group times a matrix of its own; behind the last are zeros."""
+    if (x.dim(), weights.dim()) != (2, 3) or offs is None or bias is not None or out_dtype not in (None, x.dtype):
+        return NotImplemented
+    rows = torch.arange(x.shape[0], device=x.device)
+    group = (offs <= rows.unsqueeze(-1)).sum(-1)
+    made = torch.bmm(x.unsqueeze(1), weights[group.clamp(max=weights.shape[0] - 1)]).squeeze(1)
+    return torch.where((group < weights.shape[0]).unsqueeze(-1), made, 0)
+
+
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "histc.default": _histogram,
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "soft_margin_loss_backward.default": _soft_margin_backward,
-    "angle.default": _angle, "_trilinear.default": _trilinear,
+    "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
 }  # fmt: skip
+# Of ops that other packages add to torch, by their whole names.
+OTHERS: dict[str, Callable[..., Any]] = {"transformers.grouped_mm_fallback.default": _grouped_mm}

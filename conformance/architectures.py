@@ -1,0 +1,206 @@
+"""`python -m conformance.architectures [REGEX]`: small models of the transformers package through the backend, counted.
+
+Each architecture is made small, with random weights, and called once without gradients by eager, in f64, and under
+`torch.compile(backend="mlcomp")`. It is `whole` where nothing of it runs in eager and its result is right, `parts`
+where some calls run in eager, `wrong` where the result is further from f64 than four times eager's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import importlib
+import multiprocessing
+import re
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from conformance.report import tables
+
+NAMES = """
+albert apertus arcee bart beit bert bert-generation bigbird_pegasus biogpt bit blenderbot bloom camembert
+clip_text_model clip_vision_model codegen cohere cohere2 convbert convnext convnextv2 ctrl data2vec-text
+data2vec-vision deberta deberta-v2 deepseek_v3 deit dinov2 dinov2_with_registers distilbert efficientnet electra ernie
+esm exaone4 falcon fnet focalnet gemma gemma2 gemma3_text glm glm4 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese
+gptj granite granitemoe helium hiera ibert imagegpt jetmoe levit llama longt5 m2m_100 marian mbart megatron-bert
+mistral mixtral mobilebert mobilenet_v2 mobilevit modernbert mpnet mpt mt5 nemotron nystromformer olmo olmo2 olmoe opt
+pegasus persimmon phi phi3 phimoe poolformer pvt_v2 qwen2 qwen2_moe qwen3 qwen3_moe regnet rembert resnet roberta
+roformer segformer siglip_vision_model smollm3 squeezebert stablelm starcoder2 swin swinv2 t5 vit vit_mae vit_msn xglm
+xlm-roberta yolos
+""".split()  # noqa: SIM905
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+VERDICTS = ("whole", "parts", "wrong", "error", "eager")
+SECONDS = 240  # for one
+# Settings by the names that configurations have for them.
+SMALL: dict[int, str] = {
+    64: "max_position_embeddings n_positions n_ctx seq_length max_sequence_length max_source_positions image_size",
+    40: "hidden_size n_embd d_model dim embed_dim embedding_size hidden_dim n_inner_dim decoder_hidden_size",
+    48: "intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff n_inner moe_intermediate_size "
+        "shared_expert_intermediate_size decoder_intermediate_size",
+    99: "vocab_size",
+    16: "patch_size kv_lora_rank q_lora_rank",
+    10: "d_kv head_dim attention_head_size kv_channels",
+    8: "qk_rope_head_dim qk_nope_head_dim v_head_dim",
+    4: "num_attention_heads n_head num_heads encoder_attention_heads decoder_attention_heads num_experts "
+       "num_local_experts n_routed_experts decoder_num_attention_heads",
+    2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers "
+       "num_key_value_heads num_experts_per_tok first_k_dense_replace decoder_num_hidden_layers",
+    1: "n_group topk_group",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of an architecture; `eager` of `calls` calls were left to eager in `graphs` graphs."""
+
+    name: str
+    dtype: str
+    verdict: str
+    seconds: float = 0.0
+    why: str = ""
+    graphs: int = 0
+
+
+def config(library: Any, name: str) -> Any:
+    """A small configuration."""
+    made = library.AutoConfig.for_model(name)
+    known = made.to_dict()
+    for value, words in SMALL.items():
+        for word in words.split():
+            if isinstance(known.get(word), int) and not isinstance(known[word], bool) and hasattr(made, word):
+                setattr(made, word, value)
+    types = getattr(made, "layer_types", None)
+    if types:
+        made.layer_types = list(types[:1]) + list(types[-1:])
+    for word in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        if (getattr(made, word, None) or 0) >= 99:
+            setattr(made, word, 1)
+    return made
+
+
+def arguments(model: Any) -> dict[str, torch.Tensor]:
+    """Two sequences of random tokens or two random images, by what the model calls its input."""
+    source = torch.Generator().manual_seed(0)
+    if model.main_input_name == "pixel_values":
+        size = getattr(model.config, "image_size", None) or 64
+        height, width = size if isinstance(size, Sequence) else (size, size)
+        return {"pixel_values": torch.randn(2, model.config.num_channels, height, width, generator=source)}
+    tokens = torch.randint(3, model.config.get_text_config().vocab_size, (2, 12), generator=source)
+    given = {"input_ids": tokens}
+    if model.config.is_encoder_decoder:
+        given["decoder_input_ids"] = tokens[:, :7]
+    return given
+
+
+def result(model: Any, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The main result of a call."""
+    kind = next(p.dtype for p in model.parameters())
+    words: dict[str, Any] = {k: v.to(kind) if v.is_floating_point() else v for k, v in given.items()}
+    torch.manual_seed(0)
+    made = model(**words)
+    first = made.last_hidden_state if "last_hidden_state" in made else made[0]
+    return first if isinstance(first, torch.Tensor) else first[0]
+
+
+def _wide(model: Any) -> Any:
+    """The model in f64, for which torch has no grouped matmul."""
+    made = copy.deepcopy(model).double()
+    with contextlib.suppress(AttributeError, ValueError):
+        made.set_experts_implementation("eager")
+    return made
+
+
+def run(name: str, dtype: str) -> Row:
+    """One architecture, in this process."""
+    library = importlib.import_module("transformers")
+    torch.manual_seed(0)
+    start = time.monotonic()
+    try:
+        model = library.AutoModel.from_config(config(library, name)).eval().to(TYPES[dtype])
+        given = arguments(model)
+        with torch.no_grad():
+            eager = result(model, given).double()
+            exact = result(_wide(model), given)
+    except Exception as problem:  # some cannot be made small by these settings alone
+        return Row(name, dtype, "eager", why=_said(problem))
+    before = Counter(torch._dynamo.utils.counters["stats"])
+    with warnings.catch_warnings(record=True) as heard, torch.no_grad():
+        warnings.simplefilter("always")
+        try:
+            ours = result(torch.compile(model, backend="mlcomp"), given).double()
+        except Exception as problem:
+            return Row(name, dtype, "error", time.monotonic() - start, _said(problem))
+    seconds = time.monotonic() - start
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"] - before["unique_graphs"]
+    left = "; ".join(_said(w.message) for w in heard if type(w.message).__name__ == "FallbackWarning")
+    off, theirs = (float((x - exact).abs().max()) for x in (ours, eager))
+    allowed = 4 * theirs + torch.finfo(TYPES[dtype]).eps * float(exact.abs().max())
+    if not off <= allowed:
+        return Row(name, dtype, "wrong", seconds, f"off by {off:.3g}, eager by {theirs:.3g}; {left}", graphs)
+    return Row(name, dtype, "parts" if left else "whole", seconds, left, graphs)
+
+
+def _said(problem: object) -> str:
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:600]
+
+
+def _apart(name: str, dtype: str) -> Row:
+    """One architecture in a process of its own, which may crash or hang."""
+    context = multiprocessing.get_context("fork")
+    hear, tell = context.Pipe(duplex=False)
+    child = context.Process(target=_tell, args=(tell, name, dtype))
+    child.start()
+    tell.close()
+    try:
+        row: Row = hear.recv() if hear.poll(SECONDS) else Row(name, dtype, "error", SECONDS, "it did not end in time")
+    except EOFError:
+        row = Row(name, dtype, "error", why="its process died")
+    child.kill()
+    child.join()
+    print(
+        f"{row.verdict:6} {row.seconds:5.1f} s  {row.graphs} graphs  {name} {dtype}  {row.why[:160]}", file=sys.stderr
+    )
+    return row
+
+
+def _tell(tell: Any, name: str, dtype: str) -> None:
+    torch.set_num_threads(1)
+    tell.send(run(name, dtype))
+
+
+def page(rows: Sequence[Row]) -> str:
+    """Counts, and the reasons of what is not whole."""
+    kinds = [t for t in TYPES if any(r.dtype == t for r in rows)]
+    counts = [[t, *(sum(r.dtype == t and r.verdict == v for r in rows) for v in VERDICTS)] for t in kinds]
+    bad = [[r.name, r.dtype, r.verdict, r.graphs, r.why.replace("|", "/")] for r in rows if r.verdict != "whole"]
+    parts = [tables.table(counts, ["type", *VERDICTS])]
+    return "\n\n".join([*parts, *([tables.table(bad, ["model", "type", "verdict", "graphs", "why"])] if bad else [])])
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run those that are asked for, print the page; 1 if one is wrong or fails."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.architectures", description=__doc__)
+    parser.add_argument("regex", nargs="?", default="", help="names, by a part of them (default: all)")
+    parser.add_argument("--dtype", choices=tuple(TYPES), default="f32")
+    parser.add_argument("--jobs", type=int, default=1, help="so many at a time")
+    given = parser.parse_args(words)
+    importlib.import_module("transformers.models.auto.modeling_auto")
+    chosen = [name for name in NAMES if re.search(given.regex, name)]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        rows = list(pool.map(partial(_apart, dtype=given.dtype), chosen))
+    print(page(rows))
+    return int(any(r.verdict in ("wrong", "error") for r in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
