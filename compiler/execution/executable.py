@@ -196,7 +196,8 @@ def accuracy(lowering: Lowering) -> Accuracy:
     program = lowering.stages.get("tile")
     nodes = (n for f in program.kernels for s in f.body for n in s.walk()) if program is not None else ()
     used = {n.name for n in nodes if isinstance(n, Op)}
-    return Accuracy.of(lowering.target.kind, THREEFOLD if "tf32" in used else 0.0, "exp2_ftz" in used)
+    kind = "tosa" if "tosa" in lowering.target.features else lowering.target.kind
+    return Accuracy.of(kind, THREEFOLD if "tf32" in used else 0.0, "exp2_ftz" in used)
 
 
 def eager_equations(program: aten.Program) -> TensorProgram:

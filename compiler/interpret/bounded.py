@@ -16,7 +16,7 @@ import numpy as np
 from compiler.interpret import scalar
 from compiler.interpret.scalar import Array
 from compiler.ir.dtype import DType, boolean, f32, f64
-from compiler.ir.functions import FUNCTIONS
+from compiler.ir.functions import CORRECTLY_ROUNDED, FUNCTIONS
 from compiler.targets.accuracy import BY_EXP2, in_series, max_ulp
 
 # How many deviations an error may be: the one constant of all tolerances.
@@ -240,7 +240,8 @@ def operation(name: str, args: tuple[Bounded, ...], dtype: DType, accuracy: Accu
             out = Bounded(v)
         if v.dtype.kind != "f":
             return out
-        out = rounded(out, accuracy.computes(dtype), accuracy.half_ulps(name, dtype), name in CORRECT)
+        correctly = name in CORRECT and accuracy.ulps(name, dtype.name) <= CORRECTLY_ROUNDED
+        out = rounded(out, accuracy.computes(dtype), accuracy.half_ulps(name, dtype), correctly)
         if accuracy.algebra and name in ("add", "sub"):
             out = _distributed(out, args, accuracy.half_ulps(name, dtype))
         if dtype is f32 and name == "exp" and accuracy.by_exp2:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from compiler.ir.expr import static
-from compiler.ir.tensor import Program, Tensor
+from compiler.ir.tensor import Program, Tensor, row_major
 from compiler.render.mlir.linalg import fails, shape
 from compiler.render.mlir.scalar import INVALID
 from compiler.render.mlir.text import Block, Value, Values, element, tensor_type
@@ -17,10 +17,7 @@ def entry(text: str, program: Program) -> str:
     inputs = [Value(f"%in{n}", _memref(t)) for n, t in enumerate(program.inputs)]
     outputs = [Value(f"%out{n}", _memref(t)) for n, t in enumerate(program.outputs)]
     invalid = [INVALID] if fails(program) else []
-    given = [
-        b.op("bufferization.to_tensor", (v,), tensor_type(t.dtype, shape(t)), "restrict")
-        for v, t in zip(inputs, program.inputs, strict=True)
-    ]
+    given = [_load(v, t, b) for v, t in zip(inputs, program.inputs, strict=True)]
     kinds = [tensor_type(t.dtype, shape(t)) for t in program.outputs]
     made = b.many("func.call", (*given, *invalid), kinds, f"callee = @{program.name}")
     for x, place, t in zip(made, outputs, program.outputs, strict=True):
@@ -37,8 +34,23 @@ def _memref(t: Tensor) -> str:
     return tensor_type(t.dtype, shape(t)).replace("tensor", "memref").replace(">", f"{layout}>")
 
 
+def _load(place: Value, t: Tensor, b: Block) -> Value:
+    """The tensor in a buffer, element by element unless it lies row by row: between layouts MLIR copies by a function
+    of a library."""
+    kind = tensor_type(t.dtype, shape(t))
+    if t.strides == row_major(t.shape):
+        return b.op("bufferization.to_tensor", (place,), kind, "restrict")
+
+    def fill(inner: Block, held: Value, at: Values) -> Value:
+        if len(at) == len(t.shape):
+            return inner.op("tensor.insert", (inner.op("memref.load", (place, *at), element(t.dtype)), held, *at), kind)
+        return inner.loop(shape(t)[len(at)], (held,), lambda block, i, now: (fill(block, now[0], (*at, i)),))[0]
+
+    return fill(b, b.op("tensor.empty", (), kind), ())
+
+
 def _store(x: Value, place: Value, t: Tensor, at: Values, b: Block) -> None:
-    """Element by element: between layouts MLIR copies by a function of a library."""
+    """Element by element, wherever these are."""
     if len(at) == len(t.shape):
         b.do("memref.store", (b.op("tensor.extract", (x, *at), element(t.dtype)), place, *at))
         return
