@@ -64,7 +64,7 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
         for t, kind in zip(program.outputs, output_types(lowering), strict=True)
     )
     if not isinstance(program, kernel.Program):
-        return launcher.Plan(inputs, outputs)
+        return launcher.Plan(inputs, outputs, sizes=tuple(sizes[s] for s in program.sizes))
     uses: dict[str, list[int]] = {}
     for n, f in enumerate(program.functions):
         for p in f.params:

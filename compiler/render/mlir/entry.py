@@ -2,73 +2,92 @@
 
 from __future__ import annotations
 
-from compiler.ir.expr import static
+from compiler.ir.expr import Const
 from compiler.ir.tensor import Program, Tensor, row_major
-from compiler.render.mlir.linalg import fails, shape
-from compiler.render.mlir.scalar import INVALID
-from compiler.render.mlir.text import Block, Value, Values, element, tensor_type
+from compiler.render.mlir.linalg import fails, typed
+from compiler.render.mlir.scalar import INVALID, Scope, as_index
+from compiler.render.mlir.text import Block, Value, Values, element
 
 TENSORS = "mlc_tensors"
+_OPEN = -(2**63)  # how MLIR writes a size that is an operand
 
 
 def entry(text: str, program: Program) -> str:
-    """The program's own text, and a function of its buffers, inputs then outputs, that calls it."""
+    """The program's own text, and a function of its buffers, inputs then outputs, and its sizes that calls it."""
     b = Block()
-    inputs = [Value(f"%in{n}", _memref(t)) for n, t in enumerate(program.inputs)]
-    outputs = [Value(f"%out{n}", _memref(t)) for n, t in enumerate(program.outputs)]
+    inputs = [Value(f"%in{n}", f"memref<1x{element(t.dtype)}>") for n, t in enumerate(program.inputs)]
+    outputs = [Value(f"%out{n}", f"memref<1x{element(t.dtype)}>") for n, t in enumerate(program.outputs)]
+    sizes = [Value(f"%{s.name}", "index") for s in program.sizes]
     invalid = [INVALID] if fails(program) else []
-    given = [_load(v, t, b) for v, t in zip(inputs, program.inputs, strict=True)]
-    kinds = [tensor_type(t.dtype, shape(t)) for t in program.outputs]
+    scope = Scope({s.name: v for s, v in zip(program.sizes, sizes, strict=True)}, {}, {})
+    given = [_load(_laid_out(v, t, b, scope), t, b, scope) for v, t in zip(inputs, program.inputs, strict=True)]
+    kinds = [typed(t.dtype, t.shape) for t in program.outputs]
     made = b.many("func.call", (*given, *invalid), kinds, f"callee = @{program.name}")
     for x, place, t in zip(made, outputs, program.outputs, strict=True):
-        _store(x, place, t, (), b)
+        _store(x, _laid_out(place, t, b, scope), t, (), b, scope)
     b.do("func.return", ())
-    head = ", ".join(f"{v.name}: {v.type}" for v in (*inputs, *outputs, *invalid))
+    head = ", ".join(f"{v.name}: {v.type}" for v in (*inputs, *outputs, *sizes, *invalid))
     own = text.replace("func.func @", "func.func private @", 1)  # that nobody else calls
     return "\n".join([f"{own}func.func @{TENSORS}({head}) {{", *(f"  {line}" for line in b.lines), "}", ""])
 
 
-def _memref(t: Tensor) -> str:
-    strides = ", ".join(str(static(n)) for n in t.strides)
-    layout = f", strided<[{strides}]>" if t.strides else ""
-    return tensor_type(t.dtype, shape(t)).replace("tensor", "memref").replace(">", f"{layout}>")
+def _laid_out(place: Value, t: Tensor, b: Block, scope: Scope) -> Value:
+    """A buffer that comes as its first element, with the extents and strides of a tensor."""
+    free = [[as_index(n, b, scope) for n in some if not isinstance(n, Const)] for some in (t.shape, t.strides)]
+    fixed = [[int(n.value) if isinstance(n, Const) else _OPEN for n in some] for some in (t.shape, t.strides)]
+    arrays = [f"array<i64{': ' if some else ''}{', '.join(map(str, some))}>" for some in fixed]
+    strides = ", ".join("?" if n == _OPEN else str(n) for n in fixed[1])
+    kind = typed(t.dtype, t.shape).replace("tensor", "memref").replace(">", f", strided<[{strides}]>>")
+    attributes = (
+        f"static_offsets = array<i64: 0>, static_sizes = {arrays[0]}, static_strides = {arrays[1]}, "
+        f"operandSegmentSizes = array<i32: 1, 0, {len(free[0])}, {len(free[1])}>"
+    )
+    return b.op("memref.reinterpret_cast", (place, *free[0], *free[1]), kind, attributes)
 
 
-def _load(place: Value, t: Tensor, b: Block) -> Value:
+def _load(place: Value, t: Tensor, b: Block, scope: Scope) -> Value:
     """The tensor in a buffer, element by element unless it lies row by row: between layouts MLIR copies by a function
     of a library."""
-    kind = tensor_type(t.dtype, shape(t))
+    kind = typed(t.dtype, t.shape)
     if t.strides == row_major(t.shape):
         return b.op("bufferization.to_tensor", (place,), kind, "restrict")
 
     def fill(inner: Block, held: Value, at: Values) -> Value:
         if len(at) == len(t.shape):
             return inner.op("tensor.insert", (inner.op("memref.load", (place, *at), element(t.dtype)), held, *at), kind)
-        return inner.loop(shape(t)[len(at)], (held,), lambda block, i, now: (fill(block, now[0], (*at, i)),))[0]
+        extent = as_index(t.shape[len(at)], inner, scope.inner())
+        return inner.loop(extent, (held,), lambda block, i, now: (fill(block, now[0], (*at, i)),))[0]
 
-    return fill(b, b.op("tensor.empty", (), kind), ())
+    free = [as_index(n, b, scope) for n in t.shape if not isinstance(n, Const)]
+    return fill(b, b.op("tensor.empty", free, kind), ())
 
 
-def _store(x: Value, place: Value, t: Tensor, at: Values, b: Block) -> None:
+def _store(x: Value, place: Value, t: Tensor, at: Values, b: Block, scope: Scope) -> None:
     """Element by element, wherever these are."""
     if len(at) == len(t.shape):
         b.do("memref.store", (b.op("tensor.extract", (x, *at), element(t.dtype)), place, *at))
         return
 
     def step(inner: Block, i: Value, _: Values) -> Values:
-        _store(x, place, t, (*at, i), inner)
+        _store(x, place, t, (*at, i), inner, scope.inner())
         return ()
 
-    b.loop(shape(t)[len(at)], (), step)
+    b.loop(as_index(t.shape[len(at)], b, scope), (), step)
 
 
 def around(program: Program) -> str:
-    """The entry that the launcher calls, in LLVM IR: pointers to all buffers in; whether the data may not be out."""
+    """The entry that the launcher calls, in LLVM IR: pointers to all buffers, and sizes, in; whether the data may not
+    be out."""
     count = len(program.inputs) + len(program.outputs)
     lines = ["  %flag = alloca i8", "  store i8 0, ptr %flag"]
-    for n in range(count):
-        lines += [f"  %at{n} = getelementptr ptr, ptr %buffers, i64 {n}", f"  %p{n} = load ptr, ptr %at{n}"]
-    given = ", ".join([f"ptr %p{n}" for n in range(count)] + (["ptr %flag"] if fails(program) else []))
+    for what, kind, array, many in (("p", "ptr", "buffers", count), ("n", "i64", "sizes", len(program.sizes))):
+        for n in range(many):
+            lines += [
+                f"  %at.{what}{n} = getelementptr {kind}, ptr %{array}, i64 {n}",
+                f"  %{what}{n} = load {kind}, ptr %at.{what}{n}",
+            ]
+    passed = [f"ptr %p{n}" for n in range(count)] + [f"i64 %n{n}" for n in range(len(program.sizes))]
+    given = ", ".join(passed + (["ptr %flag"] if fails(program) else []))
     lines += [f"  call void @{TENSORS}({given})", "  %said = load i8, ptr %flag", "  %status = zext i8 %said to i32"]
     head = "define i32 @mlc_entry(ptr %buffers, ptr %sizes, i32 %threads) {"
     return "\n".join([head, *lines, "  ret i32 %status", "}", ""])

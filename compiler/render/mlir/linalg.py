@@ -2,36 +2,58 @@
 
 A load that is evaluated for every point, at indices that are sums of axes, is an operand with an affine map; any other
 is a `tensor.extract`. Where something is required that does not hold, the last argument of the function is set to 1.
+A symbolic size is the extent of an axis of an argument that has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from compiler.errors import Unsupported
-from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Select, Var, identity, static
+from compiler.ir.dtype import DType
+from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Select, Size, Var, identity
 from compiler.ir.linear import linear
-from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, Scan, Scatter, Tensor, equations
-from compiler.ir.text import show_size
+from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, Scan, Scatter, equations, shape
 from compiler.render.mlir import scalar
 from compiler.render.mlir.scalar import INVALID, Scope, as_index, lower
 from compiler.render.mlir.text import Block, Value, Values, element, tensor_type
 
 Indices = Mapping[str, Value]
 Inside = Callable[[Block, Indices, Value], Value]
+Shape = tuple[Expr, ...]
 NOWHERE: Indices = {}
 DECLARED = {"lgamma": "func.func private @lgamma(f64) -> f64"}
 
 
+@dataclass(frozen=True)
+class Known:
+    """What equations may use: tensors with their shapes, and the sizes that are symbols."""
+
+    tensors: dict[str, Value]
+    shapes: dict[str, Shape]
+    sizes: Indices
+
+    def scope(self, indices: Indices, values: dict[Expr, Value] | None = None) -> Scope:
+        return Scope({**self.sizes, **indices}, self.tensors, {} if values is None else values)
+
+    def extent(self, n: Expr, b: Block) -> Value:
+        return as_index(n, b, self.scope({}))
+
+    def empty(self, dtype: DType, shape: Iterable[Expr], b: Block) -> Value:
+        shape = tuple(shape)
+        free = [self.extent(n, b) for n in shape if not isinstance(n, Const)]
+        return b.op("tensor.empty", free, typed(dtype, shape))
+
+
 def render(program: Program) -> str:
-    """A function from tensors to tensors; raises Unsupported for symbolic sizes."""
-    if program.sizes:
-        raise Unsupported("mlir", [show_size(s) for s in program.sizes], "sizes must be known when the text is made")
+    """A function from tensors to tensors."""
     b = Block()
-    tensors = {t.name: Value(f"%{t.name}", tensor_type(t.dtype, shape(t))) for t in program.inputs}
+    tensors = {t.name: Value(f"%{t.name}", typed(t.dtype, t.shape)) for t in program.inputs}
     arguments = [*tensors.values(), *([INVALID] if fails(program) else [])]
+    known = Known(tensors, {t.name: t.shape for t in program.inputs}, _sizes(program, tensors, b))
     for e in equations(program):
-        tensors[e.name] = _define(e, b, tensors)
+        tensors[e.name] = _define(e, b, known)
+        known.shapes[e.name] = shape(e)
     results = [tensors[t.name] for t in program.outputs]
     b.do("func.return", results)
     given = ", ".join(f"{v.name}: {v.type}" for v in arguments)
@@ -41,8 +63,16 @@ def render(program: Program) -> str:
     return "\n".join(text) + "\n"
 
 
-def shape(t: Tensor) -> tuple[int, ...]:
-    return tuple(static(n) for n in t.shape)
+def typed(dtype: DType, shape: Iterable[Expr]) -> str:
+    """The type of a tensor, whose symbolic extents it leaves open."""
+    return tensor_type(dtype, (int(n.value) if isinstance(n, Const) else "?" for n in shape))
+
+
+def _sizes(program: Program, tensors: Mapping[str, Value], b: Block) -> Indices:
+    """Each is the extent of some axis of an argument."""
+    places = {n: (t.name, d) for t in reversed(program.inputs) for d, n in enumerate(t.shape) if isinstance(n, Size)}
+    found = [(s.name, *places[s]) for s in program.sizes]
+    return {name: b.op("tensor.dim", (tensors[x], b.index(d)), "index", called=name) for name, x, d in found}
 
 
 def fails(program: Program) -> bool:
@@ -50,26 +80,18 @@ def fails(program: Program) -> bool:
     return any(isinstance(n, Op) and n.name == "require" for e in equations(program) for n in e.walk())
 
 
-def _define(e: Equation, b: Block, tensors: dict[str, Value]) -> Value:
+def _define(e: Equation, b: Block, known: Known) -> Value:
     match e:
         case Map(value=value):
-            return _generic(e, (), value, _empty(e, b), b, tensors, called=e.name)
+            return _generic(e, (), value, known.empty(e.dtype, shape(e), b), b, known, called=e.name)
         case Reduce(op=op, over=over, value=value):
-            start = _generic(e, (), identity(op, e.dtype), _empty(e, b), b, tensors)
-            return _generic(e, over, value, start, b, tensors, COMBINE[op], e.name)
+            start = _generic(e, (), identity(op, e.dtype), known.empty(e.dtype, shape(e), b), b, known)
+            return _generic(e, over, value, start, b, known, COMBINE[op], e.name)
         case Scan():
-            return _scan(e, b, tensors)
+            return _scan(e, b, known)
         case Scatter():
-            return _scatter(e, b, tensors)
+            return _scatter(e, b, known)
     raise TypeError(type(e).__name__)
-
-
-def _extents(axes: Sequence[Axis]) -> tuple[int, ...]:
-    return tuple(static(a.extent) for a in axes)
-
-
-def _empty(e: Equation, b: Block) -> Value:
-    return b.op("tensor.empty", (), tensor_type(e.dtype, _extents(e.axes)))
 
 
 def _generic(
@@ -78,33 +100,31 @@ def _generic(
     value: Expr,
     out: Value,
     b: Block,
-    tensors: dict[str, Value],
+    known: Known,
     combine: str = "",
     called: str = "",
 ) -> Value:
     """`value` at each point of the axes of `e`; with `combine`, combined over `over` with what is in `out`."""
     axes = (*e.axes, *over)
     places = {a.name: f"d{n}" for n, a in enumerate(axes)}
-    extents = dict(zip(places, _extents(axes), strict=True))
-    operands = {x: m for x in _certain(value) if (m := _affine(x, tensors[x.buffer].type, extents, places))}
+    extents = {a.name: a.extent for a in axes}
+    operands = {x: m for x in _certain(value) if (m := _affine(x, known.shapes[x.buffer], extents, places))}
     maps = list(operands.values())
-    inputs = [tensors[x.buffer] for x in operands]
+    inputs = [known.tensors[x.buffer] for x in operands]
     # Every axis must be an axis of some operand, or its extent is not known.
     bare = [a for a in over if not any(a.name == i.name for x in operands for i in x.index if isinstance(i, Var))]
     if bare:
-        inputs.append(b.op("tensor.empty", (), tensor_type(value.dtype, _extents(bare))))
+        inputs.append(known.empty(value.dtype, (a.extent for a in bare), b))
         maps.append(", ".join(places[a.name] for a in bare))
     maps.append(", ".join(places[a.name] for a in e.axes))
 
     def body(inner: Block, given: tuple[Value, ...]) -> Values:
-        mentioned = {n.name for n in value.walk() if isinstance(n, Var)}
         indices = {
             a.name: inner.op("linalg.index", (), "index", f"dim = {n} : i64")
             for n, a in enumerate(axes)
-            if a.name in mentioned and _indexed(a.name, value, operands)
+            if _indexed(a.name, value, operands)
         }
-        known: dict[Expr, Value] = dict(zip(operands, given, strict=False))
-        made = lower(value, inner, Scope(indices, tensors, known))
+        made = lower(value, inner, known.scope(indices, dict(zip(operands, given, strict=False))))
         return (scalar.apply(combine, (given[-1], made), e.dtype, inner) if combine else made,)
 
     space = ", ".join(places.values())
@@ -148,29 +168,30 @@ def _indexed(name: str, value: Expr, operands: dict[Load, str]) -> bool:
     return False
 
 
-def _affine(load: Load, kind: str, extents: dict[str, int], places: dict[str, str]) -> str:
+def _affine(load: Load, sizes: Shape, extents: Mapping[str, Expr], places: Mapping[str, str]) -> str:
     """The results of the affine map of a load; empty where it has none that MLIR's verifier takes."""
-    sizes = [int(n) for n in kind.removesuffix(">").split("<")[1].split("x")[:-1]]
     out = []
     for i, n in zip(load.index, sizes, strict=True):
         if isinstance(i, Var):
-            if extents.get(i.name) != n:
+            if extents.get(i.name) is not n:
                 return ""
             out.append(places[i.name])
             continue
-        terms, rest = linear(i)
-        if not all(isinstance(t, Var) and t.name in extents and c > 0 for t, c in terms.items()):
+        terms, begin = linear(i)
+        steps = [(t.name, c) for t, c in terms.items() if isinstance(t, Var) and t.name in extents and c > 0]
+        ends = [(extents[name], c) for name, c in steps]
+        known = [(int(x.value), c) for x, c in ends if isinstance(x, Const)]
+        if len(known) < len(terms) or not isinstance(n, Const) or begin < 0:
             return ""
-        if rest < 0 or rest + sum(c * (extents[t.name] - 1) for t, c in terms.items() if isinstance(t, Var)) >= n:
+        if begin + sum(c * (x - 1) for x, c in known) >= n.value:
             return ""
-        steps = [(places[t.name], c) for t, c in terms.items() if isinstance(t, Var)]
-        words = [place if c == 1 else f"{place} * {c}" for place, c in steps]
-        out.append(" + ".join([*words, str(rest)] if rest or not words else words))
-    return ", ".join(out) if out else ""
+        words = [places[name] if c == 1 else f"{places[name]} * {c}" for name, c in steps]
+        out.append(" + ".join([*words, str(begin)] if begin or not words else words))
+    return ", ".join(out)
 
 
 def _nest(
-    axes: Sequence[Axis], carried: Value, b: Block, body: Inside, called: str = "", at: Indices = NOWHERE
+    axes: Sequence[Axis], carried: Value, b: Block, known: Known, body: Inside, called: str = "", at: Indices = NOWHERE
 ) -> Value:
     """Loops over axes around `body(block, indices, tensor)`, which gives the tensor as it is then."""
     if not axes:
@@ -178,32 +199,32 @@ def _nest(
     first, *rest = axes
 
     def step(inner: Block, i: Value, held: tuple[Value, ...]) -> Values:
-        return (_nest(rest, held[0], inner, body, at={**at, first.name: i}),)
+        return (_nest(rest, held[0], inner, known, body, at={**at, first.name: i}),)
 
-    return b.loop(static(first.extent), (carried,), step, called)[0]
+    return b.loop(known.extent(first.extent, b), (carried,), step, called)[0]
 
 
-def _scan(e: Scan, b: Block, tensors: dict[str, Value]) -> Value:
+def _scan(e: Scan, b: Block, known: Known) -> Value:
     along = next(a for a in e.axes if a.name == e.along)
     others = [a for a in e.axes if a is not along]
 
     def row(inner: Block, at: Indices, held: Value) -> Value:
         def step(block: Block, i: Value, carried: tuple[Value, ...]) -> Values:
             indices = {**at, along.name: i}
-            made = lower(e.value, block, Scope(indices, tensors, {}))
+            made = lower(e.value, block, known.scope(indices))
             total = scalar.apply(COMBINE[e.op], (carried[0], made), e.dtype, block)
             where = [indices[a.name] for a in e.axes]
             return total, block.op("tensor.insert", (total, carried[1], *where), held.type)
 
         start = inner.constant(identity(e.op, e.dtype).value, e.dtype)
-        return inner.loop(static(along.extent), (start, held), step, "" if others else e.name)[1]
+        return inner.loop(known.extent(along.extent, inner), (start, held), step, "" if others else e.name)[1]
 
-    return _nest(others, _empty(e, b), b, row, e.name)
+    return _nest(others, known.empty(e.dtype, shape(e), b), b, known, row, e.name)
 
 
-def _scatter(e: Scatter, b: Block, tensors: dict[str, Value]) -> Value:
+def _scatter(e: Scatter, b: Block, known: Known) -> Value:
     def update(inner: Block, at: Indices, held: Value) -> Value:
-        scope = Scope(at, tensors, {})
+        scope = known.scope(at)
 
         def write(block: Block, within: Scope) -> Values:
             where = [as_index(i, block, within) for i in e.index]
@@ -218,5 +239,5 @@ def _scatter(e: Scatter, b: Block, tensors: dict[str, Value]) -> Value:
         taken = lower(e.guard, inner, scope)
         return inner.choose(taken, lambda block, _: write(block, scope.inner()), lambda *_: (held,), held.type)
 
-    base = _generic(e, (), e.base, _empty(e, b), b, tensors)
-    return _nest(e.over, base, b, update, e.name)
+    base = _generic(e, (), e.base, known.empty(e.dtype, shape(e), b), b, known)
+    return _nest(e.over, base, b, known, update, e.name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from compiler.errors import Unsupported
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, boolean, f32, f64, i32, i64
-from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Size, Var
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var
 from compiler.ir.functions import FUNCTIONS
 from compiler.render.mlir.text import Block, Value, Values, element
 
@@ -73,8 +73,6 @@ def _lower(e: Expr, b: Block, scope: Scope) -> Value:
     match e:
         case Const(value, dtype):
             return b.constant(value, dtype)
-        case Size(name):
-            raise Unsupported("mlir", [f"{name}: size"], "sizes must be known when the text is made")
         case Var(name):
             return b.op("arith.index_cast", (scope.axes[name],), "i64")
         case Load(buffer, index, dtype):
@@ -168,13 +166,17 @@ def _divide(name: str, x: Value, y: Value, dtype: DType, b: Block, positive: boo
         return rest()
     if name == "mod":
         r = rest()
-        return b.op("arith.select", (_crosses(r, y, dtype, b), b.op("arith.addi", (r, y)), r)) if signed else r
+        if not signed:
+            return r
+        below = compare("lt", r, zero, dtype, b) if positive else _crosses(r, y, dtype, b)
+        return b.op("arith.select", (below, b.op("arith.addi", (r, y)), r))
     q = b.op(f"arith.div{unsigned}i", (x, by))
     if least is not None:
         q = b.op("arith.select", (least, b.op("arith.subi", (zero, x)), q))
     if name == "floordiv" and signed:
         down = b.op("arith.subi", (q, b.constant(1, dtype)))
-        q = b.op("arith.select", (_crosses(rest(), y, dtype, b), down, q))
+        below = compare("lt", rest(), zero, dtype, b) if positive else _crosses(rest(), y, dtype, b)
+        q = b.op("arith.select", (below, down, q))
     return q if none is None else b.op("arith.select", (none, zero, q))
 
 

@@ -26,6 +26,7 @@ class Value:
 
 Values = Sequence[Value]
 Body = Callable[["Block", tuple[Value, ...]], Values]
+Round = Callable[["Block", Value, tuple[Value, ...]], Values]
 
 
 def element(dtype: DType) -> str:
@@ -33,7 +34,7 @@ def element(dtype: DType) -> str:
     return _TYPES.get(dtype.name, dtype.name)
 
 
-def tensor_type(dtype: DType, shape: Iterable[int]) -> str:
+def tensor_type(dtype: DType, shape: Iterable[int | str]) -> str:
     """
     >>> from compiler.ir.dtype import boolean
     >>> tensor_type(boolean, (2, 3))
@@ -122,10 +123,14 @@ class Block:
         return self.op("scf.if", (cond,), result, regions=(self.region(then), self.region(other)))
 
     def loop(
-        self, extent: int, carried: Values, body: Callable[[Block, Value, tuple[Value, ...]], Values], called: str = ""
+        self,
+        extent: Value,
+        carried: Values,
+        body: Callable[[Block, Value, tuple[Value, ...]], Values],
+        called: str = "",
     ) -> tuple[Value, ...]:
         """Run `body(block, index, carried)` from 0 on; what it yields is carried to the next round."""
         kinds = [v.type for v in carried]
-        ends = (self.index(0), self.index(extent), self.index(1))
+        ends = (self.index(0), extent, self.index(1))
         region = self.region(lambda b, given: body(b, given[0], given[1:]), ("index", *kinds))
         return self.many("scf.for", (*ends, *carried), kinds, regions=(region,), called=called)

@@ -57,6 +57,24 @@ def test_what_is_required_is_an_error_and_no_value(at: list[int]) -> None:
         np.testing.assert_array_equal(made.numpy(), right)
 
 
+@needs_tools
+def test_what_is_built_once_is_right_for_all_sizes(seed: int) -> None:
+    torch.manual_seed(seed)
+    text = """def f(n: size[1, inf, 5], x: f32[n: 1, 3: n], z: f32[n, 2 * n]):
+    with kernel("k"):
+        y[i: n, j: 6]: f32 = x[i, j % 3] - z[i, n + i]
+        s[j: 6]: f32 = max(y[i, j] for i in range(n))
+        c[i: n]: f32 = scan(max, i, z[i, 0])
+    result(s, f32[6])
+    result(y, f32[n: 1, 6: n])
+    result(c, f32[n])
+"""
+    for n in (5, 1, 8):
+        outcome, wanted = run(tensor_text.parse(text), [torch.randn(3, n).t(), torch.randn(n, 2 * n)])
+        for made, right in zip(outcome.outputs, wanted, strict=True):
+            np.testing.assert_array_equal(made.numpy(), right, f"{n} rows, seed {seed}")
+
+
 def test_without_the_tools_the_target_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mlir, "_path", lambda name: None)
     said = "target mlir needs mlir-opt-22, mlir-translate-22, llc-22 to run: `apt-get install mlir-22-tools llvm-22`"
