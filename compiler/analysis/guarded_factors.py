@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from compiler.ir.dtype import STORAGE_ONLY, compute, i64
+from compiler.ir.dtype import STORAGE_ONLY, compute, i8, i64
 from compiler.ir.expr import Cast, Expr, Load, Op, Select, both, cast, const, select
 from compiler.ir.index import conjuncts
 from compiler.ir.linear import Linear, linear
@@ -17,6 +17,16 @@ def unwidened(factor: Expr) -> Expr:
             return arg
         case Select(cond, Cast(arg), other) if arg.dtype in STORAGE_ONLY and other is const(0, factor.dtype):
             return Select(cond, arg, zero(arg))
+    return factor
+
+
+def read_narrow(factor: Expr) -> Expr:
+    """A factor without the conversions from 16 bits, or from a byte, that an instruction of a CPU does as it loads."""
+    match factor:
+        case Cast(Cast(arg, half)) if half in STORAGE_ONLY and arg.dtype is i8:
+            return arg
+        case Cast(arg) if arg.dtype in (*STORAGE_ONLY, i8):
+            return arg
     return factor
 
 

@@ -30,8 +30,11 @@ class Contraction:
     after: tuple[Stmt, ...]
 
 
-def recognise(kernel: Kernel) -> Contraction | None:
-    """The contraction of a kernel that is one nest: parallel loops, in them a sum of products, then stores."""
+def recognise(kernel: Kernel, integers: bool = False) -> Contraction | None:
+    """The contraction of a kernel that is one nest: parallel loops, in them a sum of products, then stores.
+
+    Of floating numbers, or also of `integers`.
+    """
     rows, body = perfect(loop.For, kernel.body)
     place = next((n for n, s in enumerate(body) if isinstance(s, Init)), None)
     if not rows or place is None or place + 1 >= len(body):
@@ -48,7 +51,9 @@ def recognise(kernel: Kernel) -> Contraction | None:
     simple = all(isinstance(s, Let) for s in body[:place]) and all(isinstance(s, Let | Store) for s in after)
     known = all(isinstance(f.extent, Const) and f.extent.value for f in (*rows, *depth))
     match nest:
-        case Accum(name, "sum", value) if depth and simple and known and name == first.name and value.dtype.is_float:
+        case Accum(name, "sum", value) if depth and simple and known and name == first.name:
+            if not (integers or value.dtype.is_float):
+                return None
             for s in reversed(values):
                 value = substitute(value, {Var(s.name, s.value.dtype): s.value})
             match value:

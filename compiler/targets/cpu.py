@@ -49,10 +49,19 @@ def matmuls(dtype: str, lanes: int, registers: int, feature: str) -> list[Instru
         for n in (v * lanes for v in range(1, (min(room, wide) if m > 1 else wide) + 1)):
             out.append(_row(f"panel.{m}x{n}.{dtype}", feature, m, n, dtype, layouts, "mlc_fma_block", ("b.n", "acc.n")))
         for n in range(1, min(room, MOST_COLUMNS) + 1):
-            out.append(
-                _row(f"dot.{m}x{n}.{dtype}", feature, m, n, dtype, layouts, "mlc_dot_block", ("a.k", "b.k", "acc.n"))
-            )
+            out.append(_dot(f"dot.{m}x{n}.{dtype}", feature, m, n, dtype, layouts))
     return out
+
+
+def integer_dots(lanes: int, registers: int, feature: str) -> list[Instruction]:
+    """Dot products of int8 in 32 bits, where a column also has a sum of what is too much in its own."""
+    found = (r for r in matmuls("i32", lanes, registers, feature) if r.function == "mlc_dot_block")
+    fit = (r for r in found if r.m * r.n + 2 * r.n + 2 <= registers)
+    return [r.replace(name=r.name.replace("i32", "i8"), a_type="i8", b_type="i8") for r in fit]
+
+
+def _dot(name: str, feature: str, m: int, n: int, dtype: str, layouts: tuple[tuple[str, str], ...]) -> Instruction:
+    return _row(name, feature, m, n, dtype, layouts, "mlc_dot_block", ("a.k", "b.k", "acc.n"))
 
 
 def _row(name: str, feature: str, m: int, n: int, dtype: str, layouts: tuple[tuple[str, str], ...], function: str,
@@ -74,6 +83,7 @@ def target(
     feature, vector = next(((f, w) for f, w in _WIDTHS if f in features), ("", 16))
     registers = 32 if feature == "avx512f" else 16
     rows = [r for dtype, size in (("f32", 4), ("f64", 8)) for r in matmuls(dtype, vector // size, registers, feature)]
+    rows += integer_dots(vector // 4, registers, feature)
     return Target(name, "cpu", features, vector, cores, l1, l2, l3, tuple(rows), costs=tuple(COSTS.items()))
 
 

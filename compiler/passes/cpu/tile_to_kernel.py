@@ -400,12 +400,12 @@ class _Lowering:
         }
         uneven = [x for x in row.contiguous if x in steps and steps[x] is not const(1) and long[x[-1]] > 1]
         types = [scope.buffers[x.buffer].dtype.name for x in (s.acc, s.a, s.b)]
-        narrow = {"f32": ("bf16", "f16")}.get(row.acc_type, ())
+        narrow = {"f32": ("bf16", "f16", "i8")}.get(row.acc_type, ())
         if (
             uneven
             or s.layout not in row.layouts
             or types[0] != row.acc_type
-            or not {*types[1:]} <= {row.acc_type, *narrow}
+            or not {*types[1:]} <= {row.a_type, *narrow}
         ):
             raise ValueError(f"{row.name} takes no operands of {types} as {s.layout}, not contiguous along {uneven}")
         left: tuple[int, ...] = tuple(remainder(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))

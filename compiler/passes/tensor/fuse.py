@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler.analysis import kernel_names
-from compiler.ir.dtype import STORAGE_ONLY, f32
+from compiler.ir.dtype import STORAGE_ONLY, f32, i8, u8
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads, names
 from compiler.ir.functions import COST, FUNCTIONS
 from compiler.ir.tensor import (
@@ -351,14 +351,18 @@ def _nothing_dear_twice(members: list[Equation], found: Nest, stored: set[str]) 
     sweeps = any(isinstance(e, Reduce | Scan) for e in members)
     prices = _with_what_they_read(members)
     for e in members:
-        if not isinstance(e, Map) or prices[e.name] < WORTH_KEEPING:
+        if not isinstance(e, Map):
+            continue
+        short = _shortens(e, prices[e.name])
+        if prices[e.name] < WORTH_KEEPING and not short:
             continue
         read = [(n, r) for r in members for x in expressions(r) for n in loads(x) if n.buffer == e.name]
         if len(read) + (e.name in stored) > 1 and any(_moved(n) for n, _ in read):
             return False
-        if cost(e.value) < WORTH_KEEPING:
+        if cost(e.value) < WORTH_KEEPING and not short:
             continue
-        if e.name in stored or (len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1]))):
+        once = len(read) == 1 and injective(read[0][0].index, shape(e), bound(read[0][1]))
+        if e.name in stored or (once and not short):
             continue
         own = {found.names[e.name, a.name] for a in e.axes if _long(a)}
         if own <= rows and not sweeps and _again_and_again(cost(e.value), own, found.rows):
@@ -381,6 +385,11 @@ def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
             own[e.name] = cost(e.value)
             behind[e.name] = {e.name}.union(*(behind.get(n, ()) for n in reads(e)))
     return {name: sum(own[n] for n in names) for name, names in behind.items()}
+
+
+def _shortens(e: Map, price: int) -> bool:
+    """Bytes are made of larger numbers, by more than a move: they are read in less time than made again."""
+    return e.dtype in (i8, u8) and price > 1 and all(n.dtype.bytes > 1 for n in loads(e.value))
 
 
 def _moved(load: Load) -> bool:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from compiler.analysis.guarded_factors import read_narrow
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
-from compiler.ir.dtype import STORAGE_ONLY
-from compiler.ir.expr import Cast, Const, Expr, Load, Var, dim, names, substitute
+from compiler.ir.expr import Const, Expr, Load, Var, dim, names, substitute
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Accum, Init, Kernel, Let, Store
 from compiler.ir.tensor import Tensor, row_major
@@ -124,7 +124,7 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
             raise ScheduleError(step, f"{step.loops[-1]} holds something other than one contraction")
     ranges = ranges_of((*around, *nest))
     long = {f.var: longest(step, f, ranges) for f in nest}
-    loads = [x for x in (_unconverted(f) for f, _ in factors(value)) if isinstance(x, Load)]
+    loads = [x for x in (read_narrow(f) for f, _ in factors(value)) if isinstance(x, Load)]
     sides = [(x, {letter[v] for e in x.index for v in names(e) if v in letter}) for x in loads]
     a = next((x for x, axes in sides if "n" not in axes), None)
     b = next((x for x, axes in sides if "m" not in axes and x is not a), None)
@@ -143,11 +143,6 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
     sizes = () if whole else tuple(extents.get(x, dim(1)) for x in "mnk")
     made = tile.Mma(step.instruction, c, left, right, (a_axes, b_axes), sizes, step.grid)
     return kernel.replace(body=replaced(kernel.body, nest[0], (made,)))
-
-
-def _unconverted(e: Expr) -> Expr:
-    """An operand without the conversion from a 16-bit type, which the instruction does as it loads."""
-    return e.arg if isinstance(e, Cast) and e.arg.dtype in STORAGE_ONLY else e
 
 
 def _slice(step: Step, buffer: str, index: Sequence[Expr], long: dict[str, int]) -> tuple[list[str], tile.Slice]:

@@ -12,18 +12,11 @@
 // accumulators, the vectors of B and one of A must fit the registers, and at least eight accumulators hide the latency of
 // a multiply-add: 6 x 2 vectors or 4 x 3 for 16 registers, 8 x 3 or 6 x 4 for 32.
 #pragma once
+#include "gemm_int8.h"
 #include "memory.h"
 
 template <typename T>
 constexpr int mlc_width = MLC_VECTOR_BYTES / sizeof(T);
-
-// The value stays in a register: otherwise GCC loads it anew for each of its uses, and loads become the bottleneck.
-template <typename V>
-MLC_INLINE void mlc_keep([[maybe_unused]] V& v) {
-#ifdef __AVX__
-  asm("" : "+v"(v));
-#endif
-}
 
 // sum[i][j] = row i of A times vector j of the columns of B. For PARTIAL the last vector has n columns.
 template <typename T, int MR, int NV, bool PARTIAL, typename A, typename B, int W = mlc_width<T>>
@@ -160,9 +153,22 @@ static __attribute__((noinline)) void mlc_dot_panel(
   constexpr int W = mlc_width<T>;
   mlc_vec<T, W> sum[MR][NR] = {};
   long step = 0;
-  for (; step + W <= k; step += W) mlc_dot_step<T, MR, NR, false>(sum, a + step, a_m, b + step, b_n, W);
-  if constexpr (K_UNIT % W != 0)
-    if (step < k) mlc_dot_step<T, MR, NR, true>(sum, a + step, a_m, b + step, b_n, k - step);
+  if constexpr (mlc_same<T, int> && mlc_same<A, signed char> && mlc_same<B, signed char>) {
+    constexpr int DEPTH = mlc_int8_depth<W>;
+    mlc_vec<int, W> beyond[NR] = {};
+    for (; step + DEPTH <= k; step += DEPTH)
+      mlc_int8_step<MR, NR, false, W>(sum, beyond, a + step, a_m, b + step, b_n, DEPTH);
+    if constexpr (K_UNIT % DEPTH != 0)
+      if (step < k) mlc_int8_step<MR, NR, true, W>(sum, beyond, a + step, a_m, b + step, b_n, k - step);
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; i++)
+#pragma GCC unroll 8
+      for (int j = 0; j < NR; j++) sum[i][j] -= beyond[j];
+  } else {
+    for (; step + W <= k; step += W) mlc_dot_step<T, MR, NR, false>(sum, a + step, a_m, b + step, b_n, W);
+    if constexpr (K_UNIT % W != 0)
+      if (step < k) mlc_dot_step<T, MR, NR, true>(sum, a + step, a_m, b + step, b_n, k - step);
+  }
 #pragma GCC unroll 8
   for (int i = 0; i < MR; i++)
     if constexpr (NR <= W) {

@@ -85,7 +85,10 @@ def space(p: Matmul, target: Target) -> list[Blocking]:
     """The blockings of a matmul, those of fewest cycles first; none if the target has no instruction for the type."""
     kinds = [list(_by(function, p, target)) for function in ((PANEL, DOT) if p.b.along == "k" else (PANEL,))]
     kinds = sorted((x for x in kinds if x), key=lambda x: (x[0].cycles, -x[0].row.m * x[0].row.n))
-    return sorted((b for x in kinds for b in x), key=lambda b: b.cycles)
+    made = (b for x in kinds for b in x)
+    if p.dtype == "i32":  # products of bytes, which a tile would widen
+        made = (replace(b, pack_a=False, pack_b=False) for x in kinds for b in x if not b.pack_b)
+    return sorted(made, key=lambda b: b.cycles)
 
 
 def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:

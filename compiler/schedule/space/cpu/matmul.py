@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from compiler.analysis import access
+from compiler.analysis.guarded_factors import read_narrow
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
-from compiler.ir.dtype import STORAGE_ONLY
-from compiler.ir.expr import Cast, Expr, Load, Var, dim, names, substitute
+from compiler.ir.expr import Expr, Load, Var, dim, names, substitute
 from compiler.ir.index import extent_range
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
@@ -38,7 +38,7 @@ LEAST_DEPTH = 4  # shorter sums are not worth the tiles
 
 def space(kernel: Kernel, target: Target) -> Iterator[Member] | None:
     """Ways to cut the contraction of a kernel; None if it holds none that the target has an instruction for."""
-    found = recognise(kernel)
+    found = recognise(kernel, integers=True)
     if found is None:
         return None
     found, splits = by_groups(found)
@@ -125,8 +125,7 @@ class _Plan:
 
     def direct(self, factor: Expr, *parts: Sequence[loop.For]) -> bool:
         """An instruction can read the factor where it lies: one load, whose rows and columns are axes of its buffer."""
-        if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
-            factor = factor.arg  # an instruction widens as it loads
+        factor = read_narrow(factor)
         if not isinstance(factor, Load):
             return False
         loops = [next((f for f in fs if size(f) > 1), fs[0]) for fs in parts if fs]
@@ -159,6 +158,10 @@ class _Plan:
             return []
         a, b = self.operand(self.a, "m", self.m_loops), self.operand(self.b, "n", self.n_loops)
         kind = self.found.first.value.dtype.name
+        if not self.found.first.value.dtype.is_float:
+            if not (a.direct and b.direct and a.narrow and b.narrow and a.along == b.along == "k"):
+                return []  # integers are multiplied where they lie
+            a, b = replace(a, narrow=False), replace(b, narrow=False)
         product = Matmul(
             self.m.size, self.n.size, self.k.size, math.prod(map(size, self.around)), a, b, kind, self.bytes
         )
