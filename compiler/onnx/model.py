@@ -100,6 +100,9 @@ def read(model: Any) -> Model:
         raise Unsupported(
             f"opset {opsets['']}", (), f"the oldest is {OLDEST}; onnx.version_converter makes newer models"
         )
+    newest = library().defs.onnx_opset_version()
+    if opsets.get("", OLDEST) > newest:
+        raise Unsupported(f"opset {opsets['']}", (), f"the newest that this version of onnx knows is {newest}")
     if proto.functions:
         proto = library("onnx.inliner").inline_local_functions(proto)
     weights = {i.name: tensor(i) for i in proto.graph.initializer}

@@ -20,8 +20,8 @@ def _gemm(
 ) -> Tensor:
     a, b = (a.t() if transA else a), (b.t() if transB else b)
     made = torch.matmul(a, b)
-    made = made if alpha == 1 else made * alpha
-    return made if c is None else made + (c if beta == 1 else c * beta)
+    made = made if alpha == 1 else (made * alpha).to(made.dtype)
+    return made if c is None else made + (c if beta == 1 else (c * beta).to(made.dtype))
 
 
 ROWS: dict[str, Row] = plain({"MatMul": torch.matmul}) | {"Gemm": row(_gemm)}

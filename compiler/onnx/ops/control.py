@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from compiler.onnx.ops.row import Row, axis_of, is_known, row
 
 LONGEST = 4096  # turns that a loop may be written out to
 Values = list[Any]
-# A graph, and its inputs in order, in; its outputs out, by a walk that `scope` knows how to make.
-Run = Callable[[Any, Values], Values]
 
 
 def _if(condition: Any, *, then_branch: Any, else_branch: Any, scope: Any) -> tuple[Any, ...]:
@@ -90,12 +87,8 @@ def _scan(
     return (*values, *joined)
 
 
-@contextmanager
-def _unknown() -> Iterator[None]:
-    try:
-        yield
-    except IndexError as problem:
-        raise Unsupported("onnx sequence", (), "has no such place") from problem
+def _scan_8(*inputs: Any) -> Any:
+    raise Unsupported("onnx.Scan", (), "version 8, which scans batches; onnx.version_converter makes newer models")
 
 
 def _split_to_sequence(x: Tensor, sizes: Any, *, axis: int, keepdims: int) -> tuple[Values]:
@@ -108,8 +101,9 @@ def _concat_from(sequence: Values, *, axis: int, new_axis: int) -> Tensor:
 
 
 def _at(sequence: Values, place: int) -> Any:
-    with _unknown():
-        return sequence[place]
+    if not -len(sequence) <= place < len(sequence):
+        raise Unsupported("onnx.SequenceAt", (f"of {len(sequence)}", place), "there is no such place")
+    return sequence[place]
 
 
 def _insert(sequence: Values, x: Tensor, place: int | None) -> tuple[Values]:
@@ -130,6 +124,7 @@ ROWS: dict[str, Row] = {
     "OptionalGetElement": row(lambda x: x),
     "OptionalHasElement": row(lambda x: torch.tensor(x is not None), static=True),
     "Scan": row(_scan),
+    "Scan-8": row(_scan_8),
     "SequenceAt": row(_at, 1),
     "SequenceConstruct": row(lambda *xs: (list(xs),)),
     "SequenceEmpty": row(lambda *, dtype=1: ([],)),

@@ -35,7 +35,7 @@ def _stored(value: Tensor, zero: Tensor | None, kind: torch.dtype) -> Tensor:
 
 def _quantize(
     x: Tensor, scale: Tensor, zero: Tensor | None, *, axis: int = 1, block_size: int = 0, output_dtype: int = 0,
-    precision: int = 0, saturate: int = 1,
+    saturate: int = 1,
 ) -> Tensor:  # fmt: skip
     kind = zero.dtype if zero is not None else models.dtype(output_dtype) if output_dtype else torch.uint8
     if not kind.is_floating_point:
@@ -72,6 +72,7 @@ def _qlinear_matmul(
     y_zero: Tensor,
 ) -> Tensor:  # fmt: skip
     product = torch.matmul(_shifted(a, a_zero, True), _shifted(b, b_zero, False))
+    a_scale = a_scale.unsqueeze(-1) if a_scale.dim() == 1 and a_scale.numel() > 1 else a_scale  # of rows
     return _stored(product.float() * (a_scale.float() * b_scale.float() / y_scale.float()), y_zero, y_zero.dtype)
 
 

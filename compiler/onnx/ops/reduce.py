@@ -50,7 +50,8 @@ def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     if x.is_floating_point():
         return torch.mean(x, axes, keepdim=keep)
-    return _sum(x, axes, keep) // (x.numel() // max(_sum(x, axes, keep).numel(), 1))
+    total = _sum(x, axes, keep)
+    return torch.div(total, x.numel() // max(total.numel(), 1), rounding_mode="trunc")
 
 
 def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
@@ -97,7 +98,7 @@ def _cumulative(
 
 def _batch_norm(
     x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, epsilon: float, momentum: float = 0.9,
-    training_mode: int = 0, spatial: int = 1,
+    training_mode: int = 0,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """In training by the batch's own mean and variance, which move the running ones."""
     if training_mode:

@@ -120,6 +120,8 @@ def _resize(
     }  # fmt: skip
     places = [axis_of(a, x.dim()) for a in axes] if axes is not None else list(range(x.dim()))
     factors, shape = _targets(x, places, scales or None, sizes or None, keep_aspect_ratio_policy)
+    if mode != "nearest" and not x.is_floating_point():
+        raise Unsupported("onnx.Resize", (str(x.dtype),), f"{mode} is for floating types")
     crops = coordinate_transformation_mode == "tf_crop_and_resize"
     beyond: Tensor | None = None
     rank = x.dim()
