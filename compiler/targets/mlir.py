@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from compiler.targets.target import Target
 
-LINALG = Target("mlir", "mlir", ("linalg",), vector=16, cores=1, l1=0, l2=0, l3=0)
+LINALG = Target("mlir", "mlir", ("linalg",), vector=0, cores=1, l1=0, l2=0, l3=0)
 TOSA = LINALG.replace(name="mlir:tosa", features=("tosa",))
 DIALECTS = {"linalg": LINALG, "tosa": TOSA}

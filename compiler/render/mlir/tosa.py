@@ -135,7 +135,7 @@ def _allowed(name: str, dtype: DType) -> DType:
 
 def _define(e: Equation, b: Block, tensors: dict[str, Array]) -> Array:
     if not isinstance(e, Map | Reduce):
-        raise _refused([f"{e.name}: {type(e).__name__.lower()}"], "TOSA has none")
+        raise _refused([e.name], f"TOSA has no {type(e).__name__.lower()}")
     over = e.over if isinstance(e, Reduce) else ()
     grid = Grid(e, (*e.axes, *over), b, tensors)
     if any(static(a.extent) == 0 for a in grid.axes):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import compiler
 from compiler.errors import CompilerError
 from compiler.execution import executable
 from compiler.ir import tensor_text
@@ -73,6 +74,24 @@ def test_what_is_built_once_is_right_for_all_sizes(seed: int) -> None:
         outcome, wanted = run(tensor_text.parse(text), [torch.randn(3, n).t(), torch.randn(n, 2 * n)])
         for made, right in zip(outcome.outputs, wanted, strict=True):
             np.testing.assert_array_equal(made.numpy(), right, f"{n} rows, seed {seed}")
+
+
+@needs_tools
+def test_a_compiled_function_raises_what_eager_raises(seed: int) -> None:
+    torch.manual_seed(seed)
+    table = torch.randn(5, 3)
+    made = compiler.compile(torch.nn.functional.embedding, [torch.tensor([1, 4]), table], "mlir")
+    torch.testing.assert_close(made(torch.tensor([0, 3]), table), table[[0, 3]], rtol=0, atol=0)
+    with pytest.raises(IndexError, match="index 5 is out of range"):
+        made(torch.tensor([0, 5]), table)
+
+
+def test_what_was_captured_is_printed_in_either_dialect() -> None:
+    captured = compiler.capture(torch.exp, [torch.ones(2)])
+    assert '"math.exp"' in compiler.to_mlir(captured)
+    assert '"tosa.exp"' in compiler.to_mlir(captured.program, "tosa")
+    with pytest.raises(CompilerError, match="there are linalg, tosa"):
+        compiler.to_mlir(captured, "stablehlo")
 
 
 def test_without_the_tools_the_target_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
