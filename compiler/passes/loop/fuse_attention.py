@@ -57,15 +57,16 @@ def _placed(program: Program, made: Kernel, own: list[Kernel]) -> tuple[Kernel, 
     It runs where the last of them did: what reads results of the others comes behind it.
     """
     results = {w for k in own for w in k.writes}
-    read = {p.name for k in own[:-1] for p in k.params} - results
+    read: set[str] = set()
     before: list[Kernel] = []
     behind: list[Kernel] = []
     for k in program.kernels:
         if k is own[-1]:
             break
         if k in own:
+            read |= {p.name for p in k.params} - results
             continue
-        if set(k.writes) & read:  # an input that is written in place
+        if set(k.writes) & read:  # an input that is written in place once one of them has read it
             return None
         late = bool(results & {p.name for p in k.params})
         (behind if late else before).append(k)
