@@ -44,4 +44,4 @@ def integers(weight: torch.Tensor, how: Quantized) -> tuple[torch.Tensor, torch.
     if how.bits == 8:
         return found.to(torch.int8), scales[:, 0].contiguous()
     low, high = (found + 8).to(torch.uint8).reshape(len(wide), -1, 2, CHUNK // 2).unbind(2)
-    return (low | high << 4).contiguous(), scales
+    return (low | high << 4).contiguous(), scales / 16

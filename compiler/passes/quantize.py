@@ -30,7 +30,8 @@ LEAST = 1e-30  # of a scale: a row of zeros has one too
 class Quantized:
     """`weight`, of [rows, depth] or `across` of [depth, rows], is `values` times `scales` now.
 
-    A scale is for a `group` of the depth. `bits` are 8, or 4 with two numbers to a byte.
+    A scale is for a `group` of the depth. `bits` are 8, or 4 with two numbers to a byte, each 8 more than it is; scales
+    are a sixteenth there.
     """
 
     weight: str
@@ -168,18 +169,19 @@ class _Rewriter:
         self.calls.append(call.replace(op="aten.to.dtype", args=(made, kind.dtype), kwargs=()))
 
     def from_int4(self, w: Quantized, own: DType) -> Ref:
-        """The weight as [rows, depth]: both halves of each byte from 0 to 15, less 8, times the scale of the group."""
+        """The weight as [rows, depth]: either half of each byte, brought to its high bits, where it counts sixteenfold,
+        less 128, times the scale of the group, a sixteenth of what it would be."""
         rows, chunks, half = self.known[w.values].shape
         depth = dim(static(chunks) * CHUNK)
         whole, low = (rows, chunks, dim(2), half), (rows, chunks, dim(1), half)
         apart = self.call("aten.unsqueeze.default", (Ref(w.values), 2), dt.u8, low)
-        bits = self.call("aten.arange.start_step", (0, 8, 4), dt.u8, (dim(2),))
+        lift = self.call("aten.arange.start_step", (16, 0, -15), dt.u8, (dim(2),), "lift")
         self.calls[-1] = self.calls[-1].replace(kwargs=(("dtype", dt.u8),))
-        bits = self.call("aten.unsqueeze.default", (bits, 1), dt.u8, (dim(2), dim(1)))
-        parts = self.call("aten.bitwise_right_shift.Tensor", (apart, bits), dt.u8, whole)
-        parts = self.call("aten.bitwise_and.Scalar", (parts, 15), dt.u8, whole)
+        lift = self.call("aten.unsqueeze.default", (lift, 1), dt.u8, (dim(2), dim(1)))
+        parts = self.call("aten.mul.Tensor", (apart, lift), dt.u8, whole)
+        parts = self.call("aten.bitwise_and.Scalar", (parts, 0xF0), dt.u8, whole)
         wide = self.call("aten.to.dtype", (parts, own), own, whole)
-        wide = self.call("aten.sub.Tensor", (wide, 8), own, whole)
+        wide = self.call("aten.sub.Tensor", (wide, 128), own, whole)
         groups = (rows, self.known[w.scales].shape[1], dim(w.group))
         wide = self.call("aten.reshape.default", (wide, _sizes(groups)), own, groups)
         scale = self.call("aten.unsqueeze.default", (Ref(w.scales), 2), own, (*groups[:2], dim(1)))

@@ -20,6 +20,7 @@ from compiler.targets.target import Instruction, Target
 CLOSE = 3.1  # exponent with which what takes nearly as long as the longest adds to it
 BOUND = 6.0  # the same for the whole of a kernel and the traffic with memory that it cannot do without
 FEWEST_COLUMNS = 32  # that products of a matrix in registers take the time of
+WIDENED = 1 / 16  # clocks of an element that is converted: so many lanes of a clock
 COPYING = 4  # warps that copy, and prepare what they copied
 
 
@@ -193,17 +194,25 @@ def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
         multiplied += c["sync.halves"] * groups * k * (m // down + n // across) / c["sync.lanes"]
     read = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / c["sync.shared"]
     multiplied += read / 2  # what one warp loads, no other covers, as there are few
-    made = (0.0 if p.a.copied else 1.5) * m * k / 4 + (0.0 if p.b.copied else 1.5) * n * k / 4
+    made = _computed(p.a) * m * k + _computed(p.b) * n * k
     pieces = _moves(p.a, m * k) + _moves(p.b, n * k)
     moved = k * (m * p.a.bytes + n * p.b.bytes) / c["sync.l2"]
     waited = c["sync.latency"] / max(b.depth - 1, 1)
-    return max(resident * max(multiplied, read, moved, made + pieces), waited) + c["sync.step"]
+    own = max(multiplied, read, moved, made + pieces)
+    if p.a.widened or p.b.widened:  # what it is made of is loaded then and there
+        waited = c["sync.latency"] + own
+    return max(resident * own, waited) + c["sync.step"]
 
 
 def copying(copies: tuple[int, ...], target: Target) -> float:
     """Clocks of copies beforehand that move so many bytes each."""
     c = numbers(target)
     return sum(c["launch"] + n / (c["sync.dram"] * target.cores) for n in copies)
+
+
+def _computed(x: Operand) -> float:
+    """Clocks to compute an element: each loaded by itself, or several widened side by side."""
+    return 0.0 if x.copied else WIDENED if x.widened else 0.375
 
 
 def _moves(x: Operand, elements: int) -> float:

@@ -22,11 +22,13 @@ RESERVED = 1024  # bytes of shared memory that each block takes beside its own (
 @dataclass(frozen=True)
 class Operand:
     """A factor: the bytes of an element, whether it is copied as a block of its buffer or computed element by element,
-    and the widest piece, in bytes, that begins at a multiple of itself wherever a row of the block begins."""
+    and the widest piece, in bytes, that begins at a multiple of itself wherever a row of the block begins. `widened`
+    says that it is computed of elements of fewer bytes, such as the integers of a quantized weight."""
 
     bytes: int
     copied: bool
     piece: int
+    widened: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import unwidened
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names
-from compiler.ir.index import extent_range
+from compiler.ir.expr import Const, Expr, Load, Select, Var, loads, names, substitute
+from compiler.ir.index import extent_range, simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
@@ -123,7 +123,15 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 batch = tuple(f for f in c.rows if f.var not in tiled)
                 a, b = (factor(x, part, k, tensors, ranges) for x, part in ((left, m), (right, n)))
                 across = not any(f.var in even for f in rows)
-                yield MatmulAxes(c, m, n, k, batch, a, b, across, _result(c, m, n, tensors, ranges))
+                result = _result(c, m, n, tensors, ranges)
+                read = _read((left, right), tensors) if a.operand.widened or b.operand.widened else 0
+                yield MatmulAxes(c, m, n, k, batch, a, b, across, result, read=read)
+
+
+def _read(factors: Sequence[Expr], tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of all buffers that factors load."""
+    every = [tensors[name] for name in {x.buffer for f in factors for x in loads(f)}]
+    return sum(math.prod(int(n.value) for n in t.shape if isinstance(n, Const)) * t.dtype.bytes for t in every)
 
 
 def _choices(loops: Sequence[loop.For]) -> list[Sequence[loop.For]]:
@@ -151,11 +159,34 @@ def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges
         return size(last) if last and even else 0
 
     order = ("k", "own") if run(own) > run(k) else ("own", "k")
+
+    def together(count: int) -> bool:
+        """So many iterations, from a multiple of them on, load neighbours, or one and the same."""
+        last = (own if order[1] == "own" else k).loops[-1]
+        if count > 1 and size(last) % count:
+            return False
+        around, lane = Var(f"{last.var}_around"), Var(f"{last.var}_lane")
+        inside = {**ranges, around.name: (0, size(last) // count - 1), lane.name: (0, count - 1)}
+        steps = [
+            access.stride(
+                access.address(
+                    simplify(substitute(x.index, {Var(last.var): around * count + lane}), inside),
+                    tensors[x.buffer],
+                    inside,
+                ),
+                lane,
+            )
+            for x in found
+        ]
+        return count == 1 or (all(n in (0, 1) for n in steps) and 1 in steps)
+
     width = value.dtype.bytes
     if not isinstance(value, Load) or not _is_block(value, own, k, tensors, ranges):
         guarded = any(isinstance(n, Select) for n in value.walk())
-        side = 1 if guarded or not max(run(own), run(k)) else 16 // max(x.dtype.bytes for x in found)
-        return Factor(value, found[0].buffer, Operand(width, False, width), order, False, side)
+        most = 16 // max(width, *(x.dtype.bytes for x in found))
+        side = 1 if guarded else next(n for n in (most, *(2**p for p in (3, 2, 1, 0))) if n <= most and together(n))
+        widened = side > 1 and any(x.dtype.bytes < width for x in found)
+        return Factor(value, found[0].buffer, Operand(width, False, width, widened), order, False, side)
     t = tensors[value.buffer]
     terms, rest = linear(access.address(value.index, t, ranges))
     rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]

@@ -71,31 +71,35 @@ def best(t: Tiling) -> tuple[float, int, int]:
 def _all(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> Iterator[Tiling]:
     k = ROW // max(p.a.bytes, p.b.bytes)  # a row of a tile is as long as all banks of shared memory are wide
     for row in rows:
-        wide = row.threads > WARP
-        groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
-        for m, n, warps in [(m, row.n, 4 * g) for m, g in groups] if wide else _TILES:
-            grid = (warps // 4, 1) if wide else next(iter(grids(m, n, warps, row)), None)
-            if (
-                grid is None
-                or (m >= 2 * matmul.up(p.m, row.m) and m > row.m)
-                or (n >= 2 * matmul.up(p.n, 8) and n > 32)
-            ):
-                continue
-            if wide and ((m > row.m * warps // 4 and n < SHARED_COLUMNS) or (n % COLUMNS and n > COLUMNS)):
-                continue
-            stage = matmul.stage_bytes(p, row, m, n, k)
-            longest = min(DEEPEST_APART if wide else DEEPEST, max(2, -(-p.k // k)))
-            if matmul.registers(p, row, (m, n), grid) > matmul.available(warps * WARP, wide, p.terms > 1, target):
-                continue
-            for parts in _parts(p, k):
-                out = matmul.beside(p, row, (m, n), parts, target)
-                deepest = min(longest, (target.shared - RESERVED - out) // stage)
-                # A shallow pipeline may leave room for a second block.
-                least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else min(3 if wide else 2, longest)
-                for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
-                    takes, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
-                    if math.isfinite(takes):
-                        yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid)
+        yield from _of_depth(p, row, k, target)
+        if p.a.widened or p.b.widened:  # nothing is under way while it is widened: the more at once the better
+            for deep in (n for n in (2 * k, 4 * k) if p.k % n == 0):
+                yield from _of_depth(p, row, deep, target)
+
+
+def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[Tiling]:
+    """Tilings by an instruction in steps of so many along k."""
+    wide = row.threads > WARP
+    groups = _GROUPS if row.a_space == "shared" else _FROM_REGISTERS
+    for m, n, warps in [(m, row.n, 4 * g) for m, g in groups] if wide else _TILES:
+        grid = (warps // 4, 1) if wide else next(iter(grids(m, n, warps, row)), None)
+        if grid is None or (m >= 2 * matmul.up(p.m, row.m) and m > row.m) or (n >= 2 * matmul.up(p.n, 8) and n > 32):
+            continue
+        if wide and ((m > row.m * warps // 4 and n < SHARED_COLUMNS) or (n % COLUMNS and n > COLUMNS)):
+            continue
+        stage = matmul.stage_bytes(p, row, m, n, k)
+        longest = min(DEEPEST_APART if wide else DEEPEST, max(2, -(-p.k // k)))
+        if matmul.registers(p, row, (m, n), grid) > matmul.available(warps * WARP, wide, p.terms > 1, target):
+            continue
+        for parts in _parts(p, k):
+            out = matmul.beside(p, row, (m, n), parts, target)
+            deepest = min(longest, (target.shared - RESERVED - out) // stage)
+            # A shallow pipeline may leave room for a second block.
+            least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else min(3 if wide else 2, longest)
+            for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
+                takes, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
+                if math.isfinite(takes):
+                    yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid)
 
 
 def _parts(p: Matmul, k: int) -> Iterator[int]:
