@@ -1,0 +1,41 @@
+"""Wrong MLIR: the text in, the places where an operation may go wrong out; types stay, so that it still verifies."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+
+from compiler.checks.mutation.tree import Change
+
+# An operation, or a number in it, and what it becomes.
+_TOKENS: tuple[tuple[str, str | Callable[[re.Match[str]], str], str], ...] = (
+    (r'"arith\.add([fi])"', r'"arith.sub\1"', "sub instead of add"),
+    (r'"arith\.sub([fi])"', r'"arith.add\1"', "add instead of sub"),
+    (r'"arith\.mul([fi])"', r'"arith.add\1"', "add instead of mul"),
+    (r'"arith\.divf"', '"arith.mulf"', "mul instead of div"),
+    (r'"arith\.max(imumf|si|ui)"', r'"arith.min\1"', "min instead of max"),
+    (r'"arith\.min(imumf|si|ui)"', r'"arith.max\1"', "max instead of min"),
+    (r'"arith\.andi"', '"arith.ori"', "or instead of and"),
+    (r'"math\.exp"', '"math.exp2"', "exp2 instead of exp"),
+    (r'"math\.rsqrt"', '"math.sqrt"', "sqrt instead of rsqrt"),
+    (r"predicate = (\d) ", lambda m: f"predicate = {int(m[1]) ^ 1} ", "another comparison"),
+    (r"value = (\d+\.\d+)", lambda m: f"value = {float(m[1]) * 1.25 or 1.0!r}", "constant changed"),
+    (r"value = (\d+) :", lambda m: f"value = {int(m[1]) + 1} :", "constant changed"),
+)
+
+
+def changes(source: str) -> list[Change]:
+    return [
+        Change(_line(source, m.start()), ((how, functools.partial(_replaced, source, m, new)),))
+        for pattern, new, how in _TOKENS
+        for m in re.finditer(pattern, source)
+    ]
+
+
+def _line(source: str, at: int) -> str:
+    return source.split("\n")[source[:at].count("\n")].strip()[:70]
+
+
+def _replaced(source: str, m: re.Match[str], new: str | Callable[[re.Match[str]], str]) -> str:
+    return source[: m.start()] + (m.expand(new) if isinstance(new, str) else new(m)) + source[m.end() :]
