@@ -21,7 +21,7 @@ import torch
 
 import compiler
 from conformance import rows
-from conformance.judge import foreign, oracle, repro, sanitizer, subject
+from conformance.judge import foreign, oracle, repro, sanitizer, subject, systems
 from conformance.judge.oracle import Verdict
 from conformance.judge.sanitizer import Watch
 from conformance.judge.subject import Subject, Tensors, Truth
@@ -98,8 +98,9 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell =
     with threads(options.get("threads", 1)), torch.no_grad():
         try:
             made = subject.prepare(case, options["seed"])
-            if options.get("backend"):
-                return _foreign(made, options)
+            backend = options.get("backend") or (systems.OURS if case.entry == "compile" else "")
+            if backend:
+                return _foreign(made, {**options, "backend": backend})
             ladder = climb(made.program, compiler.target(options["target"]))
         except compiler.Unsupported as refusal:
             return Judged(verdict="unsupported", detail=str(refusal))

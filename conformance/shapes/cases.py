@@ -93,6 +93,7 @@ class Case:
     large: bool = False  # too large for interpreters and emulators, which would take hours
     dynamic: Dynamic | None = None
     mutates: tuple[str, ...] = ()  # the arguments that the program writes to
+    entry: str = "export"  # or "compile": judged by the results of torch.compile alone
     raises: str | None = None  # the class of the error that eager, and so every stage, is to raise
     grad: tuple[str, ...] = ()  # the arguments whose gradients are what is compared
     # Dims and params at which another backend is called as well, in the order of preference, with the arguments there.

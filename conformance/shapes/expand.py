@@ -334,7 +334,7 @@ def _build(spec: CaseSpec, choice: Choice, tier: str) -> Case:
         expr=spec.expr, args=args, dims=dims, params=params, consts=spec.consts, dtype=choice["dtype"],
         layout=choice["layout"], distribution=choice["inputs"], targets=targets, tier=tier, tolerance=spec.tolerance,
         xfail=_xfail(spec, choice), timeout=spec.timeout, module=spec.module, init=spec.init,
-        dynamic=_dynamic(spec, choice), mutates=spec.mutates, raises=spec.raises,
+        dynamic=_dynamic(spec, choice), mutates=spec.mutates, entry=spec.entry, raises=spec.raises,
     )  # fmt: skip
 
 

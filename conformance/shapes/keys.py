@@ -7,11 +7,11 @@ from conformance.shapes.toml_values import Place, closed_table
 DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance", "perf")
 BUDGETS = ("min_speedup_eager", "min_speedup_compile", "min_speedup", "min_roofline", "max_compile_s", "max_kernels")
 KEYS = {
-    "the file": ("format", "defaults", "distributions", "case", "compose"),
+    "the file": ("format", "defaults", "distributions", "case", "compose", "model"),
     "the defaults": DEFAULTS,
     "a case": (
         "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "mutates", "dims",
-        "where", "xfail", "dynamic", "raises", "grad", *DEFAULTS,
+        "where", "xfail", "dynamic", "raises", "grad", "entry", *DEFAULTS,
     ),
     "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
     "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from conformance.shapes import compose
+from conformance.shapes import compose, models
 from conformance.shapes.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, frozen, kind_of, token
 from conformance.shapes.distributions import OPTIONS
 from conformance.shapes.expressions import quoted
@@ -28,6 +28,7 @@ from conformance.shapes.toml_values import (
 )  # fmt: skip
 
 COMBINE = ("pairwise", "cross", "zip")
+ENTRIES = ("export", "compile")
 RAISES = ("IndexError", "RuntimeError", "ValueError")
 _NUMBER = (int, float)
 VALUES_LIMIT = 1_000  # of a dim or a param
@@ -44,11 +45,11 @@ def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> Shap
     timed = keyed(place.at("defaults", "perf"), defaults.pop("perf", {}), "a perf table")
     known = _distributions(place.at("distributions"), data.get("distributions", {}))
     entries = data.get("case", [])
-    tables = data.get("compose", [])
-    if not isinstance(entries, list) or not isinstance(tables, list) or not entries + tables:
+    tables, whole = data.get("compose", []), data.get("model", [])
+    if not all(isinstance(x, list) for x in (entries, tables, whole)) or not entries + tables + whole:
         place.at("case").fail("there is no [[case]]; add one")
     cases: dict[str, CaseSpec] = {}
-    for here, entry in (*_entries(place, entries), *_composed(place, tables, defaults, tier)):
+    for here, entry in (*_entries(place, entries), *_composed(place, tables, defaults, tier), *_models(place, whole)):
         own = {**defaults, **entry}
         if isinstance(own.get("perf"), dict):
             own["perf"] = {**timed, **own["perf"]}
@@ -73,6 +74,14 @@ def _composed(
     for index, table in enumerate(tables):
         here = place.at("compose", index)
         for case in compose.cases(here, table, defaults, tier):
+            yield here, case
+
+
+def _models(place: Place, tables: list[Any]) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """The cases of models; what is wrong with one of them is said at its table."""
+    for index, table in enumerate(tables):
+        here = place.at("model", index)
+        for case in models.cases(here, table):
             yield here, case
 
 
@@ -118,12 +127,15 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         dynamic=_dynamic(here.at("dynamic"), data.get("dynamic", {}), dims),
         timeout=optional_number(here.at("timeout"), data.get("timeout")),
         mutates=strings(here.at("mutates"), data.get("mutates", []), "names of args"),
+        entry=word(here, data, "entry", ENTRIES) or "export",
         raises=word(here, data, "raises", RAISES), grad=_grad(here.at("grad"), data.get("grad", False), args),
     )  # fmt: skip
     if spec.raises and (spec.dynamic or "perf" in data):
         here.at("raises").fail("a case that raises is neither dynamic nor timed; put these into a case of their own")
     if spec.grad and (spec.raises or spec.dynamic or spec.mutates):
         here.at("grad").fail("gradients are not of a case that raises, is dynamic or writes to its arguments")
+    if spec.raises and spec.entry == "compile":
+        here.at("raises").fail("what a case raises is checked at each stage; leave `entry` out")
     if spec.dynamic and "perf" in data:
         here.at("perf").fail("a dynamic case is not timed; put `perf` into a case of its own")
     spec = replace(spec, perf=_perf(here.at("perf"), data["perf"], spec, known) if "perf" in data else None)

@@ -102,6 +102,7 @@ class CaseSpec:
     perf: PerfSpec | None
     timeout: float | None
     mutates: tuple[str, ...] = ()
+    entry: str = "export"
     raises: str | None = None
     grad: tuple[str, ...] = ()
 

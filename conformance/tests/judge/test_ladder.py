@@ -38,6 +38,12 @@ def check(made: Case, **options: Any) -> Judged:
     return ladder.check(to_json(made), given | options)
 
 
+def test_a_case_may_be_judged_through_torch_compile_alone() -> None:
+    row = check(case("torch.cumsum(x, 0) + x.amax(1, True)", entry="compile"))
+    assert row.verdict == "pass", (SEED, row)
+    assert [stage.stage for stage in row.stages] == ["cpp"]
+
+
 def verdicts(row: Judged) -> dict[str, str]:
     return {stage.stage: stage.verdict for stage in row.stages}
 

@@ -1,0 +1,84 @@
+"""A `[[model]]` table in; a case for each phase of the model out, as tables like `[[case]]`.
+
+Prefill takes tokens. Decode takes one token, its place, and for each layer the keys and values before it, which it
+writes to: what it leaves in them is compared as the logits are.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from conformance.shapes.toml_values import Place, closed_table, strings, text
+
+KEYS = ("name", "config", "layers", "phases", "sizes", "dtypes", "targets", "tier", "perf", "timeout", "tolerance")
+PHASES = ("prefill", "decode")
+SIZES = {"B": 1, "S": 7, "L": 9}  # unless said: sequences, tokens that are given, places in a cache
+MODULE = "conformance.shapes.language:Model"
+_KEPT = ("dtypes", "targets", "tier", "timeout", "tolerance")
+
+
+def cases(place: Place, table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """A table for each phase; none where the package transformers is not installed."""
+    given = closed_table(place, table, "a model table", KEYS)
+    name = text(place.at("name"), given.get("name"), "every model needs a `name`")
+    here = replace(place, case=name)
+    phases = strings(here.at("phases"), given.get("phases", list(PHASES)), "phases of a model", some=True)
+    for phase in phases:
+        if phase not in PHASES:
+            here.at("phases").fail(f"{phase!r} is no phase of a model; there are {' and '.join(PHASES)}")
+    config, layers = given.get("config"), given.get("layers", 0)
+    if not config or not isinstance(config, str | dict):
+        here.at("config").fail("`config` is a table with `model_type`, a folder with config.json, or a name on the hub")
+    if not isinstance(layers, int) or isinstance(layers, bool) or layers < 0:
+        here.at("layers").fail("`layers` is a number of layers, 0 for all")
+    closed_table(here.at("sizes"), given.get("sizes", {}), "the sizes of a model", tuple(SIZES))
+    if importlib.util.find_spec("transformers") is None:
+        return
+    source = config if isinstance(config, str) else json.dumps(config)
+    try:
+        known = _known(source, layers)
+    except Exception as problem:  # whatever the library raises for a configuration
+        here.at("config").fail(f"transformers cannot make a model of it: {' '.join(str(problem).split())[:300]}")
+    for phase in phases:
+        yield {
+            **{key: given[key] for key in _KEPT if key in given},
+            **({"perf": given["perf"]} if phase == "prefill" and "perf" in given else {}),
+            "name": f"{name}.{phase}", "op": "model", "entry": "compile", "module": MODULE,
+            "init": {"config": source, "layers": layers},
+            **(_prefill(known, given) if phase == "prefill" else _decode(known, given)),
+        }  # fmt: skip
+
+
+def _known(source: str, layers: int) -> Any:
+    from conformance.shapes import language  # noqa: PLC0415  # imports torch
+
+    return language.made(source, layers)
+
+
+def _prefill(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    return {"expr": "module(tokens)", "args": {"tokens": _tokens(config, "S")}, "dims": _sizes(given, "B", "S")}
+
+
+def _decode(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A cache of `L` places, of which the token may have any; what lies behind it is not seen."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    caches = [f"{kind}{n}" for n in range(config.num_hidden_layers) for kind in ("keys", "values")]
+    place = {"shape": [1], "dtype": "i64", "inputs": {"kind": "index", "below": "L"}}
+    held = {name: {"shape": ["B", heads, "L", size]} for name in caches}
+    return {
+        "expr": f"module(token, at, {', '.join(caches)})", "mutates": caches,
+        "args": {"token": _tokens(config, 1), "at": place, **held}, "dims": _sizes(given, "B", "L"),
+    }  # fmt: skip
+
+
+def _tokens(config: Any, count: str | int) -> dict[str, Any]:
+    return {"shape": ["B", count], "dtype": "i64", "inputs": {"kind": "index", "below": config.vocab_size}}
+
+
+def _sizes(given: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: {**SIZES, **given.get("sizes", {})}[name] for name in names}
