@@ -94,8 +94,8 @@ def explain_unknown(name: str) -> str | None:
     if name in known:
         return None
     near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"there is no system {name!r}{hint}; known are {', '.join(dict.fromkeys(known))}"
+    known_are = f"did you mean {near[0]!r}? Known are" if near else "known are"
+    return f"there is no system {name!r}; {known_are} {', '.join(dict.fromkeys(known))}"
 
 
 @contextmanager
