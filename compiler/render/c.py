@@ -106,6 +106,7 @@ class Writer:
     ranges: Mapping[str, Range] = field(default_factory=dict)  # of integer variables
     narrow: frozenset[str] = frozenset()  # integer variables that 32 bits hold
     written: frozenset[str] = frozenset()  # parameters that the function writes
+    by_lane: frozenset[str] = frozenset()  # vectors of which each lane is used by itself, as it was loaded
 
     def call(self, function: str, *args: str, template: Iterable[int | str] = ()) -> Code:
         """A call, recorded."""

@@ -26,6 +26,7 @@ from compiler.render.cpp_expression import (
     mask_bits,
     memory,
     spelled_out,
+    used_by_lane,
 )
 
 ENTRY = "mlc_entry"
@@ -38,7 +39,7 @@ HEADERS = {
     "parallel.h": "parallel",
     "vector.h": "vec broadcast iota where isnan signbit max min sqrt fma "
     "reduce_add reduce_mul reduce_max reduce_min reduce_and reduce_or any all",
-    "require.h": "require require_below require_nonzero tell_failures",
+    "require.h": "require require_below require_each_below require_nonzero tell_failures",
     "indices.h": "floordiv_by mod_by",
     "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 convert from_raw to_raw from_bf16 to_bf16 from_f16 to_f16 from_mask to_mask resize_mask",
@@ -112,7 +113,7 @@ def _function(
         raise ValueError(f"function {f.name} has a launch grid, which a CPU has not")
     names = c.spelled([*c.bound(f), *(s.name for s in program.sizes)], RESERVED)
     w = Writer(LANGUAGE, name, names, {p.name: p.dtype for p in f.params}, c.assigned(f))
-    w.called, w.types, w.functions = called, types, taken
+    w.called, w.types, w.functions, w.by_lane = called, types, taken, used_by_lane(f.body)
     for p in f.params:
         _type(w, p.dtype)
     own = [s for s in f.body if not (isinstance(s, k.For) and _spread(s))]

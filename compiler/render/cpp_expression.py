@@ -87,7 +87,8 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
         case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))), value)) if (
             a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0 and _alike(n)
         ):
-            return w.call("mlc_require_below", FAILURES, w.of(value), w.of(n))
+            by_lane = isinstance(value, Var) and value.name in w.by_lane
+            return w.call(f"mlc_require{'_each' * by_lane}_below", FAILURES, w.of(value), w.of(n))
         case Op("require", (Op("ne", (a, zero)), value)) if (
             a is value and e.dtype.kind == "int" and _known(zero, -1) == 0
         ):
@@ -152,8 +153,34 @@ def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
         start, step = line
         at = w.pointer(e.buffer, start) + (".bits" if half else "")
         return w.call("mlc_load_strided", at, w.plain(step), template=(lane, dtype.lanes))
-    base = f"(const unsigned short*){w.names[e.buffer]}" if half else w.names[e.buffer]
-    return w.call("mlc_gather", base, w.of(e.index), template=(lane,))
+    common, rest = _apart(e.index)
+    if common is not None:
+        base = w.pointer(e.buffer, common) + (".bits" if half else "")
+    else:
+        base = f"(const unsigned short*){w.names[e.buffer]}" if half else w.names[e.buffer]
+    return w.call("mlc_gather", base, w.of(rest), template=(lane,))
+
+
+def _apart(e: Expr) -> tuple[Expr | None, Expr]:
+    """What is added to a vector in every lane, and the vector."""
+    match e:
+        case Op("add", (k.Broadcast(more), rest)) | Op("add", (rest, k.Broadcast(more))):
+            common, rest = _apart(rest)
+            return (more if common is None else common + more), rest
+    return None, e
+
+
+def used_by_lane(body: tuple[k.Stmt, ...]) -> frozenset[str]:
+    """Vectors that are loaded, and indices of gathers once they are found in range: each lane is used by itself."""
+    nodes = [n for s in body for n in s.walk()]
+    vectors = (n for n in nodes if isinstance(n, k.Declare) and n.value.dtype.lanes > 1)
+    made: dict[Expr, Expr] = {Var(n.name, n.value.dtype): n.value for n in vectors}
+    found = set()
+    for index in {_apart(n.index)[1] for n in nodes if isinstance(n, k.Gather)}:
+        match made.get(index):
+            case Op("require", (_, Var(name) as value)) if isinstance(made.get(value), Load):
+                found.add(name)
+    return frozenset(found)
 
 
 def _line(e: Expr) -> tuple[Expr, Expr] | None:

@@ -80,6 +80,19 @@ MLC_INLINE V mlc_require_below(mlc_failures& all, V x, V n) {
   if (__builtin_expect(mlc_any_outside(x, n), 0)) return all.one = 1, V{};
   return x;
 }
+// The same of what has just been loaded and is used lane by lane: g++ loads each lane by itself then.
+template <typename V>
+MLC_INLINE V mlc_require_each_below(mlc_failures& all, V x, V n) {
+  if constexpr (mlc_is_scalar<V>)
+    return mlc_require_below(all, x, n);
+  else {
+    typedef mlc_unsigned<mlc_lane<V>> U;
+    bool outside = false;
+    for (int i = 0; i < mlc_lanes<V>; i++) outside |= (U)x[i] >= (U)n[i];
+    if (__builtin_expect(outside, 0)) return all.one = 1, V{};
+    return x;
+  }
+}
 // x, which must not be 0 and may be used as it is.
 template <typename V>
 MLC_INLINE V mlc_require_nonzero(mlc_failures& all, V x) {

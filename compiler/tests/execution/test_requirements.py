@@ -150,7 +150,13 @@ def test_compiled_code_raises_and_writes_nothing_elsewhere(target: str, seed: in
     if compiler.execution.named.missing(machine):
         pytest.skip("not a machine for that")
     x, i = torch.randn(7), torch.randint(0, 7, (37,))
-    for expression in ("x[i].sum()", "x.scatter_add(0, i, i.float())", "i // (i + 1)", "F.one_hot(i, 7)"):
+    for expression in (
+        "x[i].sum()",
+        "x.gather(0, i)",
+        "x.scatter_add(0, i, i.float())",
+        "i // (i + 1)",
+        "F.one_hot(i, 7)",
+    ):
         function = _function(expression, "x, i")
         fast = compiler.compile(function, [x, i], target=machine)
         torch.testing.assert_close(fast(x, i), function(x, i), msg=f"{expression}, seed {seed}")

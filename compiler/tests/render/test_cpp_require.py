@@ -31,6 +31,7 @@ extern "C" void NAME_WIDTH(const TYPE* x, TYPE* y, int* failed, long count, long
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CALLS = {
     "below": "mlc_require_below(failures, v, mlc_broadcast<TYPE, N>(limit))",
+    "each_below": "mlc_require_each_below(failures, v, mlc_broadcast<TYPE, N>(limit))",
     "nonzero": "mlc_require_nonzero(failures, v)",
 }
 
@@ -50,7 +51,7 @@ def test_what_is_required_of_integers(dtype: str, machine: str, tmp_path: Path) 
         tame = rng.integers(0, max(limit, 1), 4096, NUMPY[dtype])
         x = np.where(rng.random(4096) < 0.02, np.resize(wild, 4096), tame).astype(NUMPY[dtype])
         for name in CALLS:
-            fine = (x >= 0) & (x < limit) if name == "below" else x != 0
+            fine = (x >= 0) & (x < limit) if name != "nonzero" else x != 0
             for width in WIDTHS:
                 y, failed = np.empty_like(x), np.full(x.size // width, 7, np.int32)
                 call(library[f"{name}_{width}"], x, y, failed, x.size, limit)
