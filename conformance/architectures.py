@@ -41,16 +41,15 @@ xlm-roberta yolos
 TYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 VERDICTS = ("whole", "parts", "wrong", "error", "eager")
 SECONDS = 240  # for one
-LARGEST = 5e7  # weights
+LARGEST = 1e8  # weights
 # Settings by the names that configurations have for them.
 SMALL: dict[int, str] = {
-    64: "max_position_embeddings n_positions n_ctx seq_length max_sequence_length max_source_positions image_size",
-    40: "hidden_size n_embd d_model dim embed_dim embedding_size hidden_dim n_inner_dim decoder_hidden_size",
+    64: "max_position_embeddings n_positions n_ctx seq_length max_sequence_length max_source_positions image_size "
+        "hidden_size n_embd d_model dim embed_dim embedding_size n_inner_dim decoder_hidden_size",
     48: "intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff n_inner moe_intermediate_size "
         "shared_expert_intermediate_size decoder_intermediate_size",
     99: "vocab_size",
-    16: "patch_size kv_lora_rank q_lora_rank",
-    10: "d_kv attention_head_size kv_channels",
+    16: "patch_size kv_lora_rank q_lora_rank d_kv attention_head_size kv_channels",
     8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim rotary_dim",
     4: "num_attention_heads n_heads n_head num_heads encoder_attention_heads decoder_attention_heads num_experts "
        "num_local_experts n_routed_experts decoder_num_attention_heads",
