@@ -106,6 +106,12 @@ def opinfo(name, dtype, options, tell):
 def opinfo_entries():
     return [["add", "f32"], ["add", "f32.grad"]]
 
+def onnx(name, dtype, options, tell):
+    return opinfo(name, dtype, options, tell)
+
+def onnx_entries():
+    return opinfo_entries()
+
 def selftest(options):
     return {"rows": [{"target": "cpu", "case": "fine", "stage": stage, "mutation": "flip", "how": "",
                       "caught": stage != "loop"} for stage in STAGES]}
