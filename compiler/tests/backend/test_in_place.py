@@ -148,6 +148,11 @@ def cut(*shape: int) -> Tensor:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
 def test_what_is_written_in_place_is_what_eager_writes(function: Callable[..., Any], target: str) -> None:
+    with torch.device("cuda" if target != "cpu" and torch.cuda.is_available() else "cpu"):
+        _agree(function, target)
+
+
+def _agree(function: Callable[..., Any], target: str) -> None:
     ours = torch.compile(function, backend="mlcomp", options={"fallback": "error", "target": target}, dynamic=False)
     first = FUNCTIONS.index(function)  # each with two of the layouts
     caches = [(dense, swapped, cut)[(first + n) % 3](1, 2, 8, 4) for n in range(2)]
@@ -163,7 +168,7 @@ def test_what_is_written_in_place_is_what_eager_writes(function: Callable[..., A
 
 
 def _memory(x: Tensor) -> Tensor:
-    return torch.empty(0).set_(x.untyped_storage())
+    return torch.empty(0, device=x.device).set_(x.untyped_storage())
 
 
 def _copied(x: Tensor) -> Tensor:
