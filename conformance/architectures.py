@@ -49,8 +49,8 @@ SMALL: dict[int, str] = {
     48: "intermediate_size ffn_dim encoder_ffn_dim decoder_ffn_dim d_ff n_inner moe_intermediate_size "
         "shared_expert_intermediate_size decoder_intermediate_size",
     99: "vocab_size",
-    16: "patch_size kv_lora_rank q_lora_rank d_kv attention_head_size kv_channels",
-    8: "head_dim qk_rope_head_dim qk_nope_head_dim v_head_dim rotary_dim",
+    16: "patch_size kv_lora_rank q_lora_rank d_kv attention_head_size kv_channels head_dim",
+    8: "qk_rope_head_dim qk_nope_head_dim v_head_dim rotary_dim",
     4: "num_attention_heads n_heads n_head num_heads encoder_attention_heads decoder_attention_heads num_experts "
        "num_local_experts n_routed_experts decoder_num_attention_heads",
     2: "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers "
