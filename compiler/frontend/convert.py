@@ -150,11 +150,13 @@ class _Reader:
         self.refuse_effects(op, node)
         value = node.meta.get("val")
         if isinstance(value, tuple | list):
-            parts = {n.args[1]: n for n in node.users if n.target is operator.getitem and n.users}
+            taken = [n for n in node.users if n.target is operator.getitem and n.users]
+            parts = {n.args[1]: n for n in reversed(taken)}
             names = tuple(
                 self.bind(parts.get(i, node), parts[i].name if i in parts else f"{node.name}_{i}")
                 for i in range(len(value))
             )
+            self.names |= {n: self.names[parts[n.args[1]]] for n in taken}  # a part may be taken more than once
             kinds = tuple(self.kind(v, node) if i in parts else None for i, v in enumerate(value))
         else:
             names, kinds = (self.bind(node, node.name),), (self.kind(value, node),)

@@ -1,5 +1,6 @@
 """Capture: names, weights, structure and refusals; and Torch IR run by eager kernels, as it is and in f64."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -236,3 +237,19 @@ def test_a_graph_of_aot_autograd_is_read() -> None:
         ours, theirs = torch.compile(f, backend=backend)(x), f(x)
     assert ours[2] is None
     torch.testing.assert_close(ours[:2], theirs[:2])
+
+
+def test_a_part_may_be_taken_more_than_once() -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    whole = graph.call_function(torch.ops.aten.split.Tensor, (x, 2, -1))
+    one, same = (graph.call_function(operator.getitem, (whole, 1)) for _ in range(2))
+    product = graph.call_function(torch.ops.aten.mul.Tensor, (one, same))
+    graph.output((product,))
+    given = torch.randn(3, 4)
+    parts = torch.split(given, 2, -1)
+    for node, value in ((x, given), (whole, parts), (one, parts[1]), (same, parts[1]), (product, parts[1] ** 2)):
+        node.meta["val"] = value
+    captured = frontend.from_graph(torch.fx.GraphModule({}, graph))
+    (found,) = frontend.execute(captured.program, [given])
+    assert torch.equal(found, parts[1] * parts[1])
