@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from compiler.checks.inspection import inspect
     from compiler.checks.instructions.checks import NotRun, instruction_checks
     from compiler.checks.mutation import mutants
+    from compiler.execution.buffers import memory_schedule
     from compiler.execution.dumps import load
     from compiler.execution.executable import (
         Executable,
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from compiler.targets.target import Target
 
 _HOME = {
+    "compiler.execution.buffers": ("memory_schedule",),
     "compiler.execution.dumps": ("load",),
     "compiler.execution.executable": (
         "Executable", "accuracy", "compile", "eager_equations", "execute", "execute_guarded", "headers",
@@ -154,6 +156,7 @@ __all__ = [
     "load",
     "locked_folder",
     "lower",
+    "memory_schedule",
     "moments",
     "mutants",
     "on_gpu",

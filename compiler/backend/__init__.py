@@ -38,6 +38,7 @@ from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupport
 from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import command
 from compiler.passes import quantize
+from compiler.pipeline import Lowering
 from compiler.runtime import detect, store
 from compiler.targets.target import Target
 
@@ -74,13 +75,22 @@ class _Refused(CompilerError):
     """Arguments that a program does not take."""
 
 
-@dataclass
-class Report:
-    """What became of a graph: how many calls it has, the calls and the kernels of each region of it that is compiled,
-    and how many calls run in eager for each reason."""
+@dataclass(frozen=True)
+class Compiled:
+    """A region of a graph that became a program: its calls, its kernels, and what runs them."""
 
     calls: int
-    regions: list[tuple[int, tuple[str, ...]]] = field(default_factory=list)
+    kernels: tuple[str, ...]
+    code: Lowering
+
+
+@dataclass
+class Report:
+    """What became of a graph: how many calls it has, the regions of it that are compiled, and how many calls run in
+    eager for each reason."""
+
+    calls: int
+    regions: list[Compiled] = field(default_factory=list)
     eager: Counter[str] = field(default_factory=Counter)
     attempts: int = _ATTEMPTS
 
@@ -244,7 +254,7 @@ def _in_eager(graph: GraphModule, problem: Exception, options: Options) -> Boxed
 
 def _warn_of_eager(report: Report) -> None:
     if report.eager:
-        count = report.calls - sum(n for n, _ in report.regions)
+        count = report.calls - sum(r.calls for r in report.regions)
         reasons = "; ".join(f"{why} ({n} calls)" if n > 1 else why for why, n in report.eager.items())
         warnings.warn(
             f"mlcomp runs {count} of {report.calls} calls of a graph in eager: {reasons}", FallbackWarning, stacklevel=2
@@ -329,7 +339,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     captured, taken = quantization.quantized(frontend.from_graph(wanted, into=into), wanted, options.quantize)
     # What torch has assumed of sizes Dynamo checks before each call.
     made = _built(replace(captured, guards=()), target, options.check_indices, options.tuned)
-    report.regions.append((len(regions.calls(graph)), made.names))
+    report.regions.append(Compiled(len(regions.calls(graph)), made.names, made.code))
     launch = made.launch
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
     every = len(tensors) == len(placeholders)

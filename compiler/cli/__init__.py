@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from importlib import metadata
 
-from compiler.cli import cache, check, explain, model, passes, run, show, suite, targets, tune
+from compiler.cli import cache, check, explain, passes, run, show, suite, targets, tune
 from compiler.cli.sources import Senseless
 from compiler.errors import CompilerError
 from compiler.runtime import detect
@@ -102,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     run.options(ran)
     ran.set_defaults(run=run.run)
     explained = commands.add_parser("explain", help="what torch.compile makes of it: regions, kernels, what is eager")
-    model.options(explained)
+    explain.options(explained)
     explained.set_defaults(run=explain.explain)
     checked = commands.add_parser("check", help="run an edited CUDA text under the emulator's checks")
     check.options(checked)

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from compiler.cli import model
 from compiler.cli.sources import expression_text, loading
+
+if TYPE_CHECKING:
+    from compiler.pipeline import Lowering
+
+
+def options(command: argparse.ArgumentParser) -> None:
+    model.options(command)
+    command.add_argument("-v", dest="verbose", action="store_true", help="where each temporary lies, and when")
 
 
 def explain(options: argparse.Namespace) -> int:
@@ -20,10 +29,30 @@ def explain(options: argparse.Namespace) -> int:
         function, inputs = expression.program(expression_text(options), options.seed)
     chosen: dict[str, Any] = {} if options.target is None else {"target": options.target}
     for number, report in enumerate(backend.explain(function, inputs, chosen)):
-        left = report.calls - sum(calls for calls, _ in report.regions)
+        left = report.calls - sum(region.calls for region in report.regions)
         print(f"graph {number}: {report.calls} calls, {left} in eager")
-        for place, (calls, kernels) in enumerate(report.regions):
-            print(f"  region {place}: {calls} calls, {', '.join(kernels)}")
+        for place, region in enumerate(report.regions):
+            print(f"  region {place}: {region.calls} calls, {', '.join(region.kernels)}")
+            for line in temporaries(region.code, options.verbose):
+                print(f"    {line}")
         for reason, count in report.eager.items():
             print(f"  eager: {reason} ({count} call{'s' if count > 1 else ''})")
     return 0
+
+
+def temporaries(code: Lowering, verbose: bool) -> Iterator[str]:
+    """What the temporaries of a program take, next to the most that are alive at one kernel."""
+    from compiler.execution import buffers  # noqa: PLC0415
+
+    if next(iter(code.stages.values())).sizes:
+        yield "temporaries: their sizes are known when it is called"
+        return
+    planned = buffers.memory_schedule(code, {})
+    if not planned.names:
+        yield "no temporaries"
+        return
+    ratio = planned.arena.size / planned.least if planned.least else 1.0
+    yield f"temporaries: {planned.arena.size} bytes, {planned.least} alive at once: {ratio:.2f}x"
+    if verbose:
+        for name, t, offset in zip(planned.names, planned.lifetimes, planned.arena.offsets, strict=True):
+            yield f"  {name}: {t.size} bytes at {offset}, kernels {t.first} to {t.last}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from compiler.ir import aten, kernel
@@ -15,6 +16,23 @@ from compiler.pipeline import Lowering
 from compiler.runtime import launcher, memory
 
 Sizes = Mapping[Size, int]
+NO_ARENA = memory.Arena((), 0)
+
+
+@dataclass(frozen=True)
+class MemorySchedule:
+    """The temporaries of a program: which kernels each lives through, by number, and where in the arena it lies then.
+
+    `least` is the most bytes that are alive at one kernel, in whole cache lines: no arena of these kernels is smaller.
+    """
+
+    names: tuple[str, ...] = ()
+    lifetimes: tuple[memory.Lifetime, ...] = ()
+    arena: memory.Arena = NO_ARENA
+
+    @property
+    def least(self) -> int:
+        return memory.least(self.lifetimes)
 
 
 class Shaped(Protocol):
@@ -65,15 +83,25 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
     )
     if not isinstance(program, kernel.Program):
         return launcher.Plan(inputs, outputs, sizes=tuple(sizes[s] for s in program.sizes))
+    arena = memory_schedule(lowering, sizes).arena
+    given = tuple(sizes[s] for s in program.sizes)
+    return launcher.Plan(inputs, outputs, arena.offsets, arena.size, given, len(program.zeros))
+
+
+def memory_schedule(lowering: Lowering, sizes: Sizes) -> MemorySchedule:
+    """When the temporaries of Kernel IR live, and where; those that hold zeros between calls always live."""
+    program: kernel.Program | None = lowering.stages.get("kernel")
+    if program is None:
+        return MemorySchedule()
     uses: dict[str, list[int]] = {}
     for n, f in enumerate(program.functions):
         for p in f.params:
             uses.setdefault(p.name, []).append(n)
+    uses |= {name: [0, len(program.functions) - 1] for name in program.zeros}
     lifetimes = [_lifetime(t, uses.get(t.name, [0]), sizes) for t in program.temps]
     shared = len(lifetimes) - len(program.zeros)
     arena = memory.behind(memory.plan(lifetimes[:shared]), [t.size for t in lifetimes[shared:]])
-    given = tuple(sizes[s] for s in program.sizes)
-    return launcher.Plan(inputs, outputs, tuple(arena.offsets), arena.size, given, len(program.zeros))
+    return MemorySchedule(tuple(t.name for t in program.temps), tuple(lifetimes), arena)
 
 
 def temporaries(lowering: Lowering, sizes: Sizes) -> list[launcher.Buffer]:

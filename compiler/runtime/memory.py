@@ -1,7 +1,8 @@
 """Where temporaries lie: sizes and lifetimes in; one offset each in one arena out; no two alive at once overlap."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ ALIGNMENT = 64
 
 
 def plan(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Arena:
-    """Offsets by best fit, largest buffer first: near the peak of live bytes in practice, and never above the sum.
+    """Offsets by best fit, largest buffer first; where that takes more than is ever alive, the best of a few orders.
 
     >>> plan([Lifetime(64, 0, 1), Lifetime(64, 1, 2), Lifetime(64, 2, 3)])
     Arena(offsets=(0, 64, 0), size=128)
@@ -35,13 +36,54 @@ def plan(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Arena:
         if temporary.size < 0 or temporary.first > temporary.last:
             raise ValueError(f"not a lifetime: {temporary}; size must be >= 0 and first <= last")
     sizes = [_round_up(temporary.size, alignment) for temporary in temporaries]
+    bound, best = least(temporaries, alignment), Arena((), sum(sizes) + 1)
+    for order in _orders(temporaries, sizes):
+        made = _placed(temporaries, sizes, order)
+        best = min(best, made, key=lambda arena: arena.size)
+        if best.size == bound:
+            break
+    return best
+
+
+def _orders(temporaries: Sequence[Lifetime], sizes: Sequence[int]) -> Iterator[list[int]]:
+    """Orders to place buffers in: by size; by size and length of life; by length; what is alive at the peak first."""
+    every = range(len(sizes))
+    lives = [t.last - t.first + 1 for t in temporaries]
+    alive = _alive(temporaries, sizes)
+    peak = alive.index(max(alive))
+    later = [not t.first <= peak <= t.last for t in temporaries]
+    yield sorted(every, key=lambda i: (-sizes[i], temporaries[i].first, i))
+    yield sorted(every, key=lambda i: (-sizes[i] * lives[i], i))
+    yield sorted(every, key=lambda i: (-lives[i], -sizes[i], i))
+    yield sorted(every, key=lambda i: (later[i], -lives[i], -sizes[i], i))
+
+
+def _placed(temporaries: Sequence[Lifetime], sizes: Sequence[int], order: Sequence[int]) -> Arena:
     offsets = [0] * len(sizes)
     placed: list[int] = []
-    for new in sorted(range(len(sizes)), key=lambda i: (-sizes[i], temporaries[i].first, i)):
+    for new in order:
         rivals = [i for i in placed if _overlap(temporaries[i], temporaries[new])]
         offsets[new] = _best_gap(sorted((offsets[i], offsets[i] + sizes[i]) for i in rivals), sizes[new])
         placed.append(new)
     return Arena(tuple(offsets), max((offset + size for offset, size in zip(offsets, sizes, strict=True)), default=0))
+
+
+def least(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
+    """The most bytes alive at one step, in whole units of the alignment: no arena is smaller.
+
+    >>> least([Lifetime(64, 0, 1), Lifetime(4, 1, 2), Lifetime(64, 2, 3)])
+    128
+    """
+    return max(_alive(temporaries, [_round_up(t.size, alignment) for t in temporaries]))
+
+
+def _alive(temporaries: Sequence[Lifetime], sizes: Sequence[int]) -> list[int]:
+    """The bytes alive at each step."""
+    changes = [0] * (max((t.last for t in temporaries), default=0) + 2)
+    for t, size in zip(temporaries, sizes, strict=True):
+        changes[t.first] += size
+        changes[t.last + 1] -= size
+    return list(accumulate(changes))
 
 
 def behind(arena: Arena, sizes: Sequence[int], alignment: int = ALIGNMENT) -> Arena:

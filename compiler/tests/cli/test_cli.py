@@ -18,6 +18,7 @@ import torch
 
 import compiler
 from compiler import cli, pipeline
+from compiler.cli import explain
 from compiler.execution import executable, expression, named
 from compiler.ir.stages import IRS
 from compiler.runtime import build, detect, store
@@ -141,9 +142,18 @@ def test_explain_names_regions_kernels_and_what_is_eager(capsys: pytest.CaptureF
     assert capsys.readouterr().out.splitlines() == [
         "graph 0: 5 calls, 1 in eager",
         "  region 0: 2 calls, exp_add_3x4_f32",
+        "    no temporaries",
         "  region 1: 2 calls, sin_mul_3x4_f32",
+        "    no temporaries",
         "  eager: unsupported: aten.special_bessel_j0.default(f32[3, 4]): no lowering for this op (1 call)",
     ]
+
+
+def test_of_sizes_that_vary_explain_says_that_they_do() -> None:
+    rows = torch.export.Dim("rows", min=2, max=99)
+    captured = compiler.capture(lambda x: x.sort(0)[0].cumsum(0), [torch.randn(5, 4)], dynamic_shapes=[{0: rows}])
+    said = list(explain.temporaries(compiler.lower(captured.program, compiler.target("cpu")), verbose=True))
+    assert said == ["temporaries: their sizes are known when it is called"]
 
 
 def test_run_compares_and_races(capsys: pytest.CaptureFixture[str]) -> None:
