@@ -3,27 +3,23 @@
 By counting, the place of an element is the number of those that come before it: m² comparisons for a run of m, but
 one flat sum. In a merge, each place of the result finds by bisection how many of the elements before it are of the
 first of two runs: about log2 m comparisons. Where only the first k places are asked for, runs keep no more than k; and
-where these are few, each is found by two reductions of the row.
+where these are few, they are found without sorting.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from compiler.ir import dtype as dt
-from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, identity, op, product, variables
+from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op, product, variables
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, set_dim, without
+from compiler.passes.torch_to_tensor.first import LAUNCH, Before, before, cheapest, chosen, grouped
 from compiler.passes.torch_to_tensor.positions import clamped, is_empty, one_dim, zeros
 
 # What sorting costs, in comparisons of a sum that counts. A step of a bisection takes ten of them on a CPU, which
-# counts in vectors, and two or three on a GPU; what starts a merge takes a GPU as long as some 200,000, a CPU no time.
+# counts in vectors, and two or three on a GPU.
 STEP = 3
-LAUNCH = 200_000
 MOST_CHOSEN = 8  # elements that are found one after the other
-
-Before = Callable[[Expr, Expr], Expr]
 
 
 def sort(b: Builder, self: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
@@ -53,12 +49,12 @@ def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) 
     if not self.rank:
         return self, zeros(b, shape, nowhere)
     d = one_dim(b, along, self.rank)
-
-    def strictly(x: Expr, y: Expr) -> Expr:
-        return _less(y, x) if descending else _less(x, y)
-
-    if isinstance(shape[d], Const) and isinstance(self.shape[d], Const) and 0 < _number(shape[d]) <= MOST_CHOSEN:
-        return _chosen(b, self, d, shape, descending)
+    strictly = before(descending)
+    if isinstance(shape[d], Const) and isinstance(self.shape[d], Const):
+        if 0 < _number(shape[d]) <= MOST_CHOSEN:
+            return chosen(b, self, d, shape, descending)
+        if _groups_are_cheaper(self.shape, d, shape[d]):
+            return grouped(b, self, d, shape, _elements(self.shape, d), descending)
     runs = _counted(b, self, d, run_length(self.shape, d, shape[d]), shape[d], strictly)
     while runs.number > 1:
         runs = _merged(b, runs, shape[d], strictly)
@@ -70,92 +66,28 @@ def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) 
     return values, b.map(shape, lambda i: cast(runs.indices.at(at(i)), dt.i64), "index")
 
 
-def _chosen(b: Builder, x: Value, d: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
-    """The first elements one after the other: the best of the numbers that are left, then the least place of it.
-
-    What is left are the numbers worse than the last one chosen, and those equal to it behind its place; NaN is greater
-    than all, so those are chosen before or after the numbers.
-    """
-    rows, n, how = without(x.shape, (d,)), _number(x.shape[d]), "max" if descending else "min"
-    none, every = const(n, dt.i32), const(-1, dt.i32)  # places behind which there is nothing, and everything
-    infinity = const(math.inf, x.compute) if x.compute.is_float else const(0, x.compute)
-
-    def at(i: Index, place: Expr) -> Expr:
-        return x.at((*i[:d], place, *i[d:]))
-
-    def isnan(e: Expr) -> Expr:
-        return op("isnan", e) if e.dtype.is_float else const(False, dt.boolean)
-
-    def chosen(last: Value | None) -> Value:
-        def before(i: Index) -> tuple[Expr, Expr]:
-            assert last is not None
-            return last.at(i), at(i, cast(last.at(i), dt.i64))
-
-        def number(i: Index, r: Index) -> Expr:
-            here = at(i, r[0])
-            if last is None:
-                left = op("not", isnan(here))
-            else:
-                place, value = before(i)
-                limit = op("where", isnan(value), infinity, value)
-                behind = op("lt", op("where", isnan(value), every if descending else none, place), cast(r[0], dt.i32))
-                equal, worse = ("le", "lt") if descending else ("ge", "gt")
-                left = op("where", behind, op(equal, here, limit), op(worse, here, limit))
-            return op("where", left, here, identity(how, here.dtype))
-
-        best = b.reduce(how, rows, (x.shape[d],), number, "best")
-
-        def behind(i: Index) -> tuple[Expr, Expr]:
-            """Behind which place NaN and the best number are to be looked for."""
-            if last is None:
-                return every, every
-            place, value = before(i)
-            again = op("where", op("eq", value, best.at(i)), place, every)
-            if descending:
-                return op("where", isnan(value), place, none), again
-            return op("where", isnan(value), place, every), op("where", isnan(value), none, again)
-
-        def place(i: Index, r: Index) -> Expr:
-            here, p = at(i, r[0]), cast(r[0], dt.i32)
-            nans, numbers = behind(i)
-            found = [both(isnan(here), op("lt", nans, p)), both(op("eq", here, best.at(i)), op("lt", numbers, p))]
-            first, second = found if descending else found[::-1]
-            return op("where", first, p, op("where", second, p + n, none + n))
-
-        least = b.reduce("min", rows, (x.shape[d],), place, "least")
-        return b.map(rows, lambda i: op("where", op("lt", least.at(i), n), least.at(i), least.at(i) - n), "chosen")
-
-    picks: list[Value] = []
-    for _ in range(_number(shape[d])):
-        picks.append(chosen(picks[-1] if picks else None))
-
-    def nth(i: Index) -> Expr:
-        row = without(i, (d,))
-        out = picks[-1].at(row)
-        for m in reversed(range(len(picks) - 1)):
-            out = op("where", op("eq", i[d], m), picks[m].at(row), out)
-        return cast(out, dt.i64)
-
-    indices = b.map(shape, nth, "index")
-    return b.map(shape, lambda i: at(without(i, (d,)), indices.at(i)), "value"), indices
-
-
-def _less(x: Expr, y: Expr) -> Expr:
-    """NaN is greater than all else."""
-    if not x.dtype.is_float:
-        return op("lt", x, y)
-    return op("and", op("not", op("ge", x, y)), op("not", op("isnan", x)))
-
-
 def run_length(shape: Shape, d: int, kept: Expr) -> Expr:
     """How many neighbours along dimension `d` to sort by counting: what is cheapest, all of them if sizes vary."""
     extent = shape[d]
     if not (isinstance(extent, Const) and isinstance(kept, Const)):
         return extent
     n, k = int(extent.value), int(kept.value)
-    elements = hint(product(shape)) if all(isinstance(v, Size) for s in shape for v in variables(s)) else n
+    elements = _elements(shape, d)
     lengths = [n, *(1 << e for e in range(2, 11) if 1 << e < n)]
     return dim(min(lengths, key=lambda length: _price(n, k, length, elements)))
+
+
+def _groups_are_cheaper(shape: Shape, d: int, kept: Expr) -> bool:
+    """Whether the first elements are found sooner among groups than by putting runs in order."""
+    n, k, elements = _number(shape[d]), _number(kept), _elements(shape, d)
+    price, group = cheapest(n, k, elements / n)
+    return group > 0 and price < _price(n, k, _number(run_length(shape, d, kept)), elements)
+
+
+def _elements(shape: Shape, d: int) -> int:
+    """How many elements there are, as far as is known: at least those of one row."""
+    known = all(isinstance(v, Size) for s in shape for v in variables(s))
+    return hint(product(shape)) if known else _number(shape[d])
 
 
 def _price(n: int, k: int, length: int, elements: int) -> float:

@@ -3,9 +3,14 @@
 import pytest
 import torch
 
+from compiler import frontend
+from compiler.interpret import tensor as interpret
+from compiler.ir import tensor
 from compiler.ir.expr import dim
+from compiler.passes.torch_to_tensor import lower
+from compiler.passes.torch_to_tensor.first import cheapest
 from compiler.passes.torch_to_tensor.order import run_length
-from compiler.tests.eager import check, expressions
+from compiler.tests.eager import array, check, expressions
 
 nan, inf = float("nan"), float("inf")
 
@@ -55,6 +60,8 @@ EXPRESSIONS = """
     long.topk(7)
     long.topk(1)
     tall.topk(50, 0, largest=False)
+    tall.topk(9, 0)
+    across.topk(4, 1)
     ties.topk(600).values
     holes.topk(130, largest=False).values
 """
@@ -63,6 +70,18 @@ EXPRESSIONS = """
 @pytest.mark.parametrize("expression", expressions(EXPRESSIONS))
 def test_agrees_with_eager(expression: str) -> None:
     check(f"tuple({expression})" if "sort(n" not in expression else f"({expression}[0],)", inputs)
+
+
+@pytest.mark.parametrize("largest", [True, False])
+def test_groups_give_the_first_of_equal_elements(largest: bool) -> None:
+    seed = torch.seed()
+    few_kinds = torch.multinomial(torch.rand(64, 4) ** 8, 601, True)  # the last group of 601 is short
+    x = torch.tensor([nan, inf, -inf, 1.0])[few_kinds]
+    program = lower.lower(frontend.capture(lambda x: x.topk(11, largest=largest), (x,)).program)
+    _, places = interpret.run(program, [array(x)])
+    assert any("best" in e.name for e in tensor.equations(program))
+    wanted = x.sort(dim=1, descending=largest, stable=True).indices[:, :11]
+    assert places.tolist() == wanted.tolist(), f"seed {seed}"
 
 
 def test_few_elements_are_counted_and_many_merged() -> None:
@@ -74,3 +93,11 @@ def test_few_elements_are_counted_and_many_merged() -> None:
     assert chosen(1, 300, 300) == 300
     assert chosen(64, 4096, 4096) < 128
     assert chosen(8, 32000, 50) < 128
+
+
+def test_groups_are_looked_at_where_few_of_many_are_asked_for() -> None:
+    def group(n: int, k: int) -> int:
+        return cheapest(n, k, 64.0)[1]
+
+    assert group(4096, 16) and group(32000, 50)
+    assert not group(64, 40) and not group(16, 9)
