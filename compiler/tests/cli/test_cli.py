@@ -284,7 +284,7 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
     "statement": (["-c", "x = 3"], 1, ["not an expression: invalid syntax"]),
     "no tensor": (["-c", "3"], 1, ["computes no tensor: 3"]),
     "not data": (["-c", "torch.randn(3).numpy()"], 1, ["gives no tensor but ndarray"]),
-    "unknown op": (["-c", "torch.linalg.qr(torch.randn(3, 3))"], 1, ["unsupported: aten.linalg_qr", "f32[3, 3]"]),
+    "unknown op": (["-c", "torch.linalg.svd(torch.randn(3, 3))"], 1, ["unsupported: aten._linalg_svd", "f32[3, 3]"]),
     "misspelt": (["-c", "F.rellu(torch.randn(3))"], 1, ["PyTorch does not run", "no attribute 'rellu'"]),
     "dtype": (["-c", "torch.randn(3, dtype=torch.complex64) * 2"], 1, ["unsupported: torch.complex64", "f32, bf16"]),
     "shapes": (["-c", "torch.randn(3, 3) @ torch.randn(4, 4)"], 1, ["PyTorch does not run", "3x3 and 4x4"]),
