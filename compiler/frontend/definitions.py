@@ -87,11 +87,33 @@ def _grouped_mm(
     return torch.where((group < weights.shape[0]).unsqueeze(-1), made, 0)
 
 
+def _index_reduce(
+    x: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, reduce: str, *, include_self: bool = True
+) -> torch.Tensor:  # fmt: skip
+    """Slices of the source go where their indices say, so that each element of a slice has the same one."""
+    if not x.dim():
+        made = _index_reduce(x.unsqueeze(0), 0, index, source.reshape(1), reduce, include_self=include_self)
+        return made.squeeze(0)
+    beside = [1] * x.dim()
+    beside[dim] = -1
+    places = index.reshape(beside).expand(source.shape)
+    return x.scatter_reduce(dim, places, source, reduce, include_self=include_self)
+
+
+def _median(x: torch.Tensor) -> Any:
+    """The lower one of the middle; NaN, which sorting puts last, if there is any."""
+    if not x.numel() or isinstance(x.numel(), torch.SymInt):
+        return NotImplemented
+    found = x.flatten().sort().values[(x.numel() - 1) // 2]
+    return torch.where(x.isnan().any(), math.nan, found) if x.is_floating_point() else found
+
+
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "histc.default": _histogram,
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
+    "index_reduce.default": _index_reduce, "median.default": _median,
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
 }  # fmt: skip
