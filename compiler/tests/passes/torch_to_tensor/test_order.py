@@ -56,7 +56,7 @@ EXPRESSIONS = """
     torch.sort(holes, stable=True)
     torch.sort(holes, stable=True, descending=True)
     torch.sort(holes.bfloat16(), stable=True)
-    torch.sort(tall, 0)
+    torch.sort(tall, stable=True, dim=0)
     long.topk(7)
     long.topk(1)
     tall.topk(50, 0, largest=False)
