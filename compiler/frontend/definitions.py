@@ -108,12 +108,19 @@ def _median(x: torch.Tensor) -> Any:
     return torch.where(x.isnan().any(), math.nan, found) if x.is_floating_point() else found
 
 
+def _distances(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None = None) -> torch.Tensor:
+    """Between each row of one and each of the other, from their differences: none is lost between large numbers."""
+    made: torch.Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, dim=-1)
+    return made
+
+
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "histc.default": _histogram,
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce, "median.default": _median,
+    "_cdist_forward.default": _distances,
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
 }  # fmt: skip
