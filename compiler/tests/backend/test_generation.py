@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 
-from compiler import backend
 from compiler.tests.meaning import fresh_seed
 
 transformers = pytest.importorskip("transformers", reason="the extra `models` is not installed")
@@ -18,20 +17,6 @@ def fresh() -> Iterator[None]:
     torch.manual_seed(fresh_seed())
     with torch.no_grad():
         yield
-
-
-@pytest.fixture
-def programs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What is compiled."""
-    found: list[Any] = []
-    build = backend._built
-
-    def kept(*arguments: Any) -> Any:
-        found.append(build(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(backend, "_built", kept)
-    return found
 
 
 @pytest.fixture
@@ -51,28 +36,28 @@ def compiled(function: Any, **words: Any) -> Any:
     return torch.compile(function, backend="mlcomp", options={"fallback": "error"}, **words)
 
 
-def test_generate_with_a_static_cache_gives_the_tokens_of_eager(model: Any, programs: list[Any]) -> None:
+def test_generate_with_a_static_cache_gives_the_tokens_of_eager(model: Any, made: list[Any]) -> None:
     """One program for what is given, one for a step, which leaves its keys and values in the cache."""
     given = tokens(2, 5)
     words = {"cache_implementation": "static", "max_new_tokens": 6, "do_sample": False}
     wanted = model.generate(given, attention_mask=torch.ones_like(given), **words)
     model.forward = compiled(model.forward)
     assert torch.equal(model.generate(given, attention_mask=torch.ones_like(given), **words), wanted)
-    assert len(programs) == 2
-    step = programs[-1].code.stages
+    assert len(made) == 2
+    step = made[-1].code.stages
     caches = [x.name for x in step["torch"].inputs if len(x.type.shape) == 4 and x.type.dtype.is_float]
     assert len(caches) == 2 and {w for f in step["kernel"].functions for w in f.writes} > {*caches}
 
 
-def test_one_program_serves_every_length_that_is_given(model: Any, programs: list[Any]) -> None:
+def test_one_program_serves_every_length_that_is_given(model: Any, made: list[Any]) -> None:
     fast = compiled(model, dynamic=True)
     for length in (5, 9, 3):
         given = tokens(2, length)
         torch.testing.assert_close(fast(given, use_cache=False).logits, model(given, use_cache=False).logits)
-    assert len(programs) == 1
+    assert len(made) == 1
 
 
-def test_one_program_serves_a_growing_cache(model: Any, programs: list[Any]) -> None:
+def test_one_program_serves_a_growing_cache(model: Any, made: list[Any]) -> None:
     fast = compiled(model, dynamic=True)
     caches = [transformers.DynamicCache(config=model.config) for _ in range(2)]
     given = tokens(2, 5)
@@ -84,4 +69,4 @@ def test_one_program_serves_a_growing_cache(model: Any, programs: list[Any]) -> 
             m(new, past_key_values=c, use_cache=True).logits for m, c in zip((fast, model), caches, strict=True)
         )
         torch.testing.assert_close(ours, eager)
-    assert len(programs) == 1
+    assert len(made) == 1

@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from compiler import backend
 from compiler.errors import InvalidData
 from compiler.execution.executable import Executable
 from compiler.ir import loop
@@ -26,20 +25,6 @@ def fresh() -> Iterator[None]:
     torch._dynamo.reset()
     torch.manual_seed(fresh_seed())
     yield
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Executable]:
-    """The programs that are compiled."""
-    found: list[Executable] = []
-    build = backend._built
-
-    def kept(*arguments: Any) -> Executable:
-        found.append(build(*arguments))
-        return found[-1]
-
-    monkeypatch.setattr(backend, "_built", kept)
-    return found
 
 
 def stores(program: Any, dtype: str, rank: int) -> int:
