@@ -43,10 +43,11 @@ def program(options: argparse.Namespace) -> tuple[str, Any]:
         dump(options.source, "--from")
         return dumps.read(options.source)
     with loading():
-        from compiler.execution import expression, onnx_models  # noqa: PLC0415
+        from compiler.execution import expression  # noqa: PLC0415
+        from compiler.onnx import from_onnx  # noqa: PLC0415
 
     if options.onnx is not None:
-        return "torch", onnx_models.capture(options.onnx, dict(options.shapes)).program
+        return "torch", from_onnx(options.onnx, dict(options.shapes)).program
     return "torch", expression.capture(expression_text(options), options.seed)[2].program
 
 

@@ -14,7 +14,6 @@ from torch.utils import _pytree as pytree
 from compiler.errors import CompilerError
 from compiler.execution import executable, named
 from compiler.execution.expression import device
-from compiler.frontend import Captured
 from compiler.onnx import from_onnx, model
 from compiler.onnx.model import Sizes
 
@@ -28,11 +27,6 @@ class Outcome:
     compiled_in: float
     difference: float
     allowed: float
-
-
-def capture(path: Path, shapes: Sizes) -> Captured:
-    """The model of a file as Torch IR."""
-    return from_onnx(path, shapes)
 
 
 def run(path: Path, seed: int, target: str, shapes: Sizes) -> Outcome:

@@ -104,17 +104,17 @@ def bench(target: Target, cache: Path) -> Iterator[Bench]:
         raise CompilerError(f"no GPU of this machine runs code for {target.name}, and what is emulated is not timed")
     name = next((n for n in ("cpu", "cuda") if named.target(n) == target), target.name)
     builders = Builders(name, cache, detect.usable_cores())
-    racers = [Process(name, cache) for _ in range(LANES[target.kind])]
+    racer, *others = racers = [Process(name, cache) for _ in range(1 + LANES[target.kind])]  # started when asked
     free: SimpleQueue[Process] = SimpleQueue()
-    for racer in racers:
-        free.put(racer)
+    for other in others:
+        free.put(other)
     try:
         builders.start(BUILT_IN)
-        yield Bench(target, device, cache / "tune", builders, racers[0], free)
+        yield Bench(target, device, cache / "tune", builders, racer, free)
     finally:
         builders.close()
-        for racer in racers:
-            racer.close()
+        for one in racers:
+            one.close()
 
 
 def versions() -> dict[str, str]:
