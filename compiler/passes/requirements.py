@@ -17,6 +17,7 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, canonical, fresh, names, substitute
 from compiler.ir.index import value_range
 from compiler.ir.node import Node
+from compiler.passes.required_ahead import Ahead
 
 Body = tuple[k.Stmt, ...]
 Known = dict[Expr, Var]  # expressions that have a name here
@@ -55,7 +56,9 @@ def _function(f: k.Function) -> k.Function:
     taken |= {n.var for n in nodes if isinstance(n, k.For)}
     fixed = {p.name for p in f.params} - {*f.writes, *f.exchanged}
     assigned = {n.name for n in nodes if isinstance(n, k.Assign)}
-    return f.replace(body=_Checks(taken, fixed, assigned, bool(f.block)).body(f.body, {}))
+    checks = _Checks(taken, fixed, assigned, bool(f.block))
+    body = checks.body(f.body, {})
+    return f.replace(body=body if f.block else Ahead(checks.lasts, checks.fresh).body(body))
 
 
 def _requires(n: object) -> bool:

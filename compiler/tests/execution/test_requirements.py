@@ -144,6 +144,22 @@ def test_integers_divided_by_zero_raise_what_eager_raises(
         run(a, b)
 
 
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_an_index_that_rows_share_is_checked_once_ahead_of_them(dynamic: bool, seed: int) -> None:
+    x, i = torch.randn(9, 12), torch.randint(0, 12, (21,))
+    sizes = ({0: torch.export.Dim("r", min=2)}, {0: torch.export.Dim("c", min=2)}) if dynamic else None
+    function = _function("x[:, i] * 2", "x, i")
+    fast = compiler.compile(function, [x, i], dynamic_shapes=sizes)
+    text = fast.lowering.show("kernel")
+    assert text.index("valid =") < text.index("parallel") and text.count("require(valid, valid)") == 1
+    torch.testing.assert_close(fast(x, i), function(x, i), msg=f"seed {seed}")
+    for at in range(21):
+        wrong = i.clone()
+        wrong[at] = random.choice((12, -13, 10**9))
+        with pytest.raises(IndexError, match=f"{int(wrong[at])} is out of range"):
+            fast(x, wrong)
+
+
 @pytest.mark.parametrize("target", ["cpu", "cpu:avx2", "cpu:baseline", "sm_90a"])
 def test_compiled_code_raises_and_writes_nothing_elsewhere(target: str, seed: int) -> None:
     machine = compiler.target(target)
@@ -232,6 +248,30 @@ AFTER = """def f(x: f32[10, 32], i: i64[7], *, y: f32[7, 32]):
             if j < 3:
                 y[j] = 0.0 if j < 1 else x[require(i[0] != 0, i[0])]
 """
+AROUND = """def f(n: size[0, 99, 9], x: f32[10, 32], i: i64[7], *, y: f32[n, 7]):
+    with function("f", [x, i, y], writes=[y]):
+        for j in range(0, n, 1, parallel):
+            for k in range(0, 7, 1):
+                y[j * 7 + k] = x[j * 32 + require((i[k] >= 0) & (i[k] < 32), i[k])]
+"""
+AHEAD = """def f(n: size[0, 99, 9], x: f32[10, 32], i: i64[7], *, y: f32[n, 7]):
+    with function("f", [x, i, y], writes=[y]):
+        valid: bool = True
+        if 0 < n:
+            for k in range(0, 7, 1):
+                asked: i64 = i[k]
+                valid = valid & ((asked >= 0) & (asked < 32))
+        if require(valid, valid):
+            for j in range(0, n, 1, parallel):
+                for k in range(0, 7, 1):
+                    asked: i64 = i[k]
+                    checked: i64 = asked
+                    y[j * 7 + k] = x[j * 32 + checked]
+"""
+
+
+def test_what_a_loop_does_not_change_is_checked_ahead_of_it_if_it_runs() -> None:
+    assert kernel_text.show(requirements(kernel_text.parse(AROUND))) == AHEAD
 
 
 def test_requirements_are_checked_before_loops_that_do_not_change_them() -> None:
