@@ -24,17 +24,17 @@ from compiler.ir.tensor import Program
 
 def bounds(
     program: Program,
-    arrays: Sequence[Array],
+    arrays: Sequence[Array | Bounded],
     accuracy: Accuracy | None = None,
     moments: Callable[[Array, Array], Moments] = accumulated.moments,
 ) -> tuple[Bounded, ...]:
-    """A bounded value per output of `program` on `arrays`, which are in the order of its inputs.
+    """A bounded value per output of `program` on `arrays`, which are in the order of its inputs: exact, or bounded.
 
     `moments` computes what must be known of matmuls, the work of large ones.
     """
     algebra = Propagation(accuracy or Accuracy(), moments)
     inputs = [
-        Bounded(np.asarray(a).astype(scalar.storage(t.dtype, True)))
+        a if isinstance(a, Bounded) else Bounded(np.asarray(a).astype(scalar.storage(t.dtype, True)))
         for t, a in zip(program.inputs, arrays, strict=True)
     ]
     values = evaluate_with(algebra, program, inputs)

@@ -72,19 +72,20 @@ def row(stage: str, verdict: Verdict, executor: str, start: float) -> rows.Stage
 
 def bounds(
     program: Any,
-    inputs: Sequence[torch.Tensor | Array],
+    inputs: Sequence[torch.Tensor | Array | Bounded],
     accuracy: compiler.Accuracy | None = None,
     moments: Callable[[Array, Array], compiler.Moments] | None = None,
     **other: Any,
 ) -> tuple[Bounded, ...]:
-    """A bounded value for each output of a Tensor IR program.
+    """A bounded value for each output of a Tensor IR program, of inputs that are exact or bounded themselves.
 
     `accuracy` is what implementations may lose, by default those of the CPU; `other` than it may be
     `ulps(function, dtype)`, `series(n)` roundings of a sum of n terms, or `algebra=True` for an evaluation in f64.
     `moments` computes those of products of matrices in place of `compiler.moments`.
     """
     allowed = dataclasses.replace(accuracy or compiler.Accuracy(), **other)
-    return compiler.bounds(program, [to_array(x) for x in inputs], allowed, moments or compiler.moments)
+    given: list[Any] = [to_array(x) if isinstance(x, torch.Tensor | np.ndarray) else x for x in inputs]
+    return compiler.bounds(program, given, allowed, moments or compiler.moments)
 
 
 def tolerance(bounded: Bounded) -> Array:

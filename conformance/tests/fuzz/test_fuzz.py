@@ -6,7 +6,7 @@ import ast
 import importlib
 import random
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -219,6 +219,27 @@ def test_a_graph_of_sizes_that_it_is_not_given_is_judged_at_those_of_its_call() 
     for one, point in zip(met, points, strict=True):
         program = blame.subject(blame.fitting(one)).program
         assert program.sizes == () and [n.value for n in program.inputs[-1].type.shape] == [point["m"], 3]
+
+
+@pytest.mark.parametrize(("off", "alike"), [(1e-12, True), (1e-3, False)])
+def test_what_cancels_is_held_to_the_bounds_of_the_graphs(
+    monkeypatch: pytest.MonkeyPatch, off: float, *, alike: bool
+) -> None:
+    # Equal values have no variance: eager gives 0, and sums in any order nearly so.
+    def otherwise(*given: Any, backend: Any, **options: Any) -> list[Run]:
+        found = called(*given, backend=backend, **options)
+        return (
+            found if backend != "mlcomp" else [Run(moved(r.outputs, off), r.inputs, moved(r.gradients)) for r in found]
+        )
+
+    def moved(xs: Sequence[Tensor | None], off: float = 0.0) -> tuple[Tensor, ...]:
+        return tuple(x * (1 + 2.0**-22) + off for x in xs if x is not None)
+
+    called = blame._called
+    monkeypatch.setattr(blame, "_called", otherwise)
+    lines = (f"t0 = (x0 * 0 + {CONSTANT}).exp().var(1)", "t1 = x0.exp().var(1)")
+    made = replace(PLAIN, lines=lines, results=("t0", "t1"), gradients=("x0",))
+    assert blame._alike(made, compiler.target("cpu")) is alike, f"seed {SEED}"
 
 
 def test_buffers_used_again_and_inputs_not_written_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
