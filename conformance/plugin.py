@@ -123,9 +123,9 @@ OPTIONS: dict[str, dict[str, object]] = {
     },
     "fuzz-what": {
         "metavar": "LIST",
-        "help": "what is checked of random programs: graph, through torch.compile against eager and f64, and schedule, "
-        "random legal schedules of their kernels; and what varies in them: shape, layout, gradient (default: all but "
-        "schedule)",
+        "help": "what is checked of random programs: graph, through torch.compile against eager and f64, relation, "
+        "through it on other data, whose results follow from those of the first, and schedule, random legal schedules "
+        "of their kernels; and what varies in them: shape, layout, gradient (default: all but schedule)",
     },
     "fuzz-only": {
         "type": int,

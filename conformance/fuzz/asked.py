@@ -6,10 +6,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-CHECKS = ("graph", "schedule")  # through `torch.compile`; random schedules of each kernel
+# Through `torch.compile` beside eager, and beside itself on other data; random schedules of each kernel.
+CHECKS = ("graph", "relation", "schedule")
 VARIED = ("shape", "layout", "gradient")  # sizes that vary from call to call, strides of arguments, gradients
 WHAT = (*CHECKS, *VARIED)
-DEFAULT = ("graph", *VARIED)
+DEFAULT = ("graph", "relation", *VARIED)
 BATCH = 25  # programs of an item
 TRIED = "reduced so far: "  # then + for each trial that went wrong, - for each that did not
 
@@ -48,7 +49,7 @@ def read(count: object, only: object, what: object) -> Asked:
     if what is not None and (unknown := [w for w in str(what).split(",") if w not in WHAT]):
         raise ValueError(f"--mlcomp-fuzz-what: there is no {unknown[0]!r}; there are {', '.join(WHAT)}")
     if not set(words) & set(CHECKS):
-        raise ValueError(f"--mlcomp-fuzz-what: {what} checks nothing; add {' or '.join(CHECKS)}")
+        raise ValueError(f"--mlcomp-fuzz-what: {what} checks nothing; add {', '.join(CHECKS)}")
     if only is not None:
         if not isinstance(only, int) or only < 0:
             raise ValueError(f"--mlcomp-fuzz-only: {only} is no number of a program, the first of which is 0")

@@ -6,7 +6,7 @@ Runs in the child process, which a crash of compiled code may take down.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -16,8 +16,9 @@ from torch import Tensor
 
 import compiler
 from conformance import rows
-from conformance.fuzz import asked, blame, generate, runs, schedules, wide
+from conformance.fuzz import asked, blame, generate, relations, runs, schedules, wide
 from conformance.fuzz.program import Program, arguments, described, function, line
+from conformance.fuzz.relations import relations as relations_of
 from conformance.fuzz.runs import Run
 from conformance.judge import oracle
 from conformance.judge.ladder import threads
@@ -30,6 +31,8 @@ Tell = Callable[[str], None]
 # largest element: far less than a wrong element, and what is more is judged by the bounds of each graph.
 EAGER, ROUNDINGS = 8.0, 16.0
 BUG = "this is a bug in mlcomp"  # in a warning, where sizes that vary are compiled one by one for a fault of ours
+COMPILED = ("graph", "relation")  # of `asked.CHECKS`, those of what `torch.compile` makes
+ROUNDED = frozenset({"value", "order", "slice", "margin"})  # differences that the bounds of graphs may allow for
 AROUND = frozenset({"stride", "offset", "alias", "reuse"})  # kinds of differences that no graph makes
 
 
@@ -39,6 +42,7 @@ class Difference:
 
     kind: str
     message: str
+    on: Program | None = None  # the program on the data that show it, where those are others than drawn
 
 
 class Refused(Exception):
@@ -66,7 +70,7 @@ def _found(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fou
     what = options.get("what", asked.DEFAULT)
     with threads(options.get("threads", 1)), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = _compiled(program, options, tell) if "graph" in what else rows.Found()
+        found = _compiled(program, options, tell) if {*COMPILED} & {*what} else rows.Found()
         open_question = found.verdict == "pass" or (options.get("lost") and found.first_bad_stage == blame.BACKEND)
         return schedules.found(program, options, tell) if "schedule" in what and open_question else found
 
@@ -77,7 +81,7 @@ def _compiled(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.
         return blame.blamed(program, options, tell)[0]
     tell("torch.compile")
     try:
-        wrong = difference(program, options["target"])
+        wrong = difference(program, options["target"], options.get("what", asked.DEFAULT))
     except Refused as refusal:
         return rows.Found(verdict="unsupported", detail=str(refusal))
     return rows.Found() if wrong is None else _weighed(program, wrong, options, tell)
@@ -92,23 +96,57 @@ def _weighed(program: Program, found: Difference, options: Mapping[str, Any], te
     if found.kind in AROUND:
         kept = blame.kept(program, options)
         return replace(theirs, verdict="fail", first_bad_stage=blame.BACKEND, repro=kept)
-    named, cleared = blame.blamed(program, options, tell)
-    if found.kind == "value" and cleared:
-        if same_as_aot(program, found):
+    named, cleared = blame.blamed(found.on or program, options, tell)
+    if found.kind in ROUNDED and cleared:
+        if found.kind == "value" and same_as_aot(program, found):
             return theirs
         return rows.Found(detail=f"within the bounds of each graph: {found.message}")
     return replace(named, kind=found.kind, detail=found.message)
 
 
-def difference(program: Program, target: str) -> Difference | None:
-    """How `torch.compile(backend="mlcomp")` differs from eager, first at one size and then at others."""
+def difference(program: Program, target: str, what: Sequence[str] = asked.DEFAULT) -> Difference | None:
+    """How `torch.compile(backend="mlcomp")` differs from eager, at one size and at others, or from itself."""
     options = {"fallback": False, "target": None if compiler.on_gpu(compiler.target(target)) else target}
     compiled = fresh_compiled(program, backend="mlcomp", options=options)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        found = first_difference(program, compiled, "cuda" if options["target"] is None else "cpu")
+        found = _any_difference(program, compiled, "cuda" if options["target"] is None else "cpu", what)
     bugs = [str(w.message) for w in said if BUG in str(w.message)]
     return Difference("warning", bugs[0]) if bugs and found is None else found
+
+
+def _any_difference(program: Program, compiled: Function, device: str, what: Sequence[str]) -> Difference | None:
+    found = first_difference(program, compiled, device) if "graph" in what else None
+    return first_broken(program, compiled, device) if found is None and "relation" in what else found
+
+
+def first_broken(program: Program, compiled: Function, device: str) -> Difference | None:
+    """The first relation between calls of a compiled program on different data that does not hold."""
+    before: Run | None = None
+    for one in relations_of(program):
+        try:
+            before = before or relations.run(compiled, program, device)
+            after = relations.run(compiled, one.program, device)
+        except Exception as error:  # of whatever part of torch or of the compiler
+            refuse(error)
+            if relations.holds_in_eager(one, program, device):
+                return Difference("exception", f"{one.kind}: {_first_line(error)}", one.program)
+            continue
+        said = relations.broken(one, before, after)
+        if said and relations.holds_in_eager(one, program, device) and (one.exact or _is_far(one, program, after)):
+            return Difference(one.kind, said, one.program)
+    return None
+
+
+def _is_far(one: relations.Relation, program: Program, after: Run) -> bool:
+    """Whether results on altered data are further off than eager's on those drawn lets one expect."""
+    given, eager = list(arguments(program, program.points[0]).values()), function(program)
+    needs = [arg.name in program.gradients for arg in program.args]
+    want = runs.call(eager, runs.copied(given), needs)
+    with wide.in_f64():
+        right = runs.call(eager, [wide.widened(x) for x in given], needs)
+    every = zip(*((*run.outputs, *run.inputs) for run in (after, want, right)), strict=True)
+    return any(_far(one.within(k, a), one.follows(k, b), one.follows(k, c)) for k, (a, b, c) in enumerate(every))
 
 
 def fresh_compiled(program: Program, **options: Any) -> Function:
@@ -235,7 +273,8 @@ def _first_line(error: BaseException) -> str:
 def same_as_aot(program: Program, found: Difference) -> bool:
     """Whether PyTorch's own `aot_eager` differs from eager in the same way: then it is PyTorch's."""
     try:
-        theirs = first_difference(program, fresh_compiled(program, backend="aot_eager"), "cpu")
+        compiled = fresh_compiled(program, backend="aot_eager")
+        theirs = _any_difference(program, compiled, "cpu", ["graph" if found.on is None else "relation"])
     except Refused:
         return False
     return theirs is not None and theirs.kind == found.kind

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -20,6 +20,18 @@ from conformance.shapes.inputs import Function
 
 SCOPE = {"torch": torch, "F": F}
 Point = Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Altered:
+    """Other data than those drawn: arguments times powers of two, and the `picked` positions of some of their axes.
+
+    A position of -1 has what no other may take notice of: NaN, or whatever whole number there is.
+    """
+
+    scales: Mapping[str, int] = field(default_factory=dict)
+    axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    picked: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,6 +50,7 @@ class Program:
     gradients: tuple[str, ...] = ()
     points: tuple[Point, ...] = field(default=({},), hash=False)
     varying: Mapping[str, Mapping[int, str]] = field(default_factory=dict, hash=False)
+    altered: Altered | None = field(default=None, hash=False)
 
     @property
     def dynamic(self) -> bool:
@@ -61,7 +74,30 @@ def arguments(program: Program, point: Point) -> dict[str, Tensor]:
     for arg in program.args:
         there = sized(arg, program.varying.get(arg.name, {}), point)
         made[arg.name] = inputs.tensor(there, number(program.seed, program.index, arg.name))
+    if program.altered is not None:
+        made = {name: _altered(x, name, program.altered) for name, x in made.items()}
     return made
+
+
+def _altered(x: Tensor, name: str, altered: Altered) -> Tensor:
+    """A tensor altered, laid out as it was where its sizes are as they were."""
+    made = inputs.clone_storage(x)
+    if name in altered.scales:
+        made.new_empty(0).set_(made.untyped_storage()).mul_(2.0 ** altered.scales[name])
+    for axis in altered.axes.get(name, ()):
+        made = taken(made, axis, altered.picked)
+        if made.is_floating_point():
+            gaps = [n for n, k in enumerate(altered.picked) if k < 0]
+            made.index_fill_(axis, torch.tensor(gaps, dtype=torch.long), float("nan"))
+    if made.shape != x.shape or 0 in made.stride():
+        return made
+    same = inputs.clone_storage(x)
+    return made if 0 in x.stride() else same.copy_(made)
+
+
+def taken(x: Tensor, axis: int, picked: Sequence[int]) -> Tensor:
+    """The positions of an axis that are picked, with the first where there is none."""
+    return x.index_select(axis, torch.tensor([max(k, 0) for k in picked], device=x.device))
 
 
 def sized(arg: Arg, axes: Mapping[int, str], point: Point) -> Arg:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.fuzz import asked, check, generate, regression, schedules
+from conformance.fuzz import asked, check, generate, regression, relations, schedules
 from conformance.fuzz.asked import TRIED
 from conformance.fuzz.program import SCOPE, Program, arguments, described, line
 from conformance.judge.ladder import threads
@@ -46,7 +46,7 @@ def reduce(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> dic
         least = reduced(program, trials)
         tell("the shape file of it")
         path = Path(options["dump"]) / "regression.toml" if options.get("dump") else None
-        said = regression.write(path, least, options) if path is not None else ""
+        said = regression.write(path, relations.altered(least, options["kind"]), options) if path is not None else ""
     return {"line": line(least), "arguments": described(least), "regression": said}
 
 
@@ -56,7 +56,7 @@ def goes_wrong(program: Program, options: Mapping[str, Any]) -> bool:
     if options["kind"] == "schedule":
         return schedules.found(program, quiet, lambda at: None).verdict == "fail"
     try:
-        wrong = check.difference(program, options["target"])
+        wrong = check.difference(program, options["target"], options.get("what", asked.DEFAULT))
     except check.Refused:
         return False
     return wrong is not None and wrong.kind == options["kind"]

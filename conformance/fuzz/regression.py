@@ -66,9 +66,11 @@ def shown(program: Program, title: str) -> str:
     others = [arg.layout for arg in program.args if arg.layout != "contig"]
     lines += [f'layouts = ["{others[0]}"]'] if others else []  # a row has one
     lines += [f"grad = {json.dumps(list(program.gradients))}"] if program.gradients else []
+    scales = program.altered.scales if program.altered else {}
+    first = [f"{name} = {name} * 2.0**{e}" for name, e in scales.items()]
     return TEXT.format(
         title=f"{title}\n# {described(program)}", seed=program.seed, index=program.index,
-        expr="\n".join([*program.lines, f"({results})"]), args="\n".join(lines), dtype=dtype,
+        expr="\n".join([*first, *program.lines, f"({results})"]), args="\n".join(lines), dtype=dtype,
     )  # fmt: skip
 
 

@@ -1,0 +1,171 @@
+"""A traced program in; powers of two by which its arguments may be multiplied, and which its results then are, out.
+
+This is dimensional analysis: every argument has a unit, a product has the product of units, a sum those of its terms,
+and what an exponential takes has none. Units that satisfy all of it give a multiple of every result, to the bit, since
+a power of two takes part in no rounding.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from conformance.fuzz.tracing import Traced, given, name_of, nodes_in, operands_of, values_of
+
+MOST = 30  # the largest exponent: squares of squares are finite then
+# Results of their operands' unit, which these share.
+ALIKE = frozenset({
+    "add", "sub", "maximum", "minimum", "where", "neg", "abs", "relu", "leaky_relu", "clamp", "clone", "copy", "copy_",
+    "_to_copy", "alias", "detach", "cat", "constant_pad_nd", "view", "permute", "squeeze", "unsqueeze",
+    "expand", "slice", "select", "diagonal", "unfold", "split_with_sizes", "repeat", "flip", "roll", "gather", "index",
+    "index_select", "embedding", "scatter", "scatter_add", "slice_scatter", "select_scatter", "index_put", "index_add",
+    "sum", "mean", "amax", "amin", "max", "min", "sort", "topk", "cumsum", "cummax", "argmax", "argmin", "reshape",
+    "linalg_vector_norm", "eq", "ne", "lt", "le", "gt", "ge", "logical_not", "any", "max_pool2d_with_indices",
+})  # fmt: skip
+FILLS = {"full": "fill_value", "full_like": "fill_value", "scalar_tensor": "s"}
+PLACES = ("index", "indices", "condition")  # arguments that say where, and have no unit
+# Numbers among their arguments that have the unit of the rest, and so are zero or infinite.
+NUMBERS = ("self", "other", "min", "max", "value", "fill_value")
+# The unit of the result is this power of the operand's.
+HALF = Fraction(1, 2)
+POWERS = {"sqrt": HALF, "rsqrt": -HALF, "reciprocal": -2 * HALF, "sign": 0 * HALF, "var": 4 * HALF}
+# Products, with what is added to them.
+PRODUCTS = {"mul": "", "mm": "", "bmm": "", "convolution": "bias", "addmm": "self"}
+
+Form = tuple[Fraction, ...]  # a unit: a power of that of each argument
+Unit = Form | None  # None: of zeros and infinities, which have any
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """The exponents of arguments, and of results."""
+
+    arguments: Mapping[str, int]
+    results: tuple[int, ...]
+
+
+class _Units:
+    """The units of a program as far as it is read, and what has to be one."""
+
+    def __init__(self, traced: Traced) -> None:
+        self.traced = traced
+        self.names = [a for a, node in traced.arguments.items() if node.meta["val"].is_floating_point()]
+        self.none: Form = tuple(Fraction(0) for _ in self.names)
+        self.one: list[Form] = []
+        self.known: dict[Node, list[Unit]] = {}
+        for node in traced.graph.graph.nodes:
+            if node.op == "placeholder":
+                self.known[node] = [self._argument(node)]
+            elif node.op == "call_function" and name_of(node) == "getitem":
+                self.known[node] = [self.known[node.args[0]][node.args[1]]]
+            elif node.op == "call_function":
+                self.known[node] = self._results(node)
+            elif node.op == "get_attr":
+                self.known[node] = [self.none]
+
+    def _argument(self, node: Node) -> Form:
+        names = list(self.traced.arguments)
+        name = next(n for n in names if self.traced.arguments[n] is node)
+        return tuple(Fraction(n == name) for n in self.names)
+
+    def _results(self, node: Node) -> list[Unit]:
+        unit = self._unit(node)
+        # Of whole numbers and truth values, which a scale does not change.
+        return [unit if x.is_floating_point() else self.none for x in values_of(node)]
+
+    def _unit(self, node: Node) -> Unit:
+        name, operands = name_of(node), [unit for x in operands_of(node) for unit in self.known[x][:1]]
+        words = given(node)
+        if name in FILLS:
+            return _of_number(words[FILLS[name]], self.none)
+        if name in POWERS or (name == "pow" and words.get("exponent") in (2, 3)):
+            power = POWERS[name] if name in POWERS else Fraction(words["exponent"])
+            return None if operands[0] is None else tuple(power * k for k in operands[0])
+        if name in PRODUCTS:
+            return self._product(words, words.get(PRODUCTS[name]) if PRODUCTS[name] else None)
+        if name == "div" and words.get("rounding_mode") is None:
+            return self._quotient(words)
+        as_numbers = all(x.is_floating_point() for x in values_of(node)) or name != "_to_copy"
+        as_numbers = as_numbers or values_of(node)[0].dtype is torch.bool
+        if name in ALIKE and as_numbers and (name != "linalg_vector_norm" or words["ord"] == 2):
+            numbers = [words[w] for w in NUMBERS if isinstance(words.get(w), int | float)]
+            terms = [self.known[x][0] for word in words if word not in PLACES for x in nodes_in(words[word])]
+            return self._alike([*terms, *(_of_number(n, self.none) for n in numbers)])
+        for unit in operands:
+            self._alike([unit, self.none])
+        return self.none
+
+    def _alike(self, units: Sequence[Unit]) -> Unit:
+        """The unit of these, which is one; zeros have any."""
+        known = [unit for unit in units if unit is not None]
+        self.one += [tuple(a - b for a, b in zip(known[0], unit, strict=True)) for unit in known[1:]]
+        return known[0] if known else None
+
+    def _product(self, words: Mapping[str, Any], added: Any) -> Unit:
+        factors = [self.known[x][0] for x in words.values() if isinstance(x, Node) and x is not added]
+        made = None if None in factors else tuple(sum(ks, Fraction(0)) for ks in zip(*factors, strict=True))
+        return self._alike([made, self.known[added][0]]) if isinstance(added, Node) else made
+
+    def _quotient(self, words: Mapping[str, Any]) -> Unit:
+        above, below = (self.known[x][0] if isinstance(x, Node) else self.none for x in (words["self"], words["other"]))
+        if above is None or below is None:
+            return above and self._alike([above, self.none])
+        return tuple(a - b for a, b in zip(above, below, strict=True))
+
+
+def _of_number(x: float, none: Form) -> Unit:
+    return None if x == 0 or math.isinf(x) else none
+
+
+def scaling(traced: Traced, rng: random.Random) -> Scaling | None:
+    """A scaling that changes something, drawn; None if there is none."""
+    values = [x for node in traced.graph.graph.nodes if "val" in node.meta for x in values_of(node)]
+    if any(x.dtype is torch.float16 for x in values):  # its smallest numbers are rounded otherwise
+        return None
+    units = _Units(traced)
+    basis = _nullspace(units.one, len(units.names))
+    if not basis:
+        return None
+    drawn = [Fraction(rng.choice((-1, 1))) for _ in basis]
+    chosen = [sum((a * v[k] for a, v in zip(drawn, basis, strict=True)), Fraction(0)) for k in range(len(units.names))]
+
+    def exponent(unit: Unit) -> Fraction:
+        return sum((a * k for a, k in zip(chosen, unit or units.none, strict=True)), Fraction(0))
+
+    every = [exponent(unit) for known in units.known.values() for unit in known]
+    common, most = math.lcm(*(e.denominator for e in every)), max(map(abs, every))
+    if not most or common * most > MOST:
+        return None
+    factor = common * rng.randint(1, int(MOST // (common * most)))
+    return Scaling(
+        {name: e for name, k in zip(units.names, chosen, strict=True) if (e := int(factor * k))},
+        tuple(int(factor * exponent(units.known[node][0])) for node in traced.results),
+    )
+
+
+def _nullspace(rows: Sequence[Form], n: int) -> list[list[Fraction]]:
+    """A basis of what all rows are zero on.
+
+    >>> [list(map(int, v)) for v in _nullspace([(Fraction(1), Fraction(-1), Fraction(0))], 3)]
+    [[1, 1, 0], [0, 0, 1]]
+    """
+    reduced: dict[int, list[Fraction]] = {}  # by the column in which they alone have a one
+    for given_row in rows:
+        row = list(given_row)
+        for column, other in reduced.items():
+            row = [a - row[column] * b for a, b in zip(row, other, strict=True)]
+        lead = next((k for k in range(n) if row[k]), None)
+        if lead is None:
+            continue
+        row = [a / row[lead] for a in row]
+        reduced = {c: [a - r[lead] * b for a, b in zip(r, row, strict=True)] for c, r in reduced.items()}
+        reduced[lead] = row
+    free = [k for k in range(n) if k not in reduced]
+    return [[Fraction(k == c) if k in free else -reduced[k][c] for k in range(n)] for c in free]

@@ -1,0 +1,129 @@
+"""A random program in; calls of it on other data whose results follow from those of the first call, out.
+
+What is computed along an axis that is a batch may be put in another order, cut, or have margins of NaN: the same comes
+of the results. What is a product of powers of arguments may be scaled by powers of two, and results are to the bit as
+many times what they were. Neither needs a reference; which holds follows from the calls of the program by the rows of
+`axes.py` and `degrees.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conformance.fuzz import axes, degrees, runs
+from conformance.fuzz.program import Altered, Program, arguments, function, taken
+from conformance.fuzz.runs import Run
+from conformance.fuzz.tracing import traced
+from conformance.judge import oracle
+
+RESIZED = 0.25  # the share of programs that are compiled for other sizes too
+ROUNDINGS = 16.0  # of the largest element, by which results of other positions may differ unexamined
+
+
+@dataclass(frozen=True)
+class Relation:
+    """A program on other data; what then becomes of each result, and of each argument that is written.
+
+    `exponents` are powers of two, `axes` those along which positions are `picked`. `exact`: to the bit.
+    """
+
+    kind: str
+    program: Program
+    exponents: tuple[int, ...]
+    axes: tuple[tuple[int, ...], ...]
+    exact: bool = False
+
+    def follows(self, k: int, x: Tensor) -> Tensor:
+        """What the result of that number has to be, without margins."""
+        picked = [n for n in self._picked if n >= 0]
+        for axis in self.axes[k]:
+            x = taken(x, axis, picked)
+        return x * 2.0 ** self.exponents[k] if self.exponents[k] else x
+
+    def within(self, k: int, y: Tensor) -> Tensor:
+        """A result without its margins."""
+        for axis in self.axes[k]:
+            y = taken(y, axis, [n for n, old in enumerate(self._picked) if old >= 0])
+        return y
+
+    @property
+    def _picked(self) -> Sequence[int]:
+        assert self.program.altered is not None
+        return self.program.altered.picked
+
+
+def relations(program: Program) -> Iterator[Relation]:
+    """Those that hold for a program, some of them drawn."""
+    known = traced(program)
+    if known is None:
+        return
+    rng = random.Random(f"{program.seed}.{program.index} relations")
+    none: tuple[tuple[int, ...], ...] = tuple(() for _ in known.results)
+    zero = tuple(0 for _ in known.results)
+    if found := degrees.scaling(known, rng):
+        yield Relation("scaling", replace(program, altered=Altered(found.arguments)), found.results, none, True)
+    families = axes.families(known)
+    if not families:
+        return
+    one = rng.choice(families)
+    name, (axis, *_) = next(iter(one.arguments.items()))
+    n = known.arguments[name].meta["val"].shape[axis]
+    order = rng.sample(range(n), n)
+    some = sorted(rng.sample(range(n), rng.randint(1, n)))
+    margin = [*range(n), *[-1] * rng.randint(1, 5)]
+    rng.shuffle(margin)
+    chosen = [("order", order)]
+    if rng.random() < RESIZED:
+        chosen.append(rng.choice((("slice", some), ("margin", margin))))
+    for kind, picked in chosen:
+        altered = Altered({}, one.arguments, tuple(picked))
+        yield Relation(kind, replace(program, altered=altered), zero, one.results)
+
+
+def broken(relation: Relation, before: Run, after: Run) -> str:
+    """By which result the second call does not follow from the first; nothing if all do."""
+    pairs = zip((*before.outputs, *before.inputs), (*after.outputs, *after.inputs), strict=True)
+    for k, (x, y) in enumerate(pairs):
+        want, made = relation.follows(k, x), relation.within(k, y)
+        if made.shape != want.shape:
+            return f"result {k} has shape {list(y.shape)}"
+        if wrong := _differ(made, want, relation.exact):
+            return f"with {relation.kind}, result {k}: {wrong}"
+    return ""
+
+
+def _differ(made: Tensor, want: Tensor, exact: bool) -> str:
+    if exact or not made.is_floating_point():
+        return oracle.exact(made, want).message
+    a, b = made.double(), want.double()
+    largest = float(b.abs().max()) if b.numel() else 0.0
+    off = torch.where(torch.isfinite(a), (a - b).abs(), torch.inf)
+    worst = float(off.max()) if off.numel() else 0.0
+    return "" if worst <= ROUNDINGS * oracle.UNIT[oracle.NAMES[made.dtype]] * largest else f"off by {worst:.3g}"
+
+
+def run(function: Callable[..., Any], program: Program, device: str) -> Run:
+    """A call of a function on the data of a program, at the first of its sizes."""
+    needs = [arg.name in program.gradients for arg in program.args]
+    given = list(arguments(program, program.points[0]).values())
+    return runs.call(function, runs.copied(given, device), needs)
+
+
+def holds_in_eager(relation: Relation, program: Program, device: str) -> bool:
+    """Whether eager's results follow too: its text may name a size, and a row may say too much."""
+    eager = function(program)
+    try:
+        return not broken(relation, run(eager, program, device), run(eager, relation.program, device))
+    except (RuntimeError, IndexError, NotImplementedError):
+        return False
+
+
+def altered(program: Program, kind: str) -> Program:
+    """The program on the data of its relation of that kind; as it is if it has none."""
+    return next((one.program for one in relations(program) if one.kind == kind), program)
