@@ -18,6 +18,7 @@ from typing import Any
 from compiler.errors import CompilerError, Unsupported
 from compiler.ir import (
     alone,
+    aten,
     kernel,
     statement,
     tensor,
@@ -103,6 +104,10 @@ class Pass:
     kind: str = ""  # of the targets that it is for, where not for all
 
 
+def _decompose(program: aten.Program, context: Context) -> tensor.Program:
+    return torch_to_tensor.lower(program, orders=context.target.kind == "cpu")
+
+
 def _fuse(program: tensor.Program, context: Context) -> tensor.Program:
     return fuse(program, context.target.cores if context.target.kind == "cuda" else 1)
 
@@ -169,7 +174,7 @@ def _texts(context: Context) -> dict[str, str]:
 
 # fmt: off
 PIPELINE = (
-    Pass("decompose", "torch", "tensor", "only equations, one group a call", lambda p, _: torch_to_tensor.lower(p)),
+    Pass("decompose", "torch", "tensor", "only equations, one group a call", _decompose),
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),

@@ -304,6 +304,27 @@ def scan(op: str, x: Bounded, axis: int, dtype: DType, accuracy: Accuracy) -> Bo
         return _extreme(op, v, x, lambda e: scalar.accumulate(_PICK[op], e, axis))
 
 
+def order(how: str, x: Bounded, axis: int) -> Bounded:
+    """Which element comes first along an axis, which second: any of those that it cannot be told from, one by one."""
+    places = scalar.order(how, x.v, axis)
+    if x.e1 is None:
+        return Bounded(places)
+    last = np.moveaxis(places, axis, -1)
+    values, reach = (
+        np.take_along_axis(np.moveaxis(a, axis, -1).astype(np.float64), last, -1)
+        for a in (x.v, np.broadcast_to(tolerance(x), x.v.shape))
+    )
+    with np.errstate(all="ignore"):
+        margin = reach[..., 1:] + reach[..., :-1]
+        close = (margin > 0) & ((np.abs(values[..., 1:] - values[..., :-1]) <= margin) | np.isinf(margin))
+    first = np.concatenate([np.ones((*last.shape[:-1], 1), np.bool_), ~close], -1)
+    starts = np.flatnonzero(first)
+    which = np.cumsum(first) - 1
+    least, most = (u.reduceat(last.reshape(-1), starts)[which].reshape(last.shape) for u in (np.minimum, np.maximum))
+    e1 = np.moveaxis(np.maximum(most - last, last - least).astype(np.float64), -1, axis)
+    return made(places, e1, (e1 / LAMBDA) ** 2, ZERO)
+
+
 def scatter(
     op: str, base: Bounded, index: tuple[Array, ...], value: Bounded, dtype: DType, accuracy: Accuracy
 ) -> Bounded:

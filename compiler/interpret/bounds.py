@@ -114,6 +114,9 @@ class Propagation:
     def scan(self, op: str, x: Bounded, axis: int, dtype: DType) -> Bounded:
         return accumulated.scan(op, x, axis, dtype, self.accuracy).full(x.v.shape)
 
+    def order(self, how: str, x: Bounded, axis: int) -> Bounded:
+        return accumulated.order(how, x, axis)
+
     def scatter(self, op: str, base: Bounded, index: tuple[Array, ...], value: Bounded, dtype: DType) -> Bounded:
         return accumulated.scatter(op, base, index, value, dtype, self.accuracy).full(base.v.shape)
 

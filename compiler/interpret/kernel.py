@@ -75,11 +75,19 @@ def _copy(_: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
     target.write(rows * target_m + columns * target_n, source.read(rows * source_m + columns * source_n))
 
 
+def _order(how: tuple[int | str, ...], args: tuple[Any, ...]) -> None:
+    """places[k] = which of the keys comes as number k: how many keys, how many places, both with their distances."""
+    count, kept, keys, step, places, apart = args
+    found = scalar.order(str(how[0]).removeprefix("MLC_").lower(), keys.read(np.arange(count) * step), 0)
+    places.write(np.arange(kept) * apart, found[:kept])
+
+
 # Device functions: name -> what it does, given the template arguments and the arguments, pointers among them.
 CALLS: dict[str, Callable[[tuple[int | str, ...], tuple[Any, ...]], None]] = {
     "mlc_fma_block": _product,
     "mlc_dot_block": _product,
     "mlc_copy_block": _copy,
+    "mlc_order": _order,
 }
 
 

@@ -23,7 +23,7 @@ from compiler.ir.dtype import DType, boolean
 from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var
 from compiler.ir.functions import FUNCTIONS
 from compiler.ir.loop import For
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.runtime import build
 
@@ -146,6 +146,8 @@ class _Writer:
                 return [head, *self.body(body), "}"]
             case If(cond, body):
                 return [f"if ({self.expr(cond)}) {{", *self.body(body), "}"]
+            case InOrder():
+                return self.in_order(s)
             case Let(name, value):
                 return [f"const {value.dtype.name} v_{name} = {self.expr(value)};"]
             case Init(name, value):
@@ -155,6 +157,20 @@ class _Writer:
             case Store(buffer, index, value, op):
                 return self.store(buffer, index, value, op)
         raise TypeError(f"{type(s).__name__} is not a Loop IR statement")
+
+    def in_order(self, s: InOrder) -> list[str]:
+        kind, turn, var = s.key.dtype, f"v_{s.turn}", f"v_{s.var}"
+        wide = _F32 if kind.bits == 16 and kind.is_float else kind
+        key = conversion(self.expr(s.key), kind, wide)
+        return [
+            f"{{ in_order<{_pointee(wide)}> o_{s.var}({self.expr(s.count)});",
+            f"for (i64 {var} = 0; {var} < o_{s.var}.n; ++{var}) o_{s.var}.keys[{var}] = {key};",
+            f"o_{s.var}.sort({str(s.how == 'descending').lower()});",
+            f"for (i64 {turn} = 0, n_{s.turn} = {self.expr(s.extent)}; {turn} < n_{s.turn}; ++{turn}) {{",
+            f"    const i64 {var} = o_{s.var}.places[{turn}];",
+            *self.body(s.body),
+            "} }",
+        ]
 
     def store(self, buffer: str, index: tuple[Expr, ...], value: Expr, op: str) -> list[str]:
         dtype = value.dtype

@@ -161,3 +161,32 @@ static inline i64 within(i64 index, i64 extent, i64 kernel, i64 buffer, i64 dime
     }
     return 0;
 }
+
+// The places of keys in their order, by merges of neighbouring runs; NaN is larger than all else.
+template <class K> struct in_order {
+    i64 n;
+    K *keys;
+    i64 *places, *other;
+    explicit in_order(i64 count)
+        : n(count), keys((K *)__builtin_malloc((count + 1) * sizeof(K))),
+          places((i64 *)__builtin_malloc((count + 1) * 8)), other((i64 *)__builtin_malloc((count + 1) * 8)) {}
+    ~in_order() { __builtin_free(keys), __builtin_free(places), __builtin_free(other); }
+    static bool less(K a, K b) { return a < b || (b != b && a == a); }
+    void sort(bool descending) {
+        for (i64 i = 0; i < n; ++i) places[i] = i;
+        for (i64 run = 1; run < n; run *= 2) {
+            for (i64 k = 0, start = 0, a = 0, b = 0, middle = 0, end = 0; k < n; ++k) {
+                if (k == end) {
+                    start = end, middle = start + run < n ? start + run : n, end = middle + run < n ? middle + run : n;
+                    a = start, b = middle;
+                }
+                const K x = keys[places[a < middle ? a : start]], y = keys[places[b < end ? b : start]];
+                const bool second = a == middle || (b < end && (descending ? less(x, y) : less(y, x)));
+                other[k] = places[second ? b++ : a++];
+            }
+            i64 *const old = places;
+            places = other;
+            other = old;
+        }
+    }
+};

@@ -198,6 +198,13 @@ def reduction(name: str, dtype: np.dtype[Any]) -> np.ufunc:
     return _REDUCTIONS[name]
 
 
+def order(how: str, x: Array, axis: int) -> Array:
+    """Which element along the axis comes first, which second, ..; equal ones stay in order, NaN is the largest."""
+    if how == "ascending":
+        return np.argsort(x, axis, kind="stable")
+    return np.asarray(x.shape[axis] - 1 - np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis))
+
+
 def reduce(name: str, x: Array, axes: tuple[int, ...], dtype: DType) -> Array:
     """`x`, of type `dtype`, reduced over `axes` in its own type; over nothing it is the identity."""
     start = identity(name, dtype).value

@@ -22,7 +22,7 @@ from compiler.ir import sizes, statement
 from compiler.ir.dtype import DType
 from compiler.ir.expr import COMBINE, Const, Expr, Load, names
 from compiler.ir.linear import factors_of
-from compiler.ir.tensor import Axis, Equation, Map, Program, Reduce, Scan, Scatter, equations
+from compiler.ir.tensor import Axis, Equation, Map, Order, Program, Reduce, Scan, Scatter, equations
 from compiler.ir.text import show
 
 T = TypeVar("T")
@@ -50,6 +50,9 @@ class TensorAlgebra(Algebra[T], Protocol[T]):
     def concatenate(self, parts: list[T], axis: int) -> T: ...
 
     def scan(self, op: str, x: T, axis: int, dtype: DType) -> T: ...
+
+    def order(self, how: str, x: T, axis: int) -> T:
+        """Which element comes first along an axis, which second and so on."""
 
     def scatter(self, op: str, base: T, index: tuple[Array, ...], value: T, dtype: DType) -> T: ...
 
@@ -112,6 +115,9 @@ class Plain:
     def scan(self, op: str, x: Array, axis: int, dtype: DType) -> Array:
         return scalar.accumulate(op, x, axis)
 
+    def order(self, how: str, x: Array, axis: int) -> Array:
+        return scalar.order(how, x, axis)
+
     def scatter(self, op: str, base: Array, index: tuple[Array, ...], value: Array, dtype: DType) -> Array:
         out = base.copy()
         scalar.combine_at(op, out, index, value)
@@ -173,6 +179,11 @@ def define(algebra: TensorAlgebra[T], equation: Equation, grid: Grid[T]) -> T:
         case Scan(op=op, along=along, value=value):
             inner = grid.over(free)
             return algebra.scan(op, algebra.full(value_of(value, inner), shape), inner.position(along), equation.dtype)
+        case Order(along=along, how=how, over=over, value=value):
+            at = grid.over(free).position(along)
+            inner = grid.over((*free[:at], *_spans(over, grid.sizes), *free[at + 1 :]))
+            found = algebra.order(how, algebra.full(value_of(value, inner), inner.shape), at)
+            return algebra.rearrange(found, lambda x: np.take(x, np.arange(free[at].size), at))
         case Reduce():
             return _reduce(algebra, equation, free, _spans(equation.over, grid.sizes), grid)
         case Scatter():

@@ -21,7 +21,7 @@ from compiler.interpret.scalar import Array
 from compiler.interpret.tensor import Plain, bind_sizes, extent
 from compiler.ir.dtype import DType, compute, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store, dtypes
+from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store, dtypes
 from compiler.ir.text import show
 from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, Stage, Sync, element, extents, lengths, letters
 
@@ -133,6 +133,8 @@ def _statement(s: Stmt, machine: _Machine, here: _Here) -> None:
             inside = here.where(_value(cond, machine, here))
             if inside.taken is not None and inside.taken.any():
                 _body(body, machine, inside)
+        case InOrder():
+            _in_order(s, machine, here)
         case Let(name, value) | Init(name, value):
             # A copy, since a load may be a view of a buffer that later statements change.
             machine.values[name] = np.array(_value(value, machine, here))
@@ -176,6 +178,16 @@ def _loop(s: For, machine: _Machine, here: _Here) -> None:
         _body(s.body, machine, inner)
 
 
+def _in_order(s: InOrder, machine: _Machine, here: _Here) -> None:
+    """All turns at once."""
+    count, turns = (int(_value(e, machine, _Here())) for e in (s.count, s.extent))
+    inner = here.open(Span(s.var, 0, count))
+    keys = np.broadcast_to(_value(s.key, machine, inner), inner.shape)
+    machine.values[s.var] = scalar.order(s.how, keys, -1)[..., :turns]
+    _body(s.body, machine, here.open(Span(s.turn, 0, turns)))
+    machine.values.pop(s.var)
+
+
 def _only_accumulates(loop: For) -> bool:
     """Whether iterations may run together: what outlives one is only accumulated into, and not read inside."""
     nodes = list(loop.walk())
@@ -198,6 +210,8 @@ def _points(body: tuple[Stmt, ...], sizes: dict[str, int]) -> int:
     for s in body:
         match s:
             case For(_, count, _, _, inner):
+                most = max(most, _about(count, sizes) * _points(inner, sizes))
+            case InOrder(_, _, _, count, _, _, inner):
                 most = max(most, _about(count, sizes) * _points(inner, sizes))
             case If(_, inner) | Stage(_, inner):
                 most = max(most, _points(inner, sizes))

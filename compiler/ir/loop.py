@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Expr, Size, Var
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import verify_expression
 
 KINDS = ("parallel", "reduce", "scan")
@@ -75,6 +75,9 @@ class _Checker:
                 if kind not in KINDS:
                     raise ValueError(f"{where}: loop {var} has the unknown kind {kind!r}")
                 self.body(body, scope | {Var(var, i64)}, scalars, (*loops, kind))
+            case InOrder(turn, extent, var, count, key, _, body):  # has the names and types of loops
+                inside = (Let(f"key of {var}", key), For(turn, extent, "parallel", body))
+                self.stmt(For(var, count, "parallel", inside), scope, scalars, loops)
             case If(cond, body):
                 self.expr(cond, scope)
                 self.body(body, scope, scalars, loops)

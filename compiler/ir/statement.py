@@ -50,6 +50,21 @@ class If(Stmt):
     body: tuple[Stmt, ...]
 
 
+class InOrder(Stmt):
+    """Run `body` with `var` = each of 0 .. count - 1, as `key` orders them, for the first `extent` of them.
+
+    `turn` counts them. Equal keys stay in order, and NaN is larger than all else; `how` is one of `tensor.ORDERS`.
+    """
+
+    turn: str
+    extent: Expr
+    var: str
+    count: Expr
+    key: Expr
+    how: str
+    body: tuple[Stmt, ...]
+
+
 class Kernel(Node):
     """One launch: `params` are the buffers that it uses, in order; `writes` names those that it changes.
 

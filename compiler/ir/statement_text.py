@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, Var
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
-from compiler.ir.tensor import Tensor
+from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
+from compiler.ir.tensor import ORDERS, Tensor
 from compiler.ir.text import (
     MEANT,
     WORD,
@@ -83,6 +83,10 @@ def show_stmt(s: Stmt, own: ShowOwn) -> list[str]:
             ]
         case If(cond, body):
             return [f"if {show_expr(cond)}:", *indent(show_body(body, own))]
+        case InOrder(turn, extent, var, count, key, how, body):
+            keys = f"[{show_expr(key)} for {var} in range({show_expr(count)})]"
+            head = f"for {turn}, {var} in {how}({show_expr(extent)}, {keys}):"
+            return [head, *indent(show_body(body, own))]
     return own(s)
 
 
@@ -131,6 +135,19 @@ def _statement(s: ast.stmt, scope: Scope, own: ParseOwn) -> tuple[Stmt, ...]:
             return (_bind(Let(name, expression(value, scope)), scope),)
         case ast.If(cond, body, []):
             return (If(expression(cond, scope), statements(body, scope.inner(), own)),)
+        case ast.For(
+            ast.Tuple([ast.Name(turn), ast.Name(var)]),
+            ast.Call(
+                ast.Name(how),
+                [extent, ast.ListComp(key, [ast.comprehension(_, ast.Call(ast.Name("range"), [count]))])],
+            ),
+            body,
+        ) if how in ORDERS:
+            among, _ = within(scope, var)
+            inner, _ = within(among, turn)
+            sizes = expression(extent, scope), expression(count, scope)
+            made = statements(body, inner, own)
+            return (InOrder(turn, sizes[0], var, sizes[1], expression(key, among), how, made),)
     raise fail(s, "not a statement")
 
 

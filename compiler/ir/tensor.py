@@ -9,9 +9,9 @@ def softmax(x: f32[64, 100]):
         y[i: 64, j: 100]: f32 = e[i, j] / s[i]
     return y
 ```
-There are four kinds: a map (which covers views, gathers, padding, concatenation and iota, because the index of a load
-is itself an expression), a reduction, a scan, and a scatter. A contraction is a sum of products, a convolution one of
-shifted loads.
+There are five kinds: a map (which covers views, gathers, padding, concatenation and iota, because the index of a load
+is itself an expression), a reduction, a scan, a scatter, and an order. A contraction is a sum of products, a
+convolution one of shifted loads.
 """
 
 from __future__ import annotations
@@ -109,6 +109,26 @@ class Scatter(Equation):
         return self.value.dtype
 
 
+ORDERS = ("ascending", "descending")
+
+
+class Order(Equation):
+    """`name[axes]`: which number of `over` has the place that the axis `along` says, when `value` orders them.
+
+    Equal values stay in order, and NaN is larger than all else; `how` is one of ORDERS. `over` is one axis, along which
+    `value` runs in the place of `along`.
+    """
+
+    along: str
+    how: str
+    over: tuple[Axis, ...]
+    value: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return i64
+
+
 class Group(Node):
     """Equations that share a kernel. `origin` names the ATen calls that they come from."""
 
@@ -160,6 +180,8 @@ def bound(equation: Equation) -> tuple[Axis, ...]:
     match equation:
         case Reduce():
             return equation.axes + equation.over
+        case Order(axes=axes, along=along, over=over):
+            return (*(a for a in axes if a.name != along), *over)
         case Scatter():
             return equation.over
     return equation.axes
@@ -186,7 +208,7 @@ def verify(program: Program) -> None:
 
 def _verify_equation(program: Program, equation: Equation, known: dict[str, tuple[DType, int]]) -> None:
     where = f"{program.name}: equation {equation.name}"
-    axes = [a.name for a in equation.axes + (equation.over if isinstance(equation, Reduce | Scatter) else ())]
+    axes = [a.name for a in equation.axes + (equation.over if isinstance(equation, Reduce | Scatter | Order) else ())]
     if len(set(axes)) != len(axes):
         raise ValueError(f"{where}: an axis name occurs twice in {axes}")
     if taken := {s.name for s in program.sizes} & set(axes):
@@ -202,8 +224,11 @@ def _verify_equation(program: Program, equation: Equation, known: dict[str, tupl
         verify_expression(e, known, where)
     if isinstance(equation, Reduce | Scan) and equation.op not in COMBINE:
         raise ValueError(f"{where}: {equation.op!r} is not a reduction")
-    if isinstance(equation, Scan) and equation.along not in axes:
-        raise ValueError(f"{where}: scans along {equation.along}, which is not its axis")
+    if isinstance(equation, Scan | Order) and equation.along not in axes:
+        how = "scans" if isinstance(equation, Scan) else "is ordered"
+        raise ValueError(f"{where}: {how} along {equation.along}, which is not its axis")
+    if isinstance(equation, Order) and (equation.how not in ORDERS or len(equation.over) != 1):
+        raise ValueError(f"{where}: {len(equation.over)} axes put in the order {equation.how!r}")
 
 
 def verify_expression(e: Expr, known: dict[str, tuple[DType, int]], where: str) -> None:

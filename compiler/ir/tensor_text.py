@@ -7,7 +7,7 @@ import ast
 from compiler.ir import text
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr
-from compiler.ir.tensor import Axis, Equation, Group, Map, Program, Reduce, Scan, Scatter, Tensor
+from compiler.ir.tensor import ORDERS, Axis, Equation, Group, Map, Order, Program, Reduce, Scan, Scatter, Tensor
 from compiler.ir.text import MEANT, WORD, Scope, expression, fail, function, indent, show_program, show_type, tensor
 from compiler.ir.text import show as show_expr
 
@@ -35,6 +35,8 @@ def show_equation(e: Equation) -> str:
             return f"{head}{WORD.get(op, op)}({show_expr(value)}{_ranges(over)})"
         case Scan(op=op, along=along, value=value):
             return f"{head}scan({WORD.get(op, op)}, {along}, {show_expr(value)})"
+        case Order(along=along, how=how, over=over, value=value):
+            return f"{head}{how}({along}, [{show_expr(value)}{_ranges(over)}])"
         case Scatter(base=base, op=op, over=over, index=index, value=value, guard=guard):
             at = ", ".join(map(show_expr, index))
             where = "" if guard is _TRUE else f", {show_expr(guard)}"
@@ -106,6 +108,9 @@ def _definition(name: str, axes: tuple[Axis, ...], value: ast.expr, scope: Scope
             return Reduce(name, axes, MEANT.get(how, how), over, expression(body, _within(inner, over)))
         case ast.Call(ast.Name("scan"), [ast.Name(how), ast.Name(along), body]):
             return Scan(name, axes, MEANT.get(how, how), along, expression(body, inner))
+        case ast.Call(ast.Name(how), [ast.Name(along), ast.ListComp(body, ranges)]) if how in ORDERS:
+            over = _over(ranges, scope)
+            return Order(name, axes, along, how, over, expression(body, _within(inner, over)))
         case ast.Call(ast.Name("scatter"), [ast.Name(how), base, ast.ListComp(update, ranges)]):
             return _scatter(name, axes, how, base, update, _over(ranges, scope), scope)
         case ast.Call(ast.Name("scatter"), [ast.Name(how), base, ast.List([update])]):

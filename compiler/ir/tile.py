@@ -21,7 +21,7 @@ from compiler.ir.expr import COMBINE, Const, Expr, Load, Var
 from compiler.ir.index import value_range
 from compiler.ir.layout import Fragment, ThreadMap, problem
 from compiler.ir.node import Node
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, verify_expression
 
 # How a loop may be bound, and the whole numbers that say more about it.
@@ -211,7 +211,7 @@ def verify(program: Program) -> None:
 
 def _body(kernel: Kernel, body: tuple[Stmt, ...], state: _State, bound: set[str]) -> None:
     for s in body:
-        _stmt(kernel, s, state, bound)
+        _stmt(kernel, _as_loops(s) if isinstance(s, InOrder) else s, state, bound)
 
 
 def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
@@ -277,6 +277,12 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
             _verify_mma(where, s)
         case _:
             raise ValueError(f"{where}: {type(s).__name__} is not a Tile IR statement")
+
+
+def _as_loops(s: InOrder) -> For:
+    """Loops in which the same names stand for the same."""
+    turns = For(s.turn, s.extent, "parallel", Bind("serial"), s.body)
+    return For(s.var, s.count, "parallel", Bind("serial"), (Let(f"key of {s.var}", s.key), turns))
 
 
 def binding_error(var: str, kind: str, binding: Bind) -> str:

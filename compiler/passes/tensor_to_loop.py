@@ -14,12 +14,13 @@ from compiler.ir.expr import Expr, Load, Select, Var, canonical, identity, selec
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import (
     Axis,
     Equation,
     Group,
     Map,
+    Order,
     Reduce,
     Scan,
     Scatter,
@@ -122,6 +123,8 @@ class _Builder:
                     self._kernel(self.group.name + "_base", self._scatter_base(s), tensors),
                     self._kernel(self.group.name, self._scatter(s), tensors),
                 ]
+            case (Order() as o,):
+                return [self._kernel(self.group.name, _in_order(o), tensors)]
         axes = tuple(Axis(self._fresh(a.name), a.extent) for a in self.nest.rows)
         self.loops = dict(zip((a.name for a in self.nest.rows), axes, strict=True))
         self.rows = _Scope(None, {}).inner(axes)
@@ -284,6 +287,14 @@ class _Builder:
         update: Stmt = Store(s.name, s.index, s.value, s.op)
         body = [update if isinstance(s.guard, expr.Const) and s.guard.value else If(s.guard, (update,))]
         return _nested((*distinct, *ordered), ["parallel"] * len(distinct) + ["scan"] * len(ordered), body)
+
+
+def _in_order(e: Order) -> tuple[Stmt, ...]:
+    rows = tuple(a for a in e.axes if a.name != e.along)
+    (turn,), (over,) = (a for a in e.axes if a.name == e.along), e.over
+    body = (Store(e.name, tuple(a.var for a in e.axes), over.var),)
+    every = InOrder(turn.name, turn.extent, over.name, over.extent, e.value, e.how, body)
+    return _nested(rows, ["parallel"] * len(rows), [every])
 
 
 def _nested(axes: tuple[Axis, ...], kinds: list[str], body: list[Stmt]) -> tuple[Stmt, ...]:

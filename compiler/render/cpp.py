@@ -50,6 +50,7 @@ HEADERS = {
     "masks.h": "load_bools store_bools gather_bools load_strided_bools broadcast_mask",
     "gemm.h": "fma_block dot_block",
     "copy.h": "copy_block",
+    "order.h": "order",
 }  # fmt: skip
 _ALIASES = frozenset(f"{name}x{2**n}" for name in (*TYPES, *(f"mask{b}" for b in MASKS)) for n in range(1, 9))
 RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "sizes", c.FAILED, FAILURES}

@@ -8,7 +8,7 @@ from compiler.checks.mutation import expressions
 from compiler.checks.mutation.tree import Edit
 from compiler.ir.expr import Const, Op
 from compiler.ir.node import Node
-from compiler.ir.tensor import Reduce, Scan, Scatter
+from compiler.ir.tensor import ORDERS, Order, Reduce, Scan, Scatter
 
 
 def edits(node: Node) -> Iterator[Edit]:
@@ -23,6 +23,8 @@ def edits(node: Node) -> Iterator[Edit]:
         case Scan(axes=axes, along=along):
             yield from expressions.reductions(node)
             yield from (("scan along another axis", node.replace(along=a.name)) for a in axes if a.name != along)
+        case Order(how=how):
+            yield from (("the other order", node.replace(how=other)) for other in ORDERS if other != how)
         case Scatter(_, _, _, op, _, _, _, guard):
             yield "update combines otherwise", node.replace(op="sum" if op == "set" else "set")
             yield from expressions.moved(node, "index", "update")
@@ -31,4 +33,4 @@ def edits(node: Node) -> Iterator[Edit]:
 
 
 def show(node: Node) -> str:
-    return node.name if isinstance(node, Reduce | Scan | Scatter) else expressions.show(node)
+    return node.name if isinstance(node, Reduce | Scan | Scatter | Order) else expressions.show(node)

@@ -39,8 +39,9 @@ from compiler.ir.expr import (
 from compiler.ir.index import range_below, simplify, value_range
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
+from compiler.passes.cpu.in_order import in_order
 from compiler.passes.cpu.remainders import MASKS, first_time, remainder, unit
 from compiler.passes.cpu.scope import Lanes, Scope
 from compiler.targets.target import Target, instruction
@@ -104,6 +105,8 @@ class _Lowering:
                 if isinstance(cond, Const):
                     return body if cond.value else []
                 return [k.If(cond, tuple(body))]
+            case InOrder():
+                return [in_order(s, scope, self.value, self.place)]
             case tile.Alloc(tensor, _, _):
                 scope.buffers[tensor.name] = tensor
                 self.taken.add(tensor.name)

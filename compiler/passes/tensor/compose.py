@@ -21,6 +21,7 @@ from compiler.ir.tensor import (
     Equation,
     Group,
     Map,
+    Order,
     Program,
     Reduce,
     Scan,
@@ -72,7 +73,7 @@ def _without_units(e: Equation, kept: dict[str, list[int]]) -> Equation:
         new = Map(new.name, new.axes, new.value)
     if isinstance(new, Scatter):
         new = new.replace(index=tuple(new.index[n] for n in kept[e.name]))
-    if isinstance(new, Reduce | Scatter):
+    if isinstance(new, Reduce | Scatter | Order):
         new = new.replace(over=tuple(a for a in new.over if not _unit(a)))
     return new
 
@@ -88,6 +89,13 @@ def _squeezed(t: Tensor, kept: list[int]) -> Tensor:
 def is_view(e: Equation) -> bool:
     """A map that moves values, widens 16-bit floats or computes from indices alone: free to repeat for every reader."""
     return isinstance(e, Map) and _moves(e.value)
+
+
+def in_steps(value: Expr, var: Var) -> bool:
+    """Elements as they lie in memory, the same distance apart as `var` grows."""
+    if not isinstance(value, Load):
+        return False
+    return all(var not in set(atom.walk()) or atom is var for i in value.index for atom in linear(i)[0])
 
 
 def _moves(value: Expr) -> bool:
@@ -122,6 +130,8 @@ def _forward(program: Program) -> Program:
     out: dict[str, Equation] = {}
     for e in equations(program):
         new = inline(e, views)
+        if isinstance(new, Order) and not in_steps(new.value, new.over[0].var):
+            new = e
         out[e.name] = new
         if isinstance(new, Map) and is_view(new):
             views[e.name] = new

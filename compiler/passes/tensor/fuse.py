@@ -28,6 +28,7 @@ from compiler.ir.tensor import (
     Equation,
     Group,
     Map,
+    Order,
     Program,
     Reduce,
     Scan,
@@ -119,7 +120,7 @@ def nest(members: Sequence[Equation], stored: Iterable[str]) -> Nest | None:
     if names is None:
         return None
     sweeps = [e for e in members if isinstance(e, Reduce | Scan)]
-    if any(isinstance(e, Scatter) for e in members):
+    if any(isinstance(e, Scatter | Order) for e in members):
         return Nest(names, members[0].axes) if len(members) == 1 else None
     rows = [_rows(e, names) for e in sweeps] or [
         tuple(names[e.name, a.name] for a in e.axes) for e in members if e.name in stored
@@ -159,7 +160,7 @@ def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
 
     made: dict[str, Equation] = {}
     for e in members:
-        over = e.over if isinstance(e, Reduce | Scatter) else ()
+        over = e.over if isinstance(e, Reduce | Scatter | Order) else ()
         for a in (*e.axes, *over):
             find((e.name, a.name))
         for load in [n for x in expressions(e) for n in loads(x) if n.buffer in made]:
@@ -177,7 +178,7 @@ def _unify(members: Sequence[Equation]) -> dict[tuple[str, str], str] | None:
                 parent[find((e.name, i.name))] = find((producer.name, a.name))
         made[e.name] = e
     for e in members:  # two axes of one equation must not have become one
-        over = e.over if isinstance(e, Reduce | Scatter) else ()
+        over = e.over if isinstance(e, Reduce | Scatter | Order) else ()
         roots = [find((e.name, a.name)) for a in (*e.axes, *over)]
         if len(set(roots)) != len(roots):
             return None

@@ -30,7 +30,7 @@ from compiler.ir import dtype as dt
 from compiler.ir.aten import Type
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Const, Expr, Load, cast, const, dim, fresh
-from compiler.ir.tensor import Axis, Equation, Map, Reduce, Scan, Scatter, scaled
+from compiler.ir.tensor import Axis, Equation, Map, Order, Reduce, Scan, Scatter, scaled
 from compiler.ir.text import show, show_type
 
 Shape = tuple[Expr, ...]
@@ -79,7 +79,8 @@ Operand = Value | bool | int | float | Expr
 class Builder:
     """Collects the equations of one call at a time, and gives them names that are free in the whole program."""
 
-    def __init__(self, taken: Iterable[str], sizes: Iterable[str] = ()) -> None:
+    def __init__(self, taken: Iterable[str], sizes: Iterable[str] = (), orders: bool = False) -> None:
+        self.orders = orders  # what comes in order may be one equation
         self._taken = {*taken, *sizes}
         self._numbers: dict[str, int] = {}
         # Of an axis `s`, loops would be called `s0` and `s1`, as sizes may be.
@@ -130,6 +131,14 @@ class Builder:
         """Running `op` of `element(at)` along dimension `along`, the current element included."""
         axes = self._axis(self._axes, shape)
         return self._define(Scan(self._name(hint), axes, op, axes[along].name, element(_vars(axes))))
+
+    def order(
+        self, how: str, shape: Shape, along: int, count: Expr, element: Callable[[Index], Expr], hint: str = "order"
+    ) -> Value:
+        """Along a dimension of `shape`: which of `count` elements comes first, second, ..; `how` is a row of ORDERS."""
+        axes, over = self._axis(self._axes, shape), self._axis(self._over, (count,))
+        value = element(_vars((*axes[:along], *over, *axes[along + 1 :])))
+        return self._define(Order(self._name(hint), axes, axes[along].name, how, over, value))
 
     def scatter(
         self,

@@ -51,15 +51,16 @@ ASSERTIONS = {"aten._assert_async.default", "aten._assert_async.msg"}
 RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in family.RULES.items()}
 
 
-def lower(program: aten.Program, *, round_every_call: bool = False) -> Program:
+def lower(program: aten.Program, *, round_every_call: bool = False, orders: bool = False) -> Program:
     """The Tensor program that computes the same; raises Unsupported.
 
     With `round_every_call`, the result of every call is rounded to its own element type, which is what eager does.
+    Where targets have something for it, what comes in order `orders` by one equation.
     """
     calls = [c for c in program.calls if any(t is not None for t in c.types)]
     check(program, calls)
     known = aten.types(program)
-    b = Builder(known, [s.name for s in program.sizes])
+    b = Builder(known, [s.name for s in program.sizes], orders)
     env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype, i.type.strides) for i in program.inputs}
     groups: list[Group] = []
     for call in calls:

@@ -4,6 +4,8 @@ By counting, the place of an element is the number of those that come before it:
 one flat sum. In a merge, each place of the result finds by bisection how many of the elements before it are of the
 first of two runs: about log2 m comparisons. Where only the first k places are asked for, runs keep no more than k; and
 where these are few, they are found without sorting.
+
+A target may have something of its own for all this: there it is one equation.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from compiler.ir import dtype as dt
 from compiler.ir.expr import Const, Expr, Size, both, cast, const, dim, hint, op, product, variables
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, set_dim, without
 from compiler.passes.torch_to_tensor.first import LAUNCH, Before, before, cheapest, chosen, grouped
-from compiler.passes.torch_to_tensor.positions import clamped, is_empty, one_dim, zeros
+from compiler.passes.torch_to_tensor.positions import clamped, is_empty, is_wide, one_dim, stored, zeros
 
 # What sorting costs, in comparisons of a sum that counts. A step of a bisection takes ten of them on a CPU, which
 # counts in vectors, and two or three on a GPU.
@@ -46,10 +48,12 @@ def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) 
     nowhere = Value("", dt.i64, shape, dt.i64)
     if is_empty(shape):
         return zeros(b, shape, self), zeros(b, shape, nowhere)
-    if not self.rank:
+    if not self.rank or not is_wide(self.shape[one_dim(b, along, self.rank)]):
         return self, zeros(b, shape, nowhere)
     d = one_dim(b, along, self.rank)
     strictly = before(descending)
+    if b.orders and is_wide(shape[d]):
+        return _ordered(b, self, d, shape, descending)
     if isinstance(shape[d], Const) and isinstance(self.shape[d], Const):
         if 0 < _number(shape[d]) <= MOST_CHOSEN:
             return chosen(b, self, d, shape, descending)
@@ -64,6 +68,13 @@ def _first(b: Builder, self: Value, along: int, shape: Shape, descending: bool) 
 
     values = b.map(shape, lambda i: runs.values.at(at(i)), "value")
     return values, b.map(shape, lambda i: cast(runs.indices.at(at(i)), dt.i64), "index")
+
+
+def _ordered(b: Builder, self: Value, d: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
+    """By one equation for the places."""
+    how = "descending" if descending else "ascending"
+    places = b.order(how, shape, d, self.shape[d], lambda i: stored(self, i), "place")
+    return b.map(shape, lambda i: stored(self, set_dim(i, d, places.at(i))), "value"), places
 
 
 def run_length(shape: Shape, d: int, kept: Expr) -> Expr:
