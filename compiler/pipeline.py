@@ -56,6 +56,7 @@ from compiler.passes.tile.symbolic_schedule import symbolic_schedule
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.render import cpp, cuda
 from compiler.render.mlir import linalg, tosa
+from compiler.render.triton import program as triton
 from compiler.schedule import files, heuristic
 from compiler.schedule import space as schedule_space
 from compiler.schedule.records import NOTHING, Record, Stored
@@ -65,8 +66,8 @@ from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
 IR_STAGES = tuple(IRS)
-TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir"}  # what each kind of target ends in
-_WAYS = {"mlir": ("torch", "tensor")}  # the IRs on the way to a kind of target, where not all
+TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir", "triton": "triton"}  # what each kind of target ends in
+_WAYS = {"mlir": ("torch", "tensor"), "triton": ("torch", "tensor", "loop", "tile")}  # the IRs on the way to a kind of target, where not all
 
 
 def stages(target: Target) -> tuple[str, ...]:
@@ -109,7 +110,7 @@ def _decompose(program: aten.Program, context: Context) -> tensor.Program:
 
 
 def _fuse(program: tensor.Program, context: Context) -> tensor.Program:
-    return fuse(program, context.target.cores if context.target.kind == "cuda" else 1)
+    return fuse(program, context.target.cores if context.target.kind in ("cuda", "triton") else 1)
 
 
 def _apply_schedules(program: statement.Program, context: Context) -> statement.Program:
@@ -186,7 +187,7 @@ PIPELINE = (
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
-    Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda"),
+    Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda triton"),
     Pass("stages", "tile", "tile", "what is copied ahead is in stages", lambda p, _: assign_stages(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
     Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds are at once", _thread_maps, kind="cuda"),
@@ -200,6 +201,7 @@ PIPELINE = (
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
+    Pass("render-triton", "tile", "triton", "text that Triton compiles", lambda p, _: triton.render(p), kind="triton"),
 )
 # fmt: on
 
@@ -230,7 +232,7 @@ class Lowering:
 def passes_for(target: Target) -> tuple[Pass, ...]:
     """The passes that a program for this target goes through, in order."""
     order = stages(target)
-    return tuple(p for p in PIPELINE if p.kind in ("", target.kind) and p.source in order and p.result in order)
+    return tuple(p for p in PIPELINE if (not p.kind or target.kind in p.kind.split()) and p.source in order and p.result in order)
 
 
 def from_tiles(program: statement.Program, target: Target) -> kernel.Program:
@@ -409,7 +411,7 @@ def _lower(
             schedules, fallbacks = _chosen(program, target, given, None, stored)
         if kinds is not None and p.result not in IRS:
             lowered = _whole(kinds, made, schedules or {}, fallbacks)
-            program = made["kernel"]
+            program = made.get("kernel", made["tile"])
         number = applications.number + 1
         if not applications.begins(p.name, p.optional):
             continue

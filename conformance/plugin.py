@@ -17,7 +17,8 @@ OPTIONS: dict[str, dict[str, object]] = {
         "default": "cpu",
         "help": "where to run, comma-separated: cpu, the default, is this machine; cpu:avx512, cpu:avx2 and "
         "cpu:baseline are less of it, cpu:each all of these that it can run; cuda is its GPU, or sm_90a emulated where "
-        "there is none; other GPUs go by the names that `mlcomp targets` lists; mlir is what MLIR makes of its text",
+        "there is none; other GPUs go by the names that `mlcomp targets` lists; mlir is what MLIR makes of its text, "
+        "triton what Triton does (without a GPU its interpreter)",
     },
     "stages": {"metavar": "LIST", "help": "stages to check, comma-separated (default: all)"},
     "tier": {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from compiler.schedule.steps import Schedule
     from compiler.targets.target import Target
 
-STAGES = ("torch", "tensor", "loop", "tile", "schedule", "kernel", "cpp", "cuda", "asm", "mlir")
+STAGES = ("torch", "tensor", "loop", "tile", "schedule", "kernel", "cpp", "cuda", "asm", "mlir", "triton")
 
 
 def options(command: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def show(options: argparse.Namespace) -> int:
     from compiler import pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
     from compiler.execution import dumps, named  # noqa: PLC0415
 
-    dialect = {"linalg": "mlir", "tosa": "mlir:tosa"}[options.dialect] if options.ir == "mlir" else ""
+    dialect = {"linalg": "mlir", "tosa": "mlir:tosa"}[options.dialect] if options.ir == "mlir" else "triton" if options.ir == "triton" else ""
     machine = named.target(options.target or dialect or dumps.target_of(options.source))
     stages = pipeline.stages(machine)
     until = {"asm": stages[-1], "schedule": "tile"}.get(options.ir, options.ir)

@@ -17,6 +17,9 @@ def targets(options: argparse.Namespace) -> int:
         if t.kind == "mlir":
             print(f"{t.name}: text of MLIR for other toolchains; {' '.join(t.features)}")
             continue
+        if t.kind == "triton":
+            print(f"{t.name}: kernels for Triton, whose compiler knows the GPU")
+            continue
         caches = ", ".join(f"{size >> 10} KiB" for size in (t.l1, t.l2, t.l3) if size)
         cores = f"{t.cores} core{'s' if t.cores != 1 else ''}"
         width = f"warps of {t.warp}, {t.shared >> 10} KiB shared" if t.warp else f"{t.vector * 8}-bit vectors"

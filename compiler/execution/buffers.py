@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from compiler.ir import aten, kernel
+from compiler.ir import aten, kernel, statement
 from compiler.ir.expr import Size
 from compiler.ir.sizes import bind, numbers
 from compiler.ir.tensor import Tensor
@@ -65,49 +65,64 @@ def output_types(lowering: Lowering) -> list[aten.Type]:
 
 def overwritten(lowering: Lowering) -> dict[int, int]:
     """By the number of each result that is left in the memory of an input the number of that input."""
-    first, last = next(iter(lowering.stages.values())), lowering.stages.get("kernel")
+    first, last = next(iter(lowering.stages.values())), _last(lowering)
     if not isinstance(first, aten.Program) or not first.into or last is None:
         return {}
-    written = {name for f in last.functions for name in f.writes}
+    parts = last.functions if isinstance(last, kernel.Program) else last.kernels
+    written = {name for f in parts for name in f.writes}
     names = [i.name for i in first.inputs]
     return {n: names.index(place) for n, place in enumerate(first.into) if place in written}
 
 
 def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
     """The launch plan: buffers as the callers see them, and temporaries packed into one arena by liveness."""
-    program = lowering.stages["tensor" if lowering.target.kind == "mlir" else "kernel"]
+    program = lowering.stages[{"mlir": "tensor", "triton": "tile"}.get(lowering.target.kind, "kernel")]
     inputs = tuple(buffer(i, sizes) for i in inputs_of(lowering))
     outputs = tuple(
         launcher.Buffer(t.name, t.dtype.name, *layout(kind, sizes))
         for t, kind in zip(program.outputs, output_types(lowering), strict=True)
     )
-    if not isinstance(program, kernel.Program):
-        return launcher.Plan(inputs, outputs, sizes=tuple(sizes[s] for s in program.sizes))
     arena = memory_schedule(lowering, sizes).arena
     given = tuple(sizes[s] for s in program.sizes)
-    return launcher.Plan(inputs, outputs, arena.offsets, arena.size, given, len(program.zeros))
+    zeros = len(program.zeros) if isinstance(program, kernel.Program) else 0
+    return launcher.Plan(inputs, outputs, arena.offsets, arena.size, given, zeros)
+
+
+def _last(lowering: Lowering) -> kernel.Program | statement.Program | None:
+    """What the text of a program was written from, where that has launches and temporaries."""
+    found: kernel.Program | statement.Program | None
+    found = lowering.stages.get("tile" if lowering.target.kind == "triton" else "kernel")
+    return found
+
+
+def _launched(lowering: Lowering) -> tuple[Sequence[Tensor], Sequence[Sequence[Tensor]], Sequence[str]]:
+    """The temporaries of a program, the parameters of what is launched, and the temporaries that hold zeros between
+    calls; nothing of a program that makes its own."""
+    match (program := _last(lowering)):
+        case kernel.Program():
+            return program.temps, [f.params for f in program.functions], program.zeros
+        case statement.Program():
+            return program.temps, [k.params for k in program.kernels], ()
+    return (), (), ()
 
 
 def memory_schedule(lowering: Lowering, sizes: Sizes) -> MemorySchedule:
     """When the temporaries of Kernel IR live, and where; those that hold zeros between calls always live."""
-    program: kernel.Program | None = lowering.stages.get("kernel")
-    if program is None:
-        return MemorySchedule()
+    temps, launched, zeros = _launched(lowering)
     uses: dict[str, list[int]] = {}
-    for n, f in enumerate(program.functions):
-        for p in f.params:
+    for n, params in enumerate(launched):
+        for p in params:
             uses.setdefault(p.name, []).append(n)
-    uses |= {name: [0, len(program.functions) - 1] for name in program.zeros}
-    lifetimes = [_lifetime(t, uses.get(t.name, [0]), sizes) for t in program.temps]
-    shared = len(lifetimes) - len(program.zeros)
+    uses |= {name: [0, len(launched) - 1] for name in zeros}
+    lifetimes = [_lifetime(t, uses.get(t.name, [0]), sizes) for t in temps]
+    shared = len(lifetimes) - len(zeros)
     arena = memory.behind(memory.plan(lifetimes[:shared]), [t.size for t in lifetimes[shared:]])
-    return MemorySchedule(tuple(t.name for t in program.temps), tuple(lifetimes), arena)
+    return MemorySchedule(tuple(t.name for t in temps), tuple(lifetimes), arena)
 
 
 def temporaries(lowering: Lowering, sizes: Sizes) -> list[launcher.Buffer]:
     """Those of Kernel IR; a program that has none makes its own."""
-    program: kernel.Program | None = lowering.stages.get("kernel")
-    return [buffer(t, sizes) for t in program.temps] if program is not None else []
+    return [buffer(t, sizes) for t in _launched(lowering)[0]]
 
 
 def buffer(t: Tensor, sizes: Sizes) -> launcher.Buffer:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from compiler import frontend, pipeline
 from compiler.errors import CompilerError, InvalidData, UncheckedWarning
-from compiler.execution import buffers, gpu_programs, mlir, named, stored
+from compiler.execution import buffers, gpu_programs, mlir, named, stored, triton
 from compiler.execution.dynamic import AnySize
 from compiler.execution.tuning import shelf
 from compiler.execution.views import overwriting, viewed
@@ -87,7 +87,7 @@ def _executed(
         return tuple(frontend.execute(program, list(inputs)))
     if stage in ("cpp", "mlir"):
         return _run_text(lowering, inputs, buffers.plan(lowering, at), cache)
-    if lowering.target.kind == "cuda" and stage in gpu_programs.STAGES:
+    if stage == "triton" or (lowering.target.kind == "cuda" and stage in gpu_programs.STAGES):
         outcome = execute_guarded(lowering, inputs, runs=1, cache=cache, stage=stage)
         if outcome.complaints == (guarded.INVALID,):
             raise InvalidData
@@ -181,6 +181,8 @@ def execute_guarded(
         inputs = gpu_programs.aligned(inputs)
         emulate = emulate or bool(patience)
         call = gpu_programs.caller(lowering, stage or "cuda", planned, cache, emulate=emulate, apart=apart, check=check)
+    elif lowering.target.kind == "triton":
+        call = triton.guarded_call(lowering, planned)
     else:
         call = guarded.entry(built(lowering, cache), planned.sizes, torch.get_num_threads())
     return guarded.run(call, planned, inputs, buffers.temporaries(lowering, at), runs, patience)
@@ -197,7 +199,8 @@ def accuracy(lowering: Lowering) -> Accuracy:
     nodes = (n for f in program.kernels for s in f.body for n in s.walk()) if program is not None else ()
     used = {n.name for n in nodes if isinstance(n, Op)}
     kind = "tosa" if "tosa" in lowering.target.features else lowering.target.kind
-    return Accuracy.of(kind, THREEFOLD if "tf32" in used else 0.0, "exp2_ftz" in used)
+    threefold = "tf32" in used or "tf32x3" in lowering.stages.get("triton", "")
+    return Accuracy.of(kind, THREEFOLD if threefold else 0.0, "exp2_ftz" in used)
 
 
 def eager_equations(program: aten.Program) -> TensorProgram:
@@ -380,6 +383,8 @@ def _launcher(
 
     if lowering.target.kind == "cuda":
         load = gpu_programs.loader(lowering, bound, threads, folder, refuse, wait)
+    elif lowering.target.kind == "triton":
+        load = triton.loader(lowering, bound, refuse)
     else:
         path = built(lowering, folder)
 
@@ -428,7 +433,7 @@ def _code(
 ) -> Lowering:  # fmt: skip
     """What runs the program; of stages before that those that are needed. An emulator is told more than is stored."""
     lower = functools.partial(lowered, program, machine, schedules, known)
-    if machine.kind == "mlir" or (machine.kind == "cuda" and not gpu_programs.on_gpu(machine)):
+    if machine.kind in ("mlir", "triton") or (machine.kind == "cuda" and not gpu_programs.on_gpu(machine)):
         return lower()
     made = stored.code(program, machine, schedules, folder, lower, known.digest)
     for x in made.fallbacks if known.records else ():

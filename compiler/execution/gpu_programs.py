@@ -19,7 +19,7 @@ from compiler.passes.gpu.dependent_launch import overlaps
 from compiler.pipeline import Lowering
 from compiler.render import cuda, header
 from compiler.render.c import fails
-from compiler.runtime import cubin, detect, device, gpu, guarded, launcher
+from compiler.runtime import cubin, detect, device, gpu, guarded, launcher, triton
 from compiler.runtime.emulator import emulator
 from compiler.runtime.emulator.findings import Report
 from compiler.runtime.guarded import Bytes
@@ -106,7 +106,7 @@ def _has_barriers(f: k.Function) -> bool:
 
 def on_gpu(target: Target) -> bool:
     """Whether a GPU of this machine runs what is rendered for the target."""
-    return architecture(target) is not None
+    return triton.on_gpu() if target.kind == "triton" else architecture(target) is not None
 
 
 @functools.cache

@@ -25,7 +25,7 @@ def max_ulp(function: str, dtype: str, kind: str = "cpu") -> float:
     if function not in FUNCTIONS:
         return CORRECTLY_ROUNDED
     row, at = FUNCTIONS[function], ("f32", "f64").index(dtype)
-    return max(row.cpu[at], row.cuda[at] + CORRECTLY_ROUNDED) if kind == "cuda" else row.cpu[at]
+    return max(row.cpu[at], row.cuda[at] + CORRECTLY_ROUNDED) if kind in ("cuda", "triton") else row.cpu[at]
 
 
 def in_series(n: int, kind: str = "cpu") -> int:

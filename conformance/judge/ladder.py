@@ -38,6 +38,7 @@ EXECUTORS = {
     "torch": "PyTorch", "tensor": "NumPy, f64 and f32", "loop": "plain C++ loops", "tile": "NumPy, by tiles",
     "kernel": "Python, checked", "cpp": f"native, {RUNS} runs, guarded",
     "mlir": f"MLIR's own lowering, {RUNS} runs, guarded",
+    "triton": f"Triton on a GPU, or its interpreter, {RUNS} runs, guarded",
 }  # fmt: skip
 EXECUTORS_OF_CUDA = EXECUTORS | {
     "kernel": "emulated, every access checked", "cuda": f"emulated, {RUNS} orders, guarded",
@@ -360,7 +361,7 @@ def run_watched(truth: Truth, lowering: compiler.Lowering, stage: str, watch: Wa
 
 def is_native(target: compiler.Target, stage: str) -> bool:
     """Whether what runs a stage is compiled code, with the freedom to do anything."""
-    return stage in ("cpp", "cuda", "mlir") or (stage == "kernel" and target.kind == "cuda")
+    return stage in ("cpp", "cuda", "mlir", "triton") or (stage == "kernel" and target.kind == "cuda")
 
 
 def verdict_on(truth: Truth, lowering: compiler.Lowering, stage: str, made: Made) -> Verdict:

@@ -57,7 +57,7 @@ for stage in stages[stages.index(start or stages[0]) :]:
     print(f"{{stage:8}} largest difference from f64:", *(f"{{d.max():.3g}}" if d.numel() else "none" for d in far))
 '''
 LONGEST = 40_000  # characters of a text in a row
-TEXTS = {"cpp": "kernel.cpp", "cuda": "kernel.cu", "mlir": "kernel.mlir"}
+TEXTS = {"cpp": "kernel.cpp", "cuda": "kernel.cu", "mlir": "kernel.mlir", "triton": "kernel.py"}
 IMPORT = """
 import sys
 

@@ -27,7 +27,7 @@ from conformance.run.settings import Settings
 from conformance.shapes.cases import BYTES, KINDS, STAGES, BenchCase, Case, to_json
 
 EXPLAIN_SECONDS = 60.0
-NATIVE = (STAGES[0], *KINDS.values(), "mlir")  # stages that PyTorch or the machine itself runs
+NATIVE = (STAGES[0], *KINDS.values(), "mlir", "triton")  # stages that PyTorch or the machine itself runs
 MEMORY, MEMORY_SHARE = 8 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
 CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
 FUZZ_SECONDS, REDUCE_SECONDS = 120.0, 60.0

@@ -15,7 +15,7 @@ FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
 TIERS = ("smoke", "full", "nightly")
 IR_STAGES = ("torch", "tensor", "loop", "tile", "kernel")
 KINDS = {"cpu": "cpp", "cuda": "cuda"}  # of targets, and the last stage of each
-STAGES = (*IR_STAGES, *KINDS.values(), "mlir")
+STAGES = (*IR_STAGES, *KINDS.values(), "mlir", "triton")
 
 Value = Any  # a number, boolean, string or None, or nested tuples of them
 
@@ -123,10 +123,10 @@ def seed(case: Case, arg: str, run_seed: int = 0) -> int:
 def kind_of(target: str) -> str:
     """The kind of a target.
 
-    >>> kind_of("cpu:avx2"), kind_of("cuda"), kind_of("sm_90a"), kind_of("mlir")
-    ('cpu', 'cuda', 'cuda', 'cpu')
+    >>> kind_of("cpu:avx2"), kind_of("cuda"), kind_of("sm_90a"), kind_of("mlir"), kind_of("triton")
+    ('cpu', 'cuda', 'cuda', 'cpu', 'cuda')
     """
-    return {"sm": "cuda", "mlir": "cpu"}.get(re.split("[:_]", target)[0], re.split(":", target)[0])
+    return {"sm": "cuda", "triton": "cuda", "mlir": "cpu"}.get(re.split("[:_]", target)[0], re.split(":", target)[0])
 
 
 def stages_of(target: str) -> tuple[str, ...]:
@@ -137,6 +137,8 @@ def stages_of(target: str) -> tuple[str, ...]:
     """
     if target.startswith("mlir"):
         return ("torch", "tensor", "mlir")
+    if target == "triton":
+        return ("torch", "tensor", "loop", "tile", "triton")
     return (*IR_STAGES, KINDS[kind_of(target)])
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from compiler.ir.statement import Kernel
-from compiler.schedule.space import cpu, gpu
+from compiler.schedule.space import cpu, gpu, triton
 from compiler.schedule.space.members import Member, Planned
 from compiler.targets.target import Target
 
 Families = Iterator[tuple[str, Iterator[Member]]]
-_FAMILIES = {"cpu": cpu.families, "cuda": gpu.families}
-_PLAIN = {"cpu": cpu.plain, "cuda": gpu.plain}
+_FAMILIES = {"cpu": cpu.families, "cuda": gpu.families, "triton": triton.families}
+_PLAIN = {"cpu": cpu.plain, "cuda": gpu.plain, "triton": triton.plain}
 
 
 def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Planned]:

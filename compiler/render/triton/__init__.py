@@ -1,0 +1,1 @@
+"""Scheduled Tile IR as kernels of Triton."""

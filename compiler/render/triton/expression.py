@@ -1,0 +1,221 @@
+"""Expressions as Triton's: loads through pointers with masks, and operations on whole tiles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from compiler.analysis import access
+from compiler.errors import Unsupported
+from compiler.ir.dtype import boolean, i64
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Size, Var
+from compiler.ir.index import value_range
+from compiler.ir.node import Node
+from compiler.ir.tensor import Tensor
+from compiler.render.triton import operations
+from compiler.render.triton.values import NONE, Axes, Value, literal, to, widened
+from compiler.render.triton.writer import LONGEST, Writer, conjunction
+
+_WRAPS = ("add", "sub", "mul", "neg", "abs", "shl")  # of narrow indices: these may need more bits than they have
+_ROUNDED = ("floordiv", "mod")
+
+
+def count(w: Writer, expressions: Iterable[Expr]) -> None:
+    """How often each part is needed, so that what is needed again has a name."""
+    uses: Counter[Node] = Counter()
+    seen: set[Node] = set()
+    open_: list[Node] = list(expressions)
+    uses.update(open_)
+    while open_:
+        n = open_.pop()
+        if n not in seen:
+            seen.add(n)
+            children = n.children()
+            uses.update(children)
+            open_ += children
+    w.uses = uses
+
+
+def value(w: Writer, e: Expr) -> Value:
+    """The value of an expression here, where the guards hold."""
+    match e:
+        case Const(x, dtype):
+            return literal(x, dtype)
+        case Size(name):
+            return w.env[name]
+        case Var(name):
+            return w.index(name) if name in w.lanes else w.env[name]
+    key = (e, w.guards, tuple(sorted(w.places.items())))
+    found = w.known(key)
+    if found is not None:
+        return found
+    v = _made(w, e)
+    if not isinstance(e, Load) and not v.literal and (w.uses[e] > 1 or len(v.code) > LONGEST) and len(v.code) > 8:
+        v = w.named(v, "t")
+    return w.remember(key, v)
+
+
+def _made(w: Writer, e: Expr) -> Value:
+    match e:
+        case Cast(arg, dtype):
+            return operations.cast(value(w, arg), dtype)
+        case Load(buffer, index):
+            return load(w, buffer, index)
+        case Select(cond, then, other):
+            return _select(w, cond, then, other)
+        case Op("require", (cond, x)):
+            return _require(w, value(w, cond), value(w, x))
+        case Op():
+            return _operation(w, e)
+    raise Unsupported(type(e).__name__, (), "Triton has no such expression")
+
+
+def _operation(w: Writer, e: Op) -> Value:
+    args = [value(w, a) for a in e.args]
+    axes = NONE.union(*(a.axes for a in args))
+    narrow = e.dtype is i64 and all(a.narrow for a in args if a.dtype is i64)
+    if narrow and e.name in _WRAPS and not _fits(w, e):
+        args, narrow = [widened(a) for a in args], False
+    if e.name in _ROUNDED and e.dtype.is_integer and all((value_range(a, w.ranges)[0] or -1) >= 0 for a in e.args):
+        sign = "//" if e.name == "floordiv" else "%"
+        return Value(f"{args[0].operand} {sign} {args[1].operand}", e.dtype, axes, narrow, atom=False)
+    code = operations.apply(e, args, e.dtype)
+    w.helpers |= {name for name in operations.HELPERS if f"{name}(" in code}
+    return Value(code, e.dtype, axes, narrow, atom=_is_call(code))
+
+
+def _is_call(code: str) -> bool:
+    """Whether a text is one call, which binds tighter than any sign."""
+    depth = 0
+    for n, c in enumerate(code):
+        depth += (c in "([") - (c in ")]")
+        if c == " " and depth == 0 or (c == ")" and depth == 0 and n + 1 < len(code) and code[n + 1] not in ".)"):
+            return False
+    return not code.startswith(("~", "-"))
+
+
+def _fits(w: Writer, e: Expr) -> bool:
+    low, high = value_range(e, w.ranges)
+    return low is not None and high is not None and -(2**31) <= low and high < 2**31
+
+
+def _select(w: Writer, cond: Expr, then: Expr, other: Expr) -> Value:
+    c = value(w, cond)
+    c = c if c.atom else w.named(c, "chosen")
+    with w.guarded(c):
+        a = value(w, then)
+    with w.guarded(Value(f"~{c.operand}", boolean, c.axes, atom=False)):
+        b = value(w, other)
+    if a.narrow != b.narrow:
+        a, b = widened(a), widened(b)
+    return Value(f"tl.where({c.typed}, {a.typed}, {b.typed})", a.dtype, c.axes | a.axes | b.axes, a.narrow)
+
+
+def _require(w: Writer, cond: Value, x: Value) -> Value:
+    """What is not as it must be is told; nothing else may come of it."""
+    cond = cond if cond.atom else w.named(cond, "valid")
+    said = mask(w, cond.axes, (Value(f"~{cond.operand}", boolean, cond.axes, atom=False),))
+    assert said is not None
+    w.failing = True
+    zeros = f" + tl.full({w.shape(said.axes)}, 0, tl.int32)" if said.axes else ""
+    w.line(f"tl.store(mlc_failed{zeros}, 1, mask={said.code})")
+    zero = literal(0, x.dtype)
+    return Value(f"tl.where({cond.typed}, {x.typed}, {zero.code})", x.dtype, cond.axes | x.axes, x.narrow)
+
+
+# ---- memory
+
+
+def mask(w: Writer, axes: Axes, more: tuple[Value, ...] = ()) -> Value | None:
+    """Where elements along these axes are there, and what guards them holds."""
+    inside = [_inside(w, var) for var in sorted(axes, key=w.places.__getitem__) if w.lanes[var].end is not None]
+    return conjunction(list(dict.fromkeys((*inside, *w.guards, *more))))
+
+
+def _inside(w: Writer, var: str) -> Value:
+    end = w.lanes[var].end
+    assert end is not None
+    at = w.index(var)
+    key = ("inside", at, end)
+    found = w.known(key)
+    if found is None:
+        last = value(w, end)
+        v = Value(f"{at.code} < {last.operand}", boolean, at.axes | last.axes, atom=False)
+        found = w.remember(key, w.named(v, f"{var}_in"))
+    return found
+
+
+def place(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Expr:
+    """The offset of an element, from the buffer's first one."""
+    return access.address(index, w.tensors[buffer], w.ranges)
+
+
+def load(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Value:
+    at = place(w, buffer, index)
+    stored = w.known(("stored", buffer, at))
+    if stored is not None:
+        return stored
+    if buffer in w.local:
+        raise ValueError(f"{buffer} is read elsewhere than it was written, and is not in memory")
+    if buffer in w.written:
+        w.barrier()
+    w.read.add(buffer)
+    pointer, said = _pointer(w, buffer, at, NONE)
+    other = "" if said is None else f", mask={said.code}, other={literal(0, w.tensors[buffer].dtype).code}"
+    dtype = w.tensors[buffer].dtype
+    return w.named(Value(f"tl.load({pointer.code}{other})", dtype, pointer.axes), f"{buffer}_")
+
+
+def _pointer(w: Writer, buffer: str, at: Expr, along: Axes) -> tuple[Value, Value | None]:
+    """Pointers to elements, along these axes at least, and where they may be followed."""
+    offset = value(w, at)
+    if offset.narrow and not offset.literal and _span(w.tensors[buffer]) >= 2**31:
+        offset = widened(offset)
+    said = mask(w, offset.axes | along)
+    axes = offset.axes | along | (said.axes if said is not None else NONE)
+    if axes != offset.axes:
+        offset = w.broadcast(offset, axes)
+    name = w.spelled[buffer]
+    code = name if offset.literal and offset.code == "0" else f"{name} + {offset.operand}"
+    return Value(code, i64, axes), said
+
+
+def _span(t: Tensor) -> int:
+    """Elements from the first to behind the last; none are as many as too many."""
+    out = 1
+    for n, s in zip(t.shape, t.strides, strict=True):
+        if not isinstance(n, Const) or not isinstance(s, Const):
+            return 2**62
+        out += (int(n.value) - 1) * int(s.value)
+    return out
+
+
+_ATOMIC = {"sum": "add", "max": "max", "min": "min", "and": "and", "or": "or"}
+
+
+def store(w: Writer, buffer: str, index: tuple[Expr, ...], e: Expr, how: str) -> None:
+    t = w.tensors[buffer]
+    at = place(w, buffer, index)
+    v = value(w, e)
+    if buffer in w.local or how == "set":
+        v = v if v.atom and not v.literal and not v.narrow else w.named(to(v, t.dtype), f"{buffer}_")
+    if buffer in w.local:
+        w.remember(("stored", buffer, at), v)
+        return
+    if buffer in w.read:
+        w.barrier()
+    pointer, said = _pointer(w, buffer, at, NONE)
+    if not v.axes <= pointer.axes:
+        raise ValueError(f"several values go to one element of {buffer}")
+    masked = "" if said is None else f", mask={said.code}"
+    if how == "set":
+        w.line(f"tl.store({pointer.code}, {v.typed}{masked})")
+        if not w.guards:
+            w.remember(("stored", buffer, at), v)
+    else:
+        if how not in _ATOMIC or t.dtype.bits < 32 or (t.dtype.is_float and how != "sum"):
+            raise Unsupported(f"store by {how}", (str(t.dtype),), "Triton has no such atomic operation")
+        v = w.broadcast(to(v, t.dtype) if v.narrow or v.literal else v, pointer.axes)
+        w.line(f'tl.atomic_{_ATOMIC[how]}({pointer.code}, {v.code}{masked}, sem="relaxed")')
+    w.written.add(buffer)
+

@@ -1,0 +1,419 @@
+"""A scheduled kernel of Tile IR as a function for Triton.
+
+Loops over blocks are the programs of the grid, loops over lanes the axes of tensors, all others loops. What a loop over
+lanes accumulates is reduced along its axis: by `tl.dot` where the terms are products of two matrices. A serial loop
+around one carries the tensor, and reduces it once at its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from compiler.analysis.guarded_factors import unwidened
+from compiler.errors import Unsupported
+from compiler.ir import tile
+from compiler.ir.dtype import DType, bf16, boolean, f16, f32, i64
+from compiler.ir.expr import Const, Expr, Load, Op, Var, identity, names, sizes_in, substitute
+from compiler.ir.index import range_below
+from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
+from compiler.render.triton.expression import count, mask, store, value
+from compiler.render.triton.operations import COMBINERS
+from compiler.render.triton.values import Axes, Value, literal, to
+from compiler.render.triton.writer import Lane, Writer, lane
+
+Body = tuple[Stmt, ...]
+WARP = 32
+LEAST = 16  # elements along each axis of a matrix of `tl.dot`
+
+
+@dataclass(frozen=True)
+class Function:
+    """The text of a kernel, how many programs run it, of how many warps, and whether it may find data invalid."""
+
+    lines: tuple[str, ...]
+    programs: int
+    warps: int
+    helpers: frozenset[str]
+    fails: bool
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A loop over the lanes `k` that adds a[m, k] * b[k, n] for the lanes m and n around it."""
+
+    k: str
+    m: str
+    n: str
+    a: Expr
+    b: Expr
+    accumulator: str
+
+
+def function(kernel: Kernel, name: str, spelled: Mapping[str, str]) -> Function:
+    """A kernel; raises Unsupported for what Triton has no words for, ValueError for a schedule that it cannot follow."""
+    if found := next((n for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy | tile.Mma | tile.Stage)), None):
+        raise ValueError(f"kernel {kernel.name}: Triton has no {type(found).__name__}: its compiler makes these")
+    if sizes := sizes_in(kernel):
+        raise Unsupported("triton", [s.name for s in sizes], "sizes must be known when compiling for Triton")
+    dots = {id(d[0]): d[1] for d in _dots(kernel.body, ())}
+    rank = _rank(kernel.body, dots)
+    if rank != 2:
+        dots, rank = {}, _rank(kernel.body, {})
+    params = [spelled[p.name] for p in kernel.params]
+    k = _Kernel(Writer({p.name: p for p in kernel.params}, rank, spelled, [*params, name]), dots)
+    k.body(kernel.body)
+    w = k.w
+    head = [*params, *(["mlc_failed"] if w.failing else [])]
+    threads = max((dict(f.bind.args).get("threads", 0) for f in _loops(kernel.body)), default=0)
+    lines = ("@triton.jit", f"def {name}({', '.join(head)}):", *(w.lines or ["    pass"]))
+    return Function(lines, math.prod(k.grid), max(1, threads // WARP) or 4, frozenset(w.helpers), w.failing)
+
+
+def _loops(body: Body) -> Iterator[tile.For]:
+    return (n for s in body for n in s.walk() if isinstance(n, tile.For))
+
+
+def _is(f: Stmt, level: str) -> bool:
+    return isinstance(f, tile.For) and f.bind.level == level
+
+
+def _rank(body: Body, dots: dict[int, Dot]) -> int:
+    """How many loops over lanes are inside each other, those of sums of products aside."""
+    deepest = 0
+    for s in body:
+        match s:
+            case tile.For(body=inner):
+                own = 1 if _is(s, "lanes") and id(s) not in dots else 0
+                deepest = max(deepest, own + _rank(inner, dots))
+            case If(_, inner):
+                deepest = max(deepest, _rank(inner, dots))
+    return deepest
+
+
+def _dots(body: Body, around: tuple[tile.For, ...]) -> Iterator[tuple[tile.For, Dot]]:
+    """The loops that are products of matrices, with what they multiply."""
+    for s in body:
+        if isinstance(s, tile.For):
+            found = _dot(s, around) if _is(s, "lanes") and s.kind == "reduce" and len(around) == 2 else None
+            if found is not None:
+                yield s, found
+            else:
+                yield from _dots(s.body, (*around, s) if _is(s, "lanes") else around)
+
+
+def _dot(f: tile.For, around: tuple[tile.For, ...]) -> Dot | None:
+    *lets, last = f.body
+    if not isinstance(last, Accum) or last.op != "sum" or not all(isinstance(s, Let) for s in lets):
+        return None
+    product = last.value
+    for s in reversed(lets):
+        assert isinstance(s, Let)
+        product = substitute(product, {Var(s.name, s.value.dtype): s.value})
+    if product.dtype is not f32 or not isinstance(product, Op) or product.name != "mul":
+        return None
+    m, n = (g.var for g in around)
+    indices = {m, n, f.var}
+    for left, right in (product.args, product.args[::-1]):
+        of = names(left) & indices, names(right) & indices
+        free = {v.name for e in (left, right) for v in e.walk() if isinstance(v, Var) and v.dtype is not i64}
+        if of == ({m, f.var}, {n, f.var}) and not free:
+            return Dot(f.var, m, n, left, right, last.name)
+    return None
+
+
+class _Kernel:
+    """Writes the statements of one kernel; `since` says within which lanes, and how many loops, a scalar was made."""
+
+    def __init__(self, w: Writer, dots: dict[int, Dot]) -> None:
+        self.w, self.dots = w, dots
+        self.grid: list[int] = []
+        self.since: dict[str, tuple[Axes, int]] = {}
+        self.loops = 0
+        self.partial: dict[str, tuple[Value, Axes]] = {}
+        self.alike: list[dict[object, str]] = [{}]
+        self.multiplied = {v for d in dots.values() for v in (d.m, d.n, d.k)}
+
+    def body(self, body: Body) -> None:
+        for s in body:
+            self.stmt(s)
+
+    def stmt(self, s: Stmt) -> None:
+        w = self.w
+        match s:
+            case tile.For(bind=tile.Bind("blocks")):
+                self.blocks(s)
+            case tile.For(bind=tile.Bind("lanes")):
+                self.lanes(s)
+            case tile.For(bind=tile.Bind("serial" | "unroll")):
+                self.serial(s)
+            case tile.For(bind=binding):
+                raise ValueError(f"loop {s.var}: Triton's own compiler decides about {binding.level}")
+            case Let(name, e):
+                count(w, [e])
+                v = value(w, e)
+                w.env[name] = v if v.literal or v.atom and len(v.code) < 24 else w.named(v, name)
+            case Init(name, e):
+                self.init(name, e)
+            case Accum(name, op, e):
+                count(w, [e])
+                self.accumulate(name, op, e)
+            case Store(buffer, index, e, op):
+                count(w, [*index, e])
+                store(w, buffer, index, e, op)
+            case If(cond, body):
+                count(w, [cond])
+                c = value(w, cond)
+                with w.guarded(c if c.atom else w.named(c, "chosen")):
+                    self.body(body)
+            case tile.Alloc(tensor, space) if space in ("local", "registers"):
+                w.tensors[tensor.name] = tensor
+                w.local.add(tensor.name)
+            case tile.Sync():
+                w.barrier()
+            case _:
+                raise ValueError(f"Triton has no {type(s).__name__}, which its own compiler makes")
+
+    # ---- loops
+
+    def blocks(self, f: tile.For) -> None:
+        """Loops over blocks inside each other are digits of the number of a program, the innermost the last."""
+        w = self.w
+        nest = [f]
+        while len(nest[-1].body) == 1 and _is(inner := nest[-1].body[0], "blocks"):
+            assert isinstance(inner, tile.For)
+            nest.append(inner)
+        if self.grid:
+            raise ValueError(f"loop {f.var}: its blocks come after others")
+        self.grid = [_extent(g) for g in nest]
+        code = "tl.program_id(0)"
+        if len(nest) > 1:
+            w.line(f"{(pid := w.name('pid'))} = {code}")
+            code = pid
+        left = math.prod(self.grid)
+        for g, extent in zip(nest, self.grid, strict=True):
+            inside, left = left // max(1, extent), left // max(1, extent)
+            text = code if inside == 1 else f"{code} // {inside}"
+            text = text if g is nest[0] else f"{text} % {extent}"
+            w.ranges[g.var] = range_below(g.extent, w.ranges)
+            w.env[g.var] = w.named(Value(text, i64, narrow=True), g.var)
+        self.body(nest[-1].body)
+
+    def serial(self, f: tile.For) -> None:
+        w = self.w
+        w.ranges[f.var] = range_below(f.extent, w.ranges)
+        count(w, [f.extent])
+        end = value(w, f.extent)
+        if end.axes:
+            raise ValueError(f"loop {f.var} runs differently often in each lane")
+        carried = self.carried(f) if f.kind == "reduce" and not self.partial else {}
+        self.partial |= carried
+        name = w.name(f.var)
+        w.env[f.var] = Value(name, i64, narrow=True)
+        if w.written:
+            w.barrier()
+        self.loops += 1
+        self.alike.append({})
+        with w.loop(f"for {name} in range({'' if end.literal else '0, '}{end.code}):"):
+            before = len(w.lines)
+            self.body(f.body)
+            if w.written:
+                w.barrier()
+            if len(w.lines) == before:
+                w.line("pass")
+        self.alike.pop()
+        self.loops -= 1
+        for scalar, (held, axes) in carried.items():
+            del self.partial[scalar]
+            self.add(scalar, *self.reduced(scalar, self.op_of(f, scalar), held, axes))
+
+    def op_of(self, f: tile.For, scalar: str) -> str:
+        return next(n.op for n in f.walk() if isinstance(n, Accum) and n.name == scalar)
+
+    def carried(self, f: tile.For) -> dict[str, tuple[Value, Axes]]:
+        """The tensors that scalars are until the end of the loop, for those that lanes inside accumulate."""
+        found: dict[str, list[tuple[tile.For, ...]]] = {}
+        types: dict[str, tuple[DType, str]] = {}
+        for a, path in _accumulated(f.body, ()):
+            if a.name in self.since:
+                found.setdefault(a.name, []).append(path)
+                types[a.name] = self.w.env[a.name].dtype, a.op
+        out: dict[str, tuple[Value, Axes]] = {}
+        for name, paths in found.items():
+            if len(paths) != 1 or not paths[0] or any(id(g) in self.dots for g in paths[0]):
+                continue
+            for d, g in enumerate(paths[0]):
+                w = self.w
+                w.ranges[g.var] = range_below(g.extent, w.ranges)
+                w.lanes[g.var], w.places[g.var] = self.lane(g), len(self.since[name][0]) + d
+            axes = frozenset(g.var for g in paths[0])
+            dtype, op = types[name]
+            first = Value(f"tl.full({self.w.shape(axes | self.since[name][0])}, {literal(identity(op, dtype).value, dtype).code}, "
+                          f"{Value('', dtype).type})", dtype, axes | self.since[name][0])  # fmt: skip
+            held = self.w.named(first, f"{name}_each")
+            out[name] = held, axes
+            for g in paths[0]:
+                del self.w.lanes[g.var], self.w.places[g.var]
+        return out
+
+    def lane(self, f: tile.For) -> Lane:
+        return lane(f, self.w.ranges, LEAST if f.var in self.multiplied else 1)
+
+    def lanes(self, f: tile.For) -> None:
+        """Loops that go through the same number of lanes are one axis."""
+        w = self.w
+        if f.kind == "scan":
+            raise ValueError(f"loop {f.var} is a scan, which lanes cannot run in order")
+        w.ranges[f.var] = range_below(f.extent, w.ranges)
+        own = self.lane(f)
+        if own.end is not None and names(own.end) & set(w.lanes):
+            raise ValueError(f"loop {f.var} is of another length in each lane")
+        if id(f) in self.dots:
+            self.dot(self.dots[id(f)], own)
+            return
+        key = (own.size, own.end, tuple(w.lanes))
+        same = next((known[key] for known in reversed(self.alike) if key in known), None)
+        body = f.body
+        if same is not None:
+            own, body = Lane(same, own.size, own.end), substitute(body, {Var(f.var): Var(same)})
+        else:
+            self.alike[-1][key] = f.var
+        w.lanes[own.var], w.places[own.var] = own, len(w.lanes)
+        self.body(body)
+        del w.lanes[own.var], w.places[own.var]
+
+    # ---- scalars
+
+    def init(self, name: str, e: Expr) -> None:
+        w = self.w
+        count(w, [e])
+        v, axes = value(w, e), frozenset(w.lanes)
+        kind = Value("", e.dtype).type
+        if v.literal:
+            code = f"tl.full({w.shape(axes) if axes else '[]'}, {v.code}, {kind})"
+        else:
+            code = w.broadcast(to(v, e.dtype), axes).code
+        w.env[name] = w.named(Value(code, e.dtype, axes), name)
+        self.since[name] = axes, self.loops
+
+    def accumulate(self, name: str, op: str, e: Expr) -> None:
+        """The term of every lane that is there; the others count for nothing."""
+        w = self.w
+        axes, _ = self.since[name]
+        inner = frozenset(w.lanes) - axes
+        dtype = w.env[name].dtype
+        v = value(w, e)
+        v = to(v, dtype) if v.narrow else v
+        said = mask(w, inner)
+        if said is not None:
+            v = v if v.atom else w.named(v, "term")
+            v = Value(f"tl.where({said.code}, {v.typed}, {literal(identity(op, dtype).value, dtype).code})", dtype, v.axes | said.axes)
+            if not dtype.is_float:
+                v = Value(f"{v.code}.to({Value('', dtype).type})", dtype, v.axes)
+        if name in self.partial:
+            held, along = self.partial[name]
+            v = w.broadcast(v, along)
+            w.line(f"{held.code} = {self.combined(op, held, v)}")
+            return
+        self.add(name, *(self.reduced(name, op, w.broadcast(v, inner), inner) if inner else (op, v)))
+
+    def add(self, name: str, op: str, v: Value) -> None:
+        held = self.w.env[name]
+        if not v.axes <= held.axes:
+            raise ValueError(f"{name} is one number, and many are added to it")
+        self.w.line(f"{held.code} = {self.combined(op, held, v)}")
+        self.forget(held)
+
+    def forget(self, held: Value) -> None:
+        """What was computed of a number that is another one now."""
+        name = next(n for n, v in self.w.env.items() if v is held)
+        for found in self.w.memo:
+            for key in [k for k in found if isinstance(k, tuple) and isinstance(k[0], Expr) and name in names(k[0])]:
+                del found[key]
+
+    def combined(self, op: str, a: Value, b: Value) -> str:
+        w, dtype = self.w, a.dtype
+        if op == "sum" or op == "prod":
+            return f"{a.operand} {'+' if op == 'sum' else '*'} {b.operand}"
+        if dtype is boolean or op in ("and", "or"):
+            return f"{a.operand} {'&' if op in ('min', 'and') else '|'} {b.operand}"
+        if dtype.is_float:
+            w.helpers.add(COMBINERS[op])
+            return f"{COMBINERS[op]}({a.code}, {b.typed})"
+        return f"tl.{op}imum({a.code}, {b.typed})"
+
+    def reduced(self, name: str, op: str, v: Value, axes: Axes) -> tuple[str, Value]:
+        """What is left of a tensor reduced along its axes; one number where no lanes are around."""
+        w, dtype = self.w, v.dtype
+        rest = v.axes - axes
+        outer, _ = self.since[name]
+        code = v.operand
+        as_bool = dtype is boolean
+        if as_bool:
+            code = f"{code}.to(tl.int32)"
+        whole = {"min": "min", "and": "min", "max": "max", "or": "max"}.get(op, "")
+        dims = [self.w.places.get(a, len(outer)) for a in axes]
+        for d in [None] if not outer else sorted(dims):
+            along = f"{d}, " if d is not None else "None, "
+            keep = "" if d is None else ", keep_dims=True"
+            if op == "sum":
+                code = f"tl.sum({code}, {along[:-2]}{keep})"
+            elif as_bool or (dtype.is_integer and op in ("min", "max")):
+                code = f"tl.{whole}({code}, {along[:-2]}{keep})"
+            else:
+                w.helpers.add(COMBINERS[op])
+                code = f"tl.reduce({code}, {along}{COMBINERS[op]}{keep})"
+        if as_bool:
+            return op, Value(f"{code} != 0", dtype, rest, atom=False)
+        if dtype.is_integer:
+            code = f"{code}.to({Value('', dtype).type})"
+        return op, Value(code, dtype, rest)
+
+    def dot(self, d: Dot, k: Lane) -> None:
+        w = self.w
+        held = w.env[d.accumulator]
+        if w.guards or held.axes != {d.m, d.n}:
+            raise ValueError(f"the product in {d.accumulator} is of some elements only")
+        left, right = unwidened(d.a), unwidened(d.b)
+        if left.dtype is not right.dtype or left.dtype not in (f32, bf16, f16):
+            left, right = d.a, d.b
+        count(w, [left, right])
+        w.lanes[k.var] = k
+        a, b = (self.factor(x, order) for x, order in ((left, (d.m, d.k)), (right, (d.k, d.n))))
+        del w.lanes[k.var]
+        how = ', input_precision="tf32x3"' if left.dtype is f32 else ""
+        w.line(f"{held.code} = tl.dot({a.code}, {b.code}, {held.code}{how})")
+        self.forget(held)
+
+    def factor(self, e: Expr, order: tuple[str, str]) -> Value:
+        """A matrix, zero outside."""
+        w = self.w
+        with w.placed(order):
+            v = value(w, e)
+            said = mask(w, frozenset(order))
+            if said is not None and not isinstance(e, Load):
+                v = v if v.atom else w.named(v, "factor")
+                zero = f"tl.full([], 0.0, {v.type})"
+                v = Value(f"tl.where({said.code}, {v.code}, {zero})", v.dtype, v.axes | said.axes)
+            v = w.broadcast(v, frozenset(order))
+            return v if v.atom and v.code.isidentifier() else w.named(v, "factor")
+
+
+def _accumulated(body: Body, path: tuple[tile.For, ...]) -> Iterator[tuple[Accum, tuple[tile.For, ...]]]:
+    """Accumulations with the loops over lanes around them."""
+    for s in body:
+        match s:
+            case Accum():
+                yield s, path
+            case If(_, inner):
+                yield from _accumulated(inner, path)
+            case tile.For(body=inner):
+                yield from _accumulated(inner, (*path, s) if _is(s, "lanes") else path)
+
+
+def _extent(f: tile.For) -> int:
+    if not isinstance(f.extent, Const):
+        raise ValueError(f"nobody knows how many blocks {f.var} has")
+    return int(f.extent.value)
+

@@ -1,0 +1,158 @@
+"""Scalar operations of the IRs as expressions of Triton, a row each; what has none is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from compiler.errors import Unsupported
+from compiler.ir.dtype import DType, boolean, f32, f64, i32
+from compiler.ir.expr import OPS, Op
+from compiler.ir.functions import FUNCTIONS
+from compiler.render.triton.values import TYPES, Value, to
+
+_NAN = "propagate_nan=tl.PropagateNan.ALL"
+# Functions that a kernel may call, by name; Triton's own `//` and `%` round to zero.
+HELPERS = {
+    "mlc_max": f"def mlc_max(a, b):\n    return tl.maximum(a, b, {_NAN})",
+    "mlc_min": f"def mlc_min(a, b):\n    return tl.minimum(a, b, {_NAN})",
+    "mlc_mul": "def mlc_mul(a, b):\n    return a * b",
+    "mlc_and": "def mlc_and(a, b):\n    return a & b",
+    "mlc_or": "def mlc_or(a, b):\n    return a | b",
+    "mlc_floordiv": (
+        "def mlc_floordiv(a, b):\n    q = a // b\n    r = a - q * b\n"
+        "    return tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)"
+    ),
+    "mlc_mod": "def mlc_mod(a, b):\n    r = a % b\n    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)",
+    "mlc_fmod": (
+        "def mlc_fmod(a, b):\n    r = libdevice.fmod(a, b)\n"
+        "    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)"
+    ),
+}
+COMBINERS = {"sum": "", "prod": "mlc_mul", "max": "mlc_max", "min": "mlc_min", "and": "mlc_and", "or": "mlc_or"}
+_LIBRARY = {"trunc": "trunc", "round": "rint", **{name: name for name, f in FUNCTIONS.items() if name != "exp2_ftz"}}
+
+# What functions of CUDA's library mean, as rows of `expr.OPS`.
+FUNCTION_OF = {function: name for name, function in _LIBRARY.items()} | {"fmod": "rem"}
+
+
+def apply(e: Op, args: Sequence[Value], wanted: DType) -> str:
+    """The text of an operation on these arguments, which no narrow index is where that matters; raises Unsupported."""
+    name, kind = e.name, args[0].dtype
+    if row := OPS[name].infix:
+        plain = _infix(name, row, args, kind)
+        if plain:
+            return plain
+    if name in _LIBRARY and kind.is_float:
+        return f"libdevice.{_LIBRARY[name]}({', '.join(a.typed for a in args)})"
+    how = _CALLS.get(name)
+    if how is None:
+        raise Unsupported(name, [str(a.dtype) for a in e.args], "Triton has no such operation")
+    return how(args, kind)
+
+
+def _infix(name: str, row: str, args: Sequence[Value], kind: DType) -> str:
+    a, b = _beside(args)
+    if kind is boolean:
+        if name in ("and", "or", "xor", "eq", "ne"):
+            return f"{a} {row} {b}"
+        return f"{args[0].typed}.to(tl.int8) {row} {args[1].typed}.to(tl.int8)"
+    if name in ("div", "floordiv", "mod", "shl", "shr"):
+        return ""
+    return f"{a} {row} {b}"
+
+
+def _beside(args: Sequence[Value]) -> tuple[str, str]:
+    """Operands, of which at most one is a number of Python's."""
+    a, b = args
+    return (a.typed if a.literal and b.literal else a.operand), b.operand
+
+
+def _div(args: Sequence[Value], kind: DType) -> str:
+    a, b = args
+    return f"{_beside(args)[0]} / {b.operand}" if kind is f64 else f"tl.div_rn({a.typed}, {b.typed})"
+
+
+def _floored(name: str) -> Callable[[Sequence[Value], DType], str]:
+    def call(args: Sequence[Value], kind: DType) -> str:
+        if kind.is_float:
+            of = f"({', '.join(a.typed for a in args)})"
+            quotient = f"tl.div_rn({', '.join(a.typed for a in args)})" if kind is f32 else _div(args, kind)
+            return f"mlc_fmod{of}" if name == "mod" else f"tl.floor({quotient})"
+        return f"mlc_{name}({', '.join(a.typed for a in args)})"
+
+    return call
+
+
+def _truncated(sign: str, function: str) -> Callable[[Sequence[Value], DType], str]:
+    def call(args: Sequence[Value], kind: DType) -> str:
+        if kind.is_float:
+            return f"libdevice.{function}({', '.join(a.typed for a in args)})"
+        return f"{_beside(args)[0]} {sign} {args[1].operand}"
+
+    return call
+
+
+def _extreme(name: str) -> Callable[[Sequence[Value], DType], str]:
+    def call(args: Sequence[Value], kind: DType) -> str:
+        if kind is boolean:
+            return f"{_beside(args)[0]} {'&' if name == 'min' else '|'} {args[1].operand}"
+        if kind.is_float:
+            return f"mlc_{name}({', '.join(a.typed for a in args)})"
+        return f"tl.{name}imum({', '.join(a.typed for a in args)})"
+
+    return call
+
+
+def _shift(sign: str) -> Callable[[Sequence[Value], DType], str]:
+    """By no less than the width, or less than 0, nothing is left but the sign."""
+
+    def call(args: Sequence[Value], kind: DType) -> str:
+        a, b = args[0].typed, args[1].typed
+        fits = f"({b} >= 0) & ({b} < {kind.bits})"
+        by = f"tl.where({fits}, {b}, {kind.bits - 1})"
+        if sign == ">>" and kind.kind == "int":
+            return f"{a} >> {by}.to({b}.dtype)"
+        return f"tl.where({fits}, {a} {sign} {by}.to({b}.dtype), 0).to({args[0].type})"
+
+    return call
+
+
+def _neg(args: Sequence[Value], kind: DType) -> str:
+    return f"{args[0].typed} * -1.0" if kind.is_float else f"-{args[0].operand}"  # -x would make 0.0 of 0.0
+
+
+def _sign(args: Sequence[Value], kind: DType) -> str:
+    x = args[0].operand
+    return f"({x} > 0).to({args[0].type}) - ({x} < 0).to({args[0].type})"
+
+
+def _signbit(args: Sequence[Value], kind: DType) -> str:
+    return f"{args[0].operand}.to(tl.{'int64' if kind is f64 else 'int32'}, bitcast=True) < 0"
+
+
+_CALLS: dict[str, Callable[[Sequence[Value], DType], str]] = {
+    "div": _div, "floordiv": _floored("floordiv"), "mod": _floored("mod"),
+    "truncdiv": _truncated("//", "trunc"), "rem": _truncated("%", "fmod"),
+    "min": _extreme("min"), "max": _extreme("max"), "shl": _shift("<<"), "shr": _shift(">>"),
+    "neg": _neg, "sign": _sign, "signbit": _signbit,
+    "abs": lambda args, kind: f"tl.abs({args[0].typed})",
+    "not": lambda args, kind: f"~{args[0].operand}",
+    "where": lambda args, kind: f"tl.where({', '.join(a.typed for a in args)})",
+    "isnan": lambda args, kind: f"{args[0].operand} != {args[0].operand}",
+    "floor": lambda args, kind: f"tl.floor({args[0].typed})",
+    "ceil": lambda args, kind: f"tl.ceil({args[0].typed})",
+    "sqrt": lambda args, kind: f"tl.sqrt{'_rn' if kind is f32 else ''}({args[0].typed})",
+    "fma": lambda args, kind: f"tl.fma({', '.join(a.typed for a in args)})",
+}  # fmt: skip
+
+
+def cast(v: Value, dtype: DType) -> Value:
+    """`v` converted: by way of f32 to 16 bits, and from floats to narrow integers by way of 32 bits."""
+    if dtype is boolean:
+        return Value(f"{v.typed if v.literal else v.operand} != 0", boolean, v.axes, atom=False)
+    if dtype.bits == 16 and dtype.is_float and v.dtype is not f32 and v.dtype is not dtype:
+        v = to(v, f32)
+    if v.dtype.is_float and dtype.is_integer and dtype.bits < 32:
+        v = to(v, i32)
+    code = v.typed if v.literal else v.operand
+    return Value(f"{code}.to(tl.{TYPES[dtype.name]})", dtype, v.axes, narrow=False)

@@ -1,0 +1,78 @@
+"""Values of a Triton kernel as text: what they vary along, their types, literals and names."""
+
+from __future__ import annotations
+
+import keyword
+import math
+from dataclasses import dataclass, replace
+
+from compiler.ir.dtype import DType, boolean, i64
+
+TYPES = {
+    "f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16", "i64": "int64", "i32": "int32",
+    "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "int1",
+}  # fmt: skip
+RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, "tl", "triton", "libdevice", "float", "range", "mlc_failed"})
+Axes = frozenset[str]
+NONE: Axes = frozenset()
+
+
+@dataclass(frozen=True)
+class Value:
+    """`code` is a tensor of Triton's that varies along `axes`, loops over lanes; without any it is one number.
+
+    An index that 32 bits hold is `narrow`, though its type is i64. What is `literal` is a number of Python's, which
+    takes the type of what it meets. What is no `atom` needs parentheses to be an operand.
+    """
+
+    code: str
+    dtype: DType
+    axes: Axes = NONE
+    narrow: bool = False
+    literal: bool = False
+    atom: bool = True
+
+    @property
+    def operand(self) -> str:
+        return self.code if self.atom else f"({self.code})"
+
+    @property
+    def typed(self) -> str:
+        """The same, of its own type whatever it meets."""
+        return f"tl.full([], {self.code}, {self.type})" if self.literal else self.code
+
+    @property
+    def type(self) -> str:
+        return f"tl.{'int32' if self.narrow else TYPES[self.dtype.name]}"
+
+
+def literal(value: bool | int | float, dtype: DType) -> Value:
+    """A number; indices are narrow if they may be."""
+    if dtype.is_float and not math.isfinite(value):
+        return Value(f'float("{value}")', dtype, literal=True)
+    text = repr(float(value)) if dtype.is_float else repr(bool(value)) if dtype is boolean else repr(int(value))
+    return Value(text, dtype, narrow=dtype is i64 and -(2**31) <= value < 2**31, literal=True)
+
+
+def to(v: Value, dtype: DType) -> Value:
+    """As another type, which has all values that matter, or the very type where a narrow index stands for it."""
+    if v.dtype is dtype and not v.narrow:
+        return v
+    code = v.typed if v.literal else v.operand
+    return Value(f"{code}.to(tl.{TYPES[dtype.name]})", dtype, v.axes)
+
+
+def widened(v: Value) -> Value:
+    """An index in 64 bits."""
+    if v.literal:
+        return replace(v, narrow=False)
+    return to(v, i64) if v.narrow else v
+
+
+def power(n: int) -> int:
+    """The least power of two that is no less.
+
+    >>> power(1), power(5), power(64)
+    (1, 8, 64)
+    """
+    return 1 << max(0, n - 1).bit_length()

@@ -1,0 +1,157 @@
+"""What is known while the text of one kernel is written: loops over lanes as axes of tensors, masks, values that are
+computed already, and lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from compiler.ir import tile
+from compiler.ir.dtype import boolean, i64
+from compiler.ir.expr import Const, Expr, Op, fresh
+from compiler.ir.index import value_range
+from compiler.ir.node import Node
+from compiler.ir.ranges import Range
+from compiler.ir.tensor import Tensor
+from compiler.render.triton.values import NONE, RESERVED, Axes, Value, power
+
+LONGEST = 90  # letters of an expression that is not given a name
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A loop over lanes: a tensor axis of `size` elements, of which those below `end` are there; None: all."""
+
+    var: str
+    size: int
+    end: Expr | None
+
+
+def lane(f: tile.For, ranges: Mapping[str, Range], least: int = 1) -> Lane:
+    """The axis of a loop, no shorter than `least`; raises ValueError where nobody knows how long it may be."""
+    _, most = value_range(f.extent, ranges)
+    if most is None:
+        raise ValueError(f"loop {f.var} over lanes has no known length")
+    size = max(least, power(most))
+    if isinstance(f.extent, Const) and f.extent.value == size:
+        return Lane(f.var, size, None)
+    match f.extent:
+        case Op("min", (Const(int() as whole), rest)) if whole == size:
+            return Lane(f.var, size, rest)
+    return Lane(f.var, size, f.extent)
+
+
+class Writer:
+    """Lines, and by name what is in scope.
+
+    `places` says which dimension, of `rank`, each lane has. `memo` has what expressions were found to be, for each
+    loop that is still open.
+    """
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], rank: int, spelled: Mapping[str, str], taken: Iterable[str]
+    ) -> None:
+        self.lines: list[str] = []
+        self.indent = 1
+        self.tensors, self.rank, self.spelled = dict(tensors), rank, spelled
+        self.taken = {*taken, *RESERVED}
+        self.ranges: dict[str, Range] = {}
+        self.lanes: dict[str, Lane] = {}
+        self.places: dict[str, int] = {}
+        self.env: dict[str, Value] = {}
+        self.lets: dict[str, Expr] = {}
+        self.guards: tuple[Value, ...] = ()
+        self.memo: list[dict[object, Value]] = [{}]
+        self.uses: Counter[Node] = Counter()
+        self.helpers: set[str] = set()
+        self.local: set[str] = set()  # tiles that are never in memory
+        self.written: set[str] = set()  # buffers that were stored to since threads last waited for each other
+        self.read: set[str] = set()
+        self.failing = False
+
+    def line(self, text: str) -> None:
+        self.lines.append("    " * self.indent + text)
+
+    def name(self, stem: str) -> str:
+        return fresh(stem if stem.isidentifier() else "t", self.taken)
+
+    def known(self, key: object) -> Value | None:
+        return next((found[key] for found in reversed(self.memo) if key in found), None)
+
+    def remember(self, key: object, v: Value) -> Value:
+        self.memo[-1][key] = v
+        return v
+
+    def named(self, v: Value, stem: str) -> Value:
+        """The value under a name of its own."""
+        name = self.name(stem)
+        self.line(f"{name} = {v.code}")
+        return Value(name, v.dtype, v.axes, v.narrow)
+
+    @contextmanager
+    def loop(self, head: str) -> Iterator[None]:
+        """Lines of a loop, which leave nothing behind."""
+        self.line(head)
+        self.indent += 1
+        self.memo.append({})
+        yield
+        self.memo.pop()
+        self.indent -= 1
+
+    @contextmanager
+    def guarded(self, cond: Value) -> Iterator[None]:
+        before, self.guards = self.guards, (*self.guards, cond)
+        yield
+        self.guards = before
+
+    @contextmanager
+    def placed(self, order: Sequence[str]) -> Iterator[None]:
+        """Lanes as the axes of tensors of their own, in this order."""
+        before = self.places, self.rank
+        self.places, self.rank = {var: d for d, var in enumerate(order)}, len(order)
+        yield
+        self.places, self.rank = before
+
+    # ---- lanes
+
+    def shape(self, axes: Axes) -> str:
+        sizes = [1] * self.rank
+        for var in axes:
+            sizes[self.places[var]] = self.lanes[var].size
+        return f"[{', '.join(map(str, sizes))}]"
+
+    def index(self, var: str) -> Value:
+        """The places along a lane, as a tensor of the rank that is asked for."""
+        if var not in self.places:
+            raise ValueError(f"{var} is not an axis here")
+        key = ("index", var, self.places[var], self.rank)
+        found = self.known(key)
+        if found is None:
+            at = ", ".join(":" if d == self.places[var] else "None" for d in range(self.rank))
+            code = f"tl.arange(0, {self.lanes[var].size})" + (f"[{at}]" if self.rank > 1 else "")
+            found = self.remember(key, self.named(Value(code, i64, frozenset({var}), narrow=True), var))
+        return found
+
+    def broadcast(self, v: Value, axes: Axes) -> Value:
+        """Along more axes."""
+        if axes <= v.axes:
+            return v
+        return Value(f"tl.broadcast_to({v.typed}, {self.shape(axes | v.axes)})", v.dtype, axes | v.axes, v.narrow)
+
+    def barrier(self) -> None:
+        """Threads of a program see what others have stored."""
+        if self.written or self.read:
+            self.line("tl.debug_barrier()")
+            self.written, self.read = set(), set()
+
+
+def conjunction(conditions: Sequence[Value]) -> Value | None:
+    """All of them."""
+    if not conditions:
+        return None
+    axes = NONE.union(*(c.axes for c in conditions))
+    if len(conditions) == 1:
+        return conditions[0]
+    return Value(" & ".join(c.operand for c in conditions), boolean, axes, atom=False)

@@ -1,0 +1,173 @@
+"""A Python file of functions for Triton in; calls of it out: on a GPU, or by Triton's interpreter where there is none.
+
+Triton is imported here alone, and only when asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import linecache
+import sys
+import types
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from compiler.errors import ToolchainError
+from compiler.runtime import guarded, launcher
+from compiler.runtime.launcher import DTYPES, Plan
+
+INSTALL = "`pip install triton` (Linux; it comes with PyTorch for CUDA)"
+# Functions that a kernel calls in CUDA's library, as Triton's interpreter has none of them: NumPy ones by name.
+Meanings = Callable[[str], Callable[..., Any]]
+
+
+def missing() -> str:
+    """What to install, if anything; empty where Triton is here."""
+    found = importlib.util.find_spec("triton") is not None
+    return "" if found else f"target triton needs triton to run: {INSTALL}"
+
+
+def on_gpu() -> bool:
+    """Whether a GPU runs what Triton compiles, rather than Triton's interpreter."""
+    return torch.cuda.is_available()
+
+
+def load(text: str, meanings: Meanings) -> Callable[..., None]:
+    """The function `launch` of the text; raises ToolchainError, which says what to install where Triton is not."""
+    if problem := missing():
+        raise ToolchainError(problem)
+    return _loaded(text, None if on_gpu() else meanings)
+
+
+@functools.lru_cache(maxsize=256)
+def _loaded(text: str, meanings: Meanings | None) -> Callable[..., None]:
+    if meanings is not None:
+        _interpret()
+    name = f"mlc_triton_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+    file = f"<{name}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # where Triton looks for its source
+    module = types.ModuleType(name)
+    exec(compile(text, file, "exec"), module.__dict__)
+    if meanings is not None:
+        vars(module)["libdevice"] = _Library(meanings)
+    launch: Callable[..., None] = module.__dict__["launch"]
+    return launch
+
+
+class _Library:
+    """CUDA's library for the interpreter."""
+
+    def __init__(self, meanings: Meanings) -> None:
+        self._meanings = meanings
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        meaning = self._meanings(name)
+
+        def call(*args: Any) -> Any:
+            import triton.language as tl  # noqa: PLC0415
+
+            interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+            made = np.asarray(meaning(*np.broadcast_arrays(*(a.handle.data for a in args))))
+            handle = interpreter.TensorHandle(made.astype(args[0].handle.data.dtype), args[0].dtype.scalar)
+            kind = tl.block_type(args[0].dtype.scalar, list(made.shape)) if made.shape else args[0].dtype.scalar
+            return tl.core.tensor(handle, kind)
+
+        return call
+
+
+@functools.cache
+def _interpret() -> None:
+    """Functions of Triton's own are interpreted from now on, whoever imported them; trees of a reduction at once."""
+    import triton  # noqa: PLC0415
+
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    jit: Any = importlib.import_module("triton.runtime.jit")
+    triton.knobs.runtime.interpret = True
+    for name, module in list(sys.modules.items()):
+        if name.startswith("triton.language"):
+            for key, held in list(vars(module).items()):
+                if isinstance(held, jit.JITFunction):
+                    setattr(module, key, interpreter.InterpretedFunction(held.fn))
+    interpreter.ReduceOps.generic_reduce = _reduced
+
+
+def _reduced(self: Any, given: Any) -> list[Any]:
+    """As `ReduceOps.generic_reduce`, which goes element by element, but halves the axis each time, as a GPU does."""
+    kept, (given, axis) = self.axis, self.unravel(given, self.axis)
+    data = [np.moveaxis(x.handle.data, axis, 0) for x in given]
+    while len(data[0]) > 1:
+        half = len(data[0]) // 2
+        parts = (self.to_tensor(d[at], x.dtype) for at in (slice(half), slice(half, None))
+                 for d, x in zip(data, given, strict=True))  # fmt: skip
+        made = self.combine_fn.fn(*parts)
+        data = [m.handle.data for m in (made if isinstance(made, tuple) else (made,))]
+    if self.keep_dims and kept is not None:
+        return [self.to_tensor(np.moveaxis(d, 0, axis), x.dtype) for d, x in zip(data, given, strict=True)]
+    return [self.to_tensor(d[0], x.dtype) for d, x in zip(data, given, strict=True)]
+
+
+def _run(launch: Callable[..., None], buffers: Sequence[torch.Tensor], failed: torch.Tensor | None) -> None:
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore", RuntimeWarning)
+        launch(*buffers, failed)
+
+
+def entry(launch: Callable[..., None], kinds: Sequence[str]) -> guarded.Call:
+    """A call of a text on memory of this machine, of which buffers of these types are parts; by way of the GPU's if
+    that runs it."""
+
+    def call(memory: guarded.Bytes, places: Sequence[int], number: int) -> Sequence[str]:
+        device = "cuda" if on_gpu() else "cpu"
+        whole = torch.from_numpy(memory)
+        held = whole.to(device)
+        buffers = [_at(held, place, kind) for place, kind in zip(places, kinds, strict=True)]
+        failed = torch.zeros(1, dtype=torch.int32, device=device)
+        _run(launch, buffers, failed)
+        if device == "cuda":
+            whole.copy_(held)
+        return (guarded.INVALID,) if int(failed) else ()
+
+    return call
+
+
+def _at(memory: torch.Tensor, place: int, kind: str) -> torch.Tensor:
+    """What begins there, as a tensor of that type."""
+    size = DTYPES[kind].itemsize
+    return memory[place : place + (len(memory) - place) // size * size].view(DTYPES[kind])
+
+
+def caller(
+    launch: Callable[..., None],
+    plan: Plan,
+    bound: Mapping[int, torch.Tensor],
+    temporaries: Sequence[launcher.Buffer],
+    invalid: Callable[..., object],
+    device: torch.device,
+    fails: bool,
+) -> launcher.Launcher:
+    """The text as a function of the tensors that are not bound; data of which it `fails` are `invalid`."""
+    free = [i for i in range(len(plan.inputs)) if i not in bound]
+
+    def empty(b: launcher.Buffer) -> torch.Tensor:
+        return torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype], device=device)
+
+    def call(*arguments: object) -> tuple[torch.Tensor, ...]:
+        if len(arguments) != len(free):
+            raise TypeError(f"expected {len(free)} arguments, got {len(arguments)}")
+        given = {**bound} | {
+            i: launcher.admit(n, plan.inputs[i], x, device) for n, (i, x) in enumerate(zip(free, arguments, strict=True))
+        }
+        outputs = tuple(map(empty, plan.outputs))
+        failed = torch.zeros(1, dtype=torch.int32, device=device) if fails else None
+        _run(launch, [*(given[i] for i in range(len(plan.inputs))), *outputs, *map(empty, temporaries)], failed)
+        if failed is not None and int(failed):
+            invalid(*arguments)
+        return outputs
+
+    return call

@@ -1,0 +1,175 @@
+"""Schedules for Triton: which loops are programs of its grid, and which are tiles, of powers of two.
+
+What is within a tile, its own compiler decides. A program has the whole of a row that is not too long, so that the row
+is read once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from compiler.analysis import access
+from compiler.analysis.nests import paths_of, rows_of
+from compiler.ir import loop
+from compiler.ir.expr import Const, Load, Var, sizes_in
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.schedule import contraction_nest
+from compiler.schedule import names as naming
+from compiler.schedule.contraction_nest import size
+from compiler.schedule.space.members import Member, fixed
+from compiler.schedule.steps import Bind, Reorder, Split, Step, StoreAt
+from compiler.targets.target import Target
+
+ELEMENTS = 1024  # of a program's tile where nothing is reduced
+TILE = 4096  # elements of a tile of rows
+LONGEST = 16384  # a row that is one tile
+SHORT = 16  # loops within rows that are not worth an axis
+LEAST = 16  # a side of a matrix that is multiplied
+DEPTH = 64  # bytes of a matrix's row along what is summed over
+
+
+def families(kernel: Kernel, private: frozenset[str], _: Target) -> Iterator[tuple[str, Iterator[Member]]]:
+    """The families that a kernel may be of, special ones first."""
+    if sizes_in(kernel):
+        return
+    c = contraction_nest.recognise(kernel)
+    if c is not None:
+        steps = _matmul(c)
+        if steps:
+            yield "matmul", fixed(0.0, *steps)
+    yield "nests", fixed(0.0, *_nests(kernel, private))
+
+
+def plain(kernel: Kernel, _: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
+    """Families that keep all that a kernel writes in memory, and multiply no matrices."""
+    if not sizes_in(kernel):
+        yield "nests", fixed(0.0, *_nests(kernel, frozenset()))
+
+
+def power(n: int) -> int:
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _lanes(elements: int) -> tuple[tuple[str, int], ...]:
+    """Threads that share a tile."""
+    return (("threads", 256 if elements > 4 * ELEMENTS else 128),)
+
+
+def _tile(loop_: str, factor: int, elements: int, outer: str) -> list[Step]:
+    """A loop as tiles, the loop over which is bound too."""
+    around, inside = naming.pieces(loop_)
+    return [Split(loop_, factor, (around, inside)), Bind(around, outer), Bind(inside, "lanes", _lanes(elements))]
+
+
+# ---- matmuls
+
+
+def _matmul(c: contraction_nest.Contraction) -> list[Step]:
+    """Tiles of m and n, in steps of k; none where there are no two such axes worth it."""
+    if len(c.depth) != 1 or c.first.value.dtype.bits != 32 or not c.first.value.dtype.is_float:
+        return []
+    left, right = (
+        [f for f in c.rows if size(f) > 1 and f.var in _of(x) and f.var not in _of(y)]
+        for x, y in ((c.left, c.right), (c.right, c.left))
+    )
+    if not left or not right:
+        return []
+    first, last = sorted((left[-1], right[-1]), key=c.rows.index)
+    sides = [max(LEAST, min(64, power(size(f)))) for f in (first, last)]
+    if size(first) * size(last) >= 1024 * 1024:
+        sides = [min(128, power(size(f))) for f in (first, last)]
+    bytes_ = min(x.dtype.bytes for n in (c.left, c.right) for x in n.walk() if isinstance(x, Load))
+    (k,) = c.depth
+    deep = max(LEAST, min(DEPTH // bytes_ * 2, power(size(k))))
+    steps: list[Step] = []
+    elements = 4 * ELEMENTS + 1 if math.prod(sides) > 64 * 64 else 0
+    outside = [f.var for f in c.rows if f is not first and f is not last]
+    pieces = [naming.pieces(f.var) for f in (first, last)]
+    for f, side in zip((first, last), sides, strict=True):
+        steps += _tile(f.var, side, elements, "blocks")
+    order = (*outside, pieces[0][0], pieces[1][0], pieces[0][1], pieces[1][1])
+    steps += [Bind(v, "blocks") for v in outside]
+    steps.append(Reorder(order))
+    return [*steps, *_tile(k.var, deep, elements, "serial")]
+
+
+def _of(e: object) -> set[str]:
+    return {n.name for n in e.walk() if isinstance(n, Var)}  # type: ignore[attr-defined]
+
+
+# ---- everything else
+
+
+def _nests(kernel: Kernel, private: frozenset[str]) -> list[Step]:
+    steps: list[Step] = []
+    for s in kernel.body:
+        if isinstance(s, loop.For):
+            steps += _nest(kernel, s, private)
+    return steps
+
+
+def _nest(kernel: Kernel, f: loop.For, private: frozenset[str]) -> list[Step]:
+    """One nest: its rows are programs, or tiles of them."""
+    rows, inside = rows_of(f) if f.kind == "parallel" else ([], (f,))
+    paths = paths_of(inside)
+    if not paths:
+        steps: list[Step] = []
+        name = naming.collapse([r.var for r in rows], steps)
+        total = math.prod(size(r) for r in rows)
+        return [*steps, *_tile(name, min(ELEMENTS, power(total)), 0, "blocks")]
+    longest = max(size(path[-1]) for path in paths)
+    across = bool(rows) and longest > 1 and _across(kernel, rows, inside, paths)
+    total = math.prod(size(r) for r in rows)
+    if rows and (longest <= SHORT or any(g.kind == "scan" for path in paths for g in path)):
+        return [*_rows(rows, min(ELEMENTS // 4, power(total)), 0), *_inner(paths, 0, 0)]
+    if across:
+        wide = min(64, power(total))
+        deep = min(power(longest), TILE // wide)
+        return [*_rows(rows, wide, 0), *_inner(paths, deep, 0)]
+    whole = power(longest) if longest <= LONGEST else TILE
+    wide = max(1, min(power(total), ELEMENTS // whole)) if rows else 1
+    kept = _kept(kernel, rows, inside, paths, private) if whole >= longest else []
+    return [*kept, *(_rows(rows, wide, whole) if rows else []), *_inner(paths, whole, wide * whole)]
+
+
+def _rows(rows: list[loop.For], wide: int, elements: int) -> list[Step]:
+    steps: list[Step] = []
+    name = naming.collapse([r.var for r in rows], steps)
+    return [*steps, *(_tile(name, wide, elements, "blocks") if wide > 1 else [Bind(name, "blocks")])]
+
+
+def _inner(paths: list[list[loop.For]], deep: int, elements: int) -> list[Step]:
+    """The innermost loops as tiles of so many elements; those that are shorter as one, 0 for none."""
+    steps: list[Step] = []
+    for path in paths:
+        g = path[-1]
+        if not deep or g.kind == "scan" or any(x.kind == "scan" for x in path) or size(g) < 2:
+            continue
+        if size(g) <= deep:
+            steps.append(Bind(g.var, "lanes", _lanes(elements)))
+        else:
+            steps += _tile(g.var, deep, elements, "serial")
+    return steps
+
+
+def _kept(
+    kernel: Kernel, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]], private: frozenset[str]
+) -> list[Step]:
+    """Temporaries of a row that need not reach memory."""
+    if not rows or any(len(path) > 1 for path in paths):
+        return []
+    stored = {n.buffer for s in inside for n in s.walk() if isinstance(n, Store)}
+    return [StoreAt(p.name, rows[-1].var, "registers") for p in kernel.params if p.name in private & stored]
+
+
+def _across(kernel: Kernel, rows: list[loop.For], inside: tuple[Stmt, ...], paths: list[list[loop.For]]) -> bool:
+    """Whether neighbours in memory are in different rows, rather than in one."""
+    tensors = {p.name: p for p in kernel.params}
+    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+    ranges |= {g.var: extent_range(g.extent) for path in paths for g in path}
+    inner = sum(n == 1 for p in paths for n in access.strides(p[-1].body, Var(p[-1].var), tensors, ranges))
+    outer = sum(n == 1 for n in access.strides(inside, Var(rows[-1].var), tensors, ranges))
+    return outer > inner and isinstance(rows[-1].extent, Const)
