@@ -67,7 +67,10 @@ from compiler.targets.target import Target
 
 IR_STAGES = tuple(IRS)
 TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir", "triton": "triton"}  # what each kind of target ends in
-_WAYS = {"mlir": ("torch", "tensor"), "triton": ("torch", "tensor", "loop", "tile")}  # the IRs on the way to a kind of target, where not all
+_WAYS = {
+    "mlir": ("torch", "tensor"),
+    "triton": ("torch", "tensor", "loop", "tile"),
+}  # the IRs on the way to a kind of target, where not all
 
 
 def stages(target: Target) -> tuple[str, ...]:
@@ -232,7 +235,9 @@ class Lowering:
 def passes_for(target: Target) -> tuple[Pass, ...]:
     """The passes that a program for this target goes through, in order."""
     order = stages(target)
-    return tuple(p for p in PIPELINE if (not p.kind or target.kind in p.kind.split()) and p.source in order and p.result in order)
+    return tuple(
+        p for p in PIPELINE if (not p.kind or target.kind in p.kind.split()) and p.source in order and p.result in order
+    )
 
 
 def from_tiles(program: statement.Program, target: Target) -> kernel.Program:

@@ -50,7 +50,13 @@ def show(options: argparse.Namespace) -> int:
     from compiler import pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
     from compiler.execution import dumps, named  # noqa: PLC0415
 
-    dialect = {"linalg": "mlir", "tosa": "mlir:tosa"}[options.dialect] if options.ir == "mlir" else "triton" if options.ir == "triton" else ""
+    dialect = (
+        {"linalg": "mlir", "tosa": "mlir:tosa"}[options.dialect]
+        if options.ir == "mlir"
+        else "triton"
+        if options.ir == "triton"
+        else ""
+    )
     machine = named.target(options.target or dialect or dumps.target_of(options.source))
     stages = pipeline.stages(machine)
     until = {"asm": stages[-1], "schedule": "tile"}.get(options.ir, options.ir)

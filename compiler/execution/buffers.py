@@ -98,7 +98,7 @@ def _last(lowering: Lowering) -> kernel.Program | statement.Program | None:
 def _launched(lowering: Lowering) -> tuple[Sequence[Tensor], Sequence[Sequence[Tensor]], Sequence[str]]:
     """The temporaries of a program, the parameters of what is launched, and the temporaries that hold zeros between
     calls; nothing of a program that makes its own."""
-    match (program := _last(lowering)):
+    match program := _last(lowering):
         case kernel.Program():
             return program.temps, [f.params for f in program.functions], program.zeros
         case statement.Program():

@@ -9,8 +9,9 @@ from compiler.runtime import detect
 from compiler.targets import cpu, mlir, nvidia, triton
 from compiler.targets.target import Target
 
-_DESCRIBED = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS, mlir.LINALG, mlir.TOSA,
-                                     triton.TRITON)}
+_DESCRIBED = {
+    t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS, mlir.LINALG, mlir.TOSA, triton.TRITON)
+}
 TARGETS = ("cpu", "cuda", *_DESCRIBED)
 OLDEST = 80  # compute capability that the compiler makes code for
 # What the compiler may use of this machine; the rest of /proc/cpuinfo makes no difference to it.

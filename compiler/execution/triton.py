@@ -39,4 +39,3 @@ def loader(
         return triton.caller(launch, plan, bound, buffers.temporaries(lowering, {}), invalid, device, fails)
 
     return load
-

@@ -9,11 +9,9 @@ import functools
 import hashlib
 import importlib.util
 import linecache
-import sys
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,10 +19,9 @@ import torch
 from compiler.errors import ToolchainError
 from compiler.runtime import guarded, launcher
 from compiler.runtime.launcher import DTYPES, Plan
+from compiler.runtime.triton_interpreter import Library, Meanings, interpret
 
 INSTALL = "`pip install triton` (Linux; it comes with PyTorch for CUDA)"
-# Functions that a kernel calls in CUDA's library, as Triton's interpreter has none of them: NumPy ones by name.
-Meanings = Callable[[str], Callable[..., Any]]
 
 
 def missing() -> str:
@@ -48,68 +45,16 @@ def load(text: str, meanings: Meanings) -> Callable[..., None]:
 @functools.lru_cache(maxsize=256)
 def _loaded(text: str, meanings: Meanings | None) -> Callable[..., None]:
     if meanings is not None:
-        _interpret()
+        interpret()
     name = f"mlc_triton_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     file = f"<{name}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)  # where Triton looks for its source
     module = types.ModuleType(name)
     exec(compile(text, file, "exec"), module.__dict__)
     if meanings is not None:
-        vars(module)["libdevice"] = _Library(meanings)
+        vars(module)["libdevice"] = Library(meanings)
     launch: Callable[..., None] = module.__dict__["launch"]
     return launch
-
-
-class _Library:
-    """CUDA's library for the interpreter."""
-
-    def __init__(self, meanings: Meanings) -> None:
-        self._meanings = meanings
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        meaning = self._meanings(name)
-
-        def call(*args: Any) -> Any:
-            import triton.language as tl  # noqa: PLC0415
-
-            interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-            made = np.asarray(meaning(*np.broadcast_arrays(*(a.handle.data for a in args))))
-            handle = interpreter.TensorHandle(made.astype(args[0].handle.data.dtype), args[0].dtype.scalar)
-            kind = tl.block_type(args[0].dtype.scalar, list(made.shape)) if made.shape else args[0].dtype.scalar
-            return tl.core.tensor(handle, kind)
-
-        return call
-
-
-@functools.cache
-def _interpret() -> None:
-    """Functions of Triton's own are interpreted from now on, whoever imported them; trees of a reduction at once."""
-    import triton  # noqa: PLC0415
-
-    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
-    jit: Any = importlib.import_module("triton.runtime.jit")
-    triton.knobs.runtime.interpret = True
-    for name, module in list(sys.modules.items()):
-        if name.startswith("triton.language"):
-            for key, held in list(vars(module).items()):
-                if isinstance(held, jit.JITFunction):
-                    setattr(module, key, interpreter.InterpretedFunction(held.fn))
-    interpreter.ReduceOps.generic_reduce = _reduced
-
-
-def _reduced(self: Any, given: Any) -> list[Any]:
-    """As `ReduceOps.generic_reduce`, which goes element by element, but halves the axis each time, as a GPU does."""
-    kept, (given, axis) = self.axis, self.unravel(given, self.axis)
-    data = [np.moveaxis(x.handle.data, axis, 0) for x in given]
-    while len(data[0]) > 1:
-        half = len(data[0]) // 2
-        parts = (self.to_tensor(d[at], x.dtype) for at in (slice(half), slice(half, None))
-                 for d, x in zip(data, given, strict=True))  # fmt: skip
-        made = self.combine_fn.fn(*parts)
-        data = [m.handle.data for m in (made if isinstance(made, tuple) else (made,))]
-    if self.keep_dims and kept is not None:
-        return [self.to_tensor(np.moveaxis(d, 0, axis), x.dtype) for d, x in zip(data, given, strict=True)]
-    return [self.to_tensor(d[0], x.dtype) for d, x in zip(data, given, strict=True)]
 
 
 def _run(launch: Callable[..., None], buffers: Sequence[torch.Tensor], failed: torch.Tensor | None) -> None:
@@ -161,7 +106,8 @@ def caller(
         if len(arguments) != len(free):
             raise TypeError(f"expected {len(free)} arguments, got {len(arguments)}")
         given = {**bound} | {
-            i: launcher.admit(n, plan.inputs[i], x, device) for n, (i, x) in enumerate(zip(free, arguments, strict=True))
+            i: launcher.admit(n, plan.inputs[i], x, device)
+            for n, (i, x) in enumerate(zip(free, arguments, strict=True))
         }
         outputs = tuple(map(empty, plan.outputs))
         failed = torch.zeros(1, dtype=torch.int32, device=device) if fails else None

@@ -21,11 +21,12 @@ from compiler.ir import statement
 from compiler.ir.stages import IRS
 from compiler.pipeline import PIPELINE, Context, Pass, schedules_for
 from compiler.schedule import steps
-from compiler.targets import cpu, mlir, nvidia
+from compiler.targets import cpu, mlir, nvidia, triton
 from compiler.tests.meaning import Disagreement, same_meaning
 
 SEPARATOR = "# ---\n"
-TARGETS = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS, mlir.LINALG, mlir.TOSA)}
+TARGETS = {t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS, mlir.LINALG, mlir.TOSA,
+                               triton.TRITON)}  # fmt: skip
 PASSES = {p.name: p for p in PIPELINE}
 
 

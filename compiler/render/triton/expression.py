@@ -13,7 +13,7 @@ from compiler.ir.index import value_range
 from compiler.ir.node import Node
 from compiler.ir.tensor import Tensor
 from compiler.render.triton import operations
-from compiler.render.triton.values import NONE, Axes, Value, literal, to, widened
+from compiler.render.triton.values import ATOM, LOOSE, NONE, PRODUCT, Axes, Value, literal, negated, to, widened
 from compiler.render.triton.writer import LONGEST, Writer, conjunction
 
 _WRAPS = ("add", "sub", "mul", "neg", "abs", "shl")  # of narrow indices: these may need more bits than they have
@@ -76,27 +76,28 @@ def _operation(w: Writer, e: Op) -> Value:
     narrow = e.dtype is i64 and all(a.narrow for a in args if a.dtype is i64)
     if narrow and e.name in _WRAPS and not _fits(w, e):
         args, narrow = [widened(a) for a in args], False
-    if e.name in _ROUNDED and e.dtype.is_integer and all((value_range(a, w.ranges)[0] or -1) >= 0 for a in e.args):
+    if e.name in _ROUNDED and e.dtype.is_integer and all(_from_zero(w, a) for a in e.args):
         sign = "//" if e.name == "floordiv" else "%"
-        return Value(f"{args[0].operand} {sign} {args[1].operand}", e.dtype, axes, narrow, atom=False)
+        return Value(f"{args[0].at(PRODUCT)} {sign} {args[1].operand}", e.dtype, axes, narrow, level=PRODUCT)
     code = operations.apply(e, args, e.dtype)
     w.helpers |= {name for name in operations.HELPERS if f"{name}(" in code}
-    return Value(code, e.dtype, axes, narrow, atom=_is_call(code))
+    return Value(code, e.dtype, axes, narrow, level=_level(e, code))
 
 
-def _is_call(code: str) -> bool:
-    """Whether a text is one call, which binds tighter than any sign."""
-    depth = 0
-    for n, c in enumerate(code):
-        depth += (c in "([") - (c in ")]")
-        if c == " " and depth == 0 or (c == ")" and depth == 0 and n + 1 < len(code) and code[n + 1] not in ".)"):
-            return False
-    return not code.startswith(("~", "-"))
+def _level(e: Op, code: str) -> int:
+    """How tightly an operation binds."""
+    level = operations.LEVELS.get(e.name, LOOSE)
+    return level if level != ATOM or code.endswith(")") else LOOSE
+
+
+def _from_zero(w: Writer, e: Expr) -> bool:
+    low, _ = value_range(e, w.ranges)
+    return low is not None and low >= 0
 
 
 def _fits(w: Writer, e: Expr) -> bool:
     low, high = value_range(e, w.ranges)
-    return low is not None and high is not None and -(2**31) <= low and high < 2**31
+    return low is not None and high is not None and low >= -(2**31) and high < 2**31
 
 
 def _select(w: Writer, cond: Expr, then: Expr, other: Expr) -> Value:
@@ -104,23 +105,23 @@ def _select(w: Writer, cond: Expr, then: Expr, other: Expr) -> Value:
     c = c if c.atom else w.named(c, "chosen")
     with w.guarded(c):
         a = value(w, then)
-    with w.guarded(Value(f"~{c.operand}", boolean, c.axes, atom=False)):
+    with w.guarded(negated(c)):
         b = value(w, other)
     if a.narrow != b.narrow:
         a, b = widened(a), widened(b)
-    return Value(f"tl.where({c.typed}, {a.typed}, {b.typed})", a.dtype, c.axes | a.axes | b.axes, a.narrow)
+    return Value(f"tl.where({c.typed}, {a.argument}, {b.argument})", a.dtype, c.axes | a.axes | b.axes, a.narrow)
 
 
 def _require(w: Writer, cond: Value, x: Value) -> Value:
     """What is not as it must be is told; nothing else may come of it."""
     cond = cond if cond.atom else w.named(cond, "valid")
-    said = mask(w, cond.axes, (Value(f"~{cond.operand}", boolean, cond.axes, atom=False),))
+    said = mask(w, cond.axes, (negated(cond),))
     assert said is not None
     w.failing = True
     zeros = f" + tl.full({w.shape(said.axes)}, 0, tl.int32)" if said.axes else ""
     w.line(f"tl.store(mlc_failed{zeros}, 1, mask={said.code})")
     zero = literal(0, x.dtype)
-    return Value(f"tl.where({cond.typed}, {x.typed}, {zero.code})", x.dtype, cond.axes | x.axes, x.narrow)
+    return Value(f"tl.where({cond.typed}, {x.typed}, {zero.argument})", x.dtype, cond.axes | x.axes, x.narrow)
 
 
 # ---- memory
@@ -140,7 +141,7 @@ def _inside(w: Writer, var: str) -> Value:
     found = w.known(key)
     if found is None:
         last = value(w, end)
-        v = Value(f"{at.code} < {last.operand}", boolean, at.axes | last.axes, atom=False)
+        v = Value(f"{at.code} < {last.operand}", boolean, at.axes | last.axes, level=LOOSE)
         found = w.remember(key, w.named(v, f"{var}_in"))
     return found
 
@@ -159,7 +160,7 @@ def load(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Value:
         raise ValueError(f"{buffer} is read elsewhere than it was written, and is not in memory")
     if buffer in w.written:
         w.barrier()
-    w.read.add(buffer)
+    w.read |= {buffer} & w.reread
     pointer, said = _pointer(w, buffer, at, NONE)
     other = "" if said is None else f", mask={said.code}, other={literal(0, w.tensors[buffer].dtype).code}"
     dtype = w.tensors[buffer].dtype
@@ -217,5 +218,4 @@ def store(w: Writer, buffer: str, index: tuple[Expr, ...], e: Expr, how: str) ->
             raise Unsupported(f"store by {how}", (str(t.dtype),), "Triton has no such atomic operation")
         v = w.broadcast(to(v, t.dtype) if v.narrow or v.literal else v, pointer.axes)
         w.line(f'tl.atomic_{_ATOMIC[how]}({pointer.code}, {v.code}{masked}, sem="relaxed")')
-    w.written.add(buffer)
-
+    w.written |= {buffer} & w.reread

@@ -15,12 +15,14 @@ from compiler.analysis.guarded_factors import unwidened
 from compiler.errors import Unsupported
 from compiler.ir import tile
 from compiler.ir.dtype import DType, bf16, boolean, f16, f32, i64
-from compiler.ir.expr import Const, Expr, Load, Op, Var, identity, names, sizes_in, substitute
-from compiler.ir.index import range_below
+from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, names, sizes_in, substitute
+from compiler.ir.index import range_below, simplify
+from compiler.ir.launches import is_bound
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
 from compiler.render.triton.expression import count, mask, store, value
+from compiler.render.triton.lanes import Dot, accumulated, dot, products, rank
 from compiler.render.triton.operations import COMBINERS
-from compiler.render.triton.values import Axes, Value, literal, to
+from compiler.render.triton.values import LOOSE, TYPES, Axes, Value, literal, to
 from compiler.render.triton.writer import Lane, Writer, lane
 
 Body = tuple[Stmt, ...]
@@ -39,32 +41,19 @@ class Function:
     fails: bool
 
 
-@dataclass(frozen=True)
-class Dot:
-    """A loop over the lanes `k` that adds a[m, k] * b[k, n] for the lanes m and n around it."""
-
-    k: str
-    m: str
-    n: str
-    a: Expr
-    b: Expr
-    accumulator: str
-
-
 def function(kernel: Kernel, name: str, spelled: Mapping[str, str]) -> Function:
-    """A kernel; raises Unsupported for what Triton has no words for, ValueError for a schedule that it cannot follow."""
-    if found := next((n for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy | tile.Mma | tile.Stage)), None):
-        raise ValueError(f"kernel {kernel.name}: Triton has no {type(found).__name__}: its compiler makes these")
+    """A kernel; raises Unsupported for what Triton cannot say, ValueError for a schedule that it cannot follow."""
     if sizes := sizes_in(kernel):
         raise Unsupported("triton", [s.name for s in sizes], "sizes must be known when compiling for Triton")
-    dots = {id(d[0]): d[1] for d in _dots(kernel.body, ())}
-    rank = _rank(kernel.body, dots)
-    if rank != 2:
-        dots, rank = {}, _rank(kernel.body, {})
+    dots = {d.k: d for d in products(kernel.body)}
+    deep = rank(kernel.body, dots)
+    if deep != 2:
+        dots, deep = {}, rank(kernel.body, ())
     params = [spelled[p.name] for p in kernel.params]
-    k = _Kernel(Writer({p.name: p for p in kernel.params}, rank, spelled, [*params, name]), dots)
+    w = Writer({p.name: p for p in kernel.params}, deep, spelled, [*params, name])
+    w.reread = _reread(kernel)
+    k = _Kernel(w, dots)
     k.body(kernel.body)
-    w = k.w
     head = [*params, *(["mlc_failed"] if w.failing else [])]
     threads = max((dict(f.bind.args).get("threads", 0) for f in _loops(kernel.body)), default=0)
     lines = ("@triton.jit", f"def {name}({', '.join(head)}):", *(w.lines or ["    pass"]))
@@ -75,58 +64,10 @@ def _loops(body: Body) -> Iterator[tile.For]:
     return (n for s in body for n in s.walk() if isinstance(n, tile.For))
 
 
-def _is(f: Stmt, level: str) -> bool:
-    return isinstance(f, tile.For) and f.bind.level == level
-
-
-def _rank(body: Body, dots: dict[int, Dot]) -> int:
-    """How many loops over lanes are inside each other, those of sums of products aside."""
-    deepest = 0
-    for s in body:
-        match s:
-            case tile.For(body=inner):
-                own = 1 if _is(s, "lanes") and id(s) not in dots else 0
-                deepest = max(deepest, own + _rank(inner, dots))
-            case If(_, inner):
-                deepest = max(deepest, _rank(inner, dots))
-    return deepest
-
-
-def _dots(body: Body, around: tuple[tile.For, ...]) -> Iterator[tuple[tile.For, Dot]]:
-    """The loops that are products of matrices, with what they multiply."""
-    for s in body:
-        if isinstance(s, tile.For):
-            found = _dot(s, around) if _is(s, "lanes") and s.kind == "reduce" and len(around) == 2 else None
-            if found is not None:
-                yield s, found
-            else:
-                yield from _dots(s.body, (*around, s) if _is(s, "lanes") else around)
-
-
-def _dot(f: tile.For, around: tuple[tile.For, ...]) -> Dot | None:
-    *lets, last = f.body
-    if not isinstance(last, Accum) or last.op != "sum" or not all(isinstance(s, Let) for s in lets):
-        return None
-    product = last.value
-    for s in reversed(lets):
-        assert isinstance(s, Let)
-        product = substitute(product, {Var(s.name, s.value.dtype): s.value})
-    if product.dtype is not f32 or not isinstance(product, Op) or product.name != "mul":
-        return None
-    m, n = (g.var for g in around)
-    indices = {m, n, f.var}
-    for left, right in (product.args, product.args[::-1]):
-        of = names(left) & indices, names(right) & indices
-        free = {v.name for e in (left, right) for v in e.walk() if isinstance(v, Var) and v.dtype is not i64}
-        if of == ({m, f.var}, {n, f.var}) and not free:
-            return Dot(f.var, m, n, left, right, last.name)
-    return None
-
-
 class _Kernel:
     """Writes the statements of one kernel; `since` says within which lanes, and how many loops, a scalar was made."""
 
-    def __init__(self, w: Writer, dots: dict[int, Dot]) -> None:
+    def __init__(self, w: Writer, dots: dict[str, Dot]) -> None:
         self.w, self.dots = w, dots
         self.grid: list[int] = []
         self.since: dict[str, tuple[Axes, int]] = {}
@@ -153,7 +94,7 @@ class _Kernel:
             case Let(name, e):
                 count(w, [e])
                 v = value(w, e)
-                w.env[name] = v if v.literal or v.atom and len(v.code) < 24 else w.named(v, name)
+                w.env[name] = v if v.literal or (v.atom and len(v.code) < 24) else w.named(v, name)
             case Init(name, e):
                 self.init(name, e)
             case Accum(name, op, e):
@@ -181,7 +122,7 @@ class _Kernel:
         """Loops over blocks inside each other are digits of the number of a program, the innermost the last."""
         w = self.w
         nest = [f]
-        while len(nest[-1].body) == 1 and _is(inner := nest[-1].body[0], "blocks"):
+        while len(nest[-1].body) == 1 and is_bound(inner := nest[-1].body[0], "blocks"):
             assert isinstance(inner, tile.For)
             nest.append(inner)
         if self.grid:
@@ -193,12 +134,15 @@ class _Kernel:
             code = pid
         left = math.prod(self.grid)
         for g, extent in zip(nest, self.grid, strict=True):
-            inside, left = left // max(1, extent), left // max(1, extent)
-            text = code if inside == 1 else f"{code} // {inside}"
+            left //= max(1, extent)
+            text = code if left == 1 else f"{code} // {left}"
             text = text if g is nest[0] else f"{text} % {extent}"
             w.ranges[g.var] = range_below(g.extent, w.ranges)
-            w.env[g.var] = w.named(Value(text, i64, narrow=True), g.var)
-        self.body(nest[-1].body)
+            if extent > 1:
+                w.env[g.var] = w.named(Value(text, i64, narrow=True), g.var)
+        alone: dict[Expr, Expr] = {Var(g.var): dim(0) for g in nest if g.extent == dim(1)}
+        body = nest[-1].body
+        self.body(simplify(substitute(body, alone), w.ranges) if alone else body)
 
     def serial(self, f: tile.For) -> None:
         w = self.w
@@ -235,13 +179,13 @@ class _Kernel:
         """The tensors that scalars are until the end of the loop, for those that lanes inside accumulate."""
         found: dict[str, list[tuple[tile.For, ...]]] = {}
         types: dict[str, tuple[DType, str]] = {}
-        for a, path in _accumulated(f.body, ()):
+        for a, path in accumulated(f.body, ()):
             if a.name in self.since:
                 found.setdefault(a.name, []).append(path)
                 types[a.name] = self.w.env[a.name].dtype, a.op
         out: dict[str, tuple[Value, Axes]] = {}
         for name, paths in found.items():
-            if len(paths) != 1 or not paths[0] or any(id(g) in self.dots for g in paths[0]):
+            if len(paths) != 1 or not paths[0] or any(g.var in self.dots for g in paths[0]):
                 continue
             for d, g in enumerate(paths[0]):
                 w = self.w
@@ -249,9 +193,9 @@ class _Kernel:
                 w.lanes[g.var], w.places[g.var] = self.lane(g), len(self.since[name][0]) + d
             axes = frozenset(g.var for g in paths[0])
             dtype, op = types[name]
-            first = Value(f"tl.full({self.w.shape(axes | self.since[name][0])}, {literal(identity(op, dtype).value, dtype).code}, "
-                          f"{Value('', dtype).type})", dtype, axes | self.since[name][0])  # fmt: skip
-            held = self.w.named(first, f"{name}_each")
+            every = axes | self.since[name][0]
+            code = f"tl.full({self.w.shape(every)}, {literal(identity(op, dtype).value, dtype).code}, {_type(dtype)})"
+            held = self.w.named(Value(code, dtype, every), f"{name}_each")
             out[name] = held, axes
             for g in paths[0]:
                 del self.w.lanes[g.var], self.w.places[g.var]
@@ -269,8 +213,8 @@ class _Kernel:
         own = self.lane(f)
         if own.end is not None and names(own.end) & set(w.lanes):
             raise ValueError(f"loop {f.var} is of another length in each lane")
-        if id(f) in self.dots:
-            self.dot(self.dots[id(f)], own)
+        if f.var in self.dots:
+            self.dot(dot(f, tuple(w.lanes)), own)
             return
         key = (own.size, own.end, tuple(w.lanes))
         same = next((known[key] for known in reversed(self.alike) if key in known), None)
@@ -280,6 +224,8 @@ class _Kernel:
         else:
             self.alike[-1][key] = f.var
         w.lanes[own.var], w.places[own.var] = own, len(w.lanes)
+        w.index(own.var)
+        mask(w, frozenset({own.var}))
         self.body(body)
         del w.lanes[own.var], w.places[own.var]
 
@@ -289,7 +235,7 @@ class _Kernel:
         w = self.w
         count(w, [e])
         v, axes = value(w, e), frozenset(w.lanes)
-        kind = Value("", e.dtype).type
+        kind = _type(e.dtype)
         if v.literal:
             code = f"tl.full({w.shape(axes) if axes else '[]'}, {v.code}, {kind})"
         else:
@@ -308,9 +254,8 @@ class _Kernel:
         said = mask(w, inner)
         if said is not None:
             v = v if v.atom else w.named(v, "term")
-            v = Value(f"tl.where({said.code}, {v.typed}, {literal(identity(op, dtype).value, dtype).code})", dtype, v.axes | said.axes)
-            if not dtype.is_float:
-                v = Value(f"{v.code}.to({Value('', dtype).type})", dtype, v.axes)
+            code = f"tl.where({said.code}, {v.argument}, {literal(identity(op, dtype).value, dtype).argument})"
+            v = Value(code, dtype, v.axes | said.axes)
         if name in self.partial:
             held, along = self.partial[name]
             v = w.broadcast(v, along)
@@ -365,13 +310,14 @@ class _Kernel:
                 w.helpers.add(COMBINERS[op])
                 code = f"tl.reduce({code}, {along}{COMBINERS[op]}{keep})"
         if as_bool:
-            return op, Value(f"{code} != 0", dtype, rest, atom=False)
+            return op, Value(f"{code} != 0", dtype, rest, level=LOOSE)
         if dtype.is_integer:
-            code = f"{code}.to({Value('', dtype).type})"
+            code = f"{code}.to({_type(dtype)})"
         return op, Value(code, dtype, rest)
 
-    def dot(self, d: Dot, k: Lane) -> None:
+    def dot(self, d: Dot | None, k: Lane) -> None:
         w = self.w
+        assert d is not None
         held = w.env[d.accumulator]
         if w.guards or held.axes != {d.m, d.n}:
             raise ValueError(f"the product in {d.accumulator} is of some elements only")
@@ -400,20 +346,21 @@ class _Kernel:
             return v if v.atom and v.code.isidentifier() else w.named(v, "factor")
 
 
-def _accumulated(body: Body, path: tuple[tile.For, ...]) -> Iterator[tuple[Accum, tuple[tile.For, ...]]]:
-    """Accumulations with the loops over lanes around them."""
-    for s in body:
-        match s:
-            case Accum():
-                yield s, path
-            case If(_, inner):
-                yield from _accumulated(inner, path)
-            case tile.For(body=inner):
-                yield from _accumulated(inner, (*path, s) if _is(s, "lanes") else path)
+def _reread(kernel: Kernel) -> set[str]:
+    """Buffers of which it matters when they are stored to: that are also read, or stored to in order."""
+    inside = [n for s in kernel.body for n in s.walk()]
+    scans = [f for f in inside if isinstance(f, tile.For) and f.kind == "scan"]
+    stored = {n.buffer for n in inside if isinstance(n, Store)}
+    return {n.buffer for n in inside if isinstance(n, Load) and n.buffer in stored} | {
+        n.buffer for f in scans for n in f.walk() if isinstance(n, Store)
+    }
+
+
+def _type(dtype: DType) -> str:
+    return f"tl.{TYPES[dtype.name]}"
 
 
 def _extent(f: tile.For) -> int:
     if not isinstance(f.extent, Const):
         raise ValueError(f"nobody knows how many blocks {f.var} has")
     return int(f.extent.value)
-

@@ -8,7 +8,7 @@ from compiler.errors import Unsupported
 from compiler.ir.dtype import DType, boolean, f32, f64, i32
 from compiler.ir.expr import OPS, Op
 from compiler.ir.functions import FUNCTIONS
-from compiler.render.triton.values import TYPES, Value, to
+from compiler.render.triton.values import ATOM, LOOSE, PRODUCT, SUM, Value, converted, negated, to
 
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
 # Functions that a kernel may call, by name; Triton's own `//` and `%` round to zero.
@@ -31,6 +31,10 @@ HELPERS = {
 COMBINERS = {"sum": "", "prod": "mlc_mul", "max": "mlc_max", "min": "mlc_min", "and": "mlc_and", "or": "mlc_or"}
 _LIBRARY = {"trunc": "trunc", "round": "rint", **{name: name for name, f in FUNCTIONS.items() if name != "exp2_ftz"}}
 
+# How tightly the text of an operation binds.
+LEVELS = {"add": SUM, "sub": SUM, "mul": PRODUCT} | dict.fromkeys(
+    (*_LIBRARY, "where", "min", "max", "abs", "sqrt", "fma"), ATOM
+)
 # What functions of CUDA's library mean, as rows of `expr.OPS`.
 FUNCTION_OF = {function: name for name, function in _LIBRARY.items()} | {"fmod": "rem"}
 
@@ -51,7 +55,9 @@ def apply(e: Op, args: Sequence[Value], wanted: DType) -> str:
 
 
 def _infix(name: str, row: str, args: Sequence[Value], kind: DType) -> str:
-    a, b = _beside(args)
+    level = LEVELS.get(name, LOOSE)
+    left, right = {SUM: (SUM, PRODUCT), PRODUCT: (PRODUCT, ATOM)}.get(level, (ATOM, ATOM))
+    a, b = _beside(args, left, right)
     if kind is boolean:
         if name in ("and", "or", "xor", "eq", "ne"):
             return f"{a} {row} {b}"
@@ -61,15 +67,15 @@ def _infix(name: str, row: str, args: Sequence[Value], kind: DType) -> str:
     return f"{a} {row} {b}"
 
 
-def _beside(args: Sequence[Value]) -> tuple[str, str]:
+def _beside(args: Sequence[Value], left: int = ATOM, right: int = ATOM) -> tuple[str, str]:
     """Operands, of which at most one is a number of Python's."""
     a, b = args
-    return (a.typed if a.literal and b.literal else a.operand), b.operand
+    return (a.typed if a.literal and b.literal else a.at(left)), b.at(right)
 
 
 def _div(args: Sequence[Value], kind: DType) -> str:
     a, b = args
-    return f"{_beside(args)[0]} / {b.operand}" if kind is f64 else f"tl.div_rn({a.typed}, {b.typed})"
+    return f"{_beside(args)[0]} / {b.operand}" if kind is f64 else f"tl.div_rn({a.argument}, {b.argument})"
 
 
 def _floored(name: str) -> Callable[[Sequence[Value], DType], str]:
@@ -136,8 +142,8 @@ _CALLS: dict[str, Callable[[Sequence[Value], DType], str]] = {
     "min": _extreme("min"), "max": _extreme("max"), "shl": _shift("<<"), "shr": _shift(">>"),
     "neg": _neg, "sign": _sign, "signbit": _signbit,
     "abs": lambda args, kind: f"tl.abs({args[0].typed})",
-    "not": lambda args, kind: f"~{args[0].operand}",
-    "where": lambda args, kind: f"tl.where({', '.join(a.typed for a in args)})",
+    "not": lambda args, kind: negated(args[0]).code if kind is boolean else f"~{args[0].operand}",
+    "where": lambda args, kind: f"tl.where({', '.join(a.argument for a in args)})",
     "isnan": lambda args, kind: f"{args[0].operand} != {args[0].operand}",
     "floor": lambda args, kind: f"tl.floor({args[0].typed})",
     "ceil": lambda args, kind: f"tl.ceil({args[0].typed})",
@@ -149,10 +155,9 @@ _CALLS: dict[str, Callable[[Sequence[Value], DType], str]] = {
 def cast(v: Value, dtype: DType) -> Value:
     """`v` converted: by way of f32 to 16 bits, and from floats to narrow integers by way of 32 bits."""
     if dtype is boolean:
-        return Value(f"{v.typed if v.literal else v.operand} != 0", boolean, v.axes, atom=False)
+        return Value(f"{v.typed if v.literal else v.operand} != 0", boolean, v.axes, level=LOOSE)
     if dtype.bits == 16 and dtype.is_float and v.dtype is not f32 and v.dtype is not dtype:
         v = to(v, f32)
     if v.dtype.is_float and dtype.is_integer and dtype.bits < 32:
         v = to(v, i32)
-    code = v.typed if v.literal else v.operand
-    return Value(f"{code}.to(tl.{TYPES[dtype.name]})", dtype, v.axes, narrow=False)
+    return Value(converted(v, dtype), dtype, v.axes)

@@ -6,15 +6,16 @@ import keyword
 import math
 from dataclasses import dataclass, replace
 
-from compiler.ir.dtype import DType, boolean, i64
+from compiler.ir.dtype import DType, boolean, f32, i64
 
 TYPES = {
     "f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16", "i64": "int64", "i32": "int32",
     "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "int1",
 }  # fmt: skip
-RESERVED = frozenset({*keyword.kwlist, *keyword.softkwlist, "tl", "triton", "libdevice", "float", "range", "mlc_failed"})
+RESERVED = frozenset({*keyword.kwlist, "tl", "triton", "libdevice", "float", "range", "mlc_failed"})
 Axes = frozenset[str]
 NONE: Axes = frozenset()
+LOOSE, SUM, PRODUCT, ATOM = range(4)
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Value:
     """`code` is a tensor of Triton's that varies along `axes`, loops over lanes; without any it is one number.
 
     An index that 32 bits hold is `narrow`, though its type is i64. What is `literal` is a number of Python's, which
-    takes the type of what it meets. What is no `atom` needs parentheses to be an operand.
+    takes the type of what it meets. `level` says how tightly the text binds.
     """
 
     code: str
@@ -30,16 +31,29 @@ class Value:
     axes: Axes = NONE
     narrow: bool = False
     literal: bool = False
-    atom: bool = True
+    level: int = ATOM
+
+    @property
+    def atom(self) -> bool:
+        return self.level == ATOM
 
     @property
     def operand(self) -> str:
-        return self.code if self.atom else f"({self.code})"
+        return self.at(ATOM)
+
+    def at(self, level: int) -> str:
+        """As an operand of something that binds less than this level does."""
+        return self.code if self.level >= level else f"({self.code})"
 
     @property
     def typed(self) -> str:
         """The same, of its own type whatever it meets."""
         return f"tl.full([], {self.code}, {self.type})" if self.literal else self.code
+
+    @property
+    def argument(self) -> str:
+        """As an argument of a function of Triton's own, which takes numbers of Python's for f32."""
+        return self.code if self.dtype is f32 else self.typed
 
     @property
     def type(self) -> str:
@@ -58,8 +72,19 @@ def to(v: Value, dtype: DType) -> Value:
     """As another type, which has all values that matter, or the very type where a narrow index stands for it."""
     if v.dtype is dtype and not v.narrow:
         return v
-    code = v.typed if v.literal else v.operand
-    return Value(f"{code}.to(tl.{TYPES[dtype.name]})", dtype, v.axes)
+    return Value(converted(v, dtype), dtype, v.axes)
+
+
+def converted(v: Value, dtype: DType) -> str:
+    """The text of a conversion; Triton's interpreter has counters of loops as Python's numbers."""
+    if v.literal or v.axes or not v.narrow:
+        return f"{v.typed if v.literal else v.operand}.to(tl.{TYPES[dtype.name]})"
+    return f"tl.cast({v.code}, tl.{TYPES[dtype.name]})"
+
+
+def negated(v: Value) -> Value:
+    """Where a condition does not hold, be it one of Python's."""
+    return Value(f"{v.operand} == 0", boolean, v.axes, level=LOOSE)
 
 
 def widened(v: Value) -> Value:

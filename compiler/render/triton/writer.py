@@ -15,7 +15,7 @@ from compiler.ir.index import value_range
 from compiler.ir.node import Node
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
-from compiler.render.triton.values import NONE, RESERVED, Axes, Value, power
+from compiler.render.triton.values import LOOSE, NONE, RESERVED, Axes, Value, power
 
 LONGEST = 90  # letters of an expression that is not given a name
 
@@ -67,6 +67,7 @@ class Writer:
         self.uses: Counter[Node] = Counter()
         self.helpers: set[str] = set()
         self.local: set[str] = set()  # tiles that are never in memory
+        self.reread: set[str] = set()  # buffers for which threads wait
         self.written: set[str] = set()  # buffers that were stored to since threads last waited for each other
         self.read: set[str] = set()
         self.failing = False
@@ -154,4 +155,4 @@ def conjunction(conditions: Sequence[Value]) -> Value | None:
     axes = NONE.union(*(c.axes for c in conditions))
     if len(conditions) == 1:
         return conditions[0]
-    return Value(" & ".join(c.operand for c in conditions), boolean, axes, atom=False)
+    return Value(" & ".join(c.operand for c in conditions), boolean, axes, level=LOOSE)

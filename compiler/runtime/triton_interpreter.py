@@ -1,0 +1,95 @@
+"""Triton's interpreter, with what it lacks: functions of CUDA's library, bf16, and reductions that end before long."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+# Functions of CUDA's library by their names, as functions of NumPy's arrays.
+Meanings = Callable[[str], Callable[..., Any]]
+
+
+class Library:
+    """CUDA's library for the interpreter."""
+
+    def __init__(self, meanings: Meanings) -> None:
+        self._meanings = meanings
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        meaning = self._meanings(name)
+
+        def call(*args: Any) -> Any:
+            import triton.language as tl  # noqa: PLC0415
+
+            interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+            kind = args[0].dtype.scalar
+            made = np.asarray(meaning(*np.broadcast_arrays(*(a.handle.data for a in args))))
+            handle = interpreter.TensorHandle(made.astype(args[0].handle.data.dtype), kind)
+            tiles = any(a.type.is_block() for a in args)  # a number is held as an array too
+            return tl.core.tensor(handle, tl.block_type(kind, list(made.shape)) if tiles else kind)
+
+        return call
+
+
+@functools.cache
+def interpret() -> None:
+    """Functions of Triton's own are interpreted from now on, whoever imported them; trees of a reduction at once."""
+    import triton  # noqa: PLC0415
+
+    interpreter: Any = importlib.import_module("triton.runtime.interpreter")
+    jit: Any = importlib.import_module("triton.runtime.jit")
+    triton.knobs.runtime.interpret = True
+    for name, module in list(sys.modules.items()):
+        if name.startswith("triton.language"):
+            for key, held in list(vars(module).items()):
+                if isinstance(held, jit.JITFunction):
+                    setattr(module, key, interpreter.InterpretedFunction(held.fn))
+    interpreter.ReduceOps.generic_reduce = _reduced
+    builder = interpreter.InterpreterBuilder
+    builder.cast_impl = functools.partialmethod(_cast, interpreter, triton.language, builder.cast_impl)
+    builder.create_dot = functools.partialmethod(_dot, interpreter, triton.language, builder.create_dot)
+
+
+def _reduced(self: Any, given: Any) -> list[Any]:
+    """As `ReduceOps.generic_reduce`, which goes element by element, but halves the axis each time, as a GPU does."""
+    kept, (given, axis) = self.axis, self.unravel(given, self.axis)
+    data = [np.moveaxis(x.handle.data, axis, 0) for x in given]
+    while len(data[0]) > 1:
+        half = len(data[0]) // 2
+        parts = (self.to_tensor(d[at], x.dtype) for at in (slice(half), slice(half, None))
+                 for d, x in zip(data, given, strict=True))  # fmt: skip
+        made = self.combine_fn.fn(*parts)
+        data = [m.handle.data for m in (made if isinstance(made, tuple) else (made,))]
+    if self.keep_dims and kept is not None:
+        return [self.to_tensor(np.moveaxis(d, 0, axis), x.dtype) for d, x in zip(data, given, strict=True)]
+    return [self.to_tensor(d[0], x.dtype) for d, x in zip(data, given, strict=True)]
+
+
+def _wide(x: Any) -> Any:
+    """Bits of bf16 as f32."""
+    return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _cast(self: Any, interpreter: Any, tl: Any, other: Callable[..., Any], x: Any, kind: Any) -> Any:
+    """The interpreter's own conversion to bf16 cuts off, and loses the least numbers."""
+    match x.dtype.scalar, kind.scalar:
+        case (tl.bfloat16, tl.float32):
+            return interpreter.TensorHandle(_wide(x.data), tl.float32)
+        case (tl.float32, tl.bfloat16):
+            rounded = torch.from_numpy(np.array(x.data, np.float32, ndmin=1)).to(torch.bfloat16)
+            bits = rounded.view(torch.int16).numpy().view(np.uint16).reshape(np.shape(x.data))
+            return interpreter.TensorHandle(bits, tl.bfloat16)
+    return other(self, x, kind)
+
+
+def _dot(self: Any, interpreter: Any, tl: Any, other: Callable[..., Any], a: Any, b: Any, *more: Any) -> Any:
+    """The interpreter's own multiplies the bits of bf16."""
+    if a.dtype.scalar == tl.bfloat16:
+        a, b = (interpreter.TensorHandle(_wide(x.data), tl.float32) for x in (a, b))
+    return other(self, a, b, *more)
