@@ -25,6 +25,7 @@ from conformance.judge import sanitizer
 from conformance.report import environment, replies
 from conformance.run.settings import Settings
 from conformance.shapes.cases import BYTES, KINDS, STAGES, BenchCase, Case, to_json
+from conformance.shapes.toml_lines import line_below
 
 EXPLAIN_SECONDS = 60.0
 NATIVE = (STAGES[0], *KINDS.values(), "mlir", "triton")  # stages that PyTorch or the machine itself runs
@@ -98,7 +99,8 @@ class Runner:
         limit = self.settings.timeout or case.timeout
         refusal = None
         if needed := _beyond(case, self.executor.memory):
-            where = f"{known.file}:{case.line}: case {case.id.partition('[')[0]!r}"
+            line = line_below(case.file, case.line, "args")
+            where = f"{known.file}:{line}: case {case.id.partition('[')[0]!r}"
             refusal = Reply(Status.RAISED, None, f"{where}: {needed}")
         if isinstance(case, BenchCase):
             stored = self.baseline.stored(known) if self.baseline else None

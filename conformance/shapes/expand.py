@@ -31,6 +31,7 @@ from conformance.shapes.distributions import for_dtype
 from conformance.shapes.expressions import ExpressionError, evaluate, formula, quoted
 from conformance.shapes.layouts import fits
 from conformance.shapes.specs import ArgSpec, CaseSpec, PerfSpec, ShapeFile, ShapeFileError, XfailSpec
+from conformance.shapes.toml_lines import line_below
 
 NIGHTLY_LIMIT = 1000
 CROSS_LIMIT = 5000
@@ -39,6 +40,7 @@ MANY = 1 << 17  # elements of an enlarged row
 PAIRWISE_LIMIT = 10_000
 
 
+Keys = tuple[str, ...]  # of a case, from the outermost
 Choice = Mapping[str, Value]  # a value per dim and param, and "dtype", "layout", "inputs"
 
 
@@ -92,9 +94,9 @@ def _gradients(spec: CaseSpec, rows: tuple[Case, ...]) -> Iterator[Case]:
     ordinary = [row for row in rows if row.dtype in FLOATS and row.distribution not in _EXTREME and not row.large]
     kept = [row for row in ordinary if any(arg.name in spec.grad and arg.dtype in FLOATS for arg in row.args)]
     if ordinary and not kept:
-        raise _error(spec, "grad: no argument that is no weight is of a floating type")
+        raise _error(spec, "grad: no argument that is no weight is of a floating type", "grad")
     if not kept:
-        raise _error(spec, "grad: there is no row of a floating type and of ordinary data")
+        raise _error(spec, "grad: there is no row of a floating type and of ordinary data", "grad")
     for row in kept:
         tier = row.tier if row is kept[0] or row.tier != "smoke" else "full"
         yield dataclasses.replace(row, id=row.id.replace("[", ".grad[", 1), grad=spec.grad, tier=tier, enlarged=())
@@ -201,7 +203,10 @@ def _with_zero(spec: CaseSpec, name: str, chosen: list[Choice]) -> Choice:
     found = next((row for row in emptied if _valid(spec, row)), None)
     if found is None:
         raise _error(
-            spec, f"dims.zero names {name!r}, but no row is valid with {name} = 0; change `where` or take it out"
+            spec,
+            f"dims.zero names {name!r}, but no row is valid with {name} = 0; change `where` or take it out",
+            "dims",
+            "zero",
         )
     return found
 
@@ -215,11 +220,14 @@ def _targets(spec: CaseSpec, choice: Choice) -> tuple[str, ...]:
     if spec.where is None:
         return spec.targets
     scope = {**_scope(spec, choice), **{key: choice[key] for key in ("dtype", "layout", "inputs")}}
-    code, used = _formula(spec, "where", spec.where, {**scope, "target": ""})
+    code, used = _formula(spec, ("where",), spec.where, {**scope, "target": ""})
+
+    def holds(**known: Value) -> bool:
+        return bool(_evaluate(spec, ("where",), str(spec.where), code, {**scope, **known}))
+
     if "target" not in used:
-        return spec.targets if _evaluate(spec, "where", code, scope) else ()
-    kinds = {target: kind_of(target) for target in spec.targets}
-    return tuple(t for t, kind in kinds.items() if _evaluate(spec, "where", code, {**scope, "target": kind}))
+        return spec.targets if holds() else ()
+    return tuple(target for target in spec.targets if holds(target=kind_of(target)))
 
 
 def _scope(spec: CaseSpec, choice: Choice) -> dict[str, Value]:
@@ -245,15 +253,20 @@ def _arguments(spec: CaseSpec, choice: Choice) -> tuple[Arg, ...] | None:
 
 
 def _shape(spec: CaseSpec, arg: ArgSpec, scope: Mapping[str, Value]) -> tuple[int, ...]:
-    what = f"args.{arg.name}: shape"
-    sizes = _number(spec, what, arg.shape, scope) if isinstance(arg.shape, str) else arg.shape
+    at = ("args", arg.name, "shape")
+    what = _shown(at)
+    sizes = _number(spec, at, arg.shape, scope) if isinstance(arg.shape, str) else arg.shape
     if not isinstance(sizes, tuple):
-        raise _error(spec, f"{what} {arg.shape!r} is {sizes!r}; a shape that is one string must yield a list of sizes")
-    shape = tuple(_number(spec, what, size, scope) for size in sizes)
+        raise _error(
+            spec, f"{what} {arg.shape!r} is {sizes!r}; a shape that is one string must yield a list of sizes", *at
+        )
+    shape = tuple(_number(spec, at, size, scope) for size in sizes)
     if wrong := [size for size in shape if not isinstance(size, int) or isinstance(size, bool) or size < 0]:
         named = {key: scope[key] for key in spec.dims}
         raise _error(
-            spec, f"{what} {arg.shape} holds {wrong[0]!r} for {named}; sizes are whole numbers >= 0 (add a `where`?)"
+            spec,
+            f"{what} {arg.shape} holds {wrong[0]!r} for {named}; sizes are whole numbers >= 0 (add a `where`?)",
+            *at,
         )
     return shape
 
@@ -263,11 +276,13 @@ def _axes(spec: CaseSpec, arg: ArgSpec, rank: int) -> tuple[str, ...]:
     if not spec.dynamic:
         return ()
     if isinstance(arg.shape, str):
-        raise _error(spec, f"args.{arg.name}: a shape in a dynamic case is a list of sizes, not one string")
+        raise _error(
+            spec, f"args.{arg.name}: a shape in a dynamic case is a list of sizes, not one string", "args", arg.name
+        )
     names = {name: 2 for name in spec.dynamic}
     known = {**spec.consts, **dict.fromkeys((*spec.dims, *spec.params), 2), **names}
     texts = [s if isinstance(s, str) else "" for s in arg.shape]
-    made = [t if t and _formula(spec, "shape", t, known)[1] & names.keys() else "" for t in texts]
+    made = [t if t and _formula(spec, ("args", arg.name, "shape"), t, known)[1] & names.keys() else "" for t in texts]
     return tuple(made) if any(made) and len(made) == rank else ()
 
 
@@ -287,7 +302,9 @@ def _dynamic(spec: CaseSpec, choice: Choice) -> Dynamic | None:
 def _dtype(spec: CaseSpec, arg: ArgSpec, choice: Choice) -> str:
     name = choice["dtype"] if arg.dtype is None else choice.get(arg.dtype, spec.consts.get(arg.dtype, arg.dtype))
     if name not in DTYPES:
-        raise _error(spec, f"args.{arg.name}: {name!r} is no dtype; known are {quoted(DTYPES)}")
+        raise _error(
+            spec, f"args.{arg.name}: {name!r} is no dtype; known are {quoted(DTYPES)}", "args", arg.name, "dtype"
+        )
     return str(name)
 
 
@@ -303,8 +320,8 @@ def _inputs(
         given = {"kind": "uniform" if dtype in FLOATS else "integers", **limits}
     elif arg.dtype is not None and dtype not in FLOATS:
         given = {"kind": "bool" if dtype == "bool" else "integers"}
-    what = f"args.{arg.name}: inputs"
-    options = {key: value if key == "kind" else _number(spec, what, value, scope) for key, value in given.items()}
+    at = ("args", arg.name, "inputs")
+    options = {key: value if key == "kind" else _number(spec, at, value, scope) for key, value in given.items()}
     worked = for_dtype(options, dtype)
     if worked is not None and worked["kind"] == "index":
         axis = worked.get("unique_along")
@@ -313,10 +330,10 @@ def _inputs(
     return worked
 
 
-def _number(spec: CaseSpec, what: str, value: Value, scope: Mapping[str, Value]) -> Value:
+def _number(spec: CaseSpec, keys: Keys, value: Value, scope: Mapping[str, Value]) -> Value:
     if not isinstance(value, str):
         return value
-    return _evaluate(spec, f"{what} {value!r}", _formula(spec, what, value, scope)[0], scope)
+    return _evaluate(spec, keys, value, _formula(spec, keys, value, scope)[0], scope)
 
 
 def _build(spec: CaseSpec, choice: Choice, tier: str) -> Case:
@@ -346,7 +363,8 @@ def _xfail(spec: CaseSpec, choice: Choice) -> tuple[Xfail, ...]:
             return False
         if listed.where is None:
             return True
-        return bool(_evaluate(spec, "xfail where", _formula(spec, "xfail where", listed.where, scope)[0], scope))
+        at = ("xfail", f"{listed.target}.{listed.dtype}", "where")
+        return bool(_evaluate(spec, at, listed.where, _formula(spec, at, listed.where, scope)[0], scope))
 
     return tuple(listed.expected for listed in spec.xfail if applies(listed))
 
@@ -389,7 +407,9 @@ def _family(spec: CaseSpec, choice: Choice) -> str:
 
     def value(found: re.Match[str]) -> str:
         if found[1] not in known:
-            raise _error(spec, f"family {spec.family!r} names {found[1]!r}, no dim or param; known are {quoted(known)}")
+            raise _error(
+                spec, f"family {spec.family!r} names {found[1]!r}, no dim or param; known are {quoted(known)}", "family"
+            )
         return known[found[1]]
 
     return re.sub(r"\{(\w+)\}", value, spec.family or spec.suite)
@@ -403,19 +423,25 @@ def _check_unique(path: str, rows: tuple[Case, ...]) -> None:
         seen[row.id] = row
 
 
-def _formula(spec: CaseSpec, what: str, text: str, names: Mapping[str, Value]) -> tuple[CodeType, frozenset[str]]:
+def _formula(spec: CaseSpec, keys: Keys, text: str, names: Mapping[str, Value]) -> tuple[CodeType, frozenset[str]]:
     try:
         return formula(text, names.keys())
     except ExpressionError as error:
-        raise _error(spec, f"{what}: {error}") from None
+        raise _error(spec, f"{_shown(keys)}: {error}", *keys) from None
 
 
-def _evaluate(spec: CaseSpec, what: str, code: CodeType, scope: Mapping[str, Value]) -> Value:
+def _evaluate(spec: CaseSpec, keys: Keys, text: str, code: CodeType, scope: Mapping[str, Value]) -> Value:
     try:
         return frozen(evaluate(code, scope))
     except ExpressionError as error:
-        raise _error(spec, f"{what}: {error}") from None
+        raise _error(spec, f"{_shown(keys)} {text!r}: {error}", *keys) from None
 
 
-def _error(spec: CaseSpec, message: str) -> ShapeFileError:
-    return ShapeFileError(spec.file, spec.line, f"case {spec.name!r}: {message}")
+def _shown(keys: Keys) -> str:
+    *table, key = keys
+    return f"{'.'.join(table)}: {key}" if table else key
+
+
+def _error(spec: CaseSpec, message: str, *keys: str) -> ShapeFileError:
+    """The error at the line of a key of the case."""
+    return ShapeFileError(spec.file, line_below(spec.file, spec.line, *keys), f"case {spec.name!r}: {message}")

@@ -37,7 +37,7 @@ def fault(case: Case, run_seed: int = 0) -> CaseError | None:
     except CaseError as error:
         return error
     except Exception as error:  # whatever the case's own program makes PyTorch or Python raise
-        return CaseError(case, f"expr: PyTorch itself does not run it: {briefly(error)}")
+        return CaseError(case, "expr", f"PyTorch itself does not run it: {briefly(error)}")
     return None
 
 
@@ -48,7 +48,7 @@ def make(case: Case, run_seed: int = 0, *, blank: bool = False) -> dict[str, Ten
         weights = _weights(case, tuple(made.values())) if case.grad else ()
         return made | {arg.name: tensor(arg, seed(case, arg.name, run_seed), blank) for arg in weights}
     except (RuntimeError, MemoryError) as error:  # most often a size beyond all memory
-        raise CaseError(case, f"args: PyTorch cannot make them: {briefly(error)}") from error
+        raise CaseError(case, "args", f"PyTorch cannot make them: {briefly(error)}") from error
 
 
 def _weights(case: Case, tensors: Sequence[Tensor]) -> Iterator[Arg]:

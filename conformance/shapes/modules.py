@@ -99,13 +99,13 @@ def _made(case: Case, name: str, constructor: Callable[[], object]) -> nn.Module
         except CaseError:
             raise
         except Exception as error:  # whatever somebody's constructor raises
-            raise CaseError(case, f"{what}: the module cannot be made: {briefly(error)}") from error
+            raise CaseError(case, what, f"the module cannot be made: {briefly(error)}") from error
     if not isinstance(module, nn.Module):
-        raise CaseError(case, f"module: {case.module} makes a {type(module).__name__}, no torch.nn.Module")
+        raise CaseError(case, "module", f"{case.module} makes a {type(module).__name__}, no torch.nn.Module")
     try:
         return module.to(DTYPES[case.dtype]).eval().requires_grad_(False)
     except TypeError as error:
-        raise CaseError(case, f"{what}: a module has no weights of {case.dtype}: {briefly(error)}") from error
+        raise CaseError(case, what, f"a module has no weights of {case.dtype}: {briefly(error)}") from error
 
 
 def _class(case: Case) -> Callable[..., object]:
@@ -117,9 +117,9 @@ def _class(case: Case) -> Callable[..., object]:
             for word in attribute.split("."):
                 found = getattr(found, word)
         except Exception as error:  # importing runs somebody's code
-            raise CaseError(case, f"module: {case.module} cannot be had: {briefly(error)}") from error
+            raise CaseError(case, "module", f"{case.module} cannot be had: {briefly(error)}") from error
     if not callable(found):
-        raise CaseError(case, f"module: {case.module} is a {type(found).__name__}, which cannot be called")
+        raise CaseError(case, "module", f"{case.module} is a {type(found).__name__}, which cannot be called")
     return found
 
 

@@ -49,6 +49,17 @@ def line_of(text: str, path: Path) -> int:
     return lines[known]
 
 
+def line_below(file: str, line: int, *keys: str) -> int:
+    """The line of a key of the table whose header is in a line of a file, for errors; that line if nobody knows."""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read()
+    except (OSError, ValueError):
+        return line
+    table = next((path for path, number in key_lines(text).items() if number == line), None)
+    return line if table is None else line_of(text, (*table, *keys))
+
+
 def _outside_strings(text: str) -> Iterator[tuple[int, str]]:
     """Lines that do not start inside a multi-line string."""
     closing = ""

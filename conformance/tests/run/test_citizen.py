@@ -149,7 +149,7 @@ def test_a_size_beyond_all_memory_is_the_shape_files_fault(box: pytest.Pytester)
     shape_file(box, case("vast", PERF, dims="dims.N = 1000000000000"), case("fine"))
     run = mlcomp(box, "mine.toml")
     run.assert_outcomes(passed=1, failed=1)
-    run.stdout.fnmatch_lines(["mine.toml:2: case 'vast': args: they take 3725.3 GiB, and a checking process may use*"])
+    run.stdout.fnmatch_lines(["mine.toml:5: case 'vast': args: they take 3725.3 GiB, and a checking process may use*"])
     (row,) = (row for row in report(box)["cases"] if row["verdict"] == "fail")
     assert (row["first_bad_stage"], row["first_bad_pass"]) == (None, None)
 

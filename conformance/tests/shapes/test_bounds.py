@@ -14,11 +14,13 @@ BRACKETS = 50_000
 MEMORY = 2 << 30  # bytes that one of these may take beyond what this process has
 # A change to the file above, or lines after it; the line of the error and what it says.
 HOSTILE: dict[str, tuple[tuple[str, str] | str, int, str]] = {
-    "power in a shape": (('["N"]', '["9**9**9 + N"]'), 2, "too large a number"),
-    "power in a filter": ('where = "9**9**9 > N"', 2, "too large a number"),
-    "long tuple": ('where = "len((1,) * 10**10) > N"', 2, "10000 are the most"),
-    "long text": ("where = \"len('a' * 10**10) > N\"", 2, "10000 are the most"),
-    "wide format": ("where = \"'%1000000000d' % N > '1'\"", 2, "a text has no remainder"),
+    "power in a shape": (('["N"]', '["9**9**9 + N"]'), 5, "too large a number"),
+    "power in a filter": ('where = "9**9**9 > N"', 7, "too large a number"),
+    "long tuple": ('where = "len((1,) * 10**10) > N"', 7, "10000 are the most"),
+    "long text": ("where = \"len('a' * 10**10) > N\"", 7, "10000 are the most"),
+    "wide format": ("where = \"'%1000000000d' % N > '1'\"", 7, "a text has no remainder"),
+    "size below 0": (('["N"]', '["N - 5"]'), 5, "sizes are whole numbers >= 0"),
+    "no list of sizes": (('["N"]', '"2 * N"'), 5, "must yield a list of sizes"),
     "long filter": (f'where = "N{" + N" * 500_000} > 0"', 7, "2000 are the most"),
     "deep filter": (f'where = "{"-" * 1900}N < 0"', 7, "no expression that Python can read"),
     "long program": (('"x + 1"', f'"x{" + x" * 2_500_000}"'), 4, "50000 are the most"),

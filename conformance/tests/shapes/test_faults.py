@@ -1,6 +1,7 @@
 """What is a shape file's own fault is said of it, with its line; its modules are found, made and kept."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,9 @@ def test_the_shape_file_is_blamed_at_its_line(tmp_path: Path, lines: str) -> Non
     found = row(path)
     assert (found.verdict, found.first_bad_stage, found.first_bad_pass) == ("fail", None, None)
     first = found.detail.splitlines()[0]
-    assert first.startswith(f"{path}:3: case 'a': ") and FAULTS[lines] in first
+    written = {text.partition(" ")[0]: line for line, text in enumerate(path.read_text().splitlines(), 1)}
+    said = re.search(r":(\d+): case 'a': (\w+): ", first)
+    assert said is not None and int(said[1]) == written.get(said[2], 3) and FAULTS[lines] in first, first
     assert "Traceback" not in found.detail
 
 
