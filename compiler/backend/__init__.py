@@ -127,7 +127,9 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
             if options.quantize is not None:
                 quantization.mark(gm, inputs, saves)
             places = writes.without_writes(gm, saves)
-            run = writes.writing(_compiled(frontend.without_dropout(gm), example_inputs, options), places)
+            run = writes.writing(
+                _compiled(frontend.without_dropout(frontend.with_assertions(gm)), example_inputs, options), places
+            )
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
         return run
 

@@ -1,5 +1,6 @@
 """From PyTorch to Torch IR: trace a function, decompose what has no rule, convert the graph; and Torch IR in eager."""
 
+from compiler.frontend.checks import with_assertions
 from compiler.frontend.convert import Converted, convert
 from compiler.frontend.decompose import IGNORED, Decompositions, decompositions, expand, specialised
 from compiler.frontend.dropout import without_dropout
@@ -32,6 +33,7 @@ __all__ = [
     "specialised",
     "tensor_type",
     "torch_dtype",
+    "with_assertions",
     "with_results",
     "without_dropout",
 ]

@@ -58,11 +58,15 @@ def _trigamma(x: Tensor) -> Tensor:
     return torch.where(low, math.pi**2 / (sine * sine) - total, total)
 
 
+@in_real
+def _higher_polygamma(x: Tensor, n: int) -> Tensor:
+    size = math.factorial(n) if n < 170 else math.inf
+    found: Tensor = torch.special.zeta(float(n + 1), x) * (size if n % 2 else -size)
+    return found
+
+
 def _polygamma(n: int, x: Tensor) -> Any:
-    """Of the first two orders."""
-    if n > 1:
-        return NotImplemented
-    return (_digamma, _trigamma)[n](x)
+    return (_digamma, _trigamma)[n](x) if n < 2 else _higher_polygamma(x, n)
 
 
 @in_real
@@ -111,6 +115,8 @@ def functions() -> dict[Any, Callable[..., Any]]:
         _aten.erfinv.default: _erfinv,
         _aten.i0.default: _bessel(0, False),
         _aten.special_i0e.default: _bessel(0, True),
+        _aten.special_modified_bessel_i0.default: _bessel(0, False),
+        _aten.special_modified_bessel_i1.default: _bessel(1, False),
         _aten.special_i1.default: _bessel(1, False),
         _aten.special_i1e.default: _bessel(1, True),
     }

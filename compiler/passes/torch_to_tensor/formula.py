@@ -6,7 +6,7 @@ Each follows torch where it matters: where NaN, infinities, zeros and ties fall,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from compiler.ir.dtype import boolean
 from compiler.ir.expr import Expr, cast, const, op
@@ -21,6 +21,22 @@ def lit(value: float, x: E) -> E:
 
 def where(cond: E, a: E, b: E) -> E:
     return op("where", cond, a, b)
+
+
+def polynomial(x: E, coefficients: Sequence[float]) -> E:
+    """From the coefficient of the constant on."""
+    total = lit(coefficients[-1], x)
+    for c in coefficients[-2::-1]:
+        total = total * x + c
+    return total
+
+
+def inverse(x: E) -> E:
+    return lit(1, x) / x
+
+
+def is_whole(x: E) -> E:
+    return op("eq", x, op("floor", x))
 
 
 def add(a: E, b: E) -> E:

@@ -35,6 +35,7 @@ from compiler.passes.torch_to_tensor import (
     recurrent,
     reduce,
     scan,
+    special,
     strided,
     upsample,
     views,
@@ -43,8 +44,8 @@ from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
 from compiler.passes.torch_to_tensor.positions import dense_strides, is_empty
 
 _FAMILIES = (
-    pointwise, power, reduce, order, normalize, scan, contract, attention, attention_backward, recurrent, views,
-    strided, join, create, indexing, pool, pool_backward, upsample, loss,
+    pointwise, power, special, reduce, order, normalize, scan, contract, attention, attention_backward, recurrent,
+    views, strided, join, create, indexing, pool, pool_backward, upsample, loss,
 )  # fmt: skip
 # Calls without results, of a condition that must hold for all there is.
 ASSERTIONS = {"aten._assert_async.default", "aten._assert_async.msg"}

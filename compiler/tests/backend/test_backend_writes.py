@@ -35,7 +35,7 @@ def returned(x: Tensor, y: Tensor) -> Any:
 
 def cut_out(x: Tensor, y: Tensor) -> Any:
     x.add_(y)
-    return torch.linalg.inv(x + 9 * torch.eye(4)) * 2, y.sin()
+    return torch.linalg.svdvals(x) * 2, y.sin()
 
 
 @pytest.mark.parametrize("function", [swapped, overwritten, returned, cut_out], ids=lambda f: f.__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -72,3 +73,13 @@ def test_a_matrix_that_is_not_positive_definite_fails_when_called() -> None:
     function = torch.compile(lambda x: torch.cholesky(x), backend="mlcomp", fullgraph=True)
     with pytest.raises(RuntimeError, match="cholesky: a matrix is singular"):
         function(-torch.eye(3))
+
+
+def test_a_matrix_without_an_inverse_is_refused_as_the_program_runs() -> None:
+    inverse: Any = torch.compile(torch.linalg.inv, backend="mlcomp", options={"fallback": "error"})
+    x = torch.randn(3, 3) + 9 * torch.eye(3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(inverse(x), torch.linalg.inv(x))
+    with pytest.raises(RuntimeError, match="singular"):
+        inverse(torch.zeros(3, 3))

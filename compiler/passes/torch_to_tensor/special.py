@@ -1,0 +1,112 @@
+"""Special functions of one or two numbers, by formulas that are computed in f64; of f64 numbers there are none.
+
+A formula is given `let`, which makes a value one of the program's, so that what is used often is computed once.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from compiler.ir import dtype as dt
+from compiler.ir.expr import Expr, both, cast, op
+from compiler.passes.torch_to_tensor import bessel, orthogonal
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element
+from compiler.passes.torch_to_tensor.formula import inverse, is_whole, lit, polynomial, where
+
+E = Expr
+Let = Callable[[E], E]
+
+
+def _erfcx(let: Let, x: E) -> E:
+    """exp(x²) erfc(x): as it stands up to 10, and its asymptotic series beyond."""
+    near, over = op("min", x, 10.0), let(inverse(op("max", x, 10.0)))
+    terms = [(-1) ** k * math.prod(range(1, 2 * k, 2)) / 2**k for k in range(8)]
+    beyond = polynomial(let(over * over), terms) * over / math.sqrt(math.pi)
+    return where(op("gt", x, 10.0), beyond, op("exp", near * near) * op("erfc", near))
+
+
+def _ndtri(let: Let, y: E) -> E:
+    """Abramowitz and Stegun's 26.2.23 for the nearer end, and three steps by Newton."""
+    least = let(op("min", y, 1.0 - y))
+    p = let(where(op("gt", least, 0.0), least, lit(0.5, y)))
+    t = let(op("sqrt", -2.0 * op("log", p)))
+    x = t - polynomial(t, (2.515517, 0.802853, 0.010328)) / polynomial(t, (1.0, 1.432788, 0.189269, 0.001308))
+    for _ in range(3):
+        x = let(x)
+        density = op("exp", x * x * -0.5) / math.sqrt(2 * math.pi)
+        x = x + (op("erfc", x / math.sqrt(2)) * 0.5 - p) / density
+    ends = where(op("eq", y, 0.0), lit(-math.inf, y), where(op("eq", y, 1.0), lit(math.inf, y), lit(math.nan, y)))
+    return where(op("gt", least, 0.0), where(op("gt", y, 0.5), x, -x), ends)
+
+
+_BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6, -3617 / 510)
+
+
+def _hurwitz(let: Let, s: E, q: E) -> E:
+    """The zeta function of positive q: 6 terms, and behind them Euler and Maclaurin's series."""
+    terms = [op("exp", -s * op("log", q + float(k))) for k in range(6)]
+    w = let(q + 6.0)
+    last = let(op("exp", -s * op("log", w)))
+    total = let(functools.reduce(lambda a, b: a + b, terms) + last * w / (s - 1.0) + last * 0.5)
+    factor, over = s * last / w, let(inverse(w * w))
+    for k, bernoulli in enumerate(_BERNOULLI):
+        factor = let(factor)
+        total = total + factor * (bernoulli / math.factorial(2 * k + 2))
+        factor = factor * (s + (2 * k + 1.0)) * (s + (2 * k + 2.0)) * over
+    return let(total)
+
+
+def _zeta(let: Let, s: E, q: E) -> E:
+    """Of negative q, the terms up to zero are those of positive numbers but for their signs."""
+    whole = is_whole(q)
+    below = op("and", op("lt", q, 0.0), op("not", whole))
+    part = let(where(below, q - op("floor", q), where(op("gt", q, 0.0), q, lit(1, q))))
+    order = let(where(op("le", s, 1.0), lit(2, s), s))
+    signs = where(is_whole(order * 0.5), lit(1, s), lit(-1, s))
+    inside = _hurwitz(let, order, let(where(below, 1.0 - part, lit(1, q))))
+    passed = inside - _hurwitz(let, order, let(where(below, 1.0 - q, lit(1, q))))
+    found = _hurwitz(let, order, part) + where(below, signs * passed, lit(0, q))
+    found = where(both(op("le", q, 0.0), whole), lit(math.inf, q), found)
+    found = where(both(below, op("not", is_whole(s))), lit(math.nan, q), found)
+    found = where(op("isnan", q), q, found)
+    return where(op("lt", s, 1.0), lit(math.nan, s), where(op("eq", s, 1.0), lit(math.inf, s), found))
+
+
+def in_f64(formula: Callable[..., E]) -> Rule:
+    """The rule of a formula of f64 numbers; whole numbers are made f32 before, as torch makes them."""
+
+    def rule(b: Builder, *operands: Operand) -> Value:
+        shape, kind = b.out.shape, b.out.dtype
+        if kind is dt.f64:
+            raise b.refuse("of f64")
+        index: list[Index] = []
+
+        def given(x: Operand) -> E:
+            def at(i: Index) -> E:
+                index.append(i)
+                return cast(element(x, i, dt.f32), dt.f64)
+
+            return b.map(shape, at, "given").at(index[-1])
+
+        def let(value: E) -> E:
+            return b.map(shape, lambda _: value, "step").at(index[0])
+
+        numbers = [given(x) for x in operands]
+        found = formula(let, *numbers)
+        return b.map(shape, lambda _: cast(found, dt.compute(kind)))
+
+    return rule
+
+
+_UNARY: dict[str, Callable[[Let, E], E]] = {**bessel.FORMULAS, "special_erfcx": _erfcx, "special_ndtri": _ndtri}
+RULES: dict[str, Rule] = {
+    **{f"aten.{name}.default": in_f64(formula) for name, formula in _UNARY.items()},
+    **{
+        f"aten.{name}.{overload}": in_f64(formula)
+        for name, formula in orthogonal.FORMULAS.items()
+        for overload in ("default", "x_scalar", "n_scalar")
+    },
+    **{f"aten.special_zeta.{overload}": in_f64(_zeta) for overload in ("default", "other_scalar", "self_scalar")},
+}
