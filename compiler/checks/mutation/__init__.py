@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compiler.checks.mutation import calls, cuda_text, equations, functions, mlir_text, statements, text
+from compiler.checks.mutation import calls, cuda_text, equations, functions, mlir_text, statements, text, triton_text
 from compiler.checks.mutation.tree import Change, changes
 from compiler.ir.stages import IRS
 from compiler.pipeline import IR_STAGES, TEXTS
@@ -26,6 +26,7 @@ _CHANGES: dict[str, Callable[[Any], list[Change]]] = {
     "cpp": text.changes,
     "cuda": cuda_text.changes,
     "mlir": mlir_text.changes,
+    "triton": triton_text.changes,
 }
 assert tuple(_CHANGES) == (*IR_STAGES, *TEXTS.values())
 
