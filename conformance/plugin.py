@@ -129,9 +129,13 @@ OPTIONS: dict[str, dict[str, object]] = {
         "of their kernels; and what varies in them: shape, layout, gradient (default: all but schedule)",
     },
     "fuzz-only": {
-        "type": int,
-        "metavar": "INDEX",
-        "help": "of the random programs of --mlcomp-seed, run this one alone",
+        "metavar": "INDEX|FILE",
+        "help": "of the random programs of --mlcomp-seed, run this one alone, or that of a file program.json",
+    },
+    "fuzz-corpus": {
+        "metavar": "DIR",
+        "help": "make more than half of the random programs of those in this folder, and add what reaches rules of the "
+        "compiler that none there has reached; a later run goes on with it",
     },
     "opinfo": {
         "nargs": "?",

@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 # Through `torch.compile` beside eager, and beside itself on other data; random schedules of each kernel.
 CHECKS = ("graph", "relation", "schedule")
 VARIED = ("shape", "layout", "gradient")  # sizes that vary from call to call, strides of arguments, gradients
 WHAT = (*CHECKS, *VARIED)
 DEFAULT = ("graph", "relation", *VARIED)
+KNOWN = "reached.txt"  # of a corpus: every place of the compiler that its programs reach
+PROGRAM = "program.json"  # of a finding: the program as `corpus.py` writes it
+FRESH = 0.4  # the share of programs that are drawn anew where there is a corpus
 BATCH = 25  # programs of an item
 TRIED = "reduced so far: "  # then + for each trial that went wrong, - for each that did not
 
 
 @dataclass(frozen=True)
 class Asked:
-    """`numbers` of programs, or as many as there are `seconds` for; `what` of `WHAT`."""
+    """`numbers` of programs, or as many as there are `seconds` for, or the one of a file; `what` of `WHAT`.
+
+    With a `corpus` programs are made of those that are there, and those that reach something new are added.
+    """
 
     numbers: range = range(0)
     seconds: float | None = None
     what: tuple[str, ...] = DEFAULT
+    program: Path | None = None
+    corpus: Path | None = None
+
+    def options(self, seed: int, index: int) -> dict[str, str]:
+        """Where the program of a number is from: a file, or an entry of the corpus, or nothing but its number."""
+        if self.program is not None:
+            return {"program": str(self.program)}
+        if self.corpus is None:
+            return {}
+        rng, names = random.Random(f"{seed}.{index} from"), sorted(self.corpus.glob("*.json"))
+        entry = str(rng.choice(names)) if names and rng.random() >= FRESH else ""
+        return {"corpus": str(self.corpus), "entry": entry}
 
     def __bool__(self) -> bool:
         return bool(self.numbers) or self.seconds is not None
@@ -43,7 +63,7 @@ class Asked:
             yield f"{some.start}-{some.stop - 1}", some, None
 
 
-def read(count: object, only: object, what: object) -> Asked:
+def read(count: object, only: object, what: object, corpus: object, *, here: Path) -> Asked:
     """What the options say; raises ValueError for what they may not."""
     words = DEFAULT if what is None else tuple(w for w in WHAT if w in str(what).split(","))
     if what is not None and (unknown := [w for w in str(what).split(",") if w not in WHAT]):
@@ -51,12 +71,19 @@ def read(count: object, only: object, what: object) -> Asked:
     if not set(words) & set(CHECKS):
         raise ValueError(f"--mlcomp-fuzz-what: {what} checks nothing; add {', '.join(CHECKS)}")
     if only is not None:
-        if not isinstance(only, int) or only < 0:
-            raise ValueError(f"--mlcomp-fuzz-only: {only} is no number of a program, the first of which is 0")
-        return Asked(range(only, only + 1), None, words)
+        if str(only).isdecimal():
+            return Asked(range(int(str(only)), int(str(only)) + 1), None, words)
+        if (here / str(only)).is_file():
+            return Asked(range(1), None, words, here / str(only))
+        raise ValueError(f"--mlcomp-fuzz-only: {only} is no number of a program, the first of which is 0, nor a file")
+    folder = None if corpus is None else here / str(corpus)
     if count is None:
+        if folder is not None:
+            raise ValueError("--mlcomp-fuzz-corpus: no programs are asked for; add --mlcomp-fuzz 600s")
         return Asked(what=words)
     number = re.fullmatch(r"(\d+)(s?)", str(count))
     if number is None or not int(number[1]):
         raise ValueError(f"--mlcomp-fuzz: {count} is no number of programs above 0, nor of seconds, such as 120s")
-    return Asked(range(0), float(number[1]), words) if number[2] else Asked(range(int(number[1])), None, words)
+    if number[2]:
+        return Asked(range(0), float(number[1]), words, corpus=folder)
+    return Asked(range(int(number[1])), None, words, corpus=folder)

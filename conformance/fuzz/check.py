@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 import compiler
 from conformance import rows
-from conformance.fuzz import asked, blame, generate, relations, runs, schedules, wide
+from conformance.fuzz import asked, blame, corpus, coverage, mutate, relations, runs, schedules, wide
 from conformance.fuzz.program import Program, arguments, described, function, line
 from conformance.fuzz.relations import relations as relations_of
 from conformance.fuzz.runs import Run
@@ -52,7 +53,14 @@ class Refused(Exception):
 def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:
     """The row of one random program; see `checked`."""
     tell("the program itself")
-    return checked(generate.program(seed, index, options.get("what", asked.DEFAULT)), options, tell)
+    program = mutate.drawn(seed, index, options)
+    if not options.get("corpus"):
+        return checked(program, options, tell)
+    with coverage.Reached() as reached:
+        row = checked(program, options, tell)
+    if row.verdict == "pass":
+        corpus.keep(Path(options["corpus"]), program, reached.places())
+    return row
 
 
 def checked(program: Program, options: Mapping[str, Any], tell: Tell) -> rows.Fuzz:

@@ -57,12 +57,17 @@ def _drawn(seed: int, index: int, rng: random.Random, what: Sequence[str]) -> Pr
     d.keep()
     for _ in range(TRIES * wanted):
         if len(lines) < wanted:
-            lines += _tried(d, lines)
-    made = Program(seed, index, tuple(d.args), tuple(lines), _results(d), tuple(d.gradients))
+            lines += tried(d, lines)
+    return whole(d, lines)
+
+
+def whole(d: Drawing, lines: Sequence[str]) -> Program:
+    """The program of these lines, which was drawn; raises NotFitting where eager does not run it as a whole."""
+    made = Program(d.seed, d.index, tuple(d.args), tuple(lines), _results(d), tuple(d.gradients))
     return _varied(made, d.points, d)
 
 
-def _tried(d: Drawing, lines: Sequence[str]) -> list[str]:
+def tried(d: Drawing, lines: Sequence[str]) -> list[str]:
     """One more line, or none if what was drawn will not do."""
     row = d.rng.choices(OPERATIONS, [row.weight for row in OPERATIONS])[0]
     try:
@@ -100,7 +105,7 @@ def _changed(d: Drawing, row: Row, text: str, lines: Sequence[str]) -> str:
     storage = target.eager.untyped_storage().data_ptr()
     flags = _flags(row, d.operands)
     names = [v.name for v in d.values.values() if v.eager.untyped_storage().data_ptr() == storage]
-    eager, shadow = _anew(d, [*lines, text])
+    eager, shadow = anew(d, [*lines, text])
     written = {v.name: replace(v, eager=eager[v.name], wide=shadow[v.name]) for v in d.every()}
     for name in names:
         value = written[name]
@@ -120,7 +125,7 @@ def _overlaps(x: Tensor) -> bool:
     return len(set(places.flatten().tolist())) < x.numel()
 
 
-def _anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the names of the program stand for after these lines, in eager and in f64."""
     fresh = {v.name: inputs.tensor(arg, number(d.seed, d.index, arg.name)) for arg, v in d.arguments()}
     text = "\n".join(lines)

@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.fuzz import asked, check, generate, regression, relations, schedules
+from conformance.fuzz import asked, check, generate, mutate, regression, relations, schedules
 from conformance.fuzz.asked import TRIED
+from conformance.fuzz.mutate import resized
 from conformance.fuzz.program import SCOPE, Program, arguments, described, line
 from conformance.judge.ladder import threads
 from conformance.shapes import inputs
@@ -39,7 +40,7 @@ def reduce(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> dic
     `options` are those of `check.checked`, with the `kind` and the `stage` of the finding, the `outcomes` of the trials
     of other processes, and the `seconds` that there are.
     """
-    program = generate.program(seed, index, options.get("what", asked.DEFAULT))
+    program = mutate.drawn(seed, index, options)
     ends = time.monotonic() + options.get("seconds", 60.0)
     with threads(options.get("threads", 1)):
         trials = Trials(lambda p: goes_wrong(p, options), tell, options.get("outcomes", ""), ends)
@@ -210,16 +211,11 @@ def _sizes(program: Program) -> Iterator[Program]:
         return
     for n in sorted({n for arg in program.args for n in arg.shape if n > 1}, reverse=True):
         for m in sorted({m for m in (*SMALL, n // 2, n - 1) if 0 < m < n}):
-            args = tuple(_resized(arg, n, m) for arg in program.args)
+            args = tuple(resized(arg, n, m) for arg in program.args)
             texts = tuple(re.sub(rf"(?<![\w.]){n}(?![\w.])", str(m), text) for text in program.lines)
             yield replace(program, args=args)
             if texts != program.lines:
                 yield replace(program, args=args, lines=texts)
-
-
-def _resized(arg: Arg, n: int, m: int) -> Arg:
-    drawn = {**arg.inputs, "below": m} if arg.inputs.get("below") == n else arg.inputs
-    return replace(arg, shape=tuple(m if size == n else size for size in arg.shape), inputs=drawn)
 
 
 def _types(program: Program) -> Iterator[Program]:

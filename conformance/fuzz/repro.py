@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 import compiler
+from conformance.fuzz.asked import PROGRAM
+from conformance.fuzz.corpus import dumped
 from conformance.fuzz.program import Program, arguments, described, line
 from conformance.judge.repro import write_texts
 from conformance.rows import Found
@@ -56,6 +58,7 @@ def dump(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "run.py").write_text(_script(program, target, found))
         (folder / "failure.txt").write_text(f"{found.first_bad_stage}, {found.first_bad_pass}\n{found.why}\n")
+        (folder / PROGRAM).write_text(dumped(program), encoding="utf-8")
         torch.save([list(arguments(program, point).values()) for point in program.points], folder / "inputs.pt")
         for number, (given, lowering) in enumerate(zip(inputs, lowerings, strict=False)):
             graph = folder / f"graph{number}"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from conformance import rows
+from conformance.fuzz import asked
 from conformance.report import environment, replies, tables, writer
 from conformance.run.items import RUNNER, Alone, Failed
 from conformance.run.settings import Settings
@@ -108,6 +109,9 @@ class Fuzzing:
         if self.rows:
             terminalreporter.section("random programs")
             terminalreporter.write_line(counts(self.rows))
+            if (folder := self.settings.fuzz.corpus) is not None and (folder / asked.KNOWN).is_file():
+                programs, places = len([*folder.glob("*.json")]), len((folder / asked.KNOWN).read_text().splitlines())
+                terminalreporter.write_line(f"the corpus has {programs} programs, which reach {places} places of rules")
             terminalreporter.write_line(self.note, bold=True)
 
 

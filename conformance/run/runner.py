@@ -161,8 +161,10 @@ class Runner:
         seed = self.settings.seed
         folder = self.settings.reports(self.device) / "repro" / f"random-{seed}.{index}-{target.replace(':', '_')}"
         what = self.settings.fuzz.what
-        options = {"target": target, "threads": self.threads, "dump": str(folder), "what": what}
-        words = ["pytest", "--mlcomp", "--mlcomp-fuzz-only", str(index), "--mlcomp-seed", str(seed)]
+        source = self.settings.fuzz.options(seed, index)
+        options = {"target": target, "threads": self.threads, "dump": str(folder), "what": what, **source}
+        made = source.get("program") or (str(folder / asked.PROGRAM) if source.get("entry") else "")
+        words = ["pytest", "--mlcomp", "--mlcomp-fuzz-only", made or str(index), "--mlcomp-seed", str(seed)]
         words += ["--mlcomp-target", target] if target != "cpu" else []
         words += ["--mlcomp-fuzz-what", ",".join(what)] if what != asked.DEFAULT else []
         known = rows.Fuzz(index=index, seed=seed, target=target, command=shlex.join(words))

@@ -133,7 +133,8 @@ def read(config: pytest.Config) -> Settings:
             raise pytest.UsageError("--mlcomp-entry compile is for our compiler; leave out --mlcomp-backend")
         backend = "mlcomp"
     try:
-        fuzz = asked.read(option("fuzz"), option("fuzz_only"), option("fuzz_what"))
+        words = [option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")]
+        fuzz = asked.read(*words, here=config.invocation_params.dir)
     except ValueError as problem:
         raise pytest.UsageError(str(problem)) from None
     shard = _shard(option("shard"))

@@ -1,0 +1,116 @@
+"""A program in; one like it out: with other calls at its end, another size, or arguments that lie otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from conformance.fuzz import asked, corpus, generate
+from conformance.fuzz.drawing import LARGER, LAYOUTS, MOST_SCHEDULED, Drawing, NotFitting, Value
+from conformance.fuzz.program import Program, arguments
+from conformance.shapes.cases import FLOATS, Arg
+from conformance.shapes.layouts import fits
+
+TRIES = 12
+MOST_CALLS = 2 * generate.MOST_CALLS
+REFUSED = (NotFitting, RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)  # of eager, as in drawing
+LARGEST = (*LARGER, 192, 255, 256, 257, 512)
+
+
+def drawn(seed: int, index: int, options: Mapping[str, Any]) -> Program:
+    """The program of a file, if one is given; one like an entry of the corpus, if one is; else that of the number."""
+    what = options.get("what", asked.DEFAULT)
+    if options.get("program"):
+        return corpus.loaded(Path(options["program"]).read_text(encoding="utf-8"))
+    if options.get("entry"):
+        return mutated(corpus.loaded(Path(options["entry"]).read_text(encoding="utf-8")), seed, index, what)
+    return generate.program(seed, index, what)
+
+
+def mutated(program: Program, seed: int, index: int, what: tuple[str, ...]) -> Program:
+    """A program like another, of these numbers; one drawn anew if none comes of some tries."""
+    for attempt in range(TRIES):
+        rng = random.Random(f"{seed}.{index}.{attempt} mutated")
+        with contextlib.suppress(*REFUSED), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            made = rng.choice(WAYS)(replace(program, seed=seed, index=index), rng)
+            if made.lines != program.lines or made.args != program.args:
+                return made
+    return generate.program(seed, index, what)
+
+
+def _continued(program: Program, rng: random.Random) -> Program:
+    """Some calls at its end, in place of some of it."""
+    lines = list(program.lines[: rng.randint(len(program.lines) // 2, len(program.lines))])
+    d = _drawing(program, lines, rng)
+    more = rng.randint(1, generate.MOST_CALLS)
+    wanted = min(len(lines) + more, MOST_CALLS)
+    for _ in range(generate.TRIES * more):
+        if len(lines) < wanted:
+            lines += generate.tried(d, lines)
+    return generate.whole(d, lines)
+
+
+def _resized(program: Program, rng: random.Random) -> Program:
+    """A size another one wherever it stands, also in the text; no value may lose that it was exact."""
+    if program.dynamic:
+        raise NotFitting
+    n = rng.choice([n for arg in program.args for n in arg.shape])
+    m = rng.choice([m for m in LARGEST if m != n])
+    args = tuple(resized(arg, n, m) for arg in program.args)
+    texts = tuple(re.sub(rf"(?<![\w.]){n}(?![\w.])", str(m), text) for text in program.lines)
+    other = replace(program, args=args, lines=texts if rng.random() < 0.5 else program.lines)
+    return _sound(program, other, rng)
+
+
+def _laid_out(program: Program, rng: random.Random) -> Program:
+    """An argument with other strides."""
+    k = rng.randrange(len(program.args))
+    arg = program.args[k]
+    layouts = ["contig", *(x for x in LAYOUTS if fits(x, arg.shape) and not x.startswith("expanded"))]
+    other = replace(arg, layout=rng.choice(layouts))
+    return _sound(program, replace(program, args=(*program.args[:k], other, *program.args[k + 1 :])), rng)
+
+
+Way = Callable[[Program, random.Random], Program]
+WAYS: tuple[Way, ...] = (_continued, _continued, _continued, _resized, _laid_out)
+
+
+def _sound(before: Program, after: Program, rng: random.Random) -> Program:
+    """The second, if it runs, and what of the first was exact is so still, since calls that jump need it."""
+    exact = [{v.name for v in _drawing(p, p.lines, rng).values.values() if v.exact} for p in (before, after)]
+    if not exact[0] <= exact[1] or not all(generate.runs_at(after, point) for point in after.points):
+        raise NotFitting
+    return after
+
+
+def _drawing(program: Program, lines: Any, rng: random.Random) -> Drawing:
+    """A program as it is while it is drawn, after some of its lines."""
+    dtype = next((arg.dtype for arg in program.args if arg.dtype in FLOATS), program.args[0].dtype)
+    d = Drawing(program.seed, program.index, rng, dtype, program.points, bool(program.gradients), most=MOST_SCHEDULED)
+    d.sizes = LARGER
+    d.args, d.gradients = list(program.args), list(program.gradients)
+    given = arguments(program, program.points[0])
+    d.values = {name: Value(name, x, x, True, False) for name, x in given.items()}
+    eager, shadow = generate.anew(d, lines)
+    d.values = {}
+    for name, x in eager.items():
+        right = shadow[name]
+        exact = not x.is_floating_point() or torch.equal(x.detach().double(), right.detach().double())
+        whole = exact and (not x.is_floating_point() or torch.equal(x.detach(), x.detach().round()))
+        d.values[name] = Value(name, x, right, exact, whole, int(name in given))
+    return d
+
+
+def resized(arg: Arg, n: int, m: int) -> Arg:
+    """An argument of which a size is another."""
+    drawn = {**arg.inputs, "below": m} if arg.inputs.get("below") == n else arg.inputs
+    return replace(arg, shape=tuple(m if size == n else size for size in arg.shape), inputs=drawn)

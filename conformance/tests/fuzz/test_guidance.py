@@ -1,0 +1,90 @@
+"""Programs that reach new rules of the compiler are kept, shared and made into others, which are sound programs too."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import compiler
+from conformance import rows
+from conformance.fuzz import asked, check, corpus, coverage, generate, mutate
+from conformance.fuzz.program import Program, arguments, function, line
+from conformance.shapes.cases import Arg
+from conformance.tests.pretence import mlcomp
+
+pytest_plugins = ["pytester"]
+SEED = random.SystemRandom().randrange(2**31)
+PLAIN = Program(SEED, 0, (Arg("x0", (6, 7), "f32"),), ("t0 = torch.relu(x0)", "t1 = t0.sum(1)"), ("t1",))
+
+
+def lower(program: Program) -> None:
+    (x,) = arguments(program, {}).values()
+    compiler.lower(compiler.capture(function(program), (x,)).program, compiler.target("cpu"))
+
+
+def lowered(program: Program) -> set[str]:
+    with coverage.Reached() as reached:
+        lower(program)
+    return reached.places()
+
+
+def test_rules_that_gave_something_are_reached() -> None:
+    less, more = lowered(replace(PLAIN, lines=PLAIN.lines[:1], results=("t0",))), lowered(PLAIN)
+    assert any(place.startswith("passes/torch_to_tensor/") for place in less)
+    assert all(place.count(":") == 2 for place in less) and more - less, "a sum takes rules of its own"
+
+
+def test_what_reaches_something_new_is_kept_and_comes_back(tmp_path: Path) -> None:
+    for index in range(5):
+        drawn = generate.program(SEED, index)
+        assert corpus.loaded(corpus.dumped(drawn)) == drawn, (SEED, index)
+    assert corpus.keep(tmp_path / "c", PLAIN, ["a", "b"]) == ["a", "b"]
+    assert corpus.keep(tmp_path / "c", replace(PLAIN, index=1), ["b"]) == []
+    assert corpus.keep(tmp_path / "c", replace(PLAIN, index=2), ["c", "a"]) == ["c"]
+    assert corpus.known(tmp_path / "c") == {"a", "b", "c"}
+    assert sorted(p.name for p in (tmp_path / "c").glob("*")) == [f"{SEED}.0.json", f"{SEED}.2.json", "reached.txt"]
+
+
+def test_programs_made_of_others_are_sound_and_what_their_numbers_say() -> None:
+    made = set()
+    for index in range(8):
+        parent = generate.program(SEED, index)
+        child = mutate.mutated(parent, SEED, 100 + index, asked.DEFAULT)
+        assert child == mutate.mutated(parent, SEED, 100 + index, asked.DEFAULT), (SEED, index)
+        assert all(generate.runs_at(child, point) for point in child.points), (SEED, index, line(child))
+        made.add((line(child), child.args) != (line(parent), parent.args))
+    assert made == {True}
+
+
+def test_a_run_takes_programs_from_the_corpus_and_adds_to_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    met: list[Program] = []
+
+    def passes(program: Program, *_: Any) -> rows.Fuzz:
+        met.append(program)
+        lower(PLAIN)
+        return rows.Fuzz(index=program.index, seed=program.seed)
+
+    monkeypatch.setattr(check, "checked", passes)
+    folder = asked.Asked(range(9), corpus=tmp_path / "c")
+    for index in (0, 1, 2, 3, 4, 5, 6, 7):
+        check.fuzz(SEED, index, folder.options(SEED, index), lambda at: None)
+    assert [path.stem for path in (tmp_path / "c").glob("*.json")] == [f"{SEED}.0"], "only the first reached more"
+    assert len(met) == 8
+    assert any(folder.options(SEED, index)["entry"] for index in range(1, 40))
+    (tmp_path / asked.PROGRAM).write_text(corpus.dumped(PLAIN))
+    again = asked.Asked(range(1), program=tmp_path / asked.PROGRAM)
+    check.fuzz(SEED, 0, again.options(SEED, 0), lambda at: None)
+    assert met[-1] == PLAIN
+
+
+def test_a_corpus_is_an_option_of_a_run(box: pytest.Pytester) -> None:
+    (box.path / "c").mkdir()
+    (box.path / "c" / "reached.txt").write_text("passes/x.py:f:1\n")
+    result = mlcomp(box, "--mlcomp-fuzz", "1", "--mlcomp-fuzz-corpus", "c")
+    result.stdout.fnmatch_lines(["the corpus has 0 programs, which reach 1 places of rules"])
+    result = mlcomp(box, "--mlcomp-fuzz-corpus", "c")
+    result.stderr.fnmatch_lines(["*--mlcomp-fuzz-corpus: no programs are asked for; add --mlcomp-fuzz 600s"])
