@@ -360,7 +360,7 @@ def space(program: statement.Program, kernel: statement.Kernel, target: Target) 
         return _hinted(program, kernel, target, partial(fresh_names, program, kernel, chosen.schedule)).steps
 
     for x in schedule_space.space(kernel, _private(program, kernel), target):
-        yield Planned(x.family, x.cost, partial(steps, x))
+        yield Planned(x.family, x.cost, partial(steps, x), x.price)
 
 
 def lower(

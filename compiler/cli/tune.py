@@ -37,12 +37,12 @@ def options(command: argparse.ArgumentParser) -> None:
 
 def tune(options: argparse.Namespace) -> int:
     with loading():
-        from compiler.execution.tuning import command, replay  # noqa: PLC0415
+        from compiler.execution.tuning import command, fit, replay  # noqa: PLC0415
 
     if options.replay or options.fit:
         for path in replay.report(options.replay, options.out) if options.replay else ():
             print(f"wrote {path}")
-        print(replay.fit(options.fit) if options.fit else "", end="")
+        print(fit.report(options.fit) if options.fit else "", end="")
         return 0
     if options.verify:
         return _verify(options.target or "cpu")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -120,31 +119,3 @@ def picture(made: Curves) -> str:
         lines.append(f'<text x="{left + wide + 8}" y="{top + 16 * n + 12}" fill="{colours[n]}">{name}</text>')
     lines.append(f'<text x="{left + wide / 2:.0f}" y="{top + high + 36}" text-anchor="middle">trials</text></svg>')
     return "\n".join(lines) + "\n"
-
-
-def fit(paths: Sequence[Path]) -> str:
-    """For each family the rank correlation of estimates and times, as a table of text."""
-    families: dict[str, list[Table]] = defaultdict(list)
-    for t in read(paths):
-        if sum(not x.failed for x in t.trials.values()) > 2:  # fewer have no order to speak of
-            families[f"{t.head.target} {t.head.family}"].append(t)
-    rows = ["| family | kernels | rank correlation, mean | least |", "|---|---|---|---|"]
-    for name, some in sorted(families.items()):
-        found = [_rank_correlation(t) for t in some]
-        rows.append(f"| {name} | {len(some)} | {np.mean(found):.2f} | {min(found):.2f} |")
-    return "\n".join(rows) + "\n"
-
-
-def _rank_correlation(t: Table) -> float:
-    """Spearman's, of the candidates that ran."""
-    good = [x for x in t.trials.values() if not x.failed]
-    a, b = _ranks([t.head.costs[x.number] for x in good]), _ranks([x.ratio for x in good])
-    if a.std() == 0 or b.std() == 0:
-        return 0.0
-    return float(np.corrcoef(a, b)[0, 1])
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    """Ranks, equal ones for equal values."""
-    v = np.asarray(values)
-    return np.array([((v < x).sum() + (v <= x).sum() - 1) / 2 for x in v])

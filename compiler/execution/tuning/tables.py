@@ -21,12 +21,15 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Trial:
-    """What became of a candidate: seconds a call, and its time over the heuristic's; or why it was refused."""
+    """What became of a candidate: seconds a call, and its time over the heuristic's with its interval, if that was
+    recorded; or why it was refused."""
 
     number: int
     seconds: float = 0.0
     ratio: float = math.inf
     failed: str = ""
+    low: float = 0.0
+    high: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,11 @@ def tables(text: str, where: str) -> list[Table]:
 
 
 def _said(trial: Trial) -> str:
-    about = {"failed": trial.failed} if trial.failed else {"seconds": trial.seconds, "ratio": trial.ratio}
+    about: dict[str, str | float] = {"failed": trial.failed}
+    if not trial.failed:
+        about = {"seconds": trial.seconds, "ratio": trial.ratio}
+    if trial.high < math.inf:
+        about |= {"low": trial.low, "high": trial.high}
     return _line({"number": trial.number, **about})
 
 

@@ -223,7 +223,7 @@ def _build(named: list[int], table: Table, path: Path, texts: dict[int, str], at
         texts[n] = answer["text"]
         if same != n and same in table.trials:
             old = table.trials[same]
-            tables.append(path, table, [Trial(n, old.seconds, old.ratio, old.failed)])
+            tables.append(path, table, [replace(old, number=n)])
         else:
             built.append(n)
     return built
@@ -233,7 +233,10 @@ def _raced(numbers: list[int], texts: Mapping[int, str], at: Bench, rounds: int 
     answer = at.racer.ask("race", RUN_IN, texts=[texts[n] for n in numbers], rounds=rounds)
     if "failed" in answer:
         return [Trial(n, failed=str(answer["failed"])) for n in numbers]
-    return [Trial(n, r["seconds"], r["median"]) for n, r in zip(numbers, answer["ratios"][1:], strict=True)]
+    return [
+        Trial(n, r["seconds"], r["median"], low=r["low"], high=r["high"])
+        for n, r in zip(numbers, answer["ratios"][1:], strict=True)
+    ]
 
 
 def _winner(table: Table, texts: dict[int, str], at: Bench, code: str) -> tuple[Record | None, str]:

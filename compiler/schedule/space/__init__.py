@@ -36,6 +36,6 @@ def _planned(families: Families) -> Iterator[Planned]:
         found = False
         for m in members:
             found = True
-            yield Planned(name, m.cost, m.steps)
+            yield Planned(name, m.cost, m.steps, m.price)
         if found:
             return

@@ -14,16 +14,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from compiler.schedule.steps import Schedule, Step
+from compiler.targets.target import Target
 
 Steps = Callable[[], Iterable[Step]]
+Price = Callable[[Target], float]
 
 
 @dataclass(frozen=True)
 class Member:
-    """What steps for a kernel or a part of it cost: cycles of a core of a CPU, clocks of a multiprocessor of a GPU."""
+    """What steps for a kernel or a part of it cost: cycles of a core of a CPU, clocks of a multiprocessor of a GPU.
+
+    The `price` is what they would cost on the same target with other costs, where that is known.
+    """
 
     cost: float
     steps: Steps = field(repr=False, compare=False)
+    price: Price | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,7 @@ class Planned:
     family: str
     cost: float
     make: Steps = field(repr=False, compare=False)
+    price: Price | None = field(default=None, repr=False, compare=False)
 
     @functools.cached_property
     def schedule(self) -> Schedule:
@@ -45,6 +52,11 @@ class Planned:
 def fixed(cost: float, *steps: Step) -> Iterator[Member]:
     """The one way to do something."""
     yield Member(cost, lambda: steps)
+
+
+def priced(price: Price, target: Target, steps: Steps) -> Member:
+    """A member that costs what its price is on a target."""
+    return Member(price(target), steps, price)
 
 
 def ranked(members: Iterable[Member]) -> Iterator[Member]:

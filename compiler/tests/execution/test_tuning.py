@@ -10,8 +10,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,7 @@ import torch.nn.functional as F
 from compiler import pipeline
 from compiler.errors import CompilerError
 from compiler.execution import executable, expression, gpu_programs, named
-from compiler.execution.tuning import command, measure, replay, shelf, tables, verify
+from compiler.execution.tuning import command, fit, measure, replay, shelf, tables, verify
 from compiler.execution.tuning import tune as search_of
 from compiler.execution.tuning.processes import Process
 from compiler.execution.tuning.tables import Head, Trial
@@ -195,7 +197,37 @@ def test_a_replay_says_how_soon_the_best_is_found_and_how_well_estimates_rank(tm
     page, picture = replay.report([tmp_path], tmp_path / "out")
     assert "| top | 0.500 | 1.000 |" in page.read_text()
     assert picture.read_text().startswith("<svg")
-    assert "| cpu pointwise | 1 | 0.83 | 0.83 |" in replay.fit([path])
+    assert "| cpu pointwise | 1 | now | 0.58 | 0.83 | 0.83 | 0.71 |" in fit.report([path])
+
+
+def test_costs_are_fitted_to_times_and_kernels_that_no_fit_has_seen_are_judged() -> None:
+    """Two costs of three decide times: the fit finds how they relate, also where some times are far off."""
+    rng = np.random.default_rng(fresh_seed())
+    target = named.target("sm_90a")
+    base = dict(target.costs)
+    true = base | {"latency": 1.6 * base["latency"], "fill": 0.7 * base["fill"]}
+
+    def kernel(n: int) -> fit.Recorded:
+        parts = rng.uniform(0.2, 2.0, (40, 2))
+
+        def price(row: np.ndarray, of: Target) -> float:
+            c = dict(of.costs)
+            return float(row[0] * c["latency"] + row[1] * c["fill"] + 500)
+
+        prices = tuple(partial(price, row) for row in parts)
+        times = np.log([p(target.replace(costs=tuple(true.items()))) for p in prices]) + rng.normal(0, 0.01, 40)
+        times[:2] += 1.0
+        return fit.Recorded(f"k{n}", "rows", "sm_90a", times, 0.03, times, True, prices)
+
+    some = [kernel(n) for n in range(6)]
+    names = fit.moving(some)
+    assert names == ["latency", "fill"]
+    found = fit.fitted(some, names)
+    assert found["latency"] / found["fill"] == pytest.approx(true["latency"] / true["fill"], rel=0.1)
+    unseen = fit.unseen(some, names)
+    assert unseen.keys() == {r.name for r in some}
+    rho, gamma = fit.ranks(some[0], fit.estimates(some[0], unseen["k0"]))
+    assert rho > 0.8 and gamma > 0.8
 
 
 def test_the_digest_of_a_kernel_does_not_depend_on_names() -> None:

@@ -73,7 +73,7 @@ def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None
         for m, t in enumerate(some)
     ]
     boxed = any(p.m.boxed or p.n.boxed for p in boxes)
-    return "convolutions" if boxed else "contractions", _members(heap, every, target, splits)
+    return "convolutions" if boxed else "contractions", _members(heap, every, target, splits, groups)
 
 
 def _members(
@@ -81,13 +81,20 @@ def _members(
     every: list[tuple[MatmulAxes, list[Tiling]]],
     target: Target,
     splits: list[Step],
+    groups: bool,
 ) -> Iterator[Member]:
     """Members by their estimates; of equal ones the first way to look at the contraction, and the larger tile."""
     heapq.heapify(heap)
+    sizes = [_sizes(p) for p, _ in every]
     while heap:
         clocks, _, n, *_, m = heapq.heappop(heap)
         p, some = every[n]
-        yield Member(clocks, partial(_steps, p, some[m], target, splits))
+        yield Member(clocks, partial(_steps, p, some[m], target, splits), partial(_price, p, sizes[n], some[m], groups))
+
+
+def _price(p: MatmulAxes, sizes: Matmul, t: Tiling, groups: bool, target: Target) -> float:
+    block = cost.Block(t.row, (t.m, t.n, t.k), t.grid, t.depth, t.parts)
+    return _estimate(p, replace(t, clocks=cost.matmul_clocks(sizes, block, target)[0]), groups, target)
 
 
 def _steps(p: MatmulAxes, t: Tiling, target: Target, splits: list[Step]) -> tuple[Step, ...]:
@@ -108,16 +115,19 @@ def _tilings(p: MatmulAxes, target: Target) -> list[Tiling]:
     """The tiles for one way to look at a matmul; none where there is nothing to gain, or no instruction."""
     if min(p.m.size, p.n.size) < LEAST_ROWS or p.k.size < LEAST_DEPTH:
         return []
+    return tiles.space(_sizes(p), _rows(p, target), target)
+
+
+def _sizes(p: MatmulAxes) -> Matmul:
     acc = p.found.first.value.dtype
     terms = 3 if acc is f32 and p.a.value.dtype is f32 else 1
     batch = math.prod(map(size, p.batch))
     out = p.result.bytes if p.result else 0
     boxes = tuple(map(size, p.m.loops)) if p.m.boxed else (), tuple(map(size, p.n.loops)) if p.n.boxed else ()
-    sizes = Matmul(
+    return Matmul(
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
         (p.m.near, p.n.near),
     )  # fmt: skip
-    return tiles.space(sizes, _rows(p, target), target)
 
 
 def _rows(p: MatmulAxes, target: Target) -> tuple[Instruction, ...]:

@@ -1,0 +1,219 @@
+"""Recorded tables in; how near estimates come to the times, and the costs with which they come nearest, out.
+
+Estimates are fitted by the method of Gauss and Newton, in logarithms of the costs: of residuals of the logarithm of
+time, of which those that are far off count less (Huber 1964), and what all candidates of a kernel have in common hardly
+counts, since a search compares candidates of one kernel. Each kernel has the same weight.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from compiler.execution import named
+from compiler.execution.tuning import replay
+from compiler.execution.tuning.tables import Table, Trial
+from compiler.ir import loop_text
+from compiler.schedule import space, steps
+from compiler.schedule.space.members import Price
+
+FOLDS = 4  # groups of kernels, each of which is once held out
+MOST_TURNS = 12
+CLOCK = 1755e6  # of the GPU whose costs are known
+FAR = 0.15  # a residual that is this far off counts less
+COMMON = 0.4  # how much of what a kernel's residuals have in common counts
+KEPT = 0.2  # how much a logarithm of a cost that moves by 1 counts, beside a kernel's residuals of 0.1 each
+FARTHEST = 1.2  # that a logarithm of a cost moves
+LEAST_APART = 0.01  # times that differ by less are not told apart
+SHARES = ("reached", "reached.split", "sync.reached")  # costs that are of a whole
+Costs = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A kernel of a family: the logarithm of each candidate's time, within how much it is known, its recorded estimate,
+    and what it is estimated at for other costs of the target, if that is known of all. Times are clocks, or where
+    they are not `whole`, what they are beside the first candidate's."""
+
+    name: str
+    family: str
+    target: str
+    times: np.ndarray
+    within: float
+    costs: np.ndarray
+    whole: bool
+    prices: tuple[Price, ...] = ()
+
+
+def recorded(table: Table) -> Recorded:
+    """What of a table is compared.
+
+    On a GPU nothing else runs, and seconds are compared; what a CPU does beside a race its contestants share.
+    """
+    good = [table.trials[n] for n in sorted(table.trials) if not table.trials[n].failed]
+    seconds, ratios = (np.log([getattr(t, name) for t in good]) for name in ("seconds", "ratio"))
+    machine = table.head.target
+    whole = not machine.startswith("cpu")
+    times = seconds + np.log(CLOCK) if whole else ratios
+    known = [t.high / t.low for t in good if 0 < t.low <= t.high < np.inf]
+    # Where no intervals are recorded: how much the time of the first candidate differs between races.
+    apart = np.log(known) if known else 2 * np.abs(ratios - seconds - np.median(ratios - seconds))
+    within = max(float(np.median(apart)), LEAST_APART)
+    prices = tuple(_prices(table, good))
+    costs = np.log([table.head.costs[t.number] for t in good])
+    return Recorded(table.head.name, table.head.family, machine, times, within, costs, whole, prices)
+
+
+def _prices(table: Table, good: Sequence[Trial]) -> Iterator[Price]:
+    """The prices of candidates, in their order; none unless the space of today has all of them, with prices."""
+    try:
+        program, target = loop_text.parse(table.head.program), named.target(table.head.target)
+    except ValueError:
+        return
+    if len(program.kernels) != 1:
+        return
+    wanted = {table.head.schedules[t.number] for t in good}
+    found: dict[str, Price] = {}
+    (kernel,), private = program.kernels, [t.name for t in program.temps]
+    for p in itertools.takewhile(lambda p: p.price is not None, space.space(kernel, private, target)):
+        text = steps.show(p.schedule)
+        if text in wanted and p.price is not None:
+            found.setdefault(text, p.price)
+        if len(found) == len(wanted):
+            yield from (found[table.head.schedules[t.number]] for t in good)
+            return
+
+
+def ranks(r: Recorded, estimates: np.ndarray) -> tuple[float, float]:
+    """How well estimates rank times: Spearman's correlation of all, and Goodman and Kruskal's gamma of the pairs whose
+    times differ by more than what they are known within."""
+    a, b = _ranks(estimates), _ranks(r.times)
+    rho = float(np.corrcoef(a, b)[0, 1]) if a.std() and b.std() else 0.0
+    first, second = np.triu_indices(len(r.times), 1)
+    apart = r.times[first] - r.times[second]
+    told = np.abs(apart) > r.within
+    signs = np.sign(estimates[first] - estimates[second])[told] * np.sign(apart[told])
+    return rho, float(signs.mean()) if len(signs) else float("nan")
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks, equal ones for equal values."""
+    return np.array([((values < x).sum() + (values <= x).sum() - 1) / 2 for x in values])
+
+
+def estimates(r: Recorded, costs: Costs | None = None) -> np.ndarray:
+    """The logarithms of a kernel's estimates, by the target's costs or by others."""
+    if not r.prices:
+        return r.costs
+    target = named.target(r.target)
+    if costs is not None:
+        target = target.replace(costs=tuple((dict(target.costs) | dict(costs)).items()))
+    return np.log([price(target) for price in r.prices])
+
+
+def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
+    """The costs of these names with which estimates of kernels of one target come nearest to their times."""
+    base = dict(named.target(some[0].target).costs)
+    start = np.log([base[n] for n in names])
+    top = np.minimum(start + FARTHEST, [0.0 if n in SHARES else np.inf for n in names])
+    times, kernel = (
+        np.concatenate([r.times for r in some]),
+        np.repeat(np.arange(len(some)), [len(r.times) for r in some]),
+    )
+    count = np.bincount(kernel)
+    weight = (10 / np.sqrt(count))[kernel]
+    common = COMMON if all(r.whole for r in some) else 0.0
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        costs = dict(zip(names, np.exp(x), strict=True))
+        off = np.concatenate([estimates(r, costs) for r in some]) - times
+        return np.asarray(off - (1 - common) * (np.bincount(kernel, off) / count)[kernel])
+
+    def loss(x: np.ndarray, off: np.ndarray) -> float:
+        far = np.abs(off)
+        each = np.where(far < FAR, off**2 / 2, FAR * (far - FAR / 2))
+        return float((weight**2 * each).sum() + KEPT / 2 * ((x - start) ** 2).sum())
+
+    x, damping = start.copy(), 1e-2
+    off = residuals(x)
+    least = loss(x, off)
+    for turn in range(MOST_TURNS):
+        near = 0.05 if turn % 2 else 0.15  # estimates have corners: a slope is of what is around
+        slopes = np.stack([(residuals(x + near * e) - residuals(x - near * e)) / (2 * near) for e in np.eye(len(x))])
+        share = weight**2 * np.minimum(1, FAR / np.maximum(np.abs(off), 1e-9))
+        curve = (slopes * share) @ slopes.T + KEPT * np.eye(len(x))
+        down = slopes @ (share * off) + KEPT * (x - start)
+        before = least
+        for _ in range(6):
+            step = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), -down), -0.5, 0.5)
+            there = np.clip(x + step, start - FARTHEST, top)
+            reached = residuals(there)
+            if (found := loss(there, reached)) < least:
+                x, off, least, damping = there, reached, found, damping / 4
+                break
+            damping *= 3
+        if before - least < 1e-3 * before:
+            break
+    return {n: float(f"{v:.3g}") for n, v in zip(names, np.exp(x), strict=True)}
+
+
+def moving(some: Sequence[Recorded]) -> list[str]:
+    """The names of costs that any estimate depends on."""
+    costs = named.target(some[0].target).costs
+    at = [estimates(r) for r in some]
+    return [n for n, v in costs if any((estimates(r, {n: 1.1 * v}) != e).any() for r, e in zip(some, at, strict=True))]
+
+
+def report(paths: Sequence[Path]) -> str:
+    """How near estimates come, by family: as they are, after a fit, and of kernels that a fit has not seen; the costs
+    that were fitted after them."""
+    tables = [t for t in replay.read(paths) if sum(not x.failed for x in t.trials.values()) > 2]
+    kernels = [recorded(t) for t in tables]
+    rows = [
+        "| family | kernels | estimates | error | rank correlation, mean | least | of pairs that differ for sure |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    said: list[str] = []
+    by_target: dict[str, list[Recorded]] = defaultdict(list)
+    for r in kernels:
+        by_target[r.target].append(r)
+    for target, some in sorted(by_target.items()):
+        known = [r for r in some if r.prices]
+        names = moving(known) if known else []
+        whole = fitted(known, names) if names else {}
+        held_out = unseen(known, names)
+        for family in sorted({r.family for r in some}):
+            every = [r for r in some if r.family == family]
+            rows.append(_row(f"{target} {family}", "now", every, [estimates(r) for r in every]))
+            if any(r.prices for r in every):
+                rows.append(_row("", "fitted", every, [estimates(r, whole) for r in every]))
+                rows.append(_row("", "held out", every, [estimates(r, held_out.get(r.name)) for r in every]))
+        then = dict(named.target(target).costs) if names else {}
+        said += [f"{target} {name}: {then[name]:g} -> {value:g}" for name, value in whole.items()]
+    return "\n".join([*rows, "", *said]).rstrip() + "\n"
+
+
+def unseen(known: Sequence[Recorded], names: Sequence[str]) -> dict[str, Costs]:
+    """For each kernel the costs that are fitted to kernels of other groups."""
+    made: dict[str, Costs] = {}
+    for out in (known[n::FOLDS] for n in range(FOLDS)):
+        rest = [r for r in known if all(r is not x for x in out)]
+        if rest and names:
+            made |= dict.fromkeys([r.name for r in out], fitted(rest, names))
+    return made
+
+
+def _row(family: str, what: str, some: Sequence[Recorded], made: Sequence[np.ndarray]) -> str:
+    errors = [float((e - r.times).std()) for e, r in zip(made, some, strict=True)]
+    rho, gamma = zip(*(ranks(r, e) for r, e in zip(some, made, strict=True)), strict=True)
+    sure = [g for g in gamma if g == g]
+    count = str(len(some)) if family else ""
+    return (
+        f"| {family} | {count} | {what} | {np.mean(errors):.2f} | {np.mean(rho):.2f} | {min(rho):.2f} "
+        f"| {np.mean(sure) if sure else float('nan'):.2f} |"
+    )
