@@ -37,6 +37,8 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster.
     "vector": ("width", "unroll", "ahead", "past", "rolled"),
     "unroll": (),
+    # At most 32 iterations of one condition each: every lane of a warp tests one, and all make those where it holds.
+    "votes": (),
     # Copies run up to `depth` iterations ahead, issued by the first of `producers` warps of their own; loops over the
     # lanes of all the others prepare what was copied. With `overlap`, the last product of an iteration is made while
     # what the next iteration begins with is. Where the producers' threads keep only `kept` registers, those that
@@ -297,7 +299,7 @@ def binding_error(var: str, kind: str, binding: Bind) -> str:
         return f"loop {var}: {level} takes {', '.join(LEVELS[level]) or 'nothing'}, not {', '.join(unknown)}"
     if level in ("blocks", "warps", "columns") and kind != "parallel":
         return f"the {kind} loop {var} cannot be spread over {level}"
-    if kind == "scan" and level not in ("serial", "unroll", "lanes", "pipeline"):
+    if kind == "scan" and level not in ("serial", "unroll", "lanes", "pipeline", "votes"):
         return f"the scan loop {var} cannot be bound to {level}"
     return ""
 

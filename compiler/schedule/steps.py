@@ -401,6 +401,18 @@ class Partition(Step):
     into: tuple[str, ...]
 
 
+class Owners(Step):
+    """The updates that `loop` makes in order are made by `parts` owners, `into`, each of the elements that it owns.
+
+    All go through the whole loop; no element sees another order, so no result differs.
+    """
+
+    makes = ("into",)
+    loop: str
+    parts: int
+    into: str
+
+
 class Schedule(Node):
     """Steps, first to last."""
 
@@ -430,7 +442,7 @@ class NameTaken(ScheduleError):
 _ALL = (
     Split, SplitShifted, Reorder, Collapse, Bind, StoreAt, Stage, Permute, Distribute, Pack, Tensorize, Peel, Pad,
     Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Writeback, Partition,
-    CacheHints,
+    CacheHints, Owners,
 )  # fmt: skip
 
 

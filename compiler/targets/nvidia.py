@@ -61,6 +61,9 @@ _ASSUMED = {
     "boxes": 2500.0,  # more that a block alone on its multiprocessor takes to begin and end, where tiles are boxes
     "exchange": 30.0,  # a level of a tree in which threads combine what they have: a shuffle (Luo et al. 2024)
     "issue": 0.5,  # a warp's access that nothing waits for
+    "vote": 160.0,
+    "vote.issue": 8.0,  # a warp's test of 32 elements: until it is done, and to issue it
+    "update": 1200.0,  # an element of memory that is loaded, changed and stored, each after the one before
     "launch": 3000.0,  # a second launch, or blocks that pass what they have through memory of all: no more than that
 }
 # What products by wgmma cost beside their multiply-adds, in clocks of 1755 MHz and bytes a clock for each

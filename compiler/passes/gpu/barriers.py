@@ -224,8 +224,16 @@ def _iterations(f: tile.For, place: _Place, was: Pending, synchronized: bool = F
         uses = Uses(uses.reads & place.tiles, uses.writes & place.tiles)
     met = end.between(uses) or (_exchanges(f, place) and BARRIER not in _syncs(reversed(body)))
     if met and not synchronized:
-        body, end = (*body, BARRIER), end.after("barrier")
+        body, end = _ended(f, body), end.after("barrier")
     return f.replace(body=body), end.join(was)
+
+
+def _ended(f: tile.For, body: Body) -> Body:
+    """The body with a barrier behind it; what lanes have voted for ends with one each time that it is done."""
+    match body:
+        case (If(body=inner) as found,) if f.bind.level == "votes":
+            return (found.replace(body=(*inner, BARRIER)),)
+    return (*body, BARRIER)
 
 
 def _pipeline(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pending]:

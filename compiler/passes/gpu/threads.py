@@ -36,7 +36,7 @@ from compiler.passes.gpu.facts import Facts, facts_of
 from compiler.passes.gpu.grids import grid
 from compiler.passes.gpu.scans import over_scan
 from compiler.passes.gpu.scope import THREAD, WARP, Role, Scope
-from compiler.passes.gpu.sequences import loop, order, sequence
+from compiler.passes.gpu.sequences import loop, order, sequence, voted
 from compiler.targets.target import Target
 
 Body = list[k.Stmt]
@@ -125,6 +125,8 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
             raise ValueError(f"kernel {state.facts.name}: the loop {s.var} over {level} is inside {scope.level}s")
         case tile.For(bind=tile.Bind(level="vector"), extent=Const(int() as vector)) if scope.level == "thread":
             return lanes.by_vector(state, s, scope, vector)
+        case tile.For(bind=tile.Bind(level="votes")):
+            return voted(state, s, scope)
         case tile.For():
             return loop(state, s, scope)
         case Let(name, value):

@@ -277,7 +277,7 @@ def _legal(members: list[Equation], groups: _Groups) -> bool:
         return False
     contractions = [e for e in members if is_contraction(e)]
     if contractions:
-        return len(contractions) == 1 and _around(members, contractions[0], groups)
+        return len(contractions) == 1 and _around(members, contractions[0], found, groups)
     if any(isinstance(e, Scan) for e in sweeps):
         return len(sweeps) == 1 and _follow(sweeps[0], members, found)
     rows = {a.name for a in found.rows}
@@ -320,13 +320,27 @@ def _count(extents: Iterable[Expr]) -> float:
     return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in extents)
 
 
-def _around(members: list[Equation], contraction: Equation, groups: _Groups) -> bool:
-    """Everything but the contraction is a map; nothing feeds it but views, and what is short until it is read."""
+def _around(members: list[Equation], contraction: Equation, found: Nest, groups: _Groups) -> bool:
+    """Everything but the contraction is a map; nothing feeds it but views, and what is short until it is read. What is
+    stored has an element for each of the contraction's own: loops of an epilogue would be in the way of its tiles."""
     made = {e.name: e for e in members}
+    rows = {a.name for a in found.rows}
+    if any(_long(a) and found.names[e.name, a.name] not in rows for e in _after(members, contraction) for a in e.axes):
+        return False
     feeds = [made[n] for n in reads(contraction) if n in made and not is_view(made[n])]
     if not all(e is contraction or isinstance(e, Map) for e in members):
         return False
     return not feeds or all(_widens(e, contraction, made, groups) for e in feeds)
+
+
+def _after(members: list[Equation], first: Equation) -> list[Equation]:
+    """What is made of `first`."""
+    after: set[str] = set()
+    front = {first.name}
+    while front:
+        front = {e.name for e in members if front & set(reads(e))} - after
+        after |= front
+    return [e for e in members if e.name in after]
 
 
 def _widens(e: Equation, contraction: Equation, made: dict[str, Equation], groups: _Groups) -> bool:

@@ -31,6 +31,7 @@ from compiler.passes.tile.gpu.split_scan import split_scan
 from compiler.passes.tile.gpu.writeback import writeback
 from compiler.passes.tile.nests import named, padded, ranges_around, ranges_of
 from compiler.passes.tile.online import online
+from compiler.passes.tile.owners import check_votes, owners
 from compiler.passes.tile.pack import pack
 from compiler.passes.tile.partition import partition
 from compiler.passes.tile.peel import peel
@@ -42,6 +43,7 @@ from compiler.schedule.steps import (
     Distribute,
     NameTaken,
     Online,
+    Owners,
     Pack,
     Pad,
     Partition,
@@ -138,6 +140,8 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
             new = at_loop(kernel, step, step.loop, lambda f: partition(step, f, ranges_around(kernel, f)))
         case Peel():
             new = at_loop(kernel, step, step.loop, lambda f: peel(step, f, ranges_around(kernel, f)))
+        case Owners():
+            new = owners(kernel, step)
         case Tensorize():
             new = tensorize.tensorize(kernel, step)
         case Pad():
@@ -238,6 +242,8 @@ def bind(step: Bind, f: tile.For) -> tuple[Stmt, ...]:
     problem = tile.binding_error(f.var, f.kind, binding)
     if problem:
         raise ScheduleError(step, problem)
+    if step.level == "votes":
+        check_votes(step, f)
     return (f.replace(bind=binding),)
 
 

@@ -263,6 +263,23 @@ def flat(target: Target, accesses: int, threads: int, turns: int, pieces: int) -
     return turn * (0.75 + 0.25 * pieces + 0.25 / turns) + 0.5 * turns * target.threads / 8
 
 
+def updates(target: Target, count: int, owners: int, warps: int) -> float:
+    """Clocks of so many updates in order, spread over owners of so many warps each, which test 32 updates at once.
+
+    A test waits for its load, its vote and its branch, or for those of other warps to be issued; an update waits for
+    what was there.
+    """
+    c = numbers(target)
+    tests = matmul.over(count, 32)
+    beside = max(1.0, owners * warps / target.cores)
+    return tests * max(c["vote"], beside * c["vote.issue"]) + count / owners * c["update"]
+
+
+def updates_in_order(target: Target, count: int, rows: int) -> float:
+    """Clocks of so many updates of each row by a thread of its own."""
+    return count * numbers(target)["update"] * max(1.0, rows / (target.cores * target.threads))
+
+
 def moved(side: int, vector: int) -> float:
     """Clocks of an element of a tile with such a side: its share of a vector's access, and of the lines of memory that
     the ends of a run of neighbours share with others."""

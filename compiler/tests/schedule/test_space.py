@@ -89,11 +89,14 @@ def _told(seed: int, stage: str, chosen: dict[str, Schedule], problem: str) -> s
 CONV = "F.conv2d(torch.randn(2, 64, 10, 10, dtype=torch.half), torch.randn(64, 64, 3, 3, dtype=torch.half))"
 
 
-@pytest.mark.parametrize("code", ["(lambda x: x @ x)(torch.randn(96, 96))", CONV])
+UPDATES = "torch.zeros(9, 40).index_add(0, torch.randint(0, 9, (70,)), torch.randn(70, 40))"
+
+
+@pytest.mark.parametrize("code", ["(lambda x: x @ x)(torch.randn(96, 96))", CONV, UPDATES])
 def test_every_member_is_legal(code: str) -> None:
     made, _, _ = lowered(code, nvidia.SM_90A, 0)
     program = made.stages["loop"]
-    (kernel,) = program.kernels
+    kernel = program.kernels[-1]
     for x in pipeline.space(program, kernel, nvidia.SM_90A):
         pipeline.lower(program, nvidia.SM_90A, {kernel.name: x.schedule}, source="loop", until="tile")
 

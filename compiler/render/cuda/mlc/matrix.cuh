@@ -137,11 +137,6 @@ MLC_DEVICE void mlc_stmatrix_transposed(void* row, const T* fragment MLC_LINE_OF
 
 #ifdef __CUDACC__
 
-template <typename A, typename B>
-constexpr bool mlc_same = false;
-template <typename A>
-constexpr bool mlc_same<A, A> = true;
-
 // mma.sync with operands of one 32-bit register each for b, or with two, four: what the element types and K ask for.
 #define MLC_MMA_4_2(types, shape, d, a, b)                                          \
     asm volatile("mma.sync.aligned." shape ".row.col." types                        \

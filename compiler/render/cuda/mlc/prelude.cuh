@@ -57,3 +57,8 @@ struct mlc_f16 {
 MLC_DEVICE unsigned mlc_shared_address(const void* p) {
     return (unsigned)__cvta_generic_to_shared(p);
 }
+
+template <typename A, typename B>
+constexpr bool mlc_same = false;
+template <typename A>
+constexpr bool mlc_same<A, A> = true;

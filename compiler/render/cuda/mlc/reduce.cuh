@@ -71,6 +71,9 @@ MLC_DEVICE T mlc_lanes_reduce(T x) {
 }
 template <typename OP, typename T>
 MLC_DEVICE T mlc_warp_reduce(T x) {
+#ifdef __CUDACC__
+    if constexpr (mlc_same<OP, mlc_any> && mlc_same<T, int>) return (T)__reduce_or_sync(0xffffffffu, x);
+#endif
     return mlc_lanes_reduce<OP, 32>(x);
 }
 // `scratch` is shared, with an element for each warp; after the next barrier it may be used again.

@@ -9,7 +9,7 @@ from compiler.analysis.nests import paths_of, rows_of
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.statement import Stmt
-from compiler.schedule.space.gpu import pointwise, reductions, row_loops, scans, transposes
+from compiler.schedule.space.gpu import pointwise, reductions, row_loops, scans, scatters, transposes
 from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, extent
 from compiler.schedule.space.members import Member, above, both, either, fixed, ranked
 
@@ -62,6 +62,9 @@ def _nest(plan: Plan, f: loop.For) -> tuple[str, Iterator[Member]]:
         if not tiled:
             return "pointwise", flat
         return "transposes", either(ranked(tiled), above(transposes.untiled(around), flat))
+    found = scatters.updates(around, inside)
+    if found is not None:
+        return "scatters", scatters.space(plan, around, found)
     kinds = {g.kind for path in paths for g in path}
     return "scans" if "scan" in kinds else "rows", _rows(plan, around, inside, paths, "scan" in kinds)
 

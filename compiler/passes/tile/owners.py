@@ -1,0 +1,78 @@
+"""The schedule step `owners` on Tile IR: updates in a fixed order, spread over owners of what they change.
+
+Also what makes a loop of tests one that lanes may vote in.
+"""
+
+from __future__ import annotations
+
+from compiler.ir import rewrite, tile
+from compiler.ir.expr import Const, Expr, Load, Op, dim, names, op
+from compiler.ir.statement import If, Kernel, Store
+from compiler.passes.tile.nests import SERIAL, named
+from compiler.schedule.steps import Bind, Owners, ScheduleError
+
+
+def owners(kernel: Kernel, step: Owners) -> Kernel:
+    """`owners("r", 4, into="r_owner")`
+
+    before:
+        for j in serial(8):
+            for r in serial(100, scan):
+                y[r // 7, j] = x[r, j]
+    after:
+        for r_owner in serial(4):
+            for j in serial(8):
+                for r in serial(100, scan):
+                    if r // 7 % 4 == r_owner:
+                        y[r // 7, j] = x[r, j]
+    """
+    if step.parts < 2:
+        raise ScheduleError(step, "there must be at least 2 owners")
+    (owner,) = named(step, (step.into,), 1)
+    ordered: set[str] = set()
+    scan, body = None, kernel.body
+    while len(body) == 1 and isinstance(body[0], tile.For):
+        scan, ordered = (body[0], ordered | {body[0].var}) if body[0].kind == "scan" else (scan, ordered)
+        body = body[0].body
+    match body:
+        case (Store() as update,) | (If(body=(Store() as update,)),) if scan is not None and step.loop in ordered:
+            pass
+        case _:
+            raise ScheduleError(step, f"{step.loop} is not all of kernel {kernel.name}, or makes more than one update")
+    if any(isinstance(n, Load) and n.buffer == update.buffer for s in body for n in s.walk()):
+        raise ScheduleError(step, f"updates of {update.buffer} read what others have written to it")
+    tensor = next(p for p in kernel.params if p.name == update.buffer)
+    place: Expr = dim(0)
+    for index, extent in zip(update.index, tensor.shape, strict=True):
+        if ordered & set(names(index)):
+            place = place * extent + _unchecked(index)
+    mine = scan.replace(body=(If(op("eq", place % step.parts, owner), scan.body),))
+    body = rewrite.replaced(kernel.body, scan, mine)
+    return kernel.replace(body=(tile.For(owner.name, dim(step.parts), "parallel", SERIAL, body),))
+
+
+def _unchecked(index: Expr) -> Expr:
+    """An index without what is required of it: where it is not met, whoever owns the wrong place says so."""
+    (made,) = rewrite.nodes((index,), lambda n: n.args[1] if isinstance(n, Op) and n.name == "require" else None)
+    return made
+
+
+def _at_most(extent: Expr, count: int) -> bool:
+    """A whole piece of a loop, or what is left of it."""
+    match extent:
+        case Const(value):
+            return int(value) <= count
+        case Op("min", args):
+            return any(_at_most(a, count) for a in args)
+    return False
+
+
+def check_votes(step: Bind, f: tile.For) -> None:
+    """Lanes test all iterations before the first of them is made."""
+    match f.body:
+        case (If(cond, body),) if _at_most(f.extent, tile.WARP):
+            met = {n.buffer for n in cond.walk() if isinstance(n, Load)} & tile.buffers(body)
+            if any(isinstance(n, Store) and n.buffer in met for s in body for n in s.walk()):
+                raise ScheduleError(step, f"what {f.var} does changes what its condition reads")
+        case _:
+            raise ScheduleError(step, f"{f.var} has more than {tile.WARP} iterations, or is not all one condition")

@@ -1,0 +1,132 @@
+"""Updates of elements that an index names, on a GPU: each element has one owner, which makes its updates in order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from compiler.analysis import access
+from compiler.analysis.nests import contiguous
+from compiler.ir import loop
+from compiler.ir.expr import Const, Load, Var, names, product
+from compiler.ir.index import extent_range
+from compiler.ir.statement import If, Stmt, Store
+from compiler.schedule import names as naming
+from compiler.schedule.cost import gpu as cost
+from compiler.schedule.space.gpu import pointwise
+from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_rows, power
+from compiler.schedule.space.members import Member, above, either, ranked
+from compiler.schedule.steps import Bind, Owners, Reorder, Split, Step
+
+WARPS = 8  # of a block
+OWNERS = tuple(1 << n for n in range(3, 13))
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Loops, outermost first, that make updates in order, the axes of `buffer` along which these are anywhere, and
+    whether all rows update the same places."""
+
+    nest: list[loop.For]
+    buffer: str
+    axes: list[int]
+    alike: bool
+
+
+def updates(rows: list[loop.For], inside: tuple[Stmt, ...]) -> Updates | None:
+    """The updates that are all that rows do, where they read nothing of what they change; None for other rows."""
+    nest: list[loop.For] = []
+    while len(inside) == 1 and isinstance(inside[0], loop.For) and inside[0].kind == "scan":
+        nest.append(inside[0])
+        inside = inside[0].body
+    match inside:
+        case (Store(buffer) as update,) | (If(body=(Store(buffer) as update,)),):
+            ordered, own = {f.var for f in nest}, {r.var for r in rows}
+            places = {n: set(names(i)) for n, i in enumerate(update.index) if ordered & set(names(i))}
+            read = any(isinstance(n, Load) and n.buffer == buffer for s in inside for n in s.walk())
+            if places and not read and all(isinstance(f.extent, Const) for f in nest):
+                return Updates(nest, buffer, [*places], not any(own & place for place in places.values()))
+    return None
+
+
+def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
+    """By how many owners there are; where rows keep all threads busy, each may also make all updates of its own."""
+    name, before = merged_rows(rows)
+    nest, count, columns = found.nest, math.prod(map(_extent, found.nest)), math.prod(map(_extent, rows))
+    elements = product(tuple(plan.tensors[found.buffer].shape[n] for n in found.axes))
+    most = min(count, int(elements.value)) if isinstance(elements, Const) else count
+    parts = [n for n in OWNERS if n <= max(OWNERS[0], 2 * most)]
+    if found.alike:
+        vector = _neighbours(plan, rows, nest[-1].body)
+        pieces = -(-columns // (WARP * vector))
+        owned = ranked(
+            Member(
+                cost.updates(plan.target, count, n, pieces),
+                partial(_voted, before, name, nest, n, min(pieces, WARPS), vector),
+            )
+            for n in parts
+        )
+    else:
+        threads = min(THREADS, power(columns))
+        owned = ranked(
+            Member(
+                cost.updates(plan.target, count * WARP, n, -(-columns // WARP)),
+                partial(_tested, before, name, nest[0].var, n, max(WARP, threads)),
+            )
+            for n in parts
+        )
+    if not rows:
+        return owned
+    alone = pointwise.space(plan, rows, (nest[0],))
+    return either(owned, above(cost.updates_in_order(plan.target, count, columns), alone))
+
+
+def _neighbours(plan: Plan, rows: list[loop.For], body: tuple[Stmt, ...]) -> int:
+    """How many rows a thread takes: those that lie side by side in memory."""
+    if not rows:
+        return 1
+    ranges = {r.var: extent_range(r.extent) for r in rows}
+    beside = contiguous(access.strides(body, Var(rows[-1].var), plan.tensors, ranges))
+    return plan.neighbours(rows[-1], body) if beside >= 0.5 else 1
+
+
+def _tested(before: list[Step], row: str, scanned: str, parts: int, threads: int) -> list[Step]:
+    """Each thread tests all updates of its row."""
+    owner = f"{scanned}_owner"
+    block, lane = naming.pieces(row)
+    owned = [Owners(scanned, parts, owner), Bind(owner, "blocks"), Split(row, threads, (block, lane))]
+    return [*before, *owned, Bind(block, "blocks"), Bind(lane, "lanes", lanes(threads, 1))]
+
+
+def _voted(before: list[Step], row: str, nest: list[loop.For], parts: int, warps: int, vector: int) -> list[Step]:
+    """Each warp tests 32 updates at once."""
+    *ordered, last = [f.var for f in nest]
+    tests, test = naming.pieces(last)
+    owner = f"{nest[0].var}_owner"
+    steps = [*before, Split(last, WARP, (tests, test))]
+    scanned = [*ordered, tests, test]
+    if not row:
+        block, warp = naming.pieces(owner)
+        steps += [Owners(scanned[0], parts, owner), Split(owner, WARPS, (block, warp)), Bind(block, "blocks")]
+        return [*steps, Bind(warp, "warps"), Bind(test, "votes")]
+    block, within = naming.pieces(row)
+    warp, lane = naming.pieces(within)
+    return [
+        *steps,
+        Split(row, WARP * vector * warps, (block, within)),
+        Split(within, WARP * vector, (warp, lane)),
+        Reorder((block, warp, *scanned, lane)),
+        Owners(scanned[0], parts, owner),
+        Bind(owner, "blocks"),
+        Bind(block, "blocks"),
+        Bind(warp, "warps"),
+        Bind(test, "votes"),
+        Bind(lane, "lanes", lanes(WARP, vector)),
+    ]
+
+
+def _extent(f: loop.For) -> int:
+    assert isinstance(f.extent, Const)
+    return int(f.extent.value)
