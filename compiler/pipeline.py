@@ -325,7 +325,7 @@ def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) 
 
     ways = [partial(schedule, how) for how in (heuristic.choose, heuristic.plain)]
     choices = [partial(way, kernel) for way in ways]
-    if sizes_in(kernel):
+    if sizes_in(kernel) and target.kind != "triton":
         best, plain = ways
         choices = [partial(symbolic_schedule, program, kernel, best, plain, partial(from_tiles, target=target))]
     return [*(partial(_hinted, program, kernel, target, way) for way in choices), Schedule]

@@ -20,10 +20,14 @@ def meaning(name: str) -> Callable[..., Any]:
     return lambda *args: scalar.apply(FUNCTION_OF[name], args)
 
 
+def temporaries(lowering: Lowering, plan: Plan) -> list[launcher.Buffer]:
+    return buffers.temporaries(lowering, dict(zip(lowering.stages["tile"].sizes, plan.sizes, strict=True)))
+
+
 def guarded_call(lowering: Lowering, plan: Plan) -> guarded.Call:
     """A run of the text on guarded memory."""
-    kinds = [b.dtype for b in (*plan.inputs, *plan.outputs, *buffers.temporaries(lowering, {}))]
-    return triton.entry(triton.load(lowering.stages["triton"], meaning), kinds)
+    kinds = [b.dtype for b in (*plan.inputs, *plan.outputs, *temporaries(lowering, plan))]
+    return triton.entry(triton.load(lowering.stages["triton"], meaning), kinds, plan.sizes)
 
 
 def loader(
@@ -36,6 +40,6 @@ def loader(
 
     def load(plan: Plan) -> Launcher:
         bound = launcher.bind(plan, {n: x.to(device) for n, x in constants.items()}, device)
-        return triton.caller(launch, plan, bound, buffers.temporaries(lowering, {}), invalid, device, fails)
+        return triton.caller(launch, plan, bound, temporaries(lowering, plan), invalid, device, fails)
 
     return load

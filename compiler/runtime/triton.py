@@ -57,13 +57,15 @@ def _loaded(text: str, meanings: Meanings | None) -> Callable[..., None]:
     return launch
 
 
-def _run(launch: Callable[..., None], buffers: Sequence[torch.Tensor], failed: torch.Tensor | None) -> None:
+def _run(
+    launch: Callable[..., None], buffers: Sequence[torch.Tensor], sizes: Sequence[int], failed: torch.Tensor | None
+) -> None:
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore", RuntimeWarning)
-        launch(*buffers, failed)
+        launch(*buffers, *sizes, failed)
 
 
-def entry(launch: Callable[..., None], kinds: Sequence[str]) -> guarded.Call:
+def entry(launch: Callable[..., None], kinds: Sequence[str], sizes: Sequence[int]) -> guarded.Call:
     """A call of a text on memory of this machine, of which buffers of these types are parts; by way of the GPU's if
     that runs it."""
 
@@ -73,7 +75,7 @@ def entry(launch: Callable[..., None], kinds: Sequence[str]) -> guarded.Call:
         held = whole.to(device)
         buffers = [_at(held, place, kind) for place, kind in zip(places, kinds, strict=True)]
         failed = torch.zeros(1, dtype=torch.int32, device=device)
-        _run(launch, buffers, failed)
+        _run(launch, buffers, sizes, failed)
         if device == "cuda":
             whole.copy_(held)
         return (guarded.INVALID,) if int(failed) else ()
@@ -111,7 +113,12 @@ def caller(
         }
         outputs = tuple(map(empty, plan.outputs))
         failed = torch.zeros(1, dtype=torch.int32, device=device) if fails else None
-        _run(launch, [*(given[i] for i in range(len(plan.inputs))), *outputs, *map(empty, temporaries)], failed)
+        _run(
+            launch,
+            [*(given[i] for i in range(len(plan.inputs))), *outputs, *map(empty, temporaries)],
+            plan.sizes,
+            failed,
+        )
         if failed is not None and int(failed):
             invalid(*arguments)
         return outputs

@@ -11,7 +11,6 @@ from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Size, Var
 from compiler.ir.index import value_range
 from compiler.ir.node import Node
-from compiler.ir.tensor import Tensor
 from compiler.render.triton import operations
 from compiler.render.triton.values import ATOM, LOOSE, NONE, PRODUCT, Axes, Value, literal, negated, to, widened
 from compiler.render.triton.writer import LONGEST, Writer, conjunction
@@ -170,8 +169,6 @@ def load(w: Writer, buffer: str, index: tuple[Expr, ...]) -> Value:
 def _pointer(w: Writer, buffer: str, at: Expr, along: Axes) -> tuple[Value, Value | None]:
     """Pointers to elements, along these axes at least, and where they may be followed."""
     offset = value(w, at)
-    if offset.narrow and not offset.literal and _span(w.tensors[buffer]) >= 2**31:
-        offset = widened(offset)
     said = mask(w, offset.axes | along)
     axes = offset.axes | along | (said.axes if said is not None else NONE)
     if axes != offset.axes:
@@ -179,16 +176,6 @@ def _pointer(w: Writer, buffer: str, at: Expr, along: Axes) -> tuple[Value, Valu
     name = w.spelled[buffer]
     code = name if offset.literal and offset.code == "0" else f"{name} + {offset.operand}"
     return Value(code, i64, axes), said
-
-
-def _span(t: Tensor) -> int:
-    """Elements from the first to behind the last; none are as many as too many."""
-    out = 1
-    for n, s in zip(t.shape, t.strides, strict=True):
-        if not isinstance(n, Const) or not isinstance(s, Const):
-            return 2**62
-        out += (int(n.value) - 1) * int(s.value)
-    return out
 
 
 _ATOMIC = {"sum": "add", "max": "max", "min": "min", "and": "and", "or": "or"}

@@ -7,15 +7,13 @@ around one carries the tensor, and reduces it once at its end.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from compiler.analysis.guarded_factors import unwidened
-from compiler.errors import Unsupported
 from compiler.ir import tile
 from compiler.ir.dtype import DType, bf16, boolean, f16, f32, i64
-from compiler.ir.expr import Const, Expr, Load, Var, dim, identity, names, sizes_in, substitute
+from compiler.ir.expr import Expr, Load, Size, Var, dim, identity, names, product, substitute
 from compiler.ir.index import range_below, simplify
 from compiler.ir.launches import is_bound
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Stmt, Store
@@ -35,29 +33,28 @@ class Function:
     """The text of a kernel, how many programs run it, of how many warps, and whether it may find data invalid."""
 
     lines: tuple[str, ...]
-    programs: int
+    programs: Expr
     warps: int
     helpers: frozenset[str]
     fails: bool
 
 
-def function(kernel: Kernel, name: str, spelled: Mapping[str, str]) -> Function:
+def function(kernel: Kernel, name: str, spelled: Mapping[str, str], sizes: Sequence[Size]) -> Function:
     """A kernel; raises Unsupported for what Triton cannot say, ValueError for a schedule that it cannot follow."""
-    if sizes := sizes_in(kernel):
-        raise Unsupported("triton", [s.name for s in sizes], "sizes must be known when compiling for Triton")
     dots = {d.k: d for d in products(kernel.body)}
     deep = rank(kernel.body, dots)
     if deep != 2:
         dots, deep = {}, rank(kernel.body, ())
-    params = [spelled[p.name] for p in kernel.params]
+    params = [*(spelled[p.name] for p in kernel.params), *(spelled[s.name] for s in sizes)]
     w = Writer({p.name: p for p in kernel.params}, deep, spelled, [*params, name])
+    w.env = {s.name: Value(spelled[s.name], i64, narrow=True) for s in sizes}
     w.reread = _reread(kernel)
     k = _Kernel(w, dots)
     k.body(kernel.body)
     head = [*params, *(["mlc_failed"] if w.failing else [])]
     threads = max((dict(f.bind.args).get("threads", 0) for f in _loops(kernel.body)), default=0)
     lines = ("@triton.jit", f"def {name}({', '.join(head)}):", *(w.lines or ["    pass"]))
-    return Function(lines, math.prod(k.grid), max(1, threads // WARP) or 4, frozenset(w.helpers), w.failing)
+    return Function(lines, product(tuple(k.grid)), max(1, threads // WARP) or 4, frozenset(w.helpers), w.failing)
 
 
 def _loops(body: Body) -> Iterator[tile.For]:
@@ -69,7 +66,7 @@ class _Kernel:
 
     def __init__(self, w: Writer, dots: dict[str, Dot]) -> None:
         self.w, self.dots = w, dots
-        self.grid: list[int] = []
+        self.grid: list[Expr] = []
         self.since: dict[str, tuple[Axes, int]] = {}
         self.loops = 0
         self.partial: dict[str, tuple[Value, Axes]] = {}
@@ -127,18 +124,18 @@ class _Kernel:
             nest.append(inner)
         if self.grid:
             raise ValueError(f"loop {f.var}: its blocks come after others")
-        self.grid = [_extent(g) for g in nest]
+        self.grid = [g.extent for g in nest]
         code = "tl.program_id(0)"
         if len(nest) > 1:
             w.line(f"{(pid := w.name('pid'))} = {code}")
             code = pid
-        left = math.prod(self.grid)
-        for g, extent in zip(nest, self.grid, strict=True):
-            left //= max(1, extent)
-            text = code if left == 1 else f"{code} // {left}"
-            text = text if g is nest[0] else f"{text} % {extent}"
+        for n, g in enumerate(nest):
+            inside = product(tuple(self.grid[n + 1 :]))
+            count(w, [inside, g.extent])
+            text = code if inside == dim(1) else f"{code} // {value(w, inside).operand}"
+            text = text if n == 0 else f"{text} % {value(w, g.extent).operand}"
             w.ranges[g.var] = range_below(g.extent, w.ranges)
-            if extent > 1:
+            if g.extent != dim(1):
                 w.env[g.var] = w.named(Value(text, i64, narrow=True), g.var)
         alone: dict[Expr, Expr] = {Var(g.var): dim(0) for g in nest if g.extent == dim(1)}
         body = nest[-1].body
@@ -358,9 +355,3 @@ def _reread(kernel: Kernel) -> set[str]:
 
 def _type(dtype: DType) -> str:
     return f"tl.{TYPES[dtype.name]}"
-
-
-def _extent(f: tile.For) -> int:
-    if not isinstance(f.extent, Const):
-        raise ValueError(f"nobody knows how many blocks {f.var} has")
-    return int(f.extent.value)

@@ -3,7 +3,9 @@ them on buffers."""
 
 from __future__ import annotations
 
-from compiler.ir.expr import Const, fresh
+from collections.abc import Mapping
+
+from compiler.ir.expr import OPS, Const, Expr, Op, Size, dim, fresh
 from compiler.ir.statement import Program
 from compiler.ir.tensor import Tensor
 from compiler.render.triton.kernel import Function, function
@@ -15,24 +17,29 @@ LAUNCH = "launch"
 
 def render(program: Program) -> str:
     """The text; raises Unsupported for what Triton has no words for, ValueError for schedules that it cannot follow."""
-    taken = {*RESERVED, *HELPERS, LAUNCH, "mlc_failed"}
-    buffers = {t.name: _name(t.name, taken) for t in (*program.inputs, *program.outputs, *program.temps)}
+    taken = {*RESERVED, *HELPERS, LAUNCH, "OPTIONS"}
+    known = [t.name for t in (*program.inputs, *program.outputs, *program.temps)] + [s.name for s in program.sizes]
+    buffers = {name: fresh(name, taken) for name in known}
+    sizes = [buffers[s.name] for s in program.sizes]
     functions: list[Function] = []
     calls: list[str] = []
     for k in program.kernels:
-        name = _name(k.name, taken)
-        f = function(k, name, buffers)
+        name = fresh(k.name, taken)
+        f = function(k, name, buffers, program.sizes)
         functions.append(f)
-        if f.programs:
-            options = f"num_warps={f.warps}, enable_reflect_ftz=False"
-            args = [*(buffers[p.name] for p in k.params), *(["mlc_failed"] if f.fails else []), options]
-            calls.append(f"    {name}[({f.programs},)]({', '.join(args)})")
+        if f.programs != dim(0):
+            args = [*(buffers[p.name] for p in k.params), *sizes, *(["mlc_failed"] if f.fails else [])]
+            calls.append(
+                f"    {name}[({_number(f.programs, buffers)},)]({', '.join(args)}, num_warps={f.warps}, **OPTIONS)"
+            )
     helpers = [h for h in HELPERS if any(h in f.helpers for f in functions)]
     lines = [
         *head(program, buffers),
         "import triton",
         "import triton.language as tl",
         "from triton.language.extra import libdevice",
+        "",
+        'OPTIONS = {"enable_fp_fusion": True, "enable_reflect_ftz": False}  # as CUDA is compiled',
         *(x for h in helpers for x in ("", "", "@triton.jit", HELPERS[h])),
         *(x for f in functions for x in ("", "", *f.lines)),
         "", "",
@@ -56,5 +63,15 @@ def _shown(t: Tensor) -> str:
     return f"{t.name}: {t.dtype}[{numbers(t.shape)}] strides [{numbers(t.strides)}]"
 
 
-def _name(stem: str, taken: set[str]) -> str:
-    return fresh(stem, taken)
+def _number(e: Expr, names: Mapping[str, str]) -> str:
+    """A number that sizes give, in Python."""
+    match e:
+        case Const(n):
+            return str(n)
+        case Size(name):
+            return names[name]
+        case Op("min" | "max" as how, args):
+            return f"{how}({', '.join(_number(a, names) for a in args)})"
+        case Op(name, (a, b)) if OPS[name].infix:
+            return f"({_number(a, names)} {OPS[name].infix} {_number(b, names)})"
+    raise ValueError(f"nobody knows how many programs {e} are")

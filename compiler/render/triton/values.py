@@ -12,7 +12,7 @@ TYPES = {
     "f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16", "i64": "int64", "i32": "int32",
     "i16": "int16", "i8": "int8", "u8": "uint8", "bool": "int1",
 }  # fmt: skip
-RESERVED = frozenset({*keyword.kwlist, "tl", "triton", "libdevice", "float", "range", "mlc_failed"})
+RESERVED = frozenset({*keyword.kwlist, "tl", "triton", "libdevice", "float", "range", "OPTIONS", "mlc_failed"})
 Axes = frozenset[str]
 NONE: Axes = frozenset()
 LOOSE, SUM, PRODUCT, ATOM = range(4)

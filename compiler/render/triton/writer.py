@@ -139,6 +139,8 @@ class Writer:
         """Along more axes."""
         if axes <= v.axes:
             return v
+        if not v.axes:
+            return Value(f"tl.full({self.shape(axes)}, {v.code}, {v.type})", v.dtype, axes, v.narrow)
         return Value(f"tl.broadcast_to({v.typed}, {self.shape(axes | v.axes)})", v.dtype, axes | v.axes, v.narrow)
 
     def barrier(self) -> None:

@@ -12,13 +12,12 @@ from collections.abc import Iterator
 from compiler.analysis import access
 from compiler.analysis.nests import paths_of, rows_of
 from compiler.ir import loop
-from compiler.ir.expr import Const, Load, Var, sizes_in
+from compiler.ir.expr import Const, Load, Var, hint
 from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.schedule import contraction_nest
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import size
 from compiler.schedule.space.members import Member, fixed
 from compiler.schedule.steps import Bind, Reorder, Split, Step, StoreAt
 from compiler.targets.target import Target
@@ -33,8 +32,6 @@ DEPTH = 64  # bytes of a matrix's row along what is summed over
 
 def families(kernel: Kernel, private: frozenset[str], _: Target) -> Iterator[tuple[str, Iterator[Member]]]:
     """The families that a kernel may be of, special ones first."""
-    if sizes_in(kernel):
-        return
     c = contraction_nest.recognise(kernel)
     if c is not None:
         steps = _matmul(c)
@@ -45,8 +42,12 @@ def families(kernel: Kernel, private: frozenset[str], _: Target) -> Iterator[tup
 
 def plain(kernel: Kernel, _: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
     """Families that keep all that a kernel writes in memory, and multiply no matrices."""
-    if not sizes_in(kernel):
-        yield "nests", fixed(0.0, *_nests(kernel, frozenset()))
+    yield "nests", fixed(0.0, *_nests(kernel, frozenset()))
+
+
+def size(f: loop.For) -> int:
+    """How long a loop is expected to be."""
+    return max(1, hint(f.extent))
 
 
 def power(n: int) -> int:
@@ -129,9 +130,10 @@ def _nest(kernel: Kernel, f: loop.For, private: frozenset[str]) -> list[Step]:
         wide = min(64, power(total))
         deep = min(power(longest), TILE // wide)
         return [*_rows(rows, wide, 0), *_inner(paths, deep, 0)]
-    whole = power(longest) if longest <= LONGEST else TILE
+    known = all(isinstance(path[-1].extent, Const) for path in paths)
+    whole = power(longest) if known and longest <= LONGEST else TILE
     wide = max(1, min(power(total), ELEMENTS // whole)) if rows else 1
-    kept = _kept(kernel, rows, inside, paths, private) if whole >= longest else []
+    kept = _kept(kernel, rows, inside, paths, private) if known and whole >= longest else []
     return [*kept, *(_rows(rows, wide, whole) if rows else []), *_inner(paths, whole, wide * whole)]
 
 
@@ -148,7 +150,7 @@ def _inner(paths: list[list[loop.For]], deep: int, elements: int) -> list[Step]:
         g = path[-1]
         if not deep or g.kind == "scan" or any(x.kind == "scan" for x in path) or size(g) < 2:
             continue
-        if size(g) <= deep:
+        if isinstance(g.extent, Const) and size(g) <= deep:
             steps.append(Bind(g.var, "lanes", _lanes(elements)))
         else:
             steps += _tile(g.var, deep, elements, "serial")
@@ -172,4 +174,4 @@ def _across(kernel: Kernel, rows: list[loop.For], inside: tuple[Stmt, ...], path
     ranges |= {g.var: extent_range(g.extent) for path in paths for g in path}
     inner = sum(n == 1 for p in paths for n in access.strides(p[-1].body, Var(p[-1].var), tensors, ranges))
     outer = sum(n == 1 for n in access.strides(inside, Var(rows[-1].var), tensors, ranges))
-    return outer > inner and isinstance(rows[-1].extent, Const)
+    return outer > inner
