@@ -169,7 +169,7 @@ def _apart(
 
 def device(machine: Target) -> str:
     """Where the tensors of a target's code lie; an emulated GPU has the CPU's."""
-    return "cuda" if machine.kind == "cuda" and gpu_programs.on_gpu(machine) else "cpu"
+    return "cuda" if gpu_programs.on_gpu(machine) else "cpu"
 
 
 def race(outcome: Outcome) -> dict[str, float]:

@@ -36,7 +36,7 @@ def loader(
     """What makes a function from tensors to tensors of a plan; tensors are the GPU's where there is one."""
     launch = triton.load(lowering.stages["triton"], meaning)
     fails = "tl.store(mlc_failed" in lowering.stages["triton"]  # a GPU need not be waited for where nothing can
-    device = torch.device("cuda" if triton.on_gpu() else "cpu")
+    device = torch.device("cuda", torch.cuda.current_device()) if triton.on_gpu() else launcher.CPU
 
     def load(plan: Plan) -> Launcher:
         bound = launcher.bind(plan, {n: x.to(device) for n, x in constants.items()}, device)
