@@ -3,7 +3,7 @@
 const started = performance.now();
 const GOOD = new Set(["pass", "FASTER", "SAME", "met"]);
 const BAD = new Set(["fail", "crash", "timeout", "unsupported", "SLOWER", "missed", "unbuilt"]);
-const FIRST = 200; // rows of a table at once
+const FIRST = 100; // rows of a table at once
 const BINS = [0.01, 0.03, 0.1, 0.3, 1, Infinity];
 const TITLES = { torch: "Torch IR", tensor: "Tensor IR", loop: "Loop IR", schedule: "schedule", tile: "Tile IR", kernel: "Kernel IR", cpp: "C++", cuda: "CUDA" };
 const kind = (verdict) => (GOOD.has(verdict) ? "good" : BAD.has(verdict) ? "bad" : "doubt");
@@ -22,6 +22,7 @@ function make(tag, given = {}, ...inside) {
 const figure = (x) => (x === null || x === undefined ? "" : typeof x !== "number" ? String(x)
   : Number.isInteger(x) ? String(x) : Math.abs(x) >= 100 ? x.toFixed(0) : x.toPrecision(3));
 const share = (x) => (x === null || x === undefined ? "" : `${(100 * x).toFixed(0)} %`);
+const wordsOf = (row) => (row.words ??= `${row.key} ${row.verdict} ${row.what}`.toLowerCase());
 const verdictOf = (verdict) => make("span", { class: kind(verdict) }, verdict);
 const linkTo = (row, text) => make("a", { href: "#row=" + encodeURIComponent(row.key) }, text || row.name);
 const lines = (rows) => make("table", {}, make("tbody", {}, ...rows.map(([head, ...cells]) =>
@@ -83,7 +84,7 @@ class Table {
   found() {
     const words = this.query.toLowerCase().split(/\s+/).filter((x) => x);
     const rows = this.rows.filter((row) => this.filters.every((what) => !this.chosen[what] || row[what] === this.chosen[what])
-      && words.every((word) => row.words.includes(word)));
+      && words.every((word) => wordsOf(row).includes(word)));
     if (this.sort) {
       const [n, way] = this.sort, of = this.columns[n].value;
       const compare = (a, b) => (typeof a === "number" && typeof b === "number" ? a - b : String(a).localeCompare(String(b)));
@@ -405,21 +406,25 @@ function shade() {
 let run;
 async function fill() {
   run = await inflated(document.getElementById("data").textContent);
-  for (const row of [...run.cases, ...run.benches]) row.words = `${row.key} ${row.verdict} ${row.what}`.toLowerCase();
   document.getElementById("facts").textContent = run.facts.join(" · ");
   const chips = [...run.counts.map(([what, count]) => make("span", { class: "chip" }, `${count} `, verdictOf(what))),
     run.benches.length ? make("span", { class: "chip" }, `${figure(geomean(run.benches.map((row) => row.speedup).filter((x) => x)))} × PyTorch`) : ""];
   document.getElementById("counts").append(...chips.filter((x) => x));
-  regressions();
-  if (run.benches.length) speed();
-  if (run.history.length) past();
-  if (run.cases.length) { everyCase(); stageErrors(); coverage(); }
-  if (run.selftest) selftest();
   document.addEventListener("keydown", pressed);
-  window.addEventListener("hashchange", follow);
   document.getElementById("theme").addEventListener("click", shade);
+  regressions();
+  const { dataset } = document.documentElement, now = () => (performance.now() - started).toFixed(0);
+  dataset.ready = now();
+  // What is below is made a section at a time, so that the page answers from now on.
+  for (const [some, make] of [[run.benches.length, speed], [run.history.length, past], [run.cases.length, everyCase],
+    [run.cases.length, stageErrors], [run.cases.length, coverage], [run.selftest, selftest]]) {
+    if (!some) continue;
+    await new Promise((go) => setTimeout(go));
+    make();
+  }
+  window.addEventListener("hashchange", follow);
   follow();
-  document.documentElement.dataset.ready = (performance.now() - started).toFixed(0);
+  dataset.whole = now();
 }
 fill().catch((error) => {
   const problem = document.getElementById("problem");

@@ -9,7 +9,7 @@
   const all = (selector) => [...document.querySelectorAll(selector)];
   const said = {};
   try {
-    await until(() => document.documentElement.dataset.ready);
+    await until(() => document.documentElement.dataset.whole);
     await until(() => document.querySelector(".detail pre[role=tabpanel]"));
     const detail = document.querySelector(".detail");
     said.linked = detail.previousSibling.querySelector("td").textContent;
