@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from compiler.ir import alike
 from compiler.ir.expr import OPS, Const, Expr, Op, Size, dim, fresh
+from compiler.ir.node import Node
 from compiler.ir.statement import Program
 from compiler.ir.tensor import Tensor
 from compiler.render.triton.kernel import Function, function
@@ -16,22 +18,27 @@ LAUNCH = "launch"
 
 
 def render(program: Program) -> str:
-    """The text; raises Unsupported for what Triton has no words for, ValueError for schedules that it cannot follow."""
+    """The text, in which kernels that are the same but for names are one function.
+
+    Raises Unsupported for what Triton has no words for, ValueError for schedules that it cannot follow.
+    """
     taken = {*RESERVED, *HELPERS, LAUNCH, "OPTIONS"}
     known = [t.name for t in (*program.inputs, *program.outputs, *program.temps)] + [s.name for s in program.sizes]
     buffers = {name: fresh(name, taken) for name in known}
     sizes = [buffers[s.name] for s in program.sizes]
-    functions: list[Function] = []
+    made: dict[Node, tuple[str, Function]] = {}
     calls: list[str] = []
     for k in program.kernels:
-        name = fresh(k.name, taken)
-        f = function(k, name, buffers, program.sizes)
-        functions.append(f)
+        if (shape := alike.shape_of(k)) not in made:
+            name = fresh(k.name, taken)
+            made[shape] = name, function(k, name, buffers, program.sizes)
+        name, f = made[shape]
         if f.programs != dim(0):
             args = [*(buffers[p.name] for p in k.params), *sizes, *(["mlc_failed"] if f.fails else [])]
             calls.append(
                 f"    {name}[({_number(f.programs, buffers)},)]({', '.join(args)}, num_warps={f.warps}, **OPTIONS)"
             )
+    functions = [f for _, f in made.values()]
     helpers = [h for h in HELPERS if any(h in f.helpers for f in functions)]
     lines = [
         *head(program, buffers),
