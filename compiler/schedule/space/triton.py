@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from compiler.analysis import access
 from compiler.analysis.nests import paths_of, rows_of
+from compiler.analysis.size_hints import with_size_hints
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Var, hint
 from compiler.ir.index import extent_range
@@ -32,7 +33,7 @@ DEPTH = 64  # bytes of a matrix's row along what is summed over
 
 def families(kernel: Kernel, private: frozenset[str], _: Target) -> Iterator[tuple[str, Iterator[Member]]]:
     """The families that a kernel may be of, special ones first."""
-    c = contraction_nest.recognise(kernel)
+    c = contraction_nest.recognise(with_size_hints(kernel))
     if c is not None:
         steps = _matmul(c)
         if steps:
