@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointPolicy
 
 from compiler import frontend
-from compiler.backend import quantization, regions, writes
+from compiler.backend import numbers, quantization, regions, writes
 from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
@@ -127,9 +127,9 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
             if options.quantize is not None:
                 quantization.mark(gm, inputs, saves)
             places = writes.without_writes(gm, saves)
-            run = writes.writing(
-                _compiled(frontend.without_dropout(frontend.with_assertions(gm)), example_inputs, options), places
-            )
+            plain = frontend.without_dropout(frontend.with_assertions(gm))
+            compile_real = functools.partial(_compiled, options=options)
+            run = writes.writing(numbers.compiled(plain, example_inputs, compile_real, options.fallback), places)
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
         return run
 

@@ -1,6 +1,7 @@
 """From PyTorch to Torch IR: trace a function, decompose what has no rule, convert the graph; and Torch IR in eager."""
 
 from compiler.frontend.checks import with_assertions
+from compiler.frontend.complex_numbers import as_real, has_complex, is_complex, parts
 from compiler.frontend.convert import Converted, convert
 from compiler.frontend.decompose import IGNORED, Decompositions, decompositions, expand, specialised
 from compiler.frontend.dropout import without_dropout
@@ -18,6 +19,7 @@ __all__ = [
     "Converted",
     "Decompositions",
     "FirstOfEqual",
+    "as_real",
     "capture",
     "capture_gradient",
     "convert",
@@ -26,7 +28,10 @@ __all__ = [
     "expand",
     "from_graph",
     "gradient",
+    "has_complex",
+    "is_complex",
     "our_dtype",
+    "parts",
     "quantized",
     "refuse",
     "resolve",

@@ -178,8 +178,9 @@ def expand(graph: GraphModule) -> GraphModule:
 
 
 def retrace(
-    graph: GraphModule, examples: Sequence[Any], mode: FakeTensorMode, table: Decompositions | None = None
-) -> GraphModule:
+    graph: GraphModule, examples: Sequence[Any], mode: FakeTensorMode, table: Decompositions | None = None,
+    reader: type[Holding] | None = None,
+) -> GraphModule:  # fmt: skip
     """The graph traced anew on fake examples; tensors that it holds stay what they are.
 
     While tracing those are inputs as well: only so are they traced like all else.
@@ -188,7 +189,7 @@ def retrace(
     tensors = {name: t for name, t in held.items() if isinstance(t, torch.Tensor)}
 
     def run(*inputs: Any) -> Any:
-        interpreter = _Holding(graph)
+        interpreter = (reader or Holding)(graph)
         interpreter.held = dict(zip(tensors, inputs[len(examples) :], strict=True))
         return interpreter.run(*inputs[: len(examples)])
 
@@ -215,7 +216,7 @@ def specialised(graph: GraphModule, inputs: Sequence[Any]) -> GraphModule:
     return retrace(graph, fakes, mode)
 
 
-class _Holding(Interpreter):
+class Holding(Interpreter):
     """Runs a graph with other values for the tensors that it holds; what is traced remembers what it comes from."""
 
     held: dict[Any, Any]

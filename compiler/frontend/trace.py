@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from compiler.errors import CompilerError, Unsupported
+from compiler.frontend.complex_numbers import without_complex
 from compiler.frontend.convert import convert
 from compiler.frontend.decompose import decompose, expand
 from compiler.frontend.results import View, results, with_results
@@ -77,7 +78,7 @@ def capture(
     distinct = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, tuple(inputs))
     exported = _export(module, distinct, function, dynamic_shapes)
     spec = exported.graph_signature
-    graph = decompose(exported, spec)
+    graph = without_complex(decompose(exported, spec))
     names = iter(_argument_names(function, inputs))
     wanted: list[str] = []
     values: dict[int, torch.Tensor] = {}

@@ -134,6 +134,8 @@ def far(a: Tensor, b: Tensor, right: Tensor) -> str:
     """How a tensor differs from eager's; where that, or f64, is not finite, it is what one of these is."""
     if (a.dtype, a.shape) != (b.dtype, b.shape):
         return f"{a.dtype}{list(a.shape)}, in eager {b.dtype}{list(b.shape)}"
+    if a.is_complex():
+        a, b, right = (torch.view_as_real(x.resolve_conj()) for x in (a, b, right.to(torch.complex128)))
     if not a.is_floating_point():
         return oracle.exact(a, b).message
     got, want, centre = a.double(), b.double(), right.to(a.device).double()

@@ -1,0 +1,54 @@
+"""A graph with complex numbers in; what runs it as a graph of their real and imaginary parts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule, Node
+
+from compiler import frontend
+from compiler.backend.writes import INTO, Boxed
+from compiler.errors import Unsupported
+
+Compile = Callable[[GraphModule, Sequence[Any]], Boxed]
+
+
+def compiled(graph: GraphModule, examples: Sequence[Any], compile: Compile, fallback: bool) -> Boxed:
+    """The graph by `compile`, complex tensors as real ones of a last dimension more; with the fallback, as it is where
+    that cannot be."""
+    if not frontend.has_complex(graph):
+        return compile(graph, examples)
+    try:
+        real = frontend.as_real(graph)
+    except Unsupported:
+        if not fallback:
+            raise
+        return compile(graph, examples)
+    old, new = _output(graph), _output(real)
+    places = {n: k for k, n in enumerate(_placeholders(graph))}
+    inputs = _placeholders(real)
+    new.meta[INTO] = {
+        n: inputs[places[x]] for n, x in old.meta.get(INTO, {}).items() if not frontend.is_complex(x.meta["val"])
+    }
+    listed: Any = old.args[0]
+    which = [k for k, x in enumerate(listed) if isinstance(x, Node) and frontend.is_complex(x.meta.get("val"))]
+    made = compile(real, [frontend.parts(x) for x in examples])
+
+    def run(inputs: list[Any]) -> Sequence[Any]:
+        results = list(made([frontend.parts(x) for x in inputs]))
+        for k in which:
+            results[k] = torch.view_as_complex(results[k])
+        return results
+
+    return run
+
+
+def _placeholders(graph: GraphModule) -> list[Node]:
+    return [n for n in graph.graph.nodes if n.op == "placeholder"]
+
+
+def _output(graph: GraphModule) -> Node:
+    (found,) = [n for n in graph.graph.nodes if n.op == "output"]
+    return cast(Node, found)

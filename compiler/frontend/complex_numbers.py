@@ -1,0 +1,291 @@
+"""A graph with complex numbers in; the same graph on their real and imaginary parts, which are two tensors, out.
+
+What goes in or comes out as complex is real there, with a last dimension of two. An op that does not say here what it
+makes of the parts is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from compiler.errors import Unsupported
+from compiler.frontend import fourier
+from compiler.frontend.decompose import Holding, expand, retrace
+
+_aten = torch.ops.aten
+PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The real and the imaginary parts of complex numbers."""
+
+    re: Tensor
+    im: Tensor
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor]:
+        return self.re, self.im
+
+
+def is_complex(x: object) -> bool:
+    return isinstance(x, Tensor) and x.is_complex()
+
+
+def has_complex(graph: GraphModule) -> bool:
+    return any(is_complex(v) for n in graph.graph.nodes for v in pytree.tree_leaves(n.meta.get("val")))
+
+
+def without_complex(graph: GraphModule) -> GraphModule:
+    """A graph of real inputs and results on real numbers, decomposed; raises Unsupported."""
+    if not has_complex(graph):
+        return graph
+    for n in graph.graph.nodes:
+        outer = [n] if n.op == "placeholder" else n.all_input_nodes if n.op == "output" else []
+        if any(is_complex(x.meta.get("val")) for x in outer):
+            raise Unsupported("complex numbers", (n.name,), "inputs and results are real, but for torch.compile's")
+    return expand(as_real(graph))
+
+
+def as_real(graph: GraphModule) -> GraphModule:
+    """The graph on real numbers; raises Unsupported."""
+    values = [n.meta.get("val") for n in graph.graph.nodes if n.op == "placeholder"]
+    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+    if mode is None:
+        raise Unsupported("complex numbers", (), "a graph without inputs")
+    held = {r.name: r for n in graph.graph.nodes for r in _roots(n)}
+    first = next(iter(graph.graph.nodes))
+    for name, roots in held.items():
+        graph.register_buffer(name, roots.value())
+        with graph.graph.inserting_before(first):
+            graph.graph.get_attr(name)
+    with mode:
+        examples = [parts(v) for v in values]
+    return retrace(graph, examples, mode, reader=_OfParts)
+
+
+def parts(x: Any) -> Any:
+    """A tensor as the changed graph takes it."""
+    return torch.view_as_real(x.resolve_conj()) if is_complex(x) else x
+
+
+def _whole(x: Pair, like: Tensor) -> Tensor:
+    """The parts side by side, in memory in the order of dimensions that the complex tensor has there."""
+    order = sorted(range(like.dim()), key=lambda d: like.stride(d), reverse=True)
+    made = torch.stack([part.permute(order) for part in x.parts], -1)
+    return made.permute(*(order.index(d) for d in range(like.dim())), -1)
+
+
+def _roots(node: Node) -> Sequence[fourier.Roots]:
+    if getattr(node.target, "overloadpacket", None) not in _TRANSFORMS:
+        return ()
+    x, made = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    dtype = PARTS.get(x.dtype, x.dtype)
+    sign = -1 if node.target is _aten._fft_r2c.default or node.args[3] is True else 1
+    sizes = made.shape if node.target is _aten._fft_c2r.default else x.shape
+    found = [fourier.needed(int(sizes[d]), sign, dtype) for d in node.args[1]]  # type: ignore[union-attr]
+    if not all(found):
+        raise Unsupported(str(node.target), [str(list(sizes))], f"a length with a prime factor above {fourier.LONGEST}")
+    return [r for each in found for r in each]
+
+
+class _OfParts(Holding):
+    """Runs a graph with pairs for complex tensors."""
+
+    def run_node(self, n: Node) -> Any:
+        self.node = n
+        made = super().run_node(n)
+        return Pair(made[..., 0], made[..., 1]) if n.op == "placeholder" and is_complex(n.meta.get("val")) else made
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        values = [*pytree.tree_leaves(self.node.meta.get("val")), *pytree.tree_leaves((args, kwargs))]
+        if not any(isinstance(x, Pair | complex) or is_complex(x) for x in values):
+            return super().call_function(target, args, kwargs)
+        packet = getattr(target, "overloadpacket", target)
+        if packet in _TRANSFORMS:
+            return _TRANSFORMS[packet](lambda roots: self.held[roots.name], *args, **kwargs)
+        if packet in _FORMULAS:
+            return _FORMULAS[packet](*args, **kwargs)
+        if packet in _BY_PARTS or target in _CALLS:
+            return _by_parts(target, args, kwargs)
+        shown = [str(getattr(x, "shape", x)) for x in values[1:]]
+        raise Unsupported(str(target), shown, "no rule for this op on complex numbers")
+
+    def output(self, target: Any, args: Any, kwargs: Any) -> Any:
+        made = super().output(target, args, kwargs)
+        nodes = self.node.args[0]
+        return [_whole(x, n.meta["val"]) if isinstance(x, Pair) else x for x, n in zip(made, nodes, strict=True)]  # type: ignore[arg-type]
+
+
+# Ops ------------------------------------------------------------------------------------------------------------------
+
+
+def pair(x: Any) -> Pair:
+    """Parts of anything; of what is real the imaginary ones are 0."""
+    if isinstance(x, Pair):
+        return x
+    return Pair(x, torch.zeros_like(x)) if isinstance(x, Tensor) else Pair(complex(x).real, complex(x).imag)  # type: ignore[arg-type]
+
+
+def _by_parts(target: Any, args: Any, kwargs: Any) -> Any:
+    """What is made of real parts, beside what is made of imaginary ones."""
+
+    def part(x: Any, k: int) -> Any:
+        if isinstance(x, Pair | complex | float) or (isinstance(x, Tensor) and x.is_floating_point()):
+            return pair(x).parts[k]
+        return PARTS.get(x, x) if isinstance(x, torch.dtype) else x
+
+    def run(k: int) -> Any:
+        given = pytree.tree_map(lambda x: part(x, k), (args, kwargs), is_leaf=lambda x: isinstance(x, Pair))
+        return target(*given[0], **given[1])
+
+    return pytree.tree_map(Pair, run(0), run(1))
+
+
+def _sum(how: Callable[..., Any]) -> Callable[..., Any]:
+    def formula(x: Any, y: Any, alpha: Any = 1) -> Pair:
+        a, b = pair(x), pair(y)
+        return Pair(*(how(p, q if alpha == 1 else q * alpha) for p, q in zip(a.parts, b.parts, strict=True)))
+
+    return formula
+
+
+def _product(how: Callable[..., Any]) -> Callable[..., Any]:
+    """Of numbers or matrices; what is real has no imaginary part to multiply."""
+
+    def formula(x: Any, y: Any) -> Pair:
+        a, b = pair(x), pair(y)
+        if not isinstance(x, Pair | complex):
+            return Pair(how(a.re, b.re), how(a.re, b.im))
+        if not isinstance(y, Pair | complex):
+            return Pair(how(a.re, b.re), how(a.im, b.re))
+        return Pair(how(a.re, b.re) - how(a.im, b.im), how(a.re, b.im) + how(a.im, b.re))
+
+    return formula
+
+
+def _quotient(x: Any, y: Any) -> Pair:
+    a, b = pair(x), pair(y)
+    if not isinstance(y, Pair | complex):
+        return Pair(a.re / b.re, a.im / b.re)
+    size = b.re * b.re + b.im * b.im
+    return Pair((a.re * b.re + a.im * b.im) / size, (a.im * b.re - a.re * b.im) / size)
+
+
+def _converted(x: Any, *, dtype: Any = None, **kwargs: Any) -> Any:
+    if dtype is not None and not dtype.is_complex:
+        return _aten._to_copy(x.re, dtype=dtype)
+    known = pair(x)
+    kind = PARTS[dtype] if dtype is not None else known.re.dtype
+    return Pair(*(_aten._to_copy(part, dtype=kind) for part in known.parts))
+
+
+def _filled(how: Callable[..., Any]) -> Callable[..., Any]:
+    def formula(*args: Any, **kwargs: Any) -> Pair:
+        *shape, value = args
+        options = kwargs | {"dtype": PARTS.get(kwargs.get("dtype"), torch.get_default_dtype())}  # type: ignore[arg-type]
+        return Pair(*(how(*shape, part, **options) for part in pair(value).parts))
+
+    return formula
+
+
+def _sign(x: Pair) -> Pair:
+    size = torch.hypot(x.re, x.im)
+    safe = torch.where(size == 0, 1, size)
+    return Pair(x.re / safe, x.im / safe)
+
+
+def _conjugate(x: Any) -> Pair:
+    return Pair(pair(x).re, -pair(x).im)
+
+
+def _joined(re: Tensor, im: Tensor) -> Pair:
+    return Pair(*torch.broadcast_tensors(re, im))  # type: ignore[no-untyped-call]
+
+
+def _exponential(x: Pair) -> Pair:
+    size = torch.exp(x.re)
+    return Pair(size * torch.cos(x.im), size * torch.sin(x.im))
+
+
+_FORMULAS: dict[Any, Callable[..., Any]] = {
+    _aten.add: _sum(operator.add), _aten.sub: _sum(operator.sub), _aten.mul: _product(operator.mul),
+    _aten.mm: _product(torch.mm), _aten.bmm: _product(torch.bmm), _aten.div: _quotient, _aten._to_copy: _converted,
+    _aten.full: _filled(_aten.full), _aten.scalar_tensor: _filled(_aten.scalar_tensor),
+    _aten.complex: _joined, _aten.polar: lambda size, angle: Pair(size * torch.cos(angle), size * torch.sin(angle)),
+    _aten.view_as_real: lambda x: torch.stack(x.parts, -1), _aten.view_as_complex: lambda x: Pair(x[..., 0], x[..., 1]),
+    _aten._conj: _conjugate, _aten._conj_physical: _conjugate, _aten.conj_physical: _conjugate,
+    _aten.resolve_conj: lambda x: x, _aten.abs: lambda x: torch.hypot(x.re, x.im),
+    _aten.angle: lambda x: torch.atan2(x.im, x.re), _aten.sgn: _sign, _aten.exp: _exponential,
+    _aten.eq: lambda x, y: (pair(x).re == pair(y).re) & (pair(x).im == pair(y).im),
+    _aten.ne: lambda x, y: (pair(x).re != pair(y).re) | (pair(x).im != pair(y).im),
+}  # fmt: skip
+# Ops of which each part of a result is that of the parts of the arguments.
+_BY_PARTS = {
+    getattr(_aten, name)
+    for name in (
+        "alias", "as_strided", "cat", "clone", "constant_pad_nd", "copy", "cumsum", "detach", "diagonal",
+        "diagonal_scatter", "expand", "flip", "gather", "index", "index_put", "index_select", "lift_fresh_copy", "mean",
+        "neg", "new_zeros", "permute", "repeat", "roll", "scatter", "scatter_add", "select", "select_scatter", "slice",
+        "slice_scatter", "split", "split_with_sizes", "squeeze", "stack", "sum", "t", "transpose", "tril", "triu",
+        "unbind", "unfold", "unsqueeze", "view", "_unsafe_view", "where", "zeros_like", "reshape", "zeros",
+    )
+}  # fmt: skip
+_CALLS = {operator.getitem}
+
+
+# Fourier transforms ---------------------------------------------------------------------------------------------------
+
+
+def _scaled(x: Pair, normalization: int, count: int) -> Pair:
+    scale = (1.0, 1 / math.sqrt(count), 1 / count)[normalization]
+    return x if scale == 1 else Pair(x.re * scale, x.im * scale)
+
+
+def _along(x: Pair, dims: Sequence[int], sign: int, constant: fourier.Constant) -> Pair:
+    for d in dims:
+        re, im = fourier.transform(x.re.movedim(d, -1), x.im.movedim(d, -1), sign, constant)
+        x = Pair(re.movedim(-1, d), im.movedim(-1, d))
+    return x
+
+
+def _count(x: Tensor, dims: Sequence[int]) -> int:
+    return math.prod(x.shape[d] for d in dims)
+
+
+def _c2c(constant: fourier.Constant, x: Pair, dims: Sequence[int], normalization: int, forward: bool) -> Pair:
+    return _scaled(_along(x, dims, -1 if forward else 1, constant), normalization, _count(x.re, dims))
+
+
+def _r2c(constant: fourier.Constant, x: Tensor, dims: Sequence[int], normalization: int, onesided: bool) -> Pair:
+    made = _scaled(_along(pair(x), dims, -1, constant), normalization, _count(x, dims))
+    half = x.shape[dims[-1]] // 2 + 1
+    return Pair(*(part.narrow(dims[-1], 0, half) for part in made.parts)) if onesided else made
+
+
+def _c2r(constant: fourier.Constant, x: Pair, dims: Sequence[int], normalization: int, last_dim_size: int) -> Tensor:
+    """The other half of the last dimension is conjugate; the imaginary parts of what has no other half do not count."""
+    *others, last = dims
+    x = _along(x, others, 1, constant)
+    kept = last_dim_size // 2 + 1
+    re, im = (part.movedim(last, -1)[..., :kept] for part in x.parts)
+    places = torch.arange(last_dim_size, device=re.device)
+    mirrored = torch.minimum(places, last_dim_size - places)
+    alone = (places == 0) | (2 * places == last_dim_size)
+    sign = torch.where(alone, 0, torch.where(places < kept, 1, -1)).to(re.dtype)
+    whole = Pair(re.index_select(-1, mirrored), im.index_select(-1, mirrored) * sign)
+    made = _along(whole, [-1], 1, constant)
+    return _scaled(made, normalization, _count(x.re, others) * last_dim_size).re.movedim(-1, last)
+
+
+_TRANSFORMS: dict[Any, Callable[..., Any]] = {_aten._fft_c2c: _c2c, _aten._fft_r2c: _r2c, _aten._fft_c2r: _c2r}
