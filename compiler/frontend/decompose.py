@@ -43,6 +43,7 @@ def decompositions() -> Decompositions:
     table[torch.ops.aten.max_unpool2d.default] = _max_unpool
     table[torch.ops.aten.max_unpool3d.default] = _max_unpool
     table[torch.ops.aten.multilabel_margin_loss_forward.default] = _multilabel_margin_loss
+    table[torch.ops.aten._neg_view.default] = torch.neg  # memory that is to be read negated is no kernel's to read
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
     table |= {_overload(name): how for name, how in (definitions.DEFINITIONS | linalg.DEFINITIONS).items()}
     table.update(get_decompositions([_overload(name) for name in _BESIDES]))  # type: ignore[arg-type]

@@ -41,7 +41,7 @@ from compiler.passes.torch_to_tensor import (
     views,
 )
 from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
-from compiler.passes.torch_to_tensor.positions import dense_strides, is_empty
+from compiler.passes.torch_to_tensor.positions import NoElement, dense_strides, is_empty
 
 _FAMILIES = (
     pointwise, power, special, reduce, order, normalize, scan, contract, attention, attention_backward, recurrent,
@@ -127,7 +127,7 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
     b.begin(prefix, call.types, call.op, args, kwargs)
     try:
         results = RULES[call.op](b, *args, **kwargs)
-    except (SymbolicError, IllTyped) as problem:
+    except (SymbolicError, IllTyped, NoElement) as problem:
         raise b.refuse(str(problem)) from problem
     except (TypeError, ValueError) as problem:
         if not any(isinstance(x, Expr) for x in _leaves((args, tuple(kwargs.values())))):

@@ -122,8 +122,14 @@ def clamped(i: Expr, extent: Expr) -> Expr:
     return op("min", op("max", cast(i, i64), 0), extent - 1)
 
 
+class NoElement(ValueError):
+    """Of nothing one element is asked for: eager raises if that is ever read, and a kernel would read somewhere."""
+
+
 def checked(i: Expr, extent: Expr) -> Expr:
     """A run-time index; the program fails where it is not inside."""
+    if extent is const(0, extent.dtype):
+        raise NoElement("no index is valid for a dimension of size 0")
     i = cast(i, i64)
     return op("require", op("and", op("ge", i, 0), op("lt", i, extent)), i)
 

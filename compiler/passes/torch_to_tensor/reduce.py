@@ -21,6 +21,7 @@ from compiler.passes.torch_to_tensor.builder import (
     rounded,
     without,
 )
+from compiler.passes.torch_to_tensor.positions import NoElement, is_empty
 
 Dims = int | Sequence[int] | None
 Element = Callable[[Index], Expr]
@@ -73,6 +74,8 @@ def everything(rule: Callable[..., Value]) -> Rule:
     """The overload that reduces all dimensions and has no `dim`."""
 
     def full(b: Builder, self: Value) -> Value:
+        if rule in (amax, amin):
+            _some(self.shape)
         return rule(b, self)
 
     def with_dtype(b: Builder, self: Value, dtype: DType | None = None) -> Value:
@@ -92,8 +95,14 @@ def mean(b: Builder, self: Value, dim: Dims = None, keepdim: bool = False, dtype
     return b.map(total.shape, lambda at: total.at(at) / count)
 
 
+def _some(extents: Shape) -> None:
+    if is_empty(extents):
+        raise NoElement("there is no extreme of no elements")
+
+
 def _places(b: Builder, how: str, self: Value, which: Sequence[int], keepdim: bool) -> tuple[Value, Value]:
     """The extreme and the least index at which it, or NaN, is: an index into the dimensions `which` taken as one."""
+    _some(tuple(self.shape[d] for d in which))
     best = over(b, how, self.shape, which, keepdim, self.at, how)
     count = numel(tuple(self.shape[d] for d in which))
 
