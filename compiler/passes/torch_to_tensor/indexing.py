@@ -18,6 +18,7 @@ from compiler.passes.torch_to_tensor.builder import (
     Shape,
     Value,
     broadcast,
+    is_one,
     merge,
     rounded,
     set_dim,
@@ -233,12 +234,31 @@ def _combined(how: str, x: Expr, y: Expr) -> Expr:
 
 def _scatter(b: Builder, how: str, self: Value, dim: int, index: Value, value: Callable[[Index], Expr]) -> Value:
     d = one_dim(b, dim, self.rank)
+    if how == "set" and self.rank and _one_to_a_row(self, d, index):
+        return _chosen(b, self, d, index, value)
 
     def update(r: Index) -> tuple[Index, Expr]:
         place = index.at(r)
         return _along(self, r, d, place), value(r) if self.rank else _of_scalar(place, value(r))
 
     return scattered(b, how, self, index.shape, update)
+
+
+def _one_to_a_row(self: Value, d: int, index: Value) -> bool:
+    rows = all(k == d or n is index.shape[k] for k, n in enumerate(self.shape))
+    return rows and is_one(index.shape[d]) and not is_empty(self.shape)
+
+
+def _chosen(b: Builder, self: Value, d: int, index: Value, value: Callable[[Index], Expr]) -> Value:
+    """Where each row is given one element, all see whether it is them: a map, which fuses as a scatter does not."""
+
+    def element(at: Index) -> Expr:
+        row = set_dim(at, d, const(0, i64))
+        here = op("eq", at[d], checked(index.at(row), self.shape[d]))
+        given, kept = (cast(x, self.dtype) for x in (value(row), self.at(at)))
+        return op("where", here, given, kept)
+
+    return b.map(self.shape, element, "chosen")
 
 
 def scatter_src(b: Builder, self: Value, dim: int, index: Value, src: Value) -> Value:
