@@ -70,32 +70,32 @@ def _tile(loop_: str, factor: int, elements: int, outer: str) -> list[Step]:
 
 
 def _matmul(c: contraction_nest.Contraction) -> list[Step]:
-    """Tiles of m and n, in steps of k; none where there are no two such axes worth it."""
-    if len(c.depth) != 1 or c.first.value.dtype.bits != 32 or not c.first.value.dtype.is_float:
+    """Tiles of m and n, in steps of k, each all loops that play that part; none where there are no two such axes."""
+    if c.first.value.dtype.bits != 32 or not c.first.value.dtype.is_float:
         return []
     left, right = (
-        [f for f in c.rows if size(f) > 1 and f.var in _of(x) and f.var not in _of(y)]
+        [f for f in c.rows if f.var in _of(x) and f.var not in _of(y)]
         for x, y in ((c.left, c.right), (c.right, c.left))
     )
-    if not left or not right:
+    if max(map(size, left), default=1) < 2 or max(map(size, right), default=1) < 2:
         return []
-    first, last = sorted((left[-1], right[-1]), key=c.rows.index)
-    sides = [max(LEAST, min(64, power(size(f)))) for f in (first, last)]
-    if size(first) * size(last) >= 1024 * 1024:
-        sides = [min(128, power(size(f))) for f in (first, last)]
+    first, last = sorted((left, right), key=lambda some: c.rows.index(some[-1]))
+    outside = [f.var for f in c.rows if f not in left and f not in right]
+    order = (*outside, *(f.var for f in (*first, *last)))
+    steps: list[Step] = [Reorder(order)] if order != tuple(f.var for f in c.rows) else []
+    names = [naming.collapse([f.var for f in some], steps) for some in (first, last, c.depth)]
+    long = [math.prod(map(size, some)) for some in (first, last, c.depth)]
+    most = 128 if long[0] * long[1] >= 1024 * 1024 else 64
+    sides = [max(LEAST, min(most, power(n))) for n in long[:2]]
     bytes_ = min(x.dtype.bytes for n in (c.left, c.right) for x in n.walk() if isinstance(x, Load))
-    (k,) = c.depth
-    deep = max(LEAST, min(DEPTH // bytes_ * 2, power(size(k))))
-    steps: list[Step] = []
+    deep = max(LEAST, min(2 * DEPTH // bytes_, power(long[2])))
     elements = 4 * ELEMENTS + 1 if math.prod(sides) > 64 * 64 else 0
-    outside = [f.var for f in c.rows if f is not first and f is not last]
-    pieces = [naming.pieces(f.var) for f in (first, last)]
-    for f, side in zip((first, last), sides, strict=True):
-        steps += _tile(f.var, side, elements, "blocks")
-    order = (*outside, pieces[0][0], pieces[1][0], pieces[0][1], pieces[1][1])
+    for name, side in zip(names, sides, strict=False):
+        steps += _tile(name, side, elements, "blocks")
+    pieces = [naming.pieces(name) for name in names]
     steps += [Bind(v, "blocks") for v in outside]
-    steps.append(Reorder(order))
-    return [*steps, *_tile(k.var, deep, elements, "serial")]
+    steps.append(Reorder((*outside, pieces[0][0], pieces[1][0], pieces[0][1], pieces[1][1])))
+    return [*steps, *_tile(names[2], deep, elements, "serial")]
 
 
 def _of(e: object) -> set[str]:
