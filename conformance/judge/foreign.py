@@ -31,6 +31,7 @@ CALLS = 4  # at least, on fresh data in fresh storage
 OFTEN, OFTEN_SECONDS = 128, 0.025  # more calls, as long as they are quick
 FORMULA = 2.0  # times the errors of eager's formula that those of another may be
 RESULTS = 1 << 21  # elements, at most, that the call on a large row may give
+TENSORS = 100  # of these: torch traces tens of thousands of parts for minutes
 ENLARGED = 1 << 32  # added to the run's seed for the data of the large row
 REFILLED = 1 << 33  # and for those that take the place of the first call's
 
@@ -138,7 +139,7 @@ def _small_results(function: inputs.Function, arguments: Tensors) -> bool:
     """Whether the program takes arguments of these sizes, and what it makes of them is not too much to judge."""
     try:
         results = pytree.tree_leaves(inputs.traced(function, arguments))
-        if sum(y.numel() for y in results if isinstance(y, torch.Tensor)) > RESULTS:
+        if len(results) > TENSORS or sum(y.numel() for y in results if isinstance(y, torch.Tensor)) > RESULTS:
             return False
         with torch.no_grad():
             function(*_copied(arguments))

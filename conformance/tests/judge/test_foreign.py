@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.backends import registry
 
-from conformance.judge import ladder
+from conformance.judge import foreign, ladder
 from conformance.rows import Judged
 from conformance.shapes.cases import Arg, Case, to_json
 from conformance.shapes.files import expand, find_shapes, load
@@ -124,3 +124,9 @@ def test_every_case_whose_sizes_have_names_has_a_row_for_which_small_buffers_do_
         for _, args in row.enlarged:
             assert sum(torch.Size(arg.shape).numel() for arg in args) > 100_000
     assert not any(row.enlarged for row in expand(file, "full"))
+
+
+def test_a_large_row_of_too_many_results_is_not_taken() -> None:
+    few, many = torch.zeros(foreign.TENSORS, 1), torch.zeros(foreign.TENSORS + 1, 1)
+    assert foreign._small_results(lambda x: x.split(1), (few,))
+    assert not foreign._small_results(lambda x: x.split(1), (many,))
