@@ -46,3 +46,12 @@ def test_without_triton_the_text_is_made_and_a_run_says_what_to_install(monkeypa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(compiler.CompilerError, match=r"target triton needs triton to run: `pip install triton`"):
         compiler.compile(torch.relu, [torch.zeros(3)], "triton")
+
+
+@needs_triton
+def test_one_function_serves_every_size() -> None:
+    x, dim = torch.randn(5, 70, device=DEVICE), torch.export.Dim("n", min=2, max=1 << 20)
+    made = compiler.compile(lambda x: (x @ x.T).sum(0), [x], "triton", dynamic_shapes=[{0: dim}])
+    for n in (5, 67):
+        y = torch.randn(n, 70, device=DEVICE)
+        torch.testing.assert_close(made(y), (y @ y.T).sum(0), rtol=1e-3, atol=1e-3)
