@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -108,6 +110,60 @@ def _median(x: torch.Tensor) -> Any:
     return torch.where(x.isnan().any(), math.nan, found) if x.is_floating_point() else found
 
 
+def _pair_distances(x: torch.Tensor, p: float = 2.0) -> Any:
+    """Between each row and each later one."""
+    n = x.shape[0]
+    if type(n) is not int or n > 64:
+        return NotImplemented
+    if n < 2:
+        return x.new_zeros(0)
+    every = _distances(x, x, p)
+    return torch.cat([every[k, k + 1 :] for k in range(n - 1)])
+
+
+def _embedding_renorm(weight: torch.Tensor, indices: torch.Tensor, max_norm: float, norm_type: float) -> torch.Tensor:
+    """Rows that are asked for and too long, made shorter."""
+    norms = torch.linalg.vector_norm(weight, norm_type, dim=1)
+    asked = torch.zeros_like(norms, dtype=torch.bool).index_fill(0, indices.flatten(), True)
+    shorter = torch.where(asked & (norms > max_norm), max_norm / (norms + 1e-7), 1)
+    return weight * shorter.unsqueeze(1).to(weight.dtype)
+
+
+def _grid_sampler_3d(
+    x: torch.Tensor, grid: torch.Tensor, interpolation: int, padding: int, align_corners: bool
+) -> torch.Tensor:  # fmt: skip
+    """Trilinear or nearest samples at places from -1 to 1, outside of which are zeros, the border or a reflection."""
+    count, _, *sizes = x.shape
+
+    def place(g: torch.Tensor, n: int) -> torch.Tensor:
+        at = (g + 1) / 2 * (n - 1) if align_corners else ((g + 1) * n - 1) / 2
+        if padding == 2:
+            low, span = (0.0, float(n - 1)) if align_corners else (-0.5, float(n))
+            off = torch.remainder((at - low).abs(), 2 * span) if span else torch.zeros_like(at)
+            at = torch.where(off > span, 2 * span - off, off) + low
+        return at.clamp(0, n - 1) if padding else at
+
+    places = [place(grid[..., 2 - k], n) for k, n in enumerate(sizes)]
+    batch = torch.arange(count, device=x.device).view(-1, 1, 1, 1)
+
+    def at(spots: Sequence[torch.Tensor], weight: Any) -> torch.Tensor:
+        inside = functools.reduce(torch.logical_and, ((i >= 0) & (i < n) for i, n in zip(spots, sizes, strict=True)))
+        index = [torch.where(inside, i, 0).to(torch.int64) for i in spots]
+        taken: torch.Tensor = x[batch, :, index[0], index[1], index[2]] * (inside * weight).unsqueeze(-1)
+        return taken
+
+    if interpolation == 1:
+        made = at([p.round() for p in places], 1)
+    else:
+        lows = [p.floor() for p in places]
+        made = torch.zeros((), dtype=x.dtype, device=x.device)
+        for corner in itertools.product((0, 1), repeat=3):
+            spots = [low + c for low, c in zip(lows, corner, strict=True)]
+            weights = [p - low if c else 1 - (p - low) for p, low, c in zip(places, lows, corner, strict=True)]
+            made = made + at(spots, math.prod(weights[1:], start=weights[0]))
+    return made.permute(0, 4, 1, 2, 3).to(x.dtype)
+
+
 def _distances(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None = None) -> torch.Tensor:
     """Between each row of one and each of the other, from their differences: none is lost between large numbers."""
     made: torch.Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, dim=-1)
@@ -120,7 +176,8 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce, "median.default": _median,
-    "_cdist_forward.default": _distances,
+    "_cdist_forward.default": _distances, "_pdist_forward.default": _pair_distances,
+    "embedding_renorm.default": _embedding_renorm, "grid_sampler_3d.default": _grid_sampler_3d,
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
 }  # fmt: skip

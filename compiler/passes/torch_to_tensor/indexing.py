@@ -180,17 +180,46 @@ def index_put(
 def _masked_put(
     b: Builder, self: Value, indices: Sequence[Value | None], mask: Value, values: Value, accumulate: bool
 ) -> Value:
-    """One value, put wherever a mask over some dimensions holds."""
+    """Values put in order wherever a mask over some dimensions holds; a single one goes everywhere there."""
     first = next(d for d, t in enumerate(indices) if t is not None)
-    if any(not _is_single(n) for n in values.shape):
-        raise b.refuse("which value goes where depends on the data of the mask; only a single value can be put")
+    after = first + mask.rank
+    behind = self.rank - after  # dimensions of the values that follow the one of their numbers
+    single = values.rank <= behind or _is_single(values.shape[-behind - 1])
+    places = None if single else _numbered(b, mask)
 
     def element(at: Index) -> Expr:
-        here, new = self.at(at), cast(values.at([0] * values.rank), self.compute)
+        number: Expr = const(0, i64)
+        if places is not None:
+            number = places.at((flat(at[first:after], mask.shape),)) - 1
+            number = checked(op("where", mask.at(at[first:after]), number, 0), values.shape[-behind - 1])
+        here = self.at(at)
+        new = cast(values.at(broadcast(values, (*at[:first], number, *at[after:]))), self.compute)
         put = _combined("sum", here, new) if accumulate else new
-        return op("where", mask.at(at[first : first + mask.rank]), put, here)
+        return op("where", mask.at(at[first:after]), put, here)
 
     return b.map(self.shape, element)
+
+
+def _numbered(b: Builder, mask: Value) -> Value:
+    """How many elements of a mask hold up to each, in a row."""
+    return b.scan("sum", (_count(mask),), 0, lambda at: cast(_row(mask, at), i64), "number")
+
+
+def masked_scatter(b: Builder, self: Value, mask: Value, source: Value) -> Value:
+    """Elements of the source, in order, wherever the mask holds."""
+    shape = b.out.shape
+    wide = b.map(shape, lambda at: mask.at(broadcast(mask, at)), "mask")
+    places = _numbered(b, wide)
+
+    def element(at: Index) -> Expr:
+        here = self.at(broadcast(self, at))
+        holds = wide.at(at)
+        number = checked(op("where", holds, places.at((flat(at, shape),)) - 1, 0), _count(source))
+        return op("where", holds, cast(_row(source, (number,)), self.compute), here)
+
+    if any(is_empty(x.shape) for x in (source, wide)):
+        return b.map(shape, lambda at: self.at(broadcast(self, at)))
+    return b.map(shape, element)
 
 
 def _is_single(n: Expr) -> bool:
@@ -405,5 +434,6 @@ RULES: dict[str, Rule] = {
     "aten.scatter_add.default": scatter_add, "aten.scatter_reduce.two": scatter_reduce,
     "aten.index_add.default": index_add, "aten.index_copy.default": index_copy,
     "aten.index_fill.int_Scalar": index_fill, "aten.index_fill.int_Tensor": index_fill,
+    "aten.masked_scatter.default": masked_scatter,
     "aten.masked_fill.Scalar": masked_fill, "aten.masked_fill.Tensor": masked_fill,
 }  # fmt: skip

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from compiler.ir.aten import Type
 from compiler.ir.dtype import DType
 from compiler.ir.expr import Expr, cast, const, dim, op, static
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, dims, without
+from compiler.passes.torch_to_tensor.positions import is_empty
 from compiler.passes.torch_to_tensor.reduce import Element, converted, kept, moments, over
 
 # The rounding unit of a type: what `rms_norm` adds when it is told nothing.
@@ -208,7 +210,12 @@ def batch_norm_inference(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     del momentum  # of the running statistics, which stay as they are
     made = _by_running(b, input, weight, bias, running_mean, running_var, eps)
-    return (made, *(None,) * (len(b.types) - 1))
+    return (made, *(_nothing(b, t) for t in b.types[1:]))
+
+
+def _nothing(b: Builder, kind: Type | None) -> Value | None:
+    """A result without elements, where there is one."""
+    return None if kind is None or not is_empty(kind.shape) else b.map(kind.shape, lambda at: const(0, kind.dtype))
 
 
 def batch_norm_of_batch(
@@ -226,7 +233,8 @@ def batch_norm_training(
 ) -> tuple[Value | None, ...]:  # fmt: skip
     """The new running statistics are results as well; the variance among them is the unbiased one."""
     if not training:
-        raise b.refuse("training=False")
+        made = _by_running(b, input, weight, bias, running_mean, running_var, eps)
+        return made, _nothing(b, b.types[1]), _nothing(b, b.types[2]), running_mean, running_var
     center, spread = _of_channels(b, input)
     count = math.prod(static(n, "a size under batch_norm") for d, n in enumerate(input.shape) if d != 1)
 

@@ -59,3 +59,36 @@ def test_other_definitions() -> None:
     )
     strided = table[aten.as_strided_copy.default](x, [2, 2], [1, 2])
     assert strided.is_contiguous() and torch.equal(strided, aten.as_strided_copy(x, [2, 2], [1, 2]))
+
+
+def test_selections_by_order() -> None:
+    table, aten = decompositions(), torch.ops.aten
+    x = torch.randn(4, 7).masked_fill(torch.rand(4, 7) < 0.3, math.nan)
+    x[0] = math.nan
+    for given in ((x, 1), (x, 0, True), (torch.tensor(2.0), 0)):
+        want, got = aten.nanmedian.dim(*given), table[aten.nanmedian.dim](*given)
+        torch.testing.assert_close(got[0], want[0], equal_nan=True)
+    torch.testing.assert_close(table[aten.nanmedian.default](x), x.nanmedian())
+    y = torch.randn(3, 5)
+    torch.testing.assert_close(tuple(table[aten.kthvalue.default](y, 2, 0, True)), tuple(y.kthvalue(2, 0, True)))
+    for size in (0, 3, 20):
+        holes = torch.randint(0, 2, (2, 5))
+        found = table[aten.nonzero_static.default](holes, size=size, fill_value=-3)
+        assert torch.equal(found, torch.nonzero_static(holes, size=size, fill_value=-3))
+    y[1, 2], y[2, 0] = -math.inf, 90.0
+    for dim in (0, 1):
+        torch.testing.assert_close(table[aten.logcumsumexp.default](y, dim), y.logcumsumexp(dim))
+
+
+def test_distances_rows_and_samples() -> None:
+    table, aten = decompositions(), torch.ops.aten
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(table[aten._pdist_forward.default](x, 1.5), torch.nn.functional.pdist(x, 1.5))
+    i = torch.tensor([[0, 3], [3, 1]])
+    torch.testing.assert_close(
+        table[aten.embedding_renorm.default](x, i, 0.5, 2.0), aten.embedding_renorm(x, i, 0.5, 2.0)
+    )
+    volume, grid = torch.randn(2, 2, 3, 4, 5), torch.rand(2, 2, 3, 2, 3) * 3 - 1.5
+    for given in [(n, padding, corners) for n in (0, 1) for padding in (0, 1, 2) for corners in (False, True)]:
+        want = aten.grid_sampler_3d(volume, grid, *given)
+        torch.testing.assert_close(table[aten.grid_sampler_3d.default](volume, grid, *given), want, msg=str(given))

@@ -1,0 +1,71 @@
+"""Ops that pick elements by their order or by whether they hold, as sorts, running counts and gathers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_MOST_SUMMED = 1024  # elements of a row, each of whose running sums is taken by itself
+
+
+def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    found = [part.narrow(dim, k - 1, 1) for part in x.sort(dim)]
+    return tuple(part if keepdim else part.squeeze(dim) for part in found)  # type: ignore[return-value]
+
+
+def _nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
+    """The lower one of the middle of what is not NaN, which sorting puts last; NaN, if there is nothing else."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    if not x.shape[dim] or not x.numel():
+        return NotImplemented
+    count = x.isnan().logical_not().sum(dim, keepdim=True)
+    place = ((count - 1) // 2).clamp(min=0)
+    found = [part.gather(dim, place) for part in x.sort(dim)]
+    return tuple(part if keepdim else part.squeeze(dim) for part in found)
+
+
+def _nanmedian(x: Tensor) -> Any:
+    return _nanmedian_dim(x.flatten(), 0)[0] if x.numel() else NotImplemented
+
+
+def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """The places of the first elements that are not zero; those beyond are put into a row that is left out."""
+    if not x.dim() or not x.numel() or not size:
+        return x.new_full((size, x.dim()), fill_value, dtype=torch.int64)
+    holds = (x != 0).flatten()
+    number = holds.cumsum(0) - 1
+    row = torch.where(holds & (number < size), number, size)
+    places = torch.arange(x.numel(), device=x.device)
+    blank = torch.full((size + 1,), -1, dtype=torch.int64, device=x.device)
+    found = blank.scatter(0, row, places)[:size]
+    columns = [
+        torch.where(found < 0, fill_value, found // math.prod(x.shape[d + 1 :]) % x.shape[d]) for d in range(x.dim())
+    ]
+    return torch.stack(columns, -1)
+
+
+def _logcumsumexp(x: Tensor, dim: int) -> Any:
+    """Of each element by itself, so that none is lost beside a larger one that comes later."""
+    if not x.dim() or not x.numel():
+        return x.clone()
+    n = x.shape[dim]
+    if type(n) is not int or n > _MOST_SUMMED:
+        return NotImplemented
+    rows = x.movedim(dim, -1).unsqueeze(-2).expand(*x.movedim(dim, -1).shape[:-1], n, n)
+    places = torch.arange(n, device=x.device)
+    seen = torch.where(places <= places.unsqueeze(-1), rows, -math.inf)
+    return seen.logsumexp(-1).movedim(-1, dim)
+
+
+# By the names of overloads.
+DEFINITIONS: dict[str, Callable[..., Any]] = {
+    "kthvalue.default": _kthvalue, "nanmedian.default": _nanmedian, "nanmedian.dim": _nanmedian_dim,
+    "nonzero_static.default": _nonzero_static, "logcumsumexp.default": _logcumsumexp,
+}  # fmt: skip
