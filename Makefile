@@ -1,7 +1,8 @@
 # make mlcomp   check and measure the compiler over the shape files, print the tables, write reports/<device>/;
 #               where ARGS leaves something out, reports/.last/
 # make test     lint, formatting, types, import contract, the project's own tests
-# Both set up .venv first, and again only after pyproject.toml or constraints.txt changed.
+# make oldest   the tests of how the suite is picked, kept and reported, under the oldest pytest that pyproject.toml allows
+# All set up .venv first, and again only after pyproject.toml or constraints.txt changed.
 #   ARGS="shapes/ops/softmax.toml -k bf16"    more arguments for pytest
 #   PYTHON=python3.12 VENV=.venv312           another interpreter, in an environment of its own
 #   JOBS=4                                    processes; benchmarks take turns, alone on the machine
@@ -14,7 +15,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed.stamp
 
 .DELETE_ON_ERROR:
-.PHONY: mlcomp test
+.PHONY: mlcomp test oldest
 
 mlcomp: $(INSTALLED)
 	$(BIN)/pytest --mlcomp --mlcomp-bench quick -n $(JOBS) $(ARGS)
@@ -26,9 +27,16 @@ test: $(INSTALLED)
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -n $(JOBS) $(ARGS)
 
+# Laid over the environment, whose own pytest stays.
+oldest: OLDEST := $(shell sed -n 's/.*"pytest>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+oldest: $(INSTALLED)
+	$(BIN)/pip install --disable-pip-version-check --quiet --no-deps --upgrade --target $(VENV)/oldest "pytest==$(OLDEST)"
+	PYTHONPATH=$(VENV)/oldest $(BIN)/python -m pytest conformance/tests/run/test_citizen.py \
+	    -k "found_again or leaves_the_reports" $(ARGS)
+
 # An environment keeps the Python that it was made with; asking for another one by PYTHON= must not be ignored.
 ifneq ($(origin PYTHON),file)
-mlcomp test: same-python
+mlcomp test oldest: same-python
 .PHONY: same-python
 same-python: $(INSTALLED)
 	@version='import sys; print("Python %d.%d" % sys.version_info[:2])'; \
