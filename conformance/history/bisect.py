@@ -173,14 +173,16 @@ def begin(search: Search, good: Revision, bad: Revision) -> str:
 
 def inside(search: Search, good: Revision, bad: Revision, by: Sequence[str]) -> Culprit:
     """The pass, and the steps of schedules, by which two neighbouring revisions part."""
-    before, after = (_applications(search, at) for at in (good, bad))
+    before, after = _applications(search, (good, bad))
     found = parting(before, after)
     if "kernel" in by:
         found = found.with_kernels(_kernels(search, good, bad, after["kernels"]))
     if search.slow and "step" in by and before["schedules"] != after["schedules"]:
 
         def slow(steps: str) -> bool | None:
-            made = _applications(search, bad, steps)
+            if steps == after["schedules"]:
+                return True
+            (made,) = _applications(search, (bad,), steps)
             if made["error"]:
                 return None
             headers = search.text(bad)[1]["headers"]
@@ -206,19 +208,21 @@ def _kernels(search: Search, good: Revision, bad: Revision, names: Sequence[str]
     return [names[int(name.removeprefix("kernel"))] for name in numbered]
 
 
-def _applications(search: Search, at: Revision, steps: str = "") -> dict[str, Any]:
+def _applications(search: Search, every: Sequence[Revision], steps: str = "") -> list[dict[str, Any]]:
+    """What the compilers of some revisions do, at the same time; the last one's stages are judged for what is wrong."""
     with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder:
-        out, given = Path(folder) / "out.json", Path(folder) / "steps"
-        words = [str(search.file), search.case.id, search.target, str(out)]
-        if steps:
-            given.write_text(steps, encoding="utf-8")
-            words += ["--steps", str(given)]
-        elif not search.slow:
-            words += ["--judge", str(search.seed)]
-        process = revisions.start(at, applications.__name__, *words)
-        revisions.finished(process, f"running the passes of {at.name}")
-        answer: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-        return answer
+        given = Path(folder) / "steps"
+        given.write_text(steps, encoding="utf-8")
+        outs = [Path(folder) / f"{n}.json" for n in range(len(every))]
+        started = []
+        for at, out in zip(every, outs, strict=True):
+            words = [str(search.file), search.case.id, search.target, str(out)]
+            words += ["--steps", str(given)] if steps else []
+            words += ["--judge", str(search.seed)] if out == outs[-1] and not steps and not search.slow else []
+            started.append(revisions.start(at, applications.__name__, *words))
+        for at, process in zip(every, started, strict=True):
+            revisions.finished(process, f"running the passes of {at.name}")
+        return [json.loads(out.read_text(encoding="utf-8")) for out in outs]
 
 
 def answer(

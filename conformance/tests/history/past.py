@@ -40,7 +40,11 @@ args = { x = { shape = ["N"] } }
 """
 
 
-def repository(folder: Path, commits: Sequence[tuple[str, str]]) -> Path:
+# A file and the lines that are added to it; and, if there is a third, which stand in its place.
+Commit = tuple[str, str] | tuple[str, str, str]
+
+
+def repository(folder: Path, commits: Sequence[Commit], shapes: str = SHAPES) -> Path:
     """A repository of one commit more than there are; text added by one is gone in the next of the same file if "".
 
     The commits are tagged c0, c1, … and `mine.toml` is a shape file.
@@ -48,13 +52,16 @@ def repository(folder: Path, commits: Sequence[tuple[str, str]]) -> Path:
     skip = shutil.ignore_patterns("tests")
     shutil.copytree(ROOT / "compiler", folder / "compiler", ignore=skip)
     (folder / ".gitignore").write_text("__pycache__/\n/cache/\n")
-    (folder / "mine.toml").write_text(SHAPES)
+    (folder / "mine.toml").write_text(shapes)
     git(folder, "init", "-q", "-b", "main")
-    before = {path: (folder / path).read_text() for path, _ in commits}
+    before = {path: (folder / path).read_text() for path, *_ in commits}
     _commit(folder, 0, "the compiler as it is")
-    for number, (path, lines) in enumerate(commits, 1):
-        file = folder / path
-        file.write_text(f"{file.read_text()}\n\n{lines}" if lines else before[path])
+    for number, (path, lines, *old) in enumerate(commits, 1):
+        text = (folder / path).read_text()
+        if old:
+            assert text.count(old[0]) == 1, f"{path} has {text.count(old[0])} times: {old[0]}"
+        made = text.replace(old[0], lines) if old else f"{text}\n\n{lines}" if lines else before[path]
+        (folder / path).write_text(made)
         _commit(folder, number, f"change {number}")
     return folder
 

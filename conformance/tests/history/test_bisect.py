@@ -1,6 +1,8 @@
 """Bisecting a throwaway history: the commit that planted a fault is found, equal code is judged once."""
 
+import ast
 import json
+import random
 import re
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,7 +13,7 @@ import compiler
 from conformance.history import bisect, culprit, texts, trial
 from conformance.judge import subject
 from conformance.shapes import cases
-from conformance.tests.history import past
+from conformance.tests.history import past, planted
 from conformance.tests.pretence import case, mlcomp, shape_file
 
 pytest_plugins = ["pytester"]
@@ -124,3 +126,14 @@ def test_pytest_asks_for_a_case_by_its_item(
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["since c2"])
     assert asked == [[f"mine.toml::{name}", "--good", "v1", kind, "--target", "cpu", "--seed", "0"]]
+
+
+def test_planted_regressions_have_their_places() -> None:
+    every = list(planted.plants())
+    assert [sum(plant.kind == kind for plant in every) for kind in ("value", "speed")] == [10, 10]
+    for plant in every:
+        text = (past.ROOT / "compiler" / plant.file).read_text(encoding="utf-8")
+        assert text.count(plant.old) == 1, f"{plant.name}: write in planted.toml what the line of {plant.file} is now"
+        ast.parse(text.replace(plant.old, plant.new))
+        commits = planted.history(plant, 5, 16, random.Random(plant.name))
+        assert len(commits) == 16 and commits[4] == (f"compiler/{plant.file}", plant.new, plant.old)
