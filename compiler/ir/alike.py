@@ -10,13 +10,14 @@ from compiler.ir import kernel as k
 from compiler.ir import loop, tile
 from compiler.ir.expr import Load, Var
 from compiler.ir.node import Node
-from compiler.ir.statement import Accum, Init, Kernel, Let, Store
+from compiler.ir.statement import Accum, Init, InOrder, Kernel, Let, Store
 from compiler.ir.tensor import Tensor
 
 # The fields of each class that hold names of buffers and variables, one or a tuple of them.
 _NAMES: Mapping[type, tuple[str, ...]] = {
     Tensor: ("name",), Load: ("buffer",), Var: ("name",),
     Kernel: ("writes", "once", "past"), Let: ("name",), Init: ("name",), Accum: ("name",), Store: ("buffer",),
+    InOrder: ("turn", "var"),
     loop.For: ("var",), tile.For: ("var",), tile.Slice: ("buffer",),
     k.Function: ("writes", "exchanged"), k.Array: ("name",), k.Declare: ("name",), k.Assign: ("name",),
     k.For: ("var",), k.Store: ("buffer",), k.Gather: ("buffer",), k.Address: ("buffer",), k.Peer: ("buffer",),

@@ -101,6 +101,19 @@ class Stage(Step):
     pad: int = 0
 
 
+class Margin(Step):
+    """What an iteration of `loop` loads of `buffer`, or has beyond its edges, is first put into the local tile `tile`.
+
+    Loops called `into`, along the axes that move inside, fill it: afterwards no load is guarded.
+    """
+
+    makes = ("tile", "into")
+    buffer: str
+    tile: str
+    loop: str
+    into: tuple[str, ...]
+
+
 class Permute(Step):
     """What the kernel loads of `buffer` it loads of the temporary `tile`, whose axes are the buffer's in this `order`.
 
@@ -440,8 +453,8 @@ class NameTaken(ScheduleError):
 
 
 _ALL = (
-    Split, SplitShifted, Reorder, Collapse, Bind, StoreAt, Stage, Permute, Distribute, Pack, Tensorize, Peel, Pad,
-    Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Writeback, Partition,
+    Split, SplitShifted, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize, Peel,
+    Pad, Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Writeback, Partition,
     CacheHints, Owners,
 )  # fmt: skip
 

@@ -29,6 +29,7 @@ from compiler.passes.tile.gpu.raster import raster
 from compiler.passes.tile.gpu.split_reduction import split_reduction
 from compiler.passes.tile.gpu.split_scan import split_scan
 from compiler.passes.tile.gpu.writeback import writeback
+from compiler.passes.tile.margin import margin
 from compiler.passes.tile.nests import named, padded, ranges_around, ranges_of
 from compiler.passes.tile.online import online
 from compiler.passes.tile.owners import check_votes, owners
@@ -41,6 +42,7 @@ from compiler.schedule.steps import (
     CacheHints,
     Collapse,
     Distribute,
+    Margin,
     NameTaken,
     Online,
     Owners,
@@ -130,6 +132,8 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
             new = store_at(program, kernel, step)
         case Stage():
             new = at_loop(kernel, step, step.loop, lambda f: stage(kernel, step, f))
+        case Margin():
+            new = at_loop(kernel, step, step.loop, lambda f: margin(kernel, step, f))
         case Permute():
             new = permute(kernel, step)
         case Distribute():

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 from compiler.ir import loop
 from compiler.ir.statement import Kernel
-from compiler.schedule.space.cpu import attention, matmul, nests, pointwise, row_loops
+from compiler.schedule.space.cpu import attention, matmul, nests, pointwise, row_loops, windows
 from compiler.schedule.space.members import Member, both
 from compiler.targets.target import Target
 
 
 def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
     """The families that a kernel may be of, special ones first."""
+    found = windows.space(kernel, target)
+    if found is not None:
+        yield "windows", found
     found = matmul.space(kernel, target)
     if found is not None:
         yield "contractions", found

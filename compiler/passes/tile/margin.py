@@ -1,0 +1,94 @@
+"""The schedule step `margin` on Tile IR: a loop in; with a tile of a buffer, and zeros beyond its edges, out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.analysis.guarded_factors import block, zero
+from compiler.ir import tile
+from compiler.ir.expr import Expr, Load, Select, both, const, names, op, select, substitute
+from compiler.ir.index import simplify, value_range
+from compiler.ir.linear import from_linear, linear
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.nests import loops_in, named, ranges_of
+from compiler.schedule.steps import Margin, ScheduleError
+
+
+def margin(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Stmt, ...]:
+    """`margin("x", "x_tile", "i", into=("at",))`
+
+    before:
+        for i in serial(8):
+            for j in serial(10):
+                s: f32 = 0.0
+                for r in serial(3, reduce):
+                    s += x[i, j + r - 1] if j + r - 1 >= 0 else 0.0
+                y[i, j] = s
+    after:
+        for i in serial(8):
+            x_tile = local(f32[12])
+            for at in serial(12):
+                x_tile[at] = x[i, at - 1] if at - 1 >= 0 else 0.0
+            for j in serial(10):
+                s: f32 = 0.0
+                for r in serial(3, reduce):
+                    s += x_tile[j + r]
+                y[i, j] = s
+    """
+    outside = next(around for around, g in loops_in(kernel.body) if g is f)
+    around = ranges_of((*outside, f))
+    inside: dict[str, Range] = {}
+    for n in f.walk():
+        if isinstance(n, tile.For) and n is not f:
+            inside |= ranges_of((n,))
+    value, load = _guarded(kernel, step, f)
+    axes = [_axis(step, k, i, set(around), inside) for k, i in enumerate(load.index)]
+    kept = [a for a in axes if a.count > 1]
+    loops = named(step, step.into, len(kept))
+    at = dict(zip(kept, loops, strict=True))
+    around |= {v.name: (0, a.count - 1) for a, v in at.items()}
+    place = tuple(simplify(at[a] + a.start, around) if a in at else a.start for a in axes)
+    sizes = next(p.shape for p in kernel.params if p.name == step.buffer)
+    within = (c for i, n in zip(place, sizes, strict=True) for c in (op("ge", i, 0), op("lt", i, n)))
+    filled = select(both(*(simplify(c, around) for c in within)), load.replace(index=place), zero(load))
+    copy: tuple[Stmt, ...] = (Store(step.tile, loops, filled),)
+    for a, v in reversed(at.items()):
+        copy = (tile.For(v.name, const(a.count), "parallel", tile.Bind("serial"), copy),)
+    shape = tuple(const(a.count) for a in kept)
+    held = Tensor(step.tile, load.dtype, shape, row_major(shape))
+    body = substitute(f.body, {value: Load(step.tile, tuple(a.inside for a in kept), load.dtype)})
+    return (f.replace(body=(tile.Alloc(held, "local"), *copy, *body)),)
+
+
+def _guarded(kernel: Kernel, step: Margin, f: tile.For) -> tuple[Expr, Load]:
+    """The one value that is an element of the buffer, or zero beyond its edges."""
+    shapes = {p.name: p.shape for p in kernel.params if p.name not in kernel.writes}
+    loads = {n for n in f.walk() if isinstance(n, Load) and n.buffer == step.buffer}
+    values = [n for n in f.walk() if isinstance(n, Select) and loads & {n.then}]
+    if step.buffer in shapes and len(loads) == len(values) == 1:
+        load = block(values[0], shapes)
+        if load is not None:
+            return values[0], load
+    raise ScheduleError(step, f"{f.var} has no one element of {step.buffer} that is zero beyond its edges")
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """From where on, and how much, of an axis of a buffer is used; `inside` says which place of that."""
+
+    number: int
+    start: Expr
+    inside: Expr
+    count: int
+
+
+def _axis(step: Margin, number: int, index: Expr, around: set[str], inside: dict[str, Range]) -> _Axis:
+    terms, rest = linear(index)
+    fixed = {t: n for t, n in terms.items() if names(t) <= around}
+    moving = from_linear(({t: n for t, n in terms.items() if t not in fixed}, 0))
+    low, high = value_range(moving, inside)
+    if low is None or high is None:
+        raise ScheduleError(step, f"how far {step.buffer} is used along axis {number} is not known")
+    return _Axis(number, from_linear((fixed, rest + low)), from_linear(linear(moving - low)), high - low + 1)
