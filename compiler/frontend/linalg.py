@@ -274,6 +274,28 @@ def _qr(x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
     return _ormqr(packed, tau, start) if start.numel() else start.clone(), upper
 
 
+_HALVINGS = 16  # of a matrix, whose norm they bring to a half
+
+
+def _matrix_exp(x: Tensor) -> Any:
+    """Its series for the matrix over a power of two, squared as often as that says: in f64, as squares add errors."""
+    if not x.numel() or not x.is_floating_point():
+        return x.clone() if not x.numel() else NotImplemented
+    wide = x.to(torch.float64)
+    norm = wide.abs().sum(-2).amax(-1)
+    inside = (norm > 2.0 ** (_HALVINGS - 1)).logical_not().all()
+    torch.ops.aten._assert_async.msg(inside, "matrix_exp: the norm of a matrix is above 2^15")
+    halvings = norm.clamp(min=0.5).log2().ceil() + 1
+    small = wide * torch.exp2(-halvings)[..., None, None]
+    one = _identity(x.shape[-1], wide)
+    made = one.expand(x.shape)
+    for k in reversed(range(1, 19 if x.dtype is torch.float64 else 12)):
+        made = one + small @ made / k
+    for k in range(_HALVINGS):
+        made = torch.where((halvings > k)[..., None, None], made @ made, made)
+    return made.to(x.dtype)
+
+
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "linalg_cholesky_ex": _cholesky_ex, "cholesky": _cholesky, "cholesky_inverse": _cholesky_inverse,
     "linalg_solve_triangular": _solve_triangular, "linalg_lu_factor_ex": _lu_factor_ex, "lu_unpack": _lu_unpack,
@@ -283,6 +305,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 _BEHIND: dict[str, Callable[..., Any]] = {"cholesky_solve": _cholesky_solve, "triangular_solve": _triangular_solve}
 # By the names of overloads.
-DEFINITIONS: dict[str, Callable[..., Any]] = {f"{name}.default": _of_small(how) for name, how in _FUNCTIONS.items()} | {
-    f"{name}.default": _of_small(how, 1) for name, how in _BEHIND.items()
-}
+DEFINITIONS: dict[str, Callable[..., Any]] = (
+    {f"{name}.default": _of_small(how) for name, how in _FUNCTIONS.items()}
+    | {f"{name}.default": _of_small(how, 1) for name, how in _BEHIND.items()}
+    | {"linalg_matrix_exp.default": _matrix_exp}
+)

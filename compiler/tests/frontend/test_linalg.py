@@ -83,3 +83,11 @@ def test_a_matrix_without_an_inverse_is_refused_as_the_program_runs() -> None:
         torch.testing.assert_close(inverse(x), torch.linalg.inv(x))
     with pytest.raises(RuntimeError, match="singular"):
         inverse(torch.zeros(3, 3))
+
+
+def test_exponentials_of_matrices_of_any_norm() -> None:
+    x = torch.randn(8, 4, 4, dtype=torch.float64) * torch.logspace(-3, 1, 8, dtype=torch.float64)[:, None, None]
+    want, got = torch.matrix_exp(x), linalg.DEFINITIONS["linalg_matrix_exp.default"](x)
+    assert ((got - want).abs().amax((-2, -1)) <= 1e-10 * want.abs().amax((-2, -1))).all()
+    with pytest.raises(RuntimeError, match="above 2"):
+        linalg.DEFINITIONS["linalg_matrix_exp.default"](x * 1e6)

@@ -8,7 +8,7 @@ import torch
 from conformance import rows
 from conformance.fuzz import runs
 from conformance.fuzz.runs import Run
-from conformance.opinfo import check, entries
+from conformance.opinfo import check, entries, ties
 from conformance.run import databases
 
 OPTIONS = {"target": "cpu", "threads": 1, "seed": 3, "samples": 2}
@@ -43,6 +43,21 @@ def test_what_is_not_finite_is_judged_as_what_it_is() -> None:
         for values in (given, [*given[:2], nan]):
             found = check._difference(Run((torch.tensor(values),), ()), eager, eager)
             assert (not found) == (right and values == given), (values, found)
+
+
+def test_any_of_equal_elements_may_be_named_once() -> None:
+    x = torch.tensor([[3, 1, 3, 2]])
+    sample = entries.Sample(lambda tensors: tensors[0].topk(2), (x,), (False,))
+    eager = Run((torch.tensor([[3, 3]]), torch.tensor([[2, 0]])), (x,))
+    for named, right in (([0, 2], True), ([2, 0], True), ([0, 0], False), ([0, 1], False), ([0, 9], False)):
+        made = Run((torch.tensor([[3, 3]]), torch.tensor([named])), (x,))
+        assert (not check._difference(ties.settled(made, [sample], [eager]), eager, eager)) == right, named
+
+
+def test_complex_results_are_judged_by_their_parts() -> None:
+    eager = Run((torch.tensor([1 + 2j, 3 - 1e-9j]),), ())
+    for off, right in ((0j, True), (1e-7j, True), (1e-2j, False), (1e-2 + 0j, False)):
+        assert (not check._difference(Run((eager.outputs[0] + off,), ()), eager, eager)) == right, off
 
 
 def test_the_page_ranks_what_is_missing() -> None:
