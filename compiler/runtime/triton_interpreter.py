@@ -53,6 +53,7 @@ def interpret() -> None:
     interpreter.ReduceOps.generic_reduce = _reduced
     builder = interpreter.InterpreterBuilder
     builder.cast_impl = functools.partialmethod(_cast, interpreter, triton.language, builder.cast_impl)
+    builder.create_splat = functools.partialmethod(_splat, interpreter, triton.language, builder.create_splat)
     builder.create_dot = functools.partialmethod(_dot, interpreter, triton.language, builder.create_dot)
 
 
@@ -93,3 +94,9 @@ def _dot(self: Any, interpreter: Any, tl: Any, other: Callable[..., Any], a: Any
     if a.dtype.scalar == tl.bfloat16:
         a, b = (interpreter.TensorHandle(_wide(x.data), tl.float32) for x in (a, b))
     return other(self, a, b, *more)
+
+
+def _splat(self: Any, interpreter: Any, tl: Any, other: Callable[..., Any], kind: Any, x: Any) -> Any:
+    """The interpreter's own makes integers of how two of them compare, which are no mask."""
+    made = other(self, kind, x)
+    return interpreter.TensorHandle(made.data.astype(np.bool_), tl.int1) if x.data.dtype == np.bool_ else made
