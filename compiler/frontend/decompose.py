@@ -21,7 +21,7 @@ from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from compiler.errors import Unsupported
-from compiler.frontend import definitions, foreach, linalg, selections, special
+from compiler.frontend import definitions, floats, foreach, linalg, selections, special
 from compiler.passes.torch_to_tensor.lower import ASSERTIONS, RULES
 
 # Calls that only check or record something about the trace.
@@ -45,10 +45,8 @@ def decompositions() -> Decompositions:
     table[torch.ops.aten.multilabel_margin_loss_forward.default] = _multilabel_margin_loss
     table[torch.ops.aten._neg_view.default] = torch.neg  # memory that is to be read negated is no kernel's to read
     table[torch.ops.aten._weight_norm_interface_backward.default] = _weight_norm_backward
-    table |= {
-        _overload(name): how
-        for name, how in (definitions.DEFINITIONS | linalg.DEFINITIONS | selections.DEFINITIONS).items()
-    }
+    own = definitions.DEFINITIONS | linalg.DEFINITIONS | selections.DEFINITIONS | floats.DEFINITIONS
+    table |= {_overload(name): how for name, how in own.items()}
     table.update(get_decompositions([_overload(name) for name in _BESIDES]))  # type: ignore[arg-type]
     for name, overload in _COPIED.items():
         table[_overload(f"{name}_copy.{overload}")] = functools.partial(

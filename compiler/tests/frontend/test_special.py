@@ -92,3 +92,28 @@ def test_distances_rows_and_samples() -> None:
     for given in [(n, padding, corners) for n in (0, 1) for padding in (0, 1, 2) for corners in (False, True)]:
         want = aten.grid_sampler_3d(volume, grid, *given)
         torch.testing.assert_close(table[aten.grid_sampler_3d.default](volume, grid, *given), want, msg=str(given))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_parts_and_neighbours_of_floating_numbers(dtype: torch.dtype) -> None:
+    table, aten = decompositions(), torch.ops.aten
+    powers = 2.0 ** torch.arange(-149, 128)
+    x = torch.cat([torch.randn(400) * torch.logspace(-40, 35, 400), powers, -powers, torch.tensor(EDGES)]).to(dtype)
+    mantissa, exponent = table[aten.frexp.Tensor](x)
+    want = torch.frexp(x)
+    torch.testing.assert_close(mantissa, want[0], rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(exponent, want[1])
+    y = x[torch.randperm(len(x))]
+    found = table[aten.nextafter.default](x, y)
+    torch.testing.assert_close(found, torch.nextafter(x, y), rtol=0, atol=0, equal_nan=True)
+
+
+def test_segments() -> None:
+    table, aten = decompositions(), torch.ops.aten
+    x, lengths = torch.randn(2, 6, 3), torch.tensor([[2, 0, 3, 1], [6, 0, 0, 0]])
+    for reduce in ("sum", "mean", "max", "min", "prod"):
+        for initial in (None, 0.5):
+            given = {"lengths": lengths, "axis": 1, "initial": initial}
+            want = aten.segment_reduce(x, reduce, **given)
+            found = table[aten.segment_reduce.default](x, reduce, **given)
+            torch.testing.assert_close(found, want, equal_nan=True, msg=f"{reduce} {initial}")

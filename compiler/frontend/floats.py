@@ -1,0 +1,91 @@
+"""Ops on how floating numbers are stored, of types up to f32, in f64 arithmetic, which is exact for them; and sums of
+neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _exponent(x: Tensor) -> Tensor:
+    """Of finite numbers that are not 0 in f64: the whole e with 2^(e-1) <= |x| < 2^e."""
+    size = x.abs()
+    found = size.log2().floor() + 1
+    found = torch.where(size >= torch.exp2(found), found + 1, found)
+    return torch.where(size < torch.exp2(found - 1), found - 1, found)
+
+
+def _frexp(x: Tensor) -> Any:
+    if x.dtype is torch.float64:
+        return NotImplemented
+    plain = x.isfinite() & (x != 0)
+    wide = torch.where(plain, x, 1).to(torch.float64)
+    exponent = _exponent(wide)
+    mantissa = (wide * torch.exp2(-exponent)).to(x.dtype)
+    whole = mantissa.abs() == 1  # of a power of two whose logarithm was rounded down
+    mantissa, exponent = torch.where(whole, mantissa / 2, mantissa), torch.where(whole, exponent + 1, exponent)
+    return torch.where(plain, mantissa, x), torch.where(plain, exponent, 0).to(torch.int32)
+
+
+def _nextafter(x: Tensor, y: Tensor) -> Any:
+    """One spacing further, which is half of it towards zero from a power of two."""
+    if x.dtype is torch.float64 or x.dtype != y.dtype:
+        return NotImplemented
+    kind = torch.finfo(x.dtype)
+    least = math.log2(kind.smallest_normal * kind.eps)  # of the denormal numbers
+    x, y = torch.broadcast_tensors(x, y)  # type: ignore[no-untyped-call]
+    mantissa, exponent = _frexp(x)
+    up = y > x
+    grows = (x > 0) == up
+    places = exponent + math.log2(kind.eps) - torch.where((mantissa.abs() == 0.5) & grows.logical_not(), 2, 1)
+    step = torch.exp2(places.clamp(min=least).to(torch.float64))
+    found = (x.to(torch.float64) + torch.where(up, step, -step)).to(x.dtype)
+    found = torch.where(x == 0, torch.where(up, 2.0**least, -(2.0**least)).to(x.dtype), found)
+    found = torch.where(x.isinf(), torch.copysign(torch.full_like(x, kind.max), x), found)
+    return torch.where(x == y, y, torch.where(x.isnan() | y.isnan(), math.nan, found))
+
+
+_START = {"sum": 0.0, "mean": 0.0, "max": -math.inf, "min": math.inf, "prod": 1.0}
+
+
+def _segment_reduce(
+    x: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
+    offsets: Tensor | None = None, axis: int = 0, unsafe: bool = False, initial: float | None = None,
+) -> Any:  # fmt: skip
+    """Each of neighbours as many as `lengths` say, or between `offsets`; every segment looks at all elements."""
+    del unsafe
+    if indices is not None or not x.numel():
+        return NotImplemented
+    if offsets is not None:
+        starts, ends = offsets[..., :-1], offsets[..., 1:]
+    elif lengths is not None:
+        ends = lengths.cumsum(-1)
+        starts = ends - lengths
+    else:
+        return NotImplemented
+    places = torch.arange(x.shape[axis], device=x.device)
+    inside = (places >= starts.unsqueeze(-1)) & (places < ends.unsqueeze(-1))
+    inside = inside.reshape(*inside.shape, *[1] * (x.dim() - axis - 1))
+    start = _START[reduce] if initial is None else initial
+    rows = torch.where(inside, x.unsqueeze(axis), _START[reduce])
+    along = axis + 1
+    if reduce in ("max", "min"):
+        return rows.amax(along).clamp(min=start) if reduce == "max" else rows.amin(along).clamp(max=start)
+    if reduce == "prod":
+        return rows.prod(along) * start
+    made = rows.sum(along) + start
+    if reduce == "sum":
+        return made
+    count = inside.sum(along)
+    empty = math.nan if initial is None else start
+    return torch.where(count == 0, empty, made / count.clamp(min=1)).to(x.dtype)
+
+
+# By the names of overloads.
+DEFINITIONS: dict[str, Callable[..., Any]] = {
+    "frexp.Tensor": _frexp, "nextafter.default": _nextafter, "segment_reduce.default": _segment_reduce,
+}  # fmt: skip
