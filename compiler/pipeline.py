@@ -39,6 +39,7 @@ from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
 from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
+from compiler.passes.gpu.warp_specialisation import warp_roles
 from compiler.passes.loop.demote import demote
 from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
@@ -112,20 +113,17 @@ def _decompose(program: aten.Program, context: Context) -> tensor.Program:
     return torch_to_tensor.lower(program, orders=context.target.kind == "cpu")
 
 
+def _for(run: Callable[[Any, Target], Any]) -> Callable[[Any, Context], Any]:
+    """A pass that asks for the target and nothing else."""
+    return lambda program, context: run(program, context.target)
+
+
 def _fuse(program: tensor.Program, context: Context) -> tensor.Program:
     return fuse(program, context.target.cores if context.target.kind in ("cuda", "triton") else 1)
 
 
 def _apply_schedules(program: statement.Program, context: Context) -> statement.Program:
     return apply_schedules(program, context.schedules, context.target, context.applications)
-
-
-def _fuse_attention(program: statement.Program, context: Context) -> statement.Program:
-    return fuse_attention(program, context.target)
-
-
-def _fuse_rows(program: statement.Program, context: Context) -> statement.Program:
-    return fuse_rows(program, context.target)
 
 
 def _render(program: kernel.Program, context: Context) -> str:
@@ -144,20 +142,8 @@ def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_kernel(program, context.target, _texts(context))
 
 
-def _layouts(program: statement.Program, context: Context) -> statement.Program:
-    return layouts(program, context.target)
-
-
-def _thread_maps(program: statement.Program, context: Context) -> statement.Program:
-    return thread_maps(program, context.target)
-
-
 def _fragment_prefetch(program: statement.Program, _: Context) -> statement.Program:
     return prefetch_fragments(program)
-
-
-def _barriers(program: statement.Program, context: Context) -> statement.Program:
-    return barriers(program, context.target)
 
 
 def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
@@ -182,8 +168,8 @@ PIPELINE = (
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
-    Pass("fuse-attention", "loop", "loop", "matmuls around a softmax are in its loop nest", _fuse_attention, True),
-    Pass("fuse-rows", "loop", "loop", "what a row hands on stays in its block", _fuse_rows, True, "cuda"),
+    Pass("fuse-attention", "loop", "loop", "matmuls around a softmax are in its loop nest", _for(fuse_attention), True),
+    Pass("fuse-rows", "loop", "loop", "what a row hands on stays in its block", _for(fuse_rows), True, "cuda"),
     Pass("demote", "loop", "loop", "what is read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
     Pass("views", "loop", "loop", "indices go along axes of their own", lambda p, _: views(p), True, "cuda"),
     Pass("merge-axes", "loop", "loop", "axes contracted as one are one", lambda p, _: merge_axes(p), True, "cuda"),
@@ -192,10 +178,11 @@ PIPELINE = (
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
     Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda triton"),
     Pass("stages", "tile", "tile", "what is copied ahead is in stages", lambda p, _: assign_stages(p), kind="cuda"),
-    Pass("layouts", "tile", "tile", "each tile says how its threads share it", _layouts, kind="cuda"),
-    Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds are at once", _thread_maps, kind="cuda"),
+    Pass("layouts", "tile", "tile", "each tile says how its threads share it", _for(layouts), kind="cuda"),
+    Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds at once", _for(thread_maps), kind="cuda"),
     Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", _fragment_prefetch, kind="cuda"),
-    Pass("barriers", "tile", "tile", "threads wait where they touch the same memory", _barriers, kind="cuda"),
+    Pass("barriers", "tile", "tile", "threads wait where they touch the same memory", _for(barriers), kind="cuda"),
+    Pass("warp-roles", "tile", "tile", "each warp has a role, and they pass slots on", _for(warp_roles), kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
     Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
     Pass("exact", "kernel", "kernel", "nothing is rounded that 16 bits hold", lambda p, _: exact(p), optional=True),

@@ -10,72 +10,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
-from compiler.interpret import scalar
-from compiler.interpret.grid import Grid, InterpretError, Span, Take, evaluate, refuse
+from compiler.interpret import roles, scalar
+from compiler.interpret.grid import InterpretError, Span, refuse
 from compiler.interpret.loop import poison
 from compiler.interpret.scalar import Array
-from compiler.interpret.tensor import Plain, bind_sizes, extent
+from compiler.interpret.tensor import bind_sizes, extent
+from compiler.interpret.tile_state import Here, Machine, evaluated, points_of
 from compiler.ir.dtype import DType, compute, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
+from compiler.ir.roles import Advance, One, RingStmt, Role
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store, dtypes
 from compiler.ir.text import show
 from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, Stage, Sync, element, extents, lengths, letters
 
 # At most so many points of a loop nest are evaluated at once.
 CAP = 1 << 22
-
-
-@dataclass(frozen=True)
-class _Checked(Plain):
-    """Plain numbers from buffers that know which of their elements were written."""
-
-    written: dict[str, Array] = field(default_factory=dict)
-
-    def take(self, load: Load, stored: Array, takes: list[Take], grid: Grid[Array]) -> Array:
-        if load.buffer in self.written:
-            blank = ~takes[0](self.written[load.buffer])
-            if blank.any() and (grid.taken is None or (blank & grid.taken).any()):
-                raise InterpretError(
-                    f"{grid.where}: {show(load)} reads an element of {load.buffer} before it is written"
-                )
-        return takes[0](stored)
-
-
-@dataclass
-class _Machine:
-    """The state of one kernel: its buffers, which of their elements were written, and the variables in scope."""
-
-    where: str
-    sizes: dict[str, int]
-    types: dict[str, DType]
-    memory: dict[str, Array]
-    written: dict[str, Array]
-    values: dict[str, Array] = field(default_factory=dict)
-    depth: dict[str, int] = field(default_factory=dict)  # axes open where a mutable scalar began
-    private: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Here:
-    """The points for which a statement runs: the axes open, and which points of them take part."""
-
-    spans: tuple[Span, ...] = ()
-    taken: Array | None = None
-
-    def open(self, span: Span) -> _Here:
-        taken = self.taken if self.taken is None or self.taken.ndim == 0 else self.taken[..., None]
-        return _Here((*self.spans, span), taken)
-
-    def where(self, cond: Array) -> _Here:
-        return replace(self, taken=cond if self.taken is None else self.taken & cond)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(s.size for s in self.spans)
 
 
 def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
@@ -105,52 +58,52 @@ def _kernel(
     seen = {p.name: [extent(e, sizes) for e in p.shape] for p in kernel.params}
     own = {name: memory[name].reshape(shape) for name, shape in seen.items()}
     known = {name: written[name].reshape(shape) for name, shape in seen.items() if name in written}
-    machine = _Machine(f"{program.name}: kernel {kernel.name}", sizes, dtypes(kernel), own, known)
-    _body(kernel.body, machine, _Here())
+    machine = Machine(f"{program.name}: kernel {kernel.name}", sizes, dtypes(kernel), own, known)
+    roles.alone(_body(kernel.body, machine, Here()), machine.where)
 
 
-def _body(body: tuple[Stmt, ...], machine: _Machine, here: _Here) -> None:
+def _body(body: tuple[Stmt, ...], machine: Machine, here: Here) -> roles.Steps:
+    own = [s for s in body if isinstance(s, Role)]
     for s in body:
-        _statement(s, machine, here)
+        if isinstance(s, Role):
+            if s is own[0]:
+                each = {r.kind: _body(r.body, machine.role(r.threads), here) for r in own}
+                roles.side_by_side(each, machine.mbarriers, machine.where)
+        else:
+            yield from _statement(s, machine, here)
 
 
-def _grid(machine: _Machine, here: _Here) -> Grid[Array]:
-    return Grid(
-        _Checked(written=machine.written), machine.memory, machine.sizes, machine.where, here.spans,
-        machine.values, machine.private, here.taken,
-    )  # fmt: skip
-
-
-def _value(e: Expr, machine: _Machine, here: _Here) -> Array:
-    return evaluate(e, _grid(machine, here))
-
-
-def _statement(s: Stmt, machine: _Machine, here: _Here) -> None:
+def _statement(s: Stmt, machine: Machine, here: Here) -> roles.Steps:
     match s:
         case For():
-            _loop(s, machine, here)
+            yield from _loop(s, machine, here)
         case If(cond, body):
-            inside = here.where(_value(cond, machine, here))
+            inside = here.where(evaluated(cond, machine, here))
             if inside.taken is not None and inside.taken.any():
-                _body(body, machine, inside)
+                yield from _body(body, machine, inside)
         case InOrder():
-            _in_order(s, machine, here)
+            yield from _in_order(s, machine, here)
         case Let(name, value) | Init(name, value):
             # A copy, since a load may be a view of a buffer that later statements change.
-            machine.values[name] = np.array(_value(value, machine, here))
+            machine.values[name] = np.array(evaluated(value, machine, here))
             machine.depth[name] = len(here.spans)
         case Accum(name, how, value):
-            _accumulate(name, how, _value(value, machine, here), value.dtype, machine, here)
+            _accumulate(name, how, evaluated(value, machine, here), value.dtype, machine, here)
         case Store(buffer, index, value, how):
-            _store(buffer, index, _value(value, machine, here), value.dtype, how, machine, here)
-        case Stage(_, body):
-            _body(body, machine, here)
+            _store(buffer, index, evaluated(value, machine, here), value.dtype, how, machine, here)
+        case Stage(body=body) | One(body):
+            yield from _body(body, machine, here)
+        case RingStmt():
+            yield from roles.statement(s, machine, here)
         case Sync():
             pass  # statements happen in order here
         case Alloc():
             _allocate(s, machine, here)
-        case Copy(target, source, _):
-            _body((_copy(target, source, machine),), machine, here)
+        case Copy(target, source, _, full):
+            yield from _statement(_copy(target, source, machine), machine, here)
+            if full is not None:
+                count = math.prod(extents(target)) * machine.types[target.buffer].bytes
+                roles.tell(full, 0, -count, machine, here)
         case Mma():
             _multiply(s, machine, here)
         case _:
@@ -160,13 +113,13 @@ def _statement(s: Stmt, machine: _Machine, here: _Here) -> None:
 # ---- loops
 
 
-def _loop(s: For, machine: _Machine, here: _Here) -> None:
-    counts = _value(s.extent, machine, here)
+def _loop(s: For, machine: Machine, here: Here) -> roles.Steps:
+    counts = evaluated(s.extent, machine, here)
     count = int(counts.max(initial=0))
-    if s.kind == "scan" or (s.kind == "reduce" and not _only_accumulates(s)):
+    if s.kind == "scan" or (s.kind == "reduce" and not _only_accumulates(s)) or _in_turns(s):
         for k in range(count):
             machine.values[s.var] = np.asarray(k, np.int64)
-            _body(s.body, machine, here if counts.ndim == 0 else here.where(k < counts))
+            yield from _body(s.body, machine, here if counts.ndim == 0 else here.where(k < counts))
         machine.values.pop(s.var, None)
         return
     each = math.prod(here.shape) * max(1, _points(s.body, machine.sizes))
@@ -174,17 +127,23 @@ def _loop(s: For, machine: _Machine, here: _Here) -> None:
     for start in range(0, count, step):
         inner = here.open(Span(s.var, start, min(count, start + step)))
         if counts.ndim:
-            inner = inner.where(_value(op("lt", Var(s.var, i64), s.extent), machine, inner))
-        _body(s.body, machine, inner)
+            inner = inner.where(evaluated(op("lt", Var(s.var, i64), s.extent), machine, inner))
+        yield from _body(s.body, machine, inner)
 
 
-def _in_order(s: InOrder, machine: _Machine, here: _Here) -> None:
+def _in_turns(loop: For) -> bool:
+    """A loop in which a role waits for others, or these for it."""
+    kinds = {type(n) for n in loop.walk()}
+    return Advance in kinds and Role not in kinds
+
+
+def _in_order(s: InOrder, machine: Machine, here: Here) -> roles.Steps:
     """All turns at once."""
-    count, turns = (int(_value(e, machine, _Here())) for e in (s.count, s.extent))
+    count, turns = (int(evaluated(e, machine, Here())) for e in (s.count, s.extent))
     inner = here.open(Span(s.var, 0, count))
-    keys = np.broadcast_to(_value(s.key, machine, inner), inner.shape)
+    keys = np.broadcast_to(evaluated(s.key, machine, inner), inner.shape)
     machine.values[s.var] = scalar.order(s.how, keys, -1)[..., :turns]
-    _body(s.body, machine, here.open(Span(s.turn, 0, turns)))
+    yield from _body(s.body, machine, here.open(Span(s.turn, 0, turns)))
     machine.values.pop(s.var)
 
 
@@ -213,7 +172,7 @@ def _points(body: tuple[Stmt, ...], sizes: dict[str, int]) -> int:
                 most = max(most, _about(count, sizes) * _points(inner, sizes))
             case InOrder(_, _, _, count, _, _, inner):
                 most = max(most, _about(count, sizes) * _points(inner, sizes))
-            case If(_, inner) | Stage(_, inner):
+            case If(body=inner) | Stage(body=inner) | Role(body=inner):
                 most = max(most, _points(inner, sizes))
             case Alloc(t):
                 most = max(most, math.prod(_about(e, sizes) for e in t.shape))
@@ -235,7 +194,7 @@ def _about(e: Expr, sizes: dict[str, int]) -> int:
 # ---- scalars
 
 
-def _accumulate(name: str, how: str, value: Array, dtype: DType, machine: _Machine, here: _Here) -> None:
+def _accumulate(name: str, how: str, value: Array, dtype: DType, machine: Machine, here: Here) -> None:
     inner = tuple(range(machine.depth[name], len(here.spans)))
     old = machine.values[name]
     new = scalar.apply(COMBINE[how], (old, _reduced(how, value, dtype, here, inner)))
@@ -243,7 +202,7 @@ def _accumulate(name: str, how: str, value: Array, dtype: DType, machine: _Machi
     machine.values[name] = new if taken is None else np.where(taken, new, old)
 
 
-def _reduced(how: str, value: Array, dtype: DType, here: _Here, axes: tuple[int, ...]) -> Array:
+def _reduced(how: str, value: Array, dtype: DType, here: Here, axes: tuple[int, ...]) -> Array:
     """`value` combined over `axes`, points that take no part left out."""
     if not axes:
         return value
@@ -254,7 +213,7 @@ def _reduced(how: str, value: Array, dtype: DType, here: _Here, axes: tuple[int,
     return scalar.reduce(how, np.broadcast_to(value, full), axes, dtype)
 
 
-def _any_taken(here: _Here, axes: tuple[int, ...], keep: bool = False) -> Array | None:
+def _any_taken(here: Here, axes: tuple[int, ...], keep: bool = False) -> Array | None:
     """Which points take part once `axes` are combined."""
     if here.taken is None or here.taken.ndim == 0:
         return here.taken
@@ -264,25 +223,26 @@ def _any_taken(here: _Here, axes: tuple[int, ...], keep: bool = False) -> Array 
 # ---- buffers
 
 
-def _allocate(s: Alloc, machine: _Machine, here: _Here) -> None:
+def _allocate(s: Alloc, machine: Machine, here: Here) -> None:
     """A tile for each point of the axes open; what they index comes before the tile's own dimensions."""
     name = s.tensor.name
-    shape = [n.size for n in here.spans] + [int(_value(e, machine, _Here())) for e in s.tensor.shape]
+    shape = [n.size for n in here.spans] + [int(evaluated(e, machine, Here())) for e in s.tensor.shape]
     machine.types[name] = s.tensor.dtype
     machine.memory[name] = scalar.from_memory(poison(s.tensor, shape), s.tensor.dtype)
     machine.written[name] = np.zeros(shape, np.bool_)
-    machine.private[name] = tuple(Var(n.name, i64) - dim(n.start) for n in here.spans)
+    machine.private[name] = points_of(here)
+    machine.rings.discard(name)
 
 
 def _store(
-    buffer: str, index: tuple[Expr, ...], value: Array, dtype: DType, how: str, machine: _Machine, here: _Here
+    buffer: str, index: tuple[Expr, ...], value: Array, dtype: DType, how: str, machine: Machine, here: Here
 ) -> None:
-    places = [_value(i, machine, here) for i in (*machine.private.get(buffer, ()), *index)]
+    places = [evaluated(i, machine, here) for i in (*machine.private.get(buffer, ()), *index)]
     idle = tuple(k for k, n in enumerate(here.shape) if n > 1 and all(p.ndim == 0 or p.shape[k] == 1 for p in places))
     if how != "set" and idle:  # updates along these axes meet in one element
         value = np.expand_dims(_reduced(how, value, dtype, here, idle), idle)
         spans = tuple(replace(s, stop=s.start + 1) if k in idle else s for k, s in enumerate(here.spans))
-        here = _Here(spans, _any_taken(here, idle, True))
+        here = Here(spans, _any_taken(here, idle, True))
     target, written = machine.memory[buffer], machine.written.get(buffer)
     _check_store(buffer, places, index, target.shape, machine, here)
     kept = np.broadcast_to(True if here.taken is None else here.taken, here.shape)
@@ -298,7 +258,7 @@ def _store(
 
 
 def _check_store(
-    buffer: str, places: list[Array], index: tuple[Expr, ...], shape: tuple[int, ...], machine: _Machine, here: _Here
+    buffer: str, places: list[Array], index: tuple[Expr, ...], shape: tuple[int, ...], machine: Machine, here: Here
 ) -> None:
     said = f"{buffer}[{', '.join(map(show, index))}] stores to"
     first = len(places) - len(index)
@@ -311,7 +271,7 @@ def _check_store(
 # ---- copies and tensor instructions
 
 
-def _copy(target: Slice, source: Slice, machine: _Machine) -> Stmt:
+def _copy(target: Slice, source: Slice, machine: Machine) -> Stmt:
     """A copy as the loops that it stands for."""
     long = extents(target)
     names = [f"copy {k}" for k in range(len(long))]
@@ -339,31 +299,31 @@ def _places(long: Sequence[int], names: Sequence[str], other: Sequence[int]) -> 
     return [number, *out]
 
 
-def _inside(s: Slice, index: tuple[Expr, ...], machine: _Machine) -> Expr:
+def _inside(s: Slice, index: tuple[Expr, ...], machine: Machine) -> Expr:
     """Whether an element of a slice is within its buffer."""
     shape = machine.memory[s.buffer].shape[len(machine.private.get(s.buffer, ())) :]
     return both(*(op("ge", i, 0) for i in index), *(op("lt", i, n) for i, n in zip(index, shape, strict=True)))
 
 
-def _multiply(s: Mma, machine: _Machine, here: _Here) -> None:
+def _multiply(s: Mma, machine: Machine, here: Here) -> None:
     """Both operands are read whole and multiplied in the accumulator's type; elements add up as a store would."""
     dtype = machine.types[s.acc.buffer]
     long = lengths(s)
     spans = {x: Span(f"mma {x}", 0, long[x]) for x in "mnk"}
     sizes = dict(zip("mnk", s.sizes, strict=True)) if s.sizes else {}
 
-    def opened(axes: str) -> _Here:
+    def opened(axes: str) -> Here:
         at = here
         for x in axes:
             at = at.open(spans[x])
         for x in (x for x in axes if x in sizes):
-            at = at.where(_value(op("lt", Var(spans[x].name, i64), sizes[x]), machine, at))
+            at = at.where(evaluated(op("lt", Var(spans[x].name, i64), sizes[x]), machine, at))
         return at
 
     def operand(x: Slice, own: str, axes: str) -> Array:
         at = opened(axes)
         load = Load(x.buffer, element(x, [Var(f"mma {letter}", i64) for letter in own]), machine.types[x.buffer])
-        value = np.broadcast_to(_value(cast(load, dtype), machine, at), at.shape)
+        value = np.broadcast_to(evaluated(cast(load, dtype), machine, at), at.shape)
         return value if at.taken is None else np.where(at.taken, value, np.zeros((), value.dtype))
 
     c_axes, a_axes, b_axes = letters(s)

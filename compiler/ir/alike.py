@@ -10,6 +10,7 @@ from compiler.ir import kernel as k
 from compiler.ir import loop, tile
 from compiler.ir.expr import Load, Var
 from compiler.ir.node import Node
+from compiler.ir.roles import Advance, Mbarrier, Mbarriers, Ring
 from compiler.ir.statement import Accum, Init, InOrder, Kernel, Let, Store
 from compiler.ir.tensor import Tensor
 
@@ -19,6 +20,7 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
     Kernel: ("writes", "once", "past"), Let: ("name",), Init: ("name",), Accum: ("name",), Store: ("buffer",),
     InOrder: ("turn", "var"),
     loop.For: ("var",), tile.For: ("var",), tile.Slice: ("buffer",),
+    Mbarrier: ("array",), Mbarriers: ("name",), Ring: ("slot", "phase", "tiles"), Advance: ("slot", "phase", "last"),
     k.Function: ("writes", "exchanged"), k.Array: ("name",), k.Declare: ("name",), k.Assign: ("name",),
     k.For: ("var",), k.Store: ("buffer",), k.Gather: ("buffer",), k.Address: ("buffer",), k.Peer: ("buffer",),
     k.Together: ("scratch",), k.Map: ("name",), k.TensorMap: ("name", "buffer"), k.Call: ("writes",),

@@ -6,15 +6,33 @@ from collections.abc import Iterable, Iterator
 
 from compiler.ir import tile
 from compiler.ir.expr import Var
+from compiler.ir.index import value_range
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, Init, Let, Stmt
 
 Body = tuple[Stmt, ...]
 
+WARP = 32  # threads of a warp
+
 
 def is_bound(s: Stmt, level: str) -> bool:
     """A loop bound to that level."""
     return isinstance(s, tile.For) and s.bind.level == level
+
+
+def block_size(body: Body) -> int:
+    """Threads of a block: what the loops over lanes, warps and columns take; those of a warp at least."""
+    most = WARP
+    for s in body:
+        for n in s.walk():
+            match n:
+                case tile.For(bind=tile.Bind("lanes", args)):
+                    most = max(most, dict(args).get("threads", WARP))
+                case tile.For(bind=tile.Bind("columns", args)):
+                    most = max(most, WARP * dict(args).get("warps", 1))
+                case tile.For(extent=extent, bind=tile.Bind("warps")):
+                    most = max(most, WARP * (value_range(extent, {})[1] or 1))
+    return most
 
 
 def apart(body: Body) -> list[Body]:

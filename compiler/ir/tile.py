@@ -13,12 +13,12 @@ binding says where the iterations go, and `pipeline` that the copies in its body
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from compiler.ir import roles
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var
-from compiler.ir.index import value_range
 from compiler.ir.layout import Fragment, ThreadMap, problem
 from compiler.ir.node import Node
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
@@ -48,7 +48,6 @@ LEVELS: dict[str, tuple[str, ...]] = {
 # Where a tile lies: in a thread, over the threads of a block, in a block's memory; a part of it in the memory of each
 # block of a cluster, along its first axis; or in the memory of all blocks. Of a tile of the last two kinds, a loop over
 # blocks makes a part in each iteration, and what follows that loop sees all of them.
-WARP = 32  # threads of a warp
 SPACES = ("local", "registers", "shared", "cluster", "device")
 ROLES = ("copy", "prepare")
 COPIES = ("plain", "cp.async", "tma", "dsmem")
@@ -59,7 +58,10 @@ SYNCS = (
     "commit_copies",  # what this thread has copied by cp.async since the last one is a group
     "wait_copies",  # until but the latest `pending` groups of this thread have come
     "wait_stored",  # until the copy engine has read what it stores
+    "wait_matmuls",  # until all but the latest `pending` matmuls are done that run while these threads go on
+    "warp_barrier",  # the threads of each warp wait for each other
 )
+COUNTED = ("wait_copies", "wait_matmuls")
 
 
 class Bind(Node):
@@ -127,12 +129,13 @@ class Copy(Stmt):
     """`target` = `source`; what lies outside the source reads as zero, what lies outside the target is dropped.
 
     `how` is a row of COPIES. The two slices have as many elements, and the first of one goes to the first of the other:
-    a tile's rows may be a box of several axes of a buffer.
+    a tile's rows may be a box of several axes of a buffer. The bytes are told to the mbarrier `full`, if there is one.
     """
 
     target: Slice
     source: Slice
     how: str
+    full: roles.Mbarrier | None = None
 
 
 class Mma(Stmt):
@@ -193,16 +196,17 @@ class _State:
     scope: set[Var]
     scalars: dict[str, int]
     loops: tuple[str, ...]
+    mbarriers: dict[str, int]
 
     def inner(self) -> _State:
-        return _State(dict(self.known), set(self.scope), dict(self.scalars), self.loops)
+        return _State(dict(self.known), set(self.scope), dict(self.scalars), self.loops, dict(self.mbarriers))
 
 
 def verify(program: Program) -> None:
     """Names, types, ranks, bindings and memories are right; raises ValueError naming kernel and statement."""
     for kernel in program.kernels:
         known = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
-        state = _State(known, set(program.sizes), {}, ())
+        state = _State(known, set(program.sizes), {}, (), {})
         if set(kernel.once) - (set(known) - set(kernel.writes)) or set(kernel.past) - set(kernel.writes):
             raise ValueError(
                 f"kernel {kernel.name}: {', '.join(kernel.once)} cannot all be read once, "
@@ -263,11 +267,8 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
             _verify_layout(where, s)
             state.known[tensor.name] = (tensor.dtype, len(tensor.shape))
         case Sync(what, pending):
-            if what not in SYNCS or pending < 0 or (pending and what != "wait_copies"):
+            if what not in SYNCS or pending < 0 or (pending and what not in COUNTED):
                 raise ValueError(f"{where}: {what}({pending}) orders nothing")
-        case Stage(_, body):
-            _verify_stage(where, s)
-            _body(kernel, body, state, bound)
         case Copy(target, source):
             _verify_slice(where, target, state, check)
             _verify_slice(where, source, state, check)
@@ -277,6 +278,26 @@ def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
                 _verify_slice(where, x, state, check)
             check(*sizes)
             _verify_mma(where, s)
+        case roles.RingStmt():
+            state.scope.update(roles.verify(s, state.mbarriers, check, bind, where))
+        case _:
+            _part(kernel, s, state, bound)
+
+
+def _part(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
+    """What some threads do, or do at another time."""
+    where = f"kernel {kernel.name}"
+    match s:
+        case Stage(role, body):
+            if role not in ROLES or not all(isinstance(x, Copy if role == "copy" else For | Sync) for x in body):
+                raise ValueError(f"{where}: {role!r} is not the role of all that is in its stage")
+            _body(kernel, body, state, bound)
+        case roles.Role(kind, first, threads, _, body):
+            if kind not in roles.KINDS or first < 0 or threads < 1:
+                raise ValueError(f"{where}: {threads} threads from {first} on have the role {kind!r}")
+            _body(kernel, body, state.inner(), set(bound))  # each role has names of its own
+        case roles.One(body):
+            _body(kernel, body, state, bound)
         case _:
             raise ValueError(f"{where}: {type(s).__name__} is not a Tile IR statement")
 
@@ -332,12 +353,6 @@ def _verify_target(kernel: Kernel, buffer: str) -> None:
         raise ValueError(f"kernel {kernel.name}: stores to {buffer}, which is not among its writes")
 
 
-def _verify_stage(where: str, s: Stage) -> None:
-    of = Copy if s.role == "copy" else For | Sync
-    if s.role not in ROLES or not all(isinstance(x, of) for x in s.body):
-        raise ValueError(f"{where}: {s.role!r} is not the role of all that is in its stage")
-
-
 def _verify_layout(where: str, s: Alloc) -> None:
     if s.space not in SPACES:
         raise ValueError(f"{where}: {s.tensor.name} is in the unknown memory {s.space!r}")
@@ -352,8 +367,7 @@ def _verify_layout(where: str, s: Alloc) -> None:
             raise ValueError(f"{where}: nobody can hold {name}: {wrong}")
 
 
-def _verify_slice(where: str, s: Slice, state: _State, check: object) -> None:
-    assert callable(check)
+def _verify_slice(where: str, s: Slice, state: _State, check: Callable[..., None]) -> None:
     if s.buffer not in state.known or not state.known[s.buffer][1] == len(s.starts) == len(s.lengths):
         raise ValueError(f"{where}: slice of {s.buffer} with {len(s.starts)} starts, {len(s.lengths)} lengths")
     axes = list(range(len(s.lengths)))
@@ -376,21 +390,6 @@ def _verify_mma(where: str, s: Mma) -> None:
             raise ValueError(
                 f"{where}: tensor instruction on {x.buffer} with lengths {found}, expected {axes} with {sizes}"
             )
-
-
-def block_size(body: tuple[Stmt, ...]) -> int:
-    """Threads of a block: what the loops over lanes, warps and columns take; those of a warp at least."""
-    most = WARP
-    for s in body:
-        for n in s.walk():
-            match n:
-                case For(bind=Bind("lanes", args)):
-                    most = max(most, dict(args).get("threads", WARP))
-                case For(bind=Bind("columns", args)):
-                    most = max(most, WARP * dict(args).get("warps", 1))
-                case For(extent=extent, bind=Bind("warps")):
-                    most = max(most, WARP * (value_range(extent, {})[1] or 1))
-    return most
 
 
 def buffers(body: tuple[Stmt, ...]) -> set[str]:

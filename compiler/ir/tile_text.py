@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 
-from compiler.ir import statement_text, tile
+from compiler.ir import roles_text, statement_text, tile
 from compiler.ir.expr import Expr
 from compiler.ir.layout import Digit, Fragment, ThreadMap
 from compiler.ir.statement import Program, Stmt
@@ -46,9 +46,10 @@ def _show(s: Stmt) -> list[str]:
         case tile.Stage(role, body):
             return [f'with stage("{role}"):', *indent(statement_text.show_body(body, _show))]
         case tile.Sync(what, pending):
-            return [f"{what}({pending if what == 'wait_copies' else ''})"]
-        case tile.Copy(target, source, how):
-            return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}")']
+            return [f"{what}({pending if what in tile.COUNTED else ''})"]
+        case tile.Copy(target, source, how, full):
+            told = f", {roles_text.show_barrier(full)}" if full is not None else ""
+            return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}"{told})']
         case tile.Mma(instruction, acc, a, b, operands, sizes, grid):
             said = [
                 f'"{instruction}"',
@@ -58,7 +59,7 @@ def _show(s: Stmt) -> list[str]:
                 *([f"grid={grid}"] if grid else []),
             ]
             return [f"mma({', '.join(said)})"]
-    raise TypeError(f"{type(s).__name__} is not a Tile IR statement")
+    return roles_text.show(s, _show)
 
 
 def show_slice(s: tile.Slice) -> str:
@@ -87,8 +88,9 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             return (tile.Stage(role, statement_text.statements(body, scope, _parse)),)
         case ast.Expr(ast.Call(ast.Name(what), pending, [])) if what in tile.SYNCS:
             return (tile.Sync(what, *map(_whole, pending)),)
-        case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how)])):
-            return (tile.Copy(_slice(target, scope), _slice(source, scope), how),)
+        case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how), *full])):
+            told = (roles_text.parse_barrier(x, scope) for x in full)
+            return (tile.Copy(_slice(target, scope), _slice(source, scope), how, *told),)
         case ast.Expr(
             ast.Call(
                 ast.Name("mma"),
@@ -100,7 +102,7 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             given = tuple(expression(e, scope) for e in sizes)
             grid = next((_numbers(word.value) for word in keywords if word.arg == "grid"), ())
             return (tile.Mma(name, c, left, right, (str(la), str(lb)), given, grid),)
-    return None
+    return roles_text.parse(s, scope, _parse, _whole)
 
 
 def _show_layout(layout: Fragment | ThreadMap) -> str:

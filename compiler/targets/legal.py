@@ -10,6 +10,7 @@ from compiler.ir import launches, tile
 from compiler.ir.expr import Const, const, static
 from compiler.ir.linear import linear
 from compiler.ir.multiples import divides, multiple
+from compiler.ir.roles import One, Role
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor, memory_order
 from compiler.ir.text import show
@@ -110,7 +111,7 @@ def _vector_problems(f: tile.For) -> Iterator[str]:
 
 def _divided(body: tuple[Stmt, ...], target: Target) -> Iterator[Problem]:
     """Accumulators and registers that cannot be divided among the threads of a block as statements say."""
-    threads = tile.block_size(body)
+    threads = launches.block_size(body)
     nodes = list(_statements(body))
     for f in nodes:
         if isinstance(f, tile.For) and {"producer_registers", "consumer_registers"} & dict(f.bind.args).keys():
@@ -188,7 +189,7 @@ def _too_deep(body: tuple[Stmt, ...], taken: int, target: Target) -> Iterator[Pr
 def _statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
     for s in body:
         yield s
-        if isinstance(s, tile.For | tile.Stage | If):
+        if isinstance(s, tile.For | tile.Stage | If | Role | One):
             yield from _statements(s.body)
 
 
@@ -265,12 +266,14 @@ def _shared(body: tuple[Stmt, ...], depth: int) -> int:
     total = 0
     for s in body:
         match s:
-            case tile.Alloc(t, "shared"):
-                total += depth * math.prod(static(n) for n in t.shape if isinstance(n, Const)) * t.dtype.bytes
+            case tile.Alloc(t, "shared", slots=slots):
+                total += (
+                    max(depth, slots) * math.prod(static(n) for n in t.shape if isinstance(n, Const)) * t.dtype.bytes
+                )
             case tile.Alloc(t, "cluster"):
                 total += math.prod(static(n) for n in t.shape[1:]) * t.dtype.bytes
             case tile.For(bind=tile.Bind("pipeline", args), body=inner):
                 total += _shared(inner, depth * dict(args).get("depth", 1))
-            case tile.For(body=inner) | If(body=inner):
+            case tile.For(body=inner) | If(body=inner) | Role(body=inner):
                 total += _shared(inner, depth)
     return total

@@ -15,10 +15,13 @@ from itertools import takewhile
 from compiler.analysis.nests import accumulated
 from compiler.ir import tile
 from compiler.ir.expr import const
+from compiler.ir.launches import block_size
+from compiler.ir.roles import One, Ring, RingStmt, Role
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.passes.gpu import block_groups, stages
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.hazards import NONE, Pending, Uses, stored, touched
+from compiler.passes.gpu.rings import is_part
 from compiler.targets.target import Target, instruction
 
 Body = tuple[Stmt, ...]
@@ -46,7 +49,7 @@ class _Place:
 
     Of the buffers, all `tiles`; those that are a thread's `own`, or that a pipeline keeps apart; those in `shared`
     memory that these threads may store to; and those that each iteration of the loops around copies out, which is
-    waited for in the next one.
+    waited for in the next one. Rings pass the tiles `handed` from role to role, one slot at a time.
     """
 
     kernel: str
@@ -55,18 +58,23 @@ class _Place:
     tiles: frozenset[str]
     own: frozenset[str]
     shared: frozenset[str]
+    handed: frozenset[str]
     copied_out: frozenset[str] = NONE
     level: str = "block"
+    preparing: bool = False
 
 
 def _kernel(kernel: Kernel, target: Target) -> Kernel:
     nodes = [n for s in kernel.body for n in s.walk()]
     allocs = [n for n in nodes if isinstance(n, tile.Alloc)]
     pipes = [n for n in nodes if isinstance(n, tile.For) and stages.is_specialised(n)]
-    prepared = {x.buffer for f in pipes for s in stages.prepared(f) for x in s.walk() if isinstance(x, Store)}
+    preparing = [s for f in pipes for s in stages.prepared(f)]
+    preparing += [n for n in nodes if isinstance(n, Role) and n.kind == "prepare"]
+    prepared = {x.buffer for s in preparing for x in s.walk() if isinstance(x, Store)}
+    handed = frozenset(name for n in nodes if isinstance(n, Ring) for name in n.tiles)
     own, shared = (frozenset(a.tensor.name for a in allocs if a.space in spaces) for spaces in _SPACES)
     tiles = frozenset(a.tensor.name for a in allocs)
-    place = _Place(kernel.name, target, tile.block_size(kernel.body), tiles, own, shared - prepared)
+    place = _Place(kernel.name, target, block_size(kernel.body), tiles, own, shared - prepared, handed)
     return kernel.replace(body=_launch(kernel.body, place))
 
 
@@ -90,7 +98,11 @@ def _sequence(body: Body, place: _Place, was: Pending) -> tuple[Body, Pending]:
     """Statements in order, and what is pending behind them."""
     out: list[Stmt] = []
     for n, s in enumerate(body):
-        if isinstance(s, tile.Sync | tile.Stage):
+        if isinstance(s, Role):
+            role, was = _role(s, place, was)
+            out.append(role)
+            continue
+        if isinstance(s, tile.Sync | tile.Stage | RingStmt):
             out.append(s)
             was = was.after(s.what) if isinstance(s, tile.Sync) else was
             continue
@@ -103,8 +115,12 @@ def _sequence(body: Body, place: _Place, was: Pending) -> tuple[Body, Pending]:
 
 
 def _syncs(body: Iterable[Stmt]) -> tuple[tile.Sync, ...]:
-    """Those with which statements begin."""
-    return tuple(s for s in takewhile(lambda s: isinstance(s, tile.Sync), body) if isinstance(s, tile.Sync))
+    """Those with which statements begin, among what roles tell each other."""
+    return tuple(s for s in takewhile(_only_orders, body) if isinstance(s, tile.Sync))
+
+
+def _only_orders(s: Stmt) -> bool:
+    return isinstance(s, tile.Sync | RingStmt) or (isinstance(s, If) and all(map(_only_orders, s.body)))
 
 
 def _before(s: Stmt, place: _Place, was: Pending, given: tuple[tile.Sync, ...]) -> tuple[list[tile.Sync], Pending]:
@@ -145,7 +161,7 @@ def _awaited(s: Stmt, place: _Place) -> Uses:
             return Uses()
         case tile.For(extent=extent, bind=tile.Bind(level)) if level != "lanes" and extent is const(0):
             return Uses()
-        case tile.For() if stages.is_specialised(s):
+        case tile.For() if stages.is_specialised(s) or is_part(s):
             return Uses()
         case tile.For(bind=tile.Bind("pipeline")) if copied := stages.slots(s, place.kernel):
             return Uses(writes=frozenset(copied))
@@ -190,6 +206,8 @@ def _statement(s: Stmt, place: _Place, was: Pending) -> tuple[Stmt, Pending]:
         case tile.For(extent=extent):
             inside = replace(place, copied_out=place.copied_out | _copied_out(s, place))
             return _iterations(s, inside, was) if extent is not const(0) else (s, was)
+        case One(body=(_, tile.Copy() as copy)):
+            return s, _statement(copy, place, was)[1]
         case tile.Copy(target, how="tma"):
             # Threads have waited for what the engine brings, and will for what it takes away before they store there.
             uses = touched(s, place.own)
@@ -223,7 +241,7 @@ def _iterations(f: tile.For, place: _Place, was: Pending, synchronized: bool = F
     if f.kind == "parallel":  # iterations share tiles, but nothing in global memory
         uses = Uses(uses.reads & place.tiles, uses.writes & place.tiles)
     met = end.between(uses) or (_exchanges(f, place) and BARRIER not in _syncs(reversed(body)))
-    if met and not synchronized:
+    if met and not synchronized and not place.preparing:
         body, end = _ended(f, body), end.after("barrier")
     return f.replace(body=body), end.join(was)
 
@@ -261,3 +279,16 @@ def _specialised(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pe
     if stages.overlaps(f) and (was.between(touched(f, inside.own)) or any(isinstance(s, tile.Sync) for s in done.body)):
         raise ValueError(f"kernel {place.kernel}: iterations of {f.var} meet in shared memory")
     return done, end
+
+
+def _role(s: Role, place: _Place, was: Pending) -> tuple[Role, Pending]:
+    """The threads that compute do what is behind roles as well; one thread alone waits for nobody."""
+    match s.kind:
+        case "compute":
+            made, was = _sequence(s.body, replace(place, own=place.own | place.handed), was)
+        case "prepare":
+            preparing = replace(place, threads=s.threads, shared=NONE, copied_out=NONE, preparing=True)
+            made, _ = _sequence(s.body, preparing, Pending())
+        case _:
+            return s, was
+    return s.replace(body=made), was

@@ -18,7 +18,7 @@ from compiler.ir.multiples import divides
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import mma, tma
 from compiler.passes.gpu.emission import Emission
-from compiler.passes.gpu.expressions import array_of, is_constant, lowered, offset_in
+from compiler.passes.gpu.expressions import address, array_of, is_constant, lowered, offset_in
 from compiler.passes.gpu.scope import THREAD, Scope
 
 Body = list[k.Stmt]
@@ -46,7 +46,11 @@ def copy(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     if s.how == "tma":
         if not state.facts.specialised:
             raise ValueError(f"kernel {state.facts.name}: a tensor copy stands in no kernel with producers")
-        return tma.load_and_wait(state, s, scope) if s.target.buffer in state.shared else tma.store(state, s, scope)
+        if s.full is None and s.target.buffer in state.shared:
+            raise ValueError(f"kernel {state.facts.name}: no mbarrier is told of the tensor copy to {s.target.buffer}")
+        if s.full is not None:
+            return tma.load(state, s, address(state, s.full, scope), scope)
+        return tma.store(state, s, scope)
     return pieces(state, s, scope)
 
 

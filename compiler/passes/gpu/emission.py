@@ -23,10 +23,11 @@ Dispatch = Callable[["Emission", Stmt, Scope], Body]
 
 @dataclass
 class AsyncMatmuls:
-    """Matmuls that run while threads go on: arrays that they add to, with their sizes, those that they `read`, the one
-    `latest` added to; and accumulators that are to begin at zero, with where they do."""
+    """Matmuls that run while threads go on: arrays that they add to, with their sizes and by `groups` in order, those
+    that they `read`, the one `latest` added to; and accumulators that are to begin at zero, with where they do."""
 
     running: dict[str, int] = field(default_factory=dict)
+    groups: list[str] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
     latest: str = ""
     blank: dict[str, Expr] = field(default_factory=dict)
@@ -37,15 +38,13 @@ class Emission(Prologue):
     """`dispatch` emits one statement.
 
     `scratch` are arrays through which the warps of a block combine what they have. `shared` says where tiles lie, in
-    the slot of a pipeline that is under way; `group` is of blocks that make parts of one result. Others prepare the
-    tiles that are `awaited`, with the wait for them.
+    the slot of a pipeline that is under way; `group` is of blocks that make parts of one result.
     """
 
     dispatch: Dispatch
     scratch: dict[str, tuple[DType, int]] = field(default_factory=dict)
     shared: dict[str, SharedTile] = field(default_factory=dict)
     group: Group | None = None
-    awaited: tuple[frozenset[str], k.Stmt] | None = None
     matmuls: AsyncMatmuls = field(default_factory=AsyncMatmuls)
 
     @property

@@ -7,6 +7,7 @@ from compiler.ir import kernel as k
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast, const, op, select
 from compiler.ir.index import simplify
+from compiler.ir.roles import Mbarrier
 from compiler.passes.gpu import fragments, shared_memory
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.scope import THREAD, Scope
@@ -100,6 +101,11 @@ def array_of(state: Emission, buffer: str) -> str:
 def offset_in(state: Emission, held: SharedTile, index: tuple[Expr, ...], scope: Scope) -> Expr:
     """Where an element of a tile in shared memory is; what a swizzle mixes is computed at the beginning."""
     return shared_memory.offset(held, index, scope.ranges, lambda e: state.once("place", e, held.size))
+
+
+def address(state: Emission, b: Mbarrier, scope: Scope) -> k.Address:
+    """Where an mbarrier is."""
+    return k.Address(state.named[b.array], lowered(state, b.slot, scope))
 
 
 def is_global(state: Emission, buffer: str) -> bool:

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.ir import tile
+from compiler.ir.launches import block_size
 from compiler.ir.layout import Fragment
-from compiler.ir.statement import Kernel
+from compiler.ir.roles import Role
+from compiler.ir.statement import Kernel, Stmt
 from compiler.ir.tensor import Tensor
-from compiler.passes.gpu import stages
-from compiler.targets.target import Target
+from compiler.targets.target import Target, instruction
 
 
 @dataclass(frozen=True)
 class Facts:
     """One kernel and its `tiles` by name, those of `fragments` spread over registers as tensor instructions want.
 
-    `threads` of a block do what loops over lanes say. Where the kernel is `specialised`, warps of their own ask for
-    copies.
+    `threads` of a block do what loops over lanes say. A kernel is `specialised` whose warps have roles.
     """
 
     kernel: Kernel
@@ -37,10 +37,16 @@ class Facts:
 def facts_of(kernel: Kernel, target: Target) -> Facts:
     """What the tiles of a kernel say of themselves, together."""
     allocs = [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)]
-    threads = tile.block_size(kernel.body)
+    threads = block_size(kernel.body)
     held = {n.tensor.name: n.layout for n in allocs if isinstance(n.layout, Fragment)}
     for n in (n for s in kernel.body for n in s.walk()):
         if isinstance(n, tile.Mma) and n.acc.buffer not in held:
             raise ValueError(f"kernel {kernel.name}: {n.acc.buffer} has no layout, which `layouts` gives it")
     tiles = {n.tensor.name: n.tensor for n in allocs}
-    return Facts(kernel, target, threads, tiles, held, stages.has_producers(kernel.body))
+    specialised = any(isinstance(n, Role) for s in kernel.body for n in s.walk())
+    return Facts(kernel, target, threads, tiles, held, specialised)
+
+
+def is_asynchronous(target: Target, s: Stmt) -> bool:
+    """A matmul that runs while the threads go on."""
+    return isinstance(s, tile.Mma) and instruction(target, s.instruction).b_space == "shared"

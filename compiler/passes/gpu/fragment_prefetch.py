@@ -28,7 +28,7 @@ def prefetch_fragments(program: Program) -> Program:
 def _kernel(kernel: Kernel) -> Kernel:
     nodes = [n for s in kernel.body for n in s.walk()]
     held = {n.tensor.name for n in nodes if isinstance(n, tile.Alloc) and isinstance(n.layout, Fragment)}
-    taken = {p.name for p in kernel.params} | set(_bound(kernel.body)) | {n.name for n in nodes if isinstance(n, Var)}
+    taken = {p.name for p in kernel.params} | set(bound(kernel.body)) | {n.name for n in nodes if isinstance(n, Var)}
 
     def rule(s: Stmt) -> tuple[Stmt, ...] | None:
         match s:
@@ -55,7 +55,7 @@ def _written_out(f: tile.For, held: Set[str], taken: set[str]) -> tuple[Stmt, ..
         ahead, rest = (), body  # a fragment is used before another is loaded: in order, then
     count = static(f.extent)
     others = {a.tensor.name: fresh(a.tensor.name, taken) for a in allocs} if count > 1 else {}
-    tables = [(others if n % 2 else {}) | {x: fresh(x, taken) for x in _bound(body) if n} for n in range(count)]
+    tables = [(others if n % 2 else {}) | {x: fresh(x, taken) for x in bound(body) if n} for n in range(count)]
 
     def part(n: int, some: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
         return substitute(tuple(renamed(s, tables[n]) for s in some), {Var(f.var): const(n)})
@@ -66,7 +66,7 @@ def _written_out(f: tile.For, held: Set[str], taken: set[str]) -> tuple[Stmt, ..
     return tuple(out)
 
 
-def _bound(body: tuple[Stmt, ...]) -> list[str]:
+def bound(body: tuple[Stmt, ...]) -> list[str]:
     """What statements give names to."""
     out = []
     for n in (n for s in body for n in s.walk()):

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 from compiler.ir import tile
 from compiler.ir.expr import Var, loads, static
+from compiler.ir.launches import block_size
 from compiler.ir.layout import Digit, Fragment, ThreadMap
+from compiler.ir.roles import Role
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import stages
@@ -30,7 +32,7 @@ def layouts(program: Program, target: Target) -> Program:
 
 
 def _laid_out(kernel: Kernel, target: Target) -> Kernel:
-    return kernel.replace(body=_Choice(kernel, target).body(kernel.body, tile.block_size(kernel.body)))
+    return kernel.replace(body=_Choice(kernel, target).body(kernel.body, block_size(kernel.body)))
 
 
 class _Choice:
@@ -57,7 +59,7 @@ class _Choice:
                 case tile.For(bind=tile.Bind(level), body=inner):
                     here = {"warps": WARP, "columns": threads // WARP, "lanes": 0}.get(level, threads)
                     out.append(s.replace(body=self.body(inner, here)))
-                case If(_, inner) | tile.Stage(_, inner):
+                case If(body=inner) | tile.Stage(body=inner) | Role(body=inner):
                     out.append(s.replace(body=self.body(inner, threads)))
                 case _:
                     out.append(s)

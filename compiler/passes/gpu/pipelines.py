@@ -76,7 +76,7 @@ def _main(
     body = sequence(state, start, inner)
     body += _issue(state, f, copied, var + (depth - 1), write, extent, used, inner)
     at(state, used, read)
-    body += loop_body(state, f, stages.without_tiles(rest[len(start) :], used), inner)
+    body += loop_body(state, stages.without_tiles(rest[len(start) :], used), inner)
     body += [k.Assign(x.name, following(x, depth)) for x in (read, write)]
     counters: Body = [k.Declare(read.name, const(0)), k.Declare(write.name, const(depth - 1))]
     return [*counters, k.For(var.name, const(0), extent, 1, tuple(body))]
@@ -118,12 +118,3 @@ def at(state: Emission, used: frozenset[str], slot: Expr) -> None:
 def following(slot: Var, depth: int) -> Expr:
     """The slot after this one, in a ring."""
     return select(op("lt", slot, const(depth - 1)), slot + 1, const(0))
-
-
-def next_slot(slot: Var, phase: Var, depth: int) -> Body:
-    """The next slot of a ring; each time that the ring begins again, phases change."""
-    if depth == 1:
-        return [k.Assign(phase.name, op("xor", phase, const(1)))]
-    more = op("lt", slot, const(depth - 1))
-    turned = k.Assign(phase.name, select(more, phase, op("xor", phase, const(1))))
-    return [turned, k.Assign(slot.name, following(slot, depth))]

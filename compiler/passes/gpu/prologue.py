@@ -19,20 +19,6 @@ from compiler.passes.gpu.scope import WARP
 Body = list[k.Stmt]
 
 
-@dataclass(frozen=True)
-class Ring:
-    """The slots of a pipeline with producers: their barriers, and where all sides are in it: slot and phase."""
-
-    depth: int
-    full: str
-    empty: str
-    ready: str
-    slot: Var
-    phase: Var
-    copied: tuple[Var, Var]
-    prepared: tuple[Var, Var]
-
-
 @dataclass(kw_only=True)
 class Variables:
     """Names that are taken, and variables that a kernel's function begins with.
@@ -94,37 +80,18 @@ class Variables:
 
 @dataclass(kw_only=True)
 class Prologue(Variables):
-    """Shared arrays; rings by loop variable or key, barriers with their slots and arrivals, parities; tensor maps."""
+    """Shared arrays; mbarriers with how many there are and their arrivals, and the arrays by name; tensor maps."""
 
     arrays: Body = field(default_factory=list)
-    rings: dict[str, Ring] = field(default_factory=dict)
     mbarriers: list[tuple[str, int, int]] = field(default_factory=list)
-    parities: dict[str, Var] = field(default_factory=dict)
+    named: dict[str, str] = field(default_factory=dict)
     maps: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], str] = field(default_factory=dict)
 
-    def barriers(self, stem: str, slots: int, arrivals: int) -> str:
+    def barriers(self, name: str, count: int, arrivals: int) -> None:
         """An array of mbarriers, each of which expects so many arrivals."""
-        name = self.fresh(stem)
-        self.arrays.append(k.Array(name, i64, slots, "shared", 8))
-        self.mbarriers.append((name, slots, arrivals))
-        return name
-
-    def ring(self, key: str, depth: int, preparing: int) -> None:
-        """The barriers of a pipeline: one arrival, with the bytes, fills a slot; all warps that compute empty it.
-
-        Where warps prepare what comes, these arrive in between.
-        """
-        full, empty = self.barriers("full", depth, 1), self.barriers("empty", depth, self.facts.threads // WARP)
-        ready = self.barriers("ready", depth, preparing) if preparing else ""
-        stems = ("slot", "phase", "slot_asked", "phase_asked", "slot_prepared", "phase_prepared")
-        a, b, c, d, e, g = (Var(self.fresh(n)) for n in stems)
-        self.rings[key] = Ring(depth, full, empty, ready, a, b, (c, d), (e, g))
-
-    def parity(self, barrier: str) -> Var:
-        """The parity of the phase of a barrier that is waited for next."""
-        if barrier not in self.parities:
-            self.parities[barrier] = Var(self.fresh("parity"))
-        return self.parities[barrier]
+        array = self.named[name] = self.fresh(name)
+        self.arrays.append(k.Array(array, i64, count, "shared", 8))
+        self.mbarriers.append((array, count, arrivals))
 
     def map(self, buffer: str, box: tuple[int, ...], swizzle: int, steps: tuple[int, ...] = ()) -> str:
         """The tensor map of boxes of a parameter."""

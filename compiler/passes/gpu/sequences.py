@@ -7,12 +7,14 @@ from itertools import takewhile
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import boolean, i32
-from compiler.ir.expr import Const, Var, cast, const, op, select
+from compiler.ir.expr import Const, Op, Var, cast, const, op, select
 from compiler.ir.index import range_below
+from compiler.ir.roles import Mbarriers, RingStmt, Wait
 from compiler.ir.statement import If, Stmt
-from compiler.passes.gpu import stages, wgmma
+from compiler.passes.gpu import wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import barrier, lowered
+from compiler.passes.gpu.rings import is_part
 from compiler.passes.gpu.scope import THREAD, WARP, Scope
 
 Body = list[k.Stmt]
@@ -38,15 +40,13 @@ def sequence(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
 
 
 def _waits(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> Body:
-    """Waits for what the first statement touches, before the barrier that stands before it."""
-    syncs = tuple(takewhile(lambda s: isinstance(s, tile.Sync), body))
-    if len(syncs) == len(body) or (syncs and tile.Sync("barrier") not in syncs):
+    """Waits for what the first statement touches, before the barrier or mbarrier that stands before it."""
+    between = tuple(takewhile(lambda s: isinstance(s, tile.Sync | Mbarriers | Wait), body))
+    syncs = tuple(takewhile(lambda s: isinstance(s, tile.Sync), between))
+    if len(between) == len(body) or (syncs and tile.Sync("barrier") not in syncs):
         return []
-    s = body[len(syncs)]
-    out = wgmma.wait_if_touched(state, s, scope)
-    if state.awaited is not None and tile.buffers((s,)) & state.awaited[0]:
-        out, state.awaited = [*out, state.awaited[1]], None
-    return out
+    s = body[len(between)]
+    return [] if isinstance(s, RingStmt) else wgmma.wait_if_touched(state, s, scope)
 
 
 def order(state: Emission, s: tile.Sync, scope: Scope) -> Body:
@@ -60,21 +60,34 @@ def order(state: Emission, s: tile.Sync, scope: Scope) -> Body:
             return [k.Call("mlc_cp_async_commit", (), ())]
         case "wait_copies":
             return [k.Call("mlc_cp_async_wait", (s.pending,), ())]
+        case "wait_matmuls":
+            return wgmma.wait_but(state, s.pending) if s.pending else wgmma.wait_all(state)
+        case "warp_barrier":
+            return [k.Barrier("warp")]
     # The thread that asks for copies out of shared memory waits until these have read it.
     return [k.If(op("eq", THREAD, const(0)), (k.Call("mlc_bulk_wait_read", (0,), ()),))]
 
 
 def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """A loop that each thread runs through."""
+    """A loop that each thread runs through.
+
+    In a role's part of a pipeline matmuls run from one iteration into the next, and first ones set their accumulators.
+    """
     if f.extent is const(0):
         return []
+    part = is_part(f)
+    before = wgmma.wait_all(state) if part else []
     var = state.fresh(f.var)
     extent = lowered(state, f.extent, scope)
     inner = scope.inner()
     inner.values[f.var], inner.ranges[var] = Var(var), range_below(extent, scope.ranges)
-    body = loop_body(state, f, f.body, inner)
+    start, statements = (0, f.body)
+    if part:
+        state.matmuls.blank |= dict.fromkeys(state.matmuls.blank, op("eq", Var(var), const(0)))
+        start, statements = _begun(f)
+    body = sequence(state, statements, inner) if part else loop_body(state, f.body, inner)
     mark = "unroll" if f.bind.level == "unroll" else ""
-    return [k.For(var, const(0), extent, 1, tuple(body), mark)] if body else []
+    return [*before, k.For(var, const(start), extent, 1, tuple(body), mark)] if body else before
 
 
 def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
@@ -97,9 +110,15 @@ def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
     return [k.Declare(hits.name, k.Together("or", mine, WARP)), k.If(op("ne", hits, const(0, i32)), (turns,))]
 
 
-def loop_body(state: Emission, f: tile.For, statements: tuple[Stmt, ...], scope: Scope) -> Body:
-    """The statements of a loop; matmuls run from one iteration into the next in pipelines with producers only."""
+def _begun(f: tile.For) -> tuple[int, tuple[Stmt, ...]]:
+    """The first iteration in which something is done, and what."""
+    match f.body:
+        case (If(Op("lt", (Const(int() as n), Var(name))), body),) if name == f.var:
+            return n + 1, body
+    return 0, f.body
+
+
+def loop_body(state: Emission, statements: tuple[Stmt, ...], scope: Scope) -> Body:
+    """The statements of a loop, whose matmuls are done at its end."""
     body = sequence(state, statements, scope)
-    if scope.level != "thread" and not stages.is_specialised(f):
-        body += wgmma.wait_all(state)
-    return body
+    return [*body, *wgmma.wait_all(state)] if scope.level != "thread" else body

@@ -13,8 +13,10 @@ from compiler.ir import tile
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Var, const, loads, substitute
 from compiler.ir.index import extent_range, range_below, simplify, value_range
+from compiler.ir.launches import block_size
 from compiler.ir.layout import Fragment, ThreadMap
 from compiler.ir.ranges import Range
+from compiler.ir.roles import Role
 from compiler.ir.statement import If, Kernel, Let, Program, Stmt, Store
 from compiler.passes.gpu import stages
 from compiler.passes.gpu.fragments import WARP
@@ -73,7 +75,7 @@ def _kernel(kernel: Kernel, target: Target) -> Kernel:
         {*params, *(a.tensor.name for a in allocs), *(n.var for n in nodes if isinstance(n, tile.For)),
          *(n.name for n in nodes if isinstance(n, Var))},
     )  # fmt: skip
-    threads = tile.block_size(kernel.body)
+    threads = block_size(kernel.body)
     room = min(WORDS_AHEAD, target.registers // threads // 2)
     return kernel.replace(body=_body(kernel.body, _Place(threads, threads, room, {}, buffers)))
 
@@ -96,8 +98,9 @@ def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[St
             case If(_, inner):
                 out.append(s.replace(body=_body(inner, place)))
             case tile.Stage("prepare", inner):
-                room = min(WORDS_AHEAD, KEPT_PREPARING // 2)
-                out.append(s.replace(body=_body(inner, replace(place, threads=preparing, every=preparing, room=room))))
+                out.append(s.replace(body=_body(inner, _prepared(place, preparing))))
+            case Role(kind, body=inner):
+                out.append(s.replace(body=_body(inner, _prepared(place, s.threads) if kind == "prepare" else place)))
             case Let(name, value):
                 if value.dtype is i64:
                     place = replace(place, ranges={**place.ranges, name: value_range(value, place.ranges)})
@@ -105,6 +108,11 @@ def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[St
             case _:
                 out.append(s)
     return tuple(out)
+
+
+def _prepared(place: _Place, threads: int) -> _Place:
+    """So many threads of the producers, which keep few registers."""
+    return replace(place, threads=threads, every=threads, room=min(WORDS_AHEAD, KEPT_PREPARING // 2))
 
 
 def _loop(f: tile.For, place: _Place) -> tile.For:

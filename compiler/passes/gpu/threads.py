@@ -14,6 +14,7 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import COMBINE, Const, Expr, Var, const, op
 from compiler.ir.index import value_range
 from compiler.ir.launches import is_bound
+from compiler.ir.roles import Arrive, One, RingStmt
 from compiler.ir.statement import Accum, If, Init, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu import (
@@ -25,15 +26,16 @@ from compiler.passes.gpu import (
     lanes,
     mma,
     pipelines,
+    role_blocks,
+    role_protocol,
     shared_memory,
-    stages,
-    warp_specialisation,
     wgmma,
 )
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, place_of, thread_of
 from compiler.passes.gpu.facts import Facts, facts_of
 from compiler.passes.gpu.grids import grid
+from compiler.passes.gpu.rings import is_part
 from compiler.passes.gpu.scans import over_scan
 from compiler.passes.gpu.scope import THREAD, WARP, Role, Scope
 from compiler.passes.gpu.sequences import loop, order, sequence, voted
@@ -46,6 +48,7 @@ def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, st
     """Every kernel becomes one function; `schedules` are texts to quote in its head, by kernel name."""
     kernels = [facts_of(kernel, target) for kernel in program.kernels]
     barriers.verify(program, target)
+    role_protocol.verify(program, target)
     functions: list[k.Function] = []
     parts: list[Tensor] = []
     zeros: list[Tensor] = []
@@ -76,7 +79,7 @@ def function(facts: Facts, schedule: str) -> tuple[k.Function, tuple[Tensor, ...
         group_barriers.begin(state, *found[:2], axes, scope)
         body = (*found[1].body, block_groups.GroupBarrier(found[0].tensor.name, found[2]))
     if facts.specialised:
-        beside, inside = warp_specialisation.roles(state, body, scope)
+        beside, inside = role_blocks.roles(state, body, scope)
     else:
         beside, inside = 0, [*sequence(state, body, scope), *wgmma.wait_all(state)]
     arrays = [k.Array(name, dtype, size, "shared", 16) for name, (dtype, size) in state.scratch.items()]
@@ -103,11 +106,9 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
                 stored = fragment_loops.through_matrices(state, s, fragment, scope)
                 return fragment_loops.over_rows(state, s, fragment, scope) if stored is None else stored
             return lanes.over_lanes(state, s, scope)
-        case tile.For() if stages.is_specialised(s) and scope.level == "block":
-            return warp_specialisation.computed(state, s, scope)
         case tile.For(bind=tile.Bind(level="pipeline")) if scope.level == "block":
             return pipelines.pipeline(state, s, scope)
-        case tile.Copy() if scope.level == "block":
+        case tile.Copy() if scope.level == "block" or s.full is not None:
             return copies.copy(state, s, scope)
         case tile.Sync():
             return order(state, s, scope)
@@ -121,7 +122,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
             return group_barriers.group_barrier(state, s, scope)
         case tile.For(bind=tile.Bind(level="columns")) if scope.level == "block":
             return _over_columns(state, s, scope)
-        case tile.For(bind=tile.Bind(level="blocks" | "warps" | "columns" | "pipeline" as level)):
+        case tile.For(bind=tile.Bind(level="blocks" | "warps" | "columns" | "pipeline" as level)) if not is_part(s):
             raise ValueError(f"kernel {state.facts.name}: the loop {s.var} over {level} is inside {scope.level}s")
         case tile.For(bind=tile.Bind(level="vector"), extent=Const(int() as vector)) if scope.level == "thread":
             return lanes.by_vector(state, s, scope, vector)
@@ -143,6 +144,8 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
             return [k.Assign(old.name, op(COMBINE[how], old, lowered(state, value, scope)))]
         case Store():
             return _store(state, s, scope)
+        case RingStmt() | One() | If(body=(Arrive(),)):
+            return role_blocks.told(state, s, scope)
         case If():
             return _if(state, s, scope)
         case tile.Alloc():
@@ -193,7 +196,7 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
         scope.local |= {tensor.name}
         return [k.Array(tensor.name, tensor.dtype, shared_memory.span(tensor), "local", 16)]
     if s.space == "shared" and scope.level == "block":
-        state.allocate(s)
+        state.allocate(s, s.slots)
         return []
     if s.space != "registers":
         raise ValueError(

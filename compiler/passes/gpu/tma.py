@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 from compiler.ir import kernel as k
@@ -20,7 +19,7 @@ Body = list[k.Stmt]
 
 
 def load(state: Emission, s: tile.Copy, barrier: k.Address, scope: Scope) -> Body:
-    """What one thread does for a copy to shared memory; `barrier` expects `size` bytes of it."""
+    """What one thread does for a copy to shared memory, of which `barrier` is told."""
     held = state.shared[s.target.buffer]
     out: Body = []
     for box, place, coordinates in _boxes(state, s.target, s.source, held, scope):
@@ -28,25 +27,6 @@ def load(state: Emission, s: tile.Copy, barrier: k.Address, scope: Scope) -> Bod
         name = state.map(s.source.buffer, box, held.swizzle, _steps(s.source, scope))
         out.append(k.Call("mlc_tma_load", (), (to, k.Map(name), barrier, *coordinates), (held.array,)))
     return out
-
-
-def size(state: Emission, s: tile.Copy) -> int:
-    """Bytes that a copy to shared memory brings: whole boxes, also where they hang over the tensor's edge."""
-    return math.prod(tile.extents(s.target)) * state.shared[s.target.buffer].tensor.dtype.bytes
-
-
-def load_and_wait(state: Emission, s: tile.Copy, scope: Scope) -> Body:
-    """A copy to shared memory where it stands: one thread asks for it, all wait until it is there."""
-    number = state.barriers(f"{s.target.buffer}_here", 1, 1)
-    parity = state.parity(number)
-    barrier = k.Address(number, const(0))
-    expect = k.Call("mlc_mbarrier_expect", (), (barrier, const(size(state, s))), (number,))
-    issued = k.If(op("eq", THREAD, const(0)), (expect, *load(state, s, barrier, scope)))
-    return [
-        issued,
-        k.Call("mlc_mbarrier_wait", (), (barrier, parity), (number,)),
-        k.Assign(parity.name, op("xor", parity, const(1))),
-    ]
 
 
 def store(state: Emission, s: tile.Copy, scope: Scope) -> Body:
@@ -90,4 +70,4 @@ def _boxes(
         yield tuple(reversed(extents)), place, tuple(reversed(coordinates))
 
 
-__all__ = ["load", "load_and_wait", "size", "store"]
+__all__ = ["load", "store"]

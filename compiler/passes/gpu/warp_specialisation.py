@@ -1,275 +1,256 @@
-"""Kernels in which a warp of its own asks for copies, while the others compute: both run the same loops.
+"""Tile IR in, the same with a role for each kind of warp of kernels whose pipelines have producers.
 
-A slot of a pipeline is full when its bytes have come, and empty when all warps that compute have said so; both tell by
-an mbarrier for each slot, whose phases alternate each time that the ring is gone through.
+```
+for r in pipeline(16, reduce, depth=2, producers=1): t = shared(…); stage "copy": copy(t, x[r]); mma(acc, t)
+```
+becomes
+```
+t = shared(…, slots=2); full = mbarriers(2); empty = mbarriers(2)
+role "compute": for r: wait(full[slot]); mma(acc, t); arrive(empty[slot]); advance
+role "copy": for r: wait(empty[slot]); expect(full[slot]); copy(t, x[r], full[slot]); advance
+```
+All roles run the same loops around pipelines. A slot is full when its bytes have come, and empty when all warps that
+compute have said so; warps that prepare what came say so to those that compute.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import Expr, Var, both, const, names, op
-from compiler.ir.index import range_below
-from compiler.ir.statement import If, Let, Stmt, Store
-from compiler.passes.gpu import overlap, pipelines, stages, tma, wgmma
-from compiler.passes.gpu.emission import Emission
-from compiler.passes.gpu.expressions import lowered
-from compiler.passes.gpu.facts import Facts
+from compiler.ir.expr import Const, Var, const, fresh, names, op
+from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Mbarriers, One, Ring, RingStmt, Role, Wait
+from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt, Store
+from compiler.passes.gpu import block_groups, overlap, stages
+from compiler.passes.gpu.facts import Facts, facts_of, is_asynchronous
+from compiler.passes.gpu.fragment_prefetch import bound
 from compiler.passes.gpu.fragments import WARP
-from compiler.passes.gpu.scope import THREAD, Role, Scope
-from compiler.passes.gpu.sequences import emit, loop_body, sequence
-from compiler.schedule.gpu.matmul import KEPT_PREPARING
-from compiler.targets.legal import GROUP
+from compiler.passes.gpu.rings import PART, SlotRing
+from compiler.targets.target import Target
 
-Body = list[k.Stmt]
+Body = tuple[Stmt, ...]
 
-
-def roles(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> tuple[int, Body]:
-    """How many threads do not compute, and the body for each role.
-
-    Copies ahead are for one thread of the warps behind, all else for the threads before. A producer of several
-    warps may prepare what was copied, in the others of them.
-    """
-    pipes = [n for s in body for n in s.walk() if stages.is_specialised(n)]
-    for n in pipes:
-        _allocate(state, n, scope)
-    consumers = scope.inner()
-    computing = sequence(state, body, consumers)
-    computing += wgmma.wait_all(state)
-    computing = [*_counters(state), *computing]
-    asking: Body = []
-    for ring in state.rings.values():
-        asking += [k.Declare(ring.copied[0].name, const(0)), k.Declare(ring.copied[1].name, const(1))]
-    asking += _role(state, body, scope.inner(level="thread"), _copying)
-    warps = stages.producers(pipes)
-    given = dict(pipes[0].bind.args)
-    first = state.facts.threads // WARP
-    one: Body = [k.If(op("eq", THREAD, const(state.facts.threads)), tuple(asking))]
-    if warps > 1:
-        preparing = tuple(_prepare_warps(state, body, scope, warps - 1))
-        one = [k.If(op("eq", state.warp(), const(first)), tuple(one), preparing)]
-    if "consumer_registers" in given:
-        one = [k.Call("mlc_registers_decrease", (given["producer_registers"],), ()), *one]
-        computing = [k.Call("mlc_registers_increase", (given["consumer_registers"],), ()), *computing]
-    own = op("ge", state.warp(), const(first))
-    return GROUP if "consumer_registers" in given else warps * WARP, [
-        *_start(state),
-        k.If(own, tuple(one), tuple(computing)),
-    ]
+BARRIER = tile.Sync("barrier")
 
 
-def _start(state: Emission) -> Body:
-    """One thread makes the barriers ready, while another has the tensor maps fetched."""
-    ready: Body = []
-    for name, slots, count in state.mbarriers:
-        ready += [
-            k.Call("mlc_mbarrier_init", (), (k.Address(name, const(n)), const(count)), (name,)) for n in range(slots)
+def warp_roles(program: Program, target: Target) -> Program:
+    """Raises ValueError for producers that have nothing to copy by themselves."""
+    return program.replace(kernels=tuple(_kernel(kernel, target) for kernel in program.kernels))
+
+
+def _kernel(kernel: Kernel, target: Target) -> Kernel:
+    if not stages.has_producers(kernel.body):
+        return kernel
+    taken = {p.name for p in kernel.params} | set(bound(kernel.body))
+    taken |= {n.name for s in kernel.body for n in s.walk() if isinstance(n, Var)}
+    return kernel.replace(body=_launch(kernel.body, facts_of(kernel, target), taken))
+
+
+def _launch(body: Body, facts: Facts, taken: set[str]) -> Body:
+    """Roles are inside of all loops over blocks; those that make parts of one result combine these behind them."""
+    match body:
+        case (tile.For(bind=tile.Bind("blocks"), body=inner) as f,):
+            return (f.replace(body=_launch(inner, facts, taken)),)
+    found = block_groups.split(body)
+    if found is None:
+        return _Roles(body, facts, taken).made()
+    held, parts, after = found
+    return (held, parts.replace(body=_Roles(parts.body, facts, taken).made()), *after)
+
+
+class _Roles:
+    """The rings of a body's pipelines, and what each role does in them."""
+
+    def __init__(self, body: Body, facts: Facts, taken: set[str]) -> None:
+        self.body, self.facts, self.taken = body, facts, taken
+        self.pipes = [n for s in body for n in s.walk() if isinstance(n, tile.For) and stages.is_specialised(n)]
+        self.shared = {n.tensor.name: n for s in body for n in s.walk() if isinstance(n, tile.Alloc)}
+        self.start: list[Stmt] = []
+        self.own: list[Stmt] = []  # where the threads that compute are in rings
+        self.rings = {f.var: self._rings(f) for f in self.pipes}
+
+    def made(self) -> Body:
+        facts, given = self.facts, dict(self.pipes[0].bind.args)
+        kept, wanted = given.get("producer_registers", 0), given.get("consumer_registers", 0)
+        rings = [ring for some in self.rings.values() for ring in some]
+        self.own = [ring.begin("compute") for ring in rings]
+        computing = self.computing(self.body)
+        copying = self._around(self.body, self._copying)
+        made = [
+            Role("compute", 0, facts.threads, wanted, (*self.own, *computing)),
+            Role("copy", facts.threads, 1, kept, (*(ring.begin("copy") for ring in rings), *copying)),
         ]
-    ready.append(k.Call("mlc_mbarrier_fence_init", (), ()))
-    known = tuple(k.Call("mlc_tma_prefetch", (), (k.Map(name),)) for name in state.maps.values())
-    asks = op("eq", THREAD, const(state.facts.threads))
-    return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(asks, known), k.Barrier("block")]
+        warps = stages.producers(self.pipes) - 1
+        if warps:
+            begin = (ring.begin("prepare") for ring in rings if ring.ready)
+            preparing = (*begin, *self._around(self.body, self._preparing))
+            made.append(Role("prepare", facts.threads + WARP, warps * WARP, kept, preparing))
+        return (*self.start, *made)
+
+    def _rings(self, f: tile.For) -> list[SlotRing]:
+        """The rings of a pipeline in the order in which they are filled; there is one of its tiles in each slot."""
+        used, depth = stages.slotted(f, self.facts.name), dict(f.bind.args).get("depth", 1)
+        self.start += [s for s in f.body if isinstance(s, tile.Alloc) and s.tensor.name in used]
+        preparing = dict(f.bind.args)["producers"] - 1 if stages.prepared(f) else 0
+        made = []
+        for n, tiles in enumerate(overlap.parts(f, used, self.facts.name)):
+            full, empty = fresh("full", self.taken), fresh("empty", self.taken)
+            ready = fresh("ready", self.taken) if preparing and not n else ""
+            self.start += [Mbarriers(full, depth, 1), Mbarriers(empty, depth, self.facts.threads // WARP)]
+            self.start += [Mbarriers(ready, depth, preparing)] if ready else []
+            stems = ("slot", "phase", "slot_asked", "phase_asked", "slot_prepared", "phase_prepared")
+            a, b, c, d, e, g = (fresh(stem, self.taken) for stem in stems)
+            order = tuple(s.tensor.name for s in f.body if isinstance(s, tile.Alloc) and s.tensor.name in tiles)
+            places = {"compute": (a, b), "copy": (c, d), "prepare": (e, g)}
+            made.append(SlotRing(depth, order, full, empty, ready, places))
+        return made
+
+    # ---- the threads that compute
+
+    def computing(self, body: Body) -> Body:
+        """What they do: all but what stands in stages."""
+        out: list[Stmt] = []
+        for s in body:
+            match s:
+                case tile.For() if stages.is_specialised(s):
+                    out += self._computed(s)
+                case tile.For(body=inner) | If(body=inner):
+                    out.append(s.replace(body=self.computing(inner)))
+                case tile.Copy(target, _, "tma") if self._is_shared(target.buffer):
+                    out += self._awaited(s)
+                case _:
+                    out.append(s)
+        return tuple(out)
+
+    def _is_shared(self, buffer: str) -> bool:
+        return buffer in self.shared and self.shared[buffer].space == "shared"
+
+    def _awaited(self, s: tile.Copy) -> Body:
+        """A copy where it stands: one thread asks for it, all wait until it is there."""
+        array, parity = fresh(f"{s.target.buffer}_here", self.taken), fresh("parity", self.taken)
+        self.own.append(Ring("", parity, 1))
+        here = Mbarrier(array, const(0))
+        asked = One((Expect(here, self._bytes(s)), s.replace(full=here)))
+        return Mbarriers(array, 1, 1), asked, Wait(here, Var(parity)), Advance("", parity, 1)
+
+    def _bytes(self, s: tile.Copy) -> int:
+        """What a copy to shared memory brings: whole boxes, also where they hang over the tensor's edge."""
+        return math.prod(tile.extents(s.target)) * self.shared[s.target.buffer].tensor.dtype.bytes
+
+    def _computed(self, f: tile.For) -> Body:
+        """A pipeline without its copies: wait until a slot is full, compute, say that it is empty.
+
+        Where matmuls alone use the slots, a slot is given back an iteration later, when the next ones are on their way.
+        """
+        rings, facts = self.rings[f.var], self.facts
+        ring, used = rings[0], frozenset(name for r in rings for name in r.tiles)
+        rest = stages.without_tiles(stages.split(f)[1], used)
+        if stages.overlaps(f):
+            return self.computing(overlap.computed(f, rest, (rings[0], rings[1]), facts, self.taken))
+        groups = _running(facts, rest, used)
+        wait = ring.wait("full", "compute")
+        inner = [wait, *_awaiting(self.computing(rest), stages.prepared(f), ring)]
+        var, slot = Var(f.var), ring.slot("compute")
+        if groups:
+            last = fresh("last", self.taken)
+            free = Arrive(Mbarrier(ring.empty, Var(last)))
+            inner += [tile.Sync("wait_matmuls", groups), If(op("lt", const(0), var), (free,))]
+            inner.append(ring.advance("compute", last))
+            begun = op("lt", const(0), f.extent)
+            behind = free if isinstance(begun, Const) else If(begun, (free,))
+            loop = f.replace(bind=PART, body=tuple(inner))
+            return Init(last, const(0)), loop, tile.Sync("wait_matmuls"), behind
+        if any(is_asynchronous(facts.target, n) for s in rest for n in s.walk()):
+            inner.append(tile.Sync("wait_matmuls"))
+        if not all(is_asynchronous(facts.target, s) for s in rest if tile.buffers((s,)) & used):
+            inner.append(tile.Sync("warp_barrier"))
+        inner += [Arrive(Mbarrier(ring.empty, slot)), ring.advance("compute")]
+        return (f.replace(bind=PART, body=tuple(inner)),)
+
+    # ---- the others
+
+    def _around(self, body: Body, act: Callable[[tile.For], Body]) -> Body:
+        """The loops around pipelines, and what they are computed from; `act` is what is done in a pipeline."""
+        kept = [s for s in body if stages.has_producers((s,))]
+        needed: set[str] = set().union(*(_needed(s) for s in kept))
+        out: list[Stmt] = []
+        for s in reversed(body):
+            if s in kept:
+                out.insert(0, s)
+            elif isinstance(s, Let) and s.name in needed:
+                needed |= names(s.value)
+                out.insert(0, s)
+        made: list[Stmt] = []
+        for s in out:
+            match s:
+                case tile.For() if stages.is_specialised(s):
+                    made += act(s)
+                case tile.For(body=inner) | If(body=inner):
+                    made.append(s.replace(body=self._around(inner, act)))
+                case _:
+                    made.append(s)
+        return tuple(made)
+
+    def _copying(self, f: tile.For) -> Body:
+        """What the thread that asks for copies does in a pipeline."""
+        copied, _ = stages.split(f)
+        inner = [s for s in copied if not isinstance(s, tile.Copy)]
+        for ring in self.rings[f.var]:
+            full = Mbarrier(ring.full, ring.slot("copy"))
+            own = [s for s in copied if isinstance(s, tile.Copy) and s.target.buffer in ring.tiles]
+            inner += [ring.wait("empty", "copy"), Expect(full, sum(map(self._bytes, own)))]
+            inner += [*(s.replace(full=full) for s in own), ring.advance("copy")]
+        return (f.replace(bind=PART, body=tuple(inner)),)
+
+    def _preparing(self, f: tile.For) -> Body:
+        """What the other warps of the producer do in a pipeline: loops of their own before the matmuls."""
+        own, ring = stages.prepared(f), self.rings[f.var][0]
+        if not own:
+            return ()
+        read = set().union(*(names(x) for x in own))
+        lets = [s for s in f.body if isinstance(s, Let) and s.name in read]
+        inner = [ring.wait("full", "prepare"), *lets, *own, tile.Sync("fence_async"), tile.Sync("warp_barrier")]
+        inner += [Arrive(Mbarrier(ring.ready, ring.slot("prepare"))), ring.advance("prepare")]
+        return (f.replace(bind=PART, body=tuple(inner)),)
 
 
-def _counters(state: Emission) -> Body:
-    out: Body = []
-    for ring in state.rings.values():
-        out += [k.Declare(ring.slot.name, const(0)), k.Declare(ring.phase.name, const(0))]
-    return [*out, *(k.Declare(p.name, const(0)) for p in state.parities.values())]
-
-
-def _allocate(state: Emission, f: tile.For, scope: Scope) -> None:
-    """Shared memory of a pipeline's tiles, and its barriers."""
-    depth = dict(f.bind.args).get("depth", 1)
-    used = _slotted(state.facts, f)
-    for s in f.body:
-        if isinstance(s, tile.Alloc) and s.tensor.name in used:
-            state.allocate(s, depth)
-            scope.buffers[s.tensor.name] = s.tensor
-    state.ring(f.var, depth, dict(f.bind.args)["producers"] - 1 if stages.prepared(f) else 0)
-    if stages.overlaps(f):
-        state.ring(stages.later(f), depth, 0)
-
-
-def _slotted(facts: Facts, f: tile.For) -> frozenset[str]:
-    return stages.slotted(f, facts.name)
-
-
-# ---- the warps of the producer
-
-Act = Callable[[Emission, tile.For, Scope], Body]
-
-
-def _role(state: Emission, body: tuple[Stmt, ...], scope: Scope, act: Act) -> Body:
-    """The loops around pipelines, and the values that they are computed from; `act` is what is done in a pipeline."""
-    kept = [s for s in body if stages.has_producers((s,))]
-    needed: set[str] = set().union(*(_needed(state, s) for s in kept))
-    out: list[Stmt] = []
-    for s in reversed(body):
-        if s in kept:
-            out.insert(0, s)
-        elif isinstance(s, Let) and s.name in needed:
-            needed |= names(s.value)
-            out.insert(0, s)
-    made: Body = []
-    for s in out:
-        match s:
-            case tile.For() if stages.is_specialised(s):
-                made += act(state, s, scope)
-            case tile.For(var, extent, _, _, inner_body):
-                inner = scope.inner()
-                name = state.fresh(var)
-                made_extent = lowered(state, extent, scope)
-                inner.values[var], inner.ranges[name] = Var(name), range_below(made_extent, scope.ranges)
-                made.append(k.For(name, const(0), made_extent, 1, tuple(_role(state, inner_body, inner, act))))
-            case If(cond, inner_body):
-                made.append(k.If(lowered(state, cond, scope), tuple(_role(state, inner_body, scope.inner(), act))))
-            case _:
-                made += emit(state, s, scope)
-    return made
-
-
-def _needed(state: Emission, s: Stmt) -> set[str]:
+def _needed(s: Stmt) -> set[str]:
     """Names that what producers do in a statement is computed from."""
-    if stages.is_specialised(s):
-        assert isinstance(s, tile.For)
-        copied, _ = stages.split(s)
-        return names(s.extent).union(*(names(c) for c in (*copied, *stages.prepared(s))))
     match s:
+        case tile.For() if stages.is_specialised(s):
+            copied, _ = stages.split(s)
+            return names(s.extent).union(*(names(c) for c in (*copied, *stages.prepared(s))))
         case tile.For(_, extent, _, _, body):
-            return names(extent).union(*(_needed(state, c) for c in body))
+            return names(extent).union(*(_needed(c) for c in body))
         case If(cond, body):
-            return names(cond).union(*(_needed(state, c) for c in body))
+            return names(cond).union(*(_needed(c) for c in body))
         case Let(_, value):
             return names(value)
     return set()
 
 
-def _loop(state: Emission, f: tile.For, slot: Var, scope: Scope) -> tuple[Var, Expr, Scope]:
-    """The variable, the extent and the inside of a pipeline as one role runs it, with its tiles in that role's slot."""
-    extent = lowered(state, f.extent, scope)
-    inner = scope.inner()
-    var = Var(state.fresh(f.var))
-    inner.values[f.var], inner.ranges[var.name] = var, range_below(extent, scope.ranges)
-    inner.ranges[slot.name] = (0, state.rings[f.var].depth - 1)
-    pipelines.at(state, _slotted(state.facts, f), slot)
-    return var, extent, inner
-
-
-def _copying(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """What the thread that asks for copies does in a pipeline."""
-    copied, _ = stages.split(f)
-    var, extent, inner = _loop(state, f, state.rings[f.var].copied[0], scope)
-    body: Body = []
-    for s in copied:
-        if not isinstance(s, tile.Copy):
-            body += emit(state, s, inner)
-    for key, tiles in overlap.rings(state, f, _slotted(state.facts, f)):
-        ring = state.rings[key]
-        slot, phase = ring.copied
-        inner.ranges[slot.name] = (0, ring.depth - 1)
-        pipelines.at(state, tiles, slot)
-        full, empty = k.Address(ring.full, slot), k.Address(ring.empty, slot)
-        own = [s for s in copied if isinstance(s, tile.Copy) and s.target.buffer in tiles]
-        body.append(k.Call("mlc_mbarrier_wait", (), (empty, phase), (ring.empty,)))
-        total = const(sum(tma.size(state, s) for s in own))
-        body.append(k.Call("mlc_mbarrier_expect", (), (full, total), (ring.full,)))
-        for s in own:
-            body += tma.load(state, s, full, inner)
-        body += pipelines.next_slot(slot, phase, ring.depth)
-    return [k.For(var.name, const(0), extent, 1, tuple(body))]
-
-
-def _preparing(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """What the other warps of the producer do in a pipeline: loops of their own before the matmuls."""
-    ring = state.rings[f.var]
-    slot, phase = ring.prepared
-    own = stages.prepared(f)
-    if not own:
-        return []
-    var, extent, inner = _loop(state, f, slot, scope)
-    lets = [s for s in f.body if isinstance(s, Let) and s.name in set().union(*(names(x) for x in own))]
-    body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, slot), phase), (ring.full,))]
-    body += sequence(state, (*lets, *own), inner)
-    arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(ring.ready, slot),), (ring.ready,))
-    body += [k.Call("mlc_fence_async", (), ()), k.Barrier("warp"), k.If(op("eq", state.lane(), const(0)), (arrive,))]
-    body += pipelines.next_slot(slot, phase, ring.depth)
-    return [k.For(var.name, const(0), extent, 1, tuple(body))]
-
-
-def _prepare_warps(state: Emission, body: tuple[Stmt, ...], scope: Scope, count: int) -> Body:
-    """The role of the producer's warps but the first."""
-    role = Role(count * WARP, state.facts.threads + WARP, KEPT_PREPARING)
-    out: Body = []
-    for ring in state.rings.values():
-        slot, phase = ring.prepared
-        out += [k.Declare(slot.name, const(0)), k.Declare(phase.name, const(0))]
-    return [*out, *_role(state, body, scope.inner(role=role), _preparing)]
-
-
-# ---- the threads that compute
-
-
-def computed(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """The loop of a pipeline without its copies: wait until a slot is full, compute, say that it is empty.
-
-    Where matmuls alone use the slots, a slot is given back an iteration later, when the next ones are on their way.
-    """
-    if stages.overlaps(f):
-        return overlap.computed(state, f, _slotted(state.facts, f), scope)
-    ring = state.rings[f.var]
-    used = _slotted(state.facts, f)
-    _, rest = stages.split(f)
-    done = stages.prepared(f)
-    rest = stages.without_tiles(rest, used)
-    extent = lowered(state, f.extent, scope)
-    inner = scope.inner()
-    var = Var(state.fresh(f.var))
-    inner.values[f.var], inner.ranges[var.name] = var, range_below(extent, scope.ranges)
-    inner.ranges[ring.slot.name] = (0, ring.depth - 1)
-    pipelines.at(state, used, ring.slot)
-    groups = _running(state, rest, used)
-    out: Body = []
-    out += wgmma.wait_all(state)
-    state.matmuls.blank |= dict.fromkeys(state.matmuls.blank, op("eq", var, const(0)))
-    body: Body = [k.Call("mlc_mbarrier_wait", (), (k.Address(ring.full, ring.slot), ring.phase), (ring.full,))]
-    if done:
-        ready = k.Address(ring.ready, ring.slot)
-        made = frozenset(n.buffer for s in done for n in s.walk() if isinstance(n, Store))
-        state.awaited = made, k.Call("mlc_mbarrier_wait", (), (ready, ring.phase), (ring.ready,))
-    state.matmuls.latest = ""
-    body += loop_body(state, f, rest, inner)
-    warp_first = op("eq", state.lane(), const(0))
-    if groups:
-        last = Var(state.fresh("last"))
-        inner.ranges[last.name] = (0, ring.depth - 1)
-        out.append(k.Declare(last.name, const(0)))
-        arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(ring.empty, last),), (ring.empty,))
-        body.append(k.Call("mlc_wgmma_wait", (groups,), ()))
-        body.append(k.If(both(warp_first, op("lt", const(0), var)), (arrive,)))
-        body.append(k.Assign(last.name, ring.slot))
-        after = [*wgmma.wait_all(state), k.If(both(warp_first, op("lt", const(0), extent)), (arrive,))]
-    else:
-        arrive = k.Call("mlc_mbarrier_arrive", (), (k.Address(ring.empty, ring.slot),), (ring.empty,))
-        body += wgmma.wait_all(state)
-        if not all(wgmma.is_asynchronous(state.facts, s) for s in rest if tile.buffers((s,)) & used):
-            body.append(k.Barrier("warp"))
-        body.append(k.If(warp_first, (arrive,)))
-        after = []
-    body += pipelines.next_slot(ring.slot, ring.phase, ring.depth)
-    return [*out, k.For(var.name, const(0), extent, 1, tuple(body)), *after]
-
-
-def _running(state: Emission, rest: tuple[Stmt, ...], used: frozenset[str]) -> int:
+def _running(facts: Facts, rest: Body, used: frozenset[str]) -> int:
     """How many groups of products an iteration starts, where they may run into the next one; else 0."""
     matmuls = [s for s in rest if isinstance(s, tile.Mma)]
-    if not matmuls or not all(wgmma.is_asynchronous(state.facts, s) for s in matmuls):
+    if not matmuls or not all(is_asynchronous(facts.target, s) for s in matmuls):
         return 0
-    registers = {x.buffer for s in matmuls for x in (s.acc, s.a) if x.buffer in state.facts.fragments}
+    registers = {x.buffer for s in matmuls for x in (s.acc, s.a) if x.buffer in facts.fragments}
     others = [s for s in rest if s not in matmuls and not isinstance(s, tile.Alloc | Let)]
     inside = {n.tensor.name for s in rest for n in s.walk() if isinstance(n, tile.Alloc)}
     if inside & registers or any(tile.buffers((s,)) & (registers | used) for s in others):
         return 0
     return len(matmuls)
+
+
+def _awaiting(rest: Body, prepared: Body, ring: SlotRing) -> Body:
+    """The wait for what others prepare, before the first statement that touches it and the barrier in front of that."""
+    made = {n.buffer for s in prepared for n in s.walk() if isinstance(n, Store)}
+    at = next((n for n, s in enumerate(rest) if tile.buffers((s,)) & made), None)
+    if at is None:
+        return rest
+    begin = at
+    while begin and isinstance(rest[begin - 1], tile.Sync | RingStmt):
+        begin -= 1
+    at = begin if BARRIER in rest[begin:at] else at
+    return (*rest[:at], ring.wait("ready", "compute"), *rest[at:])

@@ -14,20 +14,16 @@ from compiler.ir.statement import Stmt, Store
 from compiler.passes.gpu import shared_memory
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered
-from compiler.passes.gpu.facts import Facts
+from compiler.passes.gpu.facts import is_asynchronous
 from compiler.passes.gpu.fragments import WARP
 from compiler.passes.gpu.instruction_loops import instruction_loops
 from compiler.passes.gpu.scope import Scope
-from compiler.targets.target import Instruction, instruction
+from compiler.targets.target import Instruction
 
 Body = list[k.Stmt]
 
 ROW = 16  # bytes of a row of an operand that is not swizzled
 _TYPES = {"bf16": "mlc_bf16", "f16": "mlc_f16", "f32": "float", "i8": "signed char"}
-
-
-def is_asynchronous(facts: Facts, s: Stmt) -> bool:
-    return isinstance(s, tile.Mma) and instruction(facts.target, s.instruction).b_space == "shared"
 
 
 def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
@@ -88,13 +84,14 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
     first_one = [] if state.matmuls.latest == array else [fence]
     state.matmuls.latest = array
     state.matmuls.running[array] = acc.count
+    state.matmuls.groups.append(array)
     return [*first_one, *all_of.around([call]), k.Call("mlc_wgmma_commit", (), ())]
 
 
 def wait_if_touched(state: Emission, s: Stmt, scope: Scope) -> Body:
     """A wait for the matmuls in flight, where a statement touches what they do."""
     touched = {(scope.registers or {}).get(b, b) for b in tile.buffers((s,))}
-    if is_asynchronous(state.facts, s):
+    if is_asynchronous(state.facts.target, s):
         assert isinstance(s, tile.Mma)
         return wait_all(state) if (scope.registers or {}).get(s.a.buffer) in state.matmuls.running else []
     state.matmuls.latest = ""
@@ -105,12 +102,20 @@ def wait_all(state: Emission) -> Body:
     """All matmuls in flight are done."""
     if not state.matmuls.running:
         return []
-    out: Body = [k.Call("mlc_wgmma_wait", (0,), ())]
-    for array, count in sorted(state.matmuls.running.items()):
-        out.append(k.Call("mlc_wgmma_hold", (count,), (k.Address(array, const(0)),), (array,)))
-    state.matmuls.running.clear()
+    out = wait_but(state, 0)
     state.matmuls.read.clear()
     state.matmuls.latest = ""
+    return out
+
+
+def wait_but(state: Emission, pending: int) -> Body:
+    """All but the latest few matmuls are done, and what they added to is there."""
+    flying = state.matmuls
+    flying.groups = flying.groups[-pending:] if pending else []
+    out: Body = [k.Call("mlc_wgmma_wait", (pending,), ())]
+    for array in sorted(flying.running.keys() - set(flying.groups)):
+        held = k.Address(array, const(0))
+        out.append(k.Call("mlc_wgmma_hold", (flying.running.pop(array),), (held,), (array,)))
     return out
 
 
@@ -133,7 +138,7 @@ def zeroed_accumulator(state: Emission, s: Stmt, after: tuple[Stmt, ...]) -> str
         runs = isinstance(user.extent, Const) and int(user.extent.value) > 0
         inside = [x for x in user.body if name in tile.buffers((x,))]  # each iteration comes to its matmul
         user = inside[0] if runs and len(inside) == 1 else None
-    if isinstance(user, tile.Mma) and is_asynchronous(state.facts, user) and user.acc.buffer == name:
+    if isinstance(user, tile.Mma) and is_asynchronous(state.facts.target, user) and user.acc.buffer == name:
         whole = tuple(n or 1 for n in user.acc.lengths) == state.facts.fragments[name].shape
         return name if whole and name not in (user.a.buffer, user.b.buffer) else ""
     return ""

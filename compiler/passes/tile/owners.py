@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from compiler.ir import rewrite, tile
 from compiler.ir.expr import Const, Expr, Load, Op, dim, names, op
+from compiler.ir.launches import WARP
 from compiler.ir.statement import If, Kernel, Store
 from compiler.passes.tile.nests import SERIAL, named
 from compiler.schedule.steps import Bind, Owners, ScheduleError
@@ -70,9 +71,9 @@ def _at_most(extent: Expr, count: int) -> bool:
 def check_votes(step: Bind, f: tile.For) -> None:
     """Lanes test all iterations before the first of them is made."""
     match f.body:
-        case (If(cond, body),) if _at_most(f.extent, tile.WARP):
+        case (If(cond, body),) if _at_most(f.extent, WARP):
             met = {n.buffer for n in cond.walk() if isinstance(n, Load)} & tile.buffers(body)
             if any(isinstance(n, Store) and n.buffer in met for s in body for n in s.walk()):
                 raise ScheduleError(step, f"what {f.var} does changes what its condition reads")
         case _:
-            raise ScheduleError(step, f"{f.var} has more than {tile.WARP} iterations, or is not all one condition")
+            raise ScheduleError(step, f"{f.var} has more than {WARP} iterations, or is not all one condition")

@@ -1,0 +1,91 @@
+"""Roles that run side by side, each until it waits for another, and what they tell each other by mbarriers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+
+from compiler.interpret import mbarriers
+from compiler.interpret.grid import InterpretError
+from compiler.interpret.mbarriers import Mbarriers
+from compiler.interpret.scalar import Array
+from compiler.interpret.tile_state import Here, Machine, evaluated, points_of
+from compiler.ir import roles
+from compiler.ir.expr import Var
+from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Ring, RingStmt, Wait
+from compiler.ir.text import show
+
+Steps = Iterator[str]  # what a role waits for, each time that it has to
+
+
+def side_by_side(roles: Mapping[str, Steps], barriers: Mapping[str, Mbarriers], where: str) -> None:
+    """Runs all to their ends; raises InterpretError where all wait for ever."""
+    left = dict(roles)
+    while left:
+        before = sum(b.changes for b in barriers.values())
+        waiting = {kind: next(steps, "") for kind, steps in left.items()}
+        done = [kind for kind, what in waiting.items() if not what]
+        for kind in done:
+            del left[kind]
+        if not done and sum(b.changes for b in barriers.values()) == before:
+            said = " and ".join(f"{kind} for {what}" for kind, what in waiting.items())
+            raise InterpretError(f"{where}: roles wait for ever: {said}")
+
+
+def alone(steps: Steps, where: str) -> None:
+    """What no role does, and so waits for nobody."""
+    for what in steps:
+        raise InterpretError(f"{where}: waits for {what} outside of a role")
+
+
+def statement(s: RingStmt, machine: Machine, here: Here) -> Steps:
+    match s:
+        case roles.Mbarriers(name, count, arrivals):
+            private = points_of(here)
+            if name not in machine.mbarriers or machine.mbarriers[name].private != private:  # not in a later turn
+                machine.mbarriers[name] = mbarriers.made([n.size for n in here.spans], count, arrivals, private)
+        case Ring(slot, phase, depth, tiles, start):
+            machine.values |= {slot: np.asarray(0), phase: np.asarray(start)}
+            for name in tiles:
+                if name not in machine.rings:
+                    axis = len(machine.private[name])
+                    for some in (machine.memory, machine.written):
+                        some[name] = np.repeat(np.expand_dims(some[name], axis), depth, axis)
+                    machine.rings.add(name)
+                machine.private[name] = (*machine.private[name][: len(here.spans)], Var(slot))
+        case Advance():
+            _advance(s, machine, here)
+        case Wait(barrier, phase):
+            held, at, kept = _barrier(barrier, machine, here)
+            parity = np.broadcast_to(evaluated(phase, machine, here), here.shape)[kept]
+            while not held.ended(at, parity):
+                yield f"{barrier.array}[{show(barrier.slot)}]"
+        case Arrive(barrier):
+            tell(barrier, machine.warps, 0, machine, here)
+        case Expect(barrier, count):
+            tell(barrier, 1, count, machine, here)
+
+
+def _advance(s: Advance, machine: Machine, here: Here) -> None:
+    slot, phase = machine.values.get(s.slot, np.asarray(0)), machine.values[s.phase]
+    more = slot < s.depth - 1
+    new = {s.last: slot, s.phase: np.where(more, phase, phase ^ 1), s.slot: np.where(more, slot + 1, 0)}
+    for name, value in new.items():
+        if name:
+            taken = here.taken
+            machine.values[name] = value if taken is None else np.where(taken, value, machine.values[name])
+
+
+def _barrier(b: Mbarrier, machine: Machine, here: Here) -> tuple[Mbarriers, tuple[Array, ...], Array]:
+    """The state of an mbarrier's array, where it is for all points that take part, and which these are."""
+    held = machine.mbarriers[b.array]
+    kept = np.broadcast_to(True if here.taken is None else here.taken, here.shape)
+    at = tuple(np.broadcast_to(evaluated(i, machine, here), here.shape)[kept] for i in (*held.private, b.slot))
+    return held, at, kept
+
+
+def tell(b: Mbarrier, arrivals: int, expected: int, machine: Machine, here: Here) -> None:
+    held, at, _ = _barrier(b, machine, here)
+    if not held.tell(at, arrivals, expected):
+        raise InterpretError(f"{machine.where}: more arrive at {b.array}[{show(b.slot)}] than it waits for")

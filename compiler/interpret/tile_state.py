@@ -1,0 +1,88 @@
+"""The state of one kernel of Tile IR while it is interpreted, and the points for which a statement runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from compiler.interpret.grid import Grid, InterpretError, Span, Take, evaluate
+from compiler.interpret.mbarriers import Mbarriers
+from compiler.interpret.scalar import Array
+from compiler.interpret.tensor import Plain
+from compiler.ir.dtype import DType, i64
+from compiler.ir.expr import Expr, Load, Var, dim
+from compiler.ir.text import show
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Checked(Plain):
+    """Plain numbers from buffers that know which of their elements were written."""
+
+    written: dict[str, Array] = field(default_factory=dict)
+
+    def take(self, load: Load, stored: Array, takes: list[Take], grid: Grid[Array]) -> Array:
+        if load.buffer in self.written:
+            blank = ~takes[0](self.written[load.buffer])
+            if blank.any() and (grid.taken is None or (blank & grid.taken).any()):
+                raise InterpretError(
+                    f"{grid.where}: {show(load)} reads an element of {load.buffer} before it is written"
+                )
+        return takes[0](stored)
+
+
+@dataclass
+class Machine:
+    """The state of one kernel: its buffers, which of their elements were written, and the variables in scope."""
+
+    where: str
+    sizes: dict[str, int]
+    types: dict[str, DType]
+    memory: dict[str, Array]
+    written: dict[str, Array]
+    values: dict[str, Array] = field(default_factory=dict)
+    depth: dict[str, int] = field(default_factory=dict)  # axes open where a mutable scalar began
+    private: dict[str, tuple[Expr, ...]] = field(default_factory=dict)
+    mbarriers: dict[str, Mbarriers] = field(default_factory=dict)
+    warps: int = 1  # of the role
+    rings: set[str] = field(default_factory=set)  # tiles of which there is one in each slot
+
+    def role(self, threads: int) -> Machine:
+        """With variables and slots of its own."""
+        return replace(self, warps=threads // WARP, values=dict(self.values), depth=dict(self.depth),
+                       private=dict(self.private))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Here:
+    """The points for which a statement runs: the axes open, and which points of them take part."""
+
+    spans: tuple[Span, ...] = ()
+    taken: Array | None = None
+
+    def open(self, span: Span) -> Here:
+        taken = self.taken if self.taken is None or self.taken.ndim == 0 else self.taken[..., None]
+        return Here((*self.spans, span), taken)
+
+    def where(self, cond: Array) -> Here:
+        return replace(self, taken=cond if self.taken is None else self.taken & cond)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(s.size for s in self.spans)
+
+
+def _grid(machine: Machine, here: Here) -> Grid[Array]:
+    return Grid(
+        Checked(written=machine.written), machine.memory, machine.sizes, machine.where, here.spans,
+        machine.values, machine.private, here.taken,
+    )  # fmt: skip
+
+
+def evaluated(e: Expr, machine: Machine, here: Here) -> Array:
+    return evaluate(e, _grid(machine, here))
+
+
+def points_of(here: Here) -> tuple[Expr, ...]:
+    """Where a point is along the axes open."""
+    return tuple(Var(n.name, i64) - dim(n.start) for n in here.spans)

@@ -1,0 +1,130 @@
+"""Roles as branches of a function, and what they tell each other as calls.
+
+The threads of the first role are those that the block's other statements are for; the warps of the others come behind.
+"""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from compiler.ir import kernel as k
+from compiler.ir.expr import Expr, Var, both, const, op, select, substitute
+from compiler.ir.roles import Advance, Arrive, Expect, Mbarriers, One, Ring, RingStmt, Role, Wait
+from compiler.ir.statement import If, Stmt
+from compiler.passes.gpu import scope as scopes
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import address, lowered, thread_of
+from compiler.passes.gpu.scope import THREAD, WARP, Scope
+from compiler.passes.gpu.sequences import sequence
+from compiler.passes.gpu.wgmma import wait_all
+from compiler.schedule.gpu.matmul import KEPT_PREPARING
+from compiler.targets.legal import GROUP
+
+Body = list[k.Stmt]
+
+
+def roles(state: Emission, body: tuple[Stmt, ...], scope: Scope) -> tuple[int, Body]:
+    """How many threads come behind those that compute, and the body for each role."""
+    before = tuple(takewhile(lambda s: not isinstance(s, Role), body))
+    own = [s for s in body if isinstance(s, Role)]
+    after = body[len(before) + len(own) :]
+    compute, copy, prepare = _kinds(state, own)
+    start = sequence(state, before, scope)
+    computing = [*sequence(state, (*compute.body, *after), scope.inner()), *wait_all(state)]
+    asking = sequence(state, copy.body, scope.inner(level="thread"))
+    one: Body = [k.If(op("eq", THREAD, const(copy.first)), tuple(asking))]
+    first = copy.first // WARP
+    if prepare is not None:
+        role = scopes.Role(prepare.threads, prepare.first, KEPT_PREPARING)
+        preparing = sequence(state, prepare.body, scope.inner(role=role))
+        one = [k.If(op("eq", state.warp(), const(first)), tuple(one), tuple(preparing))]
+    if copy.registers:
+        one = [k.Call("mlc_registers_decrease", (copy.registers,), ()), *one]
+        computing = [k.Call("mlc_registers_increase", (compute.registers,), ()), *computing]
+    theirs = op("ge", state.warp(), const(first))
+    threads = GROUP if copy.registers else WARP + (prepare.threads if prepare is not None else 0)
+    return threads, [*start, *_ready(state, copy.first), k.If(theirs, tuple(one), tuple(computing))]
+
+
+def _kinds(state: Emission, own: list[Role]) -> tuple[Role, Role, Role | None]:
+    match own:
+        case [Role("compute") as compute, Role("copy") as copy]:
+            return compute, copy, None
+        case [Role("compute") as compute, Role("copy") as copy, Role("prepare") as prepare]:
+            return compute, copy, prepare
+    raise ValueError(f"kernel {state.facts.name}: no threads are there for {', '.join(r.kind for r in own)}")
+
+
+def _ready(state: Emission, asking: int) -> Body:
+    """One thread makes the mbarriers ready, while the one that asks for copies has the tensor maps fetched."""
+    ready: Body = []
+    for name, slots, count in state.mbarriers:
+        ready += [
+            k.Call("mlc_mbarrier_init", (), (k.Address(name, const(n)), const(count)), (name,)) for n in range(slots)
+        ]
+    ready.append(k.Call("mlc_mbarrier_fence_init", (), ()))
+    known = tuple(k.Call("mlc_tma_prefetch", (), (k.Map(name),)) for name in state.maps.values())
+    asks = op("eq", THREAD, const(asking))
+    return [k.If(op("eq", THREAD, const(0)), tuple(ready)), k.If(asks, known), k.Barrier("block")]
+
+
+def told(state: Emission, s: RingStmt | One | If, scope: Scope) -> Body:
+    """What roles tell each other, one thread for all, or under a condition."""
+    match s:
+        case One(body):
+            made = sequence(state, body, scope.inner(level="thread"))
+            return [k.If(op("eq", thread_of(scope), const(0)), tuple(made))]
+        case If(cond, (Arrive() as inner,)):  # one condition for both
+            return _arrive(state, inner, scope, substitute(cond, {Var(n): e for n, e in scope.values.items()}))
+        case Mbarriers(name, count, arrivals):
+            state.barriers(name, count, arrivals)
+            return []
+        case Ring():
+            return _ring(state, s, scope)
+        case Advance(slot, phase, depth, last):
+            return _advance(scope.values.get(slot), scope.values[phase], depth, scope.values.get(last))
+        case Wait(barrier, phase):
+            at = address(state, barrier, scope)
+            return [k.Call("mlc_mbarrier_wait", (), (at, lowered(state, phase, scope)), (at.buffer,))]
+        case Arrive():
+            return _arrive(state, s, scope)
+        case Expect(barrier, count):
+            at = address(state, barrier, scope)
+            return [k.Call("mlc_mbarrier_expect", (), (at, const(count)), (at.buffer,))]
+    raise TypeError(f"{type(s).__name__} is no statement of a ring")
+
+
+def _arrive(state: Emission, s: Arrive, scope: Scope, *where: Expr) -> Body:
+    """One thread of each warp arrives."""
+    at = address(state, s.barrier, scope)
+    call = k.Call("mlc_mbarrier_arrive", (), (at,), (at.buffer,))
+    return [k.If(both(op("eq", state.lane(), const(0)), *where), (call,))]
+
+
+def _ring(state: Emission, s: Ring, scope: Scope) -> Body:
+    out: Body = []
+    for name, value in ((s.slot, 0), (s.phase, s.start)):
+        if name:
+            made = state.fresh(name)
+            scope.values[name] = Var(made)
+            out.append(k.Declare(made, const(value)))
+    if s.slot:
+        slot = scope.values[s.slot]
+        assert isinstance(slot, Var)
+        scope.ranges[slot.name] = (0, s.depth - 1)
+        for name in s.tiles:
+            state.shared[name] = state.shared[name].in_slot(slot)
+    return out
+
+
+def _advance(slot: Expr | None, phase: Expr, depth: int, last: Expr | None) -> Body:
+    """Each time that the ring begins again, phases change."""
+    assert isinstance(phase, Var)
+    turned = op("xor", phase, const(1))
+    if depth == 1:
+        return [k.Assign(phase.name, turned)]
+    assert isinstance(slot, Var)
+    kept: Body = [k.Assign(last.name, slot)] if isinstance(last, Var) else []
+    more = op("lt", slot, const(depth - 1))
+    following = select(more, slot + 1, const(0))
+    return [*kept, k.Assign(phase.name, select(more, phase, turned)), k.Assign(slot.name, following)]

@@ -1,0 +1,301 @@
+"""Checks that roles pass slots on to each other, by running them a few turns with numbers for what loops count.
+
+What a role knows to be done is what it did itself and what those had done that it waited for. A tile may be read when
+its writer is known to be done, and written when all who read it are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from compiler.ir import tile
+from compiler.ir.expr import Const, Expr, Var, const, substitute
+from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Mbarriers, One, Ring, RingStmt, Role, Wait
+from compiler.ir.statement import If, Init, Program, Stmt
+from compiler.passes.gpu.facts import is_asynchronous
+from compiler.passes.gpu.hazards import Uses, touched
+from compiler.passes.gpu.rings import is_part
+from compiler.targets.target import Target
+
+Body = tuple[Stmt, ...]
+Place = tuple[str, int]  # a tile and its slot
+Known = dict[str, int]  # of whom how much is known to be done
+TURNS = 2  # of loops around pipelines, and of a pipeline after its slots are all used
+
+
+def verify(program: Program, target: Target) -> None:
+    """Raises ValueError for roles of a kernel of which one may overtake another, or waits for ever."""
+    for kernel in program.kernels:
+        nodes = [n for s in kernel.body for n in s.walk()]
+        roles = [n for n in nodes if isinstance(n, Role)]
+        if roles:
+            sizes = {n.tensor.name: n.tensor.dtype.bytes for n in nodes if isinstance(n, tile.Alloc)}
+            run = _Run(f"kernel {kernel.name}", target, sizes)
+            run.declare([n for n in nodes if isinstance(n, Mbarriers)])
+            run.all(roles)
+
+
+@dataclass
+class _Barrier:
+    """Arrivals and bytes that are left of the phase, those that have ended, and what is known by then."""
+
+    arrivals: int
+    left: int
+    bytes: int = 0
+    ended: int = 0
+    told: Known = field(default_factory=dict)
+    known: Known = field(default_factory=dict)
+
+    def tell(self, known: Known, arrivals: int, expected: int) -> None:
+        _join(self.told, known)
+        self.left, self.bytes = self.left - arrivals, self.bytes + expected
+        if self.left == self.bytes == 0:
+            self.left, self.ended, self.known = self.arrivals, self.ended + 1, dict(self.told)
+
+
+@dataclass
+class _Threads:
+    """One role under way: what its variables are, in which ring each slot is, and what is known.
+
+    Not all of a warp need have read what one has, or know of what it has stored, which fences come before; matmuls that
+    read may be in flight.
+    """
+
+    role: Role
+    values: dict[str, int] = field(default_factory=dict)
+    rings: dict[str, Ring] = field(default_factory=dict)
+    slots: dict[str, str] = field(default_factory=dict)
+    parities: dict[str, str] = field(default_factory=dict)
+    known: Known = field(default_factory=dict)
+    loose: set[Place] = field(default_factory=set)
+    unfenced: set[Place] = field(default_factory=set)
+    fenced: set[Place] = field(default_factory=set)
+    flying: list[list[Place]] = field(default_factory=list)
+    waited: bool = True  # for the latest matmuls, or how many may be in flight
+
+    @property
+    def used(self) -> set[Place]:
+        """What some of the threads, or matmuls of theirs, may not have done with."""
+        return {*self.loose, *self.unfenced, *self.fenced, *(p for group in self.flying for p in group)}
+
+    def number(self, e: Expr) -> int | None:
+        if isinstance(e, Var):
+            return self.values.get(e.name)
+        made = substitute(e, {Var(name): const(n) for name, n in self.values.items()})
+        return int(made.value) if isinstance(made, Const) else None
+
+    def place(self, buffer: str) -> Place:
+        return buffer, self.values[self.slots[buffer]] if buffer in self.slots else 0
+
+    def happens(self) -> tuple[str, int]:
+        """Something more is done."""
+        kind = self.role.kind
+        self.known[kind] = self.known.get(kind, 0) + 1
+        return kind, self.known[kind]
+
+
+@dataclass
+class _Run:
+    where: str
+    target: Target
+    sizes: dict[str, int]
+    barriers: dict[str, list[_Barrier]] = field(default_factory=dict)
+    watched: set[str] = field(default_factory=set)
+    written: dict[Place, tuple[str, int]] = field(default_factory=dict)
+    read: dict[Place, Known] = field(default_factory=dict)
+    threads: list[_Threads] = field(default_factory=list)
+    rings: dict[str, tuple[str, ...]] = field(default_factory=dict)  # whose mbarriers an array has
+    deepest: int = 1
+    uses: dict[Stmt, Uses] = field(default_factory=dict)
+
+    def declare(self, arrays: list[Mbarriers]) -> None:
+        for s in arrays:
+            self.barriers[s.name] = [_Barrier(s.arrivals, s.arrivals) for _ in range(s.count)]
+
+    def fail(self, problem: str) -> ValueError:
+        return ValueError(f"{self.where}: {problem}")
+
+    def all(self, roles: list[Role]) -> None:
+        inside = [n for r in roles for n in r.walk()]
+        self.watched = {x for n in inside if isinstance(n, Ring) for x in n.tiles}
+        self.watched |= {n.target.buffer for n in inside if isinstance(n, tile.Copy) and n.full is not None}
+        self.deepest = max((n.depth for n in inside if isinstance(n, Ring)), default=1)
+        self.threads = [_Threads(r) for r in roles]
+        left = [(t.role.kind, self.body(t.role.body, t)) for t in self.threads]
+        while left:
+            before = self.ended()
+            waiting = [(kind, steps, next(steps, "")) for kind, steps in left]
+            left = [(kind, steps) for kind, steps, what in waiting if what]
+            if len(left) == len(waiting) and self.ended() == before:
+                said = " and ".join(f"{kind} for {what}" for kind, _, what in waiting)
+                raise self.fail(f"roles wait for ever: {said}")
+        self.end()
+
+    def ended(self) -> dict[str, list[int]]:
+        return {name: [b.ended for b in some] for name, some in self.barriers.items()}
+
+    def end(self) -> None:
+        """All have gone through the rings as often, so that they can do it again."""
+        for name, some in self.barriers.items():
+            if any(b.left != b.arrivals or b.bytes for b in some):
+                raise self.fail(f"not all arrive at {name}")
+        ended = self.ended()
+        places: dict[tuple[str, ...], set[object]] = {}
+        for t in self.threads:
+            for ring in t.rings.values():
+                turned = t.values[ring.phase] != ring.start
+                places.setdefault(ring.tiles, set()).add((t.values[ring.slot], turned))
+            if any(t.values[phase] != ended[array][0] % 2 for array, phase in t.parities.items()):
+                raise self.fail(f"{t.role.kind} loses count of {', '.join(t.parities)}")
+        turns: dict[tuple[str, ...], set[object]] = {}
+        for array, tiles in self.rings.items():
+            turns.setdefault(tiles, set()).add(tuple(ended[array]))
+        for tiles, found in (*places.items(), *turns.items()):
+            if len(found) > 1:
+                raise self.fail(f"roles do not go as far through the slots of {', '.join(tiles)}")
+
+    # ---- statements
+
+    def body(self, body: Body, t: _Threads) -> Iterator[str]:
+        for s in body:
+            match s:
+                case RingStmt():
+                    yield from self.ring(s, t)
+                case tile.For(var, extent, body=inner) if _passes(s):
+                    for n in range(self.count(s, extent, t)):
+                        t.values[var] = n
+                        yield from self.body(inner, t)
+                    t.values.pop(var, None)
+                case If(cond, inner) if _passes(s):
+                    if t.number(cond) in (None, 1):
+                        yield from self.body(inner, t)
+                case One(inner):
+                    yield from self.body(inner, t)
+                case Init(name, Const(int() as value)):
+                    t.values[name] = value
+                case tile.Copy(full=Mbarrier() as full):
+                    self.copy(s, full, t)
+                case tile.Sync():
+                    _sync(s, t)
+                case _:
+                    self.touch(s, t)
+
+    def count(self, f: tile.For, extent: Expr, t: _Threads) -> int:
+        """Enough turns for slots to be used again, whatever the extent, or those of a loop around."""
+        if is_part(f):
+            return self.deepest + TURNS
+        n = t.number(extent)
+        return TURNS if n is None else min(n, TURNS)
+
+    def ring(self, s: RingStmt, t: _Threads) -> Iterator[str]:
+        match s:
+            case Ring(slot, phase, _, tiles, start):
+                t.values |= {slot: 0, phase: start}
+                if slot:
+                    t.rings[slot] = s
+                t.slots |= dict.fromkeys(tiles, slot)
+            case Advance(slot, phase, depth, last):
+                now = t.values.get(slot, 0)
+                t.values[last] = now
+                if now == depth - 1:
+                    t.values[phase] ^= 1
+                t.values[slot] = (now + 1) % depth
+                if last and slot in t.rings:
+                    t.rings.setdefault(last, t.rings[slot])
+            case Wait(barrier, phase):
+                at = self.at(barrier, t)
+                if isinstance(barrier.slot, Const) and isinstance(phase, Var):
+                    t.parities[barrier.array] = phase.name
+                while at.ended % 2 == t.number(phase):
+                    yield barrier.array
+                _join(t.known, at.known)
+            case Arrive(barrier):
+                self.settled(barrier, t)
+                self.tell(barrier, t, t.role.threads // 32, 0)
+            case Expect(barrier, count):
+                self.tell(barrier, t, 1, count)
+
+    def at(self, b: Mbarrier, t: _Threads) -> _Barrier:
+        n = t.number(b.slot)
+        if b.array not in self.barriers or n is None or n >= len(self.barriers[b.array]):
+            raise self.fail(f"there is no mbarrier {b.array}[{n}]")
+        if isinstance(b.slot, Var) and b.slot.name in t.rings:
+            self.rings[b.array] = t.rings[b.slot.name].tiles
+        return self.barriers[b.array][n]
+
+    def tell(self, b: Mbarrier, t: _Threads, arrivals: int, expected: int) -> None:
+        at = self.at(b, t)
+        at.tell(t.known, arrivals, expected)
+        if at.left < 0:
+            raise self.fail(f"more arrive at {b.array} than it waits for")
+
+    def settled(self, b: Mbarrier, t: _Threads) -> None:
+        """A warp gives a slot away when all its threads, and the matmuls that they started, have done with it."""
+        slot = t.number(b.slot)
+        for buffer, n in t.used:
+            if n == slot and buffer in t.slots:
+                raise self.fail(f"a warp arrives at {b.array} while its threads or matmuls still use {buffer}")
+        if not t.waited:
+            raise self.fail(f"a warp arrives at {b.array}, and matmuls may still use what is there")
+
+    def copy(self, s: tile.Copy, full: Mbarrier, t: _Threads) -> None:
+        place = t.place(s.target.buffer)
+        self.may_write(place, t)
+        engine = f"the engine that fills {full.array}[{t.number(full.slot)}]"
+        at = self.at(full, t)
+        self.written[place] = engine, at.ended + 1
+        at.tell({**t.known, engine: at.ended + 1}, 0, -math.prod((self.sizes[place[0]], *tile.extents(s.target))))
+
+    def touch(self, s: Stmt, t: _Threads) -> None:
+        if s not in self.uses:
+            self.uses[s] = touched(s, frozenset())
+        writes = self.uses[s].writes & self.watched
+        reads = (self.uses[s].reads & self.watched) - writes  # each thread reads what it has stored itself
+        flying = is_asynchronous(self.target, s)
+        if flying:
+            t.flying.append([t.place(x) for x in reads])
+            t.waited = False
+        for place in map(t.place, reads):
+            self.may_read(place, t)
+            who, when = t.happens()
+            self.read.setdefault(place, {})[who] = when
+            if not flying:
+                t.loose.add(place)
+        for place in map(t.place, writes):
+            self.may_write(place, t)
+            self.written[place] = t.happens()
+            t.unfenced.add(place)
+
+    def may_read(self, place: Place, t: _Threads) -> None:
+        who, when = self.written.get(place, ("", 1))
+        unseen = any(place in x.unfenced | x.fenced for x in self.threads if x is not t)
+        if t.known.get(who, 0) < when or unseen:
+            raise self.fail(f"{t.role.kind} reads {place[0]} before it is known to be there")
+
+    def may_write(self, place: Place, t: _Threads) -> None:
+        before = self.read.get(place, {})
+        used = any(place in x.used for x in self.threads if x is not t)
+        if used or any(t.known.get(who, 0) < when for who, when in before.items()):
+            raise self.fail(f"{t.role.kind} writes {place[0]} while others still use it")
+
+
+def _sync(s: tile.Sync, t: _Threads) -> None:
+    match s.what:
+        case "wait_matmuls":
+            t.flying, t.waited = t.flying[-s.pending :] if s.pending else [], True
+        case "fence_async":
+            t.fenced, t.unfenced = t.fenced | t.unfenced, set()
+        case "warp_barrier":
+            t.loose, t.fenced = set(), set()
+
+
+def _passes(s: Stmt) -> bool:
+    """Whether slots are passed on inside of a statement."""
+    return any(isinstance(n, RingStmt | One) for n in s.walk())
+
+
+def _join(known: Known, more: Known) -> None:
+    for who, n in more.items():
+        known[who] = max(known.get(who, 0), n)
