@@ -53,11 +53,16 @@ def refused(graph: GraphModule, anywhere: bool) -> dict[Node, CompilerError]:
     return out
 
 
+SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
+
+
 def for_all_sizes(node: Node) -> bool:
     """Whether a call is refused whatever the sizes in its graph are, so that knowing them is of no help."""
     values = [_value(x) for x in (node, *node.all_input_nodes)]
-    if any(isinstance(v, torch.Tensor | torch.SymInt) and free_unbacked_symbols(v) for v in values):
+    if any(isinstance(v, torch.Tensor | SYMBOLIC) and free_unbacked_symbols(v) for v in values):
         return True
+    if isinstance(values[0], SYMBOLIC):
+        return False  # a number that sizes give
     return not isinstance(node.target, OpOverload) or str(node.target) not in torch_to_tensor.RULES
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from compiler.ir.aten import Type
 from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr, cast, const, dim, op, static
+from compiler.ir.expr import Const, Expr, cast, const, dim, op
+from compiler.ir.tensor import numel
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, dims, without
 from compiler.passes.torch_to_tensor.positions import is_empty
 from compiler.passes.torch_to_tensor.reduce import Element, converted, kept, moments, over
@@ -236,13 +237,17 @@ def batch_norm_training(
         made = _by_running(b, input, weight, bias, running_mean, running_var, eps)
         return made, _nothing(b, b.types[1]), _nothing(b, b.types[2]), running_mean, running_var
     center, spread = _of_channels(b, input)
-    count = math.prod(static(n, "a size under batch_norm") for d, n in enumerate(input.shape) if d != 1)
+    count = numel(tuple(n for d, n in enumerate(input.shape) if d != 1))
+    if isinstance(count, Const):
+        unbiased: Expr = const(momentum * int(count.value) / max(int(count.value) - 1, 1), spread.compute)
+    else:
+        unbiased = cast(count, spread.compute) / cast(op("max", count - 1, 1), spread.compute) * momentum
 
-    def moved(old: Value, new: Value, factor: float, hint: str) -> Value:
+    def moved(old: Value, new: Value, factor: Expr, hint: str) -> Value:
         return b.map(old.shape, lambda at: old.at(at) * (1 - momentum) + cast(new.at(at) * factor, old.compute), hint)
 
-    means = moved(running_mean, center, momentum, "means")
-    spreads = moved(running_var, spread, momentum * count / max(count - 1, 1), "variances")
+    means = moved(running_mean, center, const(momentum, center.compute), "means")
+    spreads = moved(running_var, spread, unbiased, "variances")
     return *_by_channel(b, input, weight, bias, center, spread, eps), means, spreads
 
 

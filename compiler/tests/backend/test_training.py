@@ -1,9 +1,14 @@
 """Models that are trained compiled, forward and backward, lose as much in every step as they do in eager."""
 
+import copy
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
+from compiler.backend import FallbackWarning
 from compiler.tests.backend.training import apart, compare
 from compiler.tests.meaning import fresh_seed
 
@@ -40,3 +45,21 @@ def test_a_gradient_far_from_its_margin_keeps_its_digits() -> None:
     F.soft_margin_loss(exact, target.double()).backward()  # type: ignore[no-untyped-call]
     torch.compile(F.soft_margin_loss, backend="mlcomp")(ours, target).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(ours.grad.double(), exact.grad, rtol=1e-5, atol=0)  # type: ignore[union-attr]
+
+
+def test_batches_of_any_size_are_trained_on() -> None:
+    """Forward once for all of them; backward, in which numbers depend on the size, once for each, none in eager."""
+    torch.manual_seed(seed := fresh_seed())
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(16, 5))
+    eager = copy.deepcopy(model)
+    run = torch.compile(model, backend="mlcomp", dynamic=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", FallbackWarning)
+        for size in (4, 6):
+            x = torch.randn(size, 3, 4, 4)
+            for f in (run, eager):
+                f(x).square().mean().backward()  # type: ignore[no-untyped-call]
+    for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4, msg=f"seed {seed}")
+    for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=f"seed {seed}")
