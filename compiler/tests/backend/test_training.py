@@ -58,8 +58,8 @@ def test_batches_of_any_size_are_trained_on() -> None:
         for size in (4, 6):
             x = torch.randn(size, 3, 4, 4)
             for f in (run, eager):
-                f(x).square().mean().backward()  # type: ignore[no-untyped-call]
+                f(x).square().mean().backward()
     for ours, theirs in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4, msg=f"seed {seed}")
-    for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+    for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):  # type: ignore[assignment]
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=f"seed {seed}")
