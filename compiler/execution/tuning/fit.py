@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +23,8 @@ from compiler.schedule import space, steps
 from compiler.schedule.space.members import Price
 
 FOLDS = 4  # groups of kernels, each of which is once held out
-MOST_TURNS = 12
+MOST_TURNS = 8
+MOST_EACH, FASTEST = 40, 12  # candidates of a kernel that costs are fitted to, and the fastest among them
 CLOCK = 1755e6  # of the GPU whose costs are known
 FAR = 0.15  # a residual that is this far off counts less
 COMMON = 0.4  # how much of what a kernel's residuals have in common counts
@@ -31,6 +32,7 @@ KEPT = 0.2  # how much a logarithm of a cost that moves by 1 counts, beside a ke
 FARTHEST = 1.2  # that a logarithm of a cost moves
 LEAST_APART = 0.01  # times that differ by less are not told apart
 SHARES = ("reached", "reached.split", "sync.reached")  # costs that are of a whole
+EXPONENT = "close"  # costs whose names end so are exponents, and at least 1
 Costs = Mapping[str, float]
 
 
@@ -118,9 +120,11 @@ def estimates(r: Recorded, costs: Costs | None = None) -> np.ndarray:
 
 def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
     """The costs of these names with which estimates of kernels of one target come nearest to their times."""
+    some = [_thinned(r) for r in some]
     base = dict(named.target(some[0].target).costs)
     start = np.log([base[n] for n in names])
     top = np.minimum(start + FARTHEST, [0.0 if n in SHARES else np.inf for n in names])
+    bottom = np.maximum(start - FARTHEST, [0.0 if n.endswith(EXPONENT) else -np.inf for n in names])
     times, kernel = (
         np.concatenate([r.times for r in some]),
         np.repeat(np.arange(len(some)), [len(r.times) for r in some]),
@@ -151,7 +155,7 @@ def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
         before = least
         for _ in range(6):
             step = np.clip(np.linalg.solve(curve + damping * np.diag(np.diag(curve)), -down), -0.5, 0.5)
-            there = np.clip(x + step, start - FARTHEST, top)
+            there = np.clip(x + step, bottom, np.maximum(bottom, top))
             reached = residuals(there)
             if (found := loss(there, reached)) < least:
                 x, off, least, damping = there, reached, found, damping / 4
@@ -160,6 +164,16 @@ def fitted(some: Sequence[Recorded], names: Sequence[str]) -> dict[str, float]:
         if before - least < 1e-3 * before:
             break
     return {n: float(f"{v:.3g}") for n, v in zip(names, np.exp(x), strict=True)}
+
+
+def _thinned(r: Recorded) -> Recorded:
+    """The fastest candidates, and of the others some, evenly by their times."""
+    order = np.argsort(r.times)
+    if len(order) <= MOST_EACH or not r.prices:
+        return r
+    rest = order[FASTEST:][np.linspace(0, len(order) - FASTEST - 1, MOST_EACH - FASTEST).round().astype(int)]
+    chosen = np.sort(np.concatenate([order[:FASTEST], rest]))
+    return replace(r, times=r.times[chosen], costs=r.costs[chosen], prices=tuple(r.prices[n] for n in chosen))
 
 
 def moving(some: Sequence[Recorded]) -> list[str]:

@@ -17,7 +17,6 @@ from compiler.schedule.gpu import matmul
 from compiler.schedule.gpu.matmul import RESERVED, WARP, Matmul, Operand, Sizes
 from compiler.targets.target import Instruction, Target
 
-CLOSE = 3.1  # exponent with which what takes nearly as long as the longest adds to it
 BOUND = 6.0  # the same for the whole of a kernel and the traffic with memory that it cannot do without
 FEWEST_COLUMNS = 32  # that products of a matrix in registers take the time of
 WIDENED = 1 / 16  # clocks of an element that is converted: so many lanes of a clock
@@ -34,7 +33,8 @@ def numbers(target: Target) -> Mapping[str, float]:
 class Step:
     """A step of a block: products of m x n x k by `groups` of four warps, `terms` of them for each, at `rate`
     multiply-adds a clock; `brought` bytes come, in one of `depth` stages. Of numbers that are made two, warps of the
-    producer make those of `prepared` columns."""
+    producer make those of `prepared` columns. Neighbours of blocks that make parts of a sum, which are `parted`, read
+    other bytes than they do."""
 
     m: int
     n: int
@@ -45,15 +45,15 @@ class Step:
     brought: int
     depth: int
     prepared: int = 0
+    parted: bool = False
 
 
 @dataclass(frozen=True)
 class Work:
     """`blocks` blocks of `steps` steps, of which a multiprocessor holds `resident`, and at least `read` bytes to read.
 
-    `parts` of them make one tile of `tile` bytes together, in a cluster or not; of tiles that are not `whole`, elements
-    are added up one by one. Blocks that `stay` make one tile after another. It takes `change` clocks more than usual
-    to begin with others.
+    `parts` of them make one tile of `tile` bytes together, in a cluster or not. Blocks that `stay` make one tile after
+    another. It takes `change` clocks more than usual to begin with others, and `ending` clocks to store a tile.
     """
 
     blocks: int
@@ -63,9 +63,9 @@ class Work:
     tile: int
     parts: int = 1
     cluster: bool = False
-    whole: bool = True
     stay: bool = False
     change: float = 0.0
+    ending: float = 0.0
 
 
 def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
@@ -75,33 +75,36 @@ def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
     multiplies = s.m * columns * s.k * s.terms / (s.rate * costs["reached.split" if split else "reached"])
     alone = multiplies / s.groups + costs["beside.split" if split else "beside"]
     prepared = costs["prepare"] + costs["prepare.column"] * s.prepared if s.prepared else 0.0
-    brought = resident * s.brought / costs["l2"]
+    brought = resident * s.brought / costs["l2.parts" if s.parted else "l2"]
     waited = costs["latency"] / max(s.depth - 1, 1)
-    return _close((resident * multiplies, alone, prepared, brought, waited), CLOSE)
+    exponent = costs["close.split" if split else "close"]
+    return close((resident * multiplies, alone, prepared, brought, waited), exponent)
+
+
+def _cores(target: Target, parts: int, cluster: bool) -> int:
+    """Multiprocessors that blocks come to: clusters leave those that their size does not divide without one."""
+    together = dict(target.clusters).get(parts, target.cores // parts) * parts
+    return max(together, parts) if cluster else target.cores
 
 
 def total(w: Work, step_of: Callable[[int], float], target: Target) -> float:
     """Clocks of a kernel whose multiprocessors take `step_of(n)` for a step of n blocks each."""
     costs = numbers(target)
-    slots = target.cores * w.resident
-    if w.cluster:
-        together = dict(target.clusters).get(w.parts, target.cores // w.parts)
-        slots = together * w.parts * w.resident
-    full, rest = divmod(w.blocks, slots)
+    cores = _cores(target, w.parts, w.cluster)
+    full, rest = divmod(w.blocks, cores * w.resident)
 
     def wave(resident: int) -> float:
-        made = w.steps * step_of(resident) + (0.0 if w.stay else costs["fill"] + w.change)
-        added = resident * w.tile * (1.0 if w.whole else costs["ragged"])
+        made = w.steps * step_of(resident) + w.ending + (0.0 if w.stay else costs["fill"] + w.change)
         if w.cluster:
-            made += costs["cluster"] + costs["cluster.byte"] * added
+            made += costs["cluster"] + costs["cluster.byte"] * resident * w.tile
         elif w.parts > 1:
             made += costs["store.byte"] * resident * w.tile
         return made
 
-    out = costs["start"] + full * wave(w.resident) + (wave(-(-rest // target.cores)) if rest else 0.0)
+    out = costs["start"] + full * wave(w.resident) + (wave(-(-rest // cores)) if rest else 0.0)
     if w.parts > 1 and not w.cluster:
-        out += costs["ticket"] + costs["sum.byte"] * w.parts * w.tile * (1.0 if w.whole else costs["ragged"])
-    return _close((out, w.read / (costs["dram"] * target.cores)), BOUND)
+        out += costs["ticket"] + costs["sum.byte"] * w.parts * w.tile
+    return close((out, w.read / (costs["dram"] * target.cores)), BOUND)
 
 
 @dataclass(frozen=True)
@@ -134,25 +137,42 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     read = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
     cluster = parts > 1 and matmul.in_cluster(parts, (m, n), target)
     step_of = functools.partial(_step, p, b, target)
-    if "fill" in c:
+    ending = _ending(p, b, cluster, c)
+    if "fill" in c and b.apart:
         # Split numbers are stored from registers: blocks that stay gain nothing there. Where memory decides, blocks
         # that come when others have ended share it out better.
         boxes = any(p.loops)
         busy = read / c["dram"] < p.m * p.n * p.k * p.batch / _rate("wgmma", b.row, target)
         stay = b.row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and busy and not boxes
-        whole = p.m % m == 0 and p.n % n == 0
-        change = c["boxes"] if boxes and fits == 1 and b.apart else 0.0
-        work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, whole, stay, change)
+        change = c["boxes"] if boxes and fits == 1 else 0.0
+        work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, stay, change, ending)
         return total(work, step_of, target), target.cores * fits if stay else 0
-    resident = min(fits, matmul.over(tiles, target.cores))
+    cores = _cores(target, parts, cluster)
+    resident = min(fits, matmul.over(tiles, cores))
     # Without a tile in shared memory, groups of lanes write 16 or 32 bytes here and there.
     stored = m * n * p.acc_bytes / c["sync.dram"] * (0.5 if out and p.across else 1 if out or p.across else 2)
-    wave = c["sync.latency"] + steps * step_of(resident) + resident * stored
-    clocks = matmul.over(tiles, target.cores * fits) * wave + c["sync.start"]
+    wave = c["sync.latency"] + steps * step_of(resident) + resident * stored + ending
+    clocks = matmul.over(tiles, cores * fits) * wave + c["sync.start"]
     if parts > 1:
         passed = 2 * parts * p.m * p.n * p.batch * p.acc_bytes
-        clocks += c["sync.cluster" if cluster else "launch"] + passed / (c["sync.l2"] * target.cores)
-    return max(clocks, read / (c["sync.dram"] * target.cores)), 0
+        clocks += c["sync.cluster" if cluster else "sync.ticket"] + passed / (c["sync.l2"] * target.cores)
+    return close((clocks, read / (c["sync.dram"] * target.cores)), BOUND), 0
+
+
+def _ending(p: Matmul, b: Block, cluster: bool, c: Mapping[str, float]) -> float:
+    """Clocks in which threads store what they have of a tile.
+
+    Where a tile is beyond the result's edge, each element is guarded, and what it is joined with, or made of in parts,
+    is not asked for before the element before it is stored.
+    """
+    (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
+    each = m * n / threads / (b.parts if cluster else 1)
+    whole = p.m % m == 0 and p.n % n == 0
+    if not p.joined and (whole or b.parts == 1):
+        return each * c["store" if whole else "store.edge"]
+    if not whole and not p.joined:
+        return each * c["sum.edge"] * (2 + b.parts) / 4
+    return each * c[("join" if p.across else "join.down") + ("" if whole else ".edge")]
 
 
 def _resident(p: Matmul, b: Block, out: int, target: Target) -> int:
@@ -173,7 +193,7 @@ def _step(p: Matmul, b: Block, target: Target, resident: int) -> float:
         return _by_warps(p, b, resident, target)
     m, n, k = b.tile
     rate, brought = _rate("wgmma", b.row, target), k * (m * p.a.bytes + n * p.b.bytes)
-    s = Step(m, n, k, math.prod(b.grid), p.terms, rate, brought, b.depth, n if p.terms > 1 else 0)
+    s = Step(m, n, k, math.prod(b.grid), p.terms, rate, brought, b.depth, n if p.terms > 1 else 0, b.parts > 1)
     return step(s, resident, numbers(target))
 
 
@@ -186,22 +206,21 @@ def _by_warps(p: Matmul, b: Block, resident: int, target: Target) -> float:
     """Clocks of a step of so many blocks in which all warps copy, and multiply what they have in registers."""
     (m, n, k), (down, across), c = b.tile, b.grid, numbers(target)
     groups = down * across
-    # Each of the four schedulers needs a warp to keep its tensor core busy, and a second to hide what else that does.
-    warps = resident * groups * b.row.threads // WARP
-    busy = min(1.0, warps / 4) * (1.0 if warps >= 8 else 0.8)
-    multiplied = m * n * k * p.terms / (c["sync.reached"] * _rate("mma", b.row, target) * busy)
-    if p.terms > 1:
-        multiplied += c["sync.halves"] * groups * k * (m // down + n // across) / c["sync.lanes"]
+    # Each scheduler needs a warp to keep its tensor core busy. One block alone does one thing after another.
+    multiplied = m * n * k * p.terms / (c["sync.reached"] * _rate("mma", b.row, target))
+    halved = c["sync.halves"] * groups * k * (m // down + n // across) / c["sync.lanes"] if p.terms > 1 else 0.0
     read = groups * k * (m // down * p.a.bytes + n // across * p.b.bytes) / c["sync.shared"]
-    multiplied += read / 2  # what one warp loads, no other covers, as there are few
-    made = _computed(p.a) * m * k + _computed(p.b) * n * k
-    pieces = _moves(p.a, m * k) + _moves(p.b, n * k)
+    made = _computed(p.a) * m * k + _computed(p.b) * n * k + _moves(p.a, m * k) + _moves(p.b, n * k)
     moved = k * (m * p.a.bytes + n * p.b.bytes) / c["sync.l2"]
     waited = c["sync.latency"] / max(b.depth - 1, 1)
-    own = max(multiplied, read, moved, made + pieces)
+    # A thread asks for its pieces one after the other, however few threads there are.
+    asked = sum(length * k * x.bytes / x.piece for x, length in ((p.a, m), (p.b, n)) if x.copied)
+    alone = c["sync.alone"] * (multiplied + halved + read) / min(1.0, groups * b.row.threads / WARP / 4)
+    alone += c["sync.piece"] * asked / (groups * b.row.threads)
     if p.a.widened or p.b.widened:  # what it is made of is loaded then and there
-        waited = c["sync.latency"] + own
-    return max(resident * own, waited) + c["sync.step"]
+        waited = c["sync.latency"] + alone + made
+    together = resident * max(multiplied, halved, read, moved, made)
+    return close((together, alone, waited), c["sync.close"]) + c["sync.step"]
 
 
 def copying(copies: tuple[int, ...], target: Target) -> float:
@@ -221,7 +240,8 @@ def _moves(x: Operand, elements: int) -> float:
     return elements * x.bytes / x.piece / 8 if x.copied else 0.0
 
 
-def _close(clocks: tuple[float, ...], exponent: float) -> float:
+def close(clocks: tuple[float, ...], exponent: float) -> float:
+    """The longest of these, to which what comes close to it adds its share."""
     longest = max(clocks)
     return longest * math.pow(sum(math.pow(c / longest, exponent) for c in clocks), 1 / exponent)
 
@@ -233,7 +253,7 @@ def waits(target: Target, elements: int, each: int, threads: int) -> float:
     """
     c = numbers(target)
     turns = matmul.over(elements, each * threads)
-    return turns * c["sync.latency"] + c["exchange"] * math.log2(threads)
+    return turns * c["turn"] + c["exchange"] * math.log2(threads)
 
 
 def filled(wanted: float, there: float) -> float:
@@ -248,19 +268,6 @@ def blocks_of_rows(target: Target, rows: int, together: int) -> float:
     """
     share = rows / target.cores
     return 4 * max(1.0, share / together) + 3 * max(float(together), share)
-
-
-def flat(target: Target, accesses: int, threads: int, turns: int, pieces: int) -> float:
-    """Clocks of so many accesses, each by a thread, `turns` of them after each other, in blocks of so many threads.
-
-    A multiprocessor serves 8 a clock. Multiprocessors without a whole block of their own idle. To begin with a block
-    takes a quarter of the time of one turn of its threads, and on average half of the last blocks' time is lost. What
-    could be one access and is `pieces` of them takes as many instructions.
-    """
-    whole = accesses // threads
-    busy = float(min(target.cores, whole)) if whole else accesses / threads
-    turn = accesses / (8 * max(busy, 1e-9))
-    return turn * (0.75 + 0.25 * pieces + 0.25 / turns) + 0.5 * turns * target.threads / 8
 
 
 def updates(target: Target, count: int, owners: int, warps: int) -> float:
@@ -284,11 +291,6 @@ def moved(side: int, vector: int) -> float:
     """Clocks of an element of a tile with such a side: its share of a vector's access, and of the lines of memory that
     the ends of a run of neighbours share with others."""
     return 1 / vector + 1 / side
-
-
-def accesses(target: Target, elements: int, at_once: int, often: int) -> float:
-    """Clocks in which the accesses to a row are started, so many elements at once, where it is read so often."""
-    return numbers(target)["issue"] * often * matmul.over(elements, at_once)
 
 
 def by_threads(target: Target, multiplies: int, blocks: int, shares: tuple[int, int, int], depth: int) -> float:

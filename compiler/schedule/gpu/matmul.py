@@ -38,7 +38,8 @@ class Matmul:
     `across` says that the result is contiguous along n, `out_bytes` how large the elements of a tile of it are that
     leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,
     where those of a's and b's elements are not. Where tiles are boxes of several loops, `loops` are the extents of
-    those that make m and n, and `near` says of which neighbours are neighbours in the result.
+    those that make m and n, and `near` says of which neighbours are neighbours in the result. `joined` says that what
+    is done with a sum loads more for each.
     """
 
     m: int
@@ -54,6 +55,7 @@ class Matmul:
     read: int = 0
     loops: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     near: tuple[bool, bool] = (False, False)
+    joined: bool = False
 
 
 def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:

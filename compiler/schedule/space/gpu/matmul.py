@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from compiler.ir.dtype import f32
+from compiler.ir.expr import loads
 from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import by_groups, recognise, size
@@ -126,7 +127,7 @@ def _sizes(p: MatmulAxes) -> Matmul:
     boxes = tuple(map(size, p.m.loops)) if p.m.boxed else (), tuple(map(size, p.n.loops)) if p.n.boxed else ()
     return Matmul(
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
-        (p.m.near, p.n.near),
+        (p.m.near, p.n.near), any(map(loads, p.found.after)),
     )  # fmt: skip
 
 

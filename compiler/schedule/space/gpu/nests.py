@@ -95,4 +95,4 @@ def _rows(
         return pointwise.space(plan, around, inside)
     if scanned:
         return fixed(1.0)
-    return row_loops.space(plan, around, paths, count, longest)
+    return row_loops.space(plan, around, paths, count)

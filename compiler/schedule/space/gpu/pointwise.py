@@ -13,11 +13,13 @@ from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt
 from compiler.schedule import names as naming
-from compiler.schedule.cost import gpu as cost
-from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_rows, power
-from compiler.schedule.space.members import Member, ranked
+from compiler.schedule.cost import gpu_threads as cost
+from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, extent, lanes, merged_rows, power
+from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Collapse, Split, Step
+from compiler.targets.target import Target
 
+UNROLLED = 128  # instructions of a turn up to which the compiler loads for two turns at once
 TURNS = (2, 1)  # of a thread: blocks that come after each other load while others compute
 
 
@@ -25,9 +27,8 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
     """Threads, turns of each, and neighbours that a thread takes side by side."""
     groups, collapsed = _grid(plan, rows, inside)
     *outer, last = groups
-    loops = bool(paths_of(inside))
+    loops = paths_of(inside)
     widest = 1 if loops else plan.neighbours(last.last, inside)
-    accesses = last.extent * math.prod(g.extent for g in outer) // widest
     longest = max(WARP, power(-(-last.extent // widest)))  # more than the last axis takes have nothing to do
     ways = [
         (turns, threads, vector)
@@ -38,9 +39,23 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
         if vector
     ]
     steps = [*collapsed, *(Bind(g.name, "blocks") for g in outer), *plan.own(last.name, inside)]
+    often = max((extent(path) for path in loops), default=1)
+    elements, other = last.extent, math.prod(g.extent for g in outer)
+    bytes_of = {b: n for b, n in cost.accessed(inside, plan.tensors).items() if b not in plan.private}
+    held = sum(min(cost.size(plan.tensors[b]), elements * other * often * n) for b, n in bytes_of.items())
+    moved, done = float(elements * other * often * sum(bytes_of.values())), cost.operations(inside)
+
+    def price(turns: int, threads: int, vector: int, target: Target) -> float:
+        blocks = -(-elements // (threads * widest * turns)) * other
+        alone = turns if done * widest > UNROLLED else 1
+        issued = turns * often * (len(bytes_of) * widest // vector + done * widest)
+        work = cost.Threads(blocks, threads, held, moved, float(alone * often), float(issued), turns=alone)
+        return cost.clocks(work, target)
+
     return ranked(
-        Member(
-            cost.flat(plan.target, accesses, threads, turns, widest // vector) * max(1.0, threads / longest),
+        priced(
+            partial(price, turns, threads, vector),
+            plan.target,
             partial(_steps, steps, last.name, threads, threads * widest * turns, vector),
         )
         for turns, threads, vector in ways

@@ -15,12 +15,13 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
+from compiler.schedule.cost import gpu_threads
+from compiler.schedule.cost.gpu import numbers
 from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Leaf, Plan, lanes, merged, merged_rows, power
-from compiler.schedule.space.members import Member, ranked, relative
+from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Split, Stage, Step, StoreAt
+from compiler.targets.target import Target
 
-# Rows for each multiprocessor, and elements of a row that each thread has under way: many rows need few threads each.
-PER_THREAD = ((8, 32), (2, 16), (0, 8))
 ALONE = 16  # the same where there are no rows
 WARPS = (8, 1)  # of a block, each with a row
 COLUMN_WARPS = (8, 16, 32)  # that share columns
@@ -30,25 +31,22 @@ CLOSE = 4  # elements between where neighbouring windows begin
 KEPT = 64  # elements of a row that a thread keeps in registers, of 255 that it has
 
 
-def space(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int, longest: int) -> Iterator[Member]:
+def space(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int) -> Iterator[Member]:
     """Warps with a row each, or blocks of so many threads; what is read again is kept, or not."""
     target, found = plan.target, _found(plan, paths)
     name, before = merged_rows(rows)
-    each = next(n for least, n in PER_THREAD if count >= least * target.cores)
     members: list[Member] = []
     if name and count > 1:
-        shares = relative([cost.blocks_of_rows(target, count, n) for n in WARPS])
-        least = cost.waits(target, longest, each, WARP)
-        for warps, share in zip(WARPS, shares, strict=True):
+        for warps in WARPS:
             block, warp = naming.pieces(name)
             steps = [*before, Split(name, warps, (block, warp)), Bind(block, "blocks"), Bind(warp, "warps")]
-            members += _inside(plan, found, warp, WARP, least * share, steps)
+            members += _inside(plan, found, warp, WARP, (count, warps), steps)
     # Where nothing of a row is kept, several blocks find room.
     apart = count >= 2 * target.cores and all(len(p) == 1 for p in paths) and _seeks(found.leaves)
     steps = [*before, *([Bind(name, "blocks")] if name else [])]
     threads = 128
     while threads <= (THREADS if apart else MOST_THREADS):
-        members += _inside(plan, found, name, threads, cost.waits(target, longest, each, threads), steps)
+        members += _inside(plan, found, name, threads, (count, 1), steps)
         threads *= 2
     return ranked(members)
 
@@ -57,7 +55,7 @@ def alone(plan: Plan, paths: list[list[loop.For]], longest: int) -> Iterator[Mem
     """One block for a kernel whose statements share scalars, of as many threads as find work."""
     found, most = _found(plan, paths, kept=False), min(MOST_THREADS, max(WARP, power(longest // ALONE)))
     threads = [n for n in (32, 64, 128, 256, 512, 1024) if n <= most][::-1]
-    return ranked(m for n in threads for m in _inside(plan, found, "", n, cost.waits(plan.target, longest, 1, n), []))
+    return ranked(m for n in threads for m in _inside(plan, found, "", n, (1, 1), []))
 
 
 def columns(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int) -> Iterator[Member]:
@@ -128,8 +126,11 @@ def _found(plan: Plan, paths: list[list[loop.For]], kept: bool = True) -> _Found
     return made
 
 
-def _inside(plan: Plan, found: _Found, row: str, threads: int, least: float, before: list[Step]) -> Iterator[Member]:
-    """Loops inside a row go over threads; what several of them read stays near, or is read again."""
+def _inside(
+    plan: Plan, found: _Found, row: str, threads: int, share: tuple[int, int], before: list[Step]
+) -> Iterator[Member]:
+    """Loops inside a row go over threads; what several of them read stays near, or is read again. Of the rows, of
+    which there are so many, a block has its share."""
     vector, extent = found.widest, found.leaves[0].extent
     while vector > 1 and any(_idle(leaf.extent, vector, threads) for leaf in found.leaves):
         vector //= 2
@@ -137,9 +138,60 @@ def _inside(plan: Plan, found: _Found, row: str, threads: int, least: float, bef
     rows = [*found.own, *again]
     keeps = rows and (_space(plan, rows, extent, threads) or _shared_rows(plan, again, extent, threads))
     for keep in (True, False) if keeps else (True,):
+        kept = frozenset(rows) if keep and keeps else frozenset[str]()
         for wide in (vector, vector // 2) if vector > 1 else (1,):
-            clocks = least + cost.accesses(plan.target, extent, threads * wide, 1 if keep else 1 + len(rows))
-            yield Member(clocks, partial(_steps, plan, found, row, threads, wide, again if keep else None, before))
+            yield priced(
+                partial(_price, _work(plan, found, kept), threads, wide, share),
+                plan.target,
+                partial(_steps, plan, found, row, threads, wide, again if keep else None, before),
+            )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What rows take: bytes that come from memory or go there once, and bytes that a row's threads move; for each loop
+    its extent, how many buffers it accesses and operations it does, and whether what it reads was not read before."""
+
+    held: float
+    moved: float
+    loops: tuple[tuple[int, int, int, bool], ...]
+    trees: int
+    kept: bool
+
+
+def _work(plan: Plan, found: _Found, kept: frozenset[str]) -> _Work:
+    """What rows take of which so much is kept."""
+    met: set[str] = set()
+    loops: list[tuple[int, int, int, bool]] = []
+    moved, trees = 0.0, 0
+    for leaf in found.leaves:
+        body = leaf.original.body
+        sizes = {b: n for b, n in gpu_threads.accessed(body, plan.tensors).items() if not (b in kept and b in met)}
+        sizes = {b: n for b, n in sizes.items() if not (b in kept and b in plan.private)}
+        fresh = bool(sizes.keys() - met)
+        met |= sizes.keys()
+        moved += leaf.extent * sum(sizes.values())
+        trees += leaf.original.kind == "reduce"
+        loops.append((leaf.extent, len(sizes), gpu_threads.operations(body), fresh))
+    held = sum(gpu_threads.size(plan.tensors[b]) * (1 + (b in plan.private)) for b in met)
+    return _Work(held, moved, tuple(loops), trees, bool(kept))
+
+
+def _price(w: _Work, threads: int, wide: int, share: tuple[int, int], target: Target) -> float:
+    """Clocks of rows, of which a block has its share, by so many threads each with so many neighbours at once."""
+    count, together = share
+    turns = [(-(-extent // (threads * wide)), *rest) for extent, *rest in w.loops]
+    # What is kept in registers is loaded by loops that are unrolled, all of it at once.
+    later = numbers(target)["next.kept" if w.kept else "next"]
+    waits = [(1 + (n - 1) * later, fresh) for n, accesses, _, fresh in turns if accesses]
+    issued = sum(n * (accesses + done * wide) for n, accesses, done, _ in turns)
+    return gpu_threads.clocks(
+        gpu_threads.Threads(
+            -(-count // together), threads * together, w.held, count * w.moved,
+            sum(n for n, fresh in waits if fresh), issued, sum(n for n, fresh in waits if not fresh), w.trees, threads,
+        ),
+        target,
+    )  # fmt: skip
 
 
 def _steps(
