@@ -78,7 +78,7 @@ def _operation(w: Writer, e: Op) -> Value:
     if e.name in _ROUNDED and e.dtype.is_integer and all(_from_zero(w, a) for a in e.args):
         sign = "//" if e.name == "floordiv" else "%"
         return Value(f"{args[0].at(PRODUCT)} {sign} {args[1].operand}", e.dtype, axes, narrow, level=PRODUCT)
-    code = operations.apply(e, args, e.dtype)
+    code = operations.apply(e, args)
     w.helpers |= {name for name in operations.HELPERS if f"{name}(" in code}
     return Value(code, e.dtype, axes, narrow, level=_level(e, code))
 

@@ -39,7 +39,7 @@ LEVELS = {"add": SUM, "sub": SUM, "mul": PRODUCT} | dict.fromkeys(
 FUNCTION_OF = {function: name for name, function in _LIBRARY.items()} | {"fmod": "rem"}
 
 
-def apply(e: Op, args: Sequence[Value], wanted: DType) -> str:
+def apply(e: Op, args: Sequence[Value]) -> str:
     """The text of an operation on these arguments, which no narrow index is where that matters; raises Unsupported."""
     name, kind = e.name, args[0].dtype
     if row := OPS[name].infix:

@@ -19,6 +19,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.schedule import contraction_nest
 from compiler.schedule import names as naming
+from compiler.schedule.space.gpu.plan import power
 from compiler.schedule.space.members import Member, fixed
 from compiler.schedule.steps import Bind, Reorder, Split, Step, StoreAt
 from compiler.targets.target import Target
@@ -49,10 +50,6 @@ def plain(kernel: Kernel, _: frozenset[str], target: Target) -> Iterator[tuple[s
 def size(f: loop.For) -> int:
     """How long a loop is expected to be."""
     return max(1, hint(f.extent))
-
-
-def power(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
 
 
 def _lanes(elements: int) -> tuple[tuple[str, int], ...]:
