@@ -36,7 +36,7 @@ _ALIGNMENT = 64  # bytes, to which buffers are aligned but for what their tensor
 _ALONE = frozenset(
     """
     mlc_load mlc_load_keep mlc_load_once mlc_load_where mlc_store mlc_store_global mlc_store_once mlc_scaled_halves
-    mlc_wait_dependencies
+    mlc_widened mlc_wait_dependencies
     """.split()  # noqa: SIM905
 )
 

@@ -1,32 +1,37 @@
-"""Kernel IR in, Kernel IR out: afterwards halves of bytes become scaled bf16 by a device function, two at a time.
+"""Kernel IR in, Kernel IR out: afterwards bytes and halves of bytes become bf16 by device functions, two at a time.
 
-What the integers of a weight of 4 bits mean takes eleven instructions each where they are computed one by one, three
-where two share a register.
+What the integers of a weight of 4 bits mean takes eleven instructions each where they are computed one by one, two
+where two share a register; those of 8 bits two in place of a conversion by the slowest of units.
 """
 
 from __future__ import annotations
 
+from collections.abc import Set
 from functools import partial
+from itertools import pairwise
 
 from compiler.ir import kernel as k
-from compiler.ir.dtype import bf16, u8
+from compiler.ir.dtype import bf16, i8, u8
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, names, substitute
 from compiler.ir.index import simplify
 from compiler.ir.multiples import divides
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import Stmt
 
-TOGETHER = 4  # elements in a word
+TOGETHER = 4  # bytes in a word
+PAIR = 2  # elements in a register
 
 
 def packed(program: k.Program) -> k.Program:
-    """Elements side by side that are a half of a byte, less 8, times a scale of them all, in one call:
+    """Elements side by side that are bytes, or a half of a byte, less 8, times a scale of them all, in one call:
 
         for n in range(0, 8, 1, unroll):
             y_near[n] = bf16((f32(p_near[n] * lift & u8(240)) - 128.0) * f32(s[i]))
     becomes
 
         call("mlc_scaled_halves", [8], y_near @ (0), p_near @ (0), lift, s[i], writes=[y_near])
+
+    and bf16(q_near[n]) of signed bytes "mlc_widened". Pairs that lie further apart are said to, as in [8, 4].
     """
     return program.replace(functions=tuple(map(_function, program.functions)))
 
@@ -37,18 +42,38 @@ def _function(f: k.Function) -> k.Function:
     return f.replace(body=statements(f.body, partial(_call, own)))
 
 
-def _call(own: set[str], s: Stmt) -> k.Call | None:
+def _call(own: Set[str], s: Stmt) -> k.Call | None:
     """The call in the place of a loop over neighbours in a thread's `own` arrays."""
     match s:
-        case k.For(var, Const(0), Const(count), 1, (k.Store(to, Var(at), Cast(value, half), "set"),), "unroll") if (
-            at == var and half is bf16 and int(count) % TOGETHER == 0 and to in own
+        case k.For(var, Const(0), Const(count), 1, (k.Store(to, at, Cast(value, half), "set"),), "unroll") if (
+            half is bf16 and int(count) % TOGETHER == 0 and to in own
         ):
-            return _scaled(var, int(count), to, value, own)
+            made = _meant(var, value, own)
+        case _:
+            return None
+    if made is None:
+        return None
+    function, (source, index), scale = made
+    count = int(count)
+    start, beside = _run(at, var, 0, PAIR), _run(index, var, 0, count)
+    later = [_run(at, var, n, PAIR) for n in range(0, count, PAIR)]
+    if start is None or beside is None or not divides(beside, TOGETHER, {}) or None in later:
+        return None
+    apart = {simplify(b - a, {}, index=True) for a, b in pairwise(x for x in later if x is not None)}
+    match tuple(apart):
+        case (Const(step),):
+            args = (k.Address(to, start), k.Address(source, beside), *scale)
+            return k.Call(function, (count, *([int(step)] if step != PAIR else [])), args, (to,))
     return None
 
 
-def _scaled(var: str, count: int, to: str, value: Expr, own: set[str]) -> k.Call | None:
+Meaning = tuple[str, tuple[str, Expr], tuple[Expr, ...]]  # a function, what it reads of which array, and the scale
+
+
+def _meant(var: str, value: Expr, own: Set[str]) -> Meaning | None:
     match value:
+        case Load(source, (index,), byte) if byte is i8 and source in own:
+            return "mlc_widened", (source, index), ()
         case Op("mul", (Op("sub", (Cast(Op("and", (byte, Const(240)))), Const(128.0))), Cast(scale))):
             pass
         case _:
@@ -58,11 +83,16 @@ def _scaled(var: str, count: int, to: str, value: Expr, own: set[str]) -> k.Call
             pass
         case _:
             return None
-    zero = Const(0, index.dtype)
-    first = simplify(substitute(index, {Var(var): zero}), {}, index=True)
-    along = simplify(index - first, {}, index=True) is Var(var)
     fixed = var not in names(lift) | names(scale) and scale.dtype is bf16 and lift.dtype is u8
-    if not (along and fixed and divides(first, TOGETHER, {})):
-        return None
-    args = (k.Address(to, zero), k.Address(source, first), lift, scale)
-    return k.Call("mlc_scaled_halves", (count,), args, (to,))
+    return ("mlc_scaled_halves", (source, index), (lift, scale)) if fixed else None
+
+
+def _run(index: Expr, var: str, first: int, count: int) -> Expr | None:
+    """Where a run of so many neighbours begins in an array, at an even place; None where they are none."""
+    here = Var(var)
+    start = simplify(substitute(index, {here: Const(first, here.dtype)}), {}, index=True)
+    beside = (
+        simplify(substitute(index, {here: Const(first + n, here.dtype)}) - start, {}, index=True) for n in range(count)
+    )
+    there = all(x is Const(n, here.dtype) for n, x in enumerate(beside))
+    return start if there and divides(start, PAIR, {}) else None

@@ -26,7 +26,7 @@ ALIGNED = 16  # bytes: what wide loads of a parameter rely on
 HEADERS = {
     "numbers": "infinity nan",
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
-    "halves": "scaled_halves",
+    "halves": "scaled_halves widened",
     "arithmetic": "div div_large isnan signbit max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod "
     "round",
     "rounding": "tf32",

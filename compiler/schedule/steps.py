@@ -51,6 +51,14 @@ class SplitShifted(Step):
     into: tuple[str, str]
 
 
+class Wrap(Step):
+    """A loop `into` of one iteration comes around `loop`: a product by a vector is one by a matrix of a row."""
+
+    makes = ("into",)
+    loop: str
+    into: str
+
+
 class Reorder(Step):
     """The perfectly nested loops named take this order, outermost first."""
 
@@ -89,7 +97,8 @@ class Stage(Step):
     """What an iteration of `loop` loads of `buffer` is first copied into the tile `tile` in `space`, each element once.
 
     The copy is made by loops called `into`, along the axes that are left. Rows of the tile lie `pad` elements further
-    apart than they are long.
+    apart than they are long. With `how`, one of `tile.COPIES`, it is one copy instead, without loops: pipelines run it
+    ahead, whatever is made of the elements where they are loaded. Axes that lie together are one axis of the tile then.
     """
 
     makes = ("tile", "into")
@@ -97,8 +106,10 @@ class Stage(Step):
     tile: str
     loop: str
     space: str
-    into: tuple[str, ...]
+    into: tuple[str, ...] = ()
     pad: int = 0
+    how: str = ""
+    swizzle: int = 0
 
 
 class Margin(Step):
@@ -195,8 +206,8 @@ class Cache(Step):
     """The factor of a contraction that loads `buffer` is brought into the tile `tile` in `space` beforehand.
 
     Of a factor that is only widened from 16 bits the tile holds the narrow elements. A block of a buffer is copied by
-    `how`, one of `tile.COPIES`, in the order of the buffer's axes; with no `how`, a loop called `into` computes the
-    elements of a tile that lies in the order of `loops`.
+    `how`, one of `tile.COPIES`, in the order of the buffer's axes; with no `how`, a loop called `into`, or one for each
+    of several names, computes the elements of a tile that lies in the order of `loops`.
     """
 
     makes = ("tile", "into")
@@ -206,7 +217,7 @@ class Cache(Step):
     space: str
     how: str = ""
     swizzle: int = 0
-    into: str = ""
+    into: str | tuple[str, ...] = ""
 
 
 class Promote(Step):
@@ -453,8 +464,8 @@ class NameTaken(ScheduleError):
 
 
 _ALL = (
-    Split, SplitShifted, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize, Peel,
-    Pad, Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Writeback, Partition,
+    Split, SplitShifted, Wrap, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize,
+    Peel, Pad, Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Writeback, Partition,
     CacheHints, Owners,
 )  # fmt: skip
 

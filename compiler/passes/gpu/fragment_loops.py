@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
@@ -13,8 +15,8 @@ from compiler.ir.statement import Let, Stmt, Store
 from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import fragments, mma
 from compiler.passes.gpu.emission import Emission
-from compiler.passes.gpu.expressions import lowered
-from compiler.passes.gpu.lanes import accumulated, wide
+from compiler.passes.gpu.expressions import lowered, place_of
+from compiler.passes.gpu.lanes import WIDEST, accumulated, side_by_side, wide
 from compiler.passes.gpu.scope import WARP, Part, Scope
 from compiler.passes.gpu.sequences import sequence
 
@@ -175,6 +177,11 @@ def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner
     _, start = state.origin(fragment)
     digits = [d for d in fragment.registers if d.column]
     count, rest = _neighbours(digits, [d.column for d in digits])
+    for wider in _runs(f, count, digits, inner):
+        place = _Columns(state, f, start, part, inner.inner())
+        variables, lane = place.at(*wider)
+        if place.reads_side_by_side(lane, wider[0]):
+            return _loops(variables, wider[2], wide(state, f.body, place.scope, lane, wider[0]))
     variables, offset = _variables(state, rest, [d.column for d in rest], inner, "column")
     lane = Var(state.fresh("column"))
     inner.ranges[lane.name] = (0, count - 1)
@@ -183,6 +190,64 @@ def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner
     inner.part = Part(fragment, part.rows, part.row, f.var, at)
     made = wide(state, f.body, inner, lane, count) if count > 1 else sequence(state, f.body, inner)
     return _loops(variables, rest, made)
+
+
+Run = tuple[int, list[Digit], list[Digit]]  # so many elements, which the first digits go through, and other digits
+
+
+def _runs(f: tile.For, least: int, digits: list[Digit], scope: Scope) -> Iterator[Run]:
+    """Longer runs of registers than neighbours in the tile, longest first, for a loop that fills registers.
+
+    What a tile's neighbours are made of need not be neighbours in memory: where the sum of a product goes through
+    memory in another order, others are.
+    """
+    match f.body:
+        case (Store(to, _, value, "set"),) if to in (scope.registers or {}) and loads(value):
+            widths = [x.dtype.bytes for x in loads(value)]
+        case _:
+            return
+    taken: list[Digit] = []
+    found: list[Run] = []
+    count = 1
+    for n, d in enumerate(digits):
+        for extent in (e for e in range(2, d.extent + 1) if d.extent % e == 0):
+            left = [Digit(d.extent // extent, d.row * extent, d.column * extent)] if extent < d.extent else []
+            found.append((count * extent, [*taken, Digit(extent, d.row, d.column)], [*left, *digits[n + 1 :]]))
+        taken, count = [*taken, d], count * d.extent
+    yield from (r for r in reversed(found) if least < r[0] <= WIDEST // min(widths))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """A loop over columns whose lanes go through registers in another way than along the tile."""
+
+    state: Emission
+    f: tile.For
+    start: Expr
+    part: Part
+    scope: Scope
+
+    def at(self, count: int, taken: list[Digit], rest: list[Digit]) -> tuple[list[Expr], Var]:
+        """The loops around the lanes, and these, at their place."""
+        variables, offset = _variables(self.state, rest, [d.column for d in rest], self.scope, "column")
+        lane, weight = Var(self.state.fresh("column")), 1
+        self.scope.ranges[lane.name] = (0, count - 1)
+        for d in taken:
+            offset, weight = offset + lane // weight % d.extent * d.column, weight * d.extent
+        self.scope.values[self.f.var] = simplify(self.start + offset, self.scope.ranges, index=True)
+        at = simplify(offset, self.scope.ranges, index=True)
+        self.scope.part = Part(self.part.fragment, self.part.rows, self.part.row, self.f.var, at)
+        return variables, lane
+
+    def reads_side_by_side(self, lane: Var, count: int) -> bool:
+        """All that moves with the lanes is a wide load, and some is."""
+        (s,) = self.f.body
+        assert isinstance(s, Store)
+        found = side_by_side(self.state, self.f.body, self.scope, lane, count)
+        wide_ones = {b for b, _ in found.loads}
+        fixed = (lane.name not in names(place_of(self.state, x.buffer, x.index, self.scope)[1])
+                 for x in loads(s.value) if x.buffer not in wide_ones)  # fmt: skip
+        return bool(wide_ones) and all(fixed)
 
 
 def only_one(state: Emission, fragment: Fragment) -> Expr:

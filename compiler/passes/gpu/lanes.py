@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compiler.analysis import nests
+from compiler.analysis import access, nests
 from compiler.analysis.argmax import extreme, sought
 from compiler.ir import kernel as k
 from compiler.ir import tile
@@ -199,15 +199,7 @@ def thread_body(
 ) -> ThreadBody:
     """`vector_loop` as one of several `rounds`: arrays have room for all, and this one's begins at `slot`."""
     inner.values["neighbour"] = lane
-    # Sizes known to be multiples of the vector make addresses so.
-    found = neighbours(
-        body,
-        inner,
-        lane,
-        vector,
-        lambda b, i: place_of(state, b, i, inner)[1],
-        lambda cond: lowered(state, cond, inner),
-    )
+    found = side_by_side(state, body, inner, lane, vector)
     row = _row(state, body, found, inner, lane, vector)
     if row is not None:
         return row
@@ -234,6 +226,19 @@ def thread_body(
     return ThreadBody(arrays, loads, rest, words)
 
 
+def side_by_side(state: Emission, body: tuple[Stmt, ...], scope: Scope, lane: Var, vector: int) -> Neighbours:
+    """What a body loads and stores of neighbours in memory."""
+    # Sizes known to be multiples of the vector make addresses so.
+    return neighbours(
+        body,
+        scope,
+        lane,
+        vector,
+        lambda b, i: place_of(state, b, i, scope)[1],
+        lambda cond: lowered(state, cond, scope),
+    )
+
+
 def _row(
     state: Emission, body: tuple[Stmt, ...], found: Neighbours, inner: Scope, lane: Var, vector: int
 ) -> ThreadBody | None:
@@ -242,7 +247,8 @@ def _row(
         case (Store(to, index, Load(buffer, place, dtype), "set"),) if to in (inner.registers or {}):
             array, at = place_of(state, to, index, inner)
             flat = place_of(state, buffer, place, inner)[1]
-            if inner.buffers[to].dtype is dtype and (buffer, flat) in found.loads:
+            side = access.stride(simplify(at, inner.ranges, index=True), lane) == 1
+            if side and inner.buffers[to].dtype is dtype and (buffer, flat) in found.loads:
                 first = substitute(at, {lane: const(0)})
                 start = found.loads[buffer, flat]
                 return ThreadBody(

@@ -28,6 +28,7 @@ from compiler.passes.tile.gpu.persist import persist
 from compiler.passes.tile.gpu.raster import raster
 from compiler.passes.tile.gpu.split_reduction import split_reduction
 from compiler.passes.tile.gpu.split_scan import split_scan
+from compiler.passes.tile.gpu.stage_copy import staged
 from compiler.passes.tile.gpu.writeback import writeback
 from compiler.passes.tile.margin import margin
 from compiler.passes.tile.nests import named, padded, ranges_around, ranges_of
@@ -66,6 +67,7 @@ from compiler.schedule.steps import (
     Step,
     StoreAt,
     Tensorize,
+    Wrap,
     Writeback,
 )
 
@@ -122,6 +124,8 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
             new = at_loop(kernel, step, step.loop, lambda f: split(step, f))
         case SplitShifted():
             new = at_loop(kernel, step, step.loop, lambda f: split_shifted(step, f))
+        case Wrap():
+            new = at_loop(kernel, step, step.loop, lambda f: wrap(step, f))
         case Reorder():
             new = at_loop(kernel, step, step.loops[0], lambda f: reorder(step, f), any_of=step.loops)
         case Collapse():
@@ -230,6 +234,21 @@ def split_shifted(step: SplitShifted, f: tile.For) -> tuple[Stmt, ...]:
     body = simplify(substitute(f.body, {Var(f.var): start + inner}), ranges)
     within = tile.For(inner.name, const(step.factor), f.kind, f.bind, body)
     return (tile.For(outer.name, const(ranges[outer.name][1] + 1), f.kind, f.bind, (within,)),)
+
+
+def wrap(step: Wrap, f: tile.For) -> tuple[Stmt, ...]:
+    """`wrap("i", into="one")`
+
+    before:
+        for i in serial(100):
+            y[i] = x[i]
+    after:
+        for one in serial(1):
+            for i in serial(100):
+                y[i] = x[i]
+    """
+    (loop,) = named(step, (step.into,), 1)
+    return (tile.For(loop.name, const(1), "parallel", f.bind, (f,)),)
 
 
 def bind(step: Bind, f: tile.For) -> tuple[Stmt, ...]:
@@ -373,6 +392,9 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
     uses = [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name]
     uses = [n for n in uses if not access.picked(n)] or uses
     axes = _axes(kernel, f, buffer, uses)
+    if step.how:
+        copied, table = staged(step, buffer, axes, uses)
+        return (f.replace(body=(*copied, *substitute(f.body, table))),)
     kept = [(k, extent, start) for k, (extent, start) in enumerate(axes) if extent is not None]
     shape = tuple(extent for _, extent, _ in kept)
     small = Tensor(step.tile, buffer.dtype, shape, padded(shape, step.pad))

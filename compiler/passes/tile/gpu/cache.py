@@ -94,9 +94,15 @@ def _filled(
 
 
 def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, tuple[Expr, ...], Body]:
-    """One loop that goes through the tile in the order of memory."""
+    """One loop that goes through the tile in the order of memory, or one along each axis."""
     shape = tuple(map(dim, long.values()))
     held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
+    if isinstance(step.into, tuple):
+        loops = named(step, step.into, len(shape))
+        made: Body = (Store(held.name, loops, substitute(factor, dict(zip(map(Var, long), loops, strict=True)))),)
+        for v, n in zip(reversed(loops), reversed(shape), strict=True):
+            made = (tile.For(v.name, n, "parallel", SERIAL, made),)
+        return held, tuple(map(Var, long)), made
     size = product(shape)
     (at,) = named(step, (step.into,) if step.into else (), 1)
     places: list[Expr] = []

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from compiler.ir.statement import Kernel
-from compiler.schedule.space.gpu import attention, ffma, matmul, nests, sequences
+from compiler.schedule.space.gpu import attention, ffma, matmul, nests, sequences, widened
 from compiler.schedule.space.gpu.plan import Plan
 from compiler.schedule.space.members import Member
 from compiler.targets.target import Target
@@ -14,9 +14,9 @@ from compiler.targets.target import Target
 
 def families(kernel: Kernel, private: frozenset[str], target: Target) -> Iterator[tuple[str, Iterator[Member]]]:
     """The families that a kernel may be of, special ones first."""
-    tiled = matmul.space(kernel, target)
-    if tiled is not None:
-        yield tiled
+    for tiled in (widened.space(kernel, target), matmul.space(kernel, target)):
+        if tiled is not None:
+            yield tiled
     for name, how in (("attention", partial(attention.space, kernel, private, target)),
                       ("contractions", partial(ffma.space, kernel, target))):  # fmt: skip
         found = how()

@@ -100,7 +100,7 @@ def _price(p: MatmulAxes, sizes: Matmul, t: Tiling, groups: bool, target: Target
 
 def _steps(p: MatmulAxes, t: Tiling, target: Target, splits: list[Step]) -> tuple[Step, ...]:
     apart = replace(p, m=replace(p.m), n=replace(p.n), k=replace(p.k))
-    return _Plan(apart, t, target, list(splits)).schedule().steps
+    return MatmulPlan(apart, t, target, list(splits)).schedule().steps
 
 
 def _estimate(p: MatmulAxes, t: Tiling, groups: bool, target: Target) -> float:
@@ -148,7 +148,7 @@ def _rows(p: MatmulAxes, target: Target) -> tuple[Instruction, ...]:
 
 
 @dataclass
-class _Plan:
+class MatmulPlan:
     """The steps for a matmul cut into tiles."""
 
     p: MatmulAxes

@@ -1,0 +1,75 @@
+"""The schedule step `stage` on Tile IR where a copy makes the tile: axes that lie together are one axis of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compiler.ir import tile
+from compiler.ir.expr import Expr, Load, const, dim, static
+from compiler.ir.linear import from_linear, linear
+from compiler.ir.tensor import Tensor, row_major
+from compiler.schedule.steps import ScheduleError, Stage
+
+Axis = tuple[Expr | None, Expr]  # how much of an axis is in use, None for one place, and from where on
+
+
+def staged(
+    step: Stage, buffer: Tensor, axes: Sequence[Axis], uses: Sequence[Load]
+) -> tuple[tuple[tile.Alloc, tile.Copy], dict[object, object]]:
+    """The tile and its copy, and what takes the place of each of the loads `uses`.
+
+    `stage("q", "held", "l0", "shared", "cp.async")`
+
+    before:
+        for l0 in serial(2):
+            for l in serial(64, reduce):
+                c += a[l0 * 64 + l] * f32(q[l0 * 2 + l // 32, l % 32])
+    after:
+        for l0 in serial(2):
+            held = shared(i8[64])
+            copy(held[0: +64], q[l0 * 2: +2, 0: +32], "cp.async")
+            for l in serial(64, reduce):
+                c += a[l0 * 64 + l] * f32(held[l // 32 * 32 + l % 32])
+    """
+    lengths = [0 if extent is None else static(extent) for extent, _ in axes]
+    groups: list[list[int]] = []
+    for d in (d for d, n in enumerate(lengths) if n):
+        whole = lengths[d] == static(buffer.shape[d]) and axes[d][1] is const(0)
+        if groups and groups[-1][-1] == d - 1 and whole and _together(buffer, d):
+            groups[-1].append(d)
+        else:
+            groups.append([d])
+    if not groups:
+        raise ScheduleError(step, f"one element of {buffer.name} is no tile")
+    shape = tuple(dim(_count(lengths, g)) for g in groups)
+    held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
+    whole_tile = tile.Slice(held.name, (const(0),) * len(shape), tuple(map(static, shape)))
+    source = tile.Slice(buffer.name, tuple(start for _, start in axes), tuple(lengths))
+
+    def moved(load: Load) -> Load:
+        local = [from_linear(linear(i - start)) for i, (_, start) in zip(load.index, axes, strict=True)]
+        index = tuple(_flat(local, lengths, g) for g in groups)
+        return load.replace(buffer=held.name, index=index)
+
+    made = tile.Alloc(held, step.space, step.swizzle), tile.Copy(whole_tile, source, step.how)
+    return made, {load: moved(load) for load in uses}
+
+
+def _together(buffer: Tensor, d: int) -> bool:
+    """The axis before goes on where this one ends."""
+    return static(buffer.strides[d - 1]) == static(buffer.strides[d]) * static(buffer.shape[d])
+
+
+def _count(lengths: Sequence[int], group: Sequence[int]) -> int:
+    out = 1
+    for d in group:
+        out *= lengths[d]
+    return out
+
+
+def _flat(local: Sequence[Expr], lengths: Sequence[int], group: Sequence[int]) -> Expr:
+    """The place along the one axis that several are."""
+    out: Expr = const(0)
+    for d in group:
+        out = out * lengths[d] + local[d]
+    return out

@@ -1,0 +1,226 @@
+"""The loop nest of a contraction of few rows by a matrix of small integers in, schedules by tensor cores out.
+
+Bytes come to shared memory as they are stored, by the pipeline that brings the tiles of any matmul, and are widened on
+the way from there to registers. A thread's part of an instruction is short along the sum, so the sum is gone through in
+another order: a thread has a run of the matrix that one load brings, and the same run of the other factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from compiler.ir import loop
+from compiler.ir.expr import Const, const, loads, names
+from compiler.ir.statement import Kernel
+from compiler.ir.tensor import Tensor
+from compiler.schedule import names as naming
+from compiler.schedule.contraction_nest import Contraction, recognise, size
+from compiler.schedule.cost import gpu as cost
+from compiler.schedule.gpu.matmul import RESERVED, WARP, in_cluster
+from compiler.schedule.gpu.matmul_axes import Axis, MatmulAxes, axis, factor
+from compiler.schedule.gpu.tiles import Tiling
+from compiler.schedule.space.gpu.matmul import WARPS, MatmulPlan
+from compiler.schedule.space.members import Member, ranked
+from compiler.schedule.steps import Bind, Cache, Collapse, Distribute, Pad, Reorder, Split, Stage, Step, Wrap
+from compiler.targets.target import Target
+
+MOST_ROWS = 64  # more are worth a matrix of 16-bit numbers in shared memory, which wgmma reads
+WIDEST = 16  # bytes that a thread loads at once
+SHARERS = 4  # threads that have neighbouring pieces of a row of an instruction's operand
+DEEP = 128  # elements of the sum that are in registers at once
+DEPTHS = (3, 4, 6, 8)
+PARTS = (1, 2, 4, 8)
+TILES = ((64, 4), (32, 2), (128, 8), (128, 4), (64, 2), (16, 1))  # rows of the matrix, and warps
+STEPS = (128, 256, 512)  # of the sum
+WORD = 4  # bytes that an asynchronous copy moves at least
+SWIZZLE, ROW = 64, 128  # bytes
+
+
+@dataclass(frozen=True)
+class Widened:
+    """A matmul whose left factor is a matrix of `stored` bytes; `run` neighbours of a row are what a load brings.
+
+    Buffers `beside` it, of so many bytes for each element of the sum, are for several neighbours, such as scales; they
+    are brought with it where a copy can. `first` are the steps that make the other factor a matrix.
+    """
+
+    axes: MatmulAxes
+    stored: str
+    run: int
+    beside: tuple[tuple[str, float], ...]
+    bytes: float  # of an element of the matrix
+    first: tuple[Step, ...] = ()
+
+
+def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None:
+    """The family of a kernel and its members; None if it is no such contraction or the target has no instruction."""
+    found = recognise(kernel)
+    w = _widened(found, {p.name: p for p in kernel.params}, target) if found is not None else None
+    if w is None:
+        return None
+    every = list(_tilings(w, target))
+    return ("contractions", ranked(Member(t.clocks, partial(_steps, w, t, target)) for t in every)) if every else None
+
+
+def _steps(w: Widened, t: Tiling, target: Target) -> tuple[Step, ...]:
+    p = replace(w.axes, m=replace(w.axes.m), n=replace(w.axes.n), k=replace(w.axes.k))
+    return _Plan(p, t, target, list(w.first), w).schedule().steps
+
+
+def _widened(c: Contraction, tensors: dict[str, Tensor], target: Target) -> Widened | None:
+    long = [f for f in c.rows if size(f) > 1]
+    k = axis(c.depth)
+    for left, right in ((c.left, c.right), (c.right, c.left)):
+        rows = [f for f in long if f.var in names(left) and f.var not in names(right)]
+        columns = [f for f in long if f.var in names(right) and f.var not in names(left)]
+        first: tuple[Step, ...] = ()
+        around = c
+        if rows and not columns:
+            one = loop.For(f"{rows[0].var}_one", const(1), "parallel", ())
+            first, columns = (Wrap(c.rows[0].var, one.var),), [one]
+            around = replace(c, rows=(one, *c.rows))
+        if not rows or len(c.depth) != 1:
+            continue
+        m, n = axis(rows), axis(columns)
+        a, b = factor(left, m, k, tensors, {}), factor(right, n, k, tensors, {})
+        plain = b.operand.copied if not first else len(loads(b.value)) == 1 and b.operand.bytes == 2
+        fits = any(r.function == WARPS and {r.a_type, r.b_type} == {a.value.dtype.name, b.value.dtype.name}
+                   and (r.m, r.n, r.k) == (16, 8, 16) for r in target.instructions)  # fmt: skip
+        if not (a.operand.widened and plain and fits and n.size <= MOST_ROWS):
+            continue
+        tiled = {f.var for f in (*m.loops, *n.loops)}
+        batch = tuple(f for f in around.rows if f.var not in tiled)
+        axes = MatmulAxes(around, m, n, k, batch, a, b, False, None)
+        return _stored(axes, tensors, first)
+    return None
+
+
+def _stored(p: MatmulAxes, tensors: dict[str, Tensor], first: tuple[Step, ...]) -> Widened | None:
+    """Which buffer has the matrix, and which are brought beside it."""
+    each = {b: _bytes(tensors[b]) / (p.m.size * p.k.size * math.prod(map(size, p.batch)))
+            for b in {x.buffer for x in loads(p.a.value)}}  # fmt: skip
+    stored = max(each, key=lambda b: each[b])
+    run = WIDEST / each[stored]
+    if run != int(run) or not 4 <= run <= DEEP // SHARERS or p.k.size % DEEP:
+        return None
+    beside = tuple((b, each[b]) for b in each if b != stored and p.k.name in _moving(p, b))
+    return Widened(p, stored, int(run), beside, each[stored], first)
+
+
+def _moving(p: MatmulAxes, buffer: str) -> set[str]:
+    """The loops that move a buffer's index."""
+    return {v for x in loads(p.a.value) if x.buffer == buffer for e in x.index for v in names(e)}
+
+
+def _bytes(t: Tensor) -> int:
+    return math.prod(int(n.value) for n in t.shape if isinstance(n, Const)) * t.dtype.bytes
+
+
+def _tilings(w: Widened, target: Target) -> Iterator[Tiling]:
+    p = w.axes
+    row = next(r for r in target.instructions if r.function == WARPS and r.a_type == p.a.value.dtype.name
+               and (r.m, r.n, r.k) == (16, 8, 16))  # fmt: skip
+    n = 8 if p.n.size <= 8 else 16
+    for (m, warps), k, parts in ((x, k, parts) for x in TILES for k in STEPS for parts in PARTS):
+        if p.m.size % m or p.k.size % (k * parts) or (parts > 1 and not in_cluster(parts, (m, n), target)):
+            continue
+        stage = int(m * k * w.bytes) + k * 2 * (1 if w.first else n)
+        held = m * n * 4 if parts > 1 else 0
+        for depth in DEPTHS:
+            resident = min(
+                (target.shared + RESERVED) // (stage * depth + held + RESERVED), target.threads // (warps * WARP)
+            )
+            if resident and depth <= max(2, p.k.size // (k * parts)) + 1:
+                shape = _Shape(m, n, k, warps, depth, parts, resident, stage)
+                yield Tiling(row, 1, m, n, k, warps * WARP, depth, parts, _clocks(w, shape, target), 0, (warps, 1))
+
+
+@dataclass(frozen=True)
+class _Shape:
+    m: int
+    n: int
+    k: int
+    warps: int
+    depth: int
+    parts: int
+    resident: int
+    stage: int
+
+
+def _clocks(w: Widened, s: _Shape, target: Target) -> float:
+    """Clocks of all of it."""
+    p, c = w.axes, cost.numbers(target)
+    blocks = p.m.size // s.m * -(-p.n.size // s.n) * s.parts * math.prod(map(size, p.batch))
+    most = -(-blocks // target.cores)
+    together = min(s.resident, most)
+    steps = p.k.size // (s.k * s.parts)
+    rate = min(c["sync.dram"], together * (s.depth - 1) * s.stage / c["sync.latency"])
+    issued = s.m * s.k * (0.1 if w.bytes == 1 else 0.0875) / 4 * (1 + s.n / 32)
+    own = max(issued * max(1.0, 8 / (together * s.warps)), s.stage / rate)
+    return c["sync.start"] + c["sync.latency"] + most * steps * own + (c["sync.cluster"] if s.parts > 1 else 0.0)
+
+
+class _Plan(MatmulPlan):
+    """The steps for such a matmul cut into tiles."""
+
+    def __init__(self, p: MatmulAxes, t: Tiling, target: Target, steps: list[Step], w: Widened) -> None:
+        super().__init__(p, t, target, steps)
+        self.w = w
+
+    def mainloop(self, nests: Distribute) -> None:
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
+        whole = k.size
+        self.split(k, t.k)
+        add(Reorder((k.outer, m.name, n.name, k.name)))
+        ends = [nests.first, nests.last]
+        add(Pad(ends[0], (t.m, t.n)))
+        add(Pad((m.name, n.name, k.name), (t.m, t.n, t.k)))
+        add(Pad(ends[1], (t.m, t.n)))
+        panel = f"{self.p.b.buffer}_panel"
+        if self.w.first:
+            add(Stage(self.p.b.buffer, panel, k.outer, "shared", (), 0, "cp.async"))
+        else:
+            add(Cache(self.p.b.buffer, panel, (n.name, k.name), "shared", "cp.async", ROW))
+        held = f"{self.w.stored}_tile"
+        add(Stage(self.w.stored, held, k.outer, "shared", (), 0, "cp.async", SWIZZLE))
+        for buffer, bytes_ in self.w.beside:
+            if bytes_ * t.k % WORD == 0 and bytes_ * whole % WORD == 0:
+                add(Stage(buffer, f"{buffer}_tile", k.outer, "shared", (), 0, "cp.async"))
+        for end in ends:
+            self.spread(end)
+        add(Bind(k.outer, "pipeline", (("depth", t.depth),)))
+        depth = self.dealt()
+        for tile, own in ((held, m.name), (panel, n.name)):
+            loops = naming.pieces(f"{tile}_piece")
+            add(Cache(tile, f"{tile}_piece", (own, depth), "registers", "", 0, loops))
+            self.spread(loops)
+        self.tensorize((m.name, n.name, depth))
+
+    def dealt(self) -> str:
+        """The loop over the sum as registers have it: an instruction's digits are those of a thread's run."""
+        add, (m, n, k) = self.steps.append, (self.p.m.name, self.p.n.name, self.p.k.name)
+        turn = ""
+        if self.t.k > DEEP:
+            turn, k_in = naming.pieces(k)
+            add(Split(k, DEEP, (turn, k_in)))
+            k = k_in
+        digits = [k]
+        for factor_of, word in ((self.w.run * SHARERS, "turn"), (self.w.run, "lane"), (4, "step"), (2, "half")):
+            if factor_of < DEEP:
+                outer, inner = f"{k}_{word}", f"{k}_in_{word}"
+                add(Split(digits[-1], factor_of, (outer, inner)))
+                digits = [*digits[:-1], outer, inner]
+        *turns, lane, step, half, pair = digits
+        order = [*turns, step, half, lane, pair]
+        add(Reorder((*([turn] if turn else []), m, n, *order)))
+        if turn:
+            add(Bind(turn, "unroll"))
+        name = order[0]
+        for number, inner in enumerate(order[1:], 1):
+            into = f"{k}_dealt" if number == len(order) - 1 else f"{k}_dealt{number}"
+            add(Collapse(name, inner, into))
+            name = into
+        return name
