@@ -62,7 +62,7 @@ def _call(own: Set[str], s: Stmt) -> k.Call | None:
     apart = {simplify(b - a, {}, index=True) for a, b in pairwise(x for x in later if x is not None)}
     match tuple(apart):
         case (Const(step),):
-            args = (k.Address(to, start), k.Address(source, beside), *scale)
+            args: tuple[k.Address | Expr, ...] = (k.Address(to, start), k.Address(source, beside), *scale)
             return k.Call(function, (count, *([int(step)] if step != PAIR else [])), args, (to,))
     return None
 

@@ -20,7 +20,7 @@ from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, recognise, size
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu.matmul import RESERVED, WARP, in_cluster
-from compiler.schedule.gpu.matmul_axes import Axis, MatmulAxes, axis, factor
+from compiler.schedule.gpu.matmul_axes import MatmulAxes, axis, factor
 from compiler.schedule.gpu.tiles import Tiling
 from compiler.schedule.space.gpu.matmul import WARPS, MatmulPlan
 from compiler.schedule.space.members import Member, ranked
