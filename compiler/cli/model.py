@@ -49,10 +49,12 @@ def run(given: argparse.Namespace) -> int:
         from compiler import backend  # noqa: PLC0415
         from compiler.execution import models  # noqa: PLC0415
 
-    ran = models.compare(chosen, device(given), backend.mlcomp, given.bench)
+    ran = models.compare(chosen, device(given), backend.mlcomp, given.bench, given.quantize)
     right = ran.ours <= ran.allowed
     verdict = "ok" if right else "WRONG"
     print(f"largest error {ran.ours:.3g}, eager's {ran.eager:.3g}, allowed {ran.allowed:.3g}: {verdict}")
+    if ran.quantization is not None:
+        print(f"quantization changes results by at most {ran.quantization:.3g}")
     if given.bench:
         eager, ours = ran.times["eager"], ran.times["mlcomp"]
         print(f"eager {eager * 1e3:.3f} ms, mlcomp {ours * 1e3:.3f} ms: {eager / ours:.2f}x")

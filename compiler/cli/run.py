@@ -49,8 +49,8 @@ def options(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if options.quantize and (options.model or options.source or options.onnx):
-        raise Senseless("--quantize is for an expression by itself")
+    if options.quantize and (options.source or options.onnx):
+        raise Senseless("--quantize is for an expression by itself, or for --model")
     if options.model is not None:
         return model.run(options)
     with loading():

@@ -13,7 +13,10 @@ from typing import Any
 import torch
 
 from compiler.errors import CompilerError
+from compiler.frontend import restored
+from compiler.passes.quantize import MODES
 
+*WEIGHTS, DYNAMIC = MODES
 PHASES = ("prefill", "decode")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _ROUNDS, _WARM = 15, 3
@@ -35,12 +38,13 @@ class Wanted:
 @dataclass(frozen=True)
 class Ran:
     """How far ours and eager's are from f64 at most, in the result or part of a cache where ours is worst beside what
-    it may be; and what a call takes each, in seconds."""
+    it may be; what a call takes each, in seconds; and what quantizing changes in f64."""
 
     ours: float
     eager: float
     allowed: float
     times: dict[str, float]
+    quantization: float | None = None
 
 
 Run = Callable[[Any], torch.Tensor]
@@ -150,8 +154,11 @@ def program(wanted: Wanted, device: str) -> tuple[Callable[..., Any], list[Any]]
     return called, []
 
 
-def compare(wanted: Wanted, device: str, backend: Callable[..., Any], bench: bool) -> Ran:
-    """A call of the model compiled, beside eager and f64; with `bench`, timed in turns with eager."""
+def compare(wanted: Wanted, device: str, backend: Callable[..., Any], bench: bool, quantize: str | None = None) -> Ran:
+    """A call of the model compiled, beside eager and f64; with `bench`, timed in turns with eager.
+
+    A model that is quantized is beside one whose weights are what integers and scales stand for.
+    """
     made = call(wanted, device)
     model, run = made.model, made.run
 
@@ -161,13 +168,37 @@ def compare(wanted: Wanted, device: str, backend: Callable[..., Any], bench: boo
 
     with torch.no_grad():
         torch._dynamo.reset()
-        fast = torch.compile(model, backend=backend)
-        eager, ours, exact = map(results, (model, fast, copy.deepcopy(model).double()))
+        fast = torch.compile(model, backend=backend, options={"quantize": quantize} if quantize else None)
+        beside, wide = (with_restored(x, model, quantize) for x in (model, copy.deepcopy(model).double()))
+        eager, ours, exact = map(results, (beside, fast, wide))
         runs = {"eager": lambda: run(model), "mlcomp": lambda: run(fast)}
         times = _times(runs, device, made.ready) if bench else {}
+        before = results(copy.deepcopy(model).double()) if quantize else exact
     worst = [_errors(*x, torch.finfo(_dtype(model)).eps) for x in zip(ours, eager, exact, strict=True)]
     own, theirs, allowed = max(worst, key=lambda x: x[0] / x[2] if x[2] else x[0])
-    return Ran(own, theirs, allowed, times)
+    changed = max(float((a - b).abs().max()) for a, b in zip(exact, before, strict=True)) if quantize else None
+    return Ran(own, theirs, allowed, times, changed)
+
+
+def with_restored(model: torch.nn.Module, stored: torch.nn.Module, quantize: str | None) -> torch.nn.Module:
+    """A copy of a model of any floating type in which the weights of products are those of `stored`, quantized.
+
+    Raises CompilerError for a mode that makes integers of more than weights.
+    """
+    if quantize is None:
+        return model
+    if quantize == DYNAMIC:
+        raise CompilerError(
+            f"--quantize {quantize}: with --model only weights can be; they are by {', '.join(WEIGHTS)}"
+        )
+    made = copy.deepcopy(model)
+    for to, source in zip(made.modules(), stored.modules(), strict=True):
+        across = type(source).__name__ == "Conv1D"  # of transformers: its weights are [depth, rows]
+        if isinstance(source, torch.nn.Linear) or across:
+            assert isinstance(to.weight, torch.nn.Parameter) and isinstance(source.weight, torch.nn.Parameter)
+            wide = restored(source.weight, quantize, across)
+            to.weight = torch.nn.Parameter(wide.to(to.weight.dtype), requires_grad=False)  # no longer an embedding's
+    return made
 
 
 def _errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, unit: float) -> tuple[float, float, float]:

@@ -7,7 +7,7 @@ from compiler.frontend.decompose import IGNORED, Decompositions, decompositions,
 from compiler.frontend.dropout import without_dropout
 from compiler.frontend.gradient import capture_gradient, gradient
 from compiler.frontend.invalid import refuse
-from compiler.frontend.quantize import quantized
+from compiler.frontend.quantize import quantized, restored
 from compiler.frontend.results import with_results
 from compiler.frontend.run import FirstOfEqual, execute, resolve
 from compiler.frontend.trace import Captured, capture, from_graph
@@ -35,6 +35,7 @@ __all__ = [
     "quantized",
     "refuse",
     "resolve",
+    "restored",
     "specialised",
     "tensor_type",
     "torch_dtype",

@@ -45,3 +45,20 @@ def integers(weight: torch.Tensor, how: Quantized) -> tuple[torch.Tensor, torch.
         return found.to(torch.int8), scales[:, 0].contiguous()
     low, high = (found + 8).to(torch.uint8).reshape(len(wide), -1, 2, CHUNK // 2).unbind(2)
     return (low | high << 4).contiguous(), scales / 16
+
+
+def restored(weight: torch.Tensor, mode: str, across: bool = False) -> torch.Tensor:
+    """What a weight is after quantizing, in f64: integers times scales; as it was where it would be left alone."""
+    rows, depth = reversed(weight.shape) if across else weight.shape
+    bits, group = rewriting.grouping(mode, depth)
+    if bits == 4 and group < CHUNK:
+        return weight.detach().double()
+    values, scales = integers(weight, Quantized("", across, "", "", bits, group))
+    wide = values.double()
+    if bits == 4:
+        halves = torch.stack((values & 15, values >> 4), 2).reshape(rows, depth)
+        wide = (halves.double() - 8).reshape(rows, -1, group) * scales.double()[..., None] * 16
+    else:
+        wide = wide * scales.double()[:, None]
+    wide = wide.reshape(rows, depth)
+    return wide.t() if across else wide

@@ -48,6 +48,11 @@ def check(mode: str) -> None:
         raise CompilerError(f"quantize is one of {', '.join(MODES)}, not {mode!r}")
 
 
+def grouping(mode: str, depth: int) -> tuple[int, int]:
+    """The bits of a mode's integers, and how many of a row share a scale."""
+    return (4, math.gcd(GROUP, depth)) if mode == MODES[1] else (8, depth)
+
+
 def quantize(program: Program, mode: str, weights: Iterable[str]) -> tuple[Program, tuple[Quantized, ...]]:
     """The program with products by any of `weights` quantized, and what is to be made of which weight.
 
@@ -123,7 +128,7 @@ class _Rewriter:
         if len(was.shape) != 2 or len(sizes) != 2 or not was.dtype.is_float or not all(sizes):
             return None
         rows, depth = reversed(sizes) if across else sizes
-        bits, group = (4, math.gcd(GROUP, depth)) if self.mode == MODES[1] else (8, depth)
+        bits, group = grouping(self.mode, depth)
         if bits == 4 and group < CHUNK:
             return None
         values = self.input(f"{name}_int{bits}", dt.u8 if bits == 4 else dt.i8,

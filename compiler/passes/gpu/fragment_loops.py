@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from compiler.ir import kernel as k
@@ -177,7 +177,7 @@ def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner
     _, start = state.origin(fragment)
     digits = [d for d in fragment.registers if d.column]
     count, rest = _neighbours(digits, [d.column for d in digits])
-    for wider in _runs(f, count, digits, inner):
+    for wider in _runs(f, count, digits, inner, state.shared):
         place = _Columns(state, f, start, part, inner.inner())
         variables, lane = place.at(*wider)
         if place.reads_side_by_side(lane, wider[0]):
@@ -195,14 +195,17 @@ def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner
 Run = tuple[int, list[Digit], list[Digit]]  # so many elements, which the first digits go through, and other digits
 
 
-def _runs(f: tile.For, least: int, digits: list[Digit], scope: Scope) -> Iterator[Run]:
-    """Longer runs of registers than neighbours in the tile, longest first, for a loop that fills registers.
+def _runs(f: tile.For, least: int, digits: list[Digit], scope: Scope, shared: Container[str]) -> Iterator[Run]:
+    """Longer runs of registers than neighbours in the tile, longest first, for a loop that fills them from `shared`.
 
     What a tile's neighbours are made of need not be neighbours in memory: where the sum of a product goes through
     memory in another order, others are.
     """
     match f.body:
         case (Store(to, _, value, "set"),) if to in (scope.registers or {}) and loads(value):
+            read = {x.buffer for x in loads(value)}
+            if read & set(scope.registers or {}) or not any(b in shared for b in read):
+                return
             widths = [x.dtype.bytes for x in loads(value)]
         case _:
             return

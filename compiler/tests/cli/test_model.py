@@ -41,6 +41,17 @@ def test_a_model_of_a_folder_is_compiled_and_compared(
 
 
 @needs_transformers
+@pytest.mark.parametrize("mode", models.WEIGHTS)
+def test_a_model_is_quantized_beside_what_its_integers_stand_for(
+    folder: Path, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--model", str(folder), "--random-weights", "--layers", "1", "--tokens", "8", "--quantize", mode]
+    assert main(["run", *words]) == 0
+    said = capsys.readouterr().out
+    assert ": ok" in said and "quantization changes results by at most" in said
+
+
+@needs_transformers
 def test_a_step_that_spoils_its_cache_is_wrong(folder: Path) -> None:
     """The cache is full but for the place of the step, and is compared as the result is."""
 

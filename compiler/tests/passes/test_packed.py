@@ -24,3 +24,22 @@ def test_halves_side_by_side_are_one_call(at: str, scale: str, calls: int) -> No
     made = kernel_text.show(packed(kernel_text.parse(TEXT.format(at=at, scale=scale))))
     wanted = 'call("mlc_scaled_halves", [8], y_near @ (0), p_near @ (t * 8), u8(16 - t * 15), s[t], writes=[y_near])'
     assert made.count(wanted) == calls, made
+
+
+WIDE = """
+def f(q: i8[64], *, y: bf16[64]):
+    with function("f", [q, y], writes=[y], grid=[1], block=[32, 1, 1]):
+        q_near = array(local, i8, 16, 16)
+        y_near = array(local, bf16, 64, 16)
+        for n in range(0, 16, 1, unroll):
+            y_near[{at}] = bf16(q_near[n])
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "call"), [("n", "[16]"), ("n // 2 * 4 + n % 2", "[16, 4]"), ("n * 2", ""), ("n // 4 * 8 + n % 4", "")]
+)
+def test_bytes_are_widened_in_pairs(at: str, call: str) -> None:
+    made = kernel_text.show(packed(kernel_text.parse(WIDE.format(at=at))))
+    wanted = f'call("mlc_widened", {call}, y_near @ (0), q_near @ (0), writes=[y_near])'
+    assert (wanted in made) == bool(call), made

@@ -16,20 +16,24 @@ Axis = tuple[Expr | None, Expr]  # how much of an axis is in use, None for one p
 def staged(
     step: Stage, buffer: Tensor, axes: Sequence[Axis], uses: Sequence[Load]
 ) -> tuple[tuple[tile.Alloc, tile.Copy], dict[object, object]]:
-    """The tile and its copy, and what takes the place of each of the loads `uses`.
-
-    `stage("q", "held", "l0", "shared", "cp.async")`
+    """`stage("q", "held", "l0", "shared", 0, "cp.async")`
 
     before:
-        for l0 in serial(2):
-            for l in serial(64, reduce):
-                c += a[l0 * 64 + l] * f32(q[l0 * 2 + l // 32, l % 32])
+        for i in serial(4):
+            c[i] = 0.0
+            for l0 in serial(2):
+                for l in serial(64, reduce):
+                    c[i] += a[i, l0 * 64 + l] * f32(q[i, l0 * 2 + l // 32, l % 32])
     after:
-        for l0 in serial(2):
-            held = shared(i8[64])
-            copy(held[0: +64], q[l0 * 2: +2, 0: +32], "cp.async")
-            for l in serial(64, reduce):
-                c += a[l0 * 64 + l] * f32(held[l // 32 * 32 + l % 32])
+        for i in serial(4):
+            c[i] = 0.0
+            for l0 in serial(2):
+                held = shared(bf16[64])
+                copy(held[0: +64], q[i, l0 * 2: +2, 0: +32], "cp.async")
+                for l in serial(64, reduce):
+                    c[i] += a[i, l0 * 64 + l] * f32(held[l // 32 * 32 + l % 32])
+
+    The tile and its copy, and what takes the place of each of the loads `uses`.
     """
     lengths = [0 if extent is None else static(extent) for extent, _ in axes]
     groups: list[list[int]] = []

@@ -89,7 +89,7 @@ def _widened(c: Contraction, tensors: dict[str, Tensor], target: Target) -> Wide
         plain = b.operand.copied if not first else len(loads(b.value)) == 1 and b.operand.bytes == 2
         fits = any(r.function == WARPS and {r.a_type, r.b_type} == {a.value.dtype.name, b.value.dtype.name}
                    and (r.m, r.n, r.k) == (16, 8, 16) for r in target.instructions)  # fmt: skip
-        if not (a.operand.widened and plain and fits and n.size <= MOST_ROWS):
+        if not (a.operand.widened and a.order[1] == "k" and plain and fits and n.size <= MOST_ROWS):
             continue
         tiled = {f.var for f in (*m.loops, *n.loops)}
         batch = tuple(f for f in around.rows if f.var not in tiled)

@@ -1,0 +1,146 @@
+"""The schedule steps `store_at` and `stage` on Tile IR: what an iteration uses of a buffer becomes a tile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from compiler.analysis import access
+from compiler.ir import tile
+from compiler.ir.dtype import compute
+from compiler.ir.expr import Const, Expr, Load, both, cast, const, names, op, select, substitute
+from compiler.ir.index import value_range
+from compiler.ir.linear import from_linear, has_sizes, linear
+from compiler.ir.ranges import Range
+from compiler.ir.rewrite import statements
+from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.gpu.stage_copy import staged
+from compiler.passes.tile.nests import named, padded, ranges_of
+from compiler.schedule.steps import ScheduleError, Stage, StoreAt
+
+
+def stored_at(step: StoreAt, kernel: Kernel, f: tile.For, buffer: Tensor) -> tuple[Stmt, ...]:
+    """The loop of the step with the temporary as a tile inside."""
+    uses = [n for n in f.walk() if isinstance(n, Load | Store) and n.buffer == buffer.name]
+    everywhere = [n for s in kernel.body for n in s.walk() if isinstance(n, Load | Store) and n.buffer == buffer.name]
+    if len(uses) != len(everywhere):
+        raise ScheduleError(step, f"{buffer.name} is used outside {f.var}")
+    axes = _axes(kernel, f, buffer, uses)
+    shape = tuple(extent for extent, _ in axes if extent is not None)
+    small = buffer.replace(shape=shape, strides=row_major(shape))
+    body = _reindex(f.body, buffer.name, [(k, start) for k, (extent, start) in enumerate(axes) if extent is not None])
+    return (f.replace(body=(tile.Alloc(small, step.space), *body)),)
+
+
+def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
+    """`stage("x", "row", "i", "registers", into=("row_at",))`
+
+    before:
+        for i in serial(8):
+            m: f32 = -inf
+            for r in serial(10, reduce):
+                m = update(max, x[i, r])
+            for j in serial(10):
+                y[i, j] = x[i, j] - m
+    after:
+        for i in serial(8):
+            row = registers(f32[10])
+            for row_at in serial(10):
+                row[row_at] = x[i, row_at]
+            m: f32 = -inf
+            for r in serial(10, reduce):
+                m = update(max, row[r])
+            for j in serial(10):
+                y[i, j] = row[j] - m
+
+    What is loaded where another buffer says is left where it is, if other places are staged.
+    """
+    buffer = next((p for p in kernel.params if p.name == step.buffer), None)
+    if buffer is None or buffer.name in kernel.writes:
+        raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
+    uses = [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name]
+    uses = [n for n in uses if not access.picked(n)] or uses
+    axes = _axes(kernel, f, buffer, uses)
+    if step.how:
+        copied, table = staged(step, buffer, axes, uses)
+        return (f.replace(body=(*copied, *substitute(f.body, table))),)
+    kept = [(k, extent, start) for k, (extent, start) in enumerate(axes) if extent is not None]
+    shape = tuple(extent for _, extent, _ in kept)
+    small = Tensor(step.tile, buffer.dtype, shape, padded(shape, step.pad))
+    loops = named(step, step.into, len(kept))
+    moving = {k: start + v for (k, _, start), v in zip(kept, loops, strict=True)}
+    whole = tuple(moving.get(k, start) for k, (_, start) in enumerate(axes))
+    value: Expr = Load(buffer.name, whole, buffer.dtype)
+    # A tile may be larger than what is there where that is not known; what lies beyond is never used.
+    ends = [op("lt", moving[k], n) for k, n in enumerate(buffer.shape) if k in moving and has_sizes(n)]
+    if ends:
+        value = select(both(*ends), value, cast(const(0, compute(buffer.dtype)), buffer.dtype))
+    copy: tuple[Stmt, ...] = (Store(step.tile, loops, value),)
+    for v, extent in zip(reversed(loops), reversed(shape), strict=True):
+        copy = (tile.For(v.name, extent, "parallel", tile.Bind("serial"), copy),)
+    body = _reindex(f.body, buffer.name, [(k, start) for k, _, start in kept], step.tile, uses)
+    return (f.replace(body=(tile.Alloc(small, step.space), *copy, *body)),)
+
+
+def _axes(kernel: Kernel, f: tile.For, buffer: Tensor, uses: Sequence[Load | Store]) -> list[tuple[Expr | None, Expr]]:
+    """For each axis of a buffer how much of it an iteration of `f` uses, as `_part` has it."""
+    around = {f.var} | {n.var for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and f in set(n.walk())}
+    ranges: dict[str, Range] = {}
+    for n in f.walk():
+        if isinstance(n, tile.For) and n is not f:
+            ranges |= ranges_of((n,))
+    return [_part(extent, [u.index[k] for u in uses], around, ranges) for k, extent in enumerate(buffer.shape)]
+
+
+def _part(extent: Expr, indices: list[Expr], around: set[str], ranges: dict[str, Range]) -> tuple[Expr | None, Expr]:
+    """How much of an axis is in use while the loops around stand still, from where on; None where it is one place."""
+    starts, rests = zip(*(_apart(i, around) for i in indices), strict=True)
+    spans = [value_range(r, ranges) for r in rests]
+    if len(set(starts)) > 1 or any(low is None or low < 0 or high is None for low, high in spans):
+        return extent, const(0)
+    if set(rests) == {const(0)}:
+        return None, starts[0]
+    longest = 1 + max(high for _, high in spans if high is not None)
+    # What is left out behind the last element is no more than between two of them.
+    between = math.gcd(*(c for r in rests for c in (*linear(r)[0].values(), linear(r)[1]))) - 1
+    if isinstance(extent, Const) and longest + max(between, 0) >= extent.value:
+        return extent, const(0)
+    return const(longest), starts[0]
+
+
+def _apart(index: Expr, around: set[str]) -> tuple[Expr, Expr]:
+    """The part of an index that the loops around decide, and the rest."""
+    terms, rest = linear(index)
+    fixed = {t: n for t, n in terms.items() if names(t) <= around}
+    if len(fixed) == len(terms):
+        return index, const(0)
+    return from_linear((fixed, 0)), from_linear(({t: n for t, n in terms.items() if t not in fixed}, rest))
+
+
+def _reindex(
+    body: tuple[Stmt, ...],
+    buffer: str,
+    axes: list[tuple[int, Expr]],
+    name: str = "",
+    uses: Sequence[Load] | None = None,
+) -> tuple[Stmt, ...]:
+    """The body with the buffer, called `name` from now on, reduced to the axes that are left, counted from `start`.
+
+    Of loads only `uses` change, if given.
+    """
+
+    def moved(index: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        return tuple(index[k] if start is const(0) else from_linear(linear(index[k] - start)) for k, start in axes)
+
+    table: dict[object, object] = {}
+    for s in body:
+        for n in s.walk():
+            if isinstance(n, Load) and n.buffer == buffer and (uses is None or n in uses):
+                table[n] = n.replace(buffer=name or buffer, index=moved(n.index))
+    body = substitute(body, table)
+
+    def stored(s: Stmt) -> Stmt | None:
+        return s.replace(index=moved(s.index)) if isinstance(s, Store) and s.buffer == buffer else None
+
+    return statements(body, stored)
