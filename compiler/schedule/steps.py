@@ -113,10 +113,7 @@ class Stage(Step):
 
 
 class Margin(Step):
-    """What an iteration of `loop` loads of `buffer`, or has beyond its edges, is first put into the local tile `tile`.
-
-    Loops called `into`, along the axes that move inside, fill it: afterwards no load is guarded.
-    """
+    """What an iteration of `loop` loads of `buffer`, or has beyond its edges, loops `into` put into `tile` first."""
 
     makes = ("tile", "into")
     buffer: str

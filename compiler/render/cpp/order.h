@@ -164,6 +164,7 @@ static void mlc_order_many(long n, long kept, const T* keys, long step, long* pl
 template <int HOW, typename T>
 static void mlc_order(long n, long kept, const T* keys, long step, long* places, long apart) {
   constexpr long FEW = 64;
+  if (kept <= 0) return;
   if (n > FEW && kept <= FEW && kept <= n / 8) return mlc_order_few<HOW, FEW>(n, kept, keys, step, places, apart);
   if (n > FEW) return mlc_order_many<HOW>(n, kept, keys, step, places, apart);
   typedef typename mlc_integer_type<sizeof(T) == 8 ? 8 : 4>::type S;  // signed, as most machines compare
