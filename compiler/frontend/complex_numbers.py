@@ -102,6 +102,10 @@ def _roots(node: Node) -> Sequence[fourier.Roots]:
 class _OfParts(Holding):
     """Runs a graph with pairs for complex tensors."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.wholes: dict[tuple[int, int], tuple[Pair, Tensor]] = {}
+
     def run_node(self, n: Node) -> Any:
         self.node = n
         made = super().run_node(n)
@@ -112,6 +116,8 @@ class _OfParts(Holding):
         if not any(isinstance(x, Pair | complex) or is_complex(x) for x in values):
             return super().call_function(target, args, kwargs)
         packet = getattr(target, "overloadpacket", target)
+        if packet is _aten.view_as_real:
+            return self.whole(pair(args[0]), self.node.args[0].meta["val"])  # type: ignore[union-attr]
         if packet in _TRANSFORMS:
             return _TRANSFORMS[packet](lambda roots: self.held[roots.name], *args, **kwargs)
         if packet in _FORMULAS:
@@ -121,10 +127,17 @@ class _OfParts(Holding):
         shown = [str(getattr(x, "shape", x)) for x in values[1:]]
         raise Unsupported(str(target), shown, "no rule for this op on complex numbers")
 
+    def whole(self, x: Pair, like: Tensor) -> Tensor:
+        """Made once for all that are views of it."""
+        key = id(x.re), id(x.im)
+        if key not in self.wholes:
+            self.wholes[key] = x, _whole(x, like)
+        return self.wholes[key][1]
+
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         made = super().output(target, args, kwargs)
         nodes = self.node.args[0]
-        return [_whole(x, n.meta["val"]) if isinstance(x, Pair) else x for x, n in zip(made, nodes, strict=True)]  # type: ignore[arg-type]
+        return [self.whole(x, n.meta["val"]) if isinstance(x, Pair) else x for x, n in zip(made, nodes, strict=True)]  # type: ignore[arg-type]
 
 
 # Ops ------------------------------------------------------------------------------------------------------------------
@@ -223,7 +236,7 @@ _FORMULAS: dict[Any, Callable[..., Any]] = {
     _aten.mm: _product(torch.mm), _aten.bmm: _product(torch.bmm), _aten.div: _quotient, _aten._to_copy: _converted,
     _aten.full: _filled(_aten.full), _aten.scalar_tensor: _filled(_aten.scalar_tensor),
     _aten.complex: _joined, _aten.polar: lambda size, angle: Pair(size * torch.cos(angle), size * torch.sin(angle)),
-    _aten.view_as_real: lambda x: torch.stack(x.parts, -1), _aten.view_as_complex: lambda x: Pair(x[..., 0], x[..., 1]),
+    _aten.view_as_complex: lambda x: Pair(x[..., 0], x[..., 1]),
     _aten._conj: _conjugate, _aten._conj_physical: _conjugate, _aten.conj_physical: _conjugate,
     _aten.resolve_conj: lambda x: x, _aten.abs: lambda x: torch.hypot(x.re, x.im),
     _aten.angle: lambda x: torch.atan2(x.im, x.re), _aten.sgn: _sign, _aten.exp: _exponential,
