@@ -23,6 +23,7 @@ from compiler.frontend import fourier
 from compiler.frontend.decompose import Holding, expand, retrace
 
 _aten = torch.ops.aten
+_ORDER = "complex_order"  # of the dimensions of a complex tensor in memory, in its node's meta
 PARTS = {torch.complex128: torch.float64, torch.complex64: torch.float32, torch.complex32: torch.float16}
 
 
@@ -63,6 +64,9 @@ def as_real(graph: GraphModule) -> GraphModule:
     mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
     if mode is None:
         raise Unsupported("complex numbers", (), "a graph without inputs")
+    for n in graph.graph.nodes:
+        if is_complex(x := n.meta.get("val")):  # asked here, as sizes that are symbols cannot be while tracing
+            n.meta[_ORDER] = sorted(range(x.dim()), key=x.stride, reverse=True)
     held = {r.name: r for n in graph.graph.nodes for r in _roots(n)}
     first = next(iter(graph.graph.nodes))
     for name, roots in held.items():
@@ -79,11 +83,10 @@ def parts(x: Any) -> Any:
     return torch.view_as_real(x.resolve_conj()) if is_complex(x) else x
 
 
-def _whole(x: Pair, like: Tensor) -> Tensor:
-    """The parts side by side, in memory in the order of dimensions that the complex tensor has there."""
-    order = sorted(range(like.dim()), key=lambda d: like.stride(d), reverse=True)
+def _whole(x: Pair, order: list[int]) -> Tensor:
+    """The parts side by side, with dimensions in memory in an order."""
     made = torch.stack([part.permute(order) for part in x.parts], -1)
-    return made.permute(*(order.index(d) for d in range(like.dim())), -1)
+    return made.permute(*(order.index(d) for d in range(len(order))), -1)
 
 
 def _roots(node: Node) -> Sequence[fourier.Roots]:
@@ -117,7 +120,7 @@ class _OfParts(Holding):
             return super().call_function(target, args, kwargs)
         packet = getattr(target, "overloadpacket", target)
         if packet is _aten.view_as_real:
-            return self.whole(pair(args[0]), self.node.args[0].meta["val"])  # type: ignore[union-attr]
+            return self.whole(pair(args[0]), self.node.args[0].meta[_ORDER])  # type: ignore[union-attr]
         if packet in _TRANSFORMS:
             return _TRANSFORMS[packet](lambda roots: self.held[roots.name], *args, **kwargs)
         if packet in _FORMULAS:
@@ -127,17 +130,17 @@ class _OfParts(Holding):
         shown = [str(getattr(x, "shape", x)) for x in values[1:]]
         raise Unsupported(str(target), shown, "no rule for this op on complex numbers")
 
-    def whole(self, x: Pair, like: Tensor) -> Tensor:
+    def whole(self, x: Pair, order: list[int]) -> Tensor:
         """Made once for all that are views of it."""
         key = id(x.re), id(x.im)
         if key not in self.wholes:
-            self.wholes[key] = x, _whole(x, like)
+            self.wholes[key] = x, _whole(x, order)
         return self.wholes[key][1]
 
     def output(self, target: Any, args: Any, kwargs: Any) -> Any:
         made = super().output(target, args, kwargs)
         nodes = self.node.args[0]
-        return [self.whole(x, n.meta["val"]) if isinstance(x, Pair) else x for x, n in zip(made, nodes, strict=True)]  # type: ignore[arg-type]
+        return [self.whole(x, n.meta[_ORDER]) if isinstance(x, Pair) else x for x, n in zip(made, nodes, strict=True)]  # type: ignore[arg-type]
 
 
 # Ops ------------------------------------------------------------------------------------------------------------------
