@@ -205,7 +205,11 @@ def _kernels(search: Search, good: Revision, bad: Revision, names: Sequence[str]
         return {GOOD: False, BAD: True}.get(search.verdict(emitted.identity(made, headers), one))
 
     numbered = least_kernels(text["text"], other["text"], worse)
-    return [names[int(name.removeprefix("kernel"))] for name in numbered]
+    found = []
+    for name in numbered:  # of a kernel as texts number it, or of a function of its loops
+        of = re.fullmatch(r"kernel(\d+)", name)
+        found.append(names[int(of[1])] if of else next((kernel for kernel in names if name.startswith(kernel)), name))
+    return list(dict.fromkeys(found))
 
 
 def _applications(search: Search, every: Sequence[Revision], steps: str = "") -> list[dict[str, Any]]:

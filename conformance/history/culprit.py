@@ -8,7 +8,7 @@ from typing import Any
 
 SHOWN = 40  # lines of a difference
 _FUNCTION = re.compile(r'^(?:static|extern "C" __global__) .*?^}\n', re.MULTILINE | re.DOTALL)
-_NAME = re.compile(r"(\w+)\(")
+_NAME = re.compile(r"\b(?!__)(\w+)\(")
 
 
 @dataclass(frozen=True)

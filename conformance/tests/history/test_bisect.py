@@ -100,7 +100,8 @@ def test_the_first_application_that_parts_is_named() -> None:
 @pytest.mark.parametrize(("guilty", "named"), [({"b"}, ("b",)), ({"a", "c"}, ("a", "c")), (set(), ())])
 def test_the_kernels_of_a_program_are_told_apart(guilty: set[str], named: tuple[str, ...]) -> None:
     def program(right: int) -> str:
-        return "// head\n" + "".join(f"static void {name}(float *x) {{\n  x[0] = {right};\n}}\n" for name in "abc")
+        head = "static __attribute__((noinline, noclone)) void"
+        return "// head\n" + "".join(f"{head} {name}(float *x) {{\n  x[0] = {right};\n}}\n" for name in "abc")
 
     def worse(text: str) -> bool:
         return bool(guilty) and all(f"{name}(float *x) {{\n  x[0] = 2" in text for name in guilty)
