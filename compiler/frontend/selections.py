@@ -35,6 +35,23 @@ def _nanmedian(x: Tensor) -> Any:
     return _nanmedian_dim(x.flatten(), 0)[0] if x.numel() else NotImplemented
 
 
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
+    """The least of the most frequent elements, and the last place of it; NaN equals nothing."""
+    if not x.dim():
+        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+    n = x.shape[dim]
+    if not x.numel() or type(n) is not int or n > _MOST_SUMMED:
+        return NotImplemented
+    rows = x.movedim(dim, -1)
+    counts = (rows.unsqueeze(-1) == rows.unsqueeze(-2)).sum(-1)
+    most = counts == counts.amax(-1, keepdim=True)
+    top = math.inf if x.is_floating_point() else True if x.dtype is torch.bool else torch.iinfo(x.dtype).max
+    value = torch.where(most, rows, top).to(x.dtype).amin(-1, keepdim=True)
+    places = torch.where(rows == value, torch.arange(n, device=x.device), 0)
+    found = [part.movedim(-1, dim) for part in (value, places.amax(-1, keepdim=True))]
+    return tuple(part if keepdim else part.squeeze(dim) for part in found)
+
+
 def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """The places of the first elements that are not zero; those beyond are put into a row that is left out."""
     if not x.dim() or not x.numel() or not size:
@@ -67,5 +84,5 @@ def _logcumsumexp(x: Tensor, dim: int) -> Any:
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
     "kthvalue.default": _kthvalue, "nanmedian.default": _nanmedian, "nanmedian.dim": _nanmedian_dim,
-    "nonzero_static.default": _nonzero_static, "logcumsumexp.default": _logcumsumexp,
+    "mode.default": _mode, "nonzero_static.default": _nonzero_static, "logcumsumexp.default": _logcumsumexp,
 }  # fmt: skip

@@ -71,6 +71,9 @@ def test_selections_by_order() -> None:
     torch.testing.assert_close(table[aten.nanmedian.default](x), x.nanmedian())
     y = torch.randn(3, 5)
     torch.testing.assert_close(tuple(table[aten.kthvalue.default](y, 2, 0, True)), tuple(y.kthvalue(2, 0, True)))
+    few = torch.tensor([[math.nan, 1.0, 1.0, math.nan], [2.0, math.nan, 3.0, 1.0], [2.0, 4.0, 2.0, 4.0]])
+    for given in ((few, 1, True), (torch.randint(0, 3, (4, 5)), 0)):
+        torch.testing.assert_close(tuple(table[aten.mode.default](*given)), tuple(torch.mode(*given)), equal_nan=True)
     for size in (0, 3, 20):
         holes = torch.randint(0, 2, (2, 5))
         found = table[aten.nonzero_static.default](holes, size=size, fill_value=-3)
