@@ -1,8 +1,9 @@
-"""Names of many loops from a few stems: what steps add to these."""
+"""Names of many loops from a few stems: what steps add to these; and names out of tuples of them."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 
 def suffixed(stems: tuple[str, ...], end: str) -> tuple[str, ...]:
@@ -29,3 +30,12 @@ class OnlineLoops(NamedTuple):
     weight: tuple[str, str]  # rounds late weights
     value: tuple[str, str, str]  # adds the values, with a third loop over keys
     last: tuple[str, str]  # stores
+
+
+def strings(value: Any) -> Iterator[str]:
+    """The names in tuples of tuples of names, without empty ones."""
+    if isinstance(value, tuple):
+        for v in value:
+            yield from strings(v)
+    elif value:
+        yield value

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import MISSING
 from typing import Any, ClassVar
 
 from compiler.ir.node import Node
-from compiler.schedule.endings import OnlineLoops, numbered, suffixed
+from compiler.schedule.endings import OnlineLoops, numbered, strings, suffixed
 
 
 class Step(Node):
@@ -521,15 +521,6 @@ def _default(step: type[Step], field: str) -> str:
 def names_made(step: Step) -> tuple[str, ...]:
     """What a step calls the loops, tiles and scalars that it makes."""
     return tuple(strings(tuple(getattr(step, f) for f in step.makes)))
-
-
-def strings(value: Any) -> Iterator[str]:
-    """The names in tuples of tuples of names, without empty ones."""
-    if isinstance(value, tuple):
-        for v in value:
-            yield from strings(v)
-    elif value:
-        yield value
 
 
 def parse(text: str) -> Schedule:

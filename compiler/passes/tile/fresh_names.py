@@ -12,7 +12,8 @@ from compiler.ir import loop
 from compiler.ir.statement import Kernel, Let, Program
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.steps import apply_step, bound
-from compiler.schedule.steps import NameTaken, Schedule, Step, names_made, naming_fields, strings
+from compiler.schedule.endings import strings
+from compiler.schedule.steps import NameTaken, Schedule, Step, names_made, naming_fields
 
 
 def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedule:
