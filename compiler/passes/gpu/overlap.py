@@ -61,9 +61,10 @@ def computed(f: tile.For, every: Body, rings: tuple[SlotRing, SlotRing], facts: 
     table = {x: fresh(x, taken) for x in bound((*begin, *beside, *after))}
     mine_begin, mine_beside, mine_after = (tuple(renamed(s, table) for s in some) for some in (begin, beside, after))
     first = (ring.wait("full", "compute"), *of(const(0), (*begin, *beside)), tile.Sync("wait_matmuls"))
-    opening = (*first, *done(ring), *of(const(0), after))
     seen = bool(tile.buffers(beside) & set(ring.tiles))
-    turned = (*mine_beside, *done(ring)) if seen else (*done(ring), *mine_beside)
+    freed = (tile.Sync("warp_barrier"), *done(ring)) if seen else done(ring)  # after the last of its threads has read
+    opening = (*first, *freed, *of(const(0), after))
+    turned = (*mine_beside, *freed) if seen else (*freed, *mine_beside)
     body = (
         ring.wait("full", "compute"), *mine_begin, behind.wait("full", "compute"), last,
         tile.Sync("wait_matmuls", 1), *turned, tile.Sync("wait_matmuls"), *done(behind), *mine_after,

@@ -243,6 +243,8 @@ def _moves(x: Operand, elements: int) -> float:
 def close(clocks: tuple[float, ...], exponent: float) -> float:
     """The longest of these, to which what comes close to it adds its share."""
     longest = max(clocks)
+    if longest <= 0:
+        return 0.0
     return longest * math.pow(sum(math.pow(c / longest, exponent) for c in clocks), 1 / exponent)
 
 

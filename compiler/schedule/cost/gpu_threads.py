@@ -61,7 +61,7 @@ def clocks(w: Threads, target: Target) -> float:
     shared = c["barrier"] + c["tree"] * w.trees if w.trees else 0.0
     busy = close(
         (
-            share * w.moved / w.blocks / c["nearest"],
+            share * w.moved / max(w.blocks, 1) / c["nearest"],
             share * warps * (c["warp"] * w.turns + shared + w.issued / 4),
             (-(-share // resident) - 1) * waited,
         ),

@@ -124,3 +124,9 @@ def test_the_first_member_comes_without_the_others(monkeypatch: pytest.MonkeyPat
     first = next(found)
     assert not asked
     assert first.schedule is asked[-1]
+
+
+@pytest.mark.parametrize("code", ["torch.randn(3, 0, 2) * 2 + 1", "torch.softmax(torch.randn(0, 5), -1)"])
+def test_kernels_of_no_elements_have_schedules(code: str) -> None:
+    made, _, _ = lowered(code, nvidia.SM_90A, 0)
+    assert not made.fallbacks
