@@ -304,7 +304,7 @@ def test_the_first_page_is_short() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_links_lead_somewhere(page: str) -> None:
     text, folder = text_of(page), (ROOT / page).parent
-    links = re.findall(r"\]\(([^):]+)\)", text)
+    links = re.findall(r"\]\(([^):]+)\)", re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL))
     headings = {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in text.splitlines()}
     assert all(link[1:] in headings if link[0] == "#" else (folder / link).exists() for link in links), links
     if page == README:

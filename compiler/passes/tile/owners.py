@@ -46,16 +46,19 @@ def owners(kernel: Kernel, step: Owners) -> Kernel:
     place: Expr = dim(0)
     for index, extent in zip(update.index, tensor.shape, strict=True):
         if ordered & set(names(index)):
-            place = place * extent + _unchecked(index)
+            place = place * extent + _known(index)
     mine = scan.replace(body=(If(op("eq", place % step.parts, owner), scan.body),))
     body = rewrite.replaced(kernel.body, scan, mine)
     return kernel.replace(body=(tile.For(owner.name, dim(step.parts), "parallel", SERIAL, body),))
 
 
-def _unchecked(index: Expr) -> Expr:
-    """An index without what is required of it: where it is not met, whoever owns the wrong place says so."""
-    (made,) = rewrite.nodes((index,), lambda n: n.args[1] if isinstance(n, Op) and n.name == "require" else None)
-    return made
+def _known(index: Expr) -> Expr:
+    """An index, or 0 for one that does not meet what is required of it: that is where the update then is."""
+
+    def rule(n: Expr) -> Expr | None:
+        return op("where", n.args[0], n.args[1], 0) if isinstance(n, Op) and n.name == "require" else None
+
+    return rewrite.nodes(index, rule)
 
 
 def _at_most(extent: Expr, count: int) -> bool:

@@ -218,8 +218,8 @@ def test_findings_name_the_line(reduction: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_other_launches_are_checked(reduction: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = header.parse(reduction.read_text()).functions[0].name
-    assert cli.main(["check", str(reduction), "--launch", f"{name}<<<9, 1024>>>"]) == 1
+    found = header.parse(reduction.read_text()).functions[0]
+    assert cli.main(["check", str(reduction), "--launch", f"{found.name}<<<9, {found.block[0]}>>>"]) == 1
     assert "out of bounds" in capsys.readouterr().out
     assert cli.main(["check", str(reduction), "--launch", "other<<<9, 256>>>"]) == 1
     assert "write KERNEL<<<GRID, BLOCK>>>; the kernels of" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from compiler import frontend
-from compiler.errors import InvalidData, Unsupported
+from compiler.errors import InvalidData
 from compiler.interpret import tensor as interpret
 from compiler.passes.torch_to_tensor import lower
 from compiler.tests.eager import check, expressions
@@ -107,11 +107,3 @@ def test_an_index_out_of_range_is_refused(expression: str) -> None:
     given = {"x": np.ones((4, 5), np.float32), "i": np.array([-(10**12), 99, 10**15])}
     with pytest.raises(InvalidData):
         interpret.run(program, [given[t.name] for t in program.inputs])
-
-
-def test_a_mask_as_an_index_is_refused() -> None:
-    captured = frontend.capture(
-        lambda x, m, v: torch.index_put(x, (m,), v), (torch.randn(3), torch.ones(3) > 0, torch.ones(3))
-    )
-    with pytest.raises(Unsupported, match=r"index_put.*depends on the data"):
-        lower.lower(captured.program)
