@@ -41,7 +41,7 @@ FAMILIES: dict[str, Family] = {
     "sum of columns": (lambda x: x.sum(0), (torch.randn(700, 70),), "sm_90a"),
     "transpose": (lambda x: x.t().contiguous() + 1, (torch.randn(100, 130),), "sm_90a"),
     "product, mma.sync": (lambda a, b: a @ b, (bf16(130, 200), bf16(200, 140)), "sm_80"),
-    "product, wgmma": (lambda a, b: a @ b, (bf16(256, 1024), bf16(1024, 256)), "sm_90a"),
+    "product, wgmma": (lambda a, b: a @ b, (bf16(256, 2048), bf16(2048, 256)), "sm_90a"),
     "product, f32": (lambda a, b: a @ b, (torch.randn(70, 90), torch.randn(90, 80)), "sm_90a"),
     "product, split sum": (F.linear, (bf16(32, 4096), bf16(128, 4096)), "sm_80"),
     "attention, mma.sync": (F.scaled_dot_product_attention, tuple(bf16(1, 2, 100, 64) for _ in range(3)), "sm_80"),

@@ -208,14 +208,14 @@ def test_costs_are_fitted_to_times_and_kernels_that_no_fit_has_seen_are_judged()
     true = base | {"latency": 1.6 * base["latency"], "fill": 0.7 * base["fill"]}
 
     def kernel(n: int) -> fit.Recorded:
-        parts = rng.uniform(0.2, 2.0, (40, 2))
+        parts = rng.uniform(0.2, 2.0, (120, 2))
 
         def price(row: np.ndarray, of: Target) -> float:
             c = dict(of.costs)
             return float(row[0] * c["latency"] + row[1] * c["fill"] + 500)
 
         prices = tuple(partial(price, row) for row in parts)
-        times = np.log([p(target.replace(costs=tuple(true.items()))) for p in prices]) + rng.normal(0, 0.01, 40)
+        times = np.log([p(target.replace(costs=tuple(true.items()))) for p in prices]) + rng.normal(0, 0.01, 120)
         times[:2] += 1.0
         return fit.Recorded(f"k{n}", "rows", "sm_90a", times, 0.03, times, True, prices)
 
