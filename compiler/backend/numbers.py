@@ -9,6 +9,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from compiler import frontend
+from compiler.backend.regions import placeholders
 from compiler.backend.writes import INTO, Boxed
 from compiler.errors import Unsupported
 
@@ -27,8 +28,8 @@ def compiled(graph: GraphModule, examples: Sequence[Any], compile: Compile, fall
             raise
         return compile(graph, examples)
     old, new = _output(graph), _output(real)
-    places = {n: k for k, n in enumerate(_placeholders(graph))}
-    inputs = _placeholders(real)
+    places = {n: k for k, n in enumerate(placeholders(graph))}
+    inputs = placeholders(real)
     new.meta[INTO] = {
         n: inputs[places[x]] for n, x in old.meta.get(INTO, {}).items() if not frontend.is_complex(x.meta["val"])
     }
@@ -43,10 +44,6 @@ def compiled(graph: GraphModule, examples: Sequence[Any], compile: Compile, fall
         return results
 
     return run
-
-
-def _placeholders(graph: GraphModule) -> list[Node]:
-    return [n for n in graph.graph.nodes if n.op == "placeholder"]
 
 
 def _output(graph: GraphModule) -> Node:

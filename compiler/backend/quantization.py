@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx import GraphModule, Node
 
 from compiler import frontend
+from compiler.backend import regions
 from compiler.errors import CompilerError
 
 _VALUE = "mlcomp_parameter"
@@ -23,7 +24,7 @@ def mark(graph: GraphModule, inputs: Sequence[Any], trains: bool) -> None:
     """Write on the nodes of a graph which of `inputs`, those that the call was compiled for, are parameters."""
     if trains:
         raise CompilerError("quantize is for inference: call under torch.no_grad()")
-    placeholders = _placeholders(graph)
+    placeholders = regions.placeholders(graph)
     if len(placeholders) != len(inputs):
         raise CompilerError("quantize cannot tell parameters of inputs that share memory with others")
     for node, value in zip(placeholders, inputs, strict=True):
@@ -44,7 +45,7 @@ def _mark_view(node: Node) -> None:
 
 def carry(source: GraphModule, graph: GraphModule) -> None:
     """The marks of a graph on one of the same inputs that was traced anew."""
-    for old, new in zip(_placeholders(source), _placeholders(graph), strict=False):
+    for old, new in zip(regions.placeholders(source), regions.placeholders(graph), strict=False):
         if _VALUE in old.meta:
             new.meta[_VALUE] = old.meta[_VALUE]
 
@@ -53,14 +54,10 @@ def quantized(
     captured: frontend.Captured, graph: GraphModule, mode: str | None
 ) -> tuple[frontend.Captured, frozenset[str]]:
     """The program of a graph with its parameters quantized, and the names of the placeholders that it still takes."""
-    tensors = [n for n in _placeholders(graph) if isinstance(n.meta.get("val"), torch.Tensor)]
+    tensors = [n for n in regions.placeholders(graph) if isinstance(n.meta.get("val"), torch.Tensor)]
     if mode is not None:
         pairs = list(zip(captured.arguments, tensors, strict=True))
         weights = {name: n.meta[_VALUE] for name, n in pairs if _VALUE in n.meta}
         captured = frontend.quantized(captured, mode, weights)
         tensors = [n for name, n in pairs if name in captured.arguments]
     return captured, frozenset(n.name for n in tensors)
-
-
-def _placeholders(graph: GraphModule) -> list[Node]:
-    return [n for n in graph.graph.nodes if n.op == "placeholder"]

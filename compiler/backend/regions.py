@@ -53,6 +53,10 @@ def refused(graph: GraphModule, anywhere: bool) -> dict[Node, CompilerError]:
     return out
 
 
+def placeholders(graph: GraphModule) -> list[Node]:
+    return [n for n in graph.graph.nodes if n.op == "placeholder"]
+
+
 SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
 
 

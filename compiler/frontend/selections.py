@@ -12,23 +12,34 @@ from torch import Tensor
 _MOST_SUMMED = 1024  # elements of a row, each of whose running sums is taken by itself
 
 
+def _of_scalar(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The one element, and its place."""
+    return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+
+
+def _kept(found: list[Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]:
+    """Values and places, without the dimension that they were picked along unless it is to be kept."""
+    value, place = (part if keepdim else part.squeeze(dim) for part in found)
+    return value, place
+
+
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     if not x.dim():
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+        return _of_scalar(x)
     found = [part.narrow(dim, k - 1, 1) for part in x.sort(dim)]
-    return tuple(part if keepdim else part.squeeze(dim) for part in found)  # type: ignore[return-value]
+    return _kept(found, dim, keepdim)
 
 
 def _nanmedian_dim(x: Tensor, dim: int, keepdim: bool = False) -> Any:
     """The lower one of the middle of what is not NaN, which sorting puts last; NaN, if there is nothing else."""
     if not x.dim():
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+        return _of_scalar(x)
     if not x.shape[dim] or not x.numel():
         return NotImplemented
     count = x.isnan().logical_not().sum(dim, keepdim=True)
     place = ((count - 1) // 2).clamp(min=0)
     found = [part.gather(dim, place) for part in x.sort(dim)]
-    return tuple(part if keepdim else part.squeeze(dim) for part in found)
+    return _kept(found, dim, keepdim)
 
 
 def _nanmedian(x: Tensor) -> Any:
@@ -38,7 +49,7 @@ def _nanmedian(x: Tensor) -> Any:
 def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     """The least of the most frequent elements, and the last place of it; NaN equals nothing."""
     if not x.dim():
-        return x.clone(), torch.zeros_like(x, dtype=torch.int64)
+        return _of_scalar(x)
     n = x.shape[dim]
     if not x.numel() or type(n) is not int or n > _MOST_SUMMED:
         return NotImplemented
@@ -49,7 +60,7 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> Any:
     value = torch.where(most, rows, top).to(x.dtype).amin(-1, keepdim=True)
     places = torch.where(rows == value, torch.arange(n, device=x.device), 0)
     found = [part.movedim(-1, dim) for part in (value, places.amax(-1, keepdim=True))]
-    return tuple(part if keepdim else part.squeeze(dim) for part in found)
+    return _kept(found, dim, keepdim)
 
 
 def _nonzero_static(x: Tensor, *, size: int, fill_value: int = -1) -> Tensor:

@@ -1,4 +1,4 @@
-"""What certainly divides an expression of whole numbers."""
+"""What certainly divides an expression of whole numbers; and powers of two."""
 
 from __future__ import annotations
 
@@ -11,6 +11,15 @@ from compiler.ir.linear import linear
 Multiples = Mapping[str, int]  # what divides a variable
 NO_MULTIPLES: Multiples = MappingProxyType({})
 WIDEST = 128
+
+
+def power(n: int) -> int:
+    """The least power of two that is at least `n`.
+
+    >>> power(1), power(5), power(64)
+    (1, 8, 64)
+    """
+    return 1 << max(0, n - 1).bit_length()
 
 
 def divides(e: Expr, by: int, multiples: Multiples = NO_MULTIPLES) -> bool:

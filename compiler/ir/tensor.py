@@ -17,6 +17,7 @@ convolution one of shifted loads.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 from compiler.ir.dtype import DType, i64
@@ -257,6 +258,11 @@ def scaled(a: Expr, b: Expr) -> Expr:
     """The product of two sizes, in simplest form."""
     out = a * b
     return out if isinstance(out, Const) else simplify(out, {}, index=True)
+
+
+def known_bytes(t: Tensor) -> int:
+    """Bytes of a tensor, as far as its sizes are known."""
+    return t.dtype.bytes * math.prod(int(n.value) for n in t.shape if isinstance(n, Const))
 
 
 def numel(shape: tuple[Expr, ...]) -> Expr:

@@ -293,13 +293,10 @@ def _legal(members: list[Equation], groups: _Groups) -> bool:
 def _follow(scan: Equation, members: list[Equation], found: Nest) -> bool:
     """What is made of a running total is cheap, as its loop runs in order, and has an element for each of its own."""
     own = {found.names[scan.name, a.name] for a in scan.axes}
-    made = {scan.name}
-    for e in members:
-        if made & set(reads(e)):
-            made.add(e.name)
-            if {found.names[e.name, a.name] for a in e.axes} != own or cost(expressions(e)[0]) >= WORTH_KEEPING:
-                return False
-    return True
+    return all(
+        {found.names[e.name, a.name] for a in e.axes} == own and cost(expressions(e)[0]) < WORTH_KEEPING
+        for e in _after(members, scan)
+    )
 
 
 def _few(rows: tuple[Axis, ...]) -> bool:

@@ -92,12 +92,3 @@ def widened(v: Value) -> Value:
     if v.literal:
         return replace(v, narrow=False)
     return to(v, i64) if v.narrow else v
-
-
-def power(n: int) -> int:
-    """The least power of two that is no less.
-
-    >>> power(1), power(5), power(64)
-    (1, 8, 64)
-    """
-    return 1 << max(0, n - 1).bit_length()

@@ -12,10 +12,11 @@ from compiler.ir import tile
 from compiler.ir.dtype import boolean, i64
 from compiler.ir.expr import Const, Expr, Op, fresh
 from compiler.ir.index import value_range
+from compiler.ir.multiples import power
 from compiler.ir.node import Node
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
-from compiler.render.triton.values import LOOSE, NONE, RESERVED, Axes, Value, power
+from compiler.render.triton.values import LOOSE, NONE, RESERVED, Axes, Value
 
 LONGEST = 90  # letters of an expression that is not given a name
 

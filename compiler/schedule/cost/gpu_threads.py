@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.ir.expr import Const, Op
+from compiler.ir.expr import Op
 from compiler.ir.statement import Stmt
 from compiler.ir.tensor import Tensor
 from compiler.schedule.cost.gpu import BOUND, close, numbers
@@ -79,8 +79,3 @@ def operations(body: Iterable[Stmt]) -> int:
 def accessed(body: Iterable[Stmt], tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The bytes of an element of each buffer that statements access."""
     return {b: tensors[b].dtype.bytes for b, _, _ in access.accesses(tuple(body)) if b in tensors}
-
-
-def size(t: Tensor) -> float:
-    """Bytes of a buffer, as far as they are known."""
-    return float(t.dtype.bytes * math.prod(int(n.value) for n in t.shape if isinstance(n, Const)))

@@ -17,7 +17,7 @@ from compiler.ir.index import extent_range, simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, known_bytes
 from compiler.schedule.contraction_nest import Contraction, size
 from compiler.schedule.gpu.matmul import Operand
 from compiler.schedule.steps import Step
@@ -130,8 +130,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
 
 def _read(factors: Sequence[Expr], tensors: Mapping[str, Tensor]) -> int:
     """Bytes of all buffers that factors load."""
-    every = [tensors[name] for name in {x.buffer for f in factors for x in loads(f)}]
-    return sum(math.prod(int(n.value) for n in t.shape if isinstance(n, Const)) * t.dtype.bytes for t in every)
+    return sum(known_bytes(tensors[name]) for name in {x.buffer for f in factors for x in loads(f)})
 
 
 def _choices(loops: Sequence[loop.For]) -> list[Sequence[loop.For]]:

@@ -15,11 +15,11 @@ from compiler.analysis.size_hints import with_size_hints
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Var, hint
 from compiler.ir.index import extent_range
+from compiler.ir.multiples import power
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.schedule import contraction_nest
 from compiler.schedule import names as naming
-from compiler.schedule.space.gpu.plan import power
 from compiler.schedule.space.members import Member, fixed
 from compiler.schedule.steps import Bind, Reorder, Split, Step, StoreAt
 from compiler.targets.target import Target

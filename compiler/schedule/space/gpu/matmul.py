@@ -250,7 +250,8 @@ class MatmulPlan:
         self.steps += [Bind(each, "lanes", lanes), Bind(again, "unroll")]
         return [part]
 
-    def mainloop(self, nests: Distribute) -> None:
+    def steps_of_sum(self, nests: Distribute) -> list[tuple[str, ...]]:
+        """The sum in steps of whole tiles; the loops before and after it."""
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         self.split(k, t.k)
         add(Reorder((k.outer, m.name, n.name, k.name)))
@@ -258,6 +259,11 @@ class MatmulPlan:
         add(Pad(ends[0], (t.m, t.n)))
         add(Pad((m.name, n.name, k.name), (t.m, t.n, t.k)))
         add(Pad(ends[1], (t.m, t.n)))
+        return ends
+
+    def mainloop(self, nests: Distribute) -> None:
+        add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
+        ends = self.steps_of_sum(nests)
         self.writeback(ends[1])
         tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
         if t.terms > 1:

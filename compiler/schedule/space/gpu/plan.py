@@ -178,8 +178,3 @@ def extent(path: list[loop.For]) -> int:
 
 def lanes(threads: int, vector: int) -> tuple[tuple[str, int], ...]:
     return (("threads", threads), *((("vector", vector),) if vector > 1 else ()))
-
-
-def power(n: int) -> int:
-    """The least power of two that is at least `n`."""
-    return 1 << max(0, n - 1).bit_length()

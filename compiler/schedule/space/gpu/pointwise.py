@@ -10,11 +10,13 @@ from compiler.analysis.nests import Row, paths_of
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.index import extent_range
+from compiler.ir.multiples import power
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt
+from compiler.ir.tensor import known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu_threads as cost
-from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, extent, lanes, merged_rows, power
+from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, extent, lanes, merged_rows
 from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Collapse, Split, Step
 from compiler.targets.target import Target
@@ -42,7 +44,7 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
     often = max((extent(path) for path in loops), default=1)
     elements, other = last.extent, math.prod(g.extent for g in outer)
     bytes_of = {b: n for b, n in cost.accessed(inside, plan.tensors).items() if b not in plan.private}
-    held = sum(min(cost.size(plan.tensors[b]), elements * other * often * n) for b, n in bytes_of.items())
+    held = sum(min(known_bytes(plan.tensors[b]), elements * other * often * n) for b, n in bytes_of.items())
     moved, done = float(elements * other * often * sum(bytes_of.values())), cost.operations(inside)
 
     def price(turns: int, threads: int, vector: int, target: Target) -> float:

@@ -11,13 +11,15 @@ from compiler.analysis.argmax import extreme, sought
 from compiler.ir import loop
 from compiler.ir.expr import Const, Var
 from compiler.ir.index import extent_range
+from compiler.ir.multiples import power
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Stmt
+from compiler.ir.tensor import known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.cost import gpu_threads
 from compiler.schedule.cost.gpu import numbers
-from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Leaf, Plan, lanes, merged, merged_rows, power
+from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Leaf, Plan, lanes, merged, merged_rows
 from compiler.schedule.space.members import Member, priced, ranked
 from compiler.schedule.steps import Bind, Split, Stage, Step, StoreAt
 from compiler.targets.target import Target
@@ -173,7 +175,7 @@ def _work(plan: Plan, found: _Found, kept: frozenset[str]) -> _Work:
         moved += leaf.extent * sum(sizes.values())
         trees += leaf.original.kind == "reduce"
         loops.append((leaf.extent, len(sizes), gpu_threads.operations(body), fresh))
-    held = sum(gpu_threads.size(plan.tensors[b]) * (1 + (b in plan.private)) for b in met)
+    held = sum(known_bytes(plan.tensors[b]) * (1 + (b in plan.private)) for b in met)
     return _Work(held, moved, tuple(loops), trees, bool(kept))
 
 

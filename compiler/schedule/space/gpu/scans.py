@@ -7,10 +7,11 @@ from functools import partial
 
 from compiler.ir import loop
 from compiler.ir.expr import Const
+from compiler.ir.multiples import power
 from compiler.ir.statement import Accum, Init, Let, Stmt, Store
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Plan, lanes, merged_rows, power
+from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Plan, lanes, merged_rows
 from compiler.schedule.space.members import Member, ranked, relative
 from compiler.schedule.steps import Bind, Split, Step
 

@@ -12,11 +12,12 @@ from compiler.analysis.nests import contiguous
 from compiler.ir import loop
 from compiler.ir.expr import Const, Load, Var, names, product
 from compiler.ir.index import extent_range
+from compiler.ir.multiples import power
 from compiler.ir.statement import If, Stmt, Store
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.space.gpu import pointwise
-from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_rows, power
+from compiler.schedule.space.gpu.plan import THREADS, WARP, Plan, lanes, merged_rows
 from compiler.schedule.space.members import Member, above, either, ranked
 from compiler.schedule.steps import Bind, Owners, Reorder, Split, Step
 

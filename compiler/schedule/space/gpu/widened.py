@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, const, loads, names
+from compiler.ir.expr import const, loads, names
 from compiler.ir.statement import Kernel
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, recognise, size
 from compiler.schedule.cost import gpu as cost
@@ -24,7 +24,7 @@ from compiler.schedule.gpu.matmul_axes import MatmulAxes, axis, factor
 from compiler.schedule.gpu.tiles import Tiling
 from compiler.schedule.space.gpu.matmul import WARPS, MatmulPlan
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Cache, Collapse, Distribute, Pad, Reorder, Split, Stage, Step, Wrap
+from compiler.schedule.steps import Bind, Cache, Collapse, Distribute, Reorder, Split, Stage, Step, Wrap
 from compiler.targets.target import Target
 
 MOST_ROWS = 64  # more are worth a matrix of 16-bit numbers in shared memory, which wgmma reads
@@ -108,7 +108,7 @@ def _widened(c: Contraction, tensors: dict[str, Tensor], target: Target) -> Wide
 
 def _stored(p: MatmulAxes, tensors: dict[str, Tensor], first: tuple[Step, ...]) -> Widened | None:
     """Which buffer has the matrix, and which are brought beside it."""
-    each = {b: _bytes(tensors[b]) / (p.m.size * p.k.size * math.prod(map(size, p.batch)))
+    each = {b: known_bytes(tensors[b]) / (p.m.size * p.k.size * math.prod(map(size, p.batch)))
             for b in {x.buffer for x in loads(p.a.value)}}  # fmt: skip
     stored = max(each, key=lambda b: each[b])
     run = WIDEST / each[stored]
@@ -121,10 +121,6 @@ def _stored(p: MatmulAxes, tensors: dict[str, Tensor], first: tuple[Step, ...]) 
 def _moving(p: MatmulAxes, buffer: str) -> set[str]:
     """The loops that move a buffer's index."""
     return {v for x in loads(p.a.value) if x.buffer == buffer for e in x.index for v in names(e)}
-
-
-def _bytes(t: Tensor) -> int:
-    return math.prod(int(n.value) for n in t.shape if isinstance(n, Const)) * t.dtype.bytes
 
 
 def _tilings(w: Widened, target: Target) -> Iterator[Tiling]:
@@ -185,12 +181,7 @@ class _Plan(MatmulPlan):
     def mainloop(self, nests: Distribute) -> None:
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
         whole = k.size
-        self.split(k, t.k)
-        add(Reorder((k.outer, m.name, n.name, k.name)))
-        ends = [nests.first, nests.last]
-        add(Pad(ends[0], (t.m, t.n)))
-        add(Pad((m.name, n.name, k.name), (t.m, t.n, t.k)))
-        add(Pad(ends[1], (t.m, t.n)))
+        ends = self.steps_of_sum(nests)
         panel = f"{self.p.b.buffer}_panel"
         if self.w.first:
             add(Stage(self.p.b.buffer, panel, k.outer, "shared", (), 0, "cp.async"))
