@@ -96,7 +96,7 @@ def _text(lowering: Lowering, ir: str) -> str:
         case "asm":
             return _assembly(lowering)
         case "schedule":
-            return files.show(lowering.schedules)
+            return files.show_schedules(lowering.schedules)
     return lowering.show(ir)
 
 

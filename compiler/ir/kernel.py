@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, i64
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, type_error
+from compiler.ir.expr import Expr, Load, Op, Select, Size, Var, type_error
 from compiler.ir.node import Node
-from compiler.ir.statement import Stmt
+from compiler.ir.statement import Stmt as Stmt
 from compiler.ir.tensor import Tensor
 
 # How to run a loop, which changes nothing of what it computes: `rolled` asks not to write it out, `ahead` asks memory
@@ -351,32 +351,3 @@ def _verify_expression(where: str, e: Expr, scope: set[Var], buffers: dict[str, 
                 problem = "a lazy select needs a scalar condition"
         if problem:
             raise ValueError(f"function {where}: {problem}")
-
-
-__all__ = [
-    "Across",
-    "Address",
-    "Array",
-    "Assign",
-    "Barrier",
-    "Broadcast",
-    "Builtin",
-    "Call",
-    "Comment",
-    "Const",
-    "Declare",
-    "For",
-    "Function",
-    "Gather",
-    "If",
-    "Map",
-    "Peer",
-    "Program",
-    "Ramp",
-    "Stmt",
-    "Store",
-    "TensorMap",
-    "Together",
-    "dynamic_shared",
-    "verify",
-]  # fmt: skip

@@ -22,7 +22,7 @@ from compiler.schedule.steps import Schedule
 ONLY = ""  # in place of a name, that of the one kernel that there is
 
 
-def show(schedules: Mapping[str, Schedule]) -> str:
+def show_schedules(schedules: Mapping[str, Schedule]) -> str:
     """A section for each kernel, in order."""
     return "".join(
         f'with kernel("{name}"):\n' + textwrap.indent(steps.show(schedule) or "pass\n", "    ")

@@ -41,7 +41,7 @@ REFUSED = {
 @pytest.mark.parametrize("target", [cpu.AVX2, nvidia.SM_90A], ids=lambda t: t.name)
 def test_what_was_chosen_reads_back_and_makes_the_same(target: Target) -> None:
     chosen = pipeline.lower(PROGRAM, target, source="loop")
-    text = files.show(chosen.schedules)
+    text = files.show_schedules(chosen.schedules)
     assert files.parse(text) == chosen.schedules
     again = pipeline.lower(PROGRAM, target, files.parse(text), source="loop")
     assert again.stages == chosen.stages
