@@ -6,6 +6,7 @@ Every pytest run of an environment imports this module, so it imports nothing bu
 import argparse
 import contextlib
 import itertools
+import os
 
 import pytest
 from _pytest.config import findpaths
@@ -230,7 +231,7 @@ def _root_again(config: pytest.Config) -> None:
     values = [value for word, value in itertools.pairwise(words) if word.startswith("--mlcomp-")]
     here = config.invocation_params.dir
     chosen = config.option.rootdir or config.option.inifilename
-    if chosen or not any((here / value).exists() for value in values if not value.startswith("-")):
+    if chosen or not any(os.path.exists(here / value) for value in values if not value.startswith("-")):
         return
     with contextlib.suppress(AttributeError, TypeError):
         root, inipath, settings, _ = findpaths.determine_setup(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
 
@@ -32,16 +33,17 @@ def _searchsorted(
 
 
 def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Any:
-    """Counts of the elements in bins of one width; of 16-bit types eager rounds on the way."""
-    if x.dtype not in (torch.float32, torch.float64) or not x.numel() or isinstance(x.numel(), torch.SymInt):
+    """Counts of the elements in bins of one width; those of 16-bit types, which eager rounds on the way, in f32."""
+    if not x.is_floating_point() or not x.numel() or isinstance(x.numel(), torch.SymInt):
         return NotImplemented
+    kind, x = x.dtype, x if x.dtype is torch.float64 else x.float()
     low, high = x.new_full((), min), x.new_full((), max)
     if min == max:
         low, high = x.amin(), x.amax()
         low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
     inside = (x >= low) & (x <= high)
     place = torch.where(inside, (x - low) / (high - low) * bins, -1.0).trunc().clamp(max=bins - 1)
-    return (place.flatten().unsqueeze(-1) == torch.arange(bins, device=x.device)).sum(0).to(x.dtype)
+    return (place.flatten().unsqueeze(-1) == torch.arange(bins, device=x.device)).sum(0).to(kind)
 
 
 def _bucketize(x: Any, edges: torch.Tensor, **given: Any) -> torch.Tensor:
@@ -129,6 +131,43 @@ def _embedding_renorm(weight: torch.Tensor, indices: torch.Tensor, max_norm: flo
     return weight * shorter.unsqueeze(1).to(weight.dtype)
 
 
+def _embedding_bag(
+    weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, scale_grad_by_freq: bool = False, mode: int = 0,
+    sparse: bool = False, per_sample_weights: torch.Tensor | None = None, include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[torch.Tensor, ...]:  # fmt: skip
+    """Sums, means or largest of the rows of each bag, which are those from its offset to the next one.
+
+    What is given besides, each index's bag among it, is for backward, and nobody asks the forward alone for it.
+    """
+    bags, (count,) = offsets.shape[0] - include_last_offset, indices.shape
+    counted = indices != padding_idx
+    inside = ((indices >= 0) & (indices < weight.shape[0])).all()
+    for good, said in (
+        (inside, f"embedding_bag: an index is out of range of the {weight.shape[0]} rows"),
+        ((offsets[:1] == 0).all(), "embedding_bag: offsets[0] has to be 0"),
+        ((offsets[-1:] <= count).all(), "embedding_bag: offsets[-1] can not be greater than input's length"),
+    ):
+        torch.ops.aten._assert_async.msg(good, said)
+    bag = _searchsorted(offsets[:bags], torch.arange(count, device=offsets.device), right=True) - 1
+    rows = weight.index_select(0, indices.clamp(0, max(weight.shape[0] - 1, 0))).to(
+        torch.promote_types(weight.dtype, torch.float32)
+    )
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    size = torch.zeros_like(offsets[:bags]).index_add(0, bag, counted.to(offsets.dtype))
+    blank = rows.new_zeros(bags, weight.shape[1])
+    if mode == 2:
+        bag_of = torch.where(counted, bag, bags).unsqueeze(1).expand(rows.shape)
+        lowest = F.pad(blank, (0, 0, 0, 1)).scatter_reduce(0, bag_of, rows, "amax", include_self=False)
+        made = lowest[:bags]
+    else:
+        made = blank.index_add(0, bag, torch.where(counted.unsqueeze(1), rows, 0))
+    if mode == 1:
+        made = made / size.clamp(min=1).unsqueeze(1)
+    return made.to(weight.dtype), bag, size, size
+
+
 def _grid_sampler_3d(
     x: torch.Tensor, grid: torch.Tensor, interpolation: int, padding: int, align_corners: bool
 ) -> torch.Tensor:  # fmt: skip
@@ -172,7 +211,7 @@ def _distances(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | N
 
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = {
-    "histc.default": _histogram,
+    "histc.default": _histogram, "_embedding_bag_forward_only.default": _embedding_bag,
     "searchsorted.Tensor": _searchsorted, "searchsorted.Scalar": _searchsorted,
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce, "median.default": _median,

@@ -90,6 +90,8 @@ def _judged(
         return _failed(error)
     if options["name"] in ties.OPEN:
         made = ties.settled(made, samples, [e[0] for e in eager])
+    if options["name"] in ties.UNWRITTEN:
+        made = ties.written(made, [e[0] for e in eager])
     wrong = _difference(made, _joined([e[0] for e in eager]), _joined([e[1] for e in eager]))
     if not wrong:
         return {"verdict": "pass"}

@@ -1,4 +1,4 @@
-"""Results that name one of several equal elements, where torch says that any of them may be named."""
+"""Results that torch leaves open: which of several equal elements is named, and what is in memory never written."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from conformance.opinfo.entries import Sample
 
 # Their documentation: "no guarantee which index is returned", "order of equal elements is not preserved".
 OPEN = frozenset({"topk", "sort", "argsort", "msort", "kthvalue", "median", "nanmedian", "mode"})
+
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"})
+
+
+def written(made: Run, eager: Sequence[Run]) -> Run:
+    """The run with eager's results in the place of those of the same type and shape."""
+    wanted = [b for want in eager for b in want.outputs]
+    alike = [b if (a.dtype, a.shape) == (b.dtype, b.shape) else a for a, b in zip(made.outputs, wanted, strict=True)]
+    return Run(tuple(alike), made.inputs, made.gradients)
 
 
 def settled(made: Run, samples: Sequence[Sample], eager: Sequence[Run]) -> Run:

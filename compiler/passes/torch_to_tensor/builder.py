@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from compiler.errors import Unsupported
 from compiler.ir import dtype as dt
 from compiler.ir.aten import Type
-from compiler.ir.dtype import DType
+from compiler.ir.dtype import DType, boolean
 from compiler.ir.expr import Const, Expr, Load, cast, const, dim, fresh
 from compiler.ir.tensor import Axis, Equation, Map, Order, Reduce, Scan, Scatter, scaled
 from compiler.ir.text import show, show_type
@@ -74,6 +74,14 @@ class Value:
 
 
 Operand = Value | bool | int | float | Expr
+
+
+_TRUTH = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
+
+
+def combining(how: str, dtype: DType) -> str:
+    """The reduction of this name for elements of a type: of truth values, which are not added, the logical one."""
+    return _TRUTH.get(how, how) if dtype is boolean else how
 
 
 class Builder:
@@ -125,12 +133,14 @@ class Builder:
     ) -> Value:
         """For every `at` of `shape`, `op` (a key of `expr.COMBINE`) of `element(at, r)` for every `r` of `over`."""
         axes, ranges = self._axis(self._axes, shape), self._axis(self._over, over)
-        return self._define(Reduce(self._name(hint), axes, op, ranges, element(_vars(axes), _vars(ranges))))
+        value = element(_vars(axes), _vars(ranges))
+        return self._define(Reduce(self._name(hint), axes, combining(op, value.dtype), ranges, value))
 
     def scan(self, op: str, shape: Shape, along: int, element: Callable[[Index], Expr], hint: str = "scanned") -> Value:
         """Running `op` of `element(at)` along dimension `along`, the current element included."""
         axes = self._axis(self._axes, shape)
-        return self._define(Scan(self._name(hint), axes, op, axes[along].name, element(_vars(axes))))
+        value = element(_vars(axes))
+        return self._define(Scan(self._name(hint), axes, combining(op, value.dtype), axes[along].name, value))
 
     def order(
         self, how: str, shape: Shape, along: int, count: Expr, element: Callable[[Index], Expr], hint: str = "order"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from compiler.ir.dtype import STORAGE_ONLY, boolean, i64
-from compiler.ir.expr import Expr, cast, const, identity, op, static
+from compiler.ir.expr import COMBINE, Expr, cast, const, identity, op, static
 from compiler.passes.torch_to_tensor.builder import (
     Builder,
     Index,
@@ -18,6 +18,7 @@ from compiler.passes.torch_to_tensor.builder import (
     Shape,
     Value,
     broadcast,
+    combining,
     is_one,
     merge,
     rounded,
@@ -238,8 +239,7 @@ def scattered(
         return self
     if is_empty(self.shape):
         raise b.refuse("an index into a tensor without elements")
-    if self.dtype is boolean and how in _TRUTH:
-        how = _TRUTH[how]
+    how = combining(how, self.dtype)
     base = base or self.at
     if how != "set" or self.dtype not in STORAGE_ONLY:
         return b.scatter(how, self.shape, base, over, update)
@@ -253,12 +253,8 @@ def scattered(
     return b.scatter(how, self.shape, lambda at: cast(start(at), kind), over, moved)
 
 
-_TRUTH = {"sum": "or", "prod": "and", "max": "or", "min": "and"}
-
-
 def _combined(how: str, x: Expr, y: Expr) -> Expr:
-    names = {"sum": "add", "prod": "mul"}
-    return op(_TRUTH[how] if x.dtype is boolean else names[how], x, y)
+    return op(COMBINE[combining(how, x.dtype)], x, y)
 
 
 def _scatter(b: Builder, how: str, self: Value, dim: int, index: Value, value: Callable[[Index], Expr]) -> Value:

@@ -1,5 +1,6 @@
 """Decompositions of our own into torch's ops, against eager, on the ranges where they change."""
 
+import itertools
 import math
 
 import pytest
@@ -46,6 +47,27 @@ def test_places_among_edges_and_counts() -> None:
     for given in ((x, 4), (x, 4, -1, 2), (torch.full((3,), 2.0), 3), (torch.rand(50), 7, 0.2, 0.9)):
         if given[0].isfinite().all() or len(given) > 2:
             assert torch.equal(table[torch.ops.aten.histc.default](*given), torch.histc(*given)), given
+
+
+def test_bags_of_embeddings(seed: int) -> None:
+    torch.manual_seed(seed)
+    op = torch.ops.aten._embedding_bag_forward_only.default
+    weight, indices, scales = torch.randn(6, 3), torch.tensor([1, 2, 2, 5, 0, 2]), torch.randn(6)
+    for starts, mode, last, padding in itertools.product(([0, 2, 2], [0, 0, 6]), (0, 1, 2), (False, True), (-1, 2)):
+        given = (weight, indices, torch.tensor(starts), False, mode, False, None if mode else scales)
+        if not last or starts[-1] == 6:
+            found = decompositions()[op](*given, last, padding)[0]
+            torch.testing.assert_close(found, op(*given, last, padding)[0], msg=str((starts, mode, last, padding)))
+    for wrong in ([1, 2], [0, 7]):
+        for run in (op, decompositions()[op]):
+            with pytest.raises(RuntimeError, match=r"offsets"):
+                run(weight, indices, torch.tensor(wrong))
+
+
+def test_counts_of_16_bits_are_those_of_f32() -> None:
+    x = torch.rand(3000).bfloat16()  # eager counts in bf16, up to 256
+    found = decompositions()[torch.ops.aten.histc.default](x, 3)
+    assert torch.equal(found, torch.histc(x.float(), 3).bfloat16())
 
 
 def test_other_definitions() -> None:

@@ -54,6 +54,12 @@ def test_any_of_equal_elements_may_be_named_once() -> None:
         assert (not check._difference(ties.settled(made, [sample], [eager]), eager, eager)) == right, named
 
 
+def test_memory_that_nobody_has_written_may_hold_anything() -> None:
+    eager = Run((torch.ones(2), torch.ones(3)), ())
+    made = ties.written(Run((torch.zeros(2), torch.zeros(4)), ()), [eager])
+    assert torch.equal(made.outputs[0], eager.outputs[0]) and made.outputs[1].shape == (4,)
+
+
 def test_complex_results_are_judged_by_their_parts() -> None:
     eager = Run((torch.tensor([1 + 2j, 3 - 1e-9j]),), ())
     for off, right in ((0j, True), (1e-7j, True), (1e-2j, False), (1e-2 + 0j, False)):
