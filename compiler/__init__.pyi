@@ -7,10 +7,12 @@ from compiler.checks.mutation import mutants as mutants
 from compiler.errors import CacheError as CacheError
 from compiler.errors import CompilerError as CompilerError
 from compiler.errors import InvalidData as InvalidData
+from compiler.errors import MemoryLimitError as MemoryLimitError
 from compiler.errors import ToolchainError as ToolchainError
 from compiler.errors import UncheckedWarning as UncheckedWarning
 from compiler.errors import Undetermined as Undetermined
 from compiler.errors import Unsupported as Unsupported
+from compiler.execution.buffers import MemorySchedule as MemorySchedule
 from compiler.execution.buffers import memory_schedule as memory_schedule
 from compiler.execution.dumps import load as load
 from compiler.execution.executable import Executable as Executable

@@ -37,6 +37,10 @@ class InvalidData(CompilerError, RuntimeError):
         super().__init__(f"{when} an index or a target out of range, or an integer divisor of 0")
 
 
+class MemoryLimitError(CompilerError):
+    """The temporaries of a program take more than they may."""
+
+
 class ToolchainError(CompilerError):
     """The C++ compiler is missing, or it refused the text that we gave it."""
 

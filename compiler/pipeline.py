@@ -44,6 +44,7 @@ from compiler.passes.loop.demote import demote
 from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
 from compiler.passes.loop.merge_axes import merge_axes
+from compiler.passes.loop.order_kernels import order_kernels
 from compiler.passes.loop.views import views
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.packed import packed
@@ -126,6 +127,10 @@ def _apply_schedules(program: statement.Program, context: Context) -> statement.
     return apply_schedules(program, context.schedules, context.target, context.applications)
 
 
+def _order(program: statement.Program, context: Context) -> statement.Program:
+    return order_kernels(program) if context.target.memory else program
+
+
 def _render(program: kernel.Program, context: Context) -> str:
     return cpp.render(program, target=context.target.name)
 
@@ -173,6 +178,7 @@ PIPELINE = (
     Pass("demote", "loop", "loop", "what is read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
     Pass("views", "loop", "loop", "indices go along axes of their own", lambda p, _: views(p), True, "cuda"),
     Pass("merge-axes", "loop", "loop", "axes contracted as one are one", lambda p, _: merge_axes(p), True, "cuda"),
+    Pass("order-kernels", "loop", "loop", "under a memory limit, little is alive at once", _order, optional=True),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),

@@ -34,7 +34,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from compiler import frontend
 from compiler.backend import numbers, quantization, regions, writes
 from compiler.backend.writes import Boxed
-from compiler.errors import CacheError, CompilerError, ToolchainError, Unsupported
+from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import command
 from compiler.passes import quantize
@@ -45,7 +45,7 @@ from compiler.targets.target import Target
 # What is done with inputs that a program has refused, given the refusal.
 Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
-_OPTIONS = {"fallback": "eager", "target": None, "check_indices": "async", "quantize": None}
+_OPTIONS = {"fallback": "eager", "target": None, "check_indices": "async", "quantize": None, "memory_limit": None}
 _FALLBACKS = {"eager": True, True: True, "error": False, False: False}
 TUNED = "max-autotune"
 # The first two are the same: programs on a GPU are replayed as CUDA graphs in either. The last one times schedules too.
@@ -103,6 +103,7 @@ class Options:
     hear: Callable[[Report], None]
     tuned: bool = False
     quantize: str | None = None
+    memory: int | None = None
 
 
 def mlcomp(
@@ -176,7 +177,9 @@ def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], N
         raise CompilerError(f"fallback is 'eager' or 'error', not {chosen['fallback']!r}")
     if chosen["quantize"] is not None:
         quantize.check(chosen["quantize"])
-    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED, chosen["quantize"])
+    memory = chosen["memory_limit"]
+    executable.limited(target or named.target("cpu"), memory)
+    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED, chosen["quantize"], memory)
 
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
@@ -201,7 +204,7 @@ def _is_symbolic(x: torch.Tensor) -> bool:
 
 def _in_parts(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
     """The regions of a graph that can be compiled, and all else in eager."""
-    if not options.fallback:
+    if not options.fallback or isinstance(problem, MemoryLimitError):
         raise problem
     report = Report(len(regions.calls(graph)))
     refused = {} if isinstance(problem, ToolchainError) else regions.refused(graph, options.target is not None)
@@ -227,6 +230,8 @@ def _parts(graph: GraphModule, options: Options, report: Report) -> Boxed:
 
 def _bisected(graph: GraphModule, problem: Exception, options: Options, report: Report) -> Boxed:
     """A graph that fails although none of its calls is refused: halves of it, as long as that is worth trying."""
+    if isinstance(problem, MemoryLimitError):
+        raise problem
     count = len(regions.calls(graph))
     if count < 2 * regions.LEAST or not report.attempts or isinstance(problem, ToolchainError):
         report.eager[_named(problem)] += count
@@ -337,6 +342,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     wanted = frontend.with_results(graph, computed, drop=True)
     outer = [n for n in wanted.graph.nodes if n.op == "placeholder"]
     target = options.target or _target_of([n.meta.get("val") for n in (*outer, *computed)])
+    target = executable.limited(target, options.memory)
     into = {computed.index(x): place.name for x, place in _places(graph) if listed.count(x) == 1 and x in computed}
     captured, taken = quantization.quantized(frontend.from_graph(wanted, into=into), wanted, options.quantize)
     # What torch has assumed of sizes Dynamo checks before each call.

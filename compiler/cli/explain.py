@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.cli import model
-from compiler.cli.sources import expression_text, loading
+from compiler.cli import model, suite
+from compiler.cli.sources import Senseless, expression_text, loading
 
 if TYPE_CHECKING:
     from compiler.pipeline import Lowering
 
 
 def options(command: argparse.ArgumentParser) -> None:
+    command.add_argument("files", type=Path, nargs="*", metavar="FILE", help="shape files: memory of their benchmarks")
     model.options(command)
+    command.add_argument("--memory-limit", type=int, metavar="BYTES", help="what temporaries of a program may take")
     command.add_argument("-v", dest="verbose", action="store_true", help="where each temporary lies, and when")
 
 
 def explain(options: argparse.Namespace) -> int:
+    if options.files:
+        if options.code is not None or options.model is not None or options.verbose:
+            raise Senseless(
+                "of shape files explain says what memory their benchmarks take: leave -c, --model and -v out"
+            )
+        return suite.run("conformance.judge.memory", _words(options))
     with loading():
         from compiler import backend  # noqa: PLC0415
         from compiler.execution import expression, models  # noqa: PLC0415
@@ -27,7 +36,8 @@ def explain(options: argparse.Namespace) -> int:
         function, inputs = models.program(model.wanted(options), model.device(options))
     else:
         function, inputs = expression.program(expression_text(options), options.seed)
-    chosen: dict[str, Any] = {} if options.target is None else {"target": options.target}
+    given = {"target": options.target, "memory_limit": options.memory_limit}
+    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for number, report in enumerate(backend.explain(function, inputs, chosen)):
         left = report.calls - sum(region.calls for region in report.regions)
         print(f"graph {number}: {report.calls} calls, {left} in eager")
@@ -38,6 +48,11 @@ def explain(options: argparse.Namespace) -> int:
         for reason, count in report.eager.items():
             print(f"  eager: {reason} ({count} call{'s' if count > 1 else ''})")
     return 0
+
+
+def _words(options: argparse.Namespace) -> list[str]:
+    given = {"--target": options.target, "--memory-limit": options.memory_limit}
+    return [*map(str, options.files), *(w for name, x in given.items() if x is not None for w in (name, str(x)))]
 
 
 def temporaries(code: Lowering, verbose: bool) -> Iterator[str]:
@@ -52,7 +67,8 @@ def temporaries(code: Lowering, verbose: bool) -> Iterator[str]:
         yield "no temporaries"
         return
     ratio = planned.arena.size / planned.least if planned.least else 1.0
-    yield f"temporaries: {planned.arena.size} bytes, {planned.least} alive at once: {ratio:.2f}x"
+    sizes = f"{planned.arena.size} bytes, {planned.least} alive at once: {ratio:.2f}x"
+    yield f"temporaries: {sizes}; {planned.unavoidable} in any order"
     if verbose:
         for name, t, offset in zip(planned.names, planned.lifetimes, planned.arena.offsets, strict=True):
             yield f"  {name}: {t.size} bytes at {offset}, kernels {t.first} to {t.last}"

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from compiler.analysis import kernel_order
+from compiler.errors import MemoryLimitError
 from compiler.ir import aten, kernel, statement
 from compiler.ir.expr import Size
 from compiler.ir.sizes import bind, numbers
@@ -23,16 +25,25 @@ NO_ARENA = memory.Arena((), 0)
 class MemorySchedule:
     """The temporaries of a program: which kernels each lives through, by number, and where in the arena it lies then.
 
-    `least` is the most bytes that are alive at one kernel, in whole cache lines: no arena of these kernels is smaller.
+    `least` is the most bytes that are alive at one kernel, in whole cache lines: no arena of these kernels is smaller,
+    nor is one than `unavoidable` whatever the order of what is `launched`. What holds `zeros` always lives.
     """
 
     names: tuple[str, ...] = ()
     lifetimes: tuple[memory.Lifetime, ...] = ()
     arena: memory.Arena = NO_ARENA
+    launched: tuple[kernel_order.Launch, ...] = ()
+    zeros: tuple[str, ...] = ()
 
     @property
     def least(self) -> int:
         return memory.least(self.lifetimes)
+
+    @property
+    def unavoidable(self) -> int:
+        sizes = {name: memory.aligned(t.size) for name, t in zip(self.names, self.lifetimes, strict=True)}
+        always = sum(sizes.pop(name) for name in self.zeros)
+        return always + kernel_order.least(self.launched, sizes)
 
 
 class Shaped(Protocol):
@@ -82,7 +93,13 @@ def plan(lowering: Lowering, sizes: Sizes) -> launcher.Plan:
         launcher.Buffer(t.name, t.dtype.name, *layout(kind, sizes))
         for t, kind in zip(program.outputs, output_types(lowering), strict=True)
     )
-    arena = memory_schedule(lowering, sizes).arena
+    planned = memory_schedule(lowering, sizes)
+    arena = planned.arena
+    if 0 < lowering.target.memory < arena.size:
+        raise MemoryLimitError(
+            f"memory_limit={lowering.target.memory}: temporaries take {arena.size} bytes at their peak, in the best "
+            f"order of kernels that was found, and at least {planned.unavoidable} in any"
+        )
     given = tuple(sizes[s] for s in program.sizes)
     zeros = len(program.zeros) if isinstance(program, kernel.Program) else 0
     return launcher.Plan(inputs, outputs, arena.offsets, arena.size, given, zeros)
@@ -95,29 +112,33 @@ def _last(lowering: Lowering) -> kernel.Program | statement.Program | None:
     return found
 
 
-def _launched(lowering: Lowering) -> tuple[Sequence[Tensor], Sequence[Sequence[Tensor]], Sequence[str]]:
-    """The temporaries of a program, the parameters of what is launched, and the temporaries that hold zeros between
-    calls; nothing of a program that makes its own."""
+def _launched(lowering: Lowering) -> tuple[Sequence[Tensor], Sequence[kernel_order.Launch], Sequence[str]]:
+    """The temporaries of a program, what is launched, and the temporaries that hold zeros between calls; nothing of a
+    program that makes its own."""
+    launched: Sequence[kernel.Function | statement.Kernel]
     match program := _last(lowering):
         case kernel.Program():
-            return program.temps, [f.params for f in program.functions], program.zeros
+            launched, zeros = program.functions, program.zeros
         case statement.Program():
-            return program.temps, [k.params for k in program.kernels], ()
-    return (), (), ()
+            launched, zeros = program.kernels, ()
+        case _:
+            return (), (), ()
+    uses = [(frozenset(p.name for p in f.params), frozenset(f.writes)) for f in launched]
+    return program.temps, [kernel_order.Launch(*x) for x in uses], zeros
 
 
 def memory_schedule(lowering: Lowering, sizes: Sizes) -> MemorySchedule:
     """When the temporaries of Kernel IR live, and where; those that hold zeros between calls always live."""
     temps, launched, zeros = _launched(lowering)
     uses: dict[str, list[int]] = {}
-    for n, params in enumerate(launched):
-        for p in params:
-            uses.setdefault(p.name, []).append(n)
+    for n, launch in enumerate(launched):
+        for name in launch.uses:
+            uses.setdefault(name, []).append(n)
     uses |= {name: [0, len(launched) - 1] for name in zeros}
     lifetimes = [_lifetime(t, uses.get(t.name, [0]), sizes) for t in temps]
     shared = len(lifetimes) - len(zeros)
     arena = memory.behind(memory.plan(lifetimes[:shared]), [t.size for t in lifetimes[shared:]])
-    return MemorySchedule(tuple(t.name for t in temps), tuple(lifetimes), arena)
+    return MemorySchedule(tuple(t.name for t in temps), tuple(lifetimes), arena, tuple(launched), tuple(zeros))
 
 
 def temporaries(lowering: Lowering, sizes: Sizes) -> list[launcher.Buffer]:

@@ -266,6 +266,7 @@ def compile(
     dynamic_shapes: Any = None,
     check_indices: str = "async",
     quantize: str | None = None,
+    memory_limit: int | None = None,
 ) -> Executable:
     """`function` compiled for inputs of these types; `constants` are positions of inputs that are weights.
 
@@ -284,6 +285,9 @@ def compile(
 
     `quantize` makes integers of weights that matmuls read, once, here: one of `passes.quantize.MODES`.
 
+    With a `memory_limit`, in bytes, kernels come in an order in which little is alive at once; raises MemoryLimitError
+    where temporaries take more all the same.
+
     `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
     Raises Unsupported for what no stage can express, CompilerError otherwise.
     """
@@ -294,8 +298,18 @@ def compile(
             captured = frontend.capture(function, inputs, constants, dynamic_shapes=dynamic_shapes)
         captured = captured if quantize is None else quantized(captured, quantize)
         return build_captured(
-            captured, target, schedules=schedules, cache=cache, threads=threads, check_indices=check_indices
-        )
+            captured, limited(_named(target), memory_limit),
+            schedules=schedules, cache=cache, threads=threads, check_indices=check_indices,
+        )  # fmt: skip
+
+
+def limited(machine: Target, memory_limit: int | None) -> Target:
+    """The machine where temporaries may take so many bytes; raises CompilerError for what is no number of them."""
+    if memory_limit is None:
+        return machine
+    if not isinstance(memory_limit, int) or memory_limit <= 0:
+        raise CompilerError(f"memory_limit is a number of bytes, at least 1, not {memory_limit!r}")
+    return machine.replace(memory=memory_limit)
 
 
 def quantized(captured: frontend.Captured, mode: str) -> frontend.Captured:

@@ -35,7 +35,7 @@ def plan(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> Arena:
     for temporary in temporaries:
         if temporary.size < 0 or temporary.first > temporary.last:
             raise ValueError(f"not a lifetime: {temporary}; size must be >= 0 and first <= last")
-    sizes = [_round_up(temporary.size, alignment) for temporary in temporaries]
+    sizes = [aligned(temporary.size, alignment) for temporary in temporaries]
     bound, best = least(temporaries, alignment), Arena((), sum(sizes) + 1)
     for order in _orders(temporaries, sizes):
         made = _placed(temporaries, sizes, order)
@@ -74,7 +74,7 @@ def least(temporaries: Sequence[Lifetime], alignment: int = ALIGNMENT) -> int:
     >>> least([Lifetime(64, 0, 1), Lifetime(4, 1, 2), Lifetime(64, 2, 3)])
     128
     """
-    return max(_alive(temporaries, [_round_up(t.size, alignment) for t in temporaries]))
+    return max(_alive(temporaries, [aligned(t.size, alignment) for t in temporaries]))
 
 
 def _alive(temporaries: Sequence[Lifetime], sizes: Sequence[int]) -> list[int]:
@@ -95,7 +95,7 @@ def behind(arena: Arena, sizes: Sequence[int], alignment: int = ALIGNMENT) -> Ar
     offsets, end = list(arena.offsets), arena.size
     for size in sizes:
         offsets.append(end)
-        end += _round_up(size, alignment)
+        end += aligned(size, alignment)
     return Arena(tuple(offsets), end)
 
 
@@ -113,5 +113,6 @@ def _overlap(a: Lifetime, b: Lifetime) -> bool:
     return a.first <= b.last and b.first <= a.last
 
 
-def _round_up(size: int, alignment: int) -> int:
+def aligned(size: int, alignment: int = ALIGNMENT) -> int:
+    """A size in whole units of the alignment."""
     return -(-size // alignment) * alignment

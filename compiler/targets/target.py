@@ -99,7 +99,7 @@ class Target(Node):
     `blocks` and 32-bit `registers` at once, and does in a clock, of the multiply-adds of each kind in `rates`, so many.
     Of blocks that fill a core each, so many `clusters` of each size run at once. `costs` are what the products of a
     pipeline of tiles were measured to take beside that, by name, where they were. Code that is not `checked` takes it
-    that indices, targets and divisors are valid.
+    that indices, targets and divisors are valid. `memory` is what the temporaries of a program may take; 0: any.
     """
 
     name: str
@@ -122,6 +122,7 @@ class Target(Node):
     clusters: tuple[tuple[int, int], ...] = ()
     costs: tuple[tuple[str, float], ...] = ()
     checked: bool = True
+    memory: int = 0
 
     def lanes(self, element_bytes: int) -> int:
         """Elements of that size in a vector register."""

@@ -100,6 +100,7 @@ def test_one_v_lists_the_passes_beside_the_program(loops: Path, capsys: pytest.C
     out, err = capsys.readouterr()
     assert [line.split()[1] for line in err.splitlines()] == [
         "loop:fuse-attention",
+        "loop:order-kernels",
         "tile:loop-to-tile",
         "tile:schedule",
     ]

@@ -1,0 +1,56 @@
+"""Shape files in; what the temporaries of each of their benchmarks take, next to what no plan avoids, a line each.
+
+`mlcomp explain FILE …` runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import compiler
+from conformance.judge import subject
+from conformance.shapes.cases import TIERS, BenchCase, runs_on
+from conformance.shapes.files import ShapeFileError, below, benches, load
+
+
+def planned(case: BenchCase, target: compiler.Target) -> compiler.MemorySchedule:
+    """Where the temporaries of a benchmark lie; its weights are blank."""
+    made = compiler.lower(subject.prepare(case, 0, blank=True).program, target, until="kernel")
+    return compiler.memory_schedule(made, {})
+
+
+def lines(cases: Sequence[BenchCase], target: compiler.Target) -> Iterator[str]:
+    """Each benchmark's peak, the most that is alive at once in its order, and in any; the first over these."""
+    yield f"{'peak':>12} {'alive':>12} {'any order':>12} {'':>5} {'':>5}"
+    for case in cases:
+        try:
+            found = planned(case, target)
+        except compiler.CompilerError as problem:
+            yield f"{case.id}: {problem}"
+            continue
+        sizes = found.arena.size, found.least, found.unavoidable
+        ratios = [found.arena.size / size if size else 1.0 for size in sizes[1:]]
+        yield f"{' '.join(f'{n:>12}' for n in sizes)} {' '.join(f'{x:>5.2f}' for x in ratios)} {case.id}"
+
+
+def main(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="mlcomp explain")
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--target", default="cpu")
+    parser.add_argument("--memory-limit", type=int, default=0)
+    given = parser.parse_args(words)
+    try:
+        cases = [case for path in below(given.files) for case in benches(load(path, TIERS[-1]), TIERS[-1])]
+    except ShapeFileError as problem:
+        parser.error(str(problem))
+    target = compiler.target(given.target)
+    for line in lines([c for c in cases if runs_on(c, given.target)], target.replace(memory=given.memory_limit)):
+        print(line, flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
