@@ -43,20 +43,20 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
         yield from _computed(c, (left, rows), (right, columns), tensors, ranges)
         for inner in c.depth:
             for (a, first), (b, second) in itertools.product(
-                _factors(left, right, rows, inner, tensors, ranges),
-                _factors(right, left, columns, inner, tensors, ranges),
+                factors(left, right, rows, inner, tensors, ranges),
+                factors(right, left, columns, inner, tensors, ranges),
             ):
                 k = axis([*(f for f in c.depth if f is not inner), inner])
                 if size(inner) % (ROW // max(a.operand.bytes, b.operand.bytes)):
                     continue
-                m, n = (_axis(own, x, tensors) for own, x in ((rows, left), (columns, right)))
+                m, n = (axis_of(own, x, tensors) for own, x in ((rows, left), (columns, right)))
                 batch = tuple(f for f in c.rows if f not in rows and f not in columns)
-                result, across = _result(c, m, n, tensors)
+                result, across = result_of(c, m, n, tensors)
                 m.near, n.near = not across, across
                 copies = [x for x in (first, second) if x is not None]
                 steps = [s for x in copies for s in (x, *permuted_copy.steps(x, tensors[x.buffer]))]
                 copied = tuple(permuted_copy.moved(x, tensors[x.buffer]) for x in copies)
-                read = sum(_bytes(tensors[n.buffer]) for x in (left, right) for n in loads(x))
+                read = sum(bytes_of(tensors[n.buffer]) for x in (left, right) for n in loads(x))
                 if m.boxed or n.boxed or copies or len(c.depth) > 1:
                     yield MatmulAxes(c, m, n, k, batch, a, b, across, result, tuple(steps), copied, read)
 
@@ -70,7 +70,7 @@ def _computed(
 ) -> Iterator[MatmulAxes]:
     """The rows are boxes, so that places in them are bits, but elements of these are brought one by one."""
     (x, rows), (y, columns) = left, right
-    if len(rows) < 2 or len(columns) > 1 or _load(x, tensors) is None:
+    if len(rows) < 2 or len(columns) > 1 or load_of(x, tensors) is None:
         return
     found = loads(x)[0]
     place = access.address(found.index, tensors[found.buffer], ranges)
@@ -80,14 +80,14 @@ def _computed(
     m.boxed = True
     a, b = (factor(v, part, k, tensors, ranges) for v, part in ((x, m), (y, n)))
     batch = tuple(f for f in c.rows if f not in rows and f not in columns)
-    read = sum(_bytes(tensors[n.buffer]) for n in (*loads(x), *loads(y)))
-    _, across = _result(c, m, n, tensors)
+    read = sum(bytes_of(tensors[n.buffer]) for n in (*loads(x), *loads(y)))
+    _, across = result_of(c, m, n, tensors)
     m.near = not across
     if not a.operand.copied:
         yield MatmulAxes(c, m, n, k, batch, a, b, across, None, read=read)
 
 
-def _factors(
+def factors(
     value: Expr, other: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor],
     ranges: Mapping[str, Range],
 ) -> Iterator[tuple[Factor, Permute | None]]:  # fmt: skip
@@ -98,7 +98,7 @@ def _factors(
     plain = _factor(value, own, inner, tensors, ranges)
     if plain is not None:
         yield plain, None
-    load = _load(value, tensors)
+    load = load_of(value, tensors)
     if load is None or (plain is not None and plain.even and plain.order[1] == "k"):
         return
     if load.buffer in {n.buffer for n in loads(other)}:
@@ -129,7 +129,7 @@ def _every(e: Expr) -> int:
     return math.gcd(*terms.values(), rest) or 1
 
 
-def _bytes(t: Tensor) -> int:
+def bytes_of(t: Tensor) -> int:
     return math.prod(static(n) for n in t.shape) * t.dtype.bytes
 
 
@@ -139,9 +139,9 @@ def _steps(t: Tensor, last: int) -> list[int]:
     return [static(t.strides[d]) * t.dtype.bytes for d in axes]
 
 
-def _axis(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor]) -> Axis:
+def axis_of(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor]) -> Axis:
     """The loops of one side: a box unless they are one, which ends where an axis of the buffer does."""
-    load = _load(value, tensors)
+    load = load_of(value, tensors)
     assert load is not None
     places = [(d, e) for d, e in enumerate(load.index) if loops[0].var in names(e)]
     (d, e), *_ = places
@@ -156,7 +156,7 @@ def _step(load: Load, loops: Sequence[loop.For]) -> int:
     return max(linear(e)[0].get(Var(f.var), 1) for e in load.index for f in loops)
 
 
-def _load(value: Expr, tensors: Mapping[str, Tensor]) -> Load | None:
+def load_of(value: Expr, tensors: Mapping[str, Tensor]) -> Load | None:
     """What a factor loads within the bounds of a buffer, if it is zero outside of it."""
     value = unwidened(value)
     if any(isinstance(n, Load) and n.buffer not in tensors for n in value.walk()):
@@ -168,7 +168,7 @@ def _factor(
     value: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Factor | None:
     """A factor that is a box of its buffer for each step of the loops that sum, but for the inner one; else None."""
-    load = _load(value, tensors)
+    load = load_of(value, tensors)
     if load is None:
         return None
     t = tensors[load.buffer]
@@ -209,7 +209,7 @@ def _factor(
     )
 
 
-def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> tuple[Result | None, bool]:
+def result_of(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> tuple[Result | None, bool]:
     """Where a tile of the result can be copied to, if it can; whether the result is contiguous along n."""
     stores = [s for s in c.after if isinstance(s, Store)]
     ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in c.rows}
@@ -238,7 +238,7 @@ def _result(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -> 
 
 def boxed(x: Axis, length: int) -> list[Step]:
     """Steps after which the loops of an axis are two: over boxes, and through a box. The axis is named after these."""
-    lengths = box(tuple(size(f) for f in x.loops), length, x.step, x.near)
+    lengths = box(tuple(size(f) for f in x.loops), length, x.step, x.near, x.whole)
     loops = [f.var for f in x.loops]
     full = tuple(-(-size(f) // n) * n for f, n in zip(x.loops, lengths, strict=True))
     steps: list[Step] = []

@@ -39,7 +39,7 @@ class Matmul:
     leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,
     where those of a's and b's elements are not. Where tiles are boxes of several loops, `loops` are the extents of
     those that make m and n, and `near` says of which neighbours are neighbours in the result. `joined` says that what
-    is done with a sum loads more for each.
+    is done with a sum loads more for each. A sum over boxes goes through `step` elements of k at a time.
     """
 
     m: int
@@ -56,6 +56,7 @@ class Matmul:
     loops: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
     near: tuple[bool, bool] = (False, False)
     joined: bool = False
+    step: int = 0
 
 
 def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:

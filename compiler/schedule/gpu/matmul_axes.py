@@ -31,7 +31,8 @@ class Axis:
     """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles.
 
     Tiles of a `boxed` axis are boxes of its loops, which take up to `step` elements at a time of what they go through.
-    Those of a `near` one are neighbours in the result.
+    Those of a `near` one are neighbours in the result. Boxes do not go beyond the ends of `whole` loops. One that sums
+    has boxes of `length` elements, and is as long as all of them.
     """
 
     name: str
@@ -41,6 +42,8 @@ class Axis:
     boxed: bool = False
     step: int = 1
     near: bool = False
+    whole: tuple[bool, ...] = ()
+    length: int = 0
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ def best(t: Tiling) -> tuple[float, int, int]:
 
 
 def _all(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> Iterator[Tiling]:
-    k = ROW // max(p.a.bytes, p.b.bytes)  # a row of a tile is as long as all banks of shared memory are wide
+    k = p.step or ROW // max(p.a.bytes, p.b.bytes)  # a row of a tile is as long as all banks of shared memory are wide
     for row in rows:
         yield from _of_depth(p, row, k, target)
         if p.a.widened or p.b.widened:  # nothing is under way while it is widened: the more at once the better
@@ -103,8 +103,9 @@ def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[T
 
 
 def _parts(p: Matmul, k: int) -> Iterator[int]:
-    """Into how many parts of whole tiles the sum may be split, each at least four of them long."""
-    parts = 1
-    while parts <= MOST_PARTS and (parts == 1 or (p.k % (parts * k) == 0 and p.k >= 4 * parts * k)):
-        yield parts
-        parts *= 2
+    """Into how many parts of whole tiles the sum may be split, each at least four of them long: any number of boxes, or
+    powers of two."""
+    yield 1
+    for parts in range(2, MOST_PARTS + 1):
+        if p.k % (parts * k) == 0 and p.k >= 4 * parts * k and (p.step or parts & (parts - 1) == 0):
+            yield parts

@@ -62,6 +62,8 @@ def pad(kernel: Kernel, step: Pad) -> Kernel:
             body = (s.replace(value=value),)
             if buffer not in tiles:
                 body = _if(body, [g for v, g in guards.items() if v in {n for i in index for n in names(i)}])
+        case (Accum(_, "sum", Op("mul", factors)) as s,):
+            body = (s.replace(value=op("mul", *(_guarded(x, guards, summing, tensors, ranges) for x in factors))),)
         case (Store(buffer, _, value, "set"),) as body if buffer in tiles and not loads(value):
             pass
         case body:

@@ -19,7 +19,7 @@ from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import by_groups, recognise, size
 from compiler.schedule.cost import gpu as cost
-from compiler.schedule.gpu import conv, matmul, tiles
+from compiler.schedule.gpu import boxed_sums, conv, matmul, tiles
 from compiler.schedule.gpu.matmul import WARP, Matmul, in_cluster
 from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, ways
 from compiler.schedule.gpu.tiles import Tiling
@@ -63,7 +63,7 @@ def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None
         return None
     found, splits = by_groups(found)
     tensors = {p.name: p for p in kernel.params}
-    boxes = list(conv.ways(found, tensors))
+    boxes = [*conv.ways(found, tensors), *boxed_sums.ways(found, tensors)]
     every = [(p, some) for p in (*boxes, *ways(found, tensors)) if (some := _tilings(p, target))]
     if not every:
         return None
@@ -73,7 +73,7 @@ def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None
         for n, (p, some) in enumerate(every)
         for m, t in enumerate(some)
     ]
-    boxed = any(p.m.boxed or p.n.boxed for p in boxes)
+    boxed = any(p.m.boxed or p.n.boxed or p.k.boxed for p in boxes)
     return "convolutions" if boxed else "contractions", _members(heap, every, target, splits, groups)
 
 
@@ -127,7 +127,7 @@ def _sizes(p: MatmulAxes) -> Matmul:
     boxes = tuple(map(size, p.m.loops)) if p.m.boxed else (), tuple(map(size, p.n.loops)) if p.n.boxed else ()
     return Matmul(
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
-        (p.m.near, p.n.near), any(map(loads, p.found.after)),
+        (p.m.near, p.n.near), any(map(loads, p.found.after)), p.k.length,
     )  # fmt: skip
 
 
@@ -173,7 +173,10 @@ class MatmulPlan:
                 self.steps += conv.boxed(x, length)
             else:
                 naming.collapse([f.var for f in x.loops], self.steps)
-        naming.collapse(depth, self.steps)
+        if k.boxed:
+            self.steps += conv.boxed(k, t.k)
+        else:
+            naming.collapse(depth, self.steps)
         batch = naming.collapse(around, self.steps)
         grid = [batch] if batch else []
         for x, length in ((m, t.m), (n, t.n)):
@@ -226,7 +229,7 @@ class MatmulPlan:
         space = "cluster" if in_cluster(t.parts, (t.m, t.n), self.target) else "device"
         # Half a warp stores 8 bytes to each of 4 rows, or 4 bytes to 8 columns: to banks of their own.
         pad = 0 if space == "device" else 8 if self.p.across else 4
-        made = naming.split_reduction(self.acc, k.name, t.parts, (outer.name, inner.name), space, pad)
+        made = naming.split_reduction(self.acc, k.outer or k.name, t.parts, (outer.name, inner.name), space, pad)
         add(made)
         if not self.p.across:
             add(Reorder((m.name, n.name)))
@@ -253,7 +256,8 @@ class MatmulPlan:
     def steps_of_sum(self, nests: Distribute) -> list[tuple[str, ...]]:
         """The sum in steps of whole tiles; the loops before and after it."""
         add, t, (m, n, k) = self.steps.append, self.t, (self.p.m, self.p.n, self.p.k)
-        self.split(k, t.k)
+        if not k.boxed:
+            self.split(k, t.k)
         add(Reorder((k.outer, m.name, n.name, k.name)))
         ends = [nests.first, nests.last]
         add(Pad(ends[0], (t.m, t.n)))

@@ -1,0 +1,84 @@
+"""The loop nest of a contraction in; ways to look at it as matmuls that sum over boxes of buffers out.
+
+So are gradients of a convolution's weights: each position of the kernel is a matmul of its own, of channels by
+channels, whose sum goes through all pixels of all images. Tiles hold a box of pixels with their channels side by side.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from compiler.ir import loop
+from compiler.ir.expr import Expr, Var, loads, names
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
+from compiler.ir.tensor import Tensor
+from compiler.schedule.contraction_nest import Contraction, size
+from compiler.schedule.gpu import conv, permuted_copy
+from compiler.schedule.gpu.box_shapes import box, count
+from compiler.schedule.gpu.matmul_axes import ROW, Axis, Factor, MatmulAxes, axis
+from compiler.schedule.steps import Permute
+
+SHARES = (1, 2)  # of a row of all banks, that elements of a box are as many as
+
+
+def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
+    """All ways: either factor may be the left one, and each loop of a side may be its rows. Others are a batch."""
+    if len(c.depth) < 2:
+        return
+    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    long = [f for f in c.rows if size(f) > 1]
+    for left, right in ((c.left, c.right), (c.right, c.left)):
+        rows = [f for f in long if f.var in names(left) and f.var not in names(right)]
+        columns = [f for f in long if f.var in names(right) and f.var not in names(left)]
+        for row, column in itertools.product(rows, columns):
+            for (a, first), (b, second) in itertools.product(
+                _factors(left, right, row, c.depth, tensors, ranges),
+                _factors(right, left, column, c.depth, tensors, ranges),
+            ):
+                m, n = (conv.axis_of((f,), x, tensors) for f, x in ((row, left), (column, right)))
+                result, across = conv.result_of(c, m, n, tensors)
+                copies = [x for x in (first, second) if x is not None]
+                made = MatmulAxes(
+                    c, m, n, axis(c.depth), tuple(f for f in c.rows if f not in (row, column)), a, b, across, result,
+                    tuple(s for x in copies for s in (x, *permuted_copy.steps(x, tensors[x.buffer]))),
+                    tuple(permuted_copy.moved(x, tensors[x.buffer]) for x in copies),
+                    sum(conv.bytes_of(tensors[n.buffer]) for x in (left, right) for n in loads(x)),
+                )  # fmt: skip
+                longest = ROW // max(a.operand.bytes, b.operand.bytes)
+                yield from (replace(made, k=k) for k in _depths(c.depth, (left, right), longest, tensors))
+
+
+def _factors(
+    value: Expr, other: Expr, own: loop.For, depth: Sequence[loop.For], tensors: Mapping[str, Tensor],
+    ranges: Mapping[str, Range],
+) -> Iterator[tuple[Factor, Permute | None]]:  # fmt: skip
+    """A factor that is contiguous along its own loop, while those that sum go through a box; or its copy that is."""
+    for made, copy in conv.factors(value, other, depth, own, tensors, ranges):
+        if made.order == ("own", "k"):
+            yield replace(made, order=("k", "own")), copy
+
+
+def _depths(
+    depth: Sequence[loop.For], factors: Sequence[Expr], longest: int, tensors: Mapping[str, Tensor]
+) -> Iterator[Axis]:
+    """The loops that sum, in boxes of whole numbers of elements, but where both factors are zero beyond the end."""
+    found = [conv.load_of(x, tensors) for x in factors]
+    ends = tuple(
+        any(x is None or _beyond(f, x.index, tensors[x.buffer].shape) for x in found) for f in depth
+    )  # fmt: skip
+    extents = tuple(size(f) for f in depth)
+    for length in (longest // share for share in SHARES):
+        lengths = box(extents, length, whole=ends)
+        if lengths:
+            k = axis(depth)
+            k.boxed, k.whole = True, ends
+            k.size, k.length = count(extents, lengths) * length, length
+            yield k
+
+
+def _beyond(f: loop.For, index: Sequence[Expr], shape: Sequence[Expr]) -> bool:
+    """Beyond the end of a loop there are elements of the buffer."""
+    return not any(e is Var(f.var) and n is f.extent for e, n in zip(index, shape, strict=True))
