@@ -37,7 +37,8 @@ def box(
     boxes = [(length // math.prod(some), *some) for some in every if length % math.prod(some) == 0]
     boxes = [b for b in boxes if not any(w and n % x for w, n, x in zip(whole, extents, b, strict=False))]
     boxes = [b for b in boxes if max(b) * step <= LONGEST] or boxes
-    return min(boxes, default=(), key=lambda b: (count(extents, b) * (1 + RUN / min(b[-1], extents[-1]) if near else 1), b))
+    run = {b: 1 + RUN / min(b[-1], extents[-1]) if near else 1 for b in boxes}
+    return min(boxes, default=(), key=lambda b: (count(extents, b) * run[b], b))
 
 
 def count(extents: tuple[int, ...], lengths: tuple[int, ...]) -> int:

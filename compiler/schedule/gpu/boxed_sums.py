@@ -21,7 +21,7 @@ from compiler.schedule.gpu.box_shapes import box, count
 from compiler.schedule.gpu.matmul_axes import ROW, Axis, Factor, MatmulAxes, axis
 from compiler.schedule.steps import Permute
 
-SHARES = (1, 2)  # of a row of all banks, that elements of a box are as many as
+SHARES = (1, 2)  # a box has as many elements as a row of all banks has, or half as many where these fit images better
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
