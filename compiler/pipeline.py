@@ -16,13 +16,7 @@ from functools import partial
 from typing import Any
 
 from compiler.errors import CompilerError, Unsupported
-from compiler.ir import (
-    alone,
-    aten,
-    kernel,
-    statement,
-    tensor,
-)
+from compiler.ir import alike, aten, kernel, statement, tensor
 from compiler.ir.expr import SymbolicError, sizes_in
 from compiler.ir.stages import IRS
 from compiler.ir.text import show_size
@@ -286,7 +280,7 @@ def _chosen(
             made[k.name] = given[k.name]
             continue
         problems: list[Exception] = []
-        found = stored.by_key.get(alone.key(alone.alone(program, k))) if stored.records and not sizes_in(k) else None
+        found = stored.by_key.get(alike.key(alike.alone(program, k))) if stored.records and not sizes_in(k) else None
         ways = _ways(program, k, target)
         if found is not None:
             ways.insert(0, partial(_as_stored, found, program, k, target))

@@ -1,10 +1,9 @@
 """From PyTorch to Torch IR: trace a function, decompose what has no rule, convert the graph; and Torch IR in eager."""
 
-from compiler.frontend.checks import with_assertions
+from compiler.frontend.checks import with_assertions, without_dropout
 from compiler.frontend.complex_numbers import as_real, has_complex, is_complex, parts
 from compiler.frontend.convert import Converted, convert
 from compiler.frontend.decompose import IGNORED, Decompositions, decompositions, expand, specialised
-from compiler.frontend.dropout import without_dropout
 from compiler.frontend.gradient import capture_gradient, gradient
 from compiler.frontend.invalid import refuse
 from compiler.frontend.quantize import quantized, restored

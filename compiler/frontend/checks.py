@@ -1,4 +1,9 @@
-"""A graph in; the same graph out, in which checks of what a factorisation says of its success are plain assertions."""
+"""A graph in; the same graph out without what is there for others: checks of factorisations, and dropout's lack.
+
+Checks of what a factorisation says of its success are plain assertions then. What attention gives for the sake of
+dropout is made plain where there is none: the state of the generator, the debug mask, and lengths given again. Backward
+passes take them, so graphs give them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ from typing import Any
 import torch
 from torch._higher_order_ops.effects import with_effects
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.operator_schemas import normalize_function
 
 _aten = torch.ops.aten
 
@@ -38,3 +44,51 @@ def _called(graph: Graph, op: Any, of: Node, *rest: Any) -> Node:
     with value.fake_mode:
         made.meta["val"] = op(value, *rest)
     return made
+
+
+# Results from the third on serve dropout alone, or say what the sizes of the arguments say.
+_ATTENTION = {
+    torch.ops.aten._scaled_dot_product_flash_attention.default,
+    torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
+    torch.ops.aten._scaled_dot_product_fused_attention_overrideable.default,
+}
+
+
+def without_dropout(graph: GraphModule) -> GraphModule:
+    """The graph, changed where it holds such results; numbers in it are written where they are used."""
+    held: dict[str, Node] = {}
+    for node in list(graph.graph.nodes):
+        if node.op == "call_function" and node.target in _ATTENTION and not _dropout(node):
+            for part in [n for n in node.users if n.target is operator.getitem and n.args[1] >= 2]:
+                value = part.meta.get("val")
+                new = _tensor(graph, value, held) if isinstance(value, torch.Tensor) else value
+                if isinstance(value, torch.SymInt):
+                    with graph.graph.inserting_before(part):
+                        new = graph.graph.call_function(torch.ops.aten.sym_size.int, (node.args[part.args[1] - 4], 2))
+                    new.meta["val"] = value
+                _replaced(graph.graph, part, new)
+    graph.recompile()
+    return graph
+
+
+def _dropout(node: Node) -> Any:
+    normal = normalize_function(node.target, node.args, node.kwargs, normalize_to_only_use_kwargs=True)  # type: ignore[arg-type]
+    return normal is None or normal.kwargs.get("dropout_p", 0.0)
+
+
+def _tensor(graph: GraphModule, like: torch.Tensor, held: dict[str, Node]) -> Node:
+    """Zeros of that type and shape, which are made once."""
+    key = f"no_dropout_{str(like.dtype).removeprefix('torch.')}_{'_'.join(map(str, like.shape))}"
+    if key not in held:
+        graph.register_buffer(key, torch.zeros([int(n) for n in like.shape], dtype=like.dtype, device=like.device))
+        with graph.graph.inserting_before(next(iter(graph.graph.nodes))):
+            held[key] = graph.graph.get_attr(key)
+        held[key].meta["val"] = like
+    return held[key]
+
+
+def _replaced(graph: Graph, part: Node, new: Any) -> None:
+    for user in list(part.users):
+        user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), lambda n: new if n is part else n)
+    graph.erase_node(part)

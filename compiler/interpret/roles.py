@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from compiler.interpret import mbarriers
+from compiler.interpret import tile_state
 from compiler.interpret.grid import InterpretError
-from compiler.interpret.mbarriers import Mbarriers
 from compiler.interpret.scalar import Array
-from compiler.interpret.tile_state import Here, Machine, evaluated, points_of
+from compiler.interpret.tile_state import Here, Machine, Mbarriers, evaluated, points_of
 from compiler.ir import roles
 from compiler.ir.expr import Var
 from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Ring, RingStmt, Wait
@@ -44,7 +43,7 @@ def statement(s: RingStmt, machine: Machine, here: Here) -> Steps:
         case roles.Mbarriers(name, count, arrivals):
             private = points_of(here)
             if name not in machine.mbarriers or machine.mbarriers[name].private != private:  # not in a later turn
-                machine.mbarriers[name] = mbarriers.made([n.size for n in here.spans], count, arrivals, private)
+                machine.mbarriers[name] = tile_state.made([n.size for n in here.spans], count, arrivals, private)
         case Ring(slot, phase, depth, tiles, start):
             machine.values |= {slot: np.asarray(0), phase: np.asarray(start)}
             for name in tiles:

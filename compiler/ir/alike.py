@@ -1,17 +1,19 @@
-"""Kernels of Loop, Tile and Kernel IR that are the same but for names: which they are, and one under other names."""
+"""Kernels of Loop, Tile and Kernel IR that are the same but for names: which they are, and one by itself."""
 
 from __future__ import annotations
 
+import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from compiler.ir import kernel as k
-from compiler.ir import loop, tile
+from compiler.ir import loop, loop_text, tile
 from compiler.ir.expr import Load, Var
 from compiler.ir.node import Node
 from compiler.ir.roles import Advance, Mbarrier, Mbarriers, Ring
-from compiler.ir.statement import Accum, Init, InOrder, Kernel, Let, Store
+from compiler.ir.statement import Accum, Init, InOrder, Kernel, Let, Program, Store
 from compiler.ir.tensor import Tensor
 
 # The fields of each class that hold names of buffers and variables, one or a tuple of them.
@@ -79,3 +81,26 @@ def _of(n: Node) -> Iterator[str]:
 
 def _changed(value: str | tuple[str, ...], table: Mapping[str, str]) -> str | tuple[str, ...]:
     return table.get(value, value) if isinstance(value, str) else tuple(table.get(v, v) for v in value)
+
+
+def alone(program: Program, kernel: Kernel) -> Program:
+    """The kernel as a program: it is given what it reads, results in what it writes, and has its own temporaries."""
+    users = Counter(p.name for k in program.kernels for p in k.params)
+    own = {t.name for t in program.temps if users[t.name] == 1}
+    left = [p for p in kernel.params if p.name not in own]
+    return Program(
+        kernel.name,
+        tuple(p for p in left if p.name not in kernel.writes),
+        tuple(p for p in left if p.name in kernel.writes),
+        tuple(p for p in kernel.params if p.name in own),
+        (kernel,),
+        program.sizes,
+    )
+
+
+def key(program: Program) -> str:
+    """The digest of a program of one kernel: that of another is the same if they differ in names alone."""
+    (kernel,) = program.kernels
+    about = program.replace(name="f", kernels=(kernel.replace(name="kernel", origin=(), whole=""),))
+    text = loop_text.show(renamed(about, names(kernel)))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

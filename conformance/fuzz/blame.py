@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 import compiler
-from conformance.fuzz import repro, runs
+from conformance.fuzz import regression, runs
 from conformance.fuzz.program import Program, arguments, function
 from conformance.judge import ladder, oracle
 from conformance.judge.subject import Subject
@@ -80,7 +80,7 @@ def kept(
     """The folder of a repro, if one is wanted."""
     if not options.get("dump"):
         return ""
-    return repro.dump(Path(options["dump"]), program, str(options["target"]), inputs, lowerings, found)
+    return regression.dump(Path(options["dump"]), program, str(options["target"]), inputs, lowerings, found)
 
 
 def _first_bad(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 import compiler
 from conformance import rows
-from conformance.fuzz import asked, blame, corpus, coverage, mutate, relations, runs, schedules, wide
+from conformance.fuzz import asked, blame, corpus, mutate, relations, runs, schedules
 from conformance.fuzz.program import Program, arguments, described, function, line
 from conformance.fuzz.relations import relations as relations_of
 from conformance.fuzz.runs import Run
@@ -56,7 +56,7 @@ def fuzz(seed: int, index: int, options: Mapping[str, Any], tell: Tell) -> rows.
     program = mutate.drawn(seed, index, options)
     if not options.get("corpus"):
         return checked(program, options, tell)
-    with coverage.Reached() as reached:
+    with corpus.Reached() as reached:
         row = checked(program, options, tell)
     if row.verdict == "pass":
         corpus.keep(Path(options["corpus"]), program, reached.places())
@@ -151,8 +151,8 @@ def _is_far(one: relations.Relation, program: Program, after: Run) -> bool:
     given, eager = list(arguments(program, program.points[0]).values()), function(program)
     needs = [arg.name in program.gradients for arg in program.args]
     want = runs.call(eager, runs.copied(given), needs)
-    with wide.in_f64():
-        right = runs.call(eager, [wide.widened(x) for x in given], needs)
+    with runs.in_f64():
+        right = runs.call(eager, [runs.widened(x) for x in given], needs)
     every = zip(*((*run.outputs, *run.inputs) for run in (after, want, right)), strict=True)
     return any(_far(one.within(k, a), one.follows(k, b), one.follows(k, c)) for k, (a, b, c) in enumerate(every))
 
@@ -175,8 +175,8 @@ def first_difference(program: Program, compiled: Function, device: str) -> Diffe
             want = runs.call(eager, runs.copied(given, device), needs)
         except (RuntimeError, NotImplementedError) as error:  # programs are drawn by what eager has on the CPU
             raise Refused(f"eager on {device}: {_first_line(error)}") from error
-        with wide.in_f64():  # on the CPU, whose functions of f64 are good to the last place
-            right = runs.call(eager, [wide.widened(x) for x in runs.copied(given)], needs)
+        with runs.in_f64():  # on the CPU, whose functions of f64 are good to the last place
+            right = runs.call(eager, [runs.widened(x) for x in runs.copied(given)], needs)
         where = "".join(f"{name} = {n}, " for name, n in point.items()) if program.dynamic else ""
         for _ in range(1 if program.dynamic else 2):
             try:

@@ -10,11 +10,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from conformance.fuzz import wide
+from conformance.fuzz import runs
 from conformance.fuzz.program import SCOPE, Point, number
 from conformance.shapes import inputs
 from conformance.shapes.cases import FLOATS, Arg
-from conformance.shapes.layouts import fits
+from conformance.shapes.distributions import fits
 
 T = TypeVar("T")
 NAMES = {dtype: name for name, dtype in inputs.DTYPES.items()}
@@ -220,7 +220,7 @@ class Drawing:
         layout = self.rng.choice(layouts) if layouts and self.chance(0.35) and self.layouts else "contig"
         arg = Arg(f"x{len(self.args) + len(self.new)}", sizes, dtype, layout, dict(drawn))
         eager = inputs.tensor(arg, number(self.seed, self.index, arg.name))
-        shadow = wide.widened(eager)
+        shadow = runs.widened(eager)
         if self.differentiable and dtype in FLOATS and (not self.args or self.chance(0.6)):
             eager.requires_grad_()
             shadow.requires_grad_()

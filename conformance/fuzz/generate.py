@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from conformance.fuzz import asked, operations, runs, wide
+from conformance.fuzz import asked, operations, runs
 from conformance.fuzz.drawing import LARGER, MOST, MOST_SCHEDULED, SIZES, Drawing, NotFitting, Value
 from conformance.fuzz.operations import OPERATIONS, Row
 from conformance.fuzz.program import SCOPE, Point, Program, arguments, function, number
@@ -86,7 +86,7 @@ def _added(d: Drawing, row: Row, text: str, n: int) -> str:
     eager, shadow = d.scopes()
     result = eval(text, eager)
     made = _tensors(result)
-    with wide.in_f64():
+    with runs.in_f64():
         right = _tensors(eval(text, shadow))
     names = [f"t{n}"] if len(made) == 1 else [f"t{n}{letter}" for letter in "abc"[: len(made)]]
     if len(names) != len(made):
@@ -131,11 +131,11 @@ def anew(d: Drawing, lines: Sequence[str]) -> tuple[dict[str, Tensor], dict[str,
     text = "\n".join(lines)
     eager: dict[str, Tensor] = {}
     shadow: dict[str, Tensor] = {}
-    for scope, made in ((eager, fresh), (shadow, {name: wide.widened(x) for name, x in fresh.items()})):
+    for scope, made in ((eager, fresh), (shadow, {name: runs.widened(x) for name, x in fresh.items()})):
         for name, x in made.items():
             scope[name] = x.requires_grad_() if d.needs(name) else x
     exec(text, dict(SCOPE), eager)
-    with wide.in_f64():
+    with runs.in_f64():
         exec(text, dict(SCOPE), shadow)
     return eager, shadow
 
@@ -219,8 +219,8 @@ def runs_at(program: Program, point: Point) -> bool:
     try:
         given = list(arguments(program, point).values())
         eager = runs.call(call, runs.copied(given), needs)
-        with wide.in_f64():
-            right = runs.call(call, [wide.widened(x) for x in given], needs)
+        with runs.in_f64():
+            right = runs.call(call, [runs.widened(x) for x in given], needs)
         for x, y in zip((*eager.outputs, *eager.gradients), (*right.outputs, *right.gradients), strict=True):
             if x is not None and y is not None:
                 _check(x, y, False)

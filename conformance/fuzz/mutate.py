@@ -17,7 +17,7 @@ from conformance.fuzz import asked, corpus, generate
 from conformance.fuzz.drawing import LARGER, LAYOUTS, MOST_SCHEDULED, Drawing, NotFitting, Value
 from conformance.fuzz.program import Program, arguments
 from conformance.shapes.cases import FLOATS, Arg
-from conformance.shapes.layouts import fits
+from conformance.shapes.distributions import fits
 
 TRIES = 12
 MOST_CALLS = 2 * generate.MOST_CALLS

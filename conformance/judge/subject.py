@@ -1,7 +1,7 @@
 """A case in; its inputs, its captured program, what is right, and how far from it each result may be, out.
 
 What is right is Torch IR in f64 on the rounded inputs. How far off a result may be is derived from Tensor IR: for ours
-as it stands, for eager with a rounding after every call.
+as it stands, for eager with a rounding after every call. The GPU multiplies what is large of that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 import compiler
-from conformance.judge import moments, oracle
+from conformance.judge import oracle
 from conformance.judge.oracle import Array, Bounded, Verdict
 from conformance.shapes import inputs
 from conformance.shapes.cases import Case, Tolerance
@@ -172,7 +172,7 @@ class Truth:
         self.subject, self.equations, self.accuracy = subject, equations, accuracy
         self.tolerance: Tolerance = subject.case.tolerance
         self.dtypes = [oracle.NAMES[leaf.dtype] for leaf in subject.eager]
-        self.moments = moments.on_gpu if on_gpu else None
+        self.moments = moments_on_gpu if on_gpu else None
         self.reference = _reference(subject, on_gpu and sum(x.numel() for x in subject.tensors) >= LARGE)
 
     @functools.cached_property
@@ -320,3 +320,19 @@ def _shaped(b: Bounded, shape: tuple[int, ...]) -> Bounded:
         None if e is None else np.broadcast_to(e, b.v.shape).reshape(shape) for e in (b.e1, b.e2, b.shared)
     )
     return Allowed(b.v.reshape(shape), e1, e2, shared)
+
+
+LEAST = 1 << 26  # multiplications from which on a trip to the GPU pays
+
+
+def moments_on_gpu(x: Array, y: Array) -> compiler.Moments:
+    """As `compiler.moments`."""
+    if x.size * y.shape[-1] < LEAST:
+        return compiler.moments(x, y)
+    found = compiler.moments(_moved(x), _moved(y))
+    parts = (found.total, found.absolute, found.squares, found.partial)
+    return compiler.Moments(*(part.cpu().numpy() for part in parts))
+
+
+def _moved(x: Array) -> torch.Tensor:
+    return torch.from_numpy(x if x.flags.writeable else x.copy()).to("cuda" if torch.cuda.is_available() else "cpu")

@@ -7,6 +7,7 @@ are known when compiling. Runs in the child process.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,6 @@ import compiler
 from compiler import Undetermined, Unsupported
 from conformance import rows
 from conformance.judge.ladder import threads
-from conformance.onnx import nodes
 from conformance.opinfo.check import far
 
 Arrays = Sequence[Any]
@@ -35,7 +35,7 @@ def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str]
     with threads(options["threads"]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tell("onnx's evaluator")
-        case = nodes.tests()[name]
+        case = tests()[name]
         if why := _without_evaluator(case):
             return replace(known, verdict="none", detail=why)
         tell("compiling")
@@ -100,7 +100,7 @@ def _judged(case: Any, inputs: Arrays, wanted: Arrays, target: str) -> str:
 
 def _exact(case: Any, inputs: Arrays) -> Arrays:
     """What onnx's evaluator makes of the model in f64."""
-    evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(nodes.widened(case.model))
+    evaluator = importlib.import_module("onnx.reference").ReferenceEvaluator(widened(case.model))
     wide = [np.asarray(x).astype(np.float64) if np.asarray(x).dtype.name in NARROW else x for x in inputs]
     return list(evaluator.run(None, dict(zip(evaluator.input_names, wide, strict=True))))
 
@@ -132,3 +132,53 @@ def _difference(case: Any, made: Arrays, wanted: Arrays) -> str:
     except AssertionError as problem:
         return " ".join(str(problem).split())
     return ""
+
+
+TYPES = {"FLOAT": "f32", "DOUBLE": "f64", "FLOAT16": "f16", "BFLOAT16": "bf16"}
+
+
+@functools.cache
+def tests() -> dict[str, Any]:
+    """Every test by its name without `test_`."""
+    node = importlib.import_module("onnx.backend.test.case.node")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what NumPy says of the casts that overflow there
+        return {case.name.removeprefix("test_"): case for case in node.collect_testcases(None)}
+
+
+def listed() -> list[tuple[str, str]]:
+    """Every test with the element type of its first input, or output where there is no input."""
+    return sorted((name, _kind(case.model.graph)) for name, case in tests().items())
+
+
+def _kind(graph: Any) -> str:
+    first = next(iter((*graph.input, *graph.output)))
+    if first.type.WhichOneof("value") != "tensor_type":
+        return str(first.type.WhichOneof("value")).removesuffix("_type")
+    number = first.type.tensor_type.elem_type
+    word = str(importlib.import_module("onnx").TensorProto.DataType.Name(number))
+    return TYPES.get(word, word.lower().replace("uint", "u").replace("int", "i"))
+
+
+def operators(name: str) -> list[str]:
+    """The ops of a test's model."""
+    return sorted({node.op_type for node in tests()[name].model.graph.node})
+
+
+def widened(model: Any) -> Any:
+    """The model with f64 in the place of narrower types."""
+    onnx = importlib.import_module("onnx")
+    narrow = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+    wide = onnx.ModelProto()
+    wide.CopyFrom(model)
+    graph = wide.graph
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        if info.type.tensor_type.elem_type in narrow:
+            info.type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    for attribute in (a for node in graph.node for a in node.attribute):
+        if attribute.name in ("to", "dtype", "output_dtype") and attribute.i in narrow:
+            attribute.i = onnx.TensorProto.DOUBLE
+        if attribute.t.data_type in narrow:
+            array = importlib.import_module("onnx.numpy_helper").to_array(attribute.t)
+            attribute.t.CopyFrom(importlib.import_module("onnx.numpy_helper").from_array(array.astype("float64")))
+    return wide

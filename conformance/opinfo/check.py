@@ -17,7 +17,7 @@ from torch import Tensor
 
 import compiler
 from conformance import rows
-from conformance.fuzz import runs, wide
+from conformance.fuzz import runs
 from conformance.fuzz.check import EAGER, ROUNDINGS, Refused, refuse
 from conformance.fuzz.runs import Run
 from conformance.judge import oracle
@@ -57,8 +57,8 @@ def _in_eager(sample: Sample) -> tuple[Run, Run] | None:
     if not want.outputs or (any(sample.needs) and not any(g is not None for g in want.gradients)):
         return None
     try:
-        with wide.in_f64():
-            right = runs.call(lambda *x: sample(x), [wide.widened(x) for x in sample.tensors], sample.needs)
+        with runs.in_f64():
+            right = runs.call(lambda *x: sample(x), [runs.widened(x) for x in sample.tensors], sample.needs)
     except Exception:  # some kernels have no f64
         return want, want
     alike = [x.shape for x in right.outputs] == [x.shape for x in want.outputs]

@@ -19,13 +19,13 @@ from conformance.fuzz import asked
 from conformance.fuzz.asked import TRIED
 from conformance.history.baseline import Baseline, find
 from conformance.history.revisions import Asked
-from conformance.isolation import scratch, waiting
+from conformance.isolation import lock, scratch
 from conformance.isolation.executor import GIB, Executor, Reply, Status
 from conformance.judge import sanitizer
 from conformance.report import environment, replies
 from conformance.run.settings import Settings
 from conformance.shapes.cases import BYTES, KINDS, STAGES, BenchCase, Case, to_json
-from conformance.shapes.toml_lines import line_below
+from conformance.shapes.toml_values import line_below
 
 EXPLAIN_SECONDS = 60.0
 NATIVE = (STAGES[0], *KINDS.values(), "mlir", "triton")  # stages that PyTorch or the machine itself runs
@@ -79,7 +79,7 @@ class Runner:
 
     def _say_what_for(self) -> None:
         """Tell people why nothing goes on, unless it is that another process of this run is being timed."""
-        if line := waiting.said(self.executor.machine):
+        if line := lock.said(self.executor.machine):
             os.write(self.stderr, f"\n{line}\n".encode())
 
     def close(self) -> None:

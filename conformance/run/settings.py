@@ -39,7 +39,7 @@ FUNCTIONS = {
     "opinfo": "conformance.opinfo.check:check",
     "opinfo_entries": "conformance.opinfo.entries:listed",
     "onnx": "conformance.onnx.check:check",
-    "onnx_entries": "conformance.onnx.nodes:listed",
+    "onnx_entries": "conformance.onnx.check:listed",
     "reduce": "conformance.fuzz.reduce:reduce",
     "explain_unknown": "conformance.judge.systems:explain_unknown",
 }

@@ -27,11 +27,10 @@ from conformance.shapes.cases import (
     token,
 )
 from conformance.shapes.combine import cross, pairwise
-from conformance.shapes.distributions import for_dtype
+from conformance.shapes.distributions import fits, for_dtype
 from conformance.shapes.expressions import ExpressionError, evaluate, formula, quoted
-from conformance.shapes.layouts import fits
 from conformance.shapes.specs import ArgSpec, CaseSpec, PerfSpec, ShapeFile, ShapeFileError, XfailSpec
-from conformance.shapes.toml_lines import line_below
+from conformance.shapes.toml_values import line_below
 
 NIGHTLY_LIMIT = 1000
 CROSS_LIMIT = 5000

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from conformance.shapes.cases import Case
-from conformance.shapes.toml_lines import line_below
+from conformance.shapes.toml_values import line_below
 
 BEYOND = 200  # characters of what PyTorch says
 

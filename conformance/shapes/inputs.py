@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 import compiler
 from conformance.shapes import draw, modules
 from conformance.shapes.cases import FLOATS, Arg, Case, seed
+from conformance.shapes.distributions import parse
 from conformance.shapes.expressions import program_source
 from conformance.shapes.faults import CaseError, briefly
-from conformance.shapes.layouts import parse
 
 DTYPES = modules.DTYPES
 Function = Callable[..., Any]  # of tensors, to a tensor or a nest of them

@@ -8,10 +8,8 @@ from typing import Any
 
 from conformance.shapes import compose, models
 from conformance.shapes.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, frozen, kind_of, token
-from conformance.shapes.distributions import OPTIONS
+from conformance.shapes.distributions import LAYOUTS, OPTIONS, parse
 from conformance.shapes.expressions import quoted
-from conformance.shapes.keys import keyed
-from conformance.shapes.layouts import LAYOUTS, parse
 from conformance.shapes.scope import check_names
 from conformance.shapes.specs import ArgSpec, CaseSpec, CheckedSpec, PerfRow, PerfSpec, ShapeFile, XfailSpec
 from conformance.shapes.toml_values import (
@@ -19,6 +17,7 @@ from conformance.shapes.toml_values import (
     any_table,
     flag,
     is_kind,
+    keyed,
     nearest,
     optional_number,
     optional_text,

@@ -1,13 +1,95 @@
-"""TOML values in, checked Python values out: readers of words, numbers and tables that know where they stand."""
+"""TOML values in, checked Python values out: readers of words, numbers and tables that know their lines."""
 
 import difflib
-from collections.abc import Collection, Mapping
+import functools
+import re
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from conformance.shapes.expressions import quoted
 from conformance.shapes.specs import ShapeFileError
-from conformance.shapes.toml_lines import line_of
+
+Keys = tuple[str | int, ...]
+_WORD = r"(?:[\w-]+|\"[^\"]*\"|'[^']*')"
+_DOTTED = rf"{_WORD}(?:\s*\.\s*{_WORD})*"
+_HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]")
+_KEY = re.compile(rf"\s*({_DOTTED})\s*=")
+
+
+@functools.lru_cache(maxsize=4)  # every key of a file asks
+def key_lines(text: str) -> Mapping[Keys, int]:
+    """The line of every table header and of every key that starts a line.
+
+    >>> key_lines('a = 1\\n[[case]]\\nargs.x = { shape = [] }\\n[case.perf]\\nvs = []')[("case", 0, "perf", "vs")]
+    5
+    """
+    lines: dict[Keys, int] = {}
+    counts: dict[Keys, int] = {}
+    table: Keys = ()
+    for number, line in _outside_strings(text):
+        if header := _HEADER.match(line):
+            table = _numbered(_words(header[2]), counts, header[1] == "[[")
+            lines.setdefault(table, number)
+        elif key := _KEY.match(line):
+            words = _words(key[1])
+            for length in range(1, len(words) + 1):
+                lines.setdefault((*table, *words[:length]), number)
+    return lines
+
+
+def line_of(text: str, path: Keys) -> int:
+    """The line of a key: its own, else the first that spells its last word after its parent, else its parent's."""
+    lines = key_lines(text)
+    known = next((path[:length] for length in range(len(path), 0, -1) if path[:length] in lines), None)
+    if known is None:
+        return 1
+    if known != path:
+        wanted = re.compile(rf"(?<![\w-])[\"']?{re.escape(str(path[-1]))}[\"']?\s*(?:=|\.\s*[\w\"'-])")
+        rest = text.splitlines()[lines[known] - 1 :]
+        for offset, line in enumerate(rest):
+            if offset and _HEADER.match(line):
+                break
+            if wanted.search(line.partition("#")[0]):
+                return lines[known] + offset
+    return lines[known]
+
+
+def line_below(file: str, line: int, *keys: str) -> int:
+    """The line of a key of the table whose header is in a line of a file, for errors; that line if nobody knows."""
+    try:
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read()
+    except (OSError, ValueError):
+        return line
+    table = next((path for path, number in key_lines(text).items() if number == line), None)
+    return line if table is None else line_of(text, (*table, *keys))
+
+
+def _outside_strings(text: str) -> Iterator[tuple[int, str]]:
+    """Lines that do not start inside a multi-line string."""
+    closing = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not closing:
+            yield number, line
+        for mark in re.findall(r'"""|' + "'''", line):
+            closing = "" if mark == closing else closing or mark
+
+
+def _words(dotted: str) -> Keys:
+    return tuple(word.strip("\"'") for word in re.findall(_WORD, dotted))
+
+
+def _numbered(words: Keys, counts: dict[Keys, int], array: bool) -> Keys:
+    """The path of a table, with the number of the current element after each array of tables."""
+    path: Keys = ()
+    for word in words:
+        path = (*path, word)
+        if array and len(path) == len(words) + sum(isinstance(item, int) for item in path):
+            counts[path] = counts.get(path, -1) + 1
+        if path in counts:
+            path = (*path, counts[path])
+    return path
 
 
 @dataclass(frozen=True)
@@ -104,3 +186,26 @@ def nearest(word: str, known: Collection[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     near = [by_lower[name] for name in difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)]
     return f" did you mean {near[0]!r}?" if near else f" known are {quoted(sorted(known))}"
+
+
+DEFAULTS = ("dtypes", "targets", "inputs", "layouts", "combine", "tier", "family", "timeout", "tolerance", "perf")
+BUDGETS = ("min_speedup_eager", "min_speedup_compile", "min_speedup", "min_roofline", "max_compile_s", "max_kernels")
+KEYS = {
+    "the file": ("format", "defaults", "distributions", "case", "compose", "model"),
+    "the defaults": DEFAULTS,
+    "a case": (
+        "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "mutates", "dims",
+        "where", "xfail", "dynamic", "raises", "grad", "entry", *DEFAULTS,
+    ),
+    "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
+    "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),
+    "an xfail": ("stage", "reason", "strict", "where"),
+    "a perf table": ("dims", "dtypes", "params", "tier", "layout", "inputs", "vs", "budget", "checked"),
+    "a checked table": ("around", "targets", "tier"),
+    "a dynamic dim": ("min", "max"),
+    "a budget": BUDGETS,
+}  # fmt: skip
+
+
+def keyed(place: Place, value: Any, kind: str) -> dict[str, Any]:
+    return closed_table(place, value, kind, KEYS[kind])

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from conformance.fuzz import wide
+from conformance.fuzz import runs
 from conformance.judge import oracle
 from conformance.shapes import inputs
 from conformance.shapes.inputs import clone_storage
@@ -214,8 +214,8 @@ def difference_of(backend: str, program: Program, seed: int) -> str:
 
 
 def _right(program: Program, eager: Callable[..., Any], given: Sequence[Tensor]) -> Outcome:
-    with wide.in_f64():
-        return outcome(eager, [wide.widened(x) for x in given], program.way.mode)
+    with runs.in_f64():
+        return outcome(eager, [runs.widened(x) for x in given], program.way.mode)
 
 
 def compared(

@@ -24,7 +24,7 @@ from conformance.bench.benchmark import Settings, Subject, Wrong
 from conformance.judge import device, systems
 from conformance.judge.systems import Built, Function
 from conformance.rows import Timed
-from conformance.shapes import cases, keys
+from conformance.shapes import cases, toml_values
 from conformance.shapes.cases import Arg, BenchCase
 
 INPUTS = (torch.arange(6.0).reshape(2, 3),)
@@ -288,8 +288,8 @@ def test_budgets_are_judged_by_the_interval(rules: dict[str, float], verdicts: l
 
 def test_every_budget_that_a_shape_file_may_set_is_judged() -> None:
     row = Stage(mlcomp=10, eager=30, compile=20).measure()
-    judged = benchmark.judge_budget({"cpu": dict.fromkeys(keys.BUDGETS, 1.0)}, "cpu", row)
-    assert [rule.name for rule in judged] == list(keys.BUDGETS)
+    judged = benchmark.judge_budget({"cpu": dict.fromkeys(toml_values.BUDGETS, 1.0)}, "cpu", row)
+    assert [rule.name for rule in judged] == list(toml_values.BUDGETS)
 
 
 def test_an_unknown_mode_is_named() -> None:

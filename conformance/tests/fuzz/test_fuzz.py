@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import compiler
-from conformance.fuzz import blame, check, generate, runs, wide
+from conformance.fuzz import blame, check, generate, runs
 from conformance.fuzz.program import Program, arguments, function, line
 from conformance.fuzz.runs import Run
 from conformance.shapes import inputs
@@ -55,8 +55,8 @@ def test_eager_runs_every_program_and_f64_agrees(drawn: list[Program]) -> None:
             given = list(arguments(program, point).values())
             needs = [arg.name in program.gradients for arg in program.args]
             made = runs.call(function(program), runs.copied(given), needs)
-            with wide.in_f64():
-                right = runs.call(function(program), [wide.widened(x) for x in given], needs)
+            with runs.in_f64():
+                right = runs.call(function(program), [runs.widened(x) for x in given], needs)
             assert check.compared(made, made, right) is None, (SEED, line(program))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import compiler
 from conformance import rows
-from conformance.fuzz import asked, check, corpus, coverage, generate, mutate
+from conformance.fuzz import asked, check, corpus, generate, mutate
 from conformance.fuzz.program import Program, arguments, function, line
 from conformance.shapes.cases import Arg
 from conformance.tests.pretence import mlcomp
@@ -27,7 +27,7 @@ def lower(program: Program) -> None:
 
 
 def lowered(program: Program) -> set[str]:
-    with coverage.Reached() as reached:
+    with corpus.Reached() as reached:
         lower(program)
     return reached.places()
 

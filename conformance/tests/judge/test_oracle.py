@@ -9,18 +9,18 @@ import torch
 import torch.nn.functional as F
 
 import compiler
-from conformance.judge import moments, oracle
+from conformance.judge import oracle, subject
 from conformance.judge.oracle import Array
 
 SEED = int(np.random.SeedSequence().entropy) % 2**32  # type: ignore[arg-type]
 
 
 def test_moments_are_the_same_wherever_they_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moments, "LEAST", 0)
+    monkeypatch.setattr(subject, "LEAST", 0)
     draw = np.random.default_rng(SEED)
     for k in (1, 7, 100):
         x, y = draw.normal(size=(3, 5, k)), np.broadcast_to(draw.normal(size=(k, 9)), (3, k, 9))
-        found, expected = moments.on_gpu(x, y), compiler.moments(x, y)
+        found, expected = subject.moments_on_gpu(x, y), compiler.moments(x, y)
         np.testing.assert_allclose(found.total, x @ y, atol=1e-12)
         for name in ("total", "absolute", "squares", "partial"):
             np.testing.assert_allclose(getattr(found, name), getattr(expected, name), atol=1e-12, err_msg=str(SEED))

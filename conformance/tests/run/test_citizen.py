@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 from conformance import rows
-from conformance.isolation import scratch, waiting
+from conformance.isolation import lock, scratch
 from conformance.report import environment, tables
 from conformance.run import progress
 from conformance.tests.pretence import PERF, ROOT, case, mlcomp, report, shape_file
@@ -236,8 +236,8 @@ def test_a_run_does_not_complain_of_itself(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert waiting.said(path) == ""
-    assert waiting.said(tmp_path / "absent") == ""
+        assert lock.said(path) == ""
+    assert lock.said(tmp_path / "absent") == ""
 
 
 def test_the_progress_line_estimates_the_rest_of_a_long_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from conformance.fuzz import asked, generate
 from conformance.judge import device, gate, ladder, oracle
 from conformance.report import replies
 from conformance.run import runner
-from conformance.shapes import expand, keys, schema
+from conformance.shapes import expand, schema, toml_values
 
 ROOT = Path(conformance.__file__).parents[1]
 WORDS = {0.5: "half", 3: "three", 5: "five"}
@@ -44,4 +44,4 @@ def test_a_figure_is_the_codes(page: str, said: str) -> None:
 
 def test_every_budget_is_named() -> None:
     text = (ROOT / SHAPES).read_text(encoding="utf-8")
-    assert not [word for word in keys.BUDGETS if word not in text]
+    assert not [word for word in toml_values.BUDGETS if word not in text]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance.shapes import files, toml_lines
+from conformance.shapes import files, toml_values
 
 ONE = 'format = 1\n[[case]]\nname = "a"\nexpr = "x + 1"\nargs.x = { shape = ["N"] }\ndims.N = [4, 5]\n'
 NUMBERS = ", ".join(map(str, range(20_000)))
@@ -72,9 +72,9 @@ def test_formulas_within_the_bounds_mean_what_they_meant(tmp_path: Path) -> None
 def test_lines_are_looked_for_once_a_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text("format = 1\n" + "\n".join(ONE.partition("\n")[2].replace('"a"', f'"a{n}"') for n in range(50)))
-    before = toml_lines.key_lines.cache_info().misses
+    before = toml_values.key_lines.cache_info().misses
     assert len(files.load(path).cases) == 50
-    assert toml_lines.key_lines.cache_info().misses == before + 1
+    assert toml_values.key_lines.cache_info().misses == before + 1
 
 
 def test_the_nightly_tier_draws_rows_from_more_than_can_be_counted(tmp_path: Path) -> None:

@@ -371,7 +371,7 @@ def test_shipped_files_load_and_expand(path: Path) -> None:
 
 
 DOCUMENTED = (
-    "cases", "combine", "distributions", "expand", "expressions", "layouts", "schema", "files", "toml_lines",
+    "cases", "combine", "distributions", "expand", "expressions", "schema", "files", "toml_values",
     "toml_values",
 )  # fmt: skip
 
