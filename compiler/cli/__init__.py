@@ -9,12 +9,12 @@ import argparse
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import metadata
 
-from compiler.cli import cache, check, explain, passes, run, show, suite, targets, tune
-from compiler.cli.sources import Senseless
+from compiler.cli import cache, check, explain, run, show, suite, targets, tune
+from compiler.cli.sources import Senseless, add_shared
 from compiler.errors import CompilerError
 from compiler.runtime import detect
 
@@ -90,47 +90,33 @@ def _distribution(name: str) -> str:
         return "of no known version"
 
 
+_RANDOM = ("--target", "--seed")
+_PROGRAM = ("-c", *_RANDOM)
+# By name: its own options, what it does, the options that it shares with others, and what that is in words.
+_COMMANDS: tuple[tuple[str, Callable[..., None], Callable[..., int], tuple[str, ...], str], ...] = (
+    ("show", show.options, show.show, _PROGRAM, "print a program at one stage"),
+    ("run", run.options, run.run, _PROGRAM, "compile, run, and compare with PyTorch"),
+    ("explain", explain.options, explain.explain, _PROGRAM,
+     "what torch.compile makes of it: regions, kernels, what is eager"),
+    ("check", check.options, check.check, _RANDOM, "run an edited CUDA text under the emulator's checks"),
+    ("tune", tune.options, tune.tune, _PROGRAM, "time schedules of its kernels, and keep the best"),
+    ("passes", lambda _: None, targets.passes, (), "list the passes with their invariants"),
+    ("targets", targets.options, targets.targets, (), "list the targets with their instructions"),
+    ("cache", cache.options, cache.cache, (), "show, verify or shrink the folder of compiled kernels"),
+)  # fmt: skip
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mlcomp", description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
     parser.add_argument("--version", action=_Version, nargs=0, help="versions of mlcomp and of what it builds on")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    shown = commands.add_parser("show", help="print a program at one stage")
-    show.options(shown)
-    shown.set_defaults(run=show.show)
-    ran = commands.add_parser("run", help="compile, run, and compare with PyTorch")
-    run.options(ran)
-    ran.set_defaults(run=run.run)
-    explained = commands.add_parser("explain", help="what torch.compile makes of it: regions, kernels, what is eager")
-    explain.options(explained)
-    explained.set_defaults(run=explain.explain)
-    checked = commands.add_parser("check", help="run an edited CUDA text under the emulator's checks")
-    check.options(checked)
-    checked.set_defaults(run=check.check)
-    tuned = commands.add_parser("tune", help="time schedules of its kernels, and keep the best")
-    tune.options(tuned)
-    tuned.set_defaults(run=tune.tune)
-    for command in (shown, ran, explained, tuned):
-        command.add_argument(
-            "-c",
-            dest="code",
-            metavar="EXPRESSION",
-            help="an expression over torch, F and nn; torch.randn(..) and its like are the inputs",
-        )
-    for command in (shown, ran, explained, checked, tuned):
-        command.add_argument(
-            "--target", help="cpu, the default, is this machine, cuda its GPU; `mlcomp targets` lists all"
-        )
-        command.add_argument("--seed", type=int, default=0, help="of the random inputs (default: 0)")
-    commands.add_parser("passes", help="list the passes with their invariants").set_defaults(run=passes.passes)
-    listed = commands.add_parser("targets", help="list the targets with their instructions")
-    targets.options(listed)
-    listed.set_defaults(run=targets.targets)
-    kept = commands.add_parser("cache", help="show, verify or shrink the folder of compiled kernels")
-    cache.options(kept)
-    kept.set_defaults(run=cache.cache)
-    for command in commands.choices.values():
+    for name, options, run_it, shared, says in _COMMANDS:
+        command = commands.add_parser(name, help=says)
+        options(command)
+        add_shared(command, *shared)
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")
+        command.set_defaults(run=run_it)
     for name, (_, says) in suite.COMMANDS.items():
         commands.add_parser(name, help=says)
     return parser

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from compiler.cli.sources import add_shapes, dump, loading
+from compiler.cli.sources import add_shared, dump, loading
 
 
 def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=Path, metavar="FILE.cu", help="as `mlcomp show --ir cuda` prints it, or edited")
-    add_shapes(command)
+    add_shared(command, "--arg")
     command.add_argument(
         "--launch",
         action="append",

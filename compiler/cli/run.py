@@ -9,16 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compiler.cli import model
-from compiler.cli.sources import (
-    Senseless,
-    add_onnx,
-    add_schedule,
-    add_shapes,
-    dump,
-    expression_text,
-    loading,
-    schedule_text,
-)
+from compiler.cli.sources import Senseless, add_shared, dump, expression_text, loading, schedule_text
 from compiler.errors import CompilerError
 from compiler.passes.quantize import MODES
 
@@ -29,19 +20,13 @@ if TYPE_CHECKING:
 
 
 def options(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--from",
-        dest="source",
-        type=Path,
-        metavar="FILE",
-        help="run an edited text of any stage, on the inputs of -c if given, else on random ones",
-    )
-    add_onnx(command)
-    add_shapes(command)
+    text = "run an edited text of any stage, on the inputs of -c if given, else on random ones"
+    command.add_argument("--from", dest="source", type=Path, metavar="FILE", help=text)
+    add_shared(command, "--onnx", "--arg")
     command.add_argument(
         "--bench", action="store_true", help="time it against PyTorch in turns, on the CPU on one thread"
     )
-    add_schedule(command)
+    add_shared(command, "--schedule")
     model.options(command)
     command.add_argument("--quantize", choices=MODES, help="make integers of the weights of matmuls")
     command.add_argument("--profile", action="store_true", help="what Nsight Compute says of its kernels, on a GPU")

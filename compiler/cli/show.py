@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compiler.cli.sources import Senseless, add_onnx, add_schedule, add_shapes, loading, program, schedule_text
+from compiler.cli.sources import Senseless, add_shared, loading, program, schedule_text
 from compiler.errors import CompilerError
 
 if TYPE_CHECKING:
@@ -27,36 +27,19 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dialect", choices=("linalg", "tosa"), default="linalg", help="of --ir mlir (default: linalg)"
     )
-    command.add_argument(
-        "--from",
-        dest="source",
-        type=Path,
-        metavar="FILE",
-        help="start from an edited text: FILE.torch, .tensor, .loop, .tile, .kernel, .cpp or .cu",
-    )
-    add_onnx(command)
-    add_shapes(command)
-    add_schedule(command)
-    command.add_argument(
-        "-v",
-        action="count",
-        default=0,
-        dest="verbose",
-        help="-v: passes with their times; -vv: every application as a diff",
-    )
+    text = "start from an edited text: FILE.torch, .tensor, .loop, .tile, .kernel, .cpp or .cu"
+    command.add_argument("--from", dest="source", type=Path, metavar="FILE", help=text)
+    add_shared(command, "--onnx", "--arg", "--schedule")
+    says = "-v: passes with their times; -vv: every application as a diff"
+    command.add_argument("-v", action="count", default=0, dest="verbose", help=says)
 
 
 def show(options: argparse.Namespace) -> int:
     from compiler import pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
     from compiler.execution import dumps, named  # noqa: PLC0415
 
-    dialect = (
-        {"linalg": "mlir", "tosa": "mlir:tosa"}[options.dialect]
-        if options.ir == "mlir"
-        else "triton"
-        if options.ir == "triton"
-        else ""
-    )
+    mlir = {"linalg": "mlir", "tosa": "mlir:tosa"}[options.dialect]
+    dialect = {"mlir": mlir, "triton": "triton"}.get(options.ir, "")
     machine = named.target(options.target or dialect or dumps.target_of(options.source))
     stages = pipeline.stages(machine)
     until = {"asm": stages[-1], "schedule": "tile"}.get(options.ir, options.ir)

@@ -59,34 +59,6 @@ def dump(path: Path, what: str) -> None:
         raise Senseless(f"{what} {path}: the suffix must name the stage: {', '.join(dumps.SUFFIXES)}")
 
 
-def add_shapes(command: argparse.ArgumentParser) -> None:
-    """The option that chooses sizes which a text leaves open."""
-    command.add_argument(
-        "--arg",
-        dest="shapes",
-        type=_shape,
-        action="append",
-        default=[],
-        metavar="NAME=[SIZES]",
-        help="the shape of an input whose sizes are left open, for example x=[33, 2048]; may be given several times",
-    )
-
-
-def add_onnx(command: argparse.ArgumentParser) -> None:
-    """The option that names a model of another framework."""
-    command.add_argument("--onnx", type=Path, metavar="FILE", help="instead of -c: an ONNX model")
-
-
-def add_schedule(command: argparse.ArgumentParser) -> None:
-    """The option that says how kernels are to run."""
-    command.add_argument(
-        "--schedule",
-        type=Path,
-        metavar="FILE",
-        help="steps for kernels instead of those that the heuristic chooses, as --ir schedule of show prints them",
-    )
-
-
 def schedule_text(options: argparse.Namespace) -> str:
     """The text of the file that the option names, or nothing."""
     from compiler.execution import dumps  # noqa: PLC0415
@@ -103,6 +75,26 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     if found is None:
         raise argparse.ArgumentTypeError(f"{text!r}: write NAME=[SIZES], for example x=[33, 2048]")
     return found[1], tuple(int(n) for n in found[2].split(",") if n.strip())
+
+
+# Options of several commands: where a program and its inputs come from, and how its kernels are to run.
+_SHARED: dict[str, dict[str, Any]] = {
+    "-c": {"dest": "code", "metavar": "EXPRESSION",
+           "help": "an expression over torch, F and nn; torch.randn(..) and its like are the inputs"},
+    "--onnx": {"type": Path, "metavar": "FILE", "help": "instead of -c: an ONNX model"},
+    "--arg": {"dest": "shapes", "type": _shape, "action": "append", "default": [], "metavar": "NAME=[SIZES]", "help":
+              "the shape of an input whose sizes are left open, for example x=[33, 2048]; may be given several times"},
+    "--schedule": {"type": Path, "metavar": "FILE",
+                   "help": "steps for kernels instead of those that the heuristic chooses, as "
+                           "--ir schedule of show prints them"},
+    "--target": {"help": "cpu, the default, is this machine, cuda its GPU; `mlcomp targets` lists all"},
+    "--seed": {"type": int, "default": 0, "help": "of the random inputs (default: 0)"},
+}  # fmt: skip
+
+
+def add_shared(command: argparse.ArgumentParser, *names: str) -> None:
+    for name in names:
+        command.add_argument(name, **_SHARED[name])
 
 
 def expression_text(options: argparse.Namespace) -> str:

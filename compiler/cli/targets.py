@@ -1,9 +1,16 @@
-"""`mlcomp targets`: what code can be made for, with caches and tensor instructions."""
+"""`mlcomp passes`, in order, with what holds after each; `mlcomp targets`, with caches and tensor instructions."""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+
+
+def passes(_: argparse.Namespace) -> int:
+    from compiler.pipeline import pass_table  # noqa: PLC0415
+
+    print(pass_table())
+    return 0
 
 
 def options(command: argparse.ArgumentParser) -> None:

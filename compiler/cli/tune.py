@@ -25,11 +25,7 @@ def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--strategy", choices=STRATEGIES, help="what names the schedules to try next")
     command.add_argument("--verify", action="store_true", help="time every stored schedule of the target again")
     command.add_argument(
-        "--replay",
-        type=Path,
-        nargs="+",
-        metavar="TABLE",
-        help="how soon strategies find the best of recorded tables",
+        "--replay", type=Path, nargs="+", metavar="TABLE", help="how soon strategies find the best of recorded tables"
     )
     command.add_argument("--fit", type=Path, nargs="+", metavar="TABLE", help="how well estimates rank recorded times")
     command.add_argument("--out", type=Path, metavar="FOLDER", help="where --replay writes its page and picture")
