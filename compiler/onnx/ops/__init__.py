@@ -1,11 +1,10 @@
 """What each ONNX op is in calls of torch: a row an op."""
 
-from compiler.onnx.ops import contract, control, index, pointwise, quantize, recurrent, reduce, sample, shape, window
+from compiler.onnx.ops import control, index, pointwise, quantize, recurrent, reduce, sample, shape, window
 from compiler.onnx.ops.row import Row
 
 ROWS: dict[str, Row] = {
     **pointwise.ROWS,
-    **contract.ROWS,
     **shape.ROWS,
     **reduce.ROWS,
     **index.ROWS,

@@ -24,10 +24,6 @@ def _gather(x: Tensor, index: Tensor, *, axis: int) -> Tensor:
     return chosen.reshape([*x.shape[:at], *index.shape, *x.shape[at + 1 :]])
 
 
-def _gather_elements(x: Tensor, index: Tensor, *, axis: int) -> Tensor:
-    return torch.gather(x, axis, _wrapped(index, x.shape[axis]))
-
-
 def _scatter(x: Tensor, index: Tensor, updates: Tensor, *, axis: int, reduction: str = "none") -> Tensor:
     places = _wrapped(index, x.shape[axis])
     if reduction == "none":
@@ -107,7 +103,7 @@ def _reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int, time_axis:
 ROWS: dict[str, Row] = {
     "Compress": row(_compress, 1),
     "Gather": row(_gather),
-    "GatherElements": row(_gather_elements),
+    "GatherElements": row(lambda x, index, *, axis: torch.gather(x, axis, _wrapped(index, x.shape[axis]))),
     "GatherND": row(_gather_nd),
     "OneHot": row(_one_hot, 1),
     "ReverseSequence": row(_reverse_sequence),

@@ -54,10 +54,6 @@ def _mean(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return torch.div(total, x.numel() // max(total.numel(), 1), rounding_mode="trunc")
 
 
-def _log_sum_exp(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return torch.logsumexp(x, axes, keepdim=keep)
-
-
 def _arg(greatest: bool, x: Tensor, *, axis: int, keepdims: int, select_last_index: int = 0) -> Tensor:
     x = x.to(torch.uint8) if x.dtype is torch.bool else x
     found = (torch.argmax if greatest else torch.argmin)(x.flip(axis) if select_last_index else x, axis, bool(keepdims))
@@ -134,14 +130,6 @@ def _rms_norm(x: Tensor, scale: Tensor, *, axis: int, epsilon: float, stash_type
     return F.rms_norm(x, shape, None, epsilon) * scale
 
 
-def _instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float) -> Tensor:
-    return F.instance_norm(x, None, None, scale, bias, True, 0.0, epsilon)
-
-
-def _group_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float, num_groups: int, stash_type: int) -> Tensor:
-    return F.group_norm(x, num_groups, scale, bias, epsilon)
-
-
 def _group_norm_by_group(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float, num_groups: int) -> Tensor:
     """As version 18 has it, scale and bias are those of groups."""
     each = x.shape[1] // num_groups
@@ -158,7 +146,7 @@ _REDUCTIONS: dict[str, Reduction] = {
     "L1": lambda x, axes, keep: _sum(x.abs(), axes, keep),
     "L2": lambda x, axes, keep: _sum(x * x, axes, keep).sqrt(),
     "LogSum": lambda x, axes, keep: _sum(x, axes, keep).log(),
-    "LogSumExp": _log_sum_exp,
+    "LogSumExp": lambda x, axes, keep: torch.logsumexp(x, axes, keepdim=keep),
     "Max": partial(_extreme, True),
     "Mean": _mean,
     "Min": partial(_extreme, False),
@@ -177,9 +165,13 @@ ROWS: dict[str, Row] = {
     "BatchNormalization": row(_batch_norm),
     "CumProd": row(partial(_cumulative, torch.cumprod, 1), 1),
     "CumSum": row(partial(_cumulative, torch.cumsum, 0), 1),
-    "GroupNormalization": row(_group_norm),
+    "GroupNormalization": row(
+        lambda x, scale, bias, *, epsilon, num_groups, stash_type: F.group_norm(x, num_groups, scale, bias, epsilon)
+    ),
     "GroupNormalization-18": row(_group_norm_by_group),
-    "InstanceNormalization": row(_instance_norm),
+    "InstanceNormalization": row(
+        lambda x, scale, bias, *, epsilon: F.instance_norm(x, None, None, scale, bias, True, 0.0, epsilon)
+    ),
     "LRN": row(_lrn),
     "LayerNormalization": row(_layer_norm),
     "LpNormalization": row(_lp_normalization),

@@ -1,4 +1,4 @@
-"""Ops that read images between their pixels; those of linear algebra that torch has by name."""
+"""Ops that read images between their pixels; those of linear algebra."""
 
 from __future__ import annotations
 
@@ -147,14 +147,6 @@ def _grid_sample(x: Tensor, grid: Tensor, *, align_corners: int, mode: str, padd
     return F.grid_sample(x, grid, kind, padding_mode, bool(align_corners))
 
 
-def _affine_grid(theta: Tensor, size: list[int], *, align_corners: int) -> Tensor:
-    return F.affine_grid(theta, size, bool(align_corners))
-
-
-def _einsum(*xs: Tensor, equation: str) -> Tensor:
-    return torch.einsum(equation.replace(" ", ""), *xs)
-
-
 def _dft(x: Tensor, length: int | None = None, axis: int | None = None, *, inverse: int, onesided: int) -> Tensor:
     """The sums themselves, as products with matrices; the last axis holds real and imaginary parts."""
     at = axis_of(-2 if axis is None else axis, x.dim())
@@ -177,17 +169,25 @@ def _dft(x: Tensor, length: int | None = None, axis: int | None = None, *, inver
     return torch.stack([part.movedim(-1, at) for part in made], -1)
 
 
-def _dft_17(x: Tensor, length: int | None = None, *, axis: int, inverse: int, onesided: int) -> Tensor:
-    return _dft(x, length, axis, inverse=inverse, onesided=onesided)
+def _gemm(
+    a: Tensor, b: Tensor, c: Tensor | None = None, *, alpha: float, beta: float, transA: int, transB: int
+) -> Tensor:
+    made = torch.matmul(a.t() if transA else a, b.t() if transB else b)
+    made = made if alpha == 1 else (made * alpha).to(made.dtype)
+    return made if c is None else made + (c if beta == 1 else (c * beta).to(made.dtype))
 
 
 ROWS: dict[str, Row] = {
-    "AffineGrid": row(_affine_grid, 1),
+    "AffineGrid": row(lambda theta, size, *, align_corners: F.affine_grid(theta, size, bool(align_corners)), 1),
     "DFT": row(_dft, 1, 2),
-    "DFT-17": row(_dft_17, 1),
+    "DFT-17": row(
+        lambda x, length=None, *, axis, inverse, onesided: _dft(x, length, axis, inverse=inverse, onesided=onesided), 1
+    ),
     "Det": row(lambda x: torch.linalg.det(x)),
-    "Einsum": row(_einsum),
+    "Einsum": row(lambda *xs, equation: torch.einsum(equation.replace(" ", ""), *xs)),
+    "Gemm": row(_gemm),
     "GridSample": row(_grid_sample),
+    "MatMul": Row(torch.matmul),
     "Resize": row(_resize, 1, 2, 3),
     "Resize-10": row(_resize_old, 1),
     "Upsample": row(_resize_old, 1),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compiler.errors import Unsupported
 from compiler.onnx import model as models
-from compiler.onnx.ops.row import Row, axis_of, plain, row
+from compiler.onnx.ops.row import Row, axis_of, row
 
 
 def _constant(
@@ -32,10 +32,6 @@ def _constant_of_shape(shape: list[int], *, value: Any = None) -> Tensor:
     return filled.expand(shape).clone() if shape else filled.reshape(())
 
 
-def _shape(x: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
-    return torch.tensor(list(x.shape)[start:end], dtype=torch.int64)
-
-
 def _reshape(x: Tensor, shape: list[int], *, allowzero: int = 0) -> Tensor:
     """-1 stands for what is left, and 0 for the size that is there, unless zeros are allowed."""
     asked = [x.shape[n] if size == 0 and not allowzero else size for n, size in enumerate(shape)]
@@ -50,14 +46,6 @@ def _flatten(x: Tensor, *, axis: int) -> Tensor:
     return x.reshape(math.prod(x.shape[:at]), math.prod(x.shape[at:]))
 
 
-def _transpose(x: Tensor, *, perm: list[int] | None = None) -> Tensor:
-    return x.permute(perm if perm is not None else list(range(x.dim()))[::-1])
-
-
-def _squeeze(x: Tensor, axes: list[int] | None = None) -> Tensor:
-    return x.squeeze() if axes is None else x.squeeze([axis_of(a, x.dim()) for a in axes])
-
-
 def _unsqueeze(x: Tensor, axes: list[int] | int) -> Tensor:
     places = [axes] if isinstance(axes, int) else axes
     rank = x.dim() + len(places)
@@ -68,14 +56,6 @@ def _unsqueeze(x: Tensor, axes: list[int] | int) -> Tensor:
 
 def _expand(x: Tensor, shape: list[int]) -> Tensor:
     return x.expand(torch.broadcast_shapes(x.shape, shape))  # type: ignore[no-untyped-call]
-
-
-def _tile(x: Tensor, repeats: list[int]) -> Tensor:
-    return x.repeat(repeats)
-
-
-def _concat(*xs: Tensor, axis: int) -> Tensor:
-    return torch.cat(xs, axis)
 
 
 def _split(
@@ -174,10 +154,6 @@ def _center_crop_pad(x: Tensor, shape: list[int], *, axes: list[int] | None = No
     return x
 
 
-def _bit_cast(x: Tensor, *, to: int) -> Tensor:
-    return x.view(models.dtype(to))
-
-
 def _dropout(
     x: Tensor, ratio: float | None = None, training: bool | None = None, *, seed: int = 0
 ) -> tuple[Tensor, Tensor]:
@@ -187,10 +163,10 @@ def _dropout(
     return x, torch.ones_like(x, dtype=torch.bool)
 
 
-ROWS: dict[str, Row] = plain({"Identity": lambda x: x}) | {
-    "BitCast": row(_bit_cast),
+ROWS: dict[str, Row] = {
+    "BitCast": row(lambda x, *, to: x.view(models.dtype(to))),
     "CenterCropPad": row(_center_crop_pad, 1),
-    "Concat": row(_concat),
+    "Concat": row(lambda *xs, axis: torch.cat(xs, axis)),
     "Constant": row(_constant),
     "ConstantOfShape": row(_constant_of_shape, 0),
     "DepthToSpace": row(_depth_to_space),
@@ -201,14 +177,18 @@ ROWS: dict[str, Row] = plain({"Identity": lambda x: x}) | {
     "Pad": row(_pad, 1, 2, 3),
     "Range": row(_range, 0, 1, 2, as_they_are=True),
     "Reshape": row(_reshape, 1),
-    "Shape": row(_shape, static=True),
+    "Shape": row(
+        lambda x, *, start=0, end=None: torch.tensor(list(x.shape)[start:end], dtype=torch.int64), static=True
+    ),
     "Size": row(lambda x: torch.tensor(x.numel()), static=True),
     "Slice": row(_slice, 1, 2, 3, 4),
     "SpaceToDepth": row(_space_to_depth),
     "Split": row(_split, 1),
-    "Squeeze": row(_squeeze, 1),
-    "Tile": row(_tile, 1),
-    "Transpose": row(_transpose),
+    "Squeeze": row(
+        lambda x, axes=None: x.squeeze() if axes is None else x.squeeze([axis_of(a, x.dim()) for a in axes]), 1
+    ),
+    "Tile": row(lambda x, repeats: x.repeat(repeats), 1),
+    "Transpose": row(lambda x, *, perm=None: x.permute(perm if perm is not None else list(range(x.dim()))[::-1])),
     "Trilu": row(_trilu, 1),
     "Unsqueeze": row(_unsqueeze, 1),
 }

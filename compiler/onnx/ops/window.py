@@ -170,10 +170,6 @@ def _axes(x: Tensor) -> list[int]:
     return list(range(2, x.dim()))
 
 
-def _global_lp(x: Tensor, *, p: int = 2) -> Tensor:
-    return (x.abs() ** p).sum(_axes(x), keepdim=True) ** (1 / p)
-
-
 def _max_unpool(
     x: Tensor, places: Tensor, shape: list[int] | None, *, kernel_shape: list[int], pads: Any = None,
     strides: Any = None,
@@ -214,7 +210,7 @@ ROWS: dict[str, Row] = {
     "Conv": row(conv),
     "ConvTranspose": row(_conv_transpose),
     "GlobalAveragePool": row(lambda x: x.mean(_axes(x), keepdim=True)),
-    "GlobalLpPool": row(_global_lp),
+    "GlobalLpPool": row(lambda x, *, p=2: (x.abs() ** p).sum(_axes(x), keepdim=True) ** (1 / p)),
     "GlobalMaxPool": row(lambda x: x.amax(_axes(x), keepdim=True)),
     "LpPool": row(_lp_pool),
     "MaxPool": row(_max_pool),
