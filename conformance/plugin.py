@@ -28,11 +28,7 @@ OPTIONS: dict[str, dict[str, object]] = {
         "help": "how many rows of each case: one for each dtype (smoke, the default), every pair of values (full), or "
         "all combinations (nightly)",
     },
-    "seed": {
-        "type": int,
-        "metavar": "N",
-        "help": "seed of all input data (default: a fresh one, printed)",
-    },
+    "seed": {"type": int, "metavar": "N", "help": "seed of all input data (default: a fresh one, printed)"},
     "bench": {
         "choices": ("off", "quick", "full"),
         "default": "off",

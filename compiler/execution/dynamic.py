@@ -26,10 +26,7 @@ class AnySize:
     """
 
     def __init__(
-        self,
-        sizes: Sequence[Size],
-        declared: Declared,
-        laid_out: Callable[[Mapping[Size, int]], Launcher],
+        self, sizes: Sequence[Size], declared: Declared, laid_out: Callable[[Mapping[Size, int]], Launcher]
     ) -> None:
         self._sizes, self._declared, self._laid_out = tuple(sizes), tuple(declared), laid_out
         self._places = [self._place(s) for s in self._sizes]

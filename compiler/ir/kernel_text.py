@@ -30,18 +30,7 @@ from compiler.ir import text
 from compiler.ir.dtype import i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, const, substitute
 from compiler.ir.tensor import Tensor
-from compiler.ir.text import (
-    MEANT,
-    WORD,
-    Scope,
-    Words,
-    fail,
-    indent,
-    parse_program,
-    show_program,
-    show_seen,
-    show_type,
-)
+from compiler.ir.text import MEANT, WORD, Scope, Words, fail, indent, parse_program, show_program, show_seen, show_type
 
 _PLAIN_ALIGN = 64
 

@@ -6,18 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.ir import (
-    aten,
-    aten_text,
-    kernel,
-    kernel_text,
-    loop,
-    loop_text,
-    tensor,
-    tensor_text,
-    tile,
-    tile_text,
-)
+from compiler.ir import aten, aten_text, kernel, kernel_text, loop, loop_text, tensor, tensor_text, tile, tile_text
 
 
 @dataclass(frozen=True)

@@ -138,8 +138,7 @@ def _statement(s: ast.stmt, scope: Scope, own: ParseOwn) -> tuple[Stmt, ...]:
         case ast.For(
             ast.Tuple([ast.Name(turn), ast.Name(var)]),
             ast.Call(
-                ast.Name(how),
-                [extent, ast.ListComp(key, [ast.comprehension(_, ast.Call(ast.Name("range"), [count]))])],
+                ast.Name(how), [extent, ast.ListComp(key, [ast.comprehension(_, ast.Call(ast.Name("range"), [count]))])]
             ),
             body,
         ) if how in ORDERS:

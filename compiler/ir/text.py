@@ -98,10 +98,7 @@ class Scope:
     """What names mean while parsing: scalar variables by type, and buffers by element type."""
 
     def __init__(
-        self,
-        scalars: Mapping[str, DType] = {},
-        buffers: Mapping[str, DType] = {},
-        sizes: Mapping[str, Size] = {},
+        self, scalars: Mapping[str, DType] = {}, buffers: Mapping[str, DType] = {}, sizes: Mapping[str, Size] = {}
     ) -> None:
         self.scalars: dict[str, DType] = dict(scalars)
         self.buffers: dict[str, DType] = dict(buffers)

@@ -78,11 +78,7 @@ class Kinds:
         )
 
     def note(
-        self,
-        tiles: Program,
-        kernels: k.Program | None,
-        schedules: Mapping[str, Schedule],
-        given_up: Mapping[str, str],
+        self, tiles: Program, kernels: k.Program | None, schedules: Mapping[str, Schedule], given_up: Mapping[str, str]
     ) -> None:
         """What became of the kernels of `program`; without `kernels` they went no further than Tile IR."""
         for kind, source in self.firsts.items():

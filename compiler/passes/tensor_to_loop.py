@@ -15,20 +15,7 @@ from compiler.ir.index import extent_range, simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
-from compiler.ir.tensor import (
-    Axis,
-    Equation,
-    Group,
-    Map,
-    Order,
-    Reduce,
-    Scan,
-    Scatter,
-    Tensor,
-    reads,
-    row_major,
-    shape,
-)
+from compiler.ir.tensor import Axis, Equation, Group, Map, Order, Reduce, Scan, Scatter, Tensor, reads, row_major, shape
 from compiler.ir.tensor import Program as TensorProgram
 from compiler.passes.loop.in_place import in_place
 from compiler.passes.tensor.fuse import WORTH_KEEPING, Nest, cost, nest

@@ -36,11 +36,7 @@ def summary(run: Run) -> str:
     ]
     lines += _cases(run.cases) if run.cases else []
     if run.benches:
-        lines += [
-            "## Speedup over the best of PyTorch",
-            tables.family_table(run.benches),
-            "Every row: `speedup.md`.",
-        ]
+        lines += ["## Speedup over the best of PyTorch", tables.family_table(run.benches), "Every row: `speedup.md`."]
         lines += ["### Cliffs", text] if (text := tables.cliff_table(run.benches)) else []
     else:
         lines += ["## Speedup", "No benchmark ran; `--mlcomp-bench quick` runs them."]

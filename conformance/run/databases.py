@@ -131,11 +131,7 @@ def table(found: Sequence[rows.OpInfo]) -> str:
 
 def page(source: Source, found: Sequence[rows.OpInfo]) -> str:
     """The verdicts as Markdown: counts, the ops that are missing, and what did not pass."""
-    parts = [
-        f"# {source.title}",
-        source.says,
-        table(found),
-    ]
+    parts = [f"# {source.title}", source.says, table(found)]
     alone: Counter[str] = Counter()
     among: Counter[str] = Counter()
     for row in found:

@@ -73,10 +73,7 @@ def _close(open_pairs: dict[Pair, None], row: Row) -> None:
 
 
 def _complete(
-    fixed: dict[int, int],
-    counts: Sequence[int],
-    wanted: Collection[Pair],
-    valid: Callable[[Row], bool],
+    fixed: dict[int, int], counts: Sequence[int], wanted: Collection[Pair], valid: Callable[[Row], bool]
 ) -> Row | None:
     """The row with the fixed values whose other values meet most wanted pairs, or the nearest valid one to it."""
     chosen = dict(fixed)

@@ -35,8 +35,7 @@ def _in_one_form(program: Program) -> Program:
     if not types:
         return program
     return program.replace(
-        temps=tuple(_typed(t, types) for t in program.temps),
-        kernels=tuple(_kernel(k, types) for k in program.kernels),
+        temps=tuple(_typed(t, types) for t in program.temps), kernels=tuple(_kernel(k, types) for k in program.kernels)
     )
 
 

@@ -49,9 +49,7 @@ def renamed_step(step: Step, table: Mapping[str, str]) -> Step:
 
 
 def schedule_under(
-    schedule: Schedule,
-    table: Mapping[str, str],
-    called: Callable[[Iterable[str], dict[str, str]], dict[str, str]],
+    schedule: Schedule, table: Mapping[str, str], called: Callable[[Iterable[str], dict[str, str]], dict[str, str]]
 ) -> tuple[Schedule, dict[str, str]]:
     """The schedule with names as in `table`, and the table with those of what the steps make.
 

@@ -41,17 +41,12 @@ def neighbours(program: Program, kernel: Kernel) -> Program:
     own = {t.name: t for t in program.temps if t.name in used}
     near = (k for k in program.kernels if any(p.name in own for p in k.params))
     return program.replace(
-        kernels=tuple(dict.fromkeys((kernel, *near))),
-        temps=tuple(own[p.name] for p in kernel.params if p.name in own),
+        kernels=tuple(dict.fromkeys((kernel, *near))), temps=tuple(own[p.name] for p in kernel.params if p.name in own)
     )
 
 
 def _one(
-    program: Program,
-    kernel: Kernel,
-    schedules: Mapping[str, Schedule],
-    target: Target,
-    applications: Applications,
+    program: Program, kernel: Kernel, schedules: Mapping[str, Schedule], target: Target, applications: Applications
 ) -> Program:
     """The program after all steps of a kernel that the gate lets pass; each is an application of its own."""
     taken: list[Step] = []

@@ -11,15 +11,7 @@ from collections.abc import Callable, Sequence
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, cast, const, dim, op, select, static
 from compiler.ir.expr import both as all_of
-from compiler.passes.torch_to_tensor.builder import (
-    Builder,
-    Index,
-    Rule,
-    Shape,
-    Value,
-    broadcast,
-    is_one,
-)
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, broadcast, is_one
 from compiler.passes.torch_to_tensor.formula import mul
 from compiler.passes.torch_to_tensor.reduce import over
 

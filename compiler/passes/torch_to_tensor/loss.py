@@ -10,17 +10,7 @@ from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, cast, const, op
 from compiler.ir.tensor import numel
 from compiler.passes.torch_to_tensor import formula as f
-from compiler.passes.torch_to_tensor.builder import (
-    Builder,
-    Index,
-    Rule,
-    Shape,
-    Value,
-    broadcast,
-    dims,
-    merge,
-    without,
-)
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Shape, Value, broadcast, dims, merge, without
 from compiler.passes.torch_to_tensor.normalize import log_chance, log_softmax
 from compiler.passes.torch_to_tensor.positions import broadcast_shape, checked
 from compiler.passes.torch_to_tensor.reduce import over

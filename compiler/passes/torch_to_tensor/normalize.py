@@ -188,8 +188,7 @@ def _by_channel(
 ) -> tuple[Value, Value, Value]:
     scale = _inverse_root(b, spread, eps)
     made = b.map(
-        input.shape,
-        lambda at: _affine((input.at(at) - center.at(at[1:2])) * scale.at(at[1:2]), weight, bias, at[1:2]),
+        input.shape, lambda at: _affine((input.at(at) - center.at(at[1:2])) * scale.at(at[1:2]), weight, bias, at[1:2])
     )
     return made, center, scale
 
@@ -278,8 +277,7 @@ def instance_norm(
     center, spread = moments(b, input.shape, which, False, input.at)
     scale = _inverse_root(b, spread, eps)
     return b.map(
-        input.shape,
-        lambda at: _affine((input.at(at) - center.at(at[:2])) * scale.at(at[:2]), weight, bias, at[1:2]),
+        input.shape, lambda at: _affine((input.at(at) - center.at(at[:2])) * scale.at(at[:2]), weight, bias, at[1:2])
     )
 
 

@@ -242,8 +242,4 @@ def _halves(count: int) -> list[int]:
     return out
 
 
-RULES: dict[str, Rule] = {
-    "aten.sort.default": sort,
-    "aten.sort.stable": stable_sort,
-    "aten.topk.default": topk,
-}
+RULES: dict[str, Rule] = {"aten.sort.default": sort, "aten.sort.stable": stable_sort, "aten.topk.default": topk}

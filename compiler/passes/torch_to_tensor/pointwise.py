@@ -17,16 +17,7 @@ from compiler.ir.expr import Const, Expr, cast, const, op
 from compiler.ir.functions import FUNCTIONS
 from compiler.ir.tensor import numel
 from compiler.passes.torch_to_tensor import formula as f
-from compiler.passes.torch_to_tensor.builder import (
-    Builder,
-    Index,
-    Operand,
-    Rule,
-    Value,
-    element,
-    is_one,
-    rounded,
-)
+from compiler.passes.torch_to_tensor.builder import Builder, Index, Operand, Rule, Value, element, is_one, rounded
 
 E = Expr
 _ORDER = (boolean, dt.u8, dt.i8, dt.i16, dt.i32, dt.i64, dt.f16, dt.bf16, dt.f32, dt.f64)
@@ -320,11 +311,7 @@ def nan_to_num(
 
 
 def convert(
-    b: Builder,
-    self: Value,
-    dtype: DType | None = None,
-    memory_format: str | None = None,
-    non_blocking: bool = False,
+    b: Builder, self: Value, dtype: DType | None = None, memory_format: str | None = None, non_blocking: bool = False
 ) -> Value:
     """To another element type; to a 16-bit float it rounds, since the program says so."""
     del memory_format, non_blocking  # the result's strides say it

@@ -75,8 +75,4 @@ def _digit(made: Value | None, digit: range, factor: Callable[[Index, int], Expr
     return element_of
 
 
-RULES: dict[str, Rule] = {
-    "aten.pow.Tensor_Scalar": power_by,
-    "aten.pow.Tensor_Tensor": power,
-    "aten.pow.Scalar": power,
-}
+RULES: dict[str, Rule] = {"aten.pow.Tensor_Scalar": power_by, "aten.pow.Tensor_Tensor": power, "aten.pow.Scalar": power}

@@ -20,16 +20,7 @@ from compiler.passes.torch_to_tensor.builder import (
     set_dim,
     without,
 )
-from compiler.passes.torch_to_tensor.positions import (
-    flat,
-    is_empty,
-    moved,
-    one_dim,
-    ranges,
-    reindexed,
-    stored,
-    unflat,
-)
+from compiler.passes.torch_to_tensor.positions import flat, is_empty, moved, one_dim, ranges, reindexed, stored, unflat
 
 
 def reshaped(b: Builder, self: Value, shape: Shape) -> Value:
