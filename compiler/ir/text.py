@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import math
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -30,6 +31,15 @@ _RANK = {
 _COMPARE = 0  # comparisons do not chain, so their operands bind tighter
 _UNARY, _ATOM = 7, 9
 _SYMBOL = {name: symbol for symbol, name in INFIX.items()}
+
+
+_PARSING = threading.RLock()
+
+
+def syntax(text: str) -> ast.Module:
+    """Python's syntax tree, made by one thread at a time: CPython 3.11 counts the depth of a tree for all together."""
+    with _PARSING:
+        return ast.parse(text)
 
 
 class TextError(ValueError):
@@ -263,7 +273,7 @@ def sizes(f: ast.FunctionDef, scope: Scope) -> tuple[tuple[Size, ...], list[ast.
 def function(text: str) -> ast.FunctionDef:
     """The single function that a program's text consists of."""
     try:
-        tree = ast.parse(text)
+        tree = syntax(text)
     except SyntaxError as e:
         raise TextError(f"line {e.lineno}, column {e.offset}: {e.msg}") from e
     match tree.body:

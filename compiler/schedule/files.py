@@ -16,6 +16,7 @@ import ast
 import textwrap
 from collections.abc import Iterable, Mapping
 
+from compiler.ir.text import syntax
 from compiler.schedule import steps
 from compiler.schedule.steps import Schedule
 
@@ -33,7 +34,7 @@ def show_schedules(schedules: Mapping[str, Schedule]) -> str:
 def parse(text: str) -> dict[str, Schedule]:
     """Schedules by kernel, `ONLY` for steps without one; raises ValueError naming the line."""
     try:
-        body = ast.parse(text).body
+        body = syntax(text).body
     except SyntaxError as e:
         raise ValueError(f"schedule, line {e.lineno}: {e.msg}") from e
     made: dict[str, Schedule] = {}

@@ -20,6 +20,7 @@ from dataclasses import MISSING
 from typing import Any, ClassVar
 
 from compiler.ir.node import Node
+from compiler.ir.text import syntax
 from compiler.schedule.endings import OnlineLoops, numbered, strings, suffixed
 
 
@@ -526,10 +527,9 @@ def names_made(step: Step) -> tuple[str, ...]:
 def parse(text: str) -> Schedule:
     """A schedule from its text; raises ValueError naming the line."""
     try:
-        tree = ast.parse(text)
+        return Schedule(tuple(map(step, syntax(text).body)))
     except SyntaxError as e:
         raise ValueError(f"schedule, line {e.lineno}: {e.msg}") from e
-    return Schedule(tuple(map(step, tree.body)))
 
 
 def step(s: ast.stmt) -> Step:

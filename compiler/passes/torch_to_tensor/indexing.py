@@ -26,6 +26,8 @@ from compiler.passes.torch_to_tensor.builder import (
 )
 from compiler.passes.torch_to_tensor.pointwise import scalar
 from compiler.passes.torch_to_tensor.positions import (
+    NO_INDEX,
+    NoElement,
     broadcast_shape,
     checked,
     flat,
@@ -98,7 +100,14 @@ def index_select(b: Builder, self: Value, dim: int, index: Value) -> Value:
     d = one_dim(b, dim, self.rank)
     if not self.rank:
         return b.map((), lambda at: _of_scalar(_listed(index, const(0, i64)), stored(self, ())), "gathered")
-    return gathered(b, self, b.out.shape, lambda at: _along(self, at, d, _listed(index, at[d])))
+    return _read(b, self, index, lambda at: _along(self, at, d, _listed(index, at[d])))
+
+
+def _read(b: Builder, self: Value, index: Value, source: Callable[[Index], Index]) -> Value:
+    """Elements in the shape of the result; eager looks at the index even where these have none."""
+    if is_empty(b.out.shape) and not is_empty(index.shape):
+        raise b.refuse("the result has no elements with which its index could be checked")
+    return gathered(b, self, b.out.shape, source)
 
 
 def _listed(index: Value, i: Expr) -> Expr:
@@ -117,7 +126,7 @@ def embedding(
     def source(at: Index) -> Index:
         return (checked(indices.at(at[: len(at) - rest]), weight.shape[0]), *at[len(at) - rest :])
 
-    return gathered(b, weight, b.out.shape, source)
+    return _read(b, weight, indices, source)
 
 
 # x[i, :, j] -----------------------------------------------------------------------------------------------------------
@@ -144,19 +153,22 @@ class Picked:
         return (*rest[: self.first], *self.points, *rest[self.first :])
 
 
-def picked(b: Builder, indices: Sequence[Value | None]) -> Picked:
+def picked(b: Builder, indices: Sequence[Value | None], of: Value) -> Picked:
     dims = tuple(d for d, t in enumerate(indices) if t is not None)
     tensors = tuple(t for t in indices if t is not None)
     if any(t.dtype.kind not in ("int", "uint") or t.dtype.name == "u8" for t in tensors):
         raise b.refuse("a mask picks as many elements as it has ones, which depends on the data")
     together = dims == tuple(range(dims[0], dims[0] + len(dims)))
-    return Picked(tensors, dims, broadcast_shape([t.shape for t in tensors]), dims[0] if together else 0)
+    points = broadcast_shape([t.shape for t in tensors])
+    if is_empty(tuple(of.shape[d] for d in dims)) and not is_empty(points):
+        raise NoElement(NO_INDEX)
+    return Picked(tensors, dims, points, dims[0] if together else 0)
 
 
 def index(b: Builder, self: Value, indices: Sequence[Value | None]) -> Value:
     if all(t is None for t in indices):
         return self
-    how = picked(b, indices)
+    how = picked(b, indices, self)
     return gathered(b, self, b.out.shape, lambda at: how.source(self, at))
 
 
@@ -170,7 +182,7 @@ def index_put(
             raise b.refuse("no index")
         case [mask] if mask.dtype is boolean:
             return _masked_put(b, self, indices, mask, values, accumulate)
-    how = picked(b, indices)
+    how = picked(b, indices, self)
 
     def update(r: Index) -> tuple[Index, Expr]:
         return how.source(self, r), cast(values.at(broadcast(values, r)), self.compute)

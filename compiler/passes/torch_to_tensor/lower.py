@@ -154,10 +154,14 @@ def _lower_call(b: Builder, call: Call, env: dict[str, Value]) -> dict[str, Valu
 
 def _asserted(b: Builder, program: aten.Program, env: dict[str, Value]) -> list[Group]:
     """Conditions that must hold, as a requirement of the program's first result that has elements."""
-    conditions = [env[x.name] for c in program.calls if c.op in ASSERTIONS for x in c.args[:1] if isinstance(x, Ref)]
+    asserting = [c for c in program.calls if c.op in ASSERTIONS]
+    conditions = [env[x.name] for c in asserting for x in c.args[:1] if isinstance(x, Ref)]
     name = next((n for n in program.outputs if not is_empty(env[n].shape)), "")
-    if not conditions or not name:
+    if not conditions:
         return []
+    if not name:
+        b.begin("", (), asserting[0].op, asserting[0].args, {})
+        raise b.refuse("no result has an element with which it could be checked")
     value, every = env[name], both(*(cast(x.at([0] * x.rank), dt.boolean) for x in conditions))
     b.begin(name, (), "asserted", (), {})
     made = b.map(value.shape, lambda at: op("require", every, Load(value.name, at, value.stored)), "asserted")

@@ -122,6 +122,9 @@ def clamped(i: Expr, extent: Expr) -> Expr:
     return op("min", op("max", cast(i, i64), 0), extent - 1)
 
 
+NO_INDEX = "no index is valid for a dimension of size 0"
+
+
 class NoElement(ValueError):
     """Of nothing one element is asked for: eager raises if that is ever read, and a kernel would read somewhere."""
 
@@ -129,7 +132,7 @@ class NoElement(ValueError):
 def checked(i: Expr, extent: Expr) -> Expr:
     """A run-time index; the program fails where it is not inside."""
     if extent is const(0, extent.dtype):
-        raise NoElement("no index is valid for a dimension of size 0")
+        raise NoElement(NO_INDEX)
     i = cast(i, i64)
     return op("require", op("and", op("ge", i, 0), op("lt", i, extent)), i)
 
