@@ -29,7 +29,8 @@ class Expr(Node):
 
     @property
     def dtype(self) -> DType:
-        raise NotImplementedError
+        """What `type` says, in expressions that have such a field."""
+        return self.type  # type: ignore[attr-defined, no-any-return]
 
     def __add__(self, other: Expr | int | float) -> Expr:
         return op("add", self, other)
@@ -68,20 +69,12 @@ class Const(Expr):
     value: bool | int | float
     type: DType
 
-    @property
-    def dtype(self) -> DType:
-        return self.type
-
 
 class Var(Expr):
     """An axis, a size, or a name bound by a statement."""
 
     name: str
     type: DType = i64
-
-    @property
-    def dtype(self) -> DType:
-        return self.type
 
 
 class Size(Var):
@@ -115,10 +108,6 @@ class Cast(Expr):
     arg: Expr
     type: DType
 
-    @property
-    def dtype(self) -> DType:
-        return self.type
-
 
 class Load(Expr):
     """One element of a tensor or buffer; the index must be within its shape."""
@@ -126,10 +115,6 @@ class Load(Expr):
     buffer: str
     index: tuple[Expr, ...]
     type: DType
-
-    @property
-    def dtype(self) -> DType:
-        return self.type
 
 
 class Select(Expr):

@@ -57,10 +57,6 @@ class Gather(Expr):
     index: Expr
     type: DType
 
-    @property
-    def dtype(self) -> DType:
-        return self.type
-
 
 class Across(Expr):
     """The lanes of a vector combined by a reduction (`expr.COMBINE`) into a scalar."""
@@ -98,10 +94,6 @@ class Peer(Expr):
     index: Expr
     rank: Expr
     type: DType
-
-    @property
-    def dtype(self) -> DType:
-        return self.type
 
 
 class Builtin(Expr):

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,13 +119,13 @@ class Settings:
 def read(config: pytest.Config) -> Settings:
     """The settings of this process; a worker takes the seed that its controller chose."""
 
-    def option(name: str) -> object:
+    def option(name: str) -> Any:
         return config.getoption(f"mlcomp_{name}")
 
     _check_distribution(str(config.getoption("dist", "no")))
     seed = getattr(config, "workerinput", {}).get("mlcomp_seed", option("seed"))
     timeout = option("timeout")
-    if timeout is not None and not timeout > 0:  # type: ignore[operator]
+    if timeout is not None and not timeout > 0:
         raise pytest.UsageError(f"--mlcomp-timeout: {timeout:g} is not a number of seconds above 0")
     named = option("report")
     backend, vs, stages = option("backend"), option("vs"), option("stages")
@@ -142,7 +143,7 @@ def read(config: pytest.Config) -> Settings:
     part = named is None and selects
     if backend and stages:
         raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
-    targets = _targets(str(option("target")))
+    targets = _targets(option("target"))
     if option("bench") != "off" and environment.emulates(targets):
         raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; leave the option or the cuda targets out")
     other = stages is not None or option("bench") != "off" or backend
@@ -152,30 +153,24 @@ def read(config: pytest.Config) -> Settings:
         every = (KINDS["cuda"],)
     return Settings(
         targets=targets,
-        stages=every if stages is None else _words("stages", str(stages), every),
-        tier=str(option("tier")),
+        stages=every if stages is None else _words("stages", stages, every),
         seed=secrets.randbelow(2**31) if seed is None else int(seed),
-        bench=str(option("bench")),
-        vs=None if vs is None else _words("vs", str(vs), None),
-        fail_on=_fail_on(option("fail_on"), bool(option("bench") != "off"), option("baseline") is not None),
-        timeout=None if timeout is None else float(str(timeout)),
+        vs=None if vs is None else _words("vs", vs, None),
+        fail_on=_fail_on(option("fail_on"), option("bench") != "off", option("baseline") is not None),
+        timeout=timeout,
         report=_report(config, named),
         part=bool(getattr(config, "workerinput", {}).get("mlcomp_part", part)),
-        backend=None if backend is None else str(backend),
-        selftest=bool(option("selftest")),
-        gate=bool(option("gate")),
         sanitizers=sanitizers,
+        backend=backend,
         fuzz=fuzz,
         databases={word: str(option(word)) for word in ("opinfo", "onnx") if option(word) is not None},
         ops=_expression(str(option("ops") or "")),
-        samples=int(str(option("samples"))),
-        baseline=None if option("baseline") is None else str(option("baseline")),
-        save_baseline=_name(option("save_baseline"), bool(option("bench") != "off")),
-        min_effect=_share(str(option("min_effect"))),
+        samples=option("samples"),
+        save_baseline=_name(option("save_baseline"), option("bench") != "off"),
+        min_effect=_share(option("min_effect")),
         selects=selects,
-        runner=None if option("runner") is None else str(option("runner")),
-        record=bool(option("record")),
         shard=shard,
+        **{name: option(name) for name in ("tier", "bench", "selftest", "gate", "baseline", "runner", "record")},
     )
 
 
