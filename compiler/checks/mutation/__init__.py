@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compiler.checks.mutation import calls, cuda_text, equations, functions, mlir_text, statements, text, triton_text
+from compiler.checks.mutation import calls, equations, functions, mlir_text, statements, text
 from compiler.checks.mutation.tree import Change, changes
 from compiler.ir.stages import IRS
 from compiler.pipeline import IR_STAGES, TEXTS
@@ -23,10 +23,10 @@ _CHANGES: dict[str, Callable[[Any], list[Change]]] = {
     "loop": lambda program: changes(program, statements.edits, statements.show),
     "tile": lambda program: changes(program, statements.edits, statements.show),
     "kernel": lambda program: changes(program, functions.edits, functions.show),
-    "cpp": text.changes,
-    "cuda": cuda_text.changes,
+    "cpp": text.cpp,
+    "cuda": text.cuda,
     "mlir": mlir_text.changes,
-    "triton": triton_text.changes,
+    "triton": text.triton,
 }
 assert tuple(_CHANGES) == (*IR_STAGES, *TEXTS.values())
 

@@ -1,6 +1,8 @@
-"""Wrong C++: the generated text in, the places where a line may go wrong out.
+"""Wrong C++, CUDA and Triton: the generated text in, the places where a line may go wrong out.
 
 Only the kernels are touched: not the lines that include headers, comments, or the entry that hands out the buffers.
+Beside what can go wrong in any C++, CUDA has what goes wrong between threads: barriers, guards, and who has which
+element.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ _DECLARED = re.compile(
 _RESET = re.compile(r"^ +(?:float|double|long|int|[fi]\d+x\d+) \w+ = [^;]*;$")
 _SCALAR = re.compile(r"^( +(?:const )?float \w+ = )(.*);$")
 # A pattern, and what its match becomes.
-TOKENS: Tokens = (
+_TOKENS: Tokens = (
     (r" \+ ", " - ", "sub instead of add"),
     (r" - ", " + ", "add instead of sub"),
     (r" \* ", " + ", "add instead of mul"),
@@ -42,17 +44,63 @@ TOKENS: Tokens = (
     (r"mlc_reduce_add\(", "mlc_reduce_max(", "reduction changed"),
     (r"mlc_reduce_max\(", "mlc_reduce_min(", "reduction changed"),
 )
+_CUDA_DROPPABLE = re.compile(r"^ *(mlc_\w+(<[^>]*>)?\(|\w+(\[.*?\])?(\.bits)? = ).*;$")
+_GUARD = re.compile(r"^( *)if \(.*\) \{$")
+_CUDA: Tokens = (
+    (r"mlc_maximum\b", "mlc_minimum", "reduction changed"),
+    (r"mlc_minimum\b", "mlc_maximum", "reduction changed"),
+    (r"mlc_sum\b", "mlc_maximum", "reduction changed"),
+    (r"mlc_prod\b", "mlc_sum", "reduction changed"),
+    (r"threadIdx\.x", "threadIdx.x + 1", "thread shifted"),
+    (r"blockIdx\.([xyz])", r"blockIdx.\1 + 1", "block shifted"),
+    (r"mlc_quotient\(", "mlc_rest(", "remainder instead of quotient"),
+    (r"mlc_rest\(", "mlc_quotient(", "quotient instead of remainder"),
+)
+_STORED = re.compile(r" *tl\.(store|atomic_\w+)\(")
+_TRITON: Tokens = (
+    (r" // ", " % ", "remainder instead of quotient"),
+    (r" % ", " // ", "quotient instead of remainder"),
+    (r"tl\.program_id\(0\)", "(tl.program_id(0) + 1)", "block shifted"),
+    (r"tl\.arange\((.*?)\)", r"(tl.arange(\1) + 1)", "lane shifted"),
+    (r"tl\.sum\(", "tl.max(", "reduction changed"),
+    (r"tl\.max\(", "tl.min(", "reduction changed"),
+    (r"mlc_max\b", "mlc_min", "min instead of max"),
+    (r"mlc_min\b", "mlc_max", "max instead of min"),
+    (r"libdevice\.exp\(", "libdevice.exp2(", "exp2 instead of exp"),
+    (r"libdevice\.rsqrt\(", "tl.sqrt(", "sqrt instead of rsqrt"),
+    (r"tl\.div_rn\((.*?), ", r"tl.maximum(\1, ", "max instead of div"),
+    (r", mask=[^,)]*\)", ")", "mask dropped"),
+    (r"tl\.dot\((\w+), (\w+), \w+", r"tl.dot(\1, \2, None", "accumulator dropped"),
+)
 
 
-def changes(text: str) -> list[Change]:
-    return by_line(text, text.find("\n" + _ENTRY), _inside, TOKENS, _statements)
+def cpp(text: str) -> list[Change]:
+    return _by_line(text, text.find("\n" + _ENTRY), _in_kernel, _TOKENS, _statements)
 
 
-def _inside(line: str) -> bool:
+def cuda(text: str) -> list[Change]:
+    def inside(line: str) -> bool:
+        return _in_kernel(line) and "__restrict__" not in line and not line.lstrip().startswith("#")
+
+    return _by_line(text, -1, inside, (*_TOKENS, *_CUDA), _cuda_statements)
+
+
+def triton(text: str) -> list[Change]:
+    def inside(line: str) -> bool:
+        return line.startswith("    ") and not line.lstrip().startswith("return ")
+
+    def statements(line: str) -> Iterator[Edit]:
+        if _STORED.match(line):
+            yield "store dropped", re.sub(r"\S.*", "pass", line)
+
+    return _by_line(text, text.find("\ndef launch("), inside, (*_TOKENS, *_TRITON), statements)
+
+
+def _in_kernel(line: str) -> bool:
     return line.startswith("  ") and not line.lstrip().startswith("//")
 
 
-def by_line(
+def _by_line(
     text: str, end: int, inside: Callable[[str], bool], tokens: Tokens, statements: Callable[[str], Iterator[Edit]]
 ) -> list[Change]:
     """The places in the lines `inside` kernels, as far as `end` if that is not negative, that may go wrong."""
@@ -77,7 +125,7 @@ def _exchanged(line: str, tokens: Tokens) -> Iterator[list[Edit]]:
         yield from ([(how, line[: m.start()] + m.expand(new) + line[m.end() :])] for m in re.finditer(pattern, line))
 
 
-def addresses(line: str) -> Iterator[Edit]:
+def _addresses(line: str) -> Iterator[Edit]:
     for m in re.finditer(r"&(\w+)\[", line):
         yield "address shifted", f"{line[: m.start()]}&{m[1]}[1 + {line[m.end() :]}"
 
@@ -99,10 +147,20 @@ def _numbers(line: str) -> Iterator[list[Edit]]:
 def _statements(line: str) -> Iterator[Edit]:
     if _DROPPABLE.match(line) and not _DECLARED.match(line.replace("mlc_store", "store").replace("_block", "")):
         yield "statement dropped", ""
-    yield from addresses(line)
+    yield from _addresses(line)
     scalar = _SCALAR.match(line)
     if scalar:
         yield "rounded to bf16", f"{scalar[1]}mlc_round_bf16((float)({scalar[2]}));"
+
+
+def _cuda_statements(line: str) -> Iterator[Edit]:
+    if re.match(r" *mlc_\w+_barrier\(\);$", line):
+        yield "barrier dropped", ""
+    elif _CUDA_DROPPABLE.match(line):
+        yield "statement dropped", ""
+    if guard := _GUARD.match(line):
+        yield "guard dropped", f"{guard[1]}{{"
+    yield from _addresses(line)
 
 
 def _hoisted(lines: list[str], k: int) -> list[Change]:
