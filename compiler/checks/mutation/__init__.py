@@ -10,7 +10,7 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from compiler.checks.mutation import calls, equations, functions, mlir_text, statements, text
+from compiler.checks.mutation import calls, mlir_text, statements, text
 from compiler.checks.mutation.tree import Change, changes
 from compiler.ir.stages import IRS
 from compiler.pipeline import IR_STAGES, TEXTS
@@ -18,11 +18,8 @@ from compiler.pipeline import IR_STAGES, TEXTS
 Mutant = tuple[str, Any]  # what was changed, and the program after it
 
 _CHANGES: dict[str, Callable[[Any], list[Change]]] = {
+    **dict.fromkeys(IRS, lambda program: changes(program, statements.edits, statements.show)),
     "torch": calls.changes,
-    "tensor": lambda program: changes(program, equations.edits, equations.show),
-    "loop": lambda program: changes(program, statements.edits, statements.show),
-    "tile": lambda program: changes(program, statements.edits, statements.show),
-    "kernel": lambda program: changes(program, functions.edits, functions.show),
     "cpp": text.cpp,
     "cuda": text.cuda,
     "mlir": mlir_text.changes,

@@ -12,7 +12,6 @@ from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, OPS, Cast, Const, Expr, Load, Op, Select
 from compiler.ir.functions import FUNCTIONS
 from compiler.ir.node import Node
-from compiler.ir.text import show as show_expression
 
 # What each operation is mistaken for.
 SWAPS: dict[str, tuple[str, ...]] = {
@@ -29,15 +28,6 @@ _ORDERED |= {name for name, row in FUNCTIONS.items() if row.arity == 2}
 # A value of the first type is rounded on the way to the second.
 _NARROW = {"f64": dt.f32, "f32": dt.bf16, "i64": dt.i32, "i32": dt.i16}
 assert all(name in OPS for row in SWAPS.items() for name in (row[0], *row[1]))
-
-
-def show(node: Node) -> str:
-    """A place in words."""
-    return short(show_expression(node) if isinstance(node, Expr) else type(node).__name__)
-
-
-def short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def edits(node: Node) -> Iterator[Edit]:
