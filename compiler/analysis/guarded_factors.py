@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from compiler.ir.dtype import STORAGE_ONLY, compute, i8, i64
-from compiler.ir.expr import Cast, Expr, Load, Op, Select, both, cast, const, select
+from compiler.ir.expr import Cast, Expr, Load, Op, Select, both, cast, const, names, select
 from compiler.ir.index import conjuncts
 from compiler.ir.linear import Linear, linear
 
@@ -64,6 +64,21 @@ def block(factor: Expr, shapes: Mapping[str, tuple[Expr, ...]]) -> Load | None:
             bounds = [b for i, n in ends for b in (linear(i), linear(n - i - 1))]
             return load if all(at_least_zero(c) in bounds for c in conjuncts(cond)) else None
     return None
+
+
+def steady(
+    factor: Expr, shapes: Mapping[str, tuple[Expr, ...]], loops: Set[str]
+) -> tuple[Load, tuple[Expr, ...]] | None:
+    """The load that a factor is within the bounds of its buffer, and what else guards it, if that is the same through
+    all iterations of these loops: a tile of it is there, or is zero."""
+    apart: tuple[Expr, ...] = ()
+    match factor:
+        case Select(cond, Load() as there, other) if other is zero(factor):
+            found = list(conjuncts(cond))
+            apart = tuple(c for c in found if not names(c) & loops and block(select(c, there, other), shapes) is None)
+            factor = select(both(*(c for c in found if c not in apart)), there, other)
+    load = block(factor, shapes)
+    return None if load is None else (load, apart)
 
 
 def at_least_zero(cond: Expr) -> Linear | None:

@@ -65,7 +65,7 @@ def _depths(
     depth: Sequence[loop.For], factors: Sequence[Expr], longest: int, tensors: Mapping[str, Tensor]
 ) -> Iterator[Axis]:
     """The loops that sum, in boxes of whole numbers of elements, but where both factors are zero beyond the end."""
-    found = [conv.load_of(x, tensors) for x in factors]
+    found = [conv.load_of(x, tensors, {f.var for f in depth}) for x in factors]
     ends = tuple(
         any(x is None or _beyond(f, x.index, tensors[x.buffer].shape) for x in found) for f in depth
     )  # fmt: skip

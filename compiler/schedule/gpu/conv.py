@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 from compiler.analysis import access
-from compiler.analysis.guarded_factors import block, unwidened
+from compiler.analysis.guarded_factors import steady, unwidened
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, const, loads, names, static, substitute
 from compiler.ir.index import extent_range, simplify
@@ -70,7 +70,7 @@ def _computed(
 ) -> Iterator[MatmulAxes]:
     """The rows are boxes, so that places in them are bits, but elements of these are brought one by one."""
     (x, rows), (y, columns) = left, right
-    if len(rows) < 2 or len(columns) > 1 or load_of(x, tensors) is None:
+    if len(rows) < 2 or len(columns) > 1 or load_of(x, tensors, {f.var for f in (*c.rows, *c.depth)}) is None:
         return
     found = loads(x)[0]
     place = access.address(found.index, tensors[found.buffer], ranges)
@@ -98,7 +98,7 @@ def factors(
     plain = _factor(value, own, inner, tensors, ranges)
     if plain is not None:
         yield plain, None
-    load = load_of(value, tensors)
+    load = load_of(value, tensors, {f.var for f in (*own, inner)})
     if load is None or (plain is not None and plain.even and plain.order[1] == "k"):
         return
     if load.buffer in {n.buffer for n in loads(other)}:
@@ -141,7 +141,7 @@ def _steps(t: Tensor, last: int) -> list[int]:
 
 def axis_of(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor]) -> Axis:
     """The loops of one side: a box unless they are one, which ends where an axis of the buffer does."""
-    load = load_of(value, tensors)
+    load = load_of(value, tensors, {f.var for f in loops})
     assert load is not None
     places = [(d, e) for d, e in enumerate(load.index) if loops[0].var in names(e)]
     (d, e), *_ = places
@@ -156,19 +156,21 @@ def _step(load: Load, loops: Sequence[loop.For]) -> int:
     return max(linear(e)[0].get(Var(f.var), 1) for e in load.index for f in loops)
 
 
-def load_of(value: Expr, tensors: Mapping[str, Tensor]) -> Load | None:
-    """What a factor loads within the bounds of a buffer, if it is zero outside of it."""
+def load_of(value: Expr, tensors: Mapping[str, Tensor], tiled: Set[str]) -> Load | None:
+    """What a factor loads within the bounds of a buffer, if tiles of these loops are zero outside of it or whole."""
     value = unwidened(value)
     if any(isinstance(n, Load) and n.buffer not in tensors for n in value.walk()):
         return None
-    return block(value, {name: t.shape for name, t in tensors.items()})
+    found = steady(value, {name: t.shape for name, t in tensors.items()}, tiled)
+    return found[0] if found else None
 
 
 def _factor(
     value: Expr, own: Sequence[loop.For], inner: loop.For, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
 ) -> Factor | None:
     """A factor that is a box of its buffer for each step of the loops that sum, but for the inner one; else None."""
-    load = load_of(value, tensors)
+    tiled = {f.var for f in (*own, inner)}
+    load = load_of(value, tensors, tiled)
     if load is None:
         return None
     t = tensors[load.buffer]
@@ -176,7 +178,6 @@ def _factor(
         return None
     moved: dict[str, int] = {}
     steps: list[int] = []
-    tiled = {f.var for f in (*own, inner)}
     for d, e in enumerate(load.index):
         terms, _ = linear(e)
         mine = [v for v in terms if names(v) & tiled]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from compiler.ir import tile
-from compiler.ir.expr import static
+from compiler.ir.expr import Select, static
 from compiler.schedule.gpu.box_shapes import box, count
 from compiler.tests.schedule.test_gpu_matmul import SMALL, check, instructions
 
@@ -130,3 +130,32 @@ def test_what_a_step_leaves_out_is_not_permuted() -> None:
     made = check(conv.text, SMALL["sm_90a"])
     assert [static(n) for t in made.temps for n in t.shape] == [16, 8, 8, 64]
     assert "tma" in copies(made)
+
+
+SPREAD = """def f(x: {dtype}[4: 4096, 64: 1, 8: 512, 8: 64], w: {dtype}[64, 64, 3, 3]):
+    with kernel("spread"):
+        o[{axes}]: f32 = sum(({x} if {inside} else 0.0) * ({w} if {there} else 0.0) {depth})
+    result(o, f32[4, 64, 2, 2, 8, 8])
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+def test_boxes_that_meet_no_position_of_a_kernel_are_zero(target: str, dtype: str) -> None:
+    """Of a convolution transposed with steps of 2, each phase meets its own positions: whole boxes or none."""
+    there = "(s * 2 + k < 3) & (t * 2 + l < 3)"
+    x, w = "x[i, r, m - s, n - t]", "w[r, j, s * 2 + k, t * 2 + l]"
+    given = {
+        "dtype": dtype,
+        "axes": "i: 4, j: 64, k: 2, l: 2, m: 8, n: 8",
+        "x": x if dtype == "f32" else f"f32({x})",
+        "w": w if dtype == "f32" else f"f32({w})",
+        "inside": f"(m - s >= 0) & (n - t >= 0) & {there}",
+        "there": there,
+        "depth": "for r in range(64) for s in range(2) for t in range(2)",
+    }
+    made = check(SPREAD.format(**given), SMALL[target])
+    assert instructions(made)
+    assert copies(made) & {"cp.async", "tma"}
+    boxes = [n.source for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, tile.Copy)]
+    assert any(isinstance(e, Select) for b in boxes for e in b.starts)

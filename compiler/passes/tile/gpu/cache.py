@@ -5,24 +5,26 @@ A factor that is a block of a buffer, or that is zero outside the buffer, become
 
 from __future__ import annotations
 
-from compiler.analysis.guarded_factors import block, unwidened
+from compiler.analysis.guarded_factors import steady, unwidened
 from compiler.ir import tile
 from compiler.ir.expr import (
     Expr,
     Load,
     Var,
+    both,
     cast,
     dim,
     loads,
     names,
     product,
+    select,
     static,
     substitute,
 )
 from compiler.ir.index import simplify
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
-from compiler.ir.tensor import Tensor, row_major
+from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.passes.tile.gpu.buffer_boxes import box
 from compiler.passes.tile.nests import SERIAL, Body, Loops, factors_from, longest, named, ranges_of
 from compiler.passes.tile.pack import allocated
@@ -81,16 +83,26 @@ def _filled(
     if not step.how:
         return _computed(step, factor, long)
     tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
-    load = block(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()})
-    axes = box(load.index, long, tensors[load.buffer]) if load is not None else None
-    if axes is None or set(axes[0]) != set(long):
+    found = steady(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()}, set(long))
+    axes = box(found[0].index, long, tensors[found[0].buffer]) if found else None
+    if found is None or axes is None or set(axes[0]) != set(long):
         raise ScheduleError(step, f"the factor from {step.buffer} is no block of it, so it cannot be copied")
     order, source = axes
+    source = _unless(source, found[1], tensors[found[0].buffer])
     shape = tuple(dim(long[v]) for v in order)
     held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
     whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
     copy = tile.Copy(whole, source, step.how)
     return held, tuple(map(Var, order)), (copy,)
+
+
+def _unless(source: tile.Slice, guards: tuple[Expr, ...], buffer: Tensor) -> tile.Slice:
+    """A slice that begins behind the buffer, where all is zero, unless guards hold."""
+    if not guards:
+        return source
+    far = memory_order(buffer)[0]
+    start = select(both(*guards), source.starts[far], buffer.shape[far])
+    return source.replace(starts=(*source.starts[:far], start, *source.starts[far + 1 :]))
 
 
 def _computed(step: Cache, factor: Expr, long: dict[str, int]) -> tuple[Tensor, tuple[Expr, ...], Body]:
