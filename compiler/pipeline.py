@@ -39,6 +39,7 @@ from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
 from compiler.passes.loop.merge_axes import merge_axes
 from compiler.passes.loop.order_kernels import order_kernels
+from compiler.passes.loop.recompute import recompute
 from compiler.passes.loop.views import views
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.packed import packed
@@ -168,6 +169,7 @@ PIPELINE = (
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax are in its loop nest", _for(fuse_attention), True),
+    Pass("recompute", "loop", "loop", "matmuls around what only they read make it", _for(recompute), True, "cuda"),
     Pass("fuse-rows", "loop", "loop", "what a row hands on stays in its block", _for(fuse_rows), True, "cuda"),
     Pass("demote", "loop", "loop", "what is read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
     Pass("views", "loop", "loop", "indices go along axes of their own", lambda p, _: views(p), True, "cuda"),

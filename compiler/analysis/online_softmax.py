@@ -96,8 +96,8 @@ def recognise(kernel: Kernel) -> Online | None:
     if len(body) < 2 or not rows:
         return None
     try:
-        return _Reader(tuple(rows), kernel).read(body)
-    except _Other:
+        return Reader(tuple(rows), kernel).read(body)
+    except Other:
         return None
 
 
@@ -115,17 +115,17 @@ def attention(kernel: Kernel, private: Iterable[str]) -> tuple[Online, Scores] |
     return found, found.scores
 
 
-class _Other(Exception):
+class Other(Exception):
     """The nest is of another kind."""
 
 
-def _want(holds: bool) -> None:
+def want(holds: bool) -> None:
     if not holds:
-        raise _Other
+        raise Other
 
 
 @dataclass
-class _Reader:
+class Reader:
     """Goes through the statements of a row; `values` of names and `stored` elements have everything before inlined."""
 
     rows: tuple[For, ...]
@@ -147,35 +147,35 @@ class _Reader:
                 case Init(name, value):
                     begun[name] = s
                 case Store(_, index, _, "set"):
-                    _want(not any(loads(i) for i in index))
+                    want(not any(loads(i) for i in index))
                     self.row_after.append(s.replace(value=self.inlined(s.value)))
                 case loop.For(kind="reduce") | tile.For(kind="reduce"):
                     self.reduction(s, begun)
                 case loop.For(kind="parallel") | tile.For(kind="parallel"):
                     self.elements(s)
                 case _:
-                    raise _Other
-        _want(isinstance(last, For) and last.kind == "parallel")
+                    raise Other
+        want(isinstance(last, For) and last.kind == "parallel")
         assert isinstance(last, For)
         return self.weighted(last)
 
     # ---- loops over keys
 
     def over_keys(self, f: For) -> None:
-        _want(self.keys is None or f.extent is self.keys)
+        want(self.keys is None or f.extent is self.keys)
         self.keys = f.extent
 
     def reduction(self, f: For, begun: dict[str, Init]) -> None:
         """Sums and maxima over all keys."""
         self.over_keys(f)
         for name, (how, value) in self.key_body(f, f.body).items():
-            _want(name in begun and begun[name].value is identity(how, value.dtype))
+            want(name in begun and begun[name].value is identity(how, value.dtype))
             self.totals[Var(name, value.dtype)] = how, value
 
     def elements(self, f: For) -> None:
         """Something for each key."""
         self.over_keys(f)
-        _want(not self.key_body(f, f.body))
+        want(not self.key_body(f, f.body))
 
     def key_body(self, f: For, body: tuple[Stmt, ...]) -> dict[str, tuple[str, Expr]]:
         found: dict[str, tuple[str, Expr]] = {}
@@ -195,10 +195,10 @@ class _Reader:
                     found[name] = how, self.inlined(value, f.var)
                 case Store(buffer, index, value, "set") if buffer not in self.stored:
                     places = tuple(KEY if i is Var(f.var) else i for i in index)
-                    _want(all(i is KEY or i in {Var(r.var) for r in self.rows} for i in places) and KEY in places)
+                    want(all(i is KEY or i in {Var(r.var) for r in self.rows} for i in places) and KEY in places)
                     self.stored[buffer] = places, self.inlined(value, f.var)
                 case _:
-                    raise _Other
+                    raise Other
         return found
 
     def contraction(self, f: For, begun: Init, key: str) -> None:
@@ -210,13 +210,13 @@ class _Reader:
         """What a loop adds to a scalar that began as zero, and nothing else."""
         *lets, last = f.body
         for s in lets:
-            _want(isinstance(s, Let))
+            want(isinstance(s, Let))
             assert isinstance(s, Let)
             self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value, key)
         match last:
             case Accum(begun.name, "sum", value):
                 return self.inlined(value, key)
-        raise _Other
+        raise Other
 
     def inlined(self, e: Expr, key: str = "") -> Expr:
         """In terms of what comes from outside the row."""
@@ -227,52 +227,61 @@ class _Reader:
             if isinstance(n, Load) and n.buffer in self.stored:
                 places, value = self.stored[n.buffer]
                 index = tuple(KEY if key and i is Var(key) else i for i in n.index)
-                _want(index == places)
+                want(index == places)
                 table[n] = value
         return substitute(e, table)
 
     # ---- the weighted sum
 
-    def weighted(self, f: For) -> Online:
-        """The loop over features, which reads all weights of the row."""
+    def last_sum(self, f: For) -> tuple[Init, For, Expr, tuple[Stmt, ...]]:
+        """Where a loop over features begins its sum over keys, the loop of that, what it adds, and what comes after."""
         place = next((n for n, s in enumerate(f.body) if isinstance(s, Init)), None)
-        _want(place is not None and place + 2 <= len(f.body) and not any(isinstance(s, For) for s in f.body[:place]))
+        want(place is not None and place + 2 <= len(f.body) and not any(isinstance(s, For) for s in f.body[:place]))
         assert place is not None
         first, nest, after = f.body[place], f.body[place + 1], f.body[place + 2 :]
-        _want(isinstance(nest, For) and nest.kind == "reduce" and all(isinstance(s, Let | Store) for s in after))
+        want(isinstance(nest, For) and nest.kind == "reduce" and all(isinstance(s, Let | Store) for s in after))
         assert isinstance(first, Init) and isinstance(nest, For)
-        _want(isinstance(first.value, Const) and first.value.value == 0.0)
+        want(isinstance(first.value, Const) and first.value.value == 0.0)
         self.over_keys(nest)
         for s in f.body[:place]:
-            _want(isinstance(s, Let))
+            want(isinstance(s, Let))
             assert isinstance(s, Let)
             self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value)
         value = self.summed(nest, first, nest.var)
-        _want(isinstance(value, Op) and value.name == "mul")
-        assert isinstance(value, Op)
-        feature = Var(f.var)
-        weights = [x for x in value.args if feature not in set(x.walk()) and set(self.totals) & set(x.walk())]
-        _want(len(weights) == 1)
-        other = next(x for x in value.args if x is not weights[0])
-        _want(bool(loads(other)))  # tiles are named after buffers, which constants have not
-        accumulator = Var(first.name, first.value.dtype)
-        score, maximum, total, last, kind = self.softmax(weights[0], accumulator)
-        found = [v for v in self.sums if v in set(score.walk())]
-        _want(len(found) <= 1 and not any(v in set(other.walk()) for v in self.sums))
-        done = tuple(s for s in after if isinstance(s, Store))
-        _want(bool(done) and not any(v in set(s.walk()) for s in done for v in self.sums))
+        return first, nest, value, after
+
+    def done(self, after: tuple[Stmt, ...]) -> tuple[Store, ...]:
+        """What is stored of the sums once they are complete."""
         for s in after:
             if isinstance(s, Let):
                 self.values[Var(s.name, s.value.dtype)] = self.inlined(s.value)
-        done = tuple(s.replace(value=self.inlined(s.value), index=tuple(map(self.inlined, s.index))) for s in done)
-        _want(not any(KEY in set(s.walk()) for s in done))
-        query = self.query(other, self.scores(found[0], set()) if found else None)
+        stores = (s for s in after if isinstance(s, Store))
+        made = tuple(s.replace(value=self.inlined(s.value), index=tuple(map(self.inlined, s.index))) for s in stores)
+        want(bool(made) and not any(v in set(s.walk()) for s in made for v in (KEY, *self.sums)))
+        want(not any(isinstance(n, Load) and n.buffer in self.stored for s in made for n in s.walk()))
+        return made
+
+    def weighted(self, f: For) -> Online:
+        """The loop over features, which reads all weights of the row."""
+        first, nest, value, after = self.last_sum(f)
+        want(isinstance(value, Op) and value.name == "mul")
+        assert isinstance(value, Op)
+        feature = Var(f.var)
+        weights = [x for x in value.args if feature not in set(x.walk()) and set(self.totals) & set(x.walk())]
+        want(len(weights) == 1)
+        other = next(x for x in value.args if x is not weights[0])
+        want(bool(loads(other)))  # tiles are named after buffers, which constants have not
+        accumulator = Var(first.name, first.value.dtype)
+        score, maximum, total, last, kind = self.softmax(weights[0], accumulator)
+        found = [v for v in self.sums if v in set(score.walk())]
+        want(len(found) <= 1 and not any(v in set(other.walk()) for v in self.sums))
+        done = self.done(after)
+        query = self.query(other, *(self.scores(v, set()) for v in found))
         scores = self.scores(found[0], {query.var}) if found else None
         assert self.keys is not None
         inner = tuple(self.stored)
-        every = (*done, *self.row_after)
-        _want(not any(isinstance(n, Load) and n.buffer in inner for s in every for n in s.walk()))
-        _want(not {s.buffer for s in self.row_after} & {x.buffer for s in self.kernel.body for x in loads(s)})
+        want(not any(isinstance(n, Load) and n.buffer in inner for s in self.row_after for n in s.walk()))
+        want(not {s.buffer for s in self.row_after} & {x.buffer for s in self.kernel.body for x in loads(s)})
         return Online(
             self.rows, query, self.keys, nest.var, scores, score, maximum, total, kind, other, f, accumulator, last,
             done, inner, tuple(self.row_after),
@@ -284,18 +293,18 @@ class _Reader:
         while isinstance(weight, Cast):
             kind = weight.arg.dtype if weight.arg.dtype in STORAGE_ONLY else kind
             weight = weight.arg
-        _want(weight.dtype is accumulator.dtype)
+        want(weight.dtype is accumulator.dtype)
         power, last = _without_factor(weight, accumulator)
         total = next((v for v, (how, value) in self.totals.items() if how == "sum" and value is power), None)
-        _want(total is not None)
+        want(total is not None)
         assert total is not None
         match power:
             case Op("exp", (Op("sub", (score, shift)),)):
                 for v, (how, value) in self.totals.items():
                     if how == "max" and value is score and shift in (v, guarded(v)):
-                        _want(not set(self.totals) & set(score.walk()) and len(self.totals) == 2)
+                        want(not set(self.totals) & set(score.walk()) and len(self.totals) == 2)
                         return score, v, total, last, kind
-        raise _Other
+        raise Other
 
     def scores(self, name: Var, queries: set[str]) -> Scores:
         f, value = self.sums[name]
@@ -303,16 +312,16 @@ class _Reader:
             case Op("mul", (left, right)):
                 if KEY in set(left.walk()):
                     left, right = right, left
-                _want(KEY not in set(left.walk()) and KEY in set(right.walk()) and not queries & names(right))
-                _want(bool(loads(left)) and bool(loads(right)))
+                want(KEY not in set(left.walk()) and KEY in set(right.walk()) and not queries & names(right))
+                want(bool(loads(left)) and bool(loads(right)))
                 return Scores(name, f, left, right)
-        raise _Other
+        raise Other
 
-    def query(self, value: Expr, scores: Scores | None) -> For:
+    def query(self, value: Expr, *scores: Scores) -> For:
         """The longest row that neither keys nor values depend on."""
-        shared = names(value) | (names(scores.right) if scores else set())
+        shared = names(value).union(*(names(s.right) for s in scores))
         free = [f for f in self.rows if f.var not in shared and not names(f.extent) & {r.var for r in self.rows}]
-        _want(bool(free))
+        want(bool(free))
         return max(reversed(free), key=lambda f: number(f.extent))
 
 

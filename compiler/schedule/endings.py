@@ -32,6 +32,20 @@ class OnlineLoops(NamedTuple):
     last: tuple[str, str]  # stores
 
 
+class ChainLoops(NamedTuple):
+    """The loops of a matmul of what other products make, by what they do: over rows, columns and features."""
+
+    blocks: tuple[str, str]  # over blocks of rows and of columns
+    row: tuple[str]  # loads what there is once for a row
+    column: tuple[str, str]  # loads what there is once for a column, by a loop around that stands for all rows
+    begin: tuple[str, str]  # clears the sums
+    zero: tuple[tuple[str, str], ...]  # clears each product
+    score: tuple[tuple[str, str], ...]  # sums it up
+    weight: tuple[str, str]  # makes weights of products
+    value: tuple[str, str, str]  # adds the values, with a third loop over columns
+    last: tuple[str, str]  # stores
+
+
 def strings(value: Any) -> Iterator[str]:
     """The names in tuples of tuples of names, without empty ones."""
     if isinstance(value, tuple):

@@ -17,18 +17,13 @@ import ast
 import re
 from collections.abc import Iterable
 from dataclasses import MISSING
-from typing import Any, ClassVar
+from typing import Any
 
 from compiler.ir.node import Node
 from compiler.ir.text import syntax
-from compiler.schedule.endings import OnlineLoops, numbered, strings, suffixed
-
-
-class Step(Node):
-    """One change. `makes` lists what names things that it makes: fields, or properties that add endings to `stems`."""
-
-    makes: ClassVar[tuple[str, ...]] = ()
-    stems: ClassVar[tuple[str, ...]] = ()
+from compiler.schedule.block_steps import Chain, Online
+from compiler.schedule.endings import numbered, strings, suffixed
+from compiler.schedule.step import Step as Step
 
 
 class Split(Step):
@@ -361,48 +356,6 @@ class Persist(Step):
     into: tuple[str, str, str]
 
 
-class Online(Step):
-    """The sum weighted by a softmax into the scalar `accumulator` is made in one pass over blocks of keys.
-
-    Blocks are of `rows` x `keys`; what they are multiplied with is padded to multiples of `unit`. Accumulators are
-    tiles in registers, weights one in `space`, laid out there by `swizzle`. Buffers `masks` that scores load by query
-    and key are copied to shared memory in such blocks, called `held`, by tensor maps. Weights that come `late` take the
-    place of their scores at first, and are rounded to their type right before they are multiplied.
-
-    `into` has the stems of loops over queries, keys and features: blocks of the first two end in `0`, the others in
-    what `OnlineLoops` calls them. The factors to rescale by, the weights and, where tiles are local, the sums as they
-    are stored end in `_scale`, `_weights` and `_rows` after the first of `tiles`; the second is the tile of the scores.
-    """
-
-    makes = ("made", "made_tiles", "held")
-    stems = ("into", "tiles")
-    accumulator: str
-    rows: int
-    keys: int
-    into: tuple[str, str, str]
-    tiles: tuple[str, str]
-    unit: int = 1
-    space: str = "registers"
-    swizzle: int = 0
-    masks: tuple[str, ...] = ()
-    late: int = 0
-    held: tuple[str, ...] = ()
-
-    @property
-    def made(self) -> OnlineLoops:
-        q, j, d = self.into
-        scores = {end: (f"{q}_{end}", f"{j}_{end}") for end in ("zero", "score", "edge", "weight")}
-        sums = {end: (f"{q}_{end}", f"{d}_{end}") for end in ("begin", "scale", "last")}
-        row, value = (f"{q}_row", f"{j}_max", f"{j}_exp"), (f"{q}_value", f"{d}_value", f"{j}_value")
-        return OnlineLoops((f"{q}0", f"{j}0"), (f"{q}_first",), row=row, value=value, **scores, **sums)
-
-    @property
-    def made_tiles(self) -> tuple[str, str, str, str]:
-        """The factors to rescale by, the weights, the scores, and the sums as they are stored."""
-        stem, scores = self.tiles
-        return f"{stem}_scale", f"{stem}_weights", scores, f"{stem}_rows"
-
-
 class Peel(Step):
     """The iterations of `loop` where all its guards hold become a loop without them, amid two others, called `into`."""
 
@@ -463,8 +416,8 @@ class NameTaken(ScheduleError):
 
 _ALL = (
     Split, SplitShifted, Wrap, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize,
-    Peel, Pad, Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Writeback, Partition,
-    CacheHints, Owners,
+    Peel, Pad, Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Chain, Writeback,
+    Partition, CacheHints, Owners,
 )  # fmt: skip
 
 

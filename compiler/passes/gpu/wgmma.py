@@ -81,11 +81,19 @@ def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Bo
     # One fence is enough for matmuls that follow each other; what is in flight already need not be held.
     held = 0 if array in state.matmuls.running else acc.count
     fence = k.Call("mlc_wgmma_fence", (held,), (k.Address(array, const(0)),), (array,))
-    first_one = [] if state.matmuls.latest == array else [fence]
+    first_one = [] if state.matmuls.latest == array else [*_held_left(state, s, row, scope), fence]
     state.matmuls.latest = array
     state.matmuls.running[array] = acc.count
     state.matmuls.groups.append(array)
     return [*first_one, *all_of.around([call]), k.Call("mlc_wgmma_commit", (), ())]
+
+
+def _held_left(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Body:
+    """An operand in registers is complete before the first matmul."""
+    if row.a_space == "shared" or row.a_type not in ("bf16", "f16"):
+        return []
+    a = k.Address((scope.registers or {})[s.a.buffer], const(0))
+    return [k.Call("mlc_wgmma_hold", (state.facts.fragments[s.a.buffer].count,), (a,), (a.buffer,))]
 
 
 def wait_if_touched(state: Emission, s: Stmt, scope: Scope) -> Body:

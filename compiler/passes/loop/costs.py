@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from compiler.analysis import online_softmax
+from compiler.analysis import chained_products, online_softmax
+from compiler.analysis.chained_products import Chained
 from compiler.analysis.guarded_factors import unwidened
 from compiler.analysis.online_softmax import KEY, Online, Scores
 from compiler.analysis.size_hints import regular
@@ -20,12 +21,13 @@ from compiler.ir.dtype import f32
 from compiler.ir.expr import Const, Load, loads, names, static
 from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Kernel, Stmt
+from compiler.ir.statement import Accum, Kernel, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.schedule.gpu import matmul, matmul_axes
 from compiler.targets.target import Target
 
 LOADS = 32  # that a multiprocessor serves in a clock
+WEIGHT = 8  # scalar operations of an element that is made of several products: an exponential among them
 LAUNCH = 4000  # clocks from the end of a kernel until the next one has got going
 
 # Of a GPU, where not said otherwise as measured on an H200. Fewer queries are matmuls of a matrix and few rows, which
@@ -114,6 +116,43 @@ def _fits_group(f: Online, scores: Scores, tensors: dict[str, Tensor], target: T
     )
     tiles = kind.bytes * GROUP_ROWS * (depth + STAGES * (depth + matmul.up(features, STEP)))
     return tiles + bits * STAGES * GROUP_ROWS**2 + RESERVED <= target.shared
+
+
+def products_cost_less(before: Iterable[Kernel], made: Iterable[Kernel], handed: int, target: Target) -> bool:
+    """Whether kernels `made` of those `before`, which make again what these hand on, take less time than that: so many
+    elements in memory are stored and loaded, against products by tensor instructions and what is made of them."""
+    costs, rates = dict(target.costs), dict(target.rates)
+    clocks = 0.0
+    kinds = set()
+    for k in made:
+        found = chained_products.recognise(k)
+        if found is None or not _products_stay(found, target):
+            return False
+        kinds.add(found.kind)
+        weights = math.prod(static(e) for e in (found.columns, *(f.extent for f in found.rows)))
+        clocks += weights * WEIGHT / costs["sync.lanes"] + _sums(k.body) / rates[f"mma.{found.kind.name}"]
+    if len(kinds) != 1:
+        return False
+    (kind,) = kinds
+    clocks -= sum(_sums(k.body) for k in before) / rates[f"mma.{kind.name}"]
+    return clocks < handed * kind.bytes / costs["stream"]
+
+
+def _products_stay(f: Chained, target: Target) -> bool:
+    """Tensor cores multiply a block of rows with blocks of columns, and what is made of these with values."""
+    factors = (f.value, *(x for p in f.products for x in (p.left, p.right)))
+    widest = max(static(x.extent) for x in (f.feature, *(p.depth for p in f.products)))
+    if {unwidened(x).dtype for x in factors} != {f.kind} or widest > WARP_FEATURES or f.kind is f32:
+        return False
+    if static(f.row.extent) < LEAST_QUERIES or {f.accumulator.dtype, *(p.name.dtype for p in f.products)} != {f32}:
+        return False
+    types = f.kind.name, f.kind.name, f32.name
+    return any(r.function == "mlc_mma_sync" and (r.a_type, r.b_type, r.acc_type) == types for r in target.instructions)
+
+
+def _sums(body: tuple[Stmt, ...]) -> int:
+    """How many terms statements add up."""
+    return sum(static(s.extent) * _sums(s.body) if isinstance(s, loop.For) else isinstance(s, Accum) for s in body)
 
 
 def starts_cost_more(kernel: Kernel, rows: int, target: Target) -> bool:

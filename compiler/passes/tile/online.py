@@ -29,8 +29,10 @@ from compiler.ir.expr import (
 from compiler.ir.index import simplify
 from compiler.ir.statement import Accum, If, Init, Kernel, Let, Program, Stmt, Store
 from compiler.passes.tile.nests import SERIAL, Body
-from compiler.passes.tile.online_block import ROW, Block, divides, pieces
-from compiler.schedule.steps import Online, ScheduleError
+from compiler.passes.tile.online_block import ROW, Block
+from compiler.passes.tile.places import divides, pieces
+from compiler.schedule.block_steps import Online
+from compiler.schedule.steps import ScheduleError
 
 
 def online(program: Program, kernel: Kernel, step: Online) -> Kernel:
@@ -174,7 +176,7 @@ class _Maker(Block):
         if f.scores:
             zero = identity("sum", self.dtype)
             out.append(self.rows_and(step.zero, self.columns, lambda i, j: Store(scores, self.lying(i, j), zero)))
-            out.append(self.contraction(f.scores))
+            out.append(self.product(scores, step.score, f.scores))
         held = self.tensor(weights, self.weight, *self.lying(self.rows, self.cols))
         out.append(tile.Alloc(held, self.step.space, self.step.swizzle))
         out += [*self.counted(scores), self.softmax(scores, weights)]
@@ -186,20 +188,10 @@ class _Maker(Block):
         def rounded(i: Expr, j: Expr) -> Stmt:
             return Store(weights, self.lying(i, j), cast(Load(scores, self.lying(i, j), self.dtype), self.weight))
 
-        row, feature, column = step.value
-
-        def added(i: Expr, d: Expr) -> Stmt:
-            place = self.lying(i, Var(column))
-            weight = cast(Load(weights, place, self.weight), self.dtype)
-            value = self.at(f.value, row, column, feature)
-            value = self.guarded(value, self.inside("column", column), self.inside("feature", feature))
-            return Store(o, self.lying(i, d), weight * value, "sum")
-
-        width, depth = dim(self.width), (column, self.columns, "reduce")
-        out.append(self.rows_and(step.scale, width, rescaled))
+        out.append(self.rows_and(step.scale, dim(self.width), rescaled))
         if self.step.late:
             out.append(self.rows_and(step.weight, self.columns, rounded))
-        out.append(self.rows_and((row, feature), width, added, depth))
+        out.append(self.weighted(o, (weights, self.weight), step.value, f.value))
         return out
 
     def copied(self) -> Iterator[Stmt]:
@@ -215,20 +207,6 @@ class _Maker(Block):
             yield tile.Alloc(held, "local" if self.local else "shared", swizzle)
             whole = tile.Slice(held.name, (dim(0), dim(0)), (self.rows, self.cols))
             yield tile.Copy(whole, source, "plain" if self.local else "tma")
-
-    def contraction(self, found: recognised.Scores) -> Stmt:
-        (row, column), depth = self.step.made.score, found.depth.var
-        self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1)}
-        ends = self.inside("depth", depth)
-        left, right = (self.at(x, row, column, depth=depth) for x in (found.left, found.right))
-        left = self.guarded(left, *self.bounds(left, "row", row), ends)
-        right = right if self.local else self.guarded(right, *self.bounds(right, "column", column), ends)
-        step = (depth, dim(self.padded(self.depth)), "reduce")
-
-        def added(i: Expr, j: Expr) -> Stmt:
-            return Store(self.scores, self.lying(i, j), left * right, "sum")
-
-        return self.rows_and(self.step.made.score, self.columns, added, step)
 
     def softmax(self, scores: str, weights: str) -> Stmt:
         f, dtype = self.found, self.dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.ir import tile
@@ -14,6 +15,7 @@ from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Init, Kernel, Let, Program, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.passes.tile import tensorize
+from compiler.passes.tile.chain import chain
 from compiler.passes.tile.gpu.accuracy import promote, split_tf32
 from compiler.passes.tile.gpu.cache import cache
 from compiler.passes.tile.gpu.cache_hints import cache_hints
@@ -32,6 +34,7 @@ from compiler.passes.tile.pack import pack
 from compiler.passes.tile.partition import partition
 from compiler.passes.tile.peel import peel
 from compiler.passes.tile.stage import stage, stored_at
+from compiler.schedule.block_steps import Chain, Online
 from compiler.schedule.steps import (
     Bind,
     Cache,
@@ -40,7 +43,6 @@ from compiler.schedule.steps import (
     Distribute,
     Margin,
     NameTaken,
-    Online,
     Owners,
     Pack,
     Pad,
@@ -70,6 +72,24 @@ REMEMBERED = (
     256  # steps: those of a planner are applied as it completes a schedule, and again where that is carried out
 )
 Change = Callable[[tile.For], tuple[Stmt, ...]]
+# Steps that need to know nothing but the kernel.
+_OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
+    Permute: permute,
+    Distribute: tensorize.distribute,
+    Pack: pack,
+    Owners: owners,
+    Tensorize: tensorize.tensorize,
+    Pad: pad,
+    Cache: cache,
+    Promote: promote,
+    SplitTf32: split_tf32,
+    Writeback: writeback,
+    CacheHints: cache_hints,
+    Raster: raster,
+    Persist: persist,
+    SplitScan: split_scan,
+    SplitReduction: split_reduction,
+}
 
 
 def apply(program: Program, kernel: Kernel, schedule: Schedule) -> Program:
@@ -114,6 +134,8 @@ def bound(kernel: Kernel) -> Iterator[str]:
 
 def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
     """The kernel after one step."""
+    if type(step) in _OF_KERNEL:
+        return _OF_KERNEL[type(step)](kernel, step)
     match step:
         case Split():
             new = at_loop(kernel, step, step.loop, lambda f: split(step, f))
@@ -133,42 +155,14 @@ def _changed(program: Program, kernel: Kernel, step: Step) -> Kernel:
             new = at_loop(kernel, step, step.loop, lambda f: stage(kernel, step, f))
         case Margin():
             new = at_loop(kernel, step, step.loop, lambda f: margin(kernel, step, f))
-        case Permute():
-            new = permute(kernel, step)
-        case Distribute():
-            new = tensorize.distribute(kernel, step)
-        case Pack():
-            new = pack(kernel, step)
         case Partition():
             new = at_loop(kernel, step, step.loop, lambda f: partition(step, f, ranges_around(kernel, f)))
         case Peel():
             new = at_loop(kernel, step, step.loop, lambda f: peel(step, f, ranges_around(kernel, f)))
-        case Owners():
-            new = owners(kernel, step)
-        case Tensorize():
-            new = tensorize.tensorize(kernel, step)
-        case Pad():
-            new = pad(kernel, step)
-        case Cache():
-            new = cache(kernel, step)
-        case Promote():
-            new = promote(kernel, step)
-        case SplitTf32():
-            new = split_tf32(kernel, step)
-        case Writeback():
-            new = writeback(kernel, step)
-        case CacheHints():
-            new = cache_hints(kernel, step)
-        case Raster():
-            new = raster(kernel, step)
-        case Persist():
-            new = persist(kernel, step)
         case Online():
             new = online(program, kernel, step)
-        case SplitScan():
-            new = split_scan(kernel, step)
-        case SplitReduction():
-            new = split_reduction(kernel, step)
+        case Chain():
+            new = chain(program, kernel, step)
         case _:
             raise ScheduleError(step, "no such step")
     return new

@@ -161,6 +161,18 @@ MLC_DEVICE void mlc_wgmma_hold(int* acc) {
 #pragma unroll
     for (int i = 0; i < COUNT; i++) asm volatile("" : "+r"(acc[i])::"memory");
 }
+// Operands of 16 bits: else what makes them may move in between products that use those before (C7519).
+template <int COUNT, typename T>
+MLC_DEVICE void mlc_wgmma_hold(T* left) {
+    static_assert(sizeof(T) == 2, "pairs of 16 bits");
+#pragma unroll
+    for (int i = 0; i < COUNT; i += 2) {
+        unsigned pair;
+        memcpy(&pair, left + i, sizeof pair);
+        asm volatile("" : "+r"(pair)::"memory");
+        memcpy(left + i, &pair, sizeof pair);
+    }
+}
 #else
 template <int COUNT, typename Acc>
 MLC_DEVICE void mlc_wgmma_hold(Acc*) {

@@ -21,11 +21,12 @@ from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor
 from compiler.schedule import names as naming
+from compiler.schedule.block_steps import Online
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.endings import suffixed
 from compiler.schedule.space.cpu import blocking
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Collapse, Online, Pack, Schedule, Step, Tensorize
+from compiler.schedule.steps import Bind, Collapse, Pack, Schedule, Step, Tensorize
 from compiler.targets.target import Instruction, Target
 
 MOST_VECTORS = 4  # of queries in a block: as many as stay in registers beside a softmax, and as instructions have

@@ -12,7 +12,8 @@ from compiler.ir.expr import Var, dim, static, substitute
 from compiler.ir.index import simplify
 from compiler.ir.node import Node
 from compiler.pipeline import Lowering
-from compiler.schedule.steps import Online, Pack, parse, show
+from compiler.schedule.block_steps import Online
+from compiler.schedule.steps import Pack, parse, show
 from compiler.targets import cpu
 from compiler.tests import run_kernel
 from compiler.tests.meaning import fresh_seed

@@ -15,6 +15,9 @@ import compiler
 from compiler import frontend
 from compiler.execution import executable
 from compiler.ir import dtype
+from compiler.ir.expr import static
+from compiler.ir.statement import Program
+from compiler.ir.tensor import numel
 from compiler.tests.meaning import fresh_seed
 
 inf = float("inf")
@@ -79,7 +82,7 @@ def exact(inputs: list[Tensor], mask: Tensor | None, seen: Tensor) -> tuple[Tens
     return out.detach(), total.masked_fill(total == -inf, inf), list(gradients)
 
 
-def agree(form: Form, shapes: tuple[int, int, int, int, int], target: str, causal: bool, masked: bool) -> None:
+def agree(form: Form, shapes: tuple[int, int, int, int, int], target: str, causal: bool, masked: bool) -> Program:
     torch.manual_seed(seed := fresh_seed())
     print("seed", seed)
     rows, columns, heads, groups, size = shapes
@@ -107,6 +110,8 @@ def agree(form: Form, shapes: tuple[int, int, int, int, int], target: str, causa
     loose = 1e-4 if kind is torch.float32 else 0.05
     for got, right in zip(made, wanted[:several], strict=True):
         torch.testing.assert_close(got.double(), right, rtol=loose, atol=loose * float(right.abs().max()))
+    tiles: Program = lowering.stages["tile"]
+    return tiles
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda f: f.__name__)
@@ -123,6 +128,23 @@ def test_several_heads_share_a_key(form: Form) -> None:
 @pytest.mark.parametrize("form", [efficient, cudnn, overrideable, for_cpu], ids=lambda f: f.__name__)
 def test_masks(form: Form) -> None:
     agree(form, (20, 30, 2, 2, 8), "cpu", False, True)
+
+
+@pytest.mark.parametrize(
+    ("form", "shapes", "target", "causal", "masked"),
+    [
+        (flash, (65, 130, 1, 1, 64), "sm_90a", True, False),
+        (cudnn, (70, 65, 1, 1, 24), "sm_90a", False, True),
+        (efficient, (130, 65, 1, 1, 40), "sm_80", True, False),
+    ],
+)
+def test_weights_are_made_anew_on_gpus(
+    form: Form, shapes: tuple[int, int, int, int, int], target: str, causal: bool, masked: bool
+) -> None:
+    """Nothing that has a number for each query and key goes from one kernel to another."""
+    made = agree(form, shapes, target, causal, masked)
+    assert len(made.kernels) == 4
+    assert max(static(numel(t.shape)) for t in made.temps) < shapes[0] * shapes[1]
 
 
 def test_what_an_older_torch_declares_as_f32_stays_f64() -> None:

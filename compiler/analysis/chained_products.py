@@ -1,0 +1,211 @@
+"""A loop nest in, the matmul in it out of which a factor is made of other matmuls, element by element.
+
+```
+for q in rows:
+    c_j = sum over r of x_qr * k_jr
+    t_j = sum over r of g_qr * v_jr
+    e_j = ...                                  # any expression of c_j and t_j
+    for d: o_d = sum over j of e_j * k_jd
+```
+That is a gradient of attention. A block of columns j at a time, e need never be in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from compiler.analysis.nests import perfect
+from compiler.analysis.online_softmax import KEY, For, Other, Reader, Scores, want
+from compiler.ir import loop, tile
+from compiler.ir.dtype import STORAGE_ONLY, DType, f32
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, const, loads, names, op
+from compiler.ir.index import conjuncts
+from compiler.ir.linear import linear
+from compiler.ir.rewrite import nodes
+from compiler.ir.statement import Kernel, Stmt, Store
+
+
+@dataclass(frozen=True)
+class Chained:
+    """A sum over columns of `weight` times `value`, into `accumulator`; `after` is what is done with it.
+
+    Expressions are in terms of the rows' variables, `KEY` for the column, and the names of the `products`, whose left
+    factors move with the row and whose right ones with the column. Weights are rounded to `kind` before they are
+    multiplied. `inner` are the buffers that live within a row.
+    """
+
+    rows: tuple[For, ...]
+    row: For
+    columns: Expr
+    column: str
+    products: tuple[Scores, ...]
+    weight: Expr
+    kind: DType
+    value: Expr
+    feature: For
+    accumulator: Var
+    after: tuple[Store, ...]
+    inner: tuple[str, ...]
+
+    @property
+    def batch(self) -> tuple[For, ...]:
+        return tuple(f for f in self.rows if f is not self.row)
+
+
+def recognise(kernel: Kernel) -> Chained | None:
+    """The matmul that a kernel of one nest makes of others; None where it computes anything else."""
+    rows, body = _nest(kernel)
+    if len(body) < 2 or not rows:
+        return None
+    *before, last = body
+    if not isinstance(last, For) or not all(isinstance(s, For) for s in before):
+        return None
+    reader = Reader(rows, kernel)
+    try:
+        for s in before:
+            assert isinstance(s, For)
+            want(s.kind == "parallel")
+            reader.elements(s)
+        return _weighted(reader, last)
+    except Other:
+        return None
+
+
+def chained(kernel: Kernel, private: Iterable[str]) -> Chained | None:
+    """Such a matmul with all sizes known, and none but `private` buffers within a row; None for any other."""
+    found = recognise(kernel)
+    if found is None or not set(found.inner) <= set(private):
+        return None
+    every = (*found.rows, found.feature, *(p.depth for p in found.products))
+    return found if all(isinstance(e, Const) for e in (found.columns, *(f.extent for f in every))) else None
+
+
+def reach(weight: Expr, row: str) -> Iterator[tuple[int, int, int]]:
+    """Where weights are zero: triples (s, a, b) so that none counts but where s * column <= s * (a * row + b).
+
+    The sign s is 1 or -1, and a is not negative.
+    """
+    for c in _needed(weight):
+        match c:
+            case Op("le" | "lt" | "ge" | "gt" as how, (a, b)) if a.dtype is KEY.dtype:
+                terms, rest = linear(a - b if how[0] == "l" else b - a)  # at most 0, or less
+                sign, rest = terms.pop(KEY, 0), rest + (how[1] == "t")
+                slope = -sign * terms.pop(Var(row), 0)
+                if abs(sign) == 1 and not terms and slope >= 0:
+                    yield sign, slope, -sign * rest
+
+
+def _needed(e: Expr) -> Iterator[Expr]:
+    """Conditions without which an expression is zero."""
+    match e:
+        case Cast(arg):
+            yield from _needed(arg)
+        case Op("mul", (a, b)):
+            yield from _needed(a)
+            yield from _needed(b)
+        case Op("where", (cond, _, Const(0.0))) | Select(cond, _, Const(0.0)):
+            yield from conjuncts(cond)
+        case Op("exp", (power,)):
+            yield from _least(power)
+
+
+def _least(e: Expr) -> Iterator[Expr]:
+    """Conditions without which an expression is -inf."""
+    match e:
+        case Op("sub" | "add", (a, _)):
+            yield from _least(a)
+        case Op("where", (cond, value, Const(low))) | Select(cond, value, Const(low)) if low == -math.inf:
+            yield from conjuncts(cond)
+            yield from _least(value)
+
+
+def _nest(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Stmt, ...]]:
+    rows, body = perfect(loop.For, kernel.body)
+    if rows:
+        return tuple(rows), body
+    tiled, body = perfect(tile.For, kernel.body)
+    return tuple(tiled), body
+
+
+def _weighted(reader: Reader, last: For) -> Chained:
+    first, nest, value, after = reader.last_sum(last)
+    want(last.kind == "parallel" and isinstance(value, Op) and value.name == "mul")
+    assert isinstance(value, Op)
+    made = set(reader.sums)
+    weights = [x for x in value.args if last.var not in names(x) and made & set(x.walk())]
+    want(len(weights) == 1)
+    other = next(x for x in value.args if x is not weights[0])
+    want(bool(loads(other)) and not made & set(other.walk()))
+    weight, kind = weights[0], weights[0].dtype
+    while isinstance(weight, Cast):
+        kind = weight.arg.dtype if weight.arg.dtype in STORAGE_ONLY else kind
+        weight = weight.arg
+    accumulator = Var(first.name, first.value.dtype)
+    want(weight.dtype is accumulator.dtype)
+    done = reader.done(after)
+    used = [v for v in reader.sums if v in set(weight.walk())]
+    row = reader.query(other, *(reader.scores(v, set()) for v in used))
+    products = tuple(reader.scores(v, {row.var}) for v in used)
+    want(len({p.depth.var for p in products}) == len(products) and reader.keys is not None)
+    assert reader.keys is not None
+    return Chained(
+        reader.rows, row, reader.keys, nest.var, products, weight, kind, other, last, accumulator, done,
+        tuple(reader.stored),
+    )  # fmt: skip
+
+
+# ---- weights as threads make them
+
+
+@dataclass(frozen=True)
+class Made:
+    """A weight in terms of the products' names, of variables in `rows` and of variables in `columns`.
+
+    The expressions of these are the same for all columns, or all rows: each is made once for a block.
+    """
+
+    weight: Expr
+    rows: dict[Var, Expr]
+    columns: dict[Var, Expr]
+
+
+def made(found: Chained) -> Made:
+    """The weight by powers of two, and what of it is loaded once for a row or a column under a name of its own."""
+    weight = nodes(found.weight, _by_powers) if found.accumulator.dtype is f32 else found.weight
+    products = {p.name for p in found.products}
+    rows: dict[Var, Expr] = {}
+    columns: dict[Var, Expr] = {}
+
+    def named(e: Expr) -> Expr:
+        inside = set(e.walk())
+        alone = e.dtype is f32 and bool(loads(e)) and not inside & products
+        if alone and not (KEY in inside and found.row.var in names(e)):
+            held, word = (columns, "column") if KEY in inside else (rows, "row")
+            known = next((v for v, x in held.items() if x is e), None)
+            v = known or Var(f"{found.accumulator.name}_{word}{len(held)}", e.dtype)
+            held[v] = e
+            return v
+        return e if isinstance(e, Load) else e.map(lambda n: named(n) if isinstance(n, Expr) else n)
+
+    return Made(named(weight), rows, columns)
+
+
+def _by_powers(e: Expr) -> Expr | None:
+    match e:
+        case Op("exp", (power,)):
+            return op("exp2_ftz", _scaled(power, math.log2(math.e)))
+    return None
+
+
+def _scaled(e: Expr, by: float) -> Expr:
+    """An exponent times a number, what a product is scaled by in the same operation as what is subtracted of it."""
+    match e:
+        case Op("sub", (Op("where", (cond, value, Const(low))), less)) if low == -math.inf:
+            return op("where", cond, _scaled(value - less, by), low)
+        case Op("sub", (Op("mul", (value, Const(factor))), less)):
+            return op("fma", value, const(factor * by, e.dtype), op("neg", less * const(by, e.dtype)))
+        case Op("sub", (value, less)):
+            return op("fma", value, const(by, e.dtype), op("neg", less * const(by, e.dtype)))
+    return e * const(by, e.dtype)

@@ -1,0 +1,134 @@
+"""Loop IR in, Loop IR out: what only matmuls read, and matmuls make, is made anew in each of these, where that pays.
+
+Gradients of attention are such matmuls: of weights, and of what is made of them and of another matmul. Neither needs
+memory if each of the matmuls that read them has the nests of both inside its own; but then their products are made
+several times. It pays on a GPU for all readers of a temporary at once, because only then it is not made in memory too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+from compiler.analysis import kernel_names
+from compiler.analysis.chained_products import chained
+from compiler.ir.expr import Load, static
+from compiler.ir.rewrite import nodes
+from compiler.ir.statement import Kernel, Program, Store
+from compiler.ir.tensor import Tensor
+from compiler.passes.loop.costs import products_cost_less
+from compiler.passes.loop.fuse_attention import joined
+from compiler.targets.target import Target
+
+MOST = 4  # kernels in one nest
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """What a kernel becomes with the kernels before it inside, and the temporaries that it has of its own."""
+
+    last: Kernel
+    before: tuple[Kernel, ...]
+    made: Kernel
+    own: tuple[Tensor, ...]
+
+
+def recompute(program: Program, target: Target) -> Program:
+    """Each matmul with all that its factor is made of, wherever no other kernel needs that in memory, and it pays."""
+    if program.sizes:
+        return program
+    every = [c for k in program.kernels if (c := _chain(program, k)) is not None]
+    while every:
+        gone = _gone(program, every)
+        kept = [c for c in every if set(c.before) <= gone]
+        if len(kept) == len(every):
+            break
+        every = kept
+    gone = _gone(program, every)
+    readers = Counter(p.name for k in program.kernels for p in k.params)  # one of which is the kernel that makes it
+    handed = sum(readers[t.name] * _count(t) for k in gone for t in k.params if t.name in k.writes)
+    before = (*gone, *(c.last for c in every))
+    pays = every and products_cost_less(before, [c.made for c in every], handed, target)
+    return _replaced(program, every, gone) if pays else program
+
+
+def _gone(program: Program, chains: list[_Chain]) -> set[Kernel]:
+    """The kernels of which all readers are among the chains, or have themselves gone into these."""
+    gone = {k for c in chains for k in c.before}
+    ends = {c.last for c in chains}
+    needed = {t.name for t in program.outputs} | {p.name for c in chains for p in c.made.params}
+    while True:
+        held = {
+            k
+            for k in gone
+            if set(k.writes) & needed
+            or any(set(k.writes) & {p.name for p in r.params} for r in program.kernels if r not in gone | ends)
+        }
+        if not held:
+            return gone
+        gone -= held
+
+
+def _chain(program: Program, last: Kernel) -> _Chain | None:
+    """The kernel with those inside that make a factor of it out of matmuls; None for any other."""
+    temps = {t.name: t for t in program.temps}
+    makers = {w: k for k in program.kernels for w in k.writes}
+    made, before, found = last, list[Kernel](), None
+    while len(before) < MOST:
+        handed = {p.name for k in (last, *before) for p in k.params} & set(temps)
+        # Row by row there is a number for each column: what a temporary has fewer of is no factor.
+        most = max((_count(temps[x]) for x in handed), default=0)
+        more = [makers[x] for x in sorted(handed) if x in makers and _count(temps[x]) == most]
+        producers = [k for k in more if k not in (last, *before)]
+        if not producers:
+            return found
+        producer = max(producers, key=program.kernels.index)
+        both = joined(producer, made)
+        if both is None:
+            return None
+        before.append(producer)
+        made = both
+        inner = tuple(temps[w] for k in before for w in k.writes if w in temps)
+        if chained(made, {t.name for t in inner}) is not None:
+            found = _renamed(_Chain(last, tuple(before), made, inner))
+    return None
+
+
+def _count(t: Tensor) -> int:
+    return math.prod(map(static, t.shape))
+
+
+def _renamed(c: _Chain) -> _Chain:
+    """With temporaries that no other kernel uses."""
+    table = {t.name: f"{t.name}_of_{c.last.writes[0]}" for t in c.own}
+
+    def own(n: Any) -> Any:
+        match n:
+            case Load(buffer) | Store(buffer) if buffer in table:
+                return n.replace(buffer=table[buffer])
+            case Tensor(name) if name in table:
+                return n.replace(name=table[name])
+        return None
+
+    made = c.made.replace(
+        params=tuple(own(p) or p for p in c.made.params),
+        writes=tuple(table.get(w, w) for w in c.made.writes),
+        body=nodes(c.made.body, own),
+    )
+    return replace(c, made=made, own=tuple(map(own, c.own)))
+
+
+def _replaced(program: Program, chains: list[_Chain], gone: set[Kernel]) -> Program:
+    made = {c.last: c.made for c in chains}
+    kernels: list[Kernel] = []
+    for k in program.kernels:
+        if k in made:
+            names = [x.name for x in (*kernels, *program.kernels) if x is not k]
+            kernels.append(made[k].replace(name=kernel_names.free(made[k].name, names)))
+        elif k not in gone:
+            kernels.append(k)
+    used = {p.name for k in kernels for p in k.params}
+    temps = tuple(t for t in program.temps if t.name in used)
+    return program.replace(kernels=tuple(kernels), temps=(*temps, *(t for c in chains for t in c.own)))

@@ -1,0 +1,155 @@
+"""A block of rows and columns that a pass over columns goes through: the places in its tiles, and loops over these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from compiler.analysis.online_softmax import KEY, Scores
+from compiler.ir import tile
+from compiler.ir.dtype import STORAGE_ONLY, DType, boolean, compute
+from compiler.ir.expr import Cast, Const, Expr, Load, Var, both, cast, const, dim, loads, names, op, select, substitute
+from compiler.ir.index import simplify
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.nests import SERIAL
+
+T = TypeVar("T")
+Loop = tuple[str, Expr, str]  # name, extent, kind
+
+
+def pieces(size: Expr, by: int) -> Expr:
+    """How many pieces of so many there are, the last of which may be shorter."""
+    return (size + (by - 1)) // by
+
+
+def divides(by: int, size: Expr) -> bool:
+    return isinstance(size, Const) and int(size.value) % by == 0
+
+
+class Places:
+    """Where the rows, columns and features of a block of `rows` x `cols` lie, and loops over them.
+
+    Rows begin at `top` and columns at `start`; those that there are end before `queries` and `keys`. Sums are padded
+    to `width` features, products in depth, to multiples of `unit`.
+    """
+
+    tensors: dict[str, Tensor]
+    ranges: dict[str, Range]
+    query: str
+    feature: str
+    queries: Expr
+    keys: Expr
+    rows: int
+    cols: int
+    features: int
+    width: int
+    unit: int
+    top: Expr
+    start: Expr
+    columns: Expr
+    dtype: DType
+    depth: int = 0
+    local: bool = False
+
+    def padded(self, size: int) -> int:
+        return -(-size // self.unit) * self.unit
+
+    # ---- places
+
+    def at(self, e: Expr, row: str = "", column: str = "", feature: str = "") -> Expr:
+        """`e` at places in the tiles, of which loops with these names go through the rows, columns and features."""
+        table: dict[Expr, Expr] = {Var(self.feature): Var(feature), KEY: self.start, Var(self.query): self.top}
+        if column:
+            table[KEY] += Var(column)
+        if row:
+            table[Var(self.query)] += Var(row)
+        return substitute(e, table)
+
+    def inside(self, what: str, var: str) -> Expr:
+        """Whether a row, column, feature or step of depth counts, or is one that a tile has too many."""
+        if self.local and what == "column":
+            return const(True, boolean)
+        table = {
+            "row": (self.top + Var(var), self.queries, self.rows),
+            "column": (self.start + Var(var), self.keys, self.cols),
+            "feature": (Var(var), dim(self.features), self.width),
+            "depth": (Var(var), dim(self.depth), self.padded(self.depth)),
+        }
+        place, size, by = table[what]
+        return const(True, boolean) if divides(by, size) else op("lt", place, size)
+
+    def guarded(self, factor: Expr, *inside: Expr) -> Expr:
+        """A factor that is zero where it is outside."""
+        if isinstance(factor, Cast) and factor.arg.dtype in STORAGE_ONLY:
+            return cast(self.guarded(factor.arg, *inside), factor.dtype)
+        return select(both(*inside), factor, cast(const(0, compute(factor.dtype)), factor.dtype))
+
+    def bounds(self, factor: Expr, what: str, var: str) -> list[Expr]:
+        """What keeps a factor of a score that will not count within its buffers: those of a plain load are its own.
+
+        An index that is itself loaded must not be read beyond the rows or columns that count.
+        """
+        load = factor.arg if isinstance(factor, Cast) else factor
+        if not isinstance(load, Load) or any(loads(i) for i in load.index):
+            return [self.inside(what, var)]
+        extents = zip(load.index, self.tensors[load.buffer].shape, strict=True)
+        return [simplify(op("lt", i, n), self.ranges) for i, n in extents if var in names(i)]
+
+    def nest(self, loops: Sequence[Loop], body: Iterable[Stmt]) -> tile.For:
+        made = tuple(body)
+        for name, extent, kind in reversed(loops):
+            made = (tile.For(name, extent, kind, SERIAL, made),)
+        (out,) = made
+        assert isinstance(out, tile.For)
+        return out
+
+    def rows_and(
+        self, loops: tuple[str, str], extent: Expr, body: Callable[[Expr, Expr], Stmt], *depth: Loop
+    ) -> tile.For:
+        """A statement for all rows and columns, in the order in which tiles of both lie, and each step of `depth`."""
+        row, column = loops
+        around = self.lying((row, dim(self.rows), "parallel"), (column, extent, "parallel"))
+        return self.nest([*around, *depth], [body(Var(row), Var(column))])
+
+    def lying(self, row: T, column: T) -> tuple[T, T]:
+        """Rows are queries, columns are keys or features: the latter come first where tiles are local."""
+        return (column, row) if self.local else (row, column)
+
+    def tensor(self, name: str, dtype: DType, *shape: int) -> Tensor:
+        dims = tuple(map(dim, shape))
+        return Tensor(name, dtype, dims, row_major(dims))
+
+    def alloc(self, name: str, *columns: int) -> Stmt:
+        """A tile of rows, or of one number for each."""
+        shape = self.lying(self.rows, *columns) if columns else (self.rows,)
+        return tile.Alloc(self.tensor(name, self.dtype, *shape), "local" if self.local else "registers")
+
+    def product(self, scores: str, loops: tuple[str, str], found: Scores) -> Stmt:
+        """What adds a product to its tile."""
+        (row, column), depth = loops, found.depth.var
+        self.ranges |= {row: (0, self.rows - 1), column: (0, self.cols - 1)}
+        ends = self.inside("depth", depth)
+        left, right = (self.at(x, row, column) for x in (found.left, found.right))
+        left = self.guarded(left, *self.bounds(left, "row", row), ends)
+        right = right if self.local else self.guarded(right, *self.bounds(right, "column", column), ends)
+        step = (depth, dim(self.padded(self.depth)), "reduce")
+
+        def added(i: Expr, j: Expr) -> Stmt:
+            return Store(scores, self.lying(i, j), left * right, "sum")
+
+        return self.rows_and(loops, self.columns, added, step)
+
+    def weighted(self, sums: str, weights: tuple[str, DType], loops: tuple[str, str, str], value: Expr) -> Stmt:
+        """What adds values, times the weights in a tile, to the tile of the sums."""
+        row, feature, column = loops
+        depth = (column, self.columns, "reduce")
+
+        def added(i: Expr, d: Expr) -> Stmt:
+            weight = cast(Load(weights[0], self.lying(i, Var(column)), weights[1]), self.dtype)
+            factor = self.at(value, row, column, feature)
+            factor = self.guarded(factor, self.inside("column", column), self.inside("feature", feature))
+            return Store(sums, self.lying(i, d), weight * factor, "sum")
+
+        return self.rows_and((row, feature), dim(self.width), added, depth)

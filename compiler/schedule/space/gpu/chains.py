@@ -1,0 +1,149 @@
+"""A matmul of what other matmuls make, and a target in; one pass over blocks of columns by tensor cores out.
+
+Threads hold the products of a block as tensor cores leave them, and that is how these take weights of 16 bits as their
+left factor: what is made of products neither leaves its thread nor its registers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from compiler.analysis import chained_products
+from compiler.analysis.chained_products import Chained
+from compiler.analysis.online_softmax import KEY
+from compiler.ir import loop
+from compiler.ir.dtype import f32
+from compiler.ir.index import extent_range
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Kernel
+from compiler.ir.tensor import Tensor
+from compiler.schedule.block_steps import Chain
+from compiler.schedule.contraction_nest import size
+from compiler.schedule.cost import gpu as cost
+from compiler.schedule.gpu import matmul, matmul_axes
+from compiler.schedule.gpu.matmul import RESERVED, WARP
+from compiler.schedule.space.gpu.blocks import Steps, Way, as_loop
+from compiler.schedule.space.members import Member, ranked
+from compiler.schedule.steps import Bind, Reorder, Step
+from compiler.targets.target import Target
+
+COLUMNS = 64  # of a block: each product of it is 32 registers of a thread of four warps with 64 rows
+GROUPS = (1, 2)  # of four warps with 64 rows each
+WARPS = (8, 4, 2)  # of a block where each multiplies by itself
+DEPTH = 2  # blocks of columns in shared memory
+MOST_FEATURES = 128  # of one warp: wider sums do not fit in registers beside the products
+
+
+def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Member] | None:
+    """Blocks for `kernel`; None if it is no such matmul, or none that the target has instructions for."""
+    found = chained_products.chained(kernel, private)
+    return _Plan(found, {p.name: p for p in kernel.params}, target).space() if found is not None else None
+
+
+@dataclass
+class _Plan:
+    found: Chained
+    tensors: dict[str, Tensor]
+    target: Target
+
+    def __post_init__(self) -> None:
+        f = self.found
+        column = loop.For(KEY.name, f.columns, "parallel", ())
+        every = (*f.rows, f.feature, column, *(p.depth for p in f.products))
+        ranges: dict[str, Range] = {x.var: extent_range(x.extent) for x in every}
+        rows, columns, features = (matmul_axes.axis([as_loop(x)]) for x in (f.row, column, f.feature))
+        depths = [matmul_axes.axis([as_loop(p.depth)]) for p in f.products]
+        self.rows, self.columns, self.features = rows.size, columns.size, features.size
+        self.depths = [d.size for d in depths]
+        self.factors = [
+            (
+                matmul_axes.factor(p.left, rows, d, self.tensors, ranges),
+                matmul_axes.factor(p.right, columns, d, self.tensors, ranges),
+            )
+            for p, d in zip(f.products, depths, strict=True)
+        ]
+        self.value = matmul_axes.factor(f.value, features, columns, self.tensors, ranges)
+
+    # ---- the choice
+
+    def ways(self) -> Iterator[Way]:
+        """From the largest blocks to the smallest; operands are of one type of 16 bits that weights are rounded to."""
+        operands = [self.value, *(x for pair in self.factors for x in pair)]
+        kinds = {x.value.dtype for x in operands} | {self.found.kind}
+        sums = {self.found.accumulator.dtype, *(p.name.dtype for p in self.found.products)}
+        if len(kinds) != 1 or sums != {f32} or f32 in kinds:
+            return
+        kind = kinds.pop().name
+        rows = [r for r in self.target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
+        by_tma = all(x.even for x in operands) and "tma" in self.target.features
+        value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
+        score = [r for r in rows if r.function == "mlc_wgmma" and r.n == COLUMNS]
+        if value and score and by_tma and all(d % score[0].k == 0 for d in self.depths):
+            for n in GROUPS:
+                yield Way(score[0], value[0], n * score[0].m, COLUMNS, n * score[0].threads, score[0].k, by_tma)
+        sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
+        if sync is not None and max(self.features, *self.depths) <= MOST_FEATURES:
+            columns = min(COLUMNS, matmul.up(self.columns, sync.k))
+            for warps in WARPS:
+                yield Way(sync, sync, warps * sync.m, columns, warps * WARP, sync.k, by_tma)
+
+    def space(self) -> Iterator[Member] | None:
+        batch = math.prod(size(as_loop(f)) for f in self.found.batch)
+        fits = [w for w in self.ways() if self.memory(w) + RESERVED <= self.target.shared]
+        width = self.features + sum(self.depths)
+
+        def price(way: Way) -> float:
+            fills = batch * -(-self.rows // way.rows) >= self.target.cores
+            return cost.attention(self.target, self.rows, batch, way.rows, fills, self.columns, width)
+
+        return ranked(Member(price(w), partial(self.schedule, w)) for w in fits) if fits else None
+
+    def memory(self, way: Way) -> int:
+        """Bytes of a block's tiles in shared memory."""
+        depth, features = sum(matmul.up(d, way.unit) for d in self.depths), matmul.up(self.features, way.unit)
+        return self.found.kind.bytes * (way.rows * depth + DEPTH * way.keys * (depth + features))
+
+    def held(self, way: Way, made: chained_products.Made) -> int:
+        """Words that a thread of a group holds of sums, products, weights, and what it loads for rows and columns."""
+        weights = way.keys * self.found.kind.bytes // 4
+        width = matmul.up(self.features, way.unit) + len(self.depths) * way.keys + weights
+        return way.rows * width // way.threads + 2 * len(made.rows) + way.keys // 4 * len(made.columns)
+
+    # ---- steps
+
+    def schedule(self, way: Way) -> tuple[Step, ...]:
+        """The steps for one way."""
+        to, f, made = Steps(way), self.found, chained_products.made(self.found)
+        o, add = f.accumulator.name, to.steps.append
+        tiles = f"{o}_weights", *(v.name for v in (*made.rows, *made.columns))
+        products = tuple(p.name.name for p in f.products)
+        into = f.row.var, f.column, f.feature.var
+        step = Chain(o, way.rows, way.keys, into=into, products=products, tiles=tiles, unit=way.unit)
+        add(step)
+        loops = step.made
+        if list(chained_products.reach(f.weight, f.row.var)):
+            add(Reorder((loops.blocks[0], *(x.var for x in f.batch))))
+        to.steps += [Bind(x.var, "blocks") for x in f.batch]
+        add(Bind(loops.blocks[0], "blocks"))
+        for held, nest in ((made.rows, loops.row), (made.columns, loops.column)):
+            if held:
+                to.spread(*nest)
+        for tile in (loops.begin, *loops.zero, loops.weight, loops.last):
+            to.spread(*tile)
+        for n, (p, pair) in enumerate(zip(f.products, self.factors, strict=True)):
+            row, column = loops.score[n]
+            depth = p.depth.var, matmul.up(self.depths[n], way.unit)
+            left = to.shared(pair[0], f"left{n}", {"own": (row, way.rows), "k": depth})
+            right = to.shared(pair[1], f"right{n}", {"own": (column, way.keys), "k": depth})
+            to.contraction(products[n], (row, column, p.depth.var), (left, right), way.score)
+        adding = loops.value
+        width = matmul.up(self.features, way.unit)
+        value = to.shared(self.value, "value", {"own": (adding[1], width), "k": (adding[2], way.keys)})
+        to.contraction(o, adding, ("", value), way.value, width)
+        producers = (("producers", 1),) if way.by_tma else ()
+        registers = matmul.reallocated(self.held(way, made), way.threads, 1, self.target) if way.by_groups else ()
+        add(Bind(loops.blocks[1], "pipeline", (("depth", DEPTH), *producers, *registers)))
+        return tuple(to.steps)

@@ -1,0 +1,14 @@
+"""What all steps of schedules are."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from compiler.ir.node import Node
+
+
+class Step(Node):
+    """One change. `makes` lists what names things that it makes: fields, or properties that add endings to `stems`."""
+
+    makes: ClassVar[tuple[str, ...]] = ()
+    stems: ClassVar[tuple[str, ...]] = ()
