@@ -5,10 +5,9 @@ from compiler.frontend.complex_numbers import as_real, has_complex, is_complex, 
 from compiler.frontend.convert import Converted, convert
 from compiler.frontend.decompose import IGNORED, Decompositions, decompositions, expand, specialised
 from compiler.frontend.gradient import capture_gradient, gradient
-from compiler.frontend.invalid import refuse
 from compiler.frontend.quantize import quantized, restored
 from compiler.frontend.results import with_results
-from compiler.frontend.run import FirstOfEqual, execute, resolve
+from compiler.frontend.run import FirstOfEqual, execute, refuse, resolve
 from compiler.frontend.trace import Captured, capture, from_graph
 from compiler.frontend.types import our_dtype, tensor_type, torch_dtype
 

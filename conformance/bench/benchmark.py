@@ -29,7 +29,7 @@ from conformance.judge.systems import EAGER, Built, Function
 from conformance.rows import BASELINE, COMPILE, OURS, Against, Budget, Speedup, Timed
 from conformance.shapes import cases, inputs, modules
 from conformance.shapes.cases import BenchCase, Case
-from conformance.shapes.faults import CaseError
+from conformance.shapes.toml_values import CaseError
 
 Tensors = Sequence[torch.Tensor]
 # (ours, eager, a function that computes the reference in f64) -> (whether it is right, error over tolerance, message)

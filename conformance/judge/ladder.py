@@ -28,7 +28,7 @@ from conformance.judge.subject import Subject, Tensors, Truth
 from conformance.rows import Judged, Stage
 from conformance.shapes import cases, inputs
 from conformance.shapes.cases import Case
-from conformance.shapes.faults import CaseError, briefly
+from conformance.shapes.toml_values import CaseError, briefly
 
 Tell = Callable[[str], None]
 

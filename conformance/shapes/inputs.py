@@ -22,7 +22,7 @@ from conformance.shapes import draw, modules
 from conformance.shapes.cases import FLOATS, Arg, Case, seed
 from conformance.shapes.distributions import parse
 from conformance.shapes.expressions import program_source
-from conformance.shapes.faults import CaseError, briefly
+from conformance.shapes.toml_values import CaseError, briefly
 
 DTYPES = modules.DTYPES
 Function = Callable[..., Any]  # of tensors, to a tensor or a nest of them

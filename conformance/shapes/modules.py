@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from conformance.shapes.cases import Case, seed
-from conformance.shapes.faults import CaseError, briefly
+from conformance.shapes.toml_values import CaseError, briefly
 
 DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,

@@ -1,12 +1,15 @@
-"""TOML values in, checked Python values out: readers of words, numbers and tables that know their lines."""
+"""TOML values in, checked Python values out: readers of words, numbers and tables that know their lines,
+and the errors that say them."""
 
 import difflib
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
+from conformance.shapes.cases import Case
 from conformance.shapes.expressions import quoted
 from conformance.shapes.specs import ShapeFileError
 
@@ -209,3 +212,22 @@ KEYS = {
 
 def keyed(place: Place, value: Any, kind: str) -> dict[str, Any]:
     return closed_table(place, value, kind, KEYS[kind])
+
+
+BEYOND = 200  # characters of what PyTorch says
+
+
+class CaseError(Exception):
+    """The case is at fault, and nobody's compiler."""
+
+    def __init__(self, case: Case, key: str, what: str) -> None:
+        path, here = Path(case.file), Path.cwd()
+        shown = path.relative_to(here) if path.is_relative_to(here) else path
+        line = line_below(case.file, case.line, key)
+        super().__init__(f"{shown}:{line}: case {case.id.partition('[')[0]!r}: {key}: {what}")
+
+
+def briefly(error: BaseException) -> str:
+    """The error on one line."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return text if len(text) <= BEYOND else text[: BEYOND - 1] + "…"
