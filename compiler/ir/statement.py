@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from compiler.ir.dtype import DType
-from compiler.ir.expr import Expr, Size
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from compiler.ir.dtype import DType, i64
+from compiler.ir.expr import COMBINE, Expr, Size, Var
 from compiler.ir.node import Node
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, verify_expression
 
 
 class Stmt(Node):
@@ -96,3 +99,101 @@ class Program(Node):
 def dtypes(kernel: Kernel) -> dict[str, DType]:
     """Element type of every parameter."""
     return {p.name: p.dtype for p in kernel.params}
+
+
+@dataclass
+class Known:
+    """What is known at a place of a kernel while it is verified; `bound` names are those of all of the kernel."""
+
+    kernel: Kernel
+    bound: set[str]
+    buffers: dict[str, tuple[DType, int]]  # element type and rank
+    scope: set[Var]
+    scalars: dict[str, int] = field(default_factory=dict)  # by mutable scalar, how many loops are around its Init
+    loops: tuple[str, ...] = ()  # the kinds of those around
+    mbarriers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        return f"kernel {self.kernel.name}"
+
+    def inner(self) -> Known:
+        """The same for a body, whose names end with it."""
+        buffers, scope, scalars = dict(self.buffers), set(self.scope), dict(self.scalars)
+        return replace(self, buffers=buffers, scope=scope, scalars=scalars, mbarriers=dict(self.mbarriers))
+
+    def loop(self, var: str, extent: Expr, kind: str) -> Known:
+        """The same for the body of a loop."""
+        self.check(extent)
+        self.bind(var)
+        inner = self.inner()
+        inner.scope.add(Var(var, i64))
+        inner.loops = (*self.loops, kind)
+        return inner
+
+    def check(self, *expressions: Expr) -> None:
+        for e in expressions:
+            if free := {n for n in e.walk() if isinstance(n, Var)} - self.scope:
+                raise ValueError(f"{self.where}: {sorted(v.name for v in free)} used out of scope")
+            verify_expression(e, self.buffers, self.where)
+
+    def bind(self, name: str) -> None:
+        if name in self.bound or name in self.buffers:
+            raise ValueError(f"{self.where}: {name} is bound twice")
+        self.bound.add(name)
+
+
+VerifyOwn = Callable[[Stmt, Known], None]  # a statement that only one IR has
+
+
+def verify(program: Program, own: VerifyOwn) -> None:
+    """Only what exists is touched, names are bound once and before use; raises ValueError naming kernel and name."""
+    for kernel in program.kernels:
+        buffers = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
+        if unknown := set(kernel.writes) - set(buffers):
+            raise ValueError(f"kernel {kernel.name}: writes {sorted(unknown)}, which are not parameters")
+        if set(kernel.once) - (set(buffers) - set(kernel.writes)) or set(kernel.past) - set(kernel.writes):
+            raise ValueError(
+                f"kernel {kernel.name}: {', '.join(kernel.once)} cannot all be read once, "
+                f"or {', '.join(kernel.past)} written past the caches"
+            )
+        verify_body(kernel.body, Known(kernel, {s.name for s in program.sizes}, buffers, set(program.sizes)), own)
+
+
+def verify_body(body: tuple[Stmt, ...], known: Known, own: VerifyOwn) -> None:
+    for s in body:
+        match s:
+            case If(cond, inside):
+                known.check(cond)
+                verify_body(inside, known.inner(), own)
+            case InOrder(turn, extent, var, count, key, _, inside):  # has the names and types of loops
+                among = known.loop(var, count, "parallel")
+                among.check(key)
+                verify_body(inside, among.loop(turn, extent, "parallel"), own)
+            case Let(name, value) | Init(name, value):
+                known.check(value)
+                known.bind(name)
+                known.scope.add(Var(name, value.dtype))
+                if isinstance(s, Init):
+                    known.scalars[name] = len(known.loops)
+            case Accum(name, op, value):
+                known.check(value)
+                if name not in known.scalars or op not in COMBINE:
+                    raise ValueError(f"{known.where}: {name} is not a mutable scalar, or {op!r} is not a reduction")
+                if "parallel" in known.loops[known.scalars[name] :]:
+                    raise ValueError(
+                        f"{known.where}: a parallel loop accumulates into {name}, which is defined outside it"
+                    )
+            case Store():
+                known.check(*s.index, s.value)
+                _verify_store(s, known)
+            case _:
+                own(s, known)
+
+
+def _verify_store(s: Store, known: Known) -> None:
+    held, rank = known.buffers.get(s.buffer), len(s.index)
+    if s.buffer in {p.name for p in known.kernel.params} - set(known.kernel.writes):
+        raise ValueError(f"{known.where}: stores to {s.buffer}, which is not among its writes")
+    if held != (s.value.dtype, rank) or (s.op != "set" and s.op not in COMBINE):
+        raise ValueError(f"{known.where}: {s.buffer} is {held}, stored {s.value.dtype} at rank {rank} by {s.op}")

@@ -13,16 +13,14 @@ binding says where the iterations go, and `pipeline` that the copies in its body
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from compiler.ir import roles
-from compiler.ir.dtype import DType, i64
-from compiler.ir.expr import COMBINE, Const, Expr, Load, Var
+from compiler.ir import roles, statement
+from compiler.ir.expr import Const, Expr, Load
 from compiler.ir.layout import Fragment, ThreadMap, problem
 from compiler.ir.node import Node
-from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
-from compiler.ir.tensor import Tensor, verify_expression
+from compiler.ir.statement import Kernel, Known, Program, Stmt, Store
+from compiler.ir.tensor import Tensor
 
 # How a loop may be bound, and the whole numbers that say more about it.
 LEVELS: dict[str, tuple[str, ...]] = {
@@ -190,122 +188,52 @@ def lengths(mma: Mma) -> dict[str, int]:
     return out
 
 
-@dataclass
-class _State:
-    known: dict[str, tuple[DType, int]]
-    scope: set[Var]
-    scalars: dict[str, int]
-    loops: tuple[str, ...]
-    mbarriers: dict[str, int]
-
-    def inner(self) -> _State:
-        return _State(dict(self.known), set(self.scope), dict(self.scalars), self.loops, dict(self.mbarriers))
-
-
 def verify(program: Program) -> None:
     """Names, types, ranks, bindings and memories are right; raises ValueError naming kernel and statement."""
-    for kernel in program.kernels:
-        known = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
-        state = _State(known, set(program.sizes), {}, (), {})
-        if set(kernel.once) - (set(known) - set(kernel.writes)) or set(kernel.past) - set(kernel.writes):
-            raise ValueError(
-                f"kernel {kernel.name}: {', '.join(kernel.once)} cannot all be read once, "
-                f"or {', '.join(kernel.past)} written past the caches"
-            )
-        _body(kernel, kernel.body, state, {s.name for s in program.sizes})
+    statement.verify(program, _verify)
 
 
-def _body(kernel: Kernel, body: tuple[Stmt, ...], state: _State, bound: set[str]) -> None:
-    for s in body:
-        _stmt(kernel, _as_loops(s) if isinstance(s, InOrder) else s, state, bound)
-
-
-def _stmt(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
-    where = f"kernel {kernel.name}"
-
-    def check(*exprs: Expr) -> None:
-        for e in exprs:
-            free = {n for n in e.walk() if isinstance(n, Var)} - state.scope
-            if free:
-                raise ValueError(f"{where}: {sorted(v.name for v in free)} used out of scope")
-            verify_expression(e, state.known, where)
-
-    def bind(name: str) -> None:
-        if name in bound or name in state.known:
-            raise ValueError(f"{where}: {name} is bound twice")
-        bound.add(name)
-
+def _verify(s: Stmt, known: Known) -> None:
+    where, kernel = known.where, known.kernel
     match s:
         case For(var, extent, kind, binding, body):
-            check(extent)
-            bind(var)
-            problem = binding_error(var, kind, binding)
-            if problem:
+            inner = known.loop(var, extent, kind)
+            if problem := binding_error(var, kind, binding):
                 raise ValueError(f"{where}: {problem}")
-            inner = state.inner()
-            inner.scope.add(Var(var, i64))
-            inner.loops = (*state.loops, kind)
-            _body(kernel, body, inner, bound)
-        case If(cond, body):
-            check(cond)
-            _body(kernel, body, state.inner(), bound)
-        case Let(name, value) | Init(name, value):
-            check(value)
-            bind(name)
-            state.scope.add(Var(name, value.dtype))
-            if isinstance(s, Init):
-                state.scalars[name] = len(state.loops)
-        case Accum(name, op, value):
-            check(value)
-            _verify_accumulation(where, name, op, state)
-        case Store(_, index, value):
-            check(*index, value)
-            _verify_store(kernel, s, state)
+            statement.verify_body(body, inner, _verify)
         case Alloc(tensor):
-            check(*tensor.shape)
-            bind(tensor.name)
+            known.check(*tensor.shape)
+            known.bind(tensor.name)
             _verify_layout(where, s)
-            state.known[tensor.name] = (tensor.dtype, len(tensor.shape))
+            known.buffers[tensor.name] = (tensor.dtype, len(tensor.shape))
         case Sync(what, pending):
             if what not in SYNCS or pending < 0 or (pending and what not in COUNTED):
                 raise ValueError(f"{where}: {what}({pending}) orders nothing")
         case Copy(target, source):
-            _verify_slice(where, target, state, check)
-            _verify_slice(where, source, state, check)
-            _verify_copy(kernel, s, state)
+            _verify_slice(target, known)
+            _verify_slice(source, known)
+            _verify_copy(kernel, s, known)
         case Mma(_, acc, a, b, _, sizes):
             for x in (acc, a, b):
-                _verify_slice(where, x, state, check)
-            check(*sizes)
+                _verify_slice(x, known)
+            known.check(*sizes)
             _verify_mma(where, s)
         case roles.RingStmt():
-            state.scope.update(roles.verify(s, state.mbarriers, check, bind, where))
-        case _:
-            _part(kernel, s, state, bound)
-
-
-def _part(kernel: Kernel, s: Stmt, state: _State, bound: set[str]) -> None:
-    """What some threads do, or do at another time."""
-    where = f"kernel {kernel.name}"
-    match s:
+            known.scope.update(roles.verify(s, known.mbarriers, known.check, known.bind, where))
         case Stage(role, body):
             if role not in ROLES or not all(isinstance(x, Copy if role == "copy" else For | Sync) for x in body):
                 raise ValueError(f"{where}: {role!r} is not the role of all that is in its stage")
-            _body(kernel, body, state, bound)
+            statement.verify_body(body, known, _verify)
         case roles.Role(kind, first, threads, _, body):
             if kind not in roles.KINDS or first < 0 or threads < 1:
                 raise ValueError(f"{where}: {threads} threads from {first} on have the role {kind!r}")
-            _body(kernel, body, state.inner(), set(bound))  # each role has names of its own
+            inner = known.inner()
+            inner.bound = set(known.bound)  # each role has names of its own
+            statement.verify_body(body, inner, _verify)
         case roles.One(body):
-            _body(kernel, body, state, bound)
+            statement.verify_body(body, known, _verify)
         case _:
             raise ValueError(f"{where}: {type(s).__name__} is not a Tile IR statement")
-
-
-def _as_loops(s: InOrder) -> For:
-    """Loops in which the same names stand for the same."""
-    turns = For(s.turn, s.extent, "parallel", Bind("serial"), s.body)
-    return For(s.var, s.count, "parallel", Bind("serial"), (Let(f"key of {s.var}", s.key), turns))
 
 
 def binding_error(var: str, kind: str, binding: Bind) -> str:
@@ -325,26 +253,12 @@ def binding_error(var: str, kind: str, binding: Bind) -> str:
     return ""
 
 
-def _verify_accumulation(where: str, name: str, op: str, state: _State) -> None:
-    if name not in state.scalars or op not in COMBINE:
-        raise ValueError(f"{where}: {name} is not a mutable scalar, or {op!r} is not a reduction")
-    if "parallel" in state.loops[state.scalars[name] :]:
-        raise ValueError(f"{where}: a parallel loop accumulates into {name}, which is defined outside it")
-
-
-def _verify_store(kernel: Kernel, s: Store, state: _State) -> None:
-    known, rank = state.known.get(s.buffer), len(s.index)
-    if known != (s.value.dtype, rank):
-        raise ValueError(f"kernel {kernel.name}: {s.buffer} is {known}, stored {s.value.dtype} at rank {rank}")
-    _verify_target(kernel, s.buffer)
-
-
-def _verify_copy(kernel: Kernel, s: Copy, state: _State) -> None:
+def _verify_copy(kernel: Kernel, s: Copy, known: Known) -> None:
     where, target, source = f"kernel {kernel.name}", s.target, s.source
     _verify_target(kernel, target.buffer)
     if s.how not in COPIES or math.prod(extents(target)) != math.prod(extents(source)):
         raise ValueError(f"{where}: copy of {source.lengths} to {target.lengths} by {s.how!r}")
-    if state.known[target.buffer][0] is not state.known[source.buffer][0]:
+    if known.buffers[target.buffer][0] is not known.buffers[source.buffer][0]:
         raise ValueError(f"{where}: copy from {source.buffer} to {target.buffer} changes the type")
 
 
@@ -367,13 +281,13 @@ def _verify_layout(where: str, s: Alloc) -> None:
             raise ValueError(f"{where}: nobody can hold {name}: {wrong}")
 
 
-def _verify_slice(where: str, s: Slice, state: _State, check: Callable[..., None]) -> None:
-    if s.buffer not in state.known or not state.known[s.buffer][1] == len(s.starts) == len(s.lengths):
-        raise ValueError(f"{where}: slice of {s.buffer} with {len(s.starts)} starts, {len(s.lengths)} lengths")
+def _verify_slice(s: Slice, known: Known) -> None:
+    if s.buffer not in known.buffers or not known.buffers[s.buffer][1] == len(s.starts) == len(s.lengths):
+        raise ValueError(f"{known.where}: slice of {s.buffer} with {len(s.starts)} starts, {len(s.lengths)} lengths")
     axes = list(range(len(s.lengths)))
     if len(s.steps) not in (0, len(axes)) or any(n < 1 for n in s.steps) or sorted(s.order or axes) != axes:
-        raise ValueError(f"{where}: slice of {s.buffer} with steps {s.steps} along its axes in order {s.order}")
-    check(*s.starts)
+        raise ValueError(f"{known.where}: slice of {s.buffer} with steps {s.steps} along its axes in order {s.order}")
+    known.check(*s.starts)
 
 
 def _verify_mma(where: str, s: Mma) -> None:
