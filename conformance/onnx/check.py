@@ -22,8 +22,8 @@ from torch.utils import _pytree as pytree
 import compiler
 from compiler import Undetermined, Unsupported
 from conformance import rows
+from conformance.fuzz.check import far
 from conformance.judge.ladder import threads
-from conformance.opinfo.check import far
 
 Arrays = Sequence[Any]
 NARROW = ("float32", "float16", "bfloat16")

@@ -18,9 +18,8 @@ from torch import Tensor
 import compiler
 from conformance import rows
 from conformance.fuzz import runs
-from conformance.fuzz.check import EAGER, ROUNDINGS, Refused, refuse
+from conformance.fuzz.check import ROUNDINGS, Refused, far, largest, refuse
 from conformance.fuzz.runs import Run
-from conformance.judge import oracle
 from conformance.judge.ladder import threads
 from conformance.opinfo import entries, ties
 from conformance.opinfo.entries import Sample
@@ -124,12 +123,11 @@ def _repeats(sample: Sample, want: Run, right: Run) -> bool:
 
 def _difference(made: Run, want: Run, right: Run) -> str:
     """The first difference between results, written inputs or gradients and eager's, as a sentence."""
-    largest = max(
-        (_largest(x.double().abs().nan_to_num(0, 0)) for x in want.outputs if x.is_floating_point()), default=0
-    )
+    sizes = (largest(x.double().nan_to_num(0, 0, 0)) for x in want.outputs if x.is_floating_point())
+    most = max(sizes, default=0.0)
     for of in ("outputs", "inputs", "gradients"):
         # Gradients are differences of what is as large as results, and f64 rounds those as well.
-        lost = ROUNDINGS * 2.0**-52 * largest if of == "gradients" else 0.0
+        lost = ROUNDINGS * 2.0**-52 * most if of == "gradients" else 0.0
         every = zip(getattr(made, of), getattr(want, of), getattr(right, of), strict=True)
         for k, (a, b, c) in enumerate(every):
             if (a is None) != (b is None):
@@ -137,32 +135,3 @@ def _difference(made: Run, want: Run, right: Run) -> str:
             if a is not None and (wrong := far(a, b, b if c is None else c, lost)):
                 return f"{of} {k}: {wrong}"
     return ""
-
-
-def far(a: Tensor, b: Tensor, right: Tensor, lost: float = 0.0) -> str:
-    """How a tensor differs from eager's by more than `lost`, which f64 does not tell; where eager's, or f64, is not
-    finite, it is what one of these is."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return f"{a.dtype}{list(a.shape)}, in eager {b.dtype}{list(b.shape)}"
-    if a.is_complex():
-        a, b, right = (torch.view_as_real(x.resolve_conj()) for x in (a, b, right.to(torch.complex128)))
-    if not a.is_floating_point():
-        return oracle.exact(a, b).message
-    got, want, centre = a.double(), b.double(), right.to(a.device).double()
-    finite = torch.isfinite(want) & torch.isfinite(centre)
-    sizes = torch.where(finite, centre, 0).abs()
-    errors = torch.where(finite, want - centre, 0).abs()
-    allowed = EAGER * _largest(errors) + ROUNDINGS * oracle.UNIT[oracle.NAMES[a.dtype]] * _largest(sizes) + lost
-    near = finite & ((got - centre).abs() <= allowed)
-    rounded = right.to(a.device).to(a.dtype)
-    same = [(a == x) | ((a != a) & (x != x)) for x in (b, rounded)]
-    bad = ~(near | same[0] | same[1])
-    if not bad.any():
-        return ""
-    at = tuple(int(n) for n in bad.nonzero()[0])
-    said = f"element {list(at)} is {got[at]:.9g}, in eager {want[at]:.9g}, in f64 {centre[at]:.9g}"
-    return f"{said}; {int(bad.sum())} of {bad.numel()} are wrong"
-
-
-def _largest(x: Tensor) -> float:
-    return float(x.max()) if x.numel() else 0.0
