@@ -27,12 +27,13 @@ from compiler.passes.exact import exact
 from compiler.passes.gpu import dependent_launch
 from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.barriers import barriers
-from compiler.passes.gpu.cache_hints import with_cache_hints
+from compiler.passes.gpu.completed import completed
 from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
 from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
+from compiler.passes.gpu.vectorize import vectorize
 from compiler.passes.gpu.warp_specialisation import warp_roles
 from compiler.passes.loop.demote import demote
 from compiler.passes.loop.fuse_attention import fuse_attention
@@ -142,6 +143,10 @@ def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_kernel(program, context.target, _texts(context))
 
 
+def _vectorize(program: statement.Program, _: Context) -> statement.Program:
+    return vectorize(program)
+
+
 def _fragment_prefetch(program: statement.Program, _: Context) -> statement.Program:
     return prefetch_fragments(program)
 
@@ -182,6 +187,7 @@ PIPELINE = (
     Pass("stages", "tile", "tile", "what is copied ahead is in stages", lambda p, _: assign_stages(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _for(layouts), kind="cuda"),
     Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds at once", _for(thread_maps), kind="cuda"),
+    Pass("vectorize", "tile", "tile", "copies have a width, and ask what may lie outside", _vectorize, kind="cuda"),
     Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", _fragment_prefetch, kind="cuda"),
     Pass("barriers", "tile", "tile", "threads wait where they touch the same memory", _for(barriers), kind="cuda"),
     Pass("warp-roles", "tile", "tile", "each warp has a role, and they pass slots on", _for(warp_roles), kind="cuda"),
@@ -328,7 +334,7 @@ def _as_stored(found: Record, program: statement.Program, kernel: statement.Kern
 def _hinted(
     program: statement.Program, kernel: statement.Kernel, target: Target, way: Callable[[], Schedule]
 ) -> Schedule:
-    return with_cache_hints(program, kernel, way(), target) if target.kind == "cuda" else way()
+    return completed(program, kernel, way(), target) if target.kind == "cuda" else way()
 
 
 def _private(program: statement.Program, kernel: statement.Kernel) -> set[str]:

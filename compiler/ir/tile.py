@@ -113,7 +113,8 @@ class Sync(Stmt):
 class Slice(Node):
     """`lengths` elements from `starts` along the axes of a buffer; a length of 0 is one element, and drops the axis.
 
-    They are `steps` apart, by default 1, and taken in the `order` of the axes, by default the buffer's own.
+    They are `steps` apart, by default 1, and taken in the `order` of the axes, by default the buffer's own. `within`
+    are axes along which some may lie outside of the buffer, so that each is asked for whether it does.
     """
 
     buffer: str
@@ -121,6 +122,7 @@ class Slice(Node):
     lengths: tuple[int, ...]
     steps: tuple[int, ...] = ()
     order: tuple[int, ...] = ()
+    within: tuple[int, ...] = ()
 
 
 class Copy(Stmt):
@@ -128,12 +130,14 @@ class Copy(Stmt):
 
     `how` is a row of COPIES. The two slices have as many elements, and the first of one goes to the first of the other:
     a tile's rows may be a box of several axes of a buffer. The bytes are told to the mbarrier `full`, if there is one.
+    Threads move `width` neighbours at once, as many as they can where that is 0.
     """
 
     target: Slice
     source: Slice
     how: str
     full: roles.Mbarrier | None = None
+    width: int = 0
 
 
 class Mma(Stmt):
@@ -260,6 +264,10 @@ def _verify_copy(kernel: Kernel, s: Copy, known: Known) -> None:
         raise ValueError(f"{where}: copy of {source.lengths} to {target.lengths} by {s.how!r}")
     if known.buffers[target.buffer][0] is not known.buffers[source.buffer][0]:
         raise ValueError(f"{where}: copy from {source.buffer} to {target.buffer} changes the type")
+    if s.width < 0 or any(d not in range(len(x.lengths)) for x in (target, source) for d in x.within):
+        raise ValueError(
+            f"{where}: copy to {target.buffer} of {s.width} at once, within {target.within, source.within}"
+        )
 
 
 def _verify_target(kernel: Kernel, buffer: str) -> None:

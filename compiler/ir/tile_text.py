@@ -1,11 +1,12 @@
 """Text of Tile IR, both ways.
 
 Loops name their level (`for j in vector(100, reduce, width=8):`, `parallel` unsaid), tiles their memory
-(`a = shared(bf16[128, 64], swizzle=128, slots=3)`), copies how (`copy(a[..], x[..], tma)`). Slices are
-`start: +length` or `start: +length: step`, with `.permute(1, 0)` behind them where the axes are taken in another
-order. What orders threads is a call: `barrier()`, `wait_copies(1)`. How a tile in registers lies stands behind its
-type: `lanes(2048, threads=256, vector=8)` or `fragment((16, 8), [4 @ (0, 2), 8 @ (1, 0)], [2 @ (0, 1), 2 @ (8, 0)],
-unit=4)`, the digits of threads and of registers, each with its step in the tile.
+(`a = shared(bf16[128, 64], swizzle=128, slots=3)`), copies how (`copy(a[..], x[..], "cp.async", width=8)`). Slices
+are `start: +length` or `start: +length: step`, with `.permute(1, 0)` behind them where the axes are taken in another
+order, and `.within(0)` where what lies outside along an axis is left out. What orders threads is a call: `barrier()`,
+`wait_copies(1)`. How a tile in registers lies stands behind its type: `lanes(2048, threads=256, vector=8)` or
+`fragment((16, 8), [4 @ (0, 2), 8 @ (1, 0)], [2 @ (0, 1), 2 @ (8, 0)], unit=4)`, the digits of threads and of registers,
+each with its step in the tile.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ def _show(s: Stmt) -> list[str]:
             return [f'with stage("{role}"):', *indent(statement_text.show_body(body, _show))]
         case tile.Sync(what, pending):
             return [f"{what}({pending if what in tile.COUNTED else ''})"]
-        case tile.Copy(target, source, how, full):
+        case tile.Copy(target, source, how, full, width):
             told = f", {roles_text.show_barrier(full)}" if full is not None else ""
+            told += f", width={width}" if width else ""
             return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}"{told})']
         case tile.Mma(instruction, acc, a, b, operands, sizes, grid):
             said = [
@@ -66,8 +68,9 @@ def show_slice(s: tile.Slice) -> str:
     steps = [f": {n}" if n > 1 else "" for n in s.steps or (1,) * len(s.starts)]
     axes = zip(s.starts, s.lengths, steps, strict=True)
     parts = [f"{show_expr(b)}: +{n}{step}" if n else show_expr(b) for b, n, step in axes]
-    order = f".permute({', '.join(map(str, s.order))})" if s.order else ""
-    return f"{s.buffer}[{', '.join(parts) or '()'}]{order}"
+    calls = (("permute", s.order), ("within", s.within))
+    behind = "".join(f".{name}({', '.join(map(str, axes))})" for name, axes in calls if axes)
+    return f"{s.buffer}[{', '.join(parts) or '()'}]{behind}"
 
 
 def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
@@ -88,9 +91,10 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             return (tile.Stage(role, statement_text.statements(body, scope, _parse)),)
         case ast.Expr(ast.Call(ast.Name(what), pending, [])) if what in tile.SYNCS:
             return (tile.Sync(what, *map(_whole, pending)),)
-        case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how), *full])):
-            told = (roles_text.parse_barrier(x, scope) for x in full)
-            return (tile.Copy(_slice(target, scope), _slice(source, scope), how, *told),)
+        case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how), *full], said)):
+            told = next((roles_text.parse_barrier(x, scope) for x in full), None)
+            width = next((_whole(word.value) for word in said if word.arg == "width"), 0)
+            return (tile.Copy(_slice(target, scope), _slice(source, scope), how, told, width),)
         case ast.Expr(
             ast.Call(
                 ast.Name("mma"),
@@ -163,8 +167,9 @@ def _slice(e: ast.expr, scope: Scope) -> tile.Slice:
         case ast.Subscript(ast.Name(name), index) if name in scope.buffers:
             parts = index.elts if isinstance(index, ast.Tuple) else [index]
             return tile.Slice(name, *_ranges(parts, scope))
-        case ast.Call(ast.Attribute(inner, "permute"), [*axes], []):
-            return _slice(inner, scope).replace(order=tuple(map(_whole, axes)))
+        case ast.Call(ast.Attribute(inner, "permute" | "within" as what), [*axes], []):
+            field = "order" if what == "permute" else what
+            return _slice(inner, scope).replace(**{field: tuple(map(_whole, axes))})
     raise fail(e, "not a slice of a buffer")
 
 

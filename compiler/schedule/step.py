@@ -12,3 +12,4 @@ class Step(Node):
 
     makes: ClassVar[tuple[str, ...]] = ()
     stems: ClassVar[tuple[str, ...]] = ()
+    worded: ClassVar[tuple[str, ...]] = ("width",)  # said by keyword, as names are

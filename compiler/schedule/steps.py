@@ -7,8 +7,8 @@ bind("j", vector, width=8, unroll=4)
 store_at("e", "i0")
 ```
 A step names loops by their variable and buffers by their name, and says what those that it makes are called: no two of
-a kernel may be called the same. One that makes many is given stems for them, to which it adds endings: the loop over
-rows that clears an accumulator is `i_first` by the stem `i`. A schedule prints one step a line and parses back.
+a kernel may be called the same. One that makes many adds endings to stems: the loop over rows that clears a scalar
+is `i_first` by the stem `i`. Threads that copy move `width` neighbours at once, by default as many as they can.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Stage(Step):
     pad: int = 0
     how: str = ""
     swizzle: int = 0
+    width: int = 0
 
 
 class Margin(Step):
@@ -166,6 +167,7 @@ class Pack(Step):
     """
 
     makes = ("tile", "into")
+    worded = ()
     buffer: str
     tile: str
     loops: tuple[str, ...]
@@ -211,6 +213,7 @@ class Cache(Step):
     how: str = ""
     swizzle: int = 0
     into: str | tuple[str, ...] = ""
+    width: int = 0
 
 
 class Promote(Step):
@@ -276,6 +279,7 @@ class Writeback(Step):
     loops: tuple[str, ...]
     how: str
     swizzle: int = 0
+    width: int = 0
 
 
 class SplitScan(Step):
@@ -454,7 +458,7 @@ def _said(field: str, value: Any) -> str:
 
 def _named(step: type[Step]) -> tuple[str, ...]:
     """The fields that are said by keyword."""
-    return tuple(f for f in naming_fields(step) if f != "tile")
+    return tuple(f for f in (*naming_fields(step), *step.worded) if f != "tile" and f in step.fields)
 
 
 def naming_fields(step: type[Step]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from compiler.analysis import access
+from compiler.analysis.copies import BY_THREADS, WIDEST
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY
@@ -23,7 +24,6 @@ from compiler.passes.gpu.scope import THREAD, Scope
 
 Body = list[k.Stmt]
 
-WIDEST = 16  # bytes of one access
 ROUNDS_UNROLLED = 32
 LINE = 128  # bytes that a copy asks the second-level cache for, where rows are as long
 
@@ -56,17 +56,10 @@ def copy(state: Emission, s: tile.Copy, scope: Scope) -> Body:
 
 def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     """The loop over the pieces of a copy that each thread moves."""
-    if s.how not in ("plain", "cp.async"):
+    if s.how not in BY_THREADS:
         raise ValueError(f"kernel {state.facts.name}: a {s.how} copy to {s.target.buffer} outside of its place")
     lengths = tile.extents(s.target) or [1]
-    size = scope.buffers[s.source.buffer].dtype.bytes
-    width = _width(state, s, scope, math.gcd(*(x[-1] for x in (lengths, tile.extents(s.source)) if x)), size)
-    if s.how == "cp.async" and width * size < 4:
-        raise ValueError(
-            f"kernel {state.facts.name}: copies to {s.target.buffer} cannot be asynchronous: {s.source.buffer} is "
-            f"known to be aligned to {width * size} bytes only, cp.async moves 4, 8 or 16"
-        )
-    count = math.prod(lengths) // width
+    count, width = math.prod(lengths) // s.width, s.width
     rounds = -(-count // scope.role.threads)
     inner = scope.inner(level="thread")
     turn = Var(state.fresh("turn"))
@@ -82,27 +75,6 @@ def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     return [k.For(turn.name, const(0), const(rounds), 1, tuple(body), "unroll" if rounds <= ROUNDS_UNROLLED else "")]
 
 
-def _width(state: Emission, s: tile.Copy, scope: Scope, row: int, size: int) -> int:
-    """Elements of a piece: a power of two that divides rows, and whose multiples both sides begin at."""
-    width = max(1, WIDEST // size)
-    while width > 1 and not (row % width == 0 and all(_aligned(state, x, scope, width) for x in (s.target, s.source))):
-        width //= 2
-    return width
-
-
-def _aligned(state: Emission, s: tile.Slice, scope: Scope, width: int) -> bool:
-    """Rows of a slice lie together and begin at multiples of `width` elements."""
-    tensor, axis = scope.buffers[s.buffer], _row(s)
-    if axis is None or tensor.strides[axis] is not const(1) or (s.steps and s.steps[axis] > 1):
-        return False
-    if s.buffer in state.shared and state.shared[s.buffer].width % width:
-        return False
-    start = simplify(lowered(state, s.starts[axis], scope), scope.ranges, index=True)
-    several = (d for d, n in enumerate(tensor.shape) if d != axis and n is not const(1))
-    rows = all(divides(tensor.strides[d], width) for d in several)
-    return rows and divides(start, width, state.multiples)
-
-
 def _row(s: tile.Slice) -> int | None:
     """The axis along which pieces of a slice lie."""
     axes = tile.moved(s)
@@ -115,7 +87,7 @@ def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, scope: Scope
     index: tuple[Expr, ...] = ()
     for x in (s.target, s.source):
         index = index_of(state, x, _local(x, number, width), scope)
-        insides.append(_inside(x.buffer, index, scope, state))
+        insides.append(_inside(x, index, scope, state))
         places.append(_place(state, x.buffer, index, scope))
     axis = _row(s.source)
     end, last = (const(1), const(0)) if axis is None else (scope.buffers[s.source.buffer].shape[axis], index[axis])
@@ -150,13 +122,11 @@ def _place(state: Emission, buffer: str, index: tuple[Expr, ...], scope: Scope) 
     return access.address(index, scope.buffers[buffer], scope.ranges)
 
 
-def _inside(buffer: str, index: tuple[Expr, ...], scope: Scope, state: Emission) -> Expr:
-    """Whether the first element of a piece is within its buffer."""
-    if buffer in state.shared:
-        return op("eq", const(0), const(0))
-    shape = scope.buffers[buffer].shape
-    checks = [op("ge", i, const(0)) for i in index]
-    checks += [op("lt", i, lowered(state, n, scope)) for i, n in zip(index, shape, strict=True)]
+def _inside(s: tile.Slice, index: tuple[Expr, ...], scope: Scope, state: Emission) -> Expr:
+    """Whether the first element of a piece is in its buffer, along the axes that are asked for."""
+    shape = scope.buffers[s.buffer].shape
+    checks = [op("ge", index[d], const(0)) for d in s.within]
+    checks += [op("lt", index[d], lowered(state, shape[d], scope)) for d in s.within]
     return both(*(simplify(c, scope.ranges, index=True) for c in checks))
 
 
@@ -165,14 +135,6 @@ def _move(state: Emission, s: tile.Copy, piece: _Piece, width: int, scope: Scope
     whole = s.source.buffer in state.shared or divides(lowered(state, _long(s.source, tensor), scope), width)
     if s.how == "cp.async":
         return _asynchronous(state, s, piece, width, whole, tensor.dtype.bytes)
-    target = scope.buffers[s.target.buffer]
-    if not whole or not (
-        s.target.buffer in state.shared or divides(lowered(state, _long(s.target, target), scope), width)
-    ):
-        raise ValueError(
-            f"kernel {state.facts.name}: rows of {s.source.buffer} or {s.target.buffer} do not end where a piece of "
-            f"{width} elements of the copy does"
-        )
     near = state.fresh(f"{s.source.buffer}_near")
     held, source = k.Address(near, const(0)), k.Address(array_of(state, s.source.buffer), piece.source)
     to = k.Address(array_of(state, s.target.buffer), piece.target)

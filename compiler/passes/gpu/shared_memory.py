@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from compiler.analysis.copies import panel
 from compiler.ir.expr import Const, Expr, const, op, static
 from compiler.ir.index import Ranges, simplify, value_range
 from compiler.ir.linear import Linear, from_linear, linear
@@ -38,8 +39,7 @@ class SharedTile:
     @property
     def width(self) -> int:
         """Elements of a row that lie together."""
-        row = self.shape[-1] if self.shape else 1
-        return min(row, self.swizzle // self.tensor.dtype.bytes) if self.swizzle else row
+        return panel(self.tensor, self.swizzle)
 
     @property
     def panel(self) -> int:

@@ -29,6 +29,7 @@ from compiler.passes.gpu import (
     role_blocks,
     role_protocol,
     shared_memory,
+    vectorize,
     wgmma,
 )
 from compiler.passes.gpu.emission import Emission
@@ -47,6 +48,7 @@ Body = list[k.Stmt]
 def tile_to_threads(program: Program, target: Target, schedules: Mapping[str, str] = {}) -> k.Program:
     """Every kernel becomes one function; `schedules` are texts to quote in its head, by kernel name."""
     kernels = [facts_of(kernel, target) for kernel in program.kernels]
+    vectorize.verify(program)
     barriers.verify(program, target)
     role_protocol.verify(program, target)
     functions: list[k.Function] = []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
+from compiler.analysis.copies import copies, width_problem
 from compiler.analysis.vectors import vector_problem
 from compiler.ir.statement import Kernel
 from compiler.passes.tile.nests import loops_in, ranges_of
@@ -21,7 +23,7 @@ def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
     """
     if target.kind == "triton":
         return  # what it has no words for is refused where its text is written
-    problems = _vectors(kernel) if target.kind == "cpu" else legal.problems(kernel, target)
+    problems = _vectors(kernel) if target.kind == "cpu" else chain(legal.problems(kernel, target), _copies(kernel))
     for problem in problems:
         step = next((s for s in reversed(schedule.steps) if problem.subjects & _subjects(s)), None)
         if step is None:
@@ -39,6 +41,14 @@ def _subjects(step: Step) -> set[str]:
         case Tensorize(_, instruction):
             return {instruction}
     return set(names_made(step))
+
+
+def _copies(kernel: Kernel) -> Iterator[Problem]:
+    """Copies that threads cannot make, or not so wide."""
+    for s, place in copies(kernel):
+        reason = width_problem(s, place)
+        if reason:
+            yield Problem({s.target.buffer, s.source.buffer}, reason)
 
 
 def _vectors(kernel: Kernel) -> Iterator[Problem]:

@@ -55,7 +55,7 @@ def staged(
         index = tuple(_flat(local, lengths, g) for g in groups)
         return load.replace(buffer=held.name, index=index)
 
-    made = tile.Alloc(held, step.space, step.swizzle), tile.Copy(whole_tile, source, step.how)
+    made = tile.Alloc(held, step.space, step.swizzle), tile.Copy(whole_tile, source, step.how, None, step.width)
     return made, {load: moved(load) for load in uses}
 
 

@@ -1,4 +1,4 @@
-"""A kernel and its schedule in; out the schedule with the step for buffers that caches should not keep."""
+"""A kernel and its schedule in; the schedule with how wide copies are and what caches should not keep out."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu.launches import launches
+from compiler.passes.gpu.vectorize import with_widths
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.schedule import neighbours
 from compiler.passes.tile.steps import apply
@@ -20,8 +21,11 @@ from compiler.schedule.steps import CacheHints, Schedule
 from compiler.targets.target import Target
 
 
-def with_cache_hints(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
-    """For a kernel of a Loop IR program; raises ScheduleError for a step that does not apply."""
+def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
+    """The schedule of a kernel of a Loop IR program with what follows from it: how wide copies are, cache hints.
+
+    Raises ScheduleError for a step that does not apply.
+    """
     alone = loop_to_tile(neighbours(program, kernel))
     made = apply(alone, alone.kernels[0], schedule)
     scheduled = made.kernels[0]
@@ -31,7 +35,8 @@ def with_cache_hints(program: Program, kernel: Kernel, schedule: Schedule, targe
         if p.name not in scheduled.writes and all(p.name in once for once, part in parts if p in part.params)
     )  # fmt: skip
     left = streamed(program, scheduled, target)
-    return schedule + Schedule((CacheHints(read, left),)) if read or left else schedule
+    hints = (CacheHints(read, left),) if read or left else ()
+    return with_widths(schedule, scheduled) + Schedule(hints)
 
 
 def read_once(kernel: Kernel) -> tuple[str, ...]:
