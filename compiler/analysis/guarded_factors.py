@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from compiler.ir.dtype import STORAGE_ONLY, compute, i8, i64
+from compiler.ir.dtype import HALVES, STORAGE_ONLY, compute, i8, i64
 from compiler.ir.expr import Cast, Expr, Load, Op, Select, both, cast, const, names, select
 from compiler.ir.index import conjuncts
 from compiler.ir.linear import Linear, linear
 
 
 def unwidened(factor: Expr) -> Expr:
-    """A factor before it is widened from a 16-bit type, be it zero in places."""
+    """A factor before it is widened from a short float, be it zero in places."""
     match factor:
         case Cast(arg) if arg.dtype in STORAGE_ONLY:
             return arg
@@ -23,9 +23,9 @@ def unwidened(factor: Expr) -> Expr:
 def read_narrow(factor: Expr) -> Expr:
     """A factor without the conversions from 16 bits, or from a byte, that an instruction of a CPU does as it loads."""
     match factor:
-        case Cast(Cast(arg, half)) if half in STORAGE_ONLY and arg.dtype is i8:
+        case Cast(Cast(arg, half)) if half in HALVES and arg.dtype is i8:
             return arg
-        case Cast(arg) if arg.dtype in (*STORAGE_ONLY, i8):
+        case Cast(arg) if arg.dtype in (*HALVES, i8):
             return arg
     return factor
 

@@ -39,6 +39,7 @@ from compiler.targets.accuracy import THREEFOLD
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parents[1] / "render" / "cpp"
+HELD = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 # When a GPU's complaints about data are heard of; with the last one there are none, on no target.
 CHECKS = ("async", "sync", "off")
 UNCHECKED = (
@@ -133,9 +134,9 @@ def check_runnable(machine: Target) -> None:
 
 
 def to_array(t: torch.Tensor) -> np.ndarray[Any, Any]:
-    """As the interpreters hold it: bf16 as f32 values."""
+    """As the interpreters hold it: what NumPy has no type for as f32 values."""
     t = t.detach()
-    return np.asarray(t.float().numpy() if t.dtype is torch.bfloat16 else t.numpy())
+    return np.asarray(t.float().numpy() if t.dtype in HELD else t.numpy())
 
 
 def to_tensor(a: np.ndarray[Any, Any], kind: aten.Type, sizes: Mapping[Size, int]) -> torch.Tensor:

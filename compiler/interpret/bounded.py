@@ -23,16 +23,25 @@ from compiler.targets.accuracy import BY_EXP2, in_series, max_ulp
 LAMBDA = 6.0
 
 # Largest relative rounding error. For f64 the reference rounds as well, and so does the difference of two probes.
-UNIT = {"f64": 2.0**-51, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
-ETA = {"f64": 2.0**-1073, "f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}  # the least positive value
+UNIT = {"f64": 2.0**-51, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11, "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3}
+ETA = {
+    "f64": 2.0**-1073,
+    "f32": 2.0**-149,
+    "bf16": 2.0**-133,
+    "f16": 2.0**-24,
+    "f8e4m3": 2.0**-9,
+    "f8e5m2": 2.0**-16,
+}  # the least positive value
 LEAST_NORMAL = 2.0**-126  # of f32
 SQUARABLE = 2.0**-500  # an f64 whose square still is one
-# From here on a number rounds to infinity.
+# From here on a number rounds to infinity, or in f8e4m3 to what is not near it.
 OVERFLOW = {
     "f64": 1.7976931348623157e308,
     "f32": (2 - 2.0**-24) * 2.0**127,
     "bf16": (2 - 2.0**-8) * 2.0**127,
     "f16": (2 - 2.0**-11) * 2.0**15,
+    "f8e4m3": 464.0,
+    "f8e5m2": (2 - 2.0**-3) * 2.0**15,
 }
 
 FORMULAS = 8  # times the roundings of this program that another formula for the same may have

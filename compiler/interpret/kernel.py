@@ -143,8 +143,8 @@ def _allocate(t: Tensor, sizes: dict[str, int]) -> _Buffer:
 
 
 def _poisoned(dtype: DType, count: int) -> Array:
-    """`count` conspicuous elements; bf16 is held as f32."""
-    kind = dt.f32 if dtype is dt.bf16 else dtype
+    """`count` conspicuous elements; what is held as f32 is that."""
+    kind = dt.f32 if dtype in (dt.bf16, *dt.EIGHTHS) else dtype
     return poison(Tensor("", kind, (dim(count),), (dim(1),)), [count])
 
 
@@ -220,9 +220,14 @@ def _round_bf16(x: Any) -> Any:
     return np.float32(struct.unpack("<f", struct.pack("<I", (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000))[0])
 
 
+def _round_eight(dtype: dt.DType, x: Any) -> Any:
+    return scalar.rounded(np.asarray(x, np.float32), dtype)[()]
+
+
 def _float_from_int(x: int, dtype: str) -> Any:
-    made = np.int64(x).astype(scalar.storage(dt.f32 if dtype in ("bf16", "f16") else dt.DTYPES[dtype]))  # rounds once
-    return _round_bf16(made) if dtype == "bf16" else np.float16(made) if dtype == "f16" else made
+    kind = dt.DTYPES[dtype]
+    made = np.int64(x).astype(scalar.storage(dt.f32 if kind in dt.STORAGE_ONLY else kind))  # rounds once
+    return _round_bf16(made) if kind is dt.bf16 else scalar.rounded(made, kind).astype(scalar.storage(kind))[()]
 
 
 def _int_from_float(x: Any, bits: int, signed: bool) -> int:
@@ -326,6 +331,7 @@ _NAMES: dict[str, Any] = {
     "full": _full,
     "convert": _convert,
     "round_bf16": _round_bf16,
+    **{f"round_{t}": functools.partial(_round_eight, t) for t in dt.EIGHTHS},
     "float_from_int": _float_from_int,
     "int_from_float": _int_from_float,
     **{f"t_{name}": scalar.storage(d).type for name, d in dt.DTYPES.items()},

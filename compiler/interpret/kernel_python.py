@@ -15,7 +15,7 @@ import numpy as np
 from compiler.interpret import scalar
 from compiler.interpret.grid import InterpretError
 from compiler.ir import kernel as k
-from compiler.ir.dtype import DType, f32
+from compiler.ir.dtype import EIGHTHS, DType, bf16, f32
 from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var, cast, op
 
 _INFIX = {
@@ -231,8 +231,8 @@ def _cast(text: str, source: DType, target: DType) -> str:
         return text
     one, to = source.replace(lanes=1), target.replace(lanes=1)
     if target.lanes > 1:
-        simple = to.kind != "bool" and not (to.is_float and to.bits == 16) and not (source.is_float and to.is_integer)
-        if to is f32 and source.name == "bf16":
+        simple = to.kind != "bool" and not (to.is_float and to.bits <= 16) and not (source.is_float and to.is_integer)
+        if to is f32 and one in (bf16, *EIGHTHS):
             return text  # held as the f32 that equals it
         return f"{text}.astype(t_{to})" if simple else f"convert({text}, {str(one)!r}, {str(to)!r})"
     if to.kind == "bool":
@@ -240,8 +240,8 @@ def _cast(text: str, source: DType, target: DType) -> str:
     if to.is_float:
         if source.is_integer:
             return f"float_from_int({text}, {str(to)!r})"
-        middle = f"t_f32({text})" if to.bits == 16 else text
-        return f"round_bf16({middle})" if to.name == "bf16" else f"t_{to}({middle})"
+        middle = f"t_f32({text})" if to.bits <= 16 else text
+        return f"round_{to}({middle})" if to in (bf16, *EIGHTHS) else f"t_{to}({middle})"
     if source.is_float:
         return f"int_from_float({text}, {to.bits}, {to.kind == 'int'})"
     return f"int({text})" if source.kind == "bool" else f"wrap_{to}({text})"

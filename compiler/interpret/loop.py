@@ -238,13 +238,13 @@ _F32 = DType("f32", "float", 32)
 
 
 def conversion(text: str, source_type: DType, target: DType) -> str:
-    """A `Cast`; 16-bit floats are reached, and left, by way of f32."""
+    """A `Cast`; short floats are reached, and left, by way of f32."""
     if source_type is target:
         return text
-    if source_type.is_float and source_type.bits == 16:
+    if source_type.is_float and source_type.bits <= 16:
         return conversion(f"from_{source_type.name}({text})", _F32, target)
     if target is boolean:
         return f"to_bool({text})"
-    if target.is_float and target.bits == 16:
+    if target.is_float and target.bits <= 16:
         return f"to_{target.name}({conversion(text, source_type, _F32)})"
     return f"convert<{target.name}, {source_type.name}>({text})"

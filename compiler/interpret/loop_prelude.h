@@ -8,6 +8,8 @@ typedef float f32;
 typedef double f64;
 struct bf16 { unsigned short bits; };
 struct f16 { unsigned short bits; };
+struct f8e4m3 { unsigned char bits; };
+struct f8e5m2 { unsigned char bits; };
 
 // A function of f32 is computed in f64 and rounded once, as there.
 #define UNARY(name) \
@@ -131,6 +133,26 @@ static inline f32 from_f16(f16 x) {
     if (size < 0x400) return of_bits(sign | bits_of((f32)size * 0x1p-24f));
     return of_bits(sign | ((size << 13) + 0x38000000));
 }
+
+// Floats of 8 bits, as compiler/ir/float8.py defines them: the fraction's bits go to the end of the word.
+static inline unsigned char to_eight(f32 x, int shift, unsigned rebias, unsigned least, unsigned over) {
+    unsigned u = bits_of(x), sign = u >> 24 & 0x80, size = u & 0x7fffffff;
+    if (size > 0x7f800000) return (unsigned char)(sign | 0x7f);
+    if (size < least << 23) {  // a sum whose last bit is the least number
+        unsigned large = (least + shift) << 23;
+        return (unsigned char)(sign | (bits_of(of_bits(size) + of_bits(large)) - large));
+    }
+    unsigned bits = (size - (rebias << 23) + (1u << (shift - 1)) - 1 + (size >> shift & 1)) >> shift;
+    return (unsigned char)(sign | (bits < over ? bits : over));
+}
+static inline f8e4m3 to_f8e4m3(f32 x) { return {to_eight(x, 20, 120, 121, 0x7e)}; }
+static inline f8e5m2 to_f8e5m2(f32 x) { return {to_eight(x, 21, 112, 113, 0x7c)}; }
+static inline f32 from_f8e4m3(f8e4m3 x) {
+    unsigned sign = (unsigned)(x.bits & 0x80) << 24, size = x.bits & 0x7f;
+    if (size == 0x7f) return of_bits(sign | 0x7fc00000);
+    return of_bits(sign | bits_of(of_bits(size << 20) * 0x1p120f));
+}
+static inline f32 from_f8e5m2(f8e5m2 x) { return from_f16({(unsigned short)(x.bits << 8)}); }
 
 template <class To, class From, bool whole> struct Convert {
     static To go(From x) { return (To)x; }

@@ -1,7 +1,8 @@
 """What scalar operations mean: the name of a row of `expr.OPS` goes in, a NumPy function that computes it comes out.
 
-Arrays hold a `bf16` value as the float32 that equals it; other types have a NumPy type of their own. Functions of f32
-are computed in f64 and rounded once: within 0.5001 ulp. Where C++ leaves a result undefined, this file defines it.
+Arrays hold a float of bf16 or of 8 bits as the float32 that equals it; other types have a NumPy type of their own.
+Functions of f32 are computed in f64 and rounded once: within 0.5001 ulp. Where C++ leaves a result undefined, this file
+defines it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from compiler.errors import InvalidData
-from compiler.ir.dtype import DType, bf16, boolean
+from compiler.ir import float8
+from compiler.ir.dtype import EIGHTHS, DType, bf16, boolean
 from compiler.ir.expr import COMBINE, identity
 from compiler.ir.functions import FUNCTIONS as ROWS
 
@@ -23,7 +25,8 @@ Function = Callable[..., Array]
 _STORAGE: dict[str, np.dtype[Any]] = {
     "f64": np.dtype(np.float64), "f32": np.dtype(np.float32), "bf16": np.dtype(np.float32), "f16": np.dtype(np.float16),
     "i64": np.dtype(np.int64), "i32": np.dtype(np.int32), "i16": np.dtype(np.int16), "i8": np.dtype(np.int8),
-    "u8": np.dtype(np.uint8), "bool": np.dtype(np.bool_),
+    "u8": np.dtype(np.uint8), "bool": np.dtype(np.bool_), "f8e4m3": np.dtype(np.float32),
+    "f8e5m2": np.dtype(np.float32),
 }  # fmt: skip
 _F64: np.dtype[Any] = np.dtype(np.float64)
 
@@ -162,10 +165,17 @@ def cast(x: Array, source: DType, target: DType, exact: bool = False) -> Array:
         if exact:
             return x.astype(np.float64, copy=False)
         with np.errstate(all="ignore"):
-            if target.bits == 16 and source is not target:
+            if target.bits <= 16 and source is not target:
                 x = x.astype(np.float32, copy=False)  # f64 and integers reach 16 bits by way of f32, as in torch
-            return round_bf16(x) if target is bf16 else x.astype(storage(target), copy=False)
+            return rounded(x, target).astype(storage(target), copy=False)
     return _float_to_integer(x, target) if source.is_float else x.astype(storage(target), copy=False)
+
+
+def rounded(x: Array, dtype: DType) -> Array:
+    """What `dtype` keeps of numbers of which NumPy has no type like it."""
+    if dtype in EIGHTHS:
+        return from_memory(to_memory(x, dtype), dtype)
+    return round_bf16(x) if dtype is bf16 else x
 
 
 def round_bf16(x: Array) -> Array:
@@ -230,11 +240,13 @@ def combine_at(name: str, target: Array, index: tuple[Array, ...], value: Array)
 
 
 def memory(dtype: DType) -> np.dtype[Any]:
-    """The NumPy type with the bits of `dtype` in memory: bf16 has none, so its bits are a uint16."""
-    return np.dtype(np.uint16) if dtype is bf16 else _STORAGE[dtype.name]
+    """The NumPy type with the bits of `dtype` in memory: where it has none of that kind, unsigned integers."""
+    return np.dtype({"bf16": np.uint16, "f8e4m3": np.uint8, "f8e5m2": np.uint8}.get(dtype.name, _STORAGE[dtype.name]))
 
 
 def to_memory(x: Array, dtype: DType) -> Array:
+    if dtype in EIGHTHS:
+        return _eight_bits(x, float8.FORMATS[dtype.name])
     if dtype is not bf16:
         return x.astype(memory(dtype), copy=False)
     shape = np.shape(x)
@@ -243,7 +255,21 @@ def to_memory(x: Array, dtype: DType) -> Array:
     return (bits >> np.uint32(16)).astype(np.uint16).reshape(shape) | quiet
 
 
+def _eight_bits(x: Array, form: float8.Format) -> Array:
+    """The bits of float8.bits_of, of float32 numbers: whole steps below the next power of two, halves to even."""
+    x = np.asarray(x, np.float32)
+    size = np.abs(x)
+    finite = np.where(np.isfinite(size), size, 0)
+    exponent = np.maximum(np.frexp(np.maximum(finite, 2.0**-100))[1] - 1, form.least)
+    steps = np.rint(np.ldexp(finite, form.fraction - exponent)).astype(np.int64)
+    bits = np.minimum(steps + ((exponent.astype(np.int64) - form.least) << form.fraction), form.over)
+    bits = np.where(np.isnan(x), float8.NAN, np.where(np.isinf(x), form.over, bits))
+    return np.asarray(bits | np.signbit(x) * 0x80).astype(np.uint8)
+
+
 def from_memory(x: Array, dtype: DType) -> Array:
+    if dtype in EIGHTHS:
+        return np.asarray(float8.values(dtype.name), np.float32)[x]
     if dtype is not bf16:
         return x
     shape = np.shape(x)

@@ -1,4 +1,4 @@
-"""Element types: ten storage types, and vectors of them in Kernel IR."""
+"""Element types: twelve storage types, and vectors of them in Kernel IR."""
 
 from __future__ import annotations
 
@@ -36,6 +36,8 @@ f64 = DType("f64", "float", 64)
 f32 = DType("f32", "float", 32)
 bf16 = DType("bf16", "float", 16)
 f16 = DType("f16", "float", 16)
+f8e4m3 = DType("f8e4m3", "float", 8)  # torch's float8_e4m3fn: no infinity, one NaN of each sign
+f8e5m2 = DType("f8e5m2", "float", 8)
 i64 = DType("i64", "int", 64)
 i32 = DType("i32", "int", 32)
 i16 = DType("i16", "int", 16)
@@ -43,10 +45,11 @@ i8 = DType("i8", "int", 8)
 u8 = DType("u8", "uint", 8)
 boolean = DType("bool", "bool", 8)
 
-DTYPES = {d.name: d for d in (f64, f32, bf16, f16, i64, i32, i16, i8, u8, boolean)}
+DTYPES = {d.name: d for d in (f64, f32, bf16, f16, f8e4m3, f8e5m2, i64, i32, i16, i8, u8, boolean)}
 
-# Half-width floats are storage only: arithmetic happens in f32 (design: accumulate in fp32 for 16-bit types).
-STORAGE_ONLY = (bf16, f16)
+# Short floats are storage only: arithmetic happens in f32 (design: accumulate in fp32 for 16-bit types).
+HALVES, EIGHTHS = (bf16, f16), (f8e4m3, f8e5m2)
+STORAGE_ONLY = (*HALVES, *EIGHTHS)
 
 
 def compute(dtype: DType) -> DType:

@@ -1,7 +1,7 @@
 """Scalar expressions, shared by all IRs from Tensor IR down, and the table of scalar operations.
 
 Every expression knows its type. Operations take arguments of one type (rows of `OPS` state the exceptions); conversions
-are explicit `Cast`s. `bf16` and `f16` values may only be loaded, cast, selected and stored.
+are explicit `Cast`s. Values of `dtype.STORAGE_ONLY` may only be loaded, cast, selected and stored.
 """
 
 from __future__ import annotations
@@ -232,8 +232,8 @@ def type_error(name: str, args: tuple[Expr, ...]) -> str:
         if name == "require" and types[0].lanes != types[1].lanes:
             return f"require({_shown(args)}): as many conditions as values"
         types = types[1:]
-    elif any(t.name in ("bf16", "f16") for t in types):
-        return f"{name}({_shown(args)}): bf16 and f16 are storage types, cast to f32 first"
+    elif short := [t.name for t in types if t.replace(lanes=1) in dt.STORAGE_ONLY]:
+        return f"{name}({_shown(args)}): {short[0]} is a storage type, cast to f32 first"
     if len(set(types)) != 1:
         return f"{name}({_shown(args)}): the types differ"
     return "" if types[0].kind in row.kinds else f"{name} is not defined for {types[0]}"

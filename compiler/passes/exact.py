@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from compiler.ir import kernel as k
-from compiler.ir.dtype import STORAGE_ONLY, DType
+from compiler.ir.dtype import HALVES, DType
 from compiler.ir.expr import Cast, Const, Expr, Op, Var
 from compiler.ir.rewrite import nodes
 
 MOST = 256  # all whole numbers up to this have a bf16, as have those of f16
 _BYTES = {"i8": (-128.0, 127.0), "u8": (0.0, 255.0)}
-_HALVES = {d.name for d in STORAGE_ONLY}
+_HALVES = {d.name for d in HALVES}
 
 Range = tuple[float, float]
 

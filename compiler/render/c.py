@@ -307,10 +307,10 @@ def _given(w: Writer, name: str, value: Expr) -> str:
 
 
 def combined(s: k.Store) -> k.Store:
-    """A store that combines, as load, combine, store; 16-bit floats combine as f32."""
+    """A store that combines, as load, combine, store; short floats combine as f32."""
     old: Expr = Load(s.buffer, (s.index,), s.value.dtype)
     dtype = s.value.dtype
-    if dtype.is_float and dtype.bits == 16:
+    if dtype.is_float and dtype.bits <= 16:
         wide = f32.replace(lanes=dtype.lanes)
         return s.replace(value=Cast(op(COMBINE[s.op], Cast(old, wide), Cast(s.value, wide)), dtype), op="set")
     return s.replace(value=op(COMBINE[s.op], old, s.value), op="set")

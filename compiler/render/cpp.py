@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from compiler.ir import alike
 from compiler.ir import kernel as k
-from compiler.ir.dtype import DType
+from compiler.ir.dtype import STORAGE_ONLY, DType
 from compiler.ir.expr import Cast, Const, Var
 from compiler.ir.functions import FUNCTIONS
 from compiler.render import c, header
@@ -21,7 +21,7 @@ from compiler.render.cpp_expression import (
     MASKS,
     TYPES,
     expression,
-    is_half,
+    is_short,
     kind,
     mask_bits,
     memory,
@@ -42,7 +42,8 @@ HEADERS = {
     "require.h": "require require_below require_each_below require_nonzero tell_failures",
     "indices.h": "floordiv_by mod_by",
     "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
-    "convert.h": "bf16 f16 convert from_raw to_raw from_bf16 to_bf16 from_f16 to_f16 from_mask to_mask resize_mask",
+    "convert.h": "bf16 f16 f8e4m3 f8e5m2 convert from_raw to_raw from_mask to_mask resize_mask "
+    + " ".join(f"from_{t} to_{t}" for t in STORAGE_ONLY),
     "division.h": "floordiv remainder truncdiv fmod",
     **{f.header: " ".join(g.name for g in FUNCTIONS.values() if g.header == f.header)
        for f in FUNCTIONS.values() if f.header},
@@ -187,7 +188,7 @@ def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
 
 
 def _type(w: Writer, dtype: DType) -> None:
-    if is_half(dtype):
+    if is_short(dtype):
         w.called.add("mlc_bf16")
 
 
@@ -211,9 +212,9 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
             dtype = value.dtype
             at = w.pointer(buffer, index)
             match value:
-                case Cast(arg) if is_half(dtype) and not is_half(arg.dtype) and arg.dtype.kind != "bool":
+                case Cast(arg) if is_short(dtype) and not is_short(arg.dtype) and arg.dtype.kind != "bool":
                     return [w.call("mlc_store_as", at, w.of(arg)).text + ";"]
-            if is_half(dtype):
+            if is_short(dtype):
                 at += ".bits"
             if dtype.lanes == 1:
                 return [f"{at[1:]} = {w.plain(value)};"]

@@ -1,7 +1,7 @@
 """Expressions of Kernel IR as C++: vectors, conversions, memory, and masks.
 
 A vector of bools has no one form: it is a mask as wide as the lanes that it comes from, and is resized where it meets
-others. A 16-bit float is its raw bits, until it is converted.
+others. A short float is its raw bits, until it is converted.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 import struct
 
+from compiler.ir import float8
 from compiler.ir import kernel as k
-from compiler.ir.dtype import DType, f32, i32
+from compiler.ir.dtype import DTYPES, EIGHTHS, DType, f32, i32
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast
 from compiler.ir.expr import op as make
 from compiler.render import c
@@ -18,7 +19,7 @@ from compiler.render.c import MUL, SHIFT, UNARY, Code, Writer
 
 TYPES = {
     "f64": "double", "f32": "float", "bf16": "mlc_bf16", "f16": "mlc_f16", "i64": "long", "i32": "int", "i16": "short",
-    "i8": "signed char", "u8": "unsigned char", "bool": "bool",
+    "i8": "signed char", "u8": "unsigned char", "bool": "bool", "f8e4m3": "mlc_f8e4m3", "f8e5m2": "mlc_f8e5m2",
 }  # fmt: skip
 MASKS = {8: "signed char", 16: "short", 32: "int", 64: "long"}
 ANY_MASK = 32
@@ -33,12 +34,18 @@ def memory(dtype: DType) -> str:
 
 
 def lane_type(dtype: DType) -> str:
-    """What is computed with: 16-bit floats are raw bits."""
-    return "unsigned short" if is_half(dtype) else TYPES[dtype.name]
+    """What is computed with: short floats are raw bits."""
+    return raw_type(dtype) if is_short(dtype) else TYPES[dtype.name]
 
 
-def is_half(dtype: DType) -> bool:
-    return dtype.is_float and dtype.bits == 16
+def raw_type(dtype: DType) -> str:
+    """The bits of a short float."""
+    return "unsigned short" if dtype.bits == 16 else "unsigned char"
+
+
+def is_short(dtype: DType) -> bool:
+    """It is a float of 16 or 8 bits, which is only stored."""
+    return dtype.is_float and dtype.bits <= 16
 
 
 def kind(w: Writer, name: str, dtype: DType) -> str:
@@ -55,15 +62,15 @@ def spelled_out(alias: str) -> str:
     name, _, lanes = alias.partition("x")
     if name.startswith("mask"):
         return f"mlc_vec<{MASKS[int(name[4:])]}, {lanes}>"
-    return f"mlc_vec<{'unsigned short' if name in ('bf16', 'f16') else TYPES[name]}, {lanes}>"
+    return f"mlc_vec<{lane_type(DTYPES[name])}, {lanes}>"
 
 
 def expression(w: Writer, e: Expr, bits: int) -> Code | None:
     if e.dtype.kind == "bool" and e.dtype.lanes > 1:
         return _mask(w, e, bits or mask_bits(w, e) or ANY_MASK)
     match e:
-        case Const(value, dtype) if is_half(dtype):
-            raw = Code(f"(unsigned short)0x{half_bits(float(value), dtype):04x}", UNARY)
+        case Const(value, dtype) if is_short(dtype):
+            raw = literal(float(value), dtype)
             return raw if dtype.lanes == 1 else _spread_out(w, raw.text, dtype)
         case Const(value, dtype) if dtype.lanes > 1:
             return _spread_out(w, w.plain(Const(value, dtype.replace(lanes=1))), dtype)
@@ -115,8 +122,15 @@ def _known(e: Expr, otherwise: int = 0) -> int:
     return otherwise
 
 
-def half_bits(value: float, dtype: DType) -> int:
-    """The bits of a bf16 or f16 literal."""
+def literal(value: float, dtype: DType) -> Code:
+    """A short float of one lane."""
+    return Code(f"({raw_type(dtype)})0x{short_bits(value, dtype):0{dtype.bits // 4}x}", UNARY)
+
+
+def short_bits(value: float, dtype: DType) -> int:
+    """The bits of the literal of a short float."""
+    if dtype.replace(lanes=1) in EIGHTHS:
+        return float8.bits_of(value, dtype)
     if dtype.name == "f16":
         try:
             return int(struct.unpack("<H", struct.pack("<e", value))[0])
@@ -138,7 +152,7 @@ def _spread_out(w: Writer, scalar: str, dtype: DType) -> Code:
 def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
     """A load from memory, converted to lanes of the C++ type `to` on the way unless that is empty."""
     dtype = e.dtype
-    half = is_half(dtype) and not to
+    half = is_short(dtype) and not to
     lane = to or lane_type(dtype)
     if isinstance(e, Load):
         at = w.pointer(e.buffer, e.index[0])
@@ -157,7 +171,7 @@ def _load(w: Writer, e: Load | k.Gather, to: str) -> Code:
     if common is not None:
         base = w.pointer(e.buffer, common) + (".bits" if half else "")
     else:
-        base = f"(const unsigned short*){w.names[e.buffer]}" if half else w.names[e.buffer]
+        base = f"(const {raw_type(dtype)}*){w.names[e.buffer]}" if half else w.names[e.buffer]
     return w.call("mlc_gather", base, w.of(rest), template=(lane,))
 
 
@@ -204,8 +218,8 @@ def _line(e: Expr) -> tuple[Expr, Expr] | None:
 def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
     """A conversion; a load or a gather converts on the way."""
     source, lane = arg.dtype, TYPES[dtype.name]
-    if is_half(dtype):
-        if source.kind == "bool" or is_half(source):
+    if is_short(dtype):
+        if source.kind == "bool" or is_short(source):
             arg = cast(arg, f32.replace(lanes=source.lanes))
         if arg.dtype.name == "f32":
             return w.call(f"mlc_to_{dtype.name}", w.of(arg))
@@ -218,7 +232,7 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
         return w.call("mlc_from_mask", w.of(arg, bits=mask_bits(w, arg) or dtype.bits), template=(lane,))
     if isinstance(arg, Load | k.Gather) and (source.lanes > 1):
         return _load(w, arg, lane)
-    if is_half(source):
+    if is_short(source):
         if dtype.name == "f32":
             return w.call(f"mlc_from_{source.name}", w.of(arg))
         return w.call("mlc_from_raw", w.of(arg), template=(lane, TYPES[source.name]))
@@ -232,8 +246,8 @@ def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
 
 
 def _widened(w: Writer, e: Expr) -> Code:
-    """`e`, or if it is a 16-bit float the f32 that equals it."""
-    return _cast(w, e, f32.replace(lanes=e.dtype.lanes)) if is_half(e.dtype) else c.expression(w, e)
+    """`e`, or if it is a short float the f32 that equals it."""
+    return _cast(w, e, f32.replace(lanes=e.dtype.lanes)) if is_short(e.dtype) else c.expression(w, e)
 
 
 def _across(w: Writer, op: str, arg: Expr) -> Code:
@@ -251,7 +265,7 @@ def mask_bits(w: Writer, e: Expr) -> int:
         case Var(name):
             return w.masks.get(name, 0)
         case Cast(arg):
-            return 32 if is_half(arg.dtype) else mask_bits(w, arg) if arg.dtype.kind == "bool" else arg.dtype.bits
+            return 32 if is_short(arg.dtype) else mask_bits(w, arg) if arg.dtype.kind == "bool" else arg.dtype.bits
         case Op(_, args) if args[-1].dtype.kind != "bool":
             return args[0].dtype.bits
         case Op(_, args):

@@ -15,7 +15,7 @@ from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, loads
 from compiler.ir.functions import FUNCTIONS
 from compiler.render import c, header
 from compiler.render.c import SHIFT, UNARY, Code, Writer
-from compiler.render.cpp_expression import TYPES, half_bits, is_half, lane_type, memory
+from compiler.render.cpp_expression import TYPES, is_short, lane_type, literal, memory
 from compiler.render.cuda_integer import compared, integer
 from compiler.render.integer_ranges import fits_32_bits, ranges_of
 
@@ -26,6 +26,7 @@ ALIGNED = 16  # bytes: what wide loads of a parameter rely on
 HEADERS = {
     "numbers": "infinity nan",
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
+    "float8": "from_f8e4m3 to_f8e4m3 from_f8e5m2 to_f8e5m2",
     "halves": "scaled_halves widened",
     "arithmetic": "div div_large isnan signbit max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod "
     "round",
@@ -136,13 +137,13 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
     if e.dtype.lanes > 1:
         raise ValueError(f"{e.dtype}: a thread computes with one element at a time")
     match e:
-        case Const(value, dtype) if is_half(dtype):
-            return Code(f"(unsigned short)0x{half_bits(float(value), dtype):04x}", UNARY)
+        case Const(value, dtype) if is_short(dtype):
+            return literal(float(value), dtype)
         case Const(value, dtype) if dtype.is_float and not math.isfinite(value):
             made = w.call("mlc_nan" if math.isnan(value) else "mlc_infinity", template=(TYPES[dtype.name],))
             return Code(f"-{made.text}", UNARY) if value < 0 else made
         case Load(buffer, (index,), dtype):
-            at = w.place(buffer, index) + (".bits" if is_half(dtype) else "")
+            at = w.place(buffer, index) + (".bits" if is_short(dtype) else "")
             if buffer in w.written:
                 at = w.call("mlc_reread", f"&{at}").text
             return Code(f"{at} != 0", c.EQUAL) if dtype is boolean else Code(at)
@@ -203,14 +204,14 @@ def _not_negative(e: Expr) -> bool:
 
 def _cast(w: Writer, arg: Expr, dtype: DType) -> Code:
     source = arg.dtype
-    if is_half(dtype):
+    if is_short(dtype):
         inner = arg
         if source is not f32:
-            if is_half(source):
+            if is_short(source):
                 return w.call(f"mlc_to_{dtype.name}", _cast(w, arg, f32).text)
             inner = Cast(arg, f32)
         return w.call(f"mlc_to_{dtype.name}", w.of(inner))
-    if is_half(source):
+    if is_short(source):
         wide = w.call(f"mlc_from_{source.name}", w.of(arg))
         if dtype is f32:
             return wide
@@ -239,7 +240,7 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
                 w.called.add(_BARRIERS[scope])
             return [_BARRIERS[scope] + "();"]
         case k.Store(buffer, index, value, "set"):
-            at = w.place(buffer, index) + (".bits" if is_half(value.dtype) else "")
+            at = w.place(buffer, index) + (".bits" if is_short(value.dtype) else "")
             return [f"{at} = {w.plain(value)};"]
         case k.Call(function, template, args):
             shown = [_argument(w, a) for a in args]

@@ -71,8 +71,8 @@ class Contract:
 
 
 # Matrix instructions by element type, of a warp and of a warpgroup.
-_WARP = {"bf16": "HMMA", "f16": "HMMA", "tf32": "HMMA", "i8": "IMMA", "f64": "DMMA"}
-_WARPGROUP = {"bf16": "HGMMA", "f16": "HGMMA", "tf32": "HGMMA", "i8": "IGMMA"}
+_WARP = {"bf16": "HMMA", "f16": "HMMA", "tf32": "HMMA", "i8": "IMMA", "f64": "DMMA", "f8e4m3": "QMMA", "f8e5m2": "QMMA"}
+_WARPGROUP = {"bf16": "HGMMA", "f16": "HGMMA", "tf32": "HGMMA", "i8": "IGMMA", "f8e4m3": "QGMMA", "f8e5m2": "QGMMA"}
 _STREAMS = ("pointwise", "broadcast", "transpose", "reduction", "normalization", "softmax")
 _PRODUCTS = ("contraction", "attention", "convolution")
 FAMILIES = (*_STREAMS, *_PRODUCTS, "scan", "gather", "argmax")

@@ -17,7 +17,7 @@ BASE = 16  # bytes that the tensor's address is a multiple of
 # CUtensorMapDataType; bool is a byte. Element sizes in bytes beside them.
 _TYPES = {
     "u8": (0, 1), "i8": (0, 1), "bool": (0, 1), "i16": (1, 2), "i32": (3, 4), "i64": (5, 8), "f16": (6, 2),
-    "f32": (7, 4), "f64": (8, 8), "bf16": (9, 2),
+    "f32": (7, 4), "f64": (8, 8), "bf16": (9, 2), "f8e4m3": (0, 1), "f8e5m2": (0, 1),
 }  # fmt: skip
 _SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle
 _PROMOTE_128, _PROMOTE_256 = 2, 3  # CUtensorMapL2promotion

@@ -160,7 +160,7 @@ def to_array(x: torch.Tensor | Array) -> Array:
     """NumPy has no bf16: it is held as f32."""
     if isinstance(x, torch.Tensor):
         x = x.detach().cpu()
-        return np.asarray((x.float() if x.dtype is torch.bfloat16 else x).numpy())
+        return np.asarray((x.float() if x.dtype.itemsize <= 2 and x.is_floating_point() else x).numpy())
     return np.asarray(x)
 
 

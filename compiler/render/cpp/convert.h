@@ -1,6 +1,7 @@
-// Conversions between element types: bf16 and f16 in memory, numbers, masks and booleans.
+// Conversions between element types: short floats in memory, numbers, masks and booleans.
 //
-// 16-bit floats are storage only: a vector of them is mlc_vec<unsigned short, N> (raw bits), computed with as float.
+// Short floats are storage only: a vector of them is mlc_vec<unsigned short, N>, or of 8 bits mlc_vec<unsigned char, N>
+// (raw bits), computed with as float.
 // Rounding is to nearest even, NaN stays NaN. Floats become integers by truncation; what int cannot hold becomes
 // INT_MIN (LONG_MIN for 64 bits), and 8- and 16-bit results are the low bits of that int (u8: of the 64-bit integer),
 // as in PyTorch on x86.
@@ -12,6 +13,12 @@ struct mlc_bf16 {
 };
 struct mlc_f16 {
   unsigned short bits;
+};
+struct mlc_f8e4m3 {
+  unsigned char bits;
+};
+struct mlc_f8e5m2 {
+  unsigned char bits;
 };
 
 // How an element type is kept in a vector straight from memory.
@@ -26,6 +33,14 @@ struct mlc_raw_type<mlc_bf16> {
 template <>
 struct mlc_raw_type<mlc_f16> {
   typedef unsigned short type;
+};
+template <>
+struct mlc_raw_type<mlc_f8e4m3> {
+  typedef unsigned char type;
+};
+template <>
+struct mlc_raw_type<mlc_f8e5m2> {
+  typedef unsigned char type;
 };
 template <>
 struct mlc_raw_type<bool> {
@@ -187,6 +202,44 @@ MLC_INLINE V mlc_round_f16(V x) {
   return mlc_from_f16(mlc_to_f16(x));
 }
 
+// ---- 8 bits: to nearest even; what is too large for f8e4m3 becomes the greatest number, for f8e5m2 an infinity
+
+// SHIFT bits of a float's fraction go, and REBIAS of its exponent; LEAST is that of the least normal number, OVER are the
+// bits of what is too large.
+template <int SHIFT, unsigned REBIAS, unsigned LEAST, unsigned OVER, typename V>
+MLC_INLINE mlc_vec<unsigned char, mlc_lanes<V>> mlc_to_eight(V x) {
+  constexpr int N = mlc_lanes<V>;
+  typedef mlc_vec<unsigned, N> U;
+  typedef mlc_vec<float, N> F;
+  constexpr unsigned LARGE = (LEAST + SHIFT) << 23;  // of a sum whose last bit is the least number
+  U bits = mlc_bitcast<U>(x), a = bits & 0x7fffffffu, sign = bits >> 24 & 0x80u;
+  U normal = (a + ((1u << (SHIFT - 1)) - 1) + (a >> SHIFT & 1u) - (REBIAS << 23)) >> SHIFT;
+  U denormal = mlc_bitcast<U>(mlc_bitcast<F>(a) + __builtin_bit_cast(float, LARGE)) - LARGE;
+  U number = a < LEAST << 23 ? denormal : (normal < OVER ? normal : U{} + OVER);
+  return mlc_cast<unsigned char>((a > 0x7f800000u ? U{} + 0x7fu : number) | sign);
+}
+template <typename V>
+MLC_INLINE mlc_vec<unsigned char, mlc_lanes<V>> mlc_to_f8e4m3(V x) {
+  return mlc_to_eight<20, 120, 121, 0x7e>(x);
+}
+template <typename V>
+MLC_INLINE mlc_vec<unsigned char, mlc_lanes<V>> mlc_to_f8e5m2(V x) {
+  return mlc_to_eight<21, 112, 113, 0x7c>(x);
+}
+template <typename V>
+MLC_INLINE mlc_vec<float, mlc_lanes<V>> mlc_from_f8e4m3(V raw) {
+  constexpr int N = mlc_lanes<V>;
+  typedef mlc_vec<unsigned, N> U;
+  typedef mlc_vec<float, N> F;
+  U bits = mlc_cast<unsigned>(raw), magnitude = bits & 0x7fu;
+  U finite = mlc_bitcast<U>(mlc_bitcast<F>((U)(magnitude << 20)) * 0x1p120f);
+  return mlc_bitcast<F>((U)(magnitude == 0x7fu ? U{} + 0x7fc00000u : finite) | (bits & 0x80u) << 24);
+}
+template <typename V>
+MLC_INLINE mlc_vec<float, mlc_lanes<V>> mlc_from_f8e5m2(V raw) {
+  return mlc_from_f16((mlc_vec<unsigned short, mlc_lanes<V>>)(mlc_cast<unsigned short>(raw) << 8));
+}
+
 // ---- masks and booleans
 
 // 1 where the mask is set, else 0, as lanes of T.
@@ -226,6 +279,10 @@ MLC_INLINE mlc_vec<T, mlc_lanes<R>> mlc_from_raw(R raw) {
     return mlc_convert<T>(mlc_from_bf16(raw));
   else if constexpr (mlc_same<S, mlc_f16>)
     return mlc_convert<T>(mlc_from_f16(raw));
+  else if constexpr (mlc_same<S, mlc_f8e4m3>)
+    return mlc_convert<T>(mlc_from_f8e4m3(raw));
+  else if constexpr (mlc_same<S, mlc_f8e5m2>)
+    return mlc_convert<T>(mlc_from_f8e5m2(raw));
   else
     return mlc_convert<T>(raw);
 }
@@ -235,6 +292,10 @@ MLC_INLINE mlc_vec<mlc_raw<S>, mlc_lanes<V>> mlc_to_raw(V v) {
     return mlc_to_bf16(mlc_convert<float>(v));
   else if constexpr (mlc_same<S, mlc_f16>)
     return mlc_to_f16(mlc_convert<float>(v));
+  else if constexpr (mlc_same<S, mlc_f8e4m3>)
+    return mlc_to_f8e4m3(mlc_convert<float>(v));
+  else if constexpr (mlc_same<S, mlc_f8e5m2>)
+    return mlc_to_f8e5m2(mlc_convert<float>(v));
   else if constexpr (mlc_same<S, bool>)
     return mlc_from_mask<unsigned char>(mlc_to_mask(v));
   else

@@ -12,7 +12,8 @@ from compiler.runtime import tensor_map
 from compiler.runtime.emulator import native
 from compiler.runtime.launches import Buffer, Flag, Launch, LaunchPlan, Map, Size
 
-_SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
+_SIZES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2, "f8e4m3": 1, "f8e5m2": 1, "i64": 8, "i32": 4, "i16": 2,
+          "i8": 1, "u8": 1, "bool": 1}  # fmt: skip
 
 
 @dataclass

@@ -234,12 +234,12 @@ def test_half_literals_round_to_even() -> None:
         [0.0, -0.0, 1.0, 1.00390625, 1.01171875, 65504.0, 1e30, 3.4e38, float("inf"), float("-inf")], np.float32
     )
     want = scalar.to_memory(values, dt.bf16)
-    assert [cpp_expression.half_bits(float(v), dt.bf16) for v in values] == want.tolist()
+    assert [cpp_expression.short_bits(float(v), dt.bf16) for v in values] == want.tolist()
     with np.errstate(over="ignore"):
-        assert [cpp_expression.half_bits(float(v), dt.f16) for v in values] == values.astype(np.float16).view(
+        assert [cpp_expression.short_bits(float(v), dt.f16) for v in values] == values.astype(np.float16).view(
             np.uint16
         ).tolist()
-    assert cpp_expression.half_bits(float("nan"), dt.bf16) == 0x7FC0
+    assert cpp_expression.short_bits(float("nan"), dt.bf16) == 0x7FC0
 
 
 def test_names_never_clash() -> None:

@@ -45,12 +45,18 @@ struct __align__(64) mlc_tensor_map {
 #endif
 #define mlc_warp_barrier() __syncwarp()
 
-// 16-bit floats in memory; arithmetic is in float.
+// Short floats in memory; arithmetic is in float.
 struct mlc_bf16 {
     unsigned short bits;
 };
 struct mlc_f16 {
     unsigned short bits;
+};
+struct mlc_f8e4m3 {
+    unsigned char bits;
+};
+struct mlc_f8e5m2 {
+    unsigned char bits;
 };
 
 // The address of shared memory as instructions have it: in a cluster, the block's rank comes above the offset.
