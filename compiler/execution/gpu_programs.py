@@ -247,23 +247,11 @@ def _emulated(
     threads: int,
     invalid: Callable[..., object],
 ) -> Launcher:
-    bound = launcher.bind(plan, constants)
-    free = [i for i in range(len(plan.inputs)) if i not in bound]
-
-    def launch(*arguments: object) -> tuple[torch.Tensor, ...]:
-        if len(arguments) != len(free):
-            raise TypeError(f"expected {len(free)} arguments, got {len(arguments)}")
-        given = bound | {
-            i: launcher.admit(n, plan.inputs[i], x) for n, (i, x) in enumerate(zip(free, arguments, strict=True))
-        }
-        held = aligned([given[i] for i in range(len(plan.inputs))])
-        fresh = tuple(torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype]) for b in plan.outputs)
-        pointers = [x.data_ptr() for x in (*held, *fresh)]
+    def run(inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> object:
+        pointers = [x.data_ptr() for x in (*aligned(inputs), *outputs)]
         found = emulator.run_pointers(path, launched, pointers, threads=threads or torch.get_num_threads())
         if found.reports:
             raise CompilerError("the emulator stopped: " + "; ".join(map(_line, found.reports)))
-        if found.invalid:
-            invalid(*arguments)
-        return fresh
+        return found.invalid
 
-    return launch
+    return launcher.in_python(plan, launcher.bind(plan, constants), run, invalid)

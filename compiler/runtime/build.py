@@ -158,7 +158,8 @@ def _compile(
         else:
             code, messages = _run(command, work)
         if code != 0:
-            raise _refusal(command, code, messages, source, path)
+            kept, said = kept_at(path, ".cpp"), re.sub(r"\S*/\.build-\w+/", "", messages)
+            raise refusal(command[0], "a kernel", code, said, source, kept, _again(command, kept))
         store.publish(text, path.with_suffix(".cpp"))
         store.publish(product, path)
 
@@ -190,25 +191,31 @@ def _run(command: list[str], work: Path) -> tuple[int, str]:
     return _run_all([command], work)[0]
 
 
-def _refusal(command: list[str], code: int, messages: str, source: str, path: Path) -> CacheError | ToolchainError:
-    """The error that a failed compilation becomes; the text is kept beside the cache for a look at it."""
-    folder = store.cache_of(path)
+def _again(command: list[str], kept: Path) -> str:
+    words = [str(kept) if word.endswith("/kernel.cpp") else word for word in command]
+    words[words.index("-o") + 1] = os.devnull
+    return f"try again: {' '.join(words)}"
+
+
+def refusal(
+    who: str, what: str, code: int, messages: str, source: str, kept: Path, again: str
+) -> CacheError | ToolchainError:
+    """The error that a failed compilation becomes; the text is `kept` in the cache for a look at it."""
     if "No space left on device" in messages or "Disk quota exceeded" in messages:
-        return CacheError(folder, "no space left on its disk")
-    short = re.sub(r"\S*/\.build-\w+/", "", messages)
-    lines = [line for line in short.splitlines() if line.strip()]
-    errors = [i for i, line in enumerate(lines) if "error" in line or "undefined reference" in line]
+        return CacheError(kept.parents[1], "no space left on its disk")
+    lines = [line for line in messages.splitlines() if line.strip()]
+    errors = [i for i, line in enumerate(lines) if re.search(r"error|fatal|undefined reference", line)]
     first = errors[0] if errors else 0
-    kept = folder / "refused" / f"{path.parent.name}{path.stem}.cpp"
     with contextlib.suppress(OSError):  # the compiler's message matters more than this copy
         kept.parent.mkdir(exist_ok=True)
         kept.write_text(source)
     how = f"ended by signal {-code}" if code < 0 else f"exit status {code}"
-    words = [str(kept) if word.endswith("/kernel.cpp") else word for word in command]
-    words[words.index("-o") + 1] = os.devnull
     return ToolchainError(
-        f"{command[0]} refused a kernel ({how}); a bug in mlcomp, unless the text was edited, or the compiler is "
-        "broken or out of memory.\n"
-        + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"])
-        + f"  try again: {' '.join(words)}"
+        f"{who} refused {what} ({how}); a bug in mlcomp, unless the text was edited, or the compiler is broken or out "
+        "of memory.\n" + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"]) + f"  {again}"
     )
+
+
+def kept_at(path: Path, suffix: str) -> Path:
+    """Where the text is kept of which `path` was to be made."""
+    return store.cache_of(path) / "refused" / f"{path.parent.name}{path.stem}{suffix}"

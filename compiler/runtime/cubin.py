@@ -3,7 +3,6 @@
 NVRTC compiles where it is installed (0.05 s for a small kernel, no process), else nvcc does (0.4 s).
 """
 
-import contextlib
 import functools
 import hashlib
 import os
@@ -16,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from compiler.errors import CacheError, ToolchainError
+from compiler.errors import ToolchainError
 from compiler.runtime import build, nvrtc, process, store
 
 INSTALL_COMPILER = (
@@ -106,7 +105,11 @@ def _compile(
         # How long it took is of no interest later, and would make equal builds differ.
         said = re.sub(r"\S*/\.build-\w+/|.*Compile time = .*\n?", "", messages)
         if code != 0:
-            raise _refusal(tool, code, said, source, arch, flags, include, path)
+            kept, again = build.kept_at(path, ".cu"), ""
+            if tool.command:
+                again = shlex.join(_nvcc_command(tool.command, arch, flags, include, kept, Path(os.devnull)))
+            again = f"try again: {again}" if again else f"its text: {kept}"
+            raise build.refusal(tool.name, f"a kernel for {arch}", code, said, source, kept, again)
         packed = _pack(image, said)
         product.write_bytes(packed)
         store.publish(text, path.with_suffix(".cu"))
@@ -124,31 +127,6 @@ def _unpack(path: Path, arch: str, packed: bytes) -> Cubin:
     (length,) = struct.unpack("<Q", packed[-8:])
     end = len(packed) - 8 - length
     return Cubin(path, arch, packed[:end], packed[end:-8].decode())
-
-
-def _refusal(
-    tool: Compiler, code: int, messages: str, source: str, arch: str, flags: tuple[str, ...],
-    include: tuple[Path, ...], path: Path,
-) -> CacheError | ToolchainError:  # fmt: skip
-    """The error that a failed compilation becomes; the text is kept beside the cache for a look at it."""
-    folder = store.cache_of(path)
-    if "No space left on device" in messages or "Disk quota exceeded" in messages:
-        return CacheError(folder, "no space left on its disk")
-    lines = [line for line in messages.splitlines() if line.strip()]
-    wrong = [i for i, line in enumerate(lines) if re.search(r"error|fatal", line)]
-    first = wrong[0] if wrong else 0
-    kept = folder / "refused" / f"{path.parent.name}{path.stem}.cu"
-    with contextlib.suppress(OSError):  # the compiler's message matters more than this copy
-        kept.parent.mkdir(exist_ok=True)
-        kept.write_text(source)
-    how = f"ended by signal {-code}" if code < 0 else f"status {code}"
-    again = _nvcc_command(tool.command, arch, flags, include, kept, Path(os.devnull)) if tool.command else []
-    return ToolchainError(
-        f"{tool.name} refused a kernel for {arch} ({how}); a bug in mlcomp, unless the text was edited, or the "
-        "compiler is broken or out of memory.\n"
-        + "".join(f"  {line}\n" for line in lines[first : first + 8] or ["(no message)"])
-        + (f"  try again: {shlex.join(again)}" if again else f"  its text: {kept}")
-    )
 
 
 # ---- compilers

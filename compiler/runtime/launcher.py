@@ -258,25 +258,42 @@ def load_ctypes(
 ) -> Launcher:
     """A launcher in plain Python, several times slower per call than the C one: for where that one cannot be built."""
     function = entry(path)
-    free = [i for i in range(len(plan.inputs)) if i not in bound]
     sizes = (ctypes.c_longlong * max(1, len(plan.sizes)))(*plan.sizes)
-    outputs = [(buffer.shape, buffer.stride, DTYPES[buffer.dtype]) for buffer in plan.outputs]
+
+    def run(inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> object:
+        arena = torch.empty(plan.arena, dtype=torch.uint8)
+        pointers = [*map(address, (*inputs, *outputs)), *(arena.data_ptr() + offset for offset in plan.temporaries)]
+        array = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
+        return function(array, sizes, threads or torch.get_num_threads())
+
+    return in_python(plan, bound, run, invalid)
+
+
+def in_python(
+    plan: Plan,
+    bound: Mapping[int, torch.Tensor],
+    run: Callable[[list[torch.Tensor], tuple[torch.Tensor, ...]], object],
+    invalid: Callable[..., object],
+    device: torch.device = CPU,
+) -> Launcher:
+    """The function of the inputs that are not bound which `run` makes; that gives true for data that are `invalid`."""
+    free = [i for i in range(len(plan.inputs)) if i not in bound]
 
     def launch(*arguments: object) -> tuple[torch.Tensor, ...]:
         if len(arguments) != len(free):
             raise TypeError(f"expected {len(free)} arguments, got {len(arguments)}")
-        given = {**bound} | {
-            i: admit(n, plan.inputs[i], v) for n, (i, v) in enumerate(zip(free, arguments, strict=True))
-        }
-        fresh = tuple(torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in outputs)
-        arena = torch.empty(plan.arena, dtype=torch.uint8)
-        held = [*(given[i] for i in range(len(plan.inputs))), *fresh]
-        pointers = [*map(address, held), *(arena.data_ptr() + offset for offset in plan.temporaries)]
-        if function((ctypes.c_void_p * max(1, len(pointers)))(*pointers), sizes, threads or torch.get_num_threads()):
+        numbered = enumerate(zip(free, arguments, strict=True))
+        given = {**bound} | {i: admit(n, plan.inputs[i], value, device) for n, (i, value) in numbered}
+        fresh = tuple(empty(b, device) for b in plan.outputs)
+        if run([given[i] for i in range(len(plan.inputs))], fresh):
             invalid(*arguments)
         return fresh
 
     return launch
+
+
+def empty(b: Buffer, device: torch.device = CPU) -> torch.Tensor:
+    return torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype], device=device)
 
 
 def bytes_of(buffer: Buffer) -> int:

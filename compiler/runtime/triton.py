@@ -99,28 +99,11 @@ def caller(
     fails: bool,
 ) -> launcher.Launcher:
     """The text as a function of the tensors that are not bound; data of which it `fails` are `invalid`."""
-    free = [i for i in range(len(plan.inputs)) if i not in bound]
 
-    def empty(b: launcher.Buffer) -> torch.Tensor:
-        return torch.empty_strided(b.shape, b.stride, dtype=DTYPES[b.dtype], device=device)
-
-    def call(*arguments: object) -> tuple[torch.Tensor, ...]:
-        if len(arguments) != len(free):
-            raise TypeError(f"expected {len(free)} arguments, got {len(arguments)}")
-        given = {**bound} | {
-            i: launcher.admit(n, plan.inputs[i], x, device)
-            for n, (i, x) in enumerate(zip(free, arguments, strict=True))
-        }
-        outputs = tuple(map(empty, plan.outputs))
+    def run(inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> object:
         failed = torch.zeros(1, dtype=torch.int32, device=device) if fails else None
-        _run(
-            launch,
-            [*(given[i] for i in range(len(plan.inputs))), *outputs, *map(empty, temporaries)],
-            plan.sizes,
-            failed,
-        )
-        if failed is not None and int(failed):
-            invalid(*arguments)
-        return outputs
+        made = [launcher.empty(b, device) for b in temporaries]
+        _run(launch, [*inputs, *outputs, *made], plan.sizes, failed)
+        return failed is not None and int(failed)
 
-    return call
+    return launcher.in_python(plan, bound, run, invalid, device)

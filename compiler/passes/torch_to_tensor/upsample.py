@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from inspect import Parameter, Signature
 
 from compiler.ir import dtype as dt
 from compiler.ir.dtype import DType, f32, i64
@@ -155,9 +156,6 @@ def _weighted(x: Value, at: Index, taps: tuple[Expr, ...], count: int) -> Expr:
     return out
 
 
-Kind = Callable[[Builder, Value, bool, Scales], Value]
-
-
 def linear(b: Builder, x: Value, align_corners: bool, scales: Scales) -> Value:
     return _interpolated(b, x, align_corners, scales, _linear_taps)
 
@@ -169,71 +167,33 @@ def cubic(b: Builder, x: Value, align_corners: bool, scales: Scales) -> Value:
 # The overloads --------------------------------------------------------------------------------------------------------
 
 
-def _nearest_rules(name: str, count: int, half: float) -> dict[str, Rule]:
-    resize = _nearest(half)
+def _rules(name: str, count: int, kind: Callable[..., Value], *options: str) -> dict[str, Rule]:
+    """Both overloads, with the `options` of a kind; one has a list of scales, the other each. Sizes are known."""
+    each = ("scales_d", "scales_h", "scales_w")[3 - count :] if count > 1 else ("scales",)
 
-    def vec(b: Builder, input: Value, output_size: Sequence[int] | None, scale_factors: Scales = None) -> Value:
-        del output_size
-        return resize(b, input, scale_factors)
+    def overload(tensor: str, *scales: str) -> Rule:
+        given = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in ("b", tensor, "output_size", *options)]
+        signature = Signature([*given, *(Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=None) for n in scales)])
 
-    def one(b: Builder, self: Value, output_size: Sequence[int], scales: float | None = None) -> Value:
-        del output_size
-        return resize(b, self, (scales,))
+        def rule(*args: object, **kwargs: object) -> Value:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            b, x, _, *chosen = bound.args
+            own, factors = chosen[: len(options)], chosen[len(options) :]
+            return kind(b, x, *own, factors[0] if scales == ("scale_factors",) else factors)
 
-    def two(
-        b: Builder,
-        self: Value,
-        output_size: Sequence[int],
-        scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Value:
-        del output_size
-        return resize(b, self, (scales_h, scales_w))
+        rule.__signature__ = signature  # type: ignore[attr-defined]
+        return rule
 
-    def three(
-        b: Builder, self: Value, output_size: Sequence[int], scales_d: float | None = None,
-        scales_h: float | None = None, scales_w: float | None = None,
-    ) -> Value:  # fmt: skip
-        del output_size
-        return resize(b, self, (scales_d, scales_h, scales_w))
-
-    return {f"aten.{name}.vec": vec, f"aten.{name}.default": (one, two, three)[count - 1]}
-
-
-def _between_rules(name: str, count: int, kind: Kind) -> dict[str, Rule]:
-    def vec(
-        b: Builder, input: Value, output_size: Sequence[int] | None, align_corners: bool, scale_factors: Scales = None
-    ) -> Value:
-        del output_size
-        return kind(b, input, align_corners, scale_factors)
-
-    def one(
-        b: Builder, self: Value, output_size: Sequence[int], align_corners: bool, scales: float | None = None
-    ) -> Value:
-        del output_size
-        return kind(b, self, align_corners, (scales,))
-
-    def two(
-        b: Builder, self: Value, output_size: Sequence[int], align_corners: bool, scales_h: float | None = None,
-        scales_w: float | None = None,
-    ) -> Value:  # fmt: skip
-        del output_size
-        return kind(b, self, align_corners, (scales_h, scales_w))
-
-    def three(
-        b: Builder, self: Value, output_size: Sequence[int], align_corners: bool, scales_d: float | None = None,
-        scales_h: float | None = None, scales_w: float | None = None,
-    ) -> Value:  # fmt: skip
-        del output_size
-        return kind(b, self, align_corners, (scales_d, scales_h, scales_w))
-
-    return {f"aten.{name}.vec": vec, f"aten.{name}.default": (one, two, three)[count - 1]}
+    return {f"aten.{name}.vec": overload("input", "scale_factors"), f"aten.{name}.default": overload("self", *each)}
 
 
 RULES: dict[str, Rule] = {
-    **_nearest_rules("upsample_nearest1d", 1, 0.0), **_nearest_rules("_upsample_nearest_exact1d", 1, 0.5),
-    **_nearest_rules("upsample_nearest2d", 2, 0.0), **_nearest_rules("_upsample_nearest_exact2d", 2, 0.5),
-    **_nearest_rules("upsample_nearest3d", 3, 0.0), **_nearest_rules("_upsample_nearest_exact3d", 3, 0.5),
-    **_between_rules("upsample_linear1d", 1, linear), **_between_rules("upsample_bilinear2d", 2, linear),
-    **_between_rules("upsample_trilinear3d", 3, linear), **_between_rules("upsample_bicubic2d", 2, cubic),
+    **_rules("upsample_nearest1d", 1, _nearest(0.0)), **_rules("_upsample_nearest_exact1d", 1, _nearest(0.5)),
+    **_rules("upsample_nearest2d", 2, _nearest(0.0)), **_rules("_upsample_nearest_exact2d", 2, _nearest(0.5)),
+    **_rules("upsample_nearest3d", 3, _nearest(0.0)), **_rules("_upsample_nearest_exact3d", 3, _nearest(0.5)),
+    **_rules("upsample_linear1d", 1, linear, "align_corners"),
+    **_rules("upsample_bilinear2d", 2, linear, "align_corners"),
+    **_rules("upsample_trilinear3d", 3, linear, "align_corners"),
+    **_rules("upsample_bicubic2d", 2, cubic, "align_corners"),
 }  # fmt: skip
