@@ -195,17 +195,15 @@ def made(found: Chained) -> Made:
 def _by_powers(e: Expr) -> Expr | None:
     match e:
         case Op("exp", (power,)):
-            return op("exp2_ftz", _scaled(power, math.log2(math.e)))
+            return op("exp2_ftz", _scaled(power))
     return None
 
 
-def _scaled(e: Expr, by: float) -> Expr:
-    """An exponent times a number, what a product is scaled by in the same operation as what is subtracted of it."""
+def _scaled(e: Expr) -> Expr:
+    """The exponent to 2 of an exponent to e. A difference of large numbers is rounded once, before it is scaled."""
     match e:
         case Op("sub", (Op("where", (cond, value, Const(low))), less)) if low == -math.inf:
-            return op("where", cond, _scaled(value - less, by), low)
-        case Op("sub", (Op("mul", (value, Const(factor))), less)):
-            return op("fma", value, const(factor * by, e.dtype), op("neg", less * const(by, e.dtype)))
-        case Op("sub", (value, less)):
-            return op("fma", value, const(by, e.dtype), op("neg", less * const(by, e.dtype)))
-    return e * const(by, e.dtype)
+            return op("where", cond, _scaled(value - less), low)
+        case Op("sub", (Op("mul", (value, Const() as factor)), less)):
+            e = op("fma", value, factor, op("neg", less))
+    return e * const(math.log2(math.e), e.dtype)

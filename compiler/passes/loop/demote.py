@@ -17,11 +17,12 @@ from compiler.ir.node import Node
 from compiler.ir.rewrite import statements
 from compiler.ir.statement import If, Kernel, Program, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.loop.narrow import narrow
 
 
 def demote(program: Program) -> Program:
     """Temporaries that kernels pass on as f32, and others only read rounded to one 16-bit type, are of that type."""
-    return _in_both_forms(_in_one_form(program))
+    return _in_both_forms(_in_one_form(narrow(program)))
 
 
 def _in_one_form(program: Program) -> Program:

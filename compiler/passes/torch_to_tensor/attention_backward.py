@@ -2,14 +2,14 @@
 
 With P = exp(scores - logsumexp) and the gradient dO of the result O, those of the value, the scores, the query and the
 key are P^T dO, dS = P * (dO V^T - sum(dO * O)), dS K and dS^T Q. Heads that share a key or a value are summed. Like the
-operands of any matmul, P and dS are rounded to the type of the query.
+operands of any matmul, P, dS and dO are rounded to the type of the query, and so are the gradients.
 """
 
 from __future__ import annotations
 
 from compiler.ir import dtype as dt
 from compiler.ir.expr import Expr, cast, const, dim, op, static
-from compiler.passes.torch_to_tensor.attention import Scores, scored
+from compiler.passes.torch_to_tensor.attention import scored
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Rule, Value, is_one, rounded
 from compiler.passes.torch_to_tensor.contract import product
 from compiler.passes.torch_to_tensor.reduce import over
@@ -31,7 +31,7 @@ def _backward(
         return op("exp", scores.logits.at(at) - cast(logsumexp.at(row), scores.logits.compute))
 
     weights = b.map(space, chance, "weights")
-    given = over(b, "sum", grad.shape, (rows,), False, lambda at: grad.at(at) * out.at(at), "given")
+    given = over(b, "sum", grad.shape, (rows,), False, lambda at: grad.rounded_at(at) * out.at(at), "given")
     reached = product(
         b, space, value.shape[-1:],
         lambda at, r: grad.rounded_at((*at[:-1], r[0])),
@@ -44,13 +44,14 @@ def _backward(
         lambda at, r: key.rounded_at((*scores.head(key, at), r[0], at[-1])), "by_query",
     )  # fmt: skip
     return (
-        _scaled(b, by_query, scores), _scaled(b, _shared(b, key, inner, query), scores),
-        _shared(b, value, weights, grad), inner,
+        _made(b, by_query, query, scores.factor), _made(b, _shared(b, key, inner, query), key, scores.factor),
+        _made(b, _shared(b, value, weights, grad), value, 1.0), inner,
     )  # fmt: skip
 
 
-def _scaled(b: Builder, x: Value, scores: Scores) -> Value:
-    return b.map(x.shape, lambda at: x.at(at) * const(scores.factor, x.compute), "scaled")
+def _made(b: Builder, x: Value, of: Value, factor: float) -> Value:
+    """The gradient, as a tensor of the type that it is the gradient of holds it: so others read it from memory."""
+    return b.map(x.shape, lambda at: rounded(x.at(at) * const(factor, x.compute), of.dtype), "made")
 
 
 def _shared(b: Builder, x: Value, weights: Value, by: Value) -> Value:

@@ -1,0 +1,121 @@
+"""Loop IR in, Loop IR out: a temporary of f32 whose elements 16 bits hold exactly is of 16 bits.
+
+They do where all that is stored was rounded before: as it is, chosen from such values, or put together of such values
+of which all but one are zero, as the gradient of what was taken apart is. No value differs for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.ir.dtype import STORAGE_ONLY, DType, f32
+from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, cast
+from compiler.ir.rewrite import nodes
+from compiler.ir.statement import Init, Kernel, Let, Program, Store
+from compiler.ir.tensor import Tensor
+
+ANY = "zero"  # what every type holds
+
+
+def narrow(program: Program) -> Program:
+    """Temporaries are of the one 16-bit type that holds what kernels store to them."""
+    writers = Counter(w for k in program.kernels for w in k.writes)
+    wide = {t.name for t in program.temps if t.dtype is f32 and writers[t.name] == 1}
+    types: dict[str, DType] = {}
+    for k in program.kernels:
+        types |= _stored(k, wide, types)
+    if not types:
+        return program
+
+    def typed(t: Tensor) -> Tensor:
+        return t.replace(dtype=types.get(t.name, t.dtype))
+
+    def rule(n: Any) -> Any:
+        match n:
+            case Load(buffer) if buffer in types and n.dtype is f32:
+                return cast(n.replace(type=types[buffer]), f32)
+            case Store(buffer) if buffer in types:
+                return n.replace(value=cast(n.value, types[buffer]))
+        return None
+
+    return program.replace(
+        temps=tuple(map(typed, program.temps)),
+        kernels=tuple(
+            k.replace(params=tuple(map(typed, k.params)), body=nodes(k.body, rule)) if _uses(k, types) else k
+            for k in program.kernels
+        ),
+    )
+
+
+def _uses(k: Kernel, types: Mapping[str, DType]) -> bool:
+    return any(p.name in types for p in k.params)
+
+
+def _stored(k: Kernel, wide: set[str], types: Mapping[str, DType]) -> dict[str, DType]:
+    """The temporaries that a kernel only sets, to what 16 bits of one type hold."""
+    every = [n for s in k.body for n in s.walk()]
+    stores = [n for n in every if isinstance(n, Store) and n.buffer in wide]
+    if not stores:
+        return {}
+    lets: dict[str, list[Expr]] = {}
+    for n in every:
+        if isinstance(n, Let | Init):
+            lets.setdefault(n.name, []).append(n.value)
+    changing = {n.name for n in every if isinstance(n, Init)}
+    values = {name: found[0] for name, found in lets.items() if len(found) == 1 and name not in changing}
+    kinds: dict[str, set[DType | str | None]] = {}
+    for s in stores:
+        kinds.setdefault(s.buffer, set()).add(_kind(s.value, values, types) if s.op == "set" else None)
+    return {name: kind for name, found in kinds.items() if len(found) == 1 and isinstance(kind := found.pop(), DType)}
+
+
+def _kind(e: Expr, lets: Mapping[str, Expr], types: Mapping[str, DType]) -> DType | str | None:
+    """The 16-bit type that holds a value of f32, `ANY` for a zero; None where none is known to."""
+
+    def of(*parts: Expr) -> DType | str | None:
+        kinds = {_kind(x, lets, types) for x in parts}
+        kinds = kinds - {ANY} or kinds
+        return kinds.pop() if len(kinds) == 1 else None
+
+    match e:
+        case Const(value):
+            return ANY if value == 0 else None
+        case Cast(arg) if arg.dtype in STORAGE_ONLY:
+            return arg.dtype
+        case Load(buffer):
+            return types.get(buffer)
+        case Var(name):
+            return of(lets[name]) if name in lets else None
+        case Select(_, a, b) | Op("where", (_, a, b)):
+            return of(a, b)
+        case Op("add"):
+            parts = _terms(e, lets)
+            conditions = [x.cond for x in parts if isinstance(x, Select) and _kind(x.other, lets, types) is ANY]
+            return of(*parts) if len(conditions) == len(parts) and _exclude(conditions) else None
+    return None
+
+
+def _terms(e: Expr, lets: Mapping[str, Expr]) -> list[Expr]:
+    """What a sum adds up, without zeros."""
+    match e:
+        case Var(name) if name in lets:
+            return _terms(lets[name], lets)
+        case Op("add", (a, b)):
+            return [*_terms(a, lets), *_terms(b, lets)]
+        case Const(value) if value == 0:
+            return []
+    return [e]
+
+
+def _exclude(conditions: list[Expr]) -> bool:
+    """No two of them hold at once: each says that one and the same index is a number of its own."""
+    found: set[tuple[Expr, Any]] = set()
+    for c in conditions:
+        match c:
+            case Op("eq", (Var() as v, Const(n))) | Op("eq", (Const(n), Var() as v)):
+                found.add((v, n))
+            case _:
+                return False
+    return len(found) == len(conditions) and len({v for v, _ in found}) == 1
