@@ -107,7 +107,7 @@ class _OfParts(Holding):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.wholes: dict[tuple[int, int], tuple[Pair, Tensor]] = {}
+        self.wholes: dict[tuple[int, int, tuple[int, ...]], tuple[Pair, Tensor]] = {}
 
     def run_node(self, n: Node) -> Any:
         self.node = n
@@ -131,8 +131,8 @@ class _OfParts(Holding):
         raise Unsupported(str(target), shown, "no rule for this op on complex numbers")
 
     def whole(self, x: Pair, order: list[int]) -> Tensor:
-        """Made once for all that are views of it."""
-        key = id(x.re), id(x.im)
+        """Made once for all that are views of it, and have their dimensions in memory in this order."""
+        key = id(x.re), id(x.im), tuple(order)
         if key not in self.wholes:
             self.wholes[key] = x, _whole(x, order)
         return self.wholes[key][1]

@@ -18,18 +18,11 @@ from compiler.ir.text import show
 Steps = Iterator[str]  # what a role waits for, each time that it has to
 
 
-def side_by_side(roles: Mapping[str, Steps], barriers: Mapping[str, Mbarriers], where: str) -> None:
+def side_by_side(each: Mapping[str, Steps], barriers: Mapping[str, Mbarriers], where: str) -> None:
     """Runs all to their ends; raises InterpretError where all wait for ever."""
-    left = dict(roles)
-    while left:
-        before = sum(b.changes for b in barriers.values())
-        waiting = {kind: next(steps, "") for kind, steps in left.items()}
-        done = [kind for kind, what in waiting.items() if not what]
-        for kind in done:
-            del left[kind]
-        if not done and sum(b.changes for b in barriers.values()) == before:
-            said = " and ".join(f"{kind} for {what}" for kind, what in waiting.items())
-            raise InterpretError(f"{where}: roles wait for ever: {said}")
+    said = roles.side_by_side(each.items(), lambda: sum(b.changes for b in barriers.values()))
+    if said:
+        raise InterpretError(f"{where}: roles wait for ever: {said}")
 
 
 def alone(steps: Steps, where: str) -> None:

@@ -25,7 +25,7 @@ have come that these said to expect; the next one begins then.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Expr, Var
@@ -33,6 +33,21 @@ from compiler.ir.node import Node
 from compiler.ir.statement import Stmt
 
 KINDS = ("compute", "copy", "prepare")
+
+
+def side_by_side(roles: Iterable[tuple[str, Iterator[str]]], changes: Callable[[], object]) -> str:
+    """Runs roles in turns, each until it says what it waits for; what is said by those that wait for ever.
+
+    They do where none ends in its turn, and what mbarriers were told, which `changes` says, stays as it was.
+    """
+    left = list(roles)
+    while left:
+        before = changes()
+        waiting = [(kind, steps, next(steps, "")) for kind, steps in left]
+        left = [(kind, steps) for kind, steps, what in waiting if what]
+        if len(left) == len(waiting) and changes() == before:
+            return " and ".join(f"{kind} for {what}" for kind, _, what in waiting)
+    return ""
 
 
 class Mbarrier(Node):

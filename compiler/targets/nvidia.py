@@ -83,6 +83,14 @@ _ASSUMED = {
     "turn": 800.0, "exchange": 30.0,
     "vote": 160.0, "vote.issue": 8.0,  # a warp's test of 32 elements: until it is done, and to issue it
     "update": 1200.0,  # an element of memory that is loaded, changed and stored, each after the one before
+    # Products by matrices of small integers that are widened on the way to registers, fitted to 292 times of 18 of them
+    # of 1, 4 and 16 rows: within 10 % (rms of the logarithm), what is chosen 2 % slower than the best. Instructions of
+    # a warp for an element of a matrix of bytes or of halves, and of the other factor; what it might issue while it
+    # waits for each other warp of its block; clocks of an instruction in a warp alone, and how many warps issue in one.
+    "widened.bytes": 0.098, "widened.halves": 0.084, "widened.other": 0.034, "widened.meeting": 1.7,
+    "widened.alone": 1.73, "widened.together": 2.27,
+    "widened.step": 157.0, "widened.latency": 1635.0,  # a step beside; until what was asked for is there
+    "widened.wave": 2656.0, "widened.cluster": 2461.0,  # a wave of blocks; parts are passed on in a cluster
 }  # fmt: skip
 # Products by groups of warps, whose copies have warps of their own.
 _COSTS = {

@@ -12,7 +12,19 @@ from dataclasses import dataclass, field
 
 from compiler.ir import tile
 from compiler.ir.expr import Const, Expr, Var, const, substitute
-from compiler.ir.roles import Advance, Arrive, Expect, Mbarrier, Mbarriers, One, Ring, RingStmt, Role, Wait
+from compiler.ir.roles import (
+    Advance,
+    Arrive,
+    Expect,
+    Mbarrier,
+    Mbarriers,
+    One,
+    Ring,
+    RingStmt,
+    Role,
+    Wait,
+    side_by_side,
+)
 from compiler.ir.statement import If, Init, Program, Stmt
 from compiler.passes.gpu.facts import is_asynchronous
 from compiler.passes.gpu.hazards import Uses, touched
@@ -123,14 +135,9 @@ class _Run:
         self.watched |= {n.target.buffer for n in inside if isinstance(n, tile.Copy) and n.full is not None}
         self.deepest = max((n.depth for n in inside if isinstance(n, Ring)), default=1)
         self.threads = [_Threads(r) for r in roles]
-        left = [(t.role.kind, self.body(t.role.body, t)) for t in self.threads]
-        while left:
-            before = self.ended()
-            waiting = [(kind, steps, next(steps, "")) for kind, steps in left]
-            left = [(kind, steps) for kind, steps, what in waiting if what]
-            if len(left) == len(waiting) and self.ended() == before:
-                said = " and ".join(f"{kind} for {what}" for kind, _, what in waiting)
-                raise self.fail(f"roles wait for ever: {said}")
+        said = side_by_side([(t.role.kind, self.body(t.role.body, t)) for t in self.threads], self.ended)
+        if said:
+            raise self.fail(f"roles wait for ever: {said}")
         self.end()
 
     def ended(self) -> dict[str, list[int]]:

@@ -38,13 +38,6 @@ COLUMNS = (8, 16, 32)  # rows of the other factor
 STEPS = (128, 256)  # of the sum
 WORD = 4  # bytes that an asynchronous copy moves at least
 SWIZZLE, ROW = 64, 128  # bytes
-# Instructions of a warp for an element of a matrix of bytes or of halves, and for one of the other factor; what it
-# might issue while it waits for each other warp of its block. Clocks of an instruction in a warp alone, and how many
-# warps of a multiprocessor issue in a clock together; clocks of a step beside, until what was asked for is there, of a
-# wave of blocks to begin and end, and in which a cluster passes on its parts. Fitted to 292 times on an H200 (18
-# products of 1, 4 and 16 rows): within 10 % (rms of the logarithm), what is chosen 2 % slower than the best.
-ISSUED, ISSUED_BESIDE, MEETING = (0.098, 0.084), 0.034, 1.7
-ALONE, TOGETHER, STEP, LATENCY, WAVE, CLUSTER = 1.73, 2.27, 157.0, 1635.0, 2656.0, 2461.0
 
 
 @dataclass(frozen=True)
@@ -159,16 +152,18 @@ def _clocks(w: Widened, s: _Shape, target: Target) -> float:
     batch = math.prod(map(size, p.batch))
     blocks = p.m.size // s.m * -(-p.n.size // s.n) * s.parts * batch
     steps = p.k.size // (s.k * s.parts)
-    issued = s.m * s.k / s.warps * ISSUED[w.bytes < 1] + s.n * s.k * ISSUED_BESIDE
-    alone = max(issued * ALONE + STEP, LATENCY / (s.depth - 1))
+    element = c["widened.bytes" if w.bytes >= 1 else "widened.halves"]
+    issued = s.m * s.k / s.warps * element + s.n * s.k * c["widened.other"]
+    alone = max(issued * c["widened.alone"] + c["widened.step"], c["widened.latency"] / (s.depth - 1))
 
     def wave(resident: int) -> float:
-        return steps * max(alone, resident * s.warps * (issued + MEETING * s.warps) / TOGETHER) + WAVE
+        together = resident * s.warps * (issued + c["widened.meeting"] * s.warps) / c["widened.together"]
+        return steps * max(alone, together) + c["widened.wave"]
 
     full, rest = divmod(blocks, target.cores * s.resident)
     made = full * wave(s.resident) + (wave(-(-rest // target.cores)) if rest else 0.0)
     memory = p.m.size * p.k.size * batch * w.bytes / (c["sync.dram"] * target.cores)
-    return max(made, memory) + (CLUSTER if s.parts > 1 else 0.0)
+    return max(made, memory) + (c["widened.cluster"] if s.parts > 1 else 0.0)
 
 
 class _Plan(MatmulPlan):
