@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 LARGEST = 8  # columns
 
@@ -18,13 +19,27 @@ def _small(x: Tensor) -> bool:
     return x.dtype in (torch.float32, torch.float64) and all(type(n) is int and n <= LARGEST for n in x.shape[-2:])
 
 
-def _of_small(how: Callable[..., Any], place: int = 0) -> Callable[..., Any]:
-    """Refuses what is not about a small matrix of real numbers, which is argument number `place`."""
+def _of_small(how: Callable[..., Any], place: int = 0, by_columns: bool = True) -> Callable[..., Any]:
+    """Refuses what is not about a small matrix of real numbers, which is argument number `place`.
+
+    Matrices among the results lie `by_columns` where those of torch do.
+    """
 
     def function(*args: Any, **kwargs: Any) -> Any:
-        return how(*args, **kwargs) if _small(args[place]) else NotImplemented
+        if not _small(args[place]):
+            return NotImplemented
+        made = how(*args, **kwargs)
+        if not by_columns:
+            return made
+        rank = max(x.dim() for x in args if isinstance(x, Tensor))
+        return pytree.tree_map_only(Tensor, lambda x: _by_columns(x) if x.dim() == rank else x, made)
 
     return function
+
+
+def _by_columns(x: Tensor) -> Tensor:
+    made: Tensor = x.mT.contiguous().mT
+    return made
 
 
 def _numbers(n: int, x: Tensor) -> Tensor:
@@ -166,15 +181,19 @@ def _lu(x: Tensor, *, pivot: bool = True) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _lu_solve(lu: Tensor, pivots: Tensor, b: Tensor, *, left: bool = True, adjoint: bool = False) -> Tensor:
-    """X with `A @ X = b`, or with A on the right, or transposed; `A[order] = L @ U`."""
-    if not left:
-        return _lu_solve(lu, pivots, b.mT, adjoint=not adjoint).mT
+    """X with `A @ X = b`, or with A on the right, or transposed."""
+    made = _by_columns(_lu_solved(lu, pivots, b if left else b.mT, adjoint == left))
+    return made if left else made.mT
+
+
+def _lu_solved(lu: Tensor, pivots: Tensor, b: Tensor, transposed: bool) -> Tensor:
+    """X with `A @ X = b`, where `A[order] = L @ U`."""
     n = lu.shape[-1]
     batch = _batch(lu, b)
     order, b = _order(pivots, n).expand(*batch, n), b.expand(*batch, *b.shape[-2:])
     if not b.numel():
         return b.clone()
-    if adjoint:
+    if transposed:
         half = _solve_triangular(lu.mT, b, upper=False)
         return _taken(_solve_triangular(lu.mT, half, upper=True, unitriangular=True), order.argsort(-1))
     half = _solve_triangular(lu, _taken(b, order), upper=False, unitriangular=True)
@@ -298,15 +317,17 @@ def _matrix_exp(x: Tensor) -> Any:
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "linalg_cholesky_ex": _cholesky_ex, "cholesky": _cholesky, "cholesky_inverse": _cholesky_inverse,
-    "linalg_solve_triangular": _solve_triangular, "linalg_lu_factor_ex": _lu_factor_ex, "lu_unpack": _lu_unpack,
-    "linalg_lu": _lu, "linalg_lu_solve": _lu_solve, "_linalg_det": _det, "_linalg_slogdet": _slogdet,
+    "linalg_solve_triangular": _solve_triangular, "linalg_lu_factor_ex": _lu_factor_ex,
+    "_linalg_det": _det, "_linalg_slogdet": _slogdet,
     "_linalg_solve_ex": _solve_ex, "linalg_inv_ex": _inv_ex, "geqrf": _geqrf, "ormqr": _ormqr,
     "linalg_householder_product": _householder_product, "linalg_qr": _qr,
 }  # fmt: skip
+_LAID_OUT: dict[str, Callable[..., Any]] = {"linalg_lu": _lu, "lu_unpack": _lu_unpack, "linalg_lu_solve": _lu_solve}
 _BEHIND: dict[str, Callable[..., Any]] = {"cholesky_solve": _cholesky_solve, "triangular_solve": _triangular_solve}
 # By the names of overloads.
 DEFINITIONS: dict[str, Callable[..., Any]] = (
     {f"{name}.default": _of_small(how) for name, how in _FUNCTIONS.items()}
     | {f"{name}.default": _of_small(how, 1) for name, how in _BEHIND.items()}
+    | {f"{name}.default": _of_small(how, by_columns=False) for name, how in _LAID_OUT.items()}
     | {"linalg_matrix_exp.default": _matrix_exp}
 )
