@@ -202,7 +202,8 @@ class Cache(Step):
 
     Of a factor that is only widened from 16 bits the tile holds the narrow elements. A block of a buffer is copied by
     `how`, one of `tile.COPIES`, in the order of the buffer's axes; with no `how`, a loop called `into`, or one for each
-    of several names, computes the elements of a tile that lies in the order of `loops`.
+    of several names, computes the elements of a tile that lies in the order of `loops`. Two steps may name one tile
+    where it is the same block for both.
     """
 
     makes = ("tile", "into")

@@ -48,6 +48,8 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
                 for j in serial(6):
                     for l in serial(16, reduce):
                         c[i, j] += f32(ta[i, l]) * b[l0 * 16 + l, j]
+
+    A tile of that name which another step has filled so just before is read again.
     """
     for around, total, factor, other in factors_from(kernel, step.buffer, step.loops):
         named = {f.var: f for f in around}
@@ -60,8 +62,10 @@ def cache(kernel: Kernel, step: Cache) -> Kernel:
         held, own, fill = _filled(kernel, step, unwidened(factor), tuple(named[v] for v in step.loops), around)
         value = cast(Load(held.name, own, held.dtype), factor.dtype) * other
         new = replaced((around[depth],), total, total.replace(value=value))
-        alloc = tile.Alloc(held, step.space, step.swizzle)
-        return kernel.replace(body=replaced(kernel.body, around[depth], (alloc, *fill, *new)))
+        made = (tile.Alloc(held, step.space, step.swizzle), *fill)
+        beside = around[depth - 1].body if depth else kernel.body
+        there = all(s in beside[: beside.index(around[depth])] for s in made)
+        return kernel.replace(body=replaced(kernel.body, around[depth], new if there else (*made, *new)))
     raise ScheduleError(
         step, f"no contraction within {', '.join(step.loops)} has a factor from {step.buffer} over these"
     )

@@ -8,7 +8,7 @@ from compiler.analysis.online_softmax import For
 from compiler.ir import loop
 from compiler.schedule import names as naming
 from compiler.schedule.gpu import matmul_axes
-from compiler.schedule.steps import Bind, Cache, Promote, Reorder, Split, SplitTf32, Step, Tensorize
+from compiler.schedule.steps import Bind, Cache, Promote, Reorder, Split, SplitTf32, Step, Tensorize, names_made
 from compiler.targets.target import Instruction
 
 CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
@@ -79,6 +79,10 @@ class Steps:
             self.spread(into)
         return name
 
+    def free(self, name: str) -> str:
+        """The name, with an underscore behind it where a step before makes something that is called so."""
+        return f"{name}_" if any(name in names_made(s) for s in self.steps) else name
+
     def contraction(
         self, acc: str, nest: tuple[str, str, str], operands: tuple[str, str], row: Instruction, width: int = 0
     ) -> None:
@@ -109,7 +113,7 @@ class Steps:
         each, step = naming.pieces(k)
         self.steps += [Split(k, row.k, (each, step)), Reorder((each, m, n, step)), Bind(each, "unroll")]
         inner = m, n, step
-        pieces = [(f"{x}_piece", x, own) for x, own in zip(operands, (m, n), strict=True) if x]
+        pieces = [(self.free(f"{x}_piece"), x, own) for x, own in zip(operands, (m, n), strict=True) if x]
         self.steps += [Cache(x, piece, (own, inner[2]), "registers", "plain") for piece, x, own in pieces]
         if self.way.threefold:
             a, b = (piece for piece, _, _ in pieces)
