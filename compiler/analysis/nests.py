@@ -6,9 +6,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from compiler.analysis import access
 from compiler.ir import loop, tile
-from compiler.ir.expr import Load, Var
+from compiler.ir.expr import Const, Load, Var
+from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, Init, Stmt, Store
+from compiler.ir.tensor import Tensor
 
 F = TypeVar("F", loop.For, tile.For)
 Body = tuple[Stmt, ...]
@@ -87,3 +90,17 @@ def used_as_value(body: tuple[Stmt, ...], loops: set[Var]) -> bool:
         return any(visible(c) for c in n.children())  # type: ignore[attr-defined]
 
     return any(map(visible, body))
+
+
+def even(
+    outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
+) -> bool:
+    """Every address moves through two loops as through one."""
+    if not isinstance(inner.extent, Const):
+        return False
+    i, j, n = Var(outer.var), Var(inner.var), int(inner.extent.value)
+    inner_stride = access.strides(inside, j, tensors, ranges)
+    outer_stride = access.strides(inside, i, tensors, ranges)
+    if any(a is None or b is None or b != a * n for a, b in zip(inner_stride, outer_stride, strict=True)):
+        return False
+    return not used_as_value(inside, {i, j})

@@ -6,19 +6,12 @@ A case that is a benchmark is asked for its speed, another for its values. The g
 
 import contextlib
 import io
-from pathlib import Path
 
 import pytest
 
 from conformance.history import bisect
 from conformance.run import settings
-from conformance.run.sections import write_sections
-
-SECTION = "Captured mlcomp call"  # what pytest calls the section that an item adds
-
-
-class Inconclusive(Exception):
-    """There is no answer, and why."""
+from conformance.run.sections import Question, Unanswered, pytest_terminal_summary
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,12 +26,7 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
     items[:] = [Bisect.from_parent(session, name=f"mlcomp-bisect[{session.config.getoption('mlcomp_bisect')}]")]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say the answer."""
-    write_sections(terminalreporter, SECTION)
-
-
-class Bisect(pytest.Item):
+class Bisect(Question):
     """The search for one case."""
 
     def runtest(self) -> None:
@@ -52,14 +40,8 @@ class Bisect(pytest.Item):
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             status = bisect.main(words)
         if status:
-            raise Inconclusive(err.getvalue().splitlines()[-1])
+            raise Unanswered(err.getvalue().splitlines()[-1])
         self.add_report_section("call", "mlcomp", out.getvalue().rstrip())
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
-        """Why there is no answer."""
-        known = isinstance(excinfo.value, Inconclusive)
-        return str(excinfo.value) if known else str(super().repr_failure(excinfo))
 
-    def reportinfo(self) -> tuple[Path, None, str]:
-        """The name says it all."""
-        return self.config.rootpath, None, self.name
+__all__ = ["pytest_collection_modifyitems", "pytest_configure", "pytest_terminal_summary"]

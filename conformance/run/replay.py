@@ -7,10 +7,9 @@ import pytest
 
 from conformance.history import revisions, texts
 from conformance.run import settings
-from conformance.run.sections import write_sections
+from conformance.run.sections import Question, Unanswered, pytest_terminal_summary
 from conformance.shapes.files import below, own_suite
 
-SECTION = "Captured mlcomp call"  # what pytest calls the section that an item adds
 NAMED: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
 
 
@@ -33,17 +32,10 @@ def pytest_collection_modifyitems(session: pytest.Session, items: list[pytest.It
     items[:] = [Replay.from_parent(session, name=f"mlcomp-replay[{session.config.getoption('mlcomp_replay')}]")]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say how much was compared."""
-    write_sections(terminalreporter, SECTION)
+class Replay(Question):
+    """The texts of all cases of some shape files at two revisions; it fails with what differs."""
 
-
-class Differs(Exception):
-    """Texts are others than they were."""
-
-
-class Replay(pytest.Item):
-    """The texts of all cases of some shape files at two revisions."""
+    expected = (Unanswered, revisions.RevisionError)
 
     def runtest(self) -> None:
         """Lower with both compilers at once, and compare."""
@@ -57,16 +49,10 @@ class Replay(pytest.Item):
         differ = sum(before.digests[key] != after.digests[key] for key in shared)
         said = f"{len(shared)} texts at {name} and now, {differ or 'none'} of them different"
         if differ:
-            raise Differs("\n".join((said, *texts.compare(before, after))))
+            raise Unanswered("\n".join((said, *texts.compare(before, after))))
         if not shared:
-            raise Differs(f"no text was made both at {name} and now: nothing could be compared")
+            raise Unanswered(f"no text was made both at {name} and now: nothing could be compared")
         self.add_report_section("call", "mlcomp", said)
 
-    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
-        """What differs, or why nothing could be compared."""
-        known = isinstance(excinfo.value, Differs | revisions.RevisionError)
-        return str(excinfo.value) if known else str(super().repr_failure(excinfo))
 
-    def reportinfo(self) -> tuple[Path, None, str]:
-        """The name says it all."""
-        return self.config.rootpath, None, self.name
+__all__ = ["pytest_collection_modifyitems", "pytest_configure", "pytest_terminal_summary"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.nests import contiguous, paths_of, rows_of, used_as_value
+from compiler.analysis.nests import contiguous, even, paths_of, rows_of
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, product
 from compiler.ir.index import extent_range
@@ -148,20 +148,6 @@ def nest(memory: Memory, f: loop.For) -> Nest:
     paths = tuple(map(tuple, paths_of(inside)))
     stored_at = tuple(memory.stored_at(f)) if rows and paths else ()
     return Nest(memory, inside, ranges, tuple(groups), tuple(steps), paths, stored_at)
-
-
-def even(
-    outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], tensors: dict[str, Tensor], ranges: dict[str, Range]
-) -> bool:
-    """Every address moves through two loops as through one."""
-    if not isinstance(inner.extent, Const):
-        return False
-    i, j, n = Var(outer.var), Var(inner.var), int(inner.extent.value)
-    inner_stride = access.strides(inside, j, tensors, ranges)
-    outer_stride = access.strides(inside, i, tensors, ranges)
-    if any(a is None or b is None or b != a * n for a, b in zip(inner_stride, outer_stride, strict=True)):
-        return False
-    return not used_as_value(inside, {i, j})
 
 
 def work(body: tuple[Stmt, ...]) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from compiler.analysis import access
+from compiler.analysis.nests import even
 from compiler.analysis.vectors import NARROWEST, fitting_unroll, fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Var, dim
@@ -15,7 +16,7 @@ from compiler.ir.statement import Accum, Init
 from compiler.schedule import names as naming
 from compiler.schedule.cost import cpu as cost
 from compiler.schedule.space.cpu import pointwise
-from compiler.schedule.space.cpu.nests import Nest, even, touched, work
+from compiler.schedule.space.cpu.nests import Nest, touched, work
 from compiler.schedule.space.members import Member, above, both, either, fixed, ranked, relative
 from compiler.schedule.steps import Bind, Collapse, Reorder, Split, Step, StoreAt
 

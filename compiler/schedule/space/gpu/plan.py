@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.nests import contiguous, paths_of, rows_of, used_as_value
+from compiler.analysis.nests import contiguous, paths_of, rows_of
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, dim, product
 from compiler.ir.index import extent_range, value_range
@@ -54,16 +54,6 @@ class Plan:
             if isinstance(size, Const) and int(size.value) <= OWN * count and len(self.kernel.body) == 1:
                 steps.append(StoreAt(b, row))
         return steps
-
-    def even(self, outer: loop.For, inner: loop.For, inside: tuple[Stmt, ...], ranges: dict[str, Range]) -> bool:
-        """Every address moves through both loops as through one."""
-        assert isinstance(inner.extent, Const)
-        i, j, n = Var(outer.var), Var(inner.var), int(inner.extent.value)
-        inner_stride = access.strides(inside, j, self.tensors, ranges)
-        outer_stride = access.strides(inside, i, self.tensors, ranges)
-        if any(a is None or b is None or b != a * n for a, b in zip(inner_stride, outer_stride, strict=True)):
-            return False
-        return not used_as_value(inside, {i, j})
 
     def neighbours(self, last: loop.For, body: tuple[Stmt, ...]) -> int:
         """How many elements a thread takes side by side: as many as the widest instruction moves of most buffers."""

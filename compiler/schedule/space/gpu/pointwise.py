@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from functools import partial
 
-from compiler.analysis.nests import Row, paths_of
+from compiler.analysis.nests import Row, even, paths_of
 from compiler.ir import loop
 from compiler.ir.expr import Const
 from compiler.ir.index import extent_range
@@ -73,7 +73,7 @@ def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[l
         assert isinstance(r.extent, Const)
         extent = int(r.extent.value)
         # The axes before the last may stay axes of the grid if the last is long enough to keep threads busy.
-        if groups and (plan.even(groups[-1].last, r, inside, ranges) or _rest(rows, r) < THREADS):
+        if groups and (even(groups[-1].last, r, inside, plan.tensors, ranges) or _rest(rows, r) < THREADS):
             steps.append(Collapse(groups[-1].name, r.var, groups[-1].name + r.var))
             groups[-1] = Row(groups[-1].name + r.var, groups[-1].extent * extent, r)
         else:
