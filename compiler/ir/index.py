@@ -72,6 +72,9 @@ def range_below(extent: Expr, ranges: Ranges) -> Range:
     return 0, None if high is None else high - 1
 
 
+_LARGEST = 2**63 - 1
+
+
 def value_range(e: Expr, ranges: Ranges) -> Range:
     """Bounds of an integer expression."""
     match e:
@@ -147,7 +150,7 @@ def _linear_range(e: Expr, ranges: Ranges) -> Range:
 
 
 def _product_range(e: Expr, ranges: Ranges) -> Range:
-    """Of a product of sizes and others, if none of them is negative."""
+    """Of a product of sizes and others, if none of them is negative; what overflows has no bounds."""
     low, high = 1, 1
     known = True
     for x in factors_of(e):
@@ -156,7 +159,9 @@ def _product_range(e: Expr, ranges: Ranges) -> Range:
             return None, None
         known = known and b is not None
         low, high = low * a, high * (b or 0)
-    return low, high if known else None
+    if low > _LARGEST:
+        return None, None
+    return low, high if known and high <= _LARGEST else None
 
 
 def _is_symbolic(atom: Expr, ranges: Ranges) -> bool:

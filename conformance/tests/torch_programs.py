@@ -89,7 +89,10 @@ def tables() -> Mapping[str, list[str]]:
 
 
 # What begins so gives for NaN and infinities what compiler/README.md says under Numerics, not what eager's kernels do.
-OPEN = ("F.conv", "F.scaled_dot_product_attention", "x ** 0.5", "torch.bucketize", "torch.searchsorted")
+OPEN = (
+    "F.conv", "F.scaled_dot_product_attention", "x ** 0.5", "torch.bucketize", "torch.searchsorted", "torch.fft",
+    "torch.complex", "(torch.complex", "torch.view_as_", "torch.polar", "F.embedding_bag",
+)  # fmt: skip
 
 
 def programs() -> list[Program]:

@@ -82,6 +82,13 @@ def test_simplify_keeps_the_value_everywhere(e: Expr, extents: tuple[int, ...]) 
     assert high is None or high >= found.max(), (high, show(e))
 
 
+def test_squares_of_squares_have_bounds_only_as_long_as_they_fit() -> None:
+    ranges: dict[str, Range] = {"x0": (2, 3)}
+    for k in range(70):
+        ranges[f"x{k + 1}"] = index.value_range(op("mul", Var(f"x{k}"), Var(f"x{k}")), ranges)
+    assert ranges["x2"] == (16, 81) and ranges["x70"] == (None, None)
+
+
 @settings(max_examples=100, deadline=None)
 @given(EXPRESSIONS, EXPRESSIONS, st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"]), EXTENTS)
 def test_comparisons_keep_their_value_everywhere(a: Expr, b: Expr, how: str, extents: tuple[int, ...]) -> None:
