@@ -7,6 +7,7 @@ channels, whose sum goes through all pixels of all images. Tiles hold a box of p
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -17,11 +18,11 @@ from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 from compiler.schedule.contraction_nest import Contraction, size
 from compiler.schedule.gpu import conv, permuted_copy
-from compiler.schedule.gpu.box_shapes import box, count
+from compiler.schedule.gpu.box_shapes import count, summed
 from compiler.schedule.gpu.matmul_axes import ROW, Axis, Factor, MatmulAxes, axis
 from compiler.schedule.steps import Permute
 
-SHARES = (1, 2)  # a box has as many elements as a row of all banks has, or half as many where these fit images better
+ROWS = (1, 2)  # a box has at most as many elements as so many rows of all banks
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
@@ -47,8 +48,8 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                     tuple(permuted_copy.moved(x, tensors[x.buffer]) for x in copies),
                     sum(conv.bytes_of(tensors[n.buffer]) for x in (left, right) for n in loads(x)),
                 )  # fmt: skip
-                longest = ROW // max(a.operand.bytes, b.operand.bytes)
-                yield from (replace(made, k=k) for k in _depths(c.depth, (left, right), longest, tensors))
+                row, bits = ROW // max(a.operand.bytes, b.operand.bytes), not (a.even and b.even)
+                yield from (replace(made, k=k) for k in _depths(c.depth, (left, right), row, bits, tensors))
 
 
 def _factors(
@@ -62,20 +63,16 @@ def _factors(
 
 
 def _depths(
-    depth: Sequence[loop.For], factors: Sequence[Expr], longest: int, tensors: Mapping[str, Tensor]
+    depth: Sequence[loop.For], factors: Sequence[Expr], row: int, bits: bool, tensors: Mapping[str, Tensor]
 ) -> Iterator[Axis]:
     """The loops that sum, in boxes of whole numbers of elements, but where both factors are zero beyond the end."""
-    found = [conv.load_of(x, tensors, {f.var for f in depth}) for x in factors]
-    ends = tuple(
-        any(x is None or _beyond(f, x.index, tensors[x.buffer].shape) for x in found) for f in depth
-    )  # fmt: skip
-    extents = tuple(size(f) for f in depth)
-    for length in (longest // share for share in SHARES):
-        lengths = box(extents, length, whole=ends)
+    found = [x for f in factors if (x := conv.load_of(f, tensors, {f.var for f in depth})) is not None]
+    ends = tuple(any(_beyond(f, x.index, tensors[x.buffer].shape) for x in found) for f in depth)
+    extents, step = tuple(size(f) for f in depth), max(conv.step_of(x, depth) for x in found)
+    for lengths in dict.fromkeys(summed(extents, ends, row * n, step, bits) for n in ROWS):
         if lengths:
             k = axis(depth)
-            k.boxed, k.whole = True, ends
-            k.size, k.length = count(extents, lengths) * length, length
+            k.boxed, k.box, k.size = True, lengths, count(extents, lengths) * math.prod(lengths)
             yield k
 
 

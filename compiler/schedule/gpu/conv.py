@@ -147,11 +147,11 @@ def axis_of(loops: Sequence[loop.For], value: Expr, tensors: Mapping[str, Tensor
     (d, e), *_ = places
     whole = len(loops) == 1 and e is Var(loops[0].var) and tensors[load.buffer].shape[d] is loops[0].extent
     made = axis(loops)
-    made.boxed, made.step = not whole, _step(load, loops)
+    made.boxed, made.step = not whole, step_of(load, loops)
     return made
 
 
-def _step(load: Load, loops: Sequence[loop.For]) -> int:
+def step_of(load: Load, loops: Sequence[loop.For]) -> int:
     """The most elements of an axis from one iteration of a loop to the next."""
     return max(linear(e)[0].get(Var(f.var), 1) for e in load.index for f in loops)
 
@@ -239,7 +239,7 @@ def result_of(c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor]) -
 
 def boxed(x: Axis, length: int) -> list[Step]:
     """Steps after which the loops of an axis are two: over boxes, and through a box. The axis is named after these."""
-    lengths = box(tuple(size(f) for f in x.loops), length, x.step, x.near, x.whole)
+    lengths = x.box or box(tuple(size(f) for f in x.loops), length, x.step, x.near)
     loops = [f.var for f in x.loops]
     full = tuple(-(-size(f) // n) * n for f, n in zip(x.loops, lengths, strict=True))
     steps: list[Step] = []

@@ -31,8 +31,7 @@ class Axis:
     """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles.
 
     Tiles of a `boxed` axis are boxes of its loops, which take up to `step` elements at a time of what they go through.
-    Those of a `near` one are neighbours in the result. Boxes do not go beyond the ends of `whole` loops. One that sums
-    has boxes of `length` elements, and is as long as all of them.
+    Those of a `near` one are neighbours in the result. One that sums has a `box` of its own, and is as long as all of these.
     """
 
     name: str
@@ -42,8 +41,7 @@ class Axis:
     boxed: bool = False
     step: int = 1
     near: bool = False
-    whole: tuple[bool, ...] = ()
-    length: int = 0
+    box: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ def _sizes(p: MatmulAxes) -> Matmul:
     boxes = tuple(map(size, p.m.loops)) if p.m.boxed else (), tuple(map(size, p.n.loops)) if p.n.boxed else ()
     return Matmul(
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
-        (p.m.near, p.n.near), any(map(loads, p.found.after)), p.k.length,
+        (p.m.near, p.n.near), any(map(loads, p.found.after)), math.prod(p.k.box) if p.k.boxed else 0,
     )  # fmt: skip
 
 
