@@ -31,7 +31,8 @@ class Axis:
     """The loop that plays a part, after those that play it were made one; `outer` is its loop over tiles.
 
     Tiles of a `boxed` axis are boxes of its loops, which take up to `step` elements at a time of what they go through.
-    Those of a `near` one are neighbours in the result. One that sums has a `box` of its own, and is as long as all of these.
+    Those of a `near` one are neighbours in the result. One that sums has a `box` of its own, and is as long as all of
+    these.
     """
 
     name: str
