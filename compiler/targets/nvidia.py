@@ -102,6 +102,8 @@ _COSTS = {
         "l2": 67.7, "l2.parts": 63.9, "dram": 15.4, "latency": 1230.0,
         "start": 969.0, "fill": 1800.0,  # a kernel; each wave of blocks before its pipelines are full
         "cluster": 844.0, "cluster.byte": 0.0761,  # the exchange of parts, and each byte of a block's tile
+        # Boxes of pixels whose sums are made in parts: what L2 gives all multiprocessors, and their exchange.
+        "l2.boxes": 34.8, "ticket.boxes": 13000.0,
         "ticket": 2950.0, "store.byte": 0.131, "sum.byte": 0.0184,  # the same through memory of all blocks
     },
 }  # fmt: skip

@@ -53,7 +53,8 @@ class Work:
     """`blocks` blocks of `steps` steps, of which a multiprocessor holds `resident`, and at least `read` bytes to read.
 
     `parts` of them make one tile of `tile` bytes together, in a cluster or not. Blocks that `stay` make one tile after
-    another. It takes `change` clocks more than usual to begin with others, and `ending` clocks to store a tile.
+    another. It takes `change` clocks more than usual to begin with others, and `ending` clocks to store a tile. All of
+    them bring `boxed` bytes by boxes of several axes, whose parts are summed.
     """
 
     blocks: int
@@ -66,6 +67,7 @@ class Work:
     stay: bool = False
     change: float = 0.0
     ending: float = 0.0
+    boxed: int = 0
 
 
 def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
@@ -102,8 +104,10 @@ def total(w: Work, step_of: Callable[[int], float], target: Target) -> float:
         return made
 
     out = costs["start"] + full * wave(w.resident) + (wave(-(-rest // cores)) if rest else 0.0)
+    if w.boxed:
+        out = max(out, w.boxed / (costs["l2.boxes"] * target.cores))
     if w.parts > 1 and not w.cluster:
-        out += costs["ticket"] + costs["sum.byte"] * w.parts * w.tile
+        out += costs["ticket.boxes" if w.boxed else "ticket"] + costs["sum.byte"] * w.parts * w.tile
     return close((out, w.read / (costs["dram"] * target.cores)), BOUND)
 
 
@@ -145,7 +149,8 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
         busy = read / c["dram"] < p.m * p.n * p.k * p.batch / _rate("wgmma", b.row, target)
         stay = b.row.a_space == "shared" and parts == 1 and tiles > target.cores * fits and busy and not boxes
         change = c["boxes"] if boxes and fits == 1 else 0.0
-        work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, stay, change, ending)
+        boxed = tiles * steps * k * (m * p.a.bytes + n * p.b.bytes) if p.step else 0
+        work = Work(tiles, steps, fits, read, m * n * p.acc_bytes, parts, cluster, stay, change, ending, boxed)
         return total(work, step_of, target), target.cores * fits if stay else 0
     cores = _cores(target, parts, cluster)
     resident = min(fits, matmul.over(tiles, cores))

@@ -41,8 +41,8 @@ def summed(
 ) -> tuple[int, ...]:
     """The box of at most so many elements with which a sum over all is soonest made; empty where there is none.
 
-    It is as long as some of an instruction's steps, and does not go beyond the ends of `whole` loops. Elements are
-    `step` apart, at most. Where places in it have to be `bits`, its sides are powers of two.
+    It is longer than half of that, as some of an instruction's steps are, and does not go beyond the ends of `whole`
+    loops. Elements are `step` apart, at most. Where places in it have to be `bits`, its sides are powers of two.
 
     >>> summed((32, 14, 14), (False, True, True), 128)
     (32, 2, 2)
@@ -55,7 +55,7 @@ def summed(
         [x for x in range(1, min(most, LONGEST // step) + 1) if (n % x == 0 or not w) and not (bits and x & (x - 1))]
         for n, w in zip(extents, whole, strict=True)
     ]
-    boxes = [b for b in itertools.product(*sides) if math.prod(b) <= most and math.prod(b) % UNIT == 0]
+    boxes = [b for b in itertools.product(*sides) if most // 2 < math.prod(b) <= most and math.prod(b) % UNIT == 0]
 
     def takes(b: tuple[int, ...]) -> tuple[int, ...]:
         return count(extents, b) * (math.prod(b) + UNIT), *(-x for x in reversed(b))

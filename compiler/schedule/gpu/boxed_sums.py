@@ -19,7 +19,7 @@ from compiler.ir.tensor import Tensor
 from compiler.schedule.contraction_nest import Contraction, size
 from compiler.schedule.gpu import conv, permuted_copy
 from compiler.schedule.gpu.box_shapes import count, summed
-from compiler.schedule.gpu.matmul_axes import ROW, Axis, Factor, MatmulAxes, axis
+from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, axis
 from compiler.schedule.steps import Permute
 
 ROWS = (1, 2)  # a box has at most as many elements as so many rows of all banks
@@ -48,8 +48,8 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                     tuple(permuted_copy.moved(x, tensors[x.buffer]) for x in copies),
                     sum(conv.bytes_of(tensors[n.buffer]) for x in (left, right) for n in loads(x)),
                 )  # fmt: skip
-                row, bits = ROW // max(a.operand.bytes, b.operand.bytes), not (a.even and b.even)
-                yield from (replace(made, k=k) for k in _depths(c.depth, (left, right), row, bits, tensors))
+                short, bits = ROW // max(a.operand.bytes, b.operand.bytes), not (a.even and b.even)
+                yield from (replace(made, k=k) for k in _depths(c.depth, (left, right), short, bits, tensors))
 
 
 def _factors(
@@ -58,7 +58,7 @@ def _factors(
 ) -> Iterator[tuple[Factor, Permute | None]]:  # fmt: skip
     """A factor that is contiguous along its own loop, while those that sum go through a box; or its copy that is."""
     for made, copy in conv.factors(value, other, depth, own, tensors, ranges):
-        if made.order == ("own", "k"):
+        if made.order == ("own", "k") and made.operand.piece in PIECES:
             yield replace(made, order=("k", "own")), copy
 
 

@@ -15,7 +15,7 @@ from compiler.targets.target import Instruction, Target
 ROW = 128  # bytes
 DEEPEST = 4  # stages of a pipeline: with three tiles under way the latency is covered
 DEEPEST_APART = 8  # where copies have warps of their own: more bytes under way for tiles that are small
-MOST_PARTS = 32
+MOST_PARTS, COMPUTING = 32, 4
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,7 @@ def _parts(p: Matmul, k: int) -> Iterator[int]:
     """Into how many parts of whole tiles the sum may be split, each at least four of them long: any number of boxes, or
     powers of two."""
     yield 1
-    for parts in range(2, MOST_PARTS + 1):
+    # Of blocks that compute elements several wait for memory side by side.
+    for parts in range(2, MOST_PARTS * (1 if p.a.copied and p.b.copied else COMPUTING) + 1):
         if p.k % (parts * k) == 0 and p.k >= 4 * parts * k and (p.step or parts & (parts - 1) == 0):
             yield parts

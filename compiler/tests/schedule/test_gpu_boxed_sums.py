@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from compiler.ir.expr import static
-from compiler.ir.tile import For
+from compiler.ir.tile import Copy
 from compiler.tests.schedule.test_gpu_conv import Conv, copies
 from compiler.tests.schedule.test_gpu_matmul import SMALL, check, instructions
 
@@ -61,8 +60,7 @@ def test_images_with_channels_first_are_permuted_once() -> None:
 
 
 def test_boxes_go_beyond_the_last_image_alone() -> None:
-    """Rows of 7 have no boxes of more than one: what is beyond them is of the next row of the shifted image."""
+    """Rows of 7 are gone through whole: beyond them is the next row of the image. Images are padded to 16."""
     made = check(weighing(Conv(images=5, side=7, filters=64)), SMALL["sm_90a"])
-    loops = [n for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, For)]
-    sums = [f for f in loops if f.bind.level == "pipeline"]
-    assert [static(f.extent) for f in sums] in ([7 * 7], [7 * 7 * 2])
+    sources = {n.source.lengths for k in made.kernels for s in k.body for n in s.walk() if isinstance(n, Copy)}
+    assert sources >= {(16, 64, 0, 7)}
