@@ -40,6 +40,7 @@ from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
 from compiler.passes.loop.merge_axes import merge_axes
 from compiler.passes.loop.order_kernels import order_kernels
+from compiler.passes.loop.parts import parts
 from compiler.passes.loop.recompute import recompute
 from compiler.passes.loop.views import views
 from compiler.passes.loop_to_tile import loop_to_tile
@@ -177,6 +178,7 @@ PIPELINE = (
     Pass("recompute", "loop", "loop", "matmuls around what only they read make it", _for(recompute), True, "cuda"),
     Pass("fuse-rows", "loop", "loop", "what a row hands on stays in its block", _for(fuse_rows), True, "cuda"),
     Pass("demote", "loop", "loop", "what is read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
+    Pass("parts", "loop", "loop", "what is only put together is made in place", lambda p, _: parts(p), True, "cuda"),
     Pass("views", "loop", "loop", "indices go along axes of their own", lambda p, _: views(p), True, "cuda"),
     Pass("merge-axes", "loop", "loop", "axes contracted as one are one", lambda p, _: merge_axes(p), True, "cuda"),
     Pass("order-kernels", "loop", "loop", "under a memory limit, little is alive at once", _order, optional=True),

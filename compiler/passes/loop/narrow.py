@@ -91,31 +91,32 @@ def _kind(e: Expr, lets: Mapping[str, Expr], types: Mapping[str, DType]) -> DTyp
         case Select(_, a, b) | Op("where", (_, a, b)):
             return of(a, b)
         case Op("add"):
-            parts = _terms(e, lets)
-            conditions = [x.cond for x in parts if isinstance(x, Select) and _kind(x.other, lets, types) is ANY]
-            return of(*parts) if len(conditions) == len(parts) and _exclude(conditions) else None
+            parts = terms(e, lets)
+            return of(*parts) if chosen(parts) is not None else None
     return None
 
 
-def _terms(e: Expr, lets: Mapping[str, Expr]) -> list[Expr]:
+def terms(e: Expr, lets: Mapping[str, Expr]) -> list[Expr]:
     """What a sum adds up, without zeros."""
     match e:
         case Var(name) if name in lets:
-            return _terms(lets[name], lets)
+            return terms(lets[name], lets)
         case Op("add", (a, b)):
-            return [*_terms(a, lets), *_terms(b, lets)]
+            return [*terms(a, lets), *terms(b, lets)]
         case Const(value) if value == 0:
             return []
     return [e]
 
 
-def _exclude(conditions: list[Expr]) -> bool:
-    """No two of them hold at once: each says that one and the same index is a number of its own."""
-    found: set[tuple[Expr, Any]] = set()
-    for c in conditions:
-        match c:
-            case Op("eq", (Var() as v, Const(n))) | Op("eq", (Const(n), Var() as v)):
-                found.add((v, n))
+def chosen(parts: list[Expr]) -> tuple[Var, list[int]] | None:
+    """The index that says which one of the terms is not zero, and for which number of it each is; None for others."""
+    found: list[tuple[Var, int]] = []
+    for x in parts:
+        match x:
+            case Select(Op("eq", (Var() as v, Const(n)) | (Const(n), Var() as v)), _, Const(0.0)):
+                found.append((v, int(n)))
             case _:
-                return False
-    return len(found) == len(conditions) and len({v for v, _ in found}) == 1
+                return None
+    numbers = [n for _, n in found]
+    one = len({v for v, _ in found}) == 1 and len(set(numbers)) == len(numbers)
+    return (found[0][0], numbers) if one else None

@@ -39,19 +39,29 @@ def recompute(program: Program, target: Target) -> Program:
     """Each matmul with all that its factor is made of, wherever no other kernel needs that in memory, and it pays."""
     if program.sizes:
         return program
-    every = [c for k in program.kernels if (c := _chain(program, k)) is not None]
-    while every:
-        gone = _gone(program, every)
-        kept = [c for c in every if set(c.before) <= gone]
-        if len(kept) == len(every):
-            break
-        every = kept
-    gone = _gone(program, every)
+    for group in _groups([c for k in program.kernels if (c := _chain(program, k)) is not None]):
+        every = group
+        while every and len(kept := [c for c in every if set(c.before) <= _gone(program, every)]) < len(every):
+            every = kept
+        if every and _pays(program, every, target):
+            program = _replaced(program, every, _gone(program, every))
+    return program
+
+
+def _groups(chains: list[_Chain]) -> list[list[_Chain]]:
+    """Chains that kernels have gone into together."""
+    groups: list[list[_Chain]] = []
+    for c in chains:
+        near = [g for g in groups if any(set(c.before) & set(x.before) for x in g)]
+        groups = [g for g in groups if g not in near] + [[x for g in near for x in g] + [c]]
+    return groups
+
+
+def _pays(program: Program, chains: list[_Chain], target: Target) -> bool:
+    gone = _gone(program, chains)
     readers = Counter(p.name for k in program.kernels for p in k.params)  # one of which is the kernel that makes it
     handed = sum(readers[t.name] * _count(t) for k in gone for t in k.params if t.name in k.writes)
-    before = (*gone, *(c.last for c in every))
-    pays = every and products_cost_less(before, [c.made for c in every], handed, target)
-    return _replaced(program, every, gone) if pays else program
+    return products_cost_less((*gone, *(c.last for c in chains)), [c.made for c in chains], handed, target)
 
 
 def _gone(program: Program, chains: list[_Chain]) -> set[Kernel]:
@@ -74,14 +84,19 @@ def _gone(program: Program, chains: list[_Chain]) -> set[Kernel]:
 def _chain(program: Program, last: Kernel) -> _Chain | None:
     """The kernel with those inside that make a factor of it out of matmuls; None for any other."""
     temps = {t.name: t for t in program.temps}
+    shapes = dict.fromkeys(temps[p.name].shape for p in last.params if p.name in temps and p.name not in last.writes)
+    found = (_made_of(program, last, [t for t in temps.values() if t.shape == shape]) for shape in shapes)
+    return next((c for c in found if c is not None), None)
+
+
+def _made_of(program: Program, last: Kernel, temps: list[Tensor]) -> _Chain | None:
+    """The kernel with all those inside that hand on these temporaries, which have a number for each row and column."""
     makers = {w: k for k in program.kernels for w in k.writes}
     made, before, found = last, list[Kernel](), None
     while len(before) < MOST:
-        handed = {p.name for k in (last, *before) for p in k.params} & set(temps)
-        # Row by row there is a number for each column: what a temporary has fewer of is no factor.
-        most = max((_count(temps[x]) for x in handed), default=0)
-        more = [makers[x] for x in sorted(handed) if x in makers and _count(temps[x]) == most]
-        producers = [k for k in more if k not in (last, *before)]
+        handed = {p.name for k in (last, *before) for p in k.params}
+        own = (last, *before)
+        producers = [k for t in temps if t.name in handed and (k := makers.get(t.name)) is not None and k not in own]
         if not producers:
             return found
         producer = max(producers, key=program.kernels.index)
@@ -90,7 +105,7 @@ def _chain(program: Program, last: Kernel) -> _Chain | None:
             return None
         before.append(producer)
         made = both
-        inner = tuple(temps[w] for k in before for w in k.writes if w in temps)
+        inner = tuple(t for t in temps if any(t.name in k.writes for k in before))
         if chained(made, {t.name for t in inner}) is not None:
             found = _renamed(_Chain(last, tuple(before), made, inner))
     return None

@@ -1,0 +1,117 @@
+"""Loop IR in, Loop IR out: temporaries that a kernel only puts together are made where they go.
+
+The gradient of what was taken apart is such a kernel: a sum of parts, of which all but one are zero. What makes a part
+stores it as the whole has it, and nothing is left to put together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.analysis.nests import perfect
+from compiler.ir import loop
+from compiler.ir.expr import Cast, Expr, Load, Select, Var, cast, const, dim, loads, substitute
+from compiler.ir.rewrite import statements
+from compiler.ir.statement import Kernel, Let, Program, Store
+from compiler.ir.tensor import Tensor
+from compiler.passes.loop.narrow import chosen, terms
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The temporary `load` is the part `number` along `axis` of a whole: `term` of the value stored for all of it."""
+
+    load: Load
+    axis: Var
+    number: int
+    term: Select
+
+
+def parts(program: Program) -> Program:
+    """Each kernel that puts parts together is left out, wherever one kernel makes a part and no other reads it."""
+    if program.sizes:
+        return program
+    for k in program.kernels:
+        found = _whole(program, k)
+        if found is not None:
+            program = _in_place(program, k, *found)
+    return program
+
+
+def _whole(program: Program, k: Kernel) -> tuple[Store, list[_Part]] | None:
+    """What a kernel stores, with lets inside, and the parts of it; None where it does anything else."""
+    loops, body = perfect(loop.For, k.body)
+    if not body or not all(isinstance(s, Let) for s in body[:-1]) or not isinstance(body[-1], Store):
+        return None
+    store, table = body[-1], dict[Expr, Expr]()
+    for s in body[:-1]:
+        assert isinstance(s, Let)
+        table[Var(s.name, s.value.dtype)] = substitute(s.value, table)
+    store = store.replace(value=substitute(store.value, table))
+    value = store.value.arg if isinstance(store.value, Cast) else store.value
+    found = chosen(terms(value, {}))
+    if found is None or store.op != "set" or k.writes != (store.buffer,):
+        return None
+    axis, numbers = found
+    extents = {Var(f.var): f.extent for f in loops}
+    own = [v for v in extents if v is not axis]
+    if extents.get(axis) is not dim(len(numbers)) or set(numbers) != set(range(len(numbers))):
+        return None
+    if set(store.index) != set(extents) or len(store.index) != len(extents) or store.index[-1] is axis:
+        return None
+    made: list[_Part] = []
+    for term, number in zip(terms(value, {}), numbers, strict=True):
+        assert isinstance(term, Select)
+        read = loads(term)
+        if len(read) != 1 or not _alone(program, k, read[0].buffer):
+            return None
+        (load,) = read
+        shape = next(p.shape for p in k.params if p.name == load.buffer)
+        whole = [extents.get(v) if isinstance(v, Var) else None for v in load.index]
+        if set(load.index) != set(own) or len(load.index) != len(own) or tuple(whole) != shape:
+            return None
+        if load.index[-1] is not store.index[-1]:
+            return None
+        made.append(_Part(load, axis, number, term))
+    return (store, made) if len({p.load.buffer for p in made}) == len(made) else None
+
+
+def _alone(program: Program, k: Kernel, name: str) -> bool:
+    """A temporary that one other kernel sets, and reads not, and only this one reads."""
+    users = [x for x in program.kernels if x is not k and any(p.name == name for p in x.params)]
+    if len(users) != 1 or not any(t.name == name for t in program.temps) or name not in users[0].writes:
+        return False
+    every = [n for s in users[0].body for n in s.walk()]
+    stores = [n for n in every if isinstance(n, Store) and n.buffer == name]
+    return all(s.op == "set" for s in stores) and not any(isinstance(n, Load) and n.buffer == name for n in every)
+
+
+def _in_place(program: Program, k: Kernel, store: Store, made: list[_Part]) -> Program:
+    whole = next(p for p in k.params if p.name == store.buffer)
+    kernels = [x for x in program.kernels if x is not k]
+    for part in made:
+        kernels = [_storing(x, store, part, made, whole) if part.load.buffer in x.writes else x for x in kernels]
+    gone = {p.load.buffer for p in made}
+    return program.replace(kernels=tuple(kernels), temps=tuple(t for t in program.temps if t.name not in gone))
+
+
+def _storing(k: Kernel, store: Store, part: _Part, made: list[_Part], whole: Tensor) -> Kernel:
+    """The kernel with its part of the whole for the temporary."""
+    name = part.load.buffer
+
+    def rule(s: Any) -> Store | None:
+        if not isinstance(s, Store) or s.buffer != name:
+            return None
+        place: dict[Expr, Expr] = dict(zip(part.load.index, s.index, strict=True)) | {part.axis: dim(part.number)}
+        mine = substitute(part.term.then, {part.load: cast(s.value, part.load.dtype)})
+        zeros: dict[Expr, Expr] = {p.term: const(0.0, p.term.dtype) for p in made if p is not part}
+        value = substitute(store.value, zeros | {part.term: mine})
+        return Store(store.buffer, tuple(substitute(i, place) for i in store.index), value)
+
+    def named(p: Tensor) -> Tensor:
+        return whole if p.name == name else p
+
+    params = tuple(dict.fromkeys(map(named, k.params)))
+    writes = tuple(dict.fromkeys(store.buffer if w == name else w for w in k.writes))
+    return k.replace(params=params, writes=writes, body=statements(k.body, rule))
