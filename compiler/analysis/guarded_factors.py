@@ -25,7 +25,7 @@ def read_narrow(factor: Expr) -> Expr:
     match factor:
         case Cast(Cast(arg, half)) if half in HALVES and arg.dtype is i8:
             return arg
-        case Cast(arg) if arg.dtype in (*HALVES, i8):
+        case Cast(arg) if arg.dtype in (*STORAGE_ONLY, i8):
             return arg
     return factor
 

@@ -29,13 +29,14 @@ from compiler.ir.expr import Op, Size
 from compiler.ir.node import digest
 from compiler.ir.sizes import numbers
 from compiler.ir.tensor import Program as TensorProgram
+from compiler.ir.tile import Mma
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
 from compiler.pipeline import Lowering
 from compiler.render import cpp, header
 from compiler.runtime import build, detect, garbage, guarded, launcher
 from compiler.schedule.records import NOTHING, Stored
 from compiler.schedule.steps import Schedule
-from compiler.targets.accuracy import THREEFOLD
+from compiler.targets.accuracy import COARSE, THREEFOLD
 from compiler.targets.target import Target
 
 HEADERS = Path(__file__).parents[1] / "render" / "cpp"
@@ -197,11 +198,13 @@ def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[to
 def accuracy(lowering: Lowering) -> Accuracy:
     """What the executors of a lowered program may lose: those of its kind of target, by the instructions it uses."""
     program = lowering.stages.get("tile")
-    nodes = (n for f in program.kernels for s in f.body for n in s.walk()) if program is not None else ()
+    nodes = [n for f in program.kernels for s in f.body for n in s.walk()] if program is not None else []
     used = {n.name for n in nodes if isinstance(n, Op)}
+    rows = {n.instruction for n in nodes if isinstance(n, Mma)}
+    coarse = any(row.coarse for row in lowering.target.instructions if row.name in rows)
     kind = "tosa" if "tosa" in lowering.target.features else lowering.target.kind
     threefold = "tf32" in used or "tf32x3" in lowering.stages.get("triton", "")
-    return Accuracy.of(kind, THREEFOLD if threefold else 0.0, "exp2_ftz" in used)
+    return Accuracy.of(kind, THREEFOLD if threefold else 0.0, "exp2_ftz" in used, COARSE if coarse else 0.0)
 
 
 def eager_equations(program: aten.Program) -> TensorProgram:

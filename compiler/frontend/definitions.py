@@ -46,6 +46,20 @@ def _histogram(x: torch.Tensor, bins: int = 100, min: float = 0, max: float = 0)
     return (place.flatten().unsqueeze(-1) == torch.arange(bins, device=x.device)).sum(0).to(kind)
 
 
+def _scaled_mm(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
+) -> Any:  # fmt: skip
+    """A product of matrices of few bits, whose rows and columns have a scale each, or all of them one."""
+    kind, exact = out_dtype or a.dtype, torch.float64 if a.dtype is torch.float64 else torch.float32
+    ones = scale_a.numel() == 1 and scale_b.numel() == 1
+    each = scale_a.shape == (a.shape[0], 1) and scale_b.shape == (1, b.shape[1])
+    if scale_result is not None or not (ones or each):
+        return NotImplemented
+    made = torch.mm(a.to(exact), b.to(exact)) * scale_a * scale_b
+    return (made if bias is None else made + bias).to(kind)
+
+
 def _bucketize(x: Any, edges: torch.Tensor, **given: Any) -> torch.Tensor:
     return _searchsorted(edges, x, **given)
 
@@ -219,6 +233,7 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "embedding_renorm.default": _embedding_renorm, "grid_sampler_3d.default": _grid_sampler_3d,
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
+    "_scaled_mm.default": _scaled_mm,
 }  # fmt: skip
 # Of ops that other packages add to torch, by their whole names.
 OTHERS: dict[str, Callable[..., Any]] = {"transformers.grouped_mm_fallback.default": _grouped_mm}

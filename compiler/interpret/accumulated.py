@@ -240,8 +240,9 @@ def contract(
         mean_square = found.squares / _blocks(k) + found.partial
         own = accuracy.computes(dtype)
         rounds = accuracy.rounds(k) + 1
-        if accuracy.matmul and dtype is f32 and not accuracy.algebra and _long(x, y):
-            lost = accuracy.matmul * UNIT[dtype.name]
+        split = accuracy.matmul * UNIT[dtype.name] if accuracy.matmul and _long(x, y) else 0.0
+        if (split or accuracy.coarse) and dtype is f32 and not accuracy.algebra:
+            lost = split + accuracy.coarse
             e1, e2, common = brought
             brought = e1 + lost * found.absolute, e2 + lost**2 / 3 * found.squares, common
         return _rounded_sum(v, brought, found.absolute, mean_square, rounds, _whole(accuracy, a.v, b.v), own)

@@ -75,8 +75,9 @@ class Accuracy:
 
     `algebra` describes another evaluation in f64 throughout, by whatever formula: its roundings differ, and so do its
     literals, which the program has as f32. `matmul` is what a product of two f32 matrices may lose in each term, in
-    halves of an ulp. With `by_exp2`, exponentials are those of 2, and zero where that is less than the least normal
-    number. `of` describes what runs programs for a kind of target.
+    halves of an ulp; `coarse` what the sum of any products may lose of each, of its size. With `by_exp2`, exponentials
+    are those of 2, and zero where that is less than the least normal number. `of` describes what runs programs for a
+    kind of target.
     """
 
     ulps: Callable[[str, str], float] = max_ulp
@@ -84,11 +85,12 @@ class Accuracy:
     algebra: bool = False
     matmul: float = 0.0
     by_exp2: bool = False
+    coarse: float = 0.0
 
     @staticmethod
-    def of(kind: str, matmul: float = 0.0, by_exp2: bool = False) -> Accuracy:
+    def of(kind: str, matmul: float = 0.0, by_exp2: bool = False, coarse: float = 0.0) -> Accuracy:
         ulps, series = functools.partial(max_ulp, kind=kind), functools.partial(in_series, kind=kind)
-        return Accuracy(ulps, series, matmul=matmul, by_exp2=by_exp2)
+        return Accuracy(ulps, series, matmul=matmul, by_exp2=by_exp2, coarse=coarse)
 
     def computes(self, dtype: DType) -> DType:
         return f64 if self.algebra else dtype

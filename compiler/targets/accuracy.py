@@ -40,6 +40,10 @@ def in_series(n: int, kind: str = "cpu") -> int:
 # exp(x) as exp2_ftz(x * log2(e)), in halves of an ulp for each unit of |x|: the product is rounded, and so is log2(e).
 BY_EXP2 = 1.25
 
+# What a tensor core drops of each product of 8-bit floats: 13 bits below the largest that it adds at a time are kept,
+# and what is added to is about eleven times a product, the root of the 128 that are summed before they are promoted.
+COARSE = 2.0**-13 * 11.4
+
 # A product of two f32 numbers by three of tf32, in halves of an ulp. Each number is one of 11 bits and another of 11
 # for the rest, which leaves out 2^-22 of it; the product of the two lesser parts, left out, is at most as much.
 THREEFOLD = 3 * 2.0**-22 / 2.0**-24

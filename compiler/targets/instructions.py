@@ -31,6 +31,7 @@ _MMA = {
     _Types("f16", "f16", "f32", 0, "mma.sync", "HMMA"): ((16, 8, 8), (16, 8, 16)),
     _Types("tf32", "f32", "f32", 10, "tf32", "HMMA"): ((16, 8, 4), (16, 8, 8)),
     _Types("i8", "i8", "i32", 0, "mma.sync", "IMMA"): ((16, 8, 16), (16, 8, 32)),
+    _Types("f8e4m3", "f8e4m3", "f32", 0, "mma.f8", "QMMA"): ((16, 8, 32),),
     _Types("f64", "f64", "f64", 0, "mma.f64", "DMMA"): ((8, 8, 4),),
     _Types("f64", "f64", "f64", 0, "mma.f64.wide", "DMMA"): ((16, 8, 4), (16, 8, 8), (16, 8, 16)),
 }
@@ -42,8 +43,11 @@ _WGMMA = {
     _Types("f16", "f16", "f32", 0, "wgmma", "HGMMA"): _WIDE_N,
     _Types("tf32", "f32", "f32", 10, "wgmma", "HGMMA"): _WIDE_N,
     _Types("i8", "i8", "i32", 0, "wgmma", "IGMMA"): _INTEGER_N,
+    _Types("f8e4m3", "f8e4m3", "f32", 0, "wgmma", "QGMMA"): _WIDE_N,
 }
-_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "f64": 8}
+_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "f8e4m3": 1, "f64": 8}
+# Products are added to 13 bits of the largest, as an H100 does (DeepSeek-V3 Technical Report, section 3.3.2).
+COARSE = ("f8e4m3",)
 # Fragments are loaded to match: ldmatrix transposes what is 16 bits wide.
 _PLAIN = (("mk", "kn"), ("mk", "nk"), ("km", "kn"), ("km", "nk"))
 
@@ -95,6 +99,7 @@ def _mma_sync(types: _Types, shape: tuple[int, int, int]) -> Instruction:
         types.operand, types.operand, types.acc, "registers", "registers", "registers",
         _PLAIN, "mlc_mma_sync", (), WARP,
         _acc_layout(m, n), _a_layout(m, k, size), _b_layout(n, k, size), types.fraction, types.opcode,
+        types.operand in COARSE,
     )  # fmt: skip
 
 
@@ -112,6 +117,7 @@ def _wgmma(types: _Types, n: int, a_space: str) -> Instruction:
         types.operand, types.operand, types.acc, a_space, "shared", "registers",
         tuple((x, y) for x in a for y in b), "mlc_wgmma_rs" if registers else "mlc_wgmma", (), WARPGROUP,
         _acc_layout(64, n), a_layout, None, types.fraction, types.opcode,
+        types.operand in COARSE,
     )  # fmt: skip
 
 

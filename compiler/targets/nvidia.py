@@ -15,6 +15,7 @@ KiB, MiB = 1024, 1024 * 1024
 # What each capability adds to those before it; the suffix `a` is for what later ones need not keep.
 _FEATURES = {
     80: ("mma.sync", "ldmatrix", "cp.async", "bf16", "tf32", "mma.f64"),
+    89: ("mma.f8",),
     90: ("tma", "cluster", "mbarrier", "stmatrix", "pdl", "red.vector", "mma.f64.wide"),
 }
 _SPECIFIC = {90: ("wgmma", "setmaxnreg"), 120: ("setmaxnreg",)}
@@ -36,9 +37,12 @@ _REGISTERS = 65536
 _RATES = {
     80: {"mma.bf16": 1024, "mma.f16": 1024, "mma.tf32": 512, "mma.f64": 64, "fma.f32": 64, "fma.f64": 32},
     86: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f64": 2, "fma.f32": 128, "fma.f64": 2},
-    90: {"wgmma.bf16": 2048, "wgmma.f16": 2048, "wgmma.tf32": 1024, "mma.bf16": 1280, "mma.f16": 1280, "mma.tf32": 640,
-         "mma.f64": 128, "fma.f32": 128, "fma.f64": 64},
-    120: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f64": 2, "fma.f32": 128, "fma.f64": 2},
+    89: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f8e4m3": 1024, "mma.f64": 2, "fma.f32": 128,
+         "fma.f64": 2},
+    90: {"wgmma.bf16": 2048, "wgmma.f16": 2048, "wgmma.tf32": 1024, "wgmma.f8e4m3": 4096, "mma.bf16": 1280,
+         "mma.f16": 1280, "mma.tf32": 640, "mma.f8e4m3": 2560, "mma.f64": 128, "fma.f32": 128, "fma.f64": 64},
+    120: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f8e4m3": 1024, "mma.f64": 2, "fma.f32": 128,
+          "fma.f64": 2},
 }  # fmt: skip
 
 

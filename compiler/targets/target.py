@@ -16,7 +16,8 @@ class Instruction(Node):
     what they hold in registers is laid out as `acc_layout` (m, n), `a_layout` (m, k) and `b_layout` (k, n) say.
 
     Of the fractions of `a` and `b` the leading `fraction` bits count and the others are cut off; 0: all count.
-    `opcode` is the machine instruction that must be found in what is assembled.
+    `opcode` is the machine instruction that must be found in what is assembled. With `coarse` sums keep fewer bits than
+    `acc_type` has, so that long ones are promoted in parts.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Instruction(Node):
     b_layout: Layout | None = None
     fraction: int = 0
     opcode: str = ""
+    coarse: bool = False
 
     @property
     def semantics(self) -> str:

@@ -26,16 +26,25 @@ Array = npt.NDArray[Any]
 LAMBDA = 6.0  # deviations that an error may be: the one knob
 FIRST_ORDER = 1.01  # what first-order bounds leave out
 # Unit roundoff, least positive and least normal value, and where numbers become infinite, by dtype.
-UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11}
-LEAST = {"f64": 2.0**-1074, "f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24}
-NORMAL = {"f64": 2.0**-1022, "f32": 2.0**-126, "bf16": 2.0**-126, "f16": 2.0**-14}
+UNIT = {"f64": 2.0**-53, "f32": 2.0**-24, "bf16": 2.0**-8, "f16": 2.0**-11, "f8e4m3": 2.0**-4, "f8e5m2": 2.0**-3}
+LEAST = {"f64": 2.0**-1074, "f32": 2.0**-149, "bf16": 2.0**-133, "f16": 2.0**-24, "f8e4m3": 2.0**-9, "f8e5m2": 2.0**-16}
+NORMAL = {
+    "f64": 2.0**-1022,
+    "f32": 2.0**-126,
+    "bf16": 2.0**-126,
+    "f16": 2.0**-14,
+    "f8e4m3": 2.0**-6,
+    "f8e5m2": 2.0**-14,
+}
 OVERFLOW = {
     "f64": np.inf, "f32": (2 - 2.0**-24) * 2.0**127,
-    "bf16": (2 - 2.0**-8) * 2.0**127, "f16": (2 - 2.0**-11) * 2.0**15,
+    "bf16": (2 - 2.0**-8) * 2.0**127, "f16": (2 - 2.0**-11) * 2.0**15, "f8e4m3": 464.0,
+    "f8e5m2": (2 - 2.0**-3) * 2.0**15,
 }  # fmt: skip
 NAMES = {
     torch.float64: "f64", torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.int64: "i64",
     torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
+    torch.float8_e4m3fn: "f8e4m3", torch.float8_e5m2: "f8e5m2",
 }  # fmt: skip
 
 

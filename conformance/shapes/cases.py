@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-DTYPES = ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool")
-BYTES = dict(zip(DTYPES, (8, 4, 2, 2, 8, 4, 2, 1, 1, 1), strict=True))  # of an element
-FLOATS = frozenset({"f64", "f32", "bf16", "f16"})
+DTYPES = ("f64", "f32", "bf16", "f16", "i64", "i32", "i16", "i8", "u8", "bool", "f8e4m3", "f8e5m2")
+BYTES = dict(zip(DTYPES, (8, 4, 2, 2, 8, 4, 2, 1, 1, 1, 1, 1), strict=True))  # of an element
+FLOATS = frozenset({"f64", "f32", "bf16", "f16", "f8e4m3", "f8e5m2"})
 TIERS = ("smoke", "full", "nightly")
 IR_STAGES = ("torch", "tensor", "loop", "tile", "kernel")
 KINDS = {"cpu": "cpp", "cuda": "cuda"}  # of targets, and the last stage of each

@@ -149,6 +149,8 @@ def _special_values(dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 def _negative_nan(dtype: torch.dtype) -> Tensor:
     """By its bits, since conversions to 16 bits lose the sign of NaN: ones as far as its leading fraction bit."""
+    if dtype.itemsize == 1:
+        return torch.tensor(-1, dtype=torch.int8).view(dtype)
     word = {8: torch.int64, 4: torch.int32, 2: torch.int16}[dtype.itemsize]
     fraction = round(-math.log2(torch.finfo(dtype).eps))
     return torch.tensor(-1 << (fraction - 1), dtype=word).view(dtype)
@@ -192,7 +194,7 @@ def _below(values: Tensor, low: float, high: float, dtype: torch.dtype) -> Tenso
     if not dtype.is_floating_point or high <= low:
         return values
     rounded = values.to(dtype)
-    return torch.where(rounded >= high, torch.full_like(rounded, low), rounded)
+    return torch.where(rounded.double() < high, rounded.to(values.dtype), low).to(dtype)
 
 
 KINDS: Mapping[str, Callable[..., Tensor]] = {

@@ -17,7 +17,7 @@ from conformance.shapes.cases import DTYPES, Value
 TORCH_DTYPES = {
     "f64": "torch.float64", "f32": "torch.float32", "bf16": "torch.bfloat16", "f16": "torch.float16",
     "i64": "torch.int64", "i32": "torch.int32", "i16": "torch.int16", "i8": "torch.int8", "u8": "torch.uint8",
-    "bool": "torch.bool",
+    "bool": "torch.bool", "f8e4m3": "torch.float8_e4m3fn", "f8e5m2": "torch.float8_e5m2",
 }  # fmt: skip
 NAMESPACES = frozenset({"torch", "F", "nn", "math"})
 BUILTINS = frozenset((

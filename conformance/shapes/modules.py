@@ -22,6 +22,7 @@ from conformance.shapes.toml_values import CaseError, briefly
 DTYPES = {
     "f64": torch.float64, "f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16,
     "i64": torch.int64, "i32": torch.int32, "i16": torch.int16, "i8": torch.int8, "u8": torch.uint8, "bool": torch.bool,
+    "f8e4m3": torch.float8_e4m3fn, "f8e5m2": torch.float8_e5m2,
 }  # fmt: skip
 NAMED = "module"  # what a program calls the module that its case names
 SCOPE: Mapping[str, object] = {"torch": torch, "F": F, "nn": nn, "math": math}

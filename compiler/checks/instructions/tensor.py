@@ -9,7 +9,7 @@ import numpy as np
 
 from compiler.checks.instructions.trial import TYPES, Trial, stored
 from compiler.interpret import tile as interpreter
-from compiler.interpret.scalar import Array, storage
+from compiler.interpret.scalar import Array, rounded, storage
 from compiler.ir import dtype as dt
 from compiler.ir import tile_text
 from compiler.ir.expr import dim
@@ -114,12 +114,13 @@ def _trial(row: Instruction, use: Use, name: str, rng: np.random.Generator) -> T
         # Far less than what rounding in place of cutting would change, far more than the order of sums does.
         tolerance = 2.0**-18 * (np.abs(acc) + np.abs(cut_a) @ np.abs(cut_b))
     else:
-        # Sixteenths up to 4 in size: the product has 14 bits, the sum of 32 of them 19.
+        # Sixteenths up to 4 in size, less where they are rounded: the product has 14 bits, the sum of 32 of them 19.
         scale = 1 if acc_type.is_integer else 16
         a, b, acc = (
             (rng.integers(-64, 65, s) / scale).astype(storage(t))
             for s, t in (((row.m, row.k), a_type), ((row.k, row.n), a_type), ((row.m, row.n), acc_type))
         )
+        a, b = rounded(a, a_type), rounded(b, a_type)
         wanted = meaning(row, acc if use.accumulate else np.zeros_like(acc), a, b)
         tolerance = np.zeros(())
     text, includes, bytes_shared = _text(row, use, name)

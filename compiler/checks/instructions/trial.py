@@ -8,14 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from compiler.interpret.scalar import Array, storage
-from compiler.ir.dtype import DType, bf16
+from compiler.interpret.scalar import Array, from_memory, to_memory
+from compiler.interpret.scalar import memory as memory_type
+from compiler.ir.dtype import EIGHTHS, DType, bf16
 from compiler.runtime.launches import Buffer, Launch, LaunchPlan
 
 HEADERS = Path(__file__).resolve().parents[2] / "render" / "cuda"
 TYPES = {
     "bf16": "mlc_bf16", "f16": "mlc_f16", "f32": "float", "f64": "double", "i8": "signed char", "i32": "int",
-    "i64": "long", "u8": "unsigned char", "i16": "short",
+    "i64": "long", "u8": "unsigned char", "i16": "short", "f8e4m3": "mlc_f8e4m3",
 }  # fmt: skip
 
 
@@ -41,14 +42,18 @@ class Trial:
 
 def stored(values: Array, dtype: DType) -> Array:
     """Values as the interpreters hold them, as bytes in memory; those of bf16 are exact in it."""
+    if dtype in EIGHTHS:
+        return to_memory(values, dtype)
     if dtype is bf16:
         return (np.ascontiguousarray(values, np.float32).view(np.uint32) >> 16).astype(np.uint16)
     return np.ascontiguousarray(values)
 
 
-def read(memory: Array, dtype: DType) -> Array:
+def read(held: Array, dtype: DType) -> Array:
     """The reverse of `stored`."""
-    return (memory.astype(np.uint32) << 16).view(np.float32) if dtype is bf16 else memory
+    if dtype in EIGHTHS:
+        return from_memory(held, dtype)
+    return (held.astype(np.uint32) << 16).view(np.float32) if dtype is bf16 else held
 
 
 def source(trials: Sequence[Trial]) -> str:
@@ -71,7 +76,7 @@ def poisoned(trial: Trial) -> tuple[Array, ...]:
 def poison(shape: tuple[int, ...], dtype: DType) -> Array:
     """Values of which every byte is 0xa5, as the interpreters hold them."""
     raw = np.full((*shape, dtype.bytes), 0xA5, np.uint8)
-    return read(raw.view(np.uint16 if dtype is bf16 else storage(dtype)).reshape(shape), dtype)
+    return read(raw.view(memory_type(dtype)).reshape(shape), dtype)
 
 
 def judge(trial: Trial, outputs: Sequence[Array]) -> None:

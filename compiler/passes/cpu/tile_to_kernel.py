@@ -403,7 +403,7 @@ class _Lowering:
         }
         uneven = [x for x in row.contiguous if x in steps and steps[x] is not const(1) and long[x[-1]] > 1]
         types = [scope.buffers[x.buffer].dtype.name for x in (s.acc, s.a, s.b)]
-        narrow = {"f32": ("bf16", "f16", "i8")}.get(row.acc_type, ())
+        narrow = {"f32": ("bf16", "f16", "f8e4m3", "f8e5m2", "i8")}.get(row.acc_type, ())
         if (
             uneven
             or s.layout not in row.layouts

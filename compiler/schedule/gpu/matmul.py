@@ -94,7 +94,7 @@ def reallocated(held: int, threads: int, producers: int, target: Target) -> tupl
 def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int]) -> int:
     """32-bit registers of a thread: accumulators, and fragments, which are loaded a step ahead."""
     m, n = tile[0] // grid[0], tile[1] // grid[1]
-    sums = m * n * p.acc_bytes * (2 if p.terms > 1 else 1)
+    sums = m * n * p.acc_bytes * (2 if p.terms > 1 or row.coarse else 1)
     held = row.k * (m * p.a.bytes + n * p.b.bytes) * (3 if p.terms > 1 else 2)
     if row.threads > WARP:
         held = 0 if row.a_space == "shared" else 4 * row.k * m * p.a.bytes

@@ -1,6 +1,6 @@
 // For the C++ bodies of tensor instructions: elements as the hardware reads them, and the product itself.
 #pragma once
-#include "convert.cuh"
+#include "float8.cuh"
 
 #ifndef __CUDACC__
 
@@ -11,6 +11,9 @@ MLC_DEVICE float element(mlc_bf16 x) {
 }
 MLC_DEVICE float element(mlc_f16 x) {
     return mlc_from_f16(x.bits);
+}
+MLC_DEVICE float element(mlc_f8e4m3 x) {
+    return mlc_from_f8e4m3(x.bits);
 }
 // As tf32: the last 13 bits of the fraction are not read.
 MLC_DEVICE float element(float x) {

@@ -270,14 +270,14 @@ class MatmulPlan:
         ends = self.steps_of_sum(nests)
         self.writeback(ends[1])
         tiles_of = self.shared(self.p.a, m, "tile", t.m), self.shared(self.p.b, n, "panel", t.n)
-        if t.terms > 1:
+        if t.terms > 1 or t.row.coarse:
             chunk = Promote(self.acc, k.outer, f"{self.acc}_chunk")
             add(chunk)
             ends += [chunk.first, chunk.last]
         for end in ends:
             self.spread(end)
         if t.row.function == FROM_SHARED:
-            self.pipeline(1, t.m * t.n)
+            self.pipeline(1, t.m * t.n * (2 if t.row.coarse else 1))
             add(Tensorize((m.name, n.name, k.name), t.row.name, t.grid))
         elif t.row.function == FROM_REGISTERS:
             # Sums, those of a step, and half a tile of the left factor with both its numbers.
