@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from compiler.analysis import copies
 from compiler.analysis.copies import Place
+from compiler.analysis.predicates import unasked
 from compiler.ir import tile
 from compiler.ir.statement import Kernel, Program
 from compiler.schedule.steps import Cache, Schedule, Stage, Step, Writeback
@@ -31,8 +32,11 @@ def _said(s: tile.Copy, place: Place) -> tile.Copy:
 
 
 def verify(program: Program) -> None:
-    """Each copy is as wide as threads can make it or less, and asks along every axis that may leave its buffer."""
+    """Each copy is as wide as threads can make it or less, and asks along every axis that may leave its buffer; no load
+    or store leaves its buffer for certain."""
     for kernel in program.kernels:
+        for problem in unasked(kernel):
+            raise ValueError(f"kernel {kernel.name}: {problem}")
         for s, place in copies.copies(kernel):
             problem = copies.width_problem(s, place)
             if problem or not s.width:
