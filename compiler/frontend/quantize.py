@@ -36,10 +36,12 @@ def integers(weight: torch.Tensor, how: Quantized) -> tuple[torch.Tensor, torch.
     """The nearest integers and their scales: symmetric, the largest magnitude of a group is the largest integer."""
     wide = (weight.detach().t() if how.across else weight.detach()).to(torch.float64)
     grouped = wide.reshape(wide.shape[0], -1, how.group)
-    most = 2 ** (how.bits - 1) - 1
+    most = rewriting.MOST["f8e4m3"] if how.floats else 2 ** (how.bits - 1) - 1
     dtype = weight.dtype if how.bits == 4 or weight.dtype is torch.float64 else torch.float32
     scales = (grouped.abs().amax(-1) / most).to(dtype)
     apart = scales.double().masked_fill(scales == 0, 1.0)[..., None]
+    if how.floats:
+        return (grouped / apart).reshape(wide.shape).float().to(torch.float8_e4m3fn), scales[:, 0].contiguous()
     found = (grouped / apart).round().clamp(-most - (how.bits == 4), most).reshape(wide.shape)
     if how.bits == 8:
         return found.to(torch.int8), scales[:, 0].contiguous()
@@ -53,7 +55,7 @@ def restored(weight: torch.Tensor, mode: str, across: bool = False) -> torch.Ten
     bits, group = rewriting.grouping(mode, depth)
     if bits == 4 and group < CHUNK:
         return weight.detach().double()
-    values, scales = integers(weight, Quantized("", across, "", "", bits, group))
+    values, scales = integers(weight, Quantized("", across, "", "", bits, group, mode == "fp8"))
     wide = values.double()
     if bits == 4:
         halves = torch.stack((values & 15, values >> 4), 2).reshape(rows, depth)

@@ -5,6 +5,7 @@ Weights are kept as [rows, depth] whatever way round they were: a row for each c
 - "int8-weight-only": a scale for each row; activations stay, and rows are scaled behind the product.
 - "int4-weight-only": a scale for each group of up to 128 along the depth; two numbers to a byte.
 - "int8-dynamic": as the first, and each row of activations becomes int8 as well, with a scale of its own.
+- "fp8": as the last, with f8e4m3 in the place of int8.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ from compiler.ir.dtype import DType
 from compiler.ir.expr import Const, Expr, dim, fresh, static
 from compiler.ir.tensor import numel, row_major
 
-MODES = ("int8-weight-only", "int4-weight-only", "int8-dynamic")
+MODES = ("int8-weight-only", "int4-weight-only", "int8-dynamic", "fp8")
 GROUP = 128  # of int4 along the depth that share a scale, or the largest power of two that divides the depth
 CHUNK = 32  # neighbours in the depth that lie in 16 bytes: the first half of them in the low halves of these
+MOST = {"i8": 127.0, "f8e4m3": 448.0}  # the largest number of rows of activations
 LEAST = 1e-30  # of a scale: a row of zeros has one too
 
 
@@ -31,7 +33,7 @@ class Quantized:
     """`weight`, of [rows, depth] or `across` of [depth, rows], is `values` times `scales` now.
 
     A scale is for a `group` of the depth. `bits` are 8, or 4 with two numbers to a byte, each 8 more than it is; scales
-    are a sixteenth there.
+    are a sixteenth there. With `floats` of 8 bits these take the place of integers.
     """
 
     weight: str
@@ -40,6 +42,7 @@ class Quantized:
     scales: str
     bits: int
     group: int
+    floats: bool = False
 
 
 def check(mode: str) -> None:
@@ -131,12 +134,14 @@ class _Rewriter:
         bits, group = grouping(self.mode, depth)
         if bits == 4 and group < CHUNK:
             return None
-        values = self.input(f"{name}_int{bits}", dt.u8 if bits == 4 else dt.i8,
+        floats = self.mode == "fp8"
+        stem = f"{name}_{'fp' if floats else 'int'}{bits}"
+        values = self.input(stem, dt.u8 if bits == 4 else dt.f8e4m3 if floats else dt.i8,
                             (rows, depth // CHUNK, CHUNK // 2) if bits == 4 else (rows, depth))  # fmt: skip
         small = bits == 4 and was.dtype is not dt.f64
         scales = self.input(f"{name}_scale", was.dtype if small else dt.compute(was.dtype),
                             (rows, depth // group) if bits == 4 else (rows,))  # fmt: skip
-        self.done[name, across] = Quantized(name, across, values, scales, bits, group)
+        self.done[name, across] = Quantized(name, across, values, scales, bits, group, floats)
         return self.done[name, across]
 
     def input(self, stem: str, dtype: DType, shape: tuple[int, ...]) -> str:
@@ -163,8 +168,8 @@ class _Rewriter:
             args = (Ref(x), self.from_int4(w, own), *([Ref(bias)] if bias else []))
             self.calls.append(call.replace(op="aten.linear.default", args=args, kwargs=()))
             return
-        if self.mode == "int8-dynamic":
-            made = self.of_integers(x, w, exact, kind.shape)
+        if self.mode in ("int8-dynamic", "fp8"):
+            made = self.of_bytes(x, w, exact, kind.shape)
         else:
             wide = self.call("aten.to.dtype", (Ref(w.values), own), own, self.known[w.values].shape)
             made = self.call("aten.linear.default", (Ref(x), wide), kind.dtype, kind.shape)
@@ -193,29 +198,40 @@ class _Rewriter:
         made = self.call("aten.mul.Tensor", (wide, scale), own, groups)
         return self.call("aten.reshape.default", (made, _sizes((rows, depth))), own, (rows, depth))
 
-    def of_integers(self, x: str, w: Quantized, exact: DType, shape: tuple[Expr, ...]) -> Ref:
-        """Activations as int8, a scale a row; their product with the weight's integers, times that scale."""
-        kind = self.known[x]
+    def of_bytes(self, x: str, w: Quantized, exact: DType, shape: tuple[Expr, ...]) -> Ref:
+        """Activations in the type of the weight, a scale a row; the product of both, times that scale."""
+        kind, short = self.known[x], self.known[w.values].dtype
         one = (*kind.shape[:-1], dim(1))
         wide = self.call("aten.to.dtype", (Ref(x), exact), exact, kind.shape) if kind.dtype is not exact else Ref(x)
         most = self.call("aten.abs.default", (wide,), exact, kind.shape)
         most = self.call("aten.amax.default", (most, (-1,), True), exact, one)
-        scale = self.call("aten.div.Tensor", (most, 127.0), exact, one)
+        scale = self.call("aten.div.Tensor", (most, MOST[short.name]), exact, one)
         scale = self.call("aten.clamp_min.default", (scale, LEAST), exact, one, "scale")
         made = self.call("aten.div.Tensor", (wide, scale), exact, kind.shape)
-        made = self.call("aten.round.default", (made,), exact, kind.shape)
-        made = self.call("aten.to.dtype", (made, dt.i8), dt.i8, kind.shape)
+        if short is dt.i8:
+            made = self.call("aten.round.default", (made,), exact, kind.shape)
+        made = self.call("aten.to.dtype", (made, short), short, kind.shape)
         rows, depth = self.known[w.values].shape
         matrix = (numel(kind.shape[:-1]), depth)
         if matrix != kind.shape:
-            made = self.call("aten.reshape.default", (made, _sizes(matrix)), dt.i8, matrix)
-        turned = self.call("aten.t.default", (Ref(w.values),), dt.i8, (depth, rows))
-        self.calls[-1] = self.calls[-1].replace(types=(Type(dt.i8, (depth, rows), (dim(1), depth)),))
-        made = self.call("aten._int_mm.default", (made, turned), dt.i32, (matrix[0], rows))
-        made = self.call("aten.to.dtype", (made, exact), exact, (matrix[0], rows))
+            made = self.call("aten.reshape.default", (made, _sizes(matrix)), short, matrix)
+        made = self.product_of_bytes(made, w, exact, (matrix[0], rows))
         if matrix != kind.shape:
             made = self.call("aten.reshape.default", (made, _sizes(shape)), exact, shape)
         return self.call("aten.mul.Tensor", (made, scale), exact, shape)
+
+    def product_of_bytes(self, x: Ref, w: Quantized, exact: DType, shape: tuple[Expr, Expr]) -> Ref:
+        """The product of two matrices of the same type."""
+        values = self.known[w.values]
+        rows, depth = values.shape
+        if w.floats:
+            left = self.call("aten.to.dtype", (x, exact), exact, (shape[0], depth))
+            right = self.call("aten.to.dtype", (Ref(w.values), exact), exact, values.shape)
+            return self.call("aten.linear.default", (left, right), exact, shape)
+        turned = self.call("aten.t.default", (Ref(w.values),), dt.i8, (depth, rows))
+        self.calls[-1] = self.calls[-1].replace(types=(Type(dt.i8, (depth, rows), (dim(1), depth)),))
+        made = self.call("aten._int_mm.default", (x, turned), dt.i32, shape)
+        return self.call("aten.to.dtype", (made, exact), exact, shape)
 
 
 def _swaps(call: Call) -> bool:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from compiler.analysis import kernel_names
-from compiler.ir.dtype import STORAGE_ONLY, f32, i8, u8
+from compiler.ir.dtype import EIGHTHS, STORAGE_ONLY, f32, i8, u8
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Var, loads, names
 from compiler.ir.functions import COST, FUNCTIONS
 from compiler.ir.tensor import (
@@ -401,7 +401,7 @@ def _with_what_they_read(members: Iterable[Equation]) -> dict[str, int]:
 
 def _shortens(e: Map, price: int) -> bool:
     """Bytes are made of larger numbers, by more than a move: they are read in less time than made again."""
-    return e.dtype in (i8, u8) and price > 1 and all(n.dtype.bytes > 1 for n in loads(e.value))
+    return e.dtype in (i8, u8, *EIGHTHS) and price > 1 and all(n.dtype.bytes > 1 for n in loads(e.value))
 
 
 def _moved(load: Load) -> bool:
