@@ -283,6 +283,19 @@ class Writeback(Step):
     width: int = 0
 
 
+class LoadAhead(Step):
+    """What the perfectly nested `loops` load of `buffer` is in the tile `tile` in registers before what precedes them.
+
+    Loops `into` fill it, along those of `loops` that the place loaded depends on, at the beginning of the loop around.
+    """
+
+    makes = ("tile", "into")
+    buffer: str
+    tile: str
+    loops: tuple[str, ...]
+    into: tuple[str, ...]
+
+
 class SplitScan(Step):
     """The running total `accumulator` over `loop` is made in parts of `length` iterations.
 
@@ -422,7 +435,7 @@ class NameTaken(ScheduleError):
 _ALL = (
     Split, SplitShifted, Wrap, Reorder, Collapse, Bind, StoreAt, Stage, Margin, Permute, Distribute, Pack, Tensorize,
     Peel, Pad, Cache, Promote, SplitTf32, SplitScan, SplitReduction, Raster, Persist, Online, Chain, Writeback,
-    Partition, CacheHints, Owners,
+    LoadAhead, Partition, CacheHints, Owners,
 )  # fmt: skip
 
 

@@ -71,6 +71,7 @@ _ASSUMED = {
     # those of which parts are added up.
     "store": 28.5, "store.edge": 36.3, "join": 40.1, "join.down": 33.5,
     "join.edge": 133.0, "join.down.edge": 173.0, "sum.edge": 211.0,
+    "sector": 2.9,  # one of which a warp stores a part only
     "boxes": 481.0,  # more that a block alone on its multiprocessor takes to begin and end, where tiles are boxes
     "launch": 1770.0,  # a second launch
     # Exponents with which what takes nearly as long as the longest adds to it: of products, of those of numbers that

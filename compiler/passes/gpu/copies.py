@@ -24,6 +24,7 @@ from compiler.passes.gpu.scope import THREAD, Scope
 
 Body = list[k.Stmt]
 
+WORD = 4  # bytes of a register
 ROUNDS_UNROLLED = 32
 LINE = 128  # bytes that a copy asks the second-level cache for, where rows are as long
 
@@ -59,14 +60,17 @@ def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     if s.how not in BY_THREADS:
         raise ValueError(f"kernel {state.facts.name}: a {s.how} copy to {s.target.buffer} outside of its place")
     lengths = tile.extents(s.target) or [1]
-    count, width = math.prod(lengths) // s.width, s.width
+    width, row = s.width, _row_of_pieces(s, scope.buffers[s.source.buffer].dtype.bytes)
+    count = math.prod(lengths) // width if row is None else math.prod(lengths[:-1]) * row
     rounds = -(-count // scope.role.threads)
     inner = scope.inner(level="thread")
     turn = Var(state.fresh("turn"))
     inner.ranges[turn.name] = (0, rounds - 1)
     me = state.once("thread", THREAD, scope.role.threads)
     number = me + turn * scope.role.threads if rounds > 1 else me
-    body = _move(state, s, _piece(state, s, number, width, inner), width, inner)
+    body = _move(state, s, _piece(state, s, number, width, row, inner), width, inner)
+    if row is not None:
+        body = [k.If(simplify(op("lt", number % row, const(lengths[-1])), inner.ranges, index=True), tuple(body))]
     if count % scope.role.threads:
         inside = simplify(op("lt", number, const(count)), inner.ranges, index=True)
         body = [k.If(inside, tuple(body))]
@@ -75,18 +79,28 @@ def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     return [k.For(turn.name, const(0), const(rounds), 1, tuple(body), "unroll" if rounds <= ROUNDS_UNROLLED else "")]
 
 
+def _row_of_pieces(s: tile.Copy, size: int) -> int | None:
+    """Elements to count for a row, where that is more than it has: those that are less than a word are found without a
+    division then, which would take longer than moving them, and threads beyond the end of a row move nothing."""
+    lengths = tile.extents(s.target)
+    if s.width > 1 or size >= WORD or len(lengths) < 2 or lengths != tile.extents(s.source):
+        return None
+    row = 1 << (lengths[-1] - 1).bit_length()
+    return row if row > lengths[-1] else None
+
+
 def _row(s: tile.Slice) -> int | None:
     """The axis along which pieces of a slice lie."""
     axes = tile.moved(s)
     return axes[-1] if axes else None
 
 
-def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, scope: Scope) -> _Piece:
-    """Piece `number`, row by row."""
+def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, row: int | None, scope: Scope) -> _Piece:
+    """Piece `number`, row by row, of so many pieces if that is said."""
     places, insides = [], []
     index: tuple[Expr, ...] = ()
     for x in (s.target, s.source):
-        index = index_of(state, x, _local(x, number, width), scope)
+        index = index_of(state, x, _local(x, number, width, row), scope)
         insides.append(_inside(x, index, scope, state))
         places.append(_place(state, x.buffer, index, scope))
     axis = _row(s.source)
@@ -95,13 +109,13 @@ def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, scope: Scope
     return _Piece(places[0], places[1], insides[0], insides[1], left)
 
 
-def _local(s: tile.Slice, number: Expr, width: int) -> list[Expr]:
+def _local(s: tile.Slice, number: Expr, width: int, row: int | None) -> list[Expr]:
     """Where piece `number` is along the axes of a slice."""
     long = tile.extents(s)
     if not long:
         return []
     local: list[Expr] = []
-    rest, parts = number, [*long[:-1], long[-1] // width]
+    rest, parts = number, [*long[:-1], row or long[-1] // width]
     for n in reversed(parts[1:]):
         local.insert(0, rest % n)
         rest = rest // n

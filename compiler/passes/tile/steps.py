@@ -19,6 +19,7 @@ from compiler.passes.tile.chain import chain
 from compiler.passes.tile.gpu.accuracy import promote, split_tf32
 from compiler.passes.tile.gpu.cache import cache
 from compiler.passes.tile.gpu.cache_hints import cache_hints
+from compiler.passes.tile.gpu.load_ahead import load_ahead
 from compiler.passes.tile.gpu.pad import pad
 from compiler.passes.tile.gpu.permute import permute
 from compiler.passes.tile.gpu.persist import persist
@@ -41,6 +42,7 @@ from compiler.schedule.steps import (
     CacheHints,
     Collapse,
     Distribute,
+    LoadAhead,
     Margin,
     NameTaken,
     Owners,
@@ -84,6 +86,7 @@ _OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
     Promote: promote,
     SplitTf32: split_tf32,
     Writeback: writeback,
+    LoadAhead: load_ahead,
     CacheHints: cache_hints,
     Raster: raster,
     Persist: persist,

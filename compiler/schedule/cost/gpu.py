@@ -141,7 +141,9 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     read = p.read or p.batch * p.k * (p.m * p.a.bytes + p.n * p.b.bytes)
     cluster = parts > 1 and matmul.in_cluster(parts, (m, n), target)
     step_of = functools.partial(_step, p, b, target)
-    ending = _ending(p, b, cluster, c)
+    ending = _ending(p, b, cluster, target)
+    if parts == 1:
+        ending += fits * m * n * p.sectors * c["sector"]
     if "fill" in c and b.apart:
         # Split numbers are stored from registers: blocks that stay gain nothing there. Where memory decides, blocks
         # that come when others have ended share it out better.
@@ -164,18 +166,21 @@ def matmul_clocks(p: Matmul, b: Block, target: Target) -> tuple[float, int]:
     return close((clocks, read / (c["sync.dram"] * target.cores)), BOUND), 0
 
 
-def _ending(p: Matmul, b: Block, cluster: bool, c: Mapping[str, float]) -> float:
+def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
     """Clocks in which threads store what they have of a tile.
 
     Where a tile is beyond the result's edge, each element is guarded, and what it is joined with, or made of in parts,
-    is not asked for before the element before it is stored.
+    is not asked for before the element before it is stored; but for what was asked for before the sum.
     """
+    c = numbers(target)
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
     each = m * n / threads / (b.parts if cluster else 1)
     whole = p.m % m == 0 and p.n % n == 0
-    if not p.joined and (whole or b.parts == 1):
+    held = matmul.ahead(p, b.row, (m, n), b.grid, target) if b.parts == 1 else 0
+    joined = p.joined or (p.ahead and not held)
+    if not joined and (whole or b.parts == 1):
         return each * c["store" if whole else "store.edge"]
-    if not whole and not p.joined:
+    if not whole and not joined:
         return each * c["sum.edge"] * (2 + b.parts) / 4
     return each * c[("join" if p.across else "join.down") + ("" if whole else ".edge")]
 

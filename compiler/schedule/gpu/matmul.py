@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from compiler.schedule.gpu.box_shapes import box, count
@@ -38,8 +39,10 @@ class Matmul:
     `across` says that the result is contiguous along n, `out_bytes` how large the elements of a tile of it are that
     leaves through shared memory, 0 where it does not. `read` is how many bytes of both operands there are in memory,
     where those of a's and b's elements are not. Where tiles are boxes of several loops, `loops` are the extents of
-    those that make m and n, and `near` says of which neighbours are neighbours in the result. `joined` says that what
-    is done with a sum loads more for each. A sum over boxes goes through `step` elements of k at a time.
+    those that make m and n, and `near` says of which neighbours are neighbours in the result. What is done with a sum
+    loads `ahead` bytes for each that can be loaded before it; `joined` says that it loads others. `sectors` is in how
+    many sectors of memory a warp stores an element, where rows of the result begin anywhere. A sum over
+    boxes goes through `step` elements of k at a time.
     """
 
     m: int
@@ -57,6 +60,8 @@ class Matmul:
     near: tuple[bool, bool] = (False, False)
     joined: bool = False
     step: int = 0
+    sectors: float = 0.0
+    ahead: int = 0
 
 
 def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:
@@ -85,7 +90,9 @@ def reallocated(held: int, threads: int, producers: int, target: Target) -> tupl
     """What a pipeline says of registers: nothing, where threads that compute and hold so many words of tiles in them
     get as many as they need when all get alike."""
     alike = min(target.registers // (threads + producers * WARP) // 8 * 8, MOST_REGISTERS)
-    if "setmaxnreg" not in target.features or threads % GROUP or BESIDES + held <= alike:
+    grouped = target.registers // up(threads + producers * WARP, GROUP) // 8 * 8  # ptxas counts whole groups of warps
+    fits = BESIDES + held <= alike and OTHER_REGISTERS + held <= grouped
+    if "setmaxnreg" not in target.features or threads % GROUP or fits:
         return ()
     kept = KEPT if producers == 1 else KEPT_PREPARING
     return ("producer_registers", kept), ("consumer_registers", consumer_registers(threads, kept, target))
@@ -99,6 +106,14 @@ def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[in
     if row.threads > WARP:
         held = 0 if row.a_space == "shared" else 4 * row.k * m * p.a.bytes
     return (sums + held) // (4 * row.threads) + OTHER_REGISTERS
+
+
+def ahead(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int], target: Target) -> int:
+    """32-bit registers of a thread for what its results are joined with, if it has so many and other warps copy."""
+    threads = math.prod(grid) * row.threads
+    words = math.prod(tile) * p.ahead // (4 * threads)
+    free = available(threads, row.threads > WARP, p.terms > 1, target) - registers(p, row, tile, grid)
+    return words if row.threads > WARP and words <= free else 0
 
 
 def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:

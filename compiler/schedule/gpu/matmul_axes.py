@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from compiler.analysis import access
 from compiler.analysis.guarded_factors import unwidened
@@ -66,7 +66,9 @@ class Factor:
 class Result:
     """The buffer that a matmul is stored to and the bytes of its elements; whether m and n end where its axes do.
 
-    `how` says what copies a tile of it out of shared memory: a tensor map if that can describe it, else all threads.
+    `how` says what copies a tile of it out of shared memory: a tensor map if that can describe it, else all threads;
+    empty where each thread stores what it has. Rows begin at multiples of `piece` bytes. `twin` says that there is the
+    same matmul without a tile of the result, too.
     """
 
     buffer: str
@@ -74,6 +76,8 @@ class Result:
     m_ends: bool
     n_ends: bool
     how: str = "tma"
+    piece: int = ROW
+    twin: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ class MatmulAxes:
     copies: tuple[Step, ...] = ()  # steps that copy buffers beforehand, so that factors are blocks of the copies
     copied: tuple[int, ...] = ()  # bytes that each of these reads and writes
     read: int = 0  # bytes of both factors' buffers, where elements of these are read again and again
+    joined: tuple[tuple[str, int], ...] = ()  # buffers that results are joined with, and the bytes of their elements
 
 
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
@@ -127,7 +132,9 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 across = not any(f.var in even for f in rows)
                 result = _result(c, m, n, tensors, ranges)
                 read = _read((left, right), tensors) if a.operand.widened or b.operand.widened else 0
-                yield MatmulAxes(c, m, n, k, batch, a, b, across, result, read=read)
+                joined = tuple(_joined(c, m, n, tensors, ranges))
+                for stored in _stores(result):
+                    yield MatmulAxes(c, m, n, k, batch, a, b, across, stored, read=read, joined=joined)
 
 
 def _read(factors: Sequence[Expr], tensors: Mapping[str, Tensor]) -> int:
@@ -240,8 +247,36 @@ def _result(
 ) -> Result | None:
     """The one buffer stored to, if a tile of the result is a block of it that a tensor map can describe."""
     stores = [s for s in c.after if isinstance(s, Store)]
-    if len(stores) != 1 or stores[0].op != "set" or not even(tensors[stores[0].buffer]):
+    if len(stores) != 1 or stores[0].op != "set":
         return None
     (s,) = stores
     ends = _axes(s.buffer, s.index, (m, n), tensors, ranges)
-    return Result(s.buffer, s.value.dtype.bytes, ends[0], ends[1]) if ends else None
+    if not ends:
+        return None
+    t = tensors[s.buffer]
+    made = Result(s.buffer, t.dtype.bytes, ends[0], ends[1])
+    if even(t):
+        return made
+    rows = math.gcd(*(int(n.value) for n in t.strides[:-1] if isinstance(n, Const))) * t.dtype.bytes
+    return replace(made, how="plain", piece=math.gcd(rows, ROW), twin=True)
+
+
+def _joined(
+    c: Contraction, m: Axis, n: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> Iterator[tuple[str, int]]:
+    """Buffers that are loaded after the sum only, each at one place, a block of it for a tile of the result."""
+    found = list(dict.fromkeys(x for s in c.after for x in loads(s)))
+    others = {x.buffer for f in (c.left, c.right, c.first) for x in loads(f)} | {
+        s.buffer for s in c.after if isinstance(s, Store)
+    }
+    for x in found:
+        alone = [y.buffer for y in found].count(x.buffer) == 1 and x.buffer not in others
+        if alone and x.buffer in tensors and _axes(x.buffer, x.index, (m, n), tensors, ranges):
+            yield x.buffer, x.dtype.bytes
+
+
+def _stores(result: Result | None) -> Iterator[Result | None]:
+    """A result whose rows begin anywhere may as well be stored by the threads that have it."""
+    yield result
+    if result is not None and result.twin:
+        yield replace(result, how="")

@@ -35,6 +35,7 @@ class Tiling:
     clocks: float
     blocks: int = 0
     grid: tuple[int, int] = (1, 1)
+    ahead: int = 0  # registers of a thread for what results are joined with
 
 
 # Tiles of a thread block, and the warps that multiply them.
@@ -99,7 +100,8 @@ def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[T
             for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
                 takes, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
                 if math.isfinite(takes):
-                    yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid)
+                    held = matmul.ahead(p, row, (m, n), grid, target) if parts == 1 else 0
+                    yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid, held)
 
 
 def _parts(p: Matmul, k: int) -> Iterator[int]:

@@ -116,6 +116,20 @@ def test_rows_that_begin_anywhere_are_not_copied_by_maps() -> None:
     assert {name.partition(".")[0] for name in instructions(made)} == {"mma"}
 
 
+@pytest.mark.parametrize("n", [264, 267])
+def test_what_a_result_is_joined_with_is_loaded_before_the_sum(n: int) -> None:
+    made = check(Matmul(200, n, 128, right="nk", dtype="bf16", epilogue="residual"), TARGETS["sm_90a"])
+    ahead = [a.tensor for k in made.kernels for s in k.body for a in s.walk() if isinstance(a, tile.Alloc)]
+    assert [t.name for t in ahead if t.name.endswith("_ahead")] == ["r_ahead"]
+
+
+@pytest.mark.parametrize("n", [137, 201, 333])
+def test_rows_of_a_result_that_begin_anywhere_leave_through_shared_memory(n: int) -> None:
+    made = check(Matmul(130, n, 128, right="nk", dtype="bf16", epilogue="narrow"), TARGETS["sm_90a"])
+    stored = [c for k in made.kernels for s in k.body for c in s.walk() if isinstance(c, tile.Copy)][-1]
+    assert stored.how == "plain" and stored.source.buffer.endswith("_out")
+
+
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("k", [40, 4096])
 def test_epilogues(epilogue: str, k: int) -> None:

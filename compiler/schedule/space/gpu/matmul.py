@@ -19,6 +19,7 @@ from compiler.ir.statement import Kernel
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import by_groups, recognise, size
 from compiler.schedule.cost import gpu as cost
+from compiler.schedule.endings import numbered
 from compiler.schedule.gpu import boxed_sums, conv, matmul, tiles
 from compiler.schedule.gpu.matmul import WARP, Matmul, in_cluster
 from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, ways
@@ -29,6 +30,7 @@ from compiler.schedule.steps import (
     Cache,
     Collapse,
     Distribute,
+    LoadAhead,
     Pad,
     Persist,
     Promote,
@@ -116,19 +118,33 @@ def _tilings(p: MatmulAxes, target: Target) -> list[Tiling]:
     """The tiles for one way to look at a matmul; none where there is nothing to gain, or no instruction."""
     if min(p.m.size, p.n.size) < LEAST_ROWS or p.k.size < LEAST_DEPTH:
         return []
-    return tiles.space(_sizes(p), _rows(p, target), target)
+    found = tiles.space(_sizes(p), _rows(p, target), target)
+    if p.result is not None and p.result.how and p.result.twin:
+        found = [t for t in found if t.row.function == FROM_SHARED and t.parts == 1]
+    return found
 
 
 def _sizes(p: MatmulAxes) -> Matmul:
     acc = p.found.first.value.dtype
     terms = 3 if acc is f32 and p.a.value.dtype is f32 else 1
     batch = math.prod(map(size, p.batch))
-    out = p.result.bytes if p.result else 0
+    out = p.result.bytes if p.result and p.result.how else 0
     boxes = tuple(map(size, p.m.loops)) if p.m.boxed else (), tuple(map(size, p.n.loops)) if p.n.boxed else ()
+    others = {x.buffer for s in p.found.after for x in loads(s)} - {name for name, _ in p.joined}
     return Matmul(
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
-        (p.m.near, p.n.near), any(map(loads, p.found.after)), math.prod(p.k.box) if p.k.boxed else 0,
+        (p.m.near, p.n.near), bool(others), math.prod(p.k.box) if p.k.boxed else 0, _sectors(p),
+        sum(n for _, n in p.joined),
     )  # fmt: skip
+
+
+def _sectors(p: MatmulAxes) -> float:
+    """Sectors of memory for an element of what a warp stores, where rows of the result begin anywhere: it has eight
+    rows or columns, and of each four pairs of neighbours, or four elements."""
+    if p.result is None or p.result.how:
+        return 0.0
+    pairs = p.across and p.result.piece >= 2 * p.result.bytes
+    return (8 if p.across else 4) / (2 * WARP if pairs else WARP)
 
 
 def _rows(p: MatmulAxes, target: Target) -> tuple[Instruction, ...]:
@@ -189,6 +205,8 @@ class MatmulPlan:
         nests = Distribute(self.acc, (m.name, n.name), (m.name, n.name), "registers")
         add(nests)
         self.mainloop(nests)
+        if t.ahead:
+            self.load_ahead(nests.last)
         if t.blocks:
             every = "".join(grid)
             add(Persist(tuple(grid), t.blocks, (f"{every}_block", f"{every}_turn", every)))
@@ -202,6 +220,14 @@ class MatmulPlan:
         into = naming.pieces(x.name)
         self.steps.append(Split(x.name, factor, into))
         x.outer, x.name = into
+
+    def load_ahead(self, nest: tuple[str, ...]) -> None:
+        """What results are joined with is asked for before the sum, and is there when that is done."""
+        for buffer, _ in self.p.joined:
+            tile = f"{buffer}_ahead"
+            into = numbered(f"{tile}_at", len(nest))
+            self.steps.append(LoadAhead(buffer, tile, nest, into))
+            self.spread(into)
 
     def raster(self) -> list[str]:
         """The loops over tiles, those first that take their turns slowest.
@@ -289,6 +315,7 @@ class MatmulPlan:
 
     def pipeline(self, producers: int, held: int) -> None:
         """Copies by warps of their own; the threads that multiply hold so many words of tiles together."""
+        held += self.t.ahead * self.t.threads
         registers = matmul.reallocated(held // self.t.threads, self.t.threads, producers, self.target)
         args = ("depth", self.t.depth), ("producers", producers), *registers
         self.steps.append(Bind(self.p.k.outer, "pipeline", args))
@@ -316,7 +343,7 @@ class MatmulPlan:
     def writeback(self, nest: tuple[str, ...]) -> None:
         """Results leave through shared memory in one copy, which knows where the tensor ends: neighbours together."""
         p, t, r = self.p, self.t, self.p.result
-        if r is None or t.row.function != FROM_SHARED or t.parts > 1:
+        if r is None or not r.how or t.row.function != FROM_SHARED or t.parts > 1:
             return
         if (r.m_ends or p.m.size % t.m == 0) and (r.n_ends or p.n.size % t.n == 0):
             swizzle = _swizzle((t.n if p.across else t.m) * r.bytes)

@@ -1,0 +1,76 @@
+"""The schedule step `load_ahead` on Tile IR: what a nest joins a tile with is asked for before the tile is made."""
+
+from __future__ import annotations
+
+from compiler.ir import tile
+from compiler.ir.dtype import compute
+from compiler.ir.expr import Expr, Load, Var, both, cast, const, dim, loads, names, op, select, substitute
+from compiler.ir.index import value_range
+from compiler.ir.rewrite import replaced
+from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.passes.tile.nests import SERIAL, find_nest, longest, named, ranges_of
+from compiler.schedule.steps import LoadAhead, ScheduleError
+
+
+def load_ahead(kernel: Kernel, step: LoadAhead) -> Kernel:
+    """`load_ahead("e", "held", ("i", "j"), into=("held_at",))`
+
+    before:
+        for i0 in serial(3):
+            for r in serial(100, reduce):
+                ...
+            for i in serial(4):
+                for j in serial(8):
+                    y[i0 * 4 + i, j] = c[i, j] + e[i0 * 4 + i]
+    after:
+        for i0 in serial(3):
+            held = registers(f32[4])
+            for held_at in serial(4):
+                held[held_at] = e[i0 * 4 + held_at]
+            for r in serial(100, reduce):
+                ...
+            for i in serial(4):
+                for j in serial(8):
+                    y[i0 * 4 + i, j] = c[i, j] + held[i]
+    """
+    around, nest = find_nest(kernel, step, step.loops)
+    buffer = next((p for p in kernel.params if p.name == step.buffer), None)
+    if buffer is None or buffer.name in kernel.writes:
+        raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
+    found = {n for n in nest[-1].walk() if isinstance(n, Load) and n.buffer == step.buffer}
+    if len(found) != 1 or not around:
+        raise ScheduleError(
+            step, f"{step.loops[-1]} loads {len(found)} elements of {step.buffer}, within {len(around)} loops"
+        )
+    (load,) = found
+    known = {f.var for f in (*around, *nest)}
+    if not names(load) <= known or loads(load) != (load,):
+        raise ScheduleError(step, f"where {step.buffer} is loaded is not known before {step.loops[0]}")
+    ranges = ranges_of((*around, *nest))
+    own = [f for f in nest if f.var in names(load)]
+    into = named(step, step.into, len(own))
+    long = [longest(step, f, ranges) for f in own]
+    shape = tuple(map(dim, long))
+    held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
+    (value,) = substitute((_inside(load, buffer, ranges),), {Var(f.var): v for f, v in zip(own, into, strict=True)})
+    fill: Stmt = Store(held.name, into, value)
+    for v, n in zip(reversed(into), reversed(shape), strict=True):
+        fill = tile.For(v.name, n, "parallel", SERIAL, (fill,))
+    place = Load(held.name, tuple(Var(f.var) for f in own), buffer.dtype)
+    (used,) = substitute((nest[0],), {load: place})
+    body = (tile.Alloc(held, "registers"), fill, *replaced(around[-1].body, nest[0], (used,)))
+    return kernel.replace(body=replaced(kernel.body, around[-1], (around[-1].replace(body=body),)))
+
+
+def _inside(load: Load, buffer: Tensor, ranges: dict[str, tuple[int | None, int | None]]) -> Expr:
+    """The element, or zero where a tile goes beyond its buffer: what lies there is never used."""
+    beyond = {i: n for i, n in zip(load.index, buffer.shape, strict=True) if _exceeds(value_range(i - n, ranges)[1])}
+    if not beyond:
+        return load
+    zero = cast(const(0, compute(buffer.dtype)), buffer.dtype)
+    return select(both(*(op("lt", i, n) for i, n in beyond.items())), load, zero)
+
+
+def _exceeds(most: int | None) -> bool:
+    return most is None or most >= 0
