@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from compiler.ir.dtype import DType
+from compiler.errors import Unsupported
+from compiler.ir.dtype import EIGHTHS, DType
 
 # MLIR's integers have no sign; a bool is a bit that takes a byte of memory.
 _TYPES = {"u8": "i8", "bool": "i1"}
@@ -30,7 +31,9 @@ Round = Callable[["Block", Value, tuple[Value, ...]], Values]
 
 
 def element(dtype: DType) -> str:
-    """The type of one element."""
+    """The type of one element; raises Unsupported for floats of 8 bits, which MLIR's own passes do not lower."""
+    if dtype in EIGHTHS:
+        raise Unsupported(str(dtype), (), "target mlir has no conversions of it")
     return _TYPES.get(dtype.name, dtype.name)
 
 

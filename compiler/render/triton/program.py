@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from compiler.errors import Unsupported
 from compiler.ir import alike
+from compiler.ir.dtype import EIGHTHS
 from compiler.ir.expr import OPS, Const, Expr, Op, Size, dim, fresh
 from compiler.ir.node import Node
 from compiler.ir.statement import Program
@@ -22,6 +24,9 @@ def render(program: Program) -> str:
 
     Raises Unsupported for what Triton has no words for, ValueError for schedules that it cannot follow.
     """
+    for t in (*program.inputs, *program.outputs, *program.temps):
+        if t.dtype in EIGHTHS:
+            raise Unsupported(str(t.dtype), (), "target triton has no conversions of it")
     taken = {*RESERVED, *HELPERS, LAUNCH, "OPTIONS"}
     known = [t.name for t in (*program.inputs, *program.outputs, *program.temps)] + [s.name for s in program.sizes]
     buffers = {name: fresh(name, taken) for name in known}

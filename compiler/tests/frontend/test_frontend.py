@@ -120,7 +120,7 @@ def test_updates_of_fresh_tensors_are_made_functional() -> None:
         (lambda x: x * x.sum().item(), "_local_scalar_dense"),
         (lambda x: torch.rand(3) + x, "aten.rand.default.*random"),
         (lambda x: torch.fft.fft(x), "complex numbers"),
-        (lambda x: x.to(torch.float8_e4m3fn), "float8_e4m3fn"),
+        (lambda x: x.to(torch.float8_e4m3fnuz), "float8_e4m3fnuz"),
         (lambda x: F.dropout(x), "aten.dropout.default.*random"),
         (lambda x: torch.linalg.svd(x)[1], r"aten._linalg_svd.default\(f32\[3, 3\]"),
     ],
