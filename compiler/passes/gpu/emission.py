@@ -24,13 +24,17 @@ Dispatch = Callable[["Emission", Stmt, Scope], Body]
 @dataclass
 class AsyncMatmuls:
     """Matmuls that run while threads go on: arrays that they add to, with their sizes and by `groups` in order, those
-    that they `read`, the one `latest` added to; and accumulators that are to begin at zero, with where they do."""
+    that they `read`, the one `latest` added to; and accumulators that are to begin at zero, with where they do.
+
+    In a loop that ends while some run, `more` says whether another iteration follows.
+    """
 
     running: dict[str, int] = field(default_factory=dict)
     groups: list[str] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
     latest: str = ""
     blank: dict[str, Expr] = field(default_factory=dict)
+    more: Expr | None = None
 
 
 @dataclass(kw_only=True)

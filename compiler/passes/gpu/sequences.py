@@ -7,8 +7,8 @@ from itertools import takewhile
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import boolean, i32
-from compiler.ir.expr import Const, Op, Var, cast, const, op, select
-from compiler.ir.index import range_below
+from compiler.ir.expr import Const, Expr, Op, Var, cast, const, op, select
+from compiler.ir.index import range_below, simplify
 from compiler.ir.roles import Mbarriers, RingStmt, Wait
 from compiler.ir.statement import If, Stmt
 from compiler.passes.gpu import wgmma
@@ -85,7 +85,9 @@ def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
     if part:
         state.matmuls.blank |= dict.fromkeys(state.matmuls.blank, op("eq", Var(var), const(0)))
         start, statements = _begun(f)
+        state.matmuls.more = _more(f, Var(var), extent, inner)
     body = sequence(state, statements, inner) if part else loop_body(state, f.body, inner)
+    state.matmuls.more = None
     mark = "unroll" if f.bind.level == "unroll" else ""
     return [*before, k.For(var, const(start), extent, 1, tuple(body), mark)] if body else before
 
@@ -108,6 +110,14 @@ def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
     hit = op("ne", op("and", op("shr", hits, cast(var, i32)), one), const(0, i32))
     turns = k.For(var.name, const(0), extent, 1, (k.If(hit, tuple(sequence(state, found.body, inner))),))
     return [k.Declare(hits.name, k.Together("or", mine, WARP)), k.If(op("ne", hits, const(0, i32)), (turns,))]
+
+
+def _more(f: tile.For, turn: Expr, extent: Expr, scope: Scope) -> Expr | None:
+    """Whether another iteration follows, of a loop that ends while matmuls run."""
+    waits = [n for s in f.body for n in s.walk() if isinstance(n, tile.Sync) and n.what == "wait_matmuls"]
+    if not waits or not waits[-1].pending:
+        return None
+    return simplify(op("lt", turn + 1, extent), scope.ranges, index=True)
 
 
 def _begun(f: tile.For) -> tuple[int, tuple[Stmt, ...]]:

@@ -121,6 +121,10 @@ def wait_but(state: Emission, pending: int) -> Body:
     flying = state.matmuls
     flying.groups = flying.groups[-pending:] if pending else []
     out: Body = [k.Call("mlc_wgmma_wait", (pending,), ())]
+    if pending and flying.more is not None:
+        # What runs when a loop ends ptxas 13.0 takes to be done there: it moves what reads the accumulators before the
+        # wait behind the loop. So nothing is left to run behind the last iteration.
+        out = [k.If(flying.more, tuple(out), (k.Call("mlc_wgmma_wait", (0,), ()),))]
     for array in sorted(flying.running.keys() - set(flying.groups)):
         held = k.Address(array, const(0))
         out.append(k.Call("mlc_wgmma_hold", (flying.running.pop(array),), (held,), (array,)))
