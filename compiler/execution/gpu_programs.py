@@ -248,7 +248,8 @@ def _emulated(
     invalid: Callable[..., object],
 ) -> Launcher:
     def run(inputs: list[torch.Tensor], outputs: tuple[torch.Tensor, ...]) -> object:
-        pointers = [x.data_ptr() for x in (*aligned(inputs), *outputs)]
+        held = (*aligned(inputs), *outputs)  # copies of inputs live until the kernels have run
+        pointers = [x.data_ptr() for x in held]
         found = emulator.run_pointers(path, launched, pointers, threads=threads or torch.get_num_threads())
         if found.reports:
             raise CompilerError("the emulator stopped: " + "; ".join(map(_line, found.reports)))

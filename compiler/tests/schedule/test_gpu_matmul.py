@@ -123,6 +123,14 @@ def test_what_a_result_is_joined_with_is_loaded_before_the_sum(n: int) -> None:
     assert [t.name for t in ahead if t.name.endswith("_ahead")] == ["r_ahead"]
 
 
+@pytest.mark.parametrize("k", [192, 576])
+def test_no_matmul_runs_when_its_loop_ends(k: int) -> None:
+    text = Matmul(256, 128, k, right="nk", dtype="bf16").text
+    made = pipeline.lower(tensor_text.parse(text), TARGETS["sm_90a"], {}, source="tensor").show("cuda")
+    loop = made.partition("mlc_wgmma_commit();")[2]
+    assert "mlc_wgmma_wait<1>();" in loop and "} else {\n        mlc_wgmma_wait<0>();" in loop, made
+
+
 @pytest.mark.parametrize("n", [137, 201, 333])
 def test_rows_of_a_result_that_begin_anywhere_leave_through_shared_memory(n: int) -> None:
     made = check(Matmul(130, n, 128, right="nk", dtype="bf16", epilogue="narrow"), TARGETS["sm_90a"])

@@ -14,25 +14,25 @@ from compiler.schedule.steps import LoadAhead, ScheduleError
 
 
 def load_ahead(kernel: Kernel, step: LoadAhead) -> Kernel:
-    """`load_ahead("e", "held", ("i", "j"), into=("held_at",))`
+    """`load_ahead("b", "held", ("i",), into=("held_at",))`
 
     before:
         for i0 in serial(3):
-            for r in serial(100, reduce):
-                ...
+            t = registers(f32[4])
+            for i_first in serial(4):
+                t[i_first] = 0.0
             for i in serial(4):
-                for j in serial(8):
-                    y[i0 * 4 + i, j] = c[i, j] + e[i0 * 4 + i]
+                c[i0 * 4 + i] = t[i] + b[i0 * 4 + i]
     after:
         for i0 in serial(3):
             held = registers(f32[4])
             for held_at in serial(4):
-                held[held_at] = e[i0 * 4 + held_at]
-            for r in serial(100, reduce):
-                ...
+                held[held_at] = b[i0 * 4 + held_at]
+            t = registers(f32[4])
+            for i_first in serial(4):
+                t[i_first] = 0.0
             for i in serial(4):
-                for j in serial(8):
-                    y[i0 * 4 + i, j] = c[i, j] + held[i]
+                c[i0 * 4 + i] = t[i] + held[i]
     """
     around, nest = find_nest(kernel, step, step.loops)
     buffer = next((p for p in kernel.params if p.name == step.buffer), None)
