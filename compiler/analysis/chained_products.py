@@ -16,15 +16,13 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from compiler.analysis.nests import perfect
-from compiler.analysis.online_softmax import KEY, For, Other, Reader, Scores, want
-from compiler.ir import loop, tile
+from compiler.analysis.online_softmax import KEY, For, Other, Reader, Scores, nest_of, want
 from compiler.ir.dtype import STORAGE_ONLY, DType, f32
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, const, loads, names, op
 from compiler.ir.index import conjuncts
 from compiler.ir.linear import linear
 from compiler.ir.rewrite import nodes
-from compiler.ir.statement import Kernel, Stmt, Store
+from compiler.ir.statement import Kernel, Store
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Chained:
 
 def recognise(kernel: Kernel) -> Chained | None:
     """The matmul that a kernel of one nest makes of others; None where it computes anything else."""
-    rows, body = _nest(kernel)
+    rows, body = nest_of(kernel)
     if len(body) < 2 or not rows:
         return None
     *before, last = body
@@ -119,14 +117,6 @@ def _least(e: Expr) -> Iterator[Expr]:
         case Op("where", (cond, value, Const(low))) | Select(cond, value, Const(low)) if low == -math.inf:
             yield from conjuncts(cond)
             yield from _least(value)
-
-
-def _nest(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Stmt, ...]]:
-    rows, body = perfect(loop.For, kernel.body)
-    if rows:
-        return tuple(rows), body
-    tiled, body = perfect(tile.For, kernel.body)
-    return tuple(tiled), body
 
 
 def _weighted(reader: Reader, last: For) -> Chained:

@@ -122,7 +122,7 @@ def _bytes(s: tile.Copy, place: Place) -> int:
     return place.buffers[s.source.buffer].dtype.bytes
 
 
-def _row(s: tile.Slice) -> int | None:
+def row_axis(s: tile.Slice) -> int | None:
     """The axis along which pieces of a slice lie."""
     axes = tile.moved(s)
     return axes[-1] if axes else None
@@ -130,7 +130,7 @@ def _row(s: tile.Slice) -> int | None:
 
 def _begins(s: tile.Slice, place: Place, width: int) -> bool:
     """Rows of a slice lie together and begin at multiples of `width` elements."""
-    tensor, axis = place.buffers[s.buffer], _row(s)
+    tensor, axis = place.buffers[s.buffer], row_axis(s)
     if axis is None or tensor.strides[axis] is not const(1) or (s.steps and s.steps[axis] > 1):
         return False
     if place.shared(s.buffer) and panel(tensor, place.tiles[s.buffer].swizzle) % width:
@@ -148,7 +148,7 @@ def panel(tensor: Tensor, swizzle: int) -> int:
 
 def _ends(s: tile.Slice, place: Place, width: int) -> bool:
     """Rows of a buffer in global memory end where a piece does."""
-    axis = _row(s)
+    axis = row_axis(s)
     return place.shared(s.buffer) or divides(const(1) if axis is None else place.buffers[s.buffer].shape[axis], width)
 
 

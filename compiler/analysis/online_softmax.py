@@ -13,7 +13,7 @@ A pass that has seen some j knows m, l and o for these; a larger maximum scales 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from compiler.analysis.nests import perfect
@@ -89,16 +89,22 @@ class Online:
 
 def recognise(kernel: Kernel) -> Online | None:
     """The softmax-weighted sum that a kernel of one nest computes; None where it computes anything else."""
-    rows: Sequence[For]
-    rows, body = perfect(loop.For, kernel.body)
-    if not rows:
-        rows, body = perfect(tile.For, kernel.body)
+    rows, body = nest_of(kernel)
     if len(body) < 2 or not rows:
         return None
     try:
-        return Reader(tuple(rows), kernel).read(body)
+        return Reader(rows, kernel).read(body)
     except Other:
         return None
+
+
+def nest_of(kernel: Kernel) -> tuple[tuple[For, ...], tuple[Stmt, ...]]:
+    """The loops of a kernel of one nest, of Loop IR or of Tile IR, and what is in them."""
+    rows, body = perfect(loop.For, kernel.body)
+    if rows:
+        return tuple(rows), body
+    tiled, body = perfect(tile.For, kernel.body)
+    return tuple(tiled), body
 
 
 def attention(kernel: Kernel, private: Iterable[str]) -> tuple[Online, Scores] | None:

@@ -43,7 +43,7 @@ HEADERS = {
     "mbarrier": "mbarrier_init mbarrier_fence_init mbarrier_arrive mbarrier_expect mbarrier_wait fence_async "
     "named_barrier",
     "tma": "tma_prefetch tma_load tma_store bulk_commit bulk_wait_read bulk_wait",
-    "wgmma": "wgmma wgmma_rs wgmma_hold wgmma_fence wgmma_commit wgmma_wait",
+    "wgmma": "wgmma wgmma_rs wgmma_hold wgmma_fence wgmma_commit wgmma_wait wgmma_idle",
     "matrix": "ldmatrix ldmatrix_transposed stmatrix stmatrix_transposed mma_sync",
     "atomics": "atomic fence_device take_ticket",
     "cluster": "cluster_barrier cluster_leave cluster_load cluster_get",

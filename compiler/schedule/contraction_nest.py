@@ -6,6 +6,7 @@ and all others (a batch) are left around. n is the loop along which the result i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from compiler.analysis.nests import perfect
@@ -89,6 +90,19 @@ def _group(factor: Expr, var: Var) -> int:
     rest = substitute(factor, dict.fromkeys(found, dim(0)))
     sizes = {int(d.value) for d in found.values() if isinstance(d, Const)}
     return sizes.pop() if len(sizes) == 1 and var.name not in names(rest) else 0
+
+
+Side = tuple[Expr, list[loop.For]]
+
+
+def sides(c: Contraction) -> Iterator[tuple[Side, Side]]:
+    """Both ways to take the factors as the left and the right one, each with the long loops that it alone depends
+    on."""
+    long = [f for f in c.rows if size(f) > 1]
+    for left, right in ((c.left, c.right), (c.right, c.left)):
+        rows = [f for f in long if f.var in names(left) and f.var not in names(right)]
+        columns = [f for f in long if f.var in names(right) and f.var not in names(left)]
+        yield (left, rows), (right, columns)
 
 
 def size(f: loop.For) -> int:

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.copies import BY_THREADS, WIDEST
+from compiler.analysis.copies import BY_THREADS, WIDEST, row_axis
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY
@@ -89,12 +89,6 @@ def _row_of_pieces(s: tile.Copy, size: int) -> int | None:
     return row if row > lengths[-1] else None
 
 
-def _row(s: tile.Slice) -> int | None:
-    """The axis along which pieces of a slice lie."""
-    axes = tile.moved(s)
-    return axes[-1] if axes else None
-
-
 def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, row: int | None, scope: Scope) -> _Piece:
     """Piece `number`, row by row, of so many pieces if that is said."""
     places, insides = [], []
@@ -103,7 +97,7 @@ def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, row: int | N
         index = index_of(state, x, _local(x, number, width, row), scope)
         insides.append(_inside(x, index, scope, state))
         places.append(_place(state, x.buffer, index, scope))
-    axis = _row(s.source)
+    axis = row_axis(s.source)
     end, last = (const(1), const(0)) if axis is None else (scope.buffers[s.source.buffer].shape[axis], index[axis])
     left = simplify(lowered(state, end, scope) - last, scope.ranges, index=True)
     return _Piece(places[0], places[1], insides[0], insides[1], left)
@@ -178,7 +172,7 @@ def _loads(
 
 def _long(s: tile.Slice, tensor: Tensor) -> Expr:
     """The extent of the axis along which pieces lie."""
-    axis = _row(s)
+    axis = row_axis(s)
     return const(1) if axis is None else tensor.shape[axis]
 
 

@@ -26,7 +26,7 @@ class AsyncMatmuls:
     """Matmuls that run while threads go on: arrays that they add to, with their sizes and by `groups` in order, those
     that they `read`, the one `latest` added to; and accumulators that are to begin at zero, with where they do.
 
-    In a loop that ends while some run, `more` says whether another iteration follows.
+    In a loop that would end while some run, `more` says whether another iteration follows; where it has ended, `idle`.
     """
 
     running: dict[str, int] = field(default_factory=dict)
@@ -35,6 +35,7 @@ class AsyncMatmuls:
     latest: str = ""
     blank: dict[str, Expr] = field(default_factory=dict)
     more: Expr | None = None
+    idle: bool = False
 
 
 @dataclass(kw_only=True)

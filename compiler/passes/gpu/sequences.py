@@ -87,7 +87,7 @@ def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
         start, statements = _begun(f)
         state.matmuls.more = _more(f, Var(var), extent, inner)
     body = sequence(state, statements, inner) if part else loop_body(state, f.body, inner)
-    state.matmuls.more = None
+    state.matmuls.more, state.matmuls.idle = None, state.matmuls.more is not None
     mark = "unroll" if f.bind.level == "unroll" else ""
     return [*before, k.For(var, const(start), extent, 1, tuple(body), mark)] if body else before
 

@@ -120,7 +120,8 @@ def wait_but(state: Emission, pending: int) -> Body:
     """All but the latest few matmuls are done, and what they added to is there."""
     flying = state.matmuls
     flying.groups = flying.groups[-pending:] if pending else []
-    out: Body = [k.Call("mlc_wgmma_wait", (pending,), ())]
+    idle, flying.idle = flying.idle and not pending, False
+    out: Body = [k.Call("mlc_wgmma_idle", (), ()) if idle else k.Call("mlc_wgmma_wait", (pending,), ())]
     if pending and flying.more is not None:
         # What runs when a loop ends ptxas 13.0 takes to be done there: it moves what reads the accumulators before the
         # wait behind the loop. So nothing is left to run behind the last iteration.

@@ -220,6 +220,7 @@ void fence_proxy_async(bool) {}
 void wgmma_fence() {}
 void wgmma_commit() {}
 void wgmma_wait(unsigned) {}
+void wgmma_idle() {}
 
 #endif
 

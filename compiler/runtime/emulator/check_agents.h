@@ -315,6 +315,12 @@ void wgmma_wait(unsigned pending) {
     set(c.view, with_clock(c.view, wgmma_agent(f), done));
 }
 
+void wgmma_idle() {
+    const Checked& c = me()->check;
+    for (const Registers& r : c.registers)
+        if (r.batch >= c.wgmma_done) return report("wgmma", MLC_SITE, "some are under way where none may be");
+}
+
 void wgmma_registers(const void* p, unsigned bytes) {
     Checked& c = me()->check;
     const char* low = (const char*)p;

@@ -251,6 +251,7 @@ void store_async(unsigned to, const void* from, unsigned bytes, unsigned barrier
 void wgmma_fence();
 void wgmma_commit();
 void wgmma_wait(unsigned pending);
+void wgmma_idle();  // says that none are under way
 #ifdef MLC_CHECK
 void wgmma_registers(const void* p, unsigned bytes);  // accumulators or register operands now in flight, by each thread
 void wgmma_read(const void* p, unsigned bytes);       // shared operand; inside the collective's function, for the group

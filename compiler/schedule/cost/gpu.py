@@ -176,7 +176,7 @@ def _ending(p: Matmul, b: Block, cluster: bool, target: Target) -> float:
     (m, n, _), threads = b.tile, math.prod(b.grid) * b.row.threads
     each = m * n / threads / (b.parts if cluster else 1)
     whole = p.m % m == 0 and p.n % n == 0
-    held = matmul.ahead(p, b.row, (m, n), b.grid, target) if b.parts == 1 else 0
+    held = matmul.ahead(p, b.row, (m, n), b.grid, b.parts, target)
     joined = p.joined or (p.ahead and not held)
     if not joined and (whole or b.parts == 1):
         return each * c["store" if whole else "store.edge"]

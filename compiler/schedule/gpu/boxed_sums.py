@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from compiler.ir import loop
-from compiler.ir.expr import Expr, Var, loads, names
+from compiler.ir.expr import Expr, Var
 from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
-from compiler.schedule.contraction_nest import Contraction, size
-from compiler.schedule.gpu import conv, permuted_copy
+from compiler.schedule.contraction_nest import Contraction, sides, size
+from compiler.schedule.gpu import conv
 from compiler.schedule.gpu.box_shapes import count, summed
 from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, axis
 from compiler.schedule.steps import Permute
@@ -30,10 +30,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     if len(c.depth) < 2:
         return
     ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
-    long = [f for f in c.rows if size(f) > 1]
-    for left, right in ((c.left, c.right), (c.right, c.left)):
-        rows = [f for f in long if f.var in names(left) and f.var not in names(right)]
-        columns = [f for f in long if f.var in names(right) and f.var not in names(left)]
+    for (left, rows), (right, columns) in sides(c):
         for row, column in itertools.product(rows, columns):
             for (a, first), (b, second) in itertools.product(
                 _factors(left, right, row, c.depth, tensors, ranges),
@@ -41,12 +38,9 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
             ):
                 m, n = (conv.axis_of((f,), x, tensors) for f, x in ((row, left), (column, right)))
                 result, across = conv.result_of(c, m, n, tensors)
-                copies = [x for x in (first, second) if x is not None]
                 made = MatmulAxes(
                     c, m, n, axis(c.depth), tuple(f for f in c.rows if f not in (row, column)), a, b, across, result,
-                    tuple(s for x in copies for s in (x, *permuted_copy.steps(x, tensors[x.buffer]))),
-                    tuple(permuted_copy.moved(x, tensors[x.buffer]) for x in copies),
-                    sum(conv.bytes_of(tensors[n.buffer]) for x in (left, right) for n in loads(x)),
+                    *conv.prepared((left, right), (first, second), tensors),
                 )  # fmt: skip
                 short, bits = ROW // max(a.operand.bytes, b.operand.bytes), not (a.even and b.even)
                 yield from (replace(made, k=k) for k in _depths(c.depth, (left, right), short, bits, tensors))

@@ -19,9 +19,9 @@ from compiler.ir.index import extent_range, simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
-from compiler.ir.tensor import Tensor, memory_order, row_major
+from compiler.ir.tensor import Tensor, known_bytes, memory_order, row_major
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, size
+from compiler.schedule.contraction_nest import Contraction, sides, size
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.box_shapes import box
 from compiler.schedule.gpu.matmul import Operand
@@ -34,10 +34,7 @@ MOST_AXES, FARTHEST_STEP = 5, 8  # of a tensor map
 def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     """All ways to look at a contraction as a matmul of boxes: either factor may be the left one."""
     ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
-    long = [f for f in c.rows if size(f) > 1]
-    for left, right in ((c.left, c.right), (c.right, c.left)):
-        rows = [f for f in long if f.var in names(left) and f.var not in names(right)]
-        columns = [f for f in long if f.var in names(right) and f.var not in names(left)]
+    for (left, rows), (right, columns) in sides(c):
         if not rows or not columns:
             continue
         yield from _computed(c, (left, rows), (right, columns), tensors, ranges)
@@ -53,12 +50,23 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 batch = tuple(f for f in c.rows if f not in rows and f not in columns)
                 result, across = result_of(c, m, n, tensors)
                 m.near, n.near = not across, across
-                copies = [x for x in (first, second) if x is not None]
-                steps = [s for x in copies for s in (x, *permuted_copy.steps(x, tensors[x.buffer]))]
-                copied = tuple(permuted_copy.moved(x, tensors[x.buffer]) for x in copies)
-                read = sum(bytes_of(tensors[n.buffer]) for x in (left, right) for n in loads(x))
-                if m.boxed or n.boxed or copies or len(c.depth) > 1:
-                    yield MatmulAxes(c, m, n, k, batch, a, b, across, result, tuple(steps), copied, read)
+                beforehand = prepared((left, right), (first, second), tensors)
+                if m.boxed or n.boxed or first or second or len(c.depth) > 1:
+                    yield MatmulAxes(c, m, n, k, batch, a, b, across, result, *beforehand)
+
+
+def prepared(
+    factors: Sequence[Expr], copies: Sequence[Permute | None], tensors: Mapping[str, Tensor]
+) -> tuple[tuple[Step, ...], tuple[int, ...], int]:
+    """Steps that copy buffers beforehand, the bytes that each moves, and the bytes of all that factors load."""
+    made = [(x, tensors[x.buffer]) for x in copies if x is not None]
+    steps = tuple(s for x, t in made for s in (x, *permuted_copy.steps(x, t)))
+    return steps, tuple(permuted_copy.moved(x, t) for x, t in made), read_by(*factors, tensors=tensors)
+
+
+def read_by(*factors: Expr, tensors: Mapping[str, Tensor]) -> int:
+    """Bytes of the buffers that factors load, for each load."""
+    return sum(known_bytes(tensors[n.buffer]) for x in factors for n in loads(x))
 
 
 def _computed(
@@ -80,7 +88,7 @@ def _computed(
     m.boxed = True
     a, b = (factor(v, part, k, tensors, ranges) for v, part in ((x, m), (y, n)))
     batch = tuple(f for f in c.rows if f not in rows and f not in columns)
-    read = sum(bytes_of(tensors[n.buffer]) for n in (*loads(x), *loads(y)))
+    read = read_by(x, y, tensors=tensors)
     _, across = result_of(c, m, n, tensors)
     m.near = not across
     if not a.operand.copied:
@@ -127,10 +135,6 @@ def _every(e: Expr) -> int:
     """Of how many elements of an axis an index comes to one."""
     terms, rest = linear(e)
     return math.gcd(*terms.values(), rest) or 1
-
-
-def bytes_of(t: Tensor) -> int:
-    return math.prod(static(n) for n in t.shape) * t.dtype.bytes
 
 
 def _steps(t: Tensor, last: int) -> list[int]:

@@ -108,12 +108,15 @@ def registers(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[in
     return (sums + held) // (4 * row.threads) + OTHER_REGISTERS
 
 
-def ahead(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int], target: Target) -> int:
-    """32-bit registers of a thread for what its results are joined with, if it has so many and other warps copy."""
+def ahead(p: Matmul, row: Instruction, tile: tuple[int, int], grid: tuple[int, int], parts: int, target: Target) -> int:
+    """32-bit registers of a thread for what its results are joined with, if it has so many and other warps copy; none
+    for parts of a sum."""
+    if parts > 1 or row.threads <= WARP:
+        return 0
     threads = math.prod(grid) * row.threads
     words = math.prod(tile) * p.ahead // (4 * threads)
-    free = available(threads, row.threads > WARP, p.terms > 1, target) - registers(p, row, tile, grid)
-    return words if row.threads > WARP and words <= free else 0
+    free = available(threads, True, p.terms > 1, target) - registers(p, row, tile, grid)
+    return words if words <= free else 0
 
 
 def in_cluster(parts: int, tile: tuple[int, int], target: Target) -> bool:

@@ -18,7 +18,7 @@ from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, known_bytes
-from compiler.schedule.contraction_nest import Contraction, size
+from compiler.schedule.contraction_nest import Contraction, sides, size
 from compiler.schedule.gpu.matmul import Operand
 from compiler.schedule.steps import Step
 
@@ -106,10 +106,6 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
     """All ways to look at a contraction as a matmul: of several loops that play a part, all or the innermost may be
     one; and each factor may be the left one."""
     long = [f for f in c.rows if size(f) > 1]
-    own = [
-        [f for f in long if f.var in names(x) and f.var not in names(y)]
-        for x, y in ((c.left, c.right), (c.right, c.left))
-    ]
     ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
     even = {
         f.var
@@ -118,9 +114,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
         if isinstance(s, Store) and _stride(s.buffer, s.index, f.var, tensors, ranges) == 1
     }
     k = axis(c.depth)
-    for swap in (False, True):
-        left, right = (c.right, c.left) if swap else (c.left, c.right)
-        rows, columns = reversed(own) if swap else own
+    for (left, rows), (right, columns) in sides(c):
         if not columns:
             continue
         for m_loops in _choices(rows):

@@ -94,13 +94,13 @@ def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[T
             continue
         for parts in _parts(p, k):
             out = matmul.beside(p, row, (m, n), parts, target)
+            held = matmul.ahead(p, row, (m, n), grid, parts, target)
             deepest = min(longest, (target.shared - RESERVED - out) // stage)
             # A shallow pipeline may leave room for a second block.
             least = 1 if row.a_space == "shared" and p.k <= k and any(p.loops) else min(3 if wide else 2, longest)
             for depth in {d for d in (least, 3, 4, deepest) if least <= d <= deepest}:
                 takes, blocks = cost.matmul_clocks(p, cost.Block(row, (m, n, k), grid, depth, parts), target)
                 if math.isfinite(takes):
-                    held = matmul.ahead(p, row, (m, n), grid, target) if parts == 1 else 0
                     yield Tiling(row, p.terms, m, n, k, warps * WARP, depth, parts, takes, blocks, grid, held)
 
 

@@ -208,3 +208,11 @@ MLC_DEVICE void mlc_wgmma_wait() {
     mlc::emu::wgmma_wait(PENDING);
 #endif
 }
+// None are under way, which is known already. ptxas sees it by a wait alone: else it waits in the loop before (C7517).
+MLC_DEVICE void mlc_wgmma_idle() {
+#ifdef __CUDACC__
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#else
+    mlc::emu::wgmma_idle();
+#endif
+}

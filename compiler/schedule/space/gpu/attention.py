@@ -16,11 +16,10 @@ from functools import partial
 from compiler.analysis import online_softmax
 from compiler.ir import loop
 from compiler.ir.dtype import f32
-from compiler.ir.expr import static
 from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.block_steps import Online
 from compiler.schedule.contraction_nest import size
@@ -127,7 +126,7 @@ class _Plan:
     def near(self) -> bool:
         """Keys and values of all heads stay in the L2, so that queries of all may go at once, those with most first."""
         read = {x.buffer: self.tensors[x.buffer] for x in (self.k, self.v)}
-        return sum(t.dtype.bytes * math.prod(map(static, t.shape)) for t in read.values()) <= self.target.l2 // 2
+        return sum(map(known_bytes, read.values())) <= self.target.l2 // 2
 
     def memory(self, way: Way) -> int:
         """Bytes of a block's tiles in shared memory."""

@@ -17,7 +17,7 @@ from compiler.ir.expr import const, loads, names
 from compiler.ir.statement import Kernel
 from compiler.ir.tensor import Tensor, known_bytes
 from compiler.schedule import names as naming
-from compiler.schedule.contraction_nest import Contraction, recognise, size
+from compiler.schedule.contraction_nest import Contraction, recognise, sides, size
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu.matmul import RESERVED, WARP, in_cluster
 from compiler.schedule.gpu.matmul_axes import MatmulAxes, axis, factor
@@ -72,11 +72,8 @@ def _steps(w: Widened, t: Tiling, target: Target) -> tuple[Step, ...]:
 
 
 def _widened(c: Contraction, tensors: dict[str, Tensor], target: Target) -> Widened | None:
-    long = [f for f in c.rows if size(f) > 1]
     k = axis(c.depth)
-    for left, right in ((c.left, c.right), (c.right, c.left)):
-        rows = [f for f in long if f.var in names(left) and f.var not in names(right)]
-        columns = [f for f in long if f.var in names(right) and f.var not in names(left)]
+    for (left, rows), (right, columns) in sides(c):
         first: tuple[Step, ...] = ()
         around = c
         if rows and not columns:

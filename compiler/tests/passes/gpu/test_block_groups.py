@@ -22,6 +22,7 @@ from compiler.tests import run_threads
 from compiler.tests.meaning import fresh_seed, random_arrays
 from compiler.tests.schedule.test_matmul import Matmul, arrays
 
+ORDERS = 4
 CASES = Path(__file__).parents[2] / "cases" / "tile_to_threads"
 TARGETS = {t.name: t for t in nvidia.TARGETS}
 
@@ -75,8 +76,10 @@ def found(case: str, old: str, new: str) -> set[str]:
     source = cuda.render(made, target="sm_90a")
     assert source.count(old) == 1, f"{old!r} is there {source.count(old)} times"
     given = random_arrays(program.inputs, seed := fresh_seed())
-    _, outcome = run_threads.run_text(source.replace(old, new), made, list(given), seed=seed)
-    return {r.kind for r in outcome.reports}
+    planted = source.replace(old, new)
+    # In one order in 35 a ticket of another group is drawn last by the last of its own.
+    runs = [run_threads.run_text(planted, made, list(given), seed=seed + n)[1] for n in range(ORDERS)]
+    return {r.kind for outcome in runs for r in outcome.reports}
 
 
 BARRIER = "  mlc_cluster_barrier();\n"
