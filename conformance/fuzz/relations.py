@@ -75,7 +75,9 @@ def relations(program: Program) -> Iterator[Relation]:
     name, (axis, *_) = next(iter(one.arguments.items()))
     n = known.arguments[name].meta["val"].shape[axis]
     order = rng.sample(range(n), n)
-    some = sorted(rng.sample(range(n), rng.randint(1, n)))
+    while order == [*range(n)]:  # as it was, nothing would be checked
+        rng.shuffle(order)
+    some = sorted(rng.sample(range(n), rng.randint(1, n - 1)))
     margin = [*range(n), *[-1] * rng.randint(1, 5)]
     rng.shuffle(margin)
     chosen = [("order", order)]
