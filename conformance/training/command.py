@@ -1,0 +1,128 @@
+"""`python -m conformance.training [MODEL ...]`: whole training steps through the backend, their losses and their time.
+
+Each model is trained for some steps on one batch by eager, in f64, and under `torch.compile(backend="mlcomp")` with
+nothing left to eager; its losses may be four times as far from f64 as eager's. With `--race` a step (forward under
+autocast to bf16, backward, AdamW) is timed beside PyTorch's ways in paired rounds. Models are compiled in processes of
+their own at the same time, and timed one after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from conformance.bench import duel
+from conformance.report import tables
+from conformance.training import curves, steps
+from conformance.training.models import MODELS
+
+MOST = 4.0  # as far from f64 as eager: one curve of eager's is one of many
+SECONDS = 900
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for of one model."""
+
+    name: str
+    steps: int
+    seed: int
+    device: str
+    full: bool
+    rivals: tuple[str, ...]
+
+
+def curve(job: Job) -> list[object]:
+    """A row: the first and the last loss, how far ours and eager's are from f64, and whether that is right."""
+    size = MODELS[job.name].full if job.full else MODELS[job.name].small
+    found = curves.trained(job.name, size, job.steps, job.seed, job.device)
+    right = "right" if found.far <= MOST * found.spread else "WRONG"
+    first, last = float(found.exact[0]), float(found.exact[-1])
+    return [job.name, f"{first:.4f} to {last:.4f}", f"{found.far:.2g}", f"{found.spread:.2g}", right]
+
+
+def times(job: Job, ready: Any, turn: Any) -> list[object]:
+    """A row: milliseconds of a step, and the ratio of the quickest rival's to ours with its interval."""
+    size = MODELS[job.name].full if job.full else MODELS[job.name].small
+    torch.manual_seed(job.seed)
+    dtype = torch.bfloat16 if job.device == "cuda" else None
+    calls = steps.contestants(job.name, size, job.device, dtype, job.rivals)
+    ready.wait(SECONDS)
+    with turn:
+        samples = steps.race(calls, job.seed)
+    quickest = duel.fastest(samples, job.rivals)
+    measured = duel.ratio(samples, quickest, steps.OURS)
+    each = [f"{samples.median(name) * 1e3:.3f}" for name in (steps.OURS, *job.rivals)]
+    return [job.name, *each, f"{measured.median:.3f} [{measured.low:.3f}, {measured.high:.3f}]"]
+
+
+def _told(tell: Any, job: Job, ready: Any, turn: Any) -> None:
+    """What a process of its own does: the rows of the curve and of the race, or what went wrong."""
+    try:
+        tell.send(("curve", curve(job)) if job.steps else ("", []))
+        if job.rivals:
+            tell.send(("times", times(job, ready, turn)))
+    except Exception as problem:
+        ready.abort()
+        tell.send(("problem", [job.name, f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]]))
+
+
+def _apart(job: Job, ready: Any, turn: Any) -> dict[str, list[object]]:
+    """The rows of one model, by what they are, made in a process of its own."""
+    context = multiprocessing.get_context("spawn")
+    hear, tell = context.Pipe(duplex=False)
+    child = context.Process(target=_told, args=(tell, job, ready, turn))
+    child.start()
+    tell.close()
+    found: dict[str, list[object]] = {}
+    try:
+        while hear.poll(SECONDS):
+            kind, row = hear.recv()
+            found[kind] = row
+            print(*row, sep="  ", file=sys.stderr)
+        found["problem"] = [job.name, "it did not end in time"]
+    except EOFError:
+        child.join()
+        if child.exitcode:
+            found["problem"] = [job.name, f"its process ended with {child.exitcode}"]
+    child.kill()
+    return found
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Train those that are asked for, print tables; 1 if losses are wrong or anything fails."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.training", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
+    parser.add_argument("--steps", type=int, default=200, help="of the losses that are compared; 0 for none")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--full", action="store_true", help="the sizes as they are used, not small ones")
+    parser.add_argument(
+        "--race", nargs="*", metavar="RIVAL", choices=tuple(steps.RIVALS),
+        help=f"time a step beside these of {', '.join(steps.RIVALS)} (default: the first three)",
+    )  # fmt: skip
+    given = parser.parse_args(words)
+    if unknown := set(given.names) - MODELS.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is no GPU")
+    rivals = () if given.race is None else tuple(given.race or list(steps.RIVALS)[:3])
+    jobs = [Job(n, given.steps, given.seed, given.device, given.full, rivals) for n in given.names or MODELS]
+    context = multiprocessing.get_context("spawn")
+    ready, turn = context.Barrier(len(jobs)), context.Lock()
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        found = list(pool.map(lambda job: _apart(job, ready, turn), jobs))
+    heads = {
+        "curve": ["model", "loss", "ours from f64", "eager from f64", ""],
+        "times": ["model", f"{steps.OURS}, ms", *rivals, "of the quickest"],
+        "problem": ["model", "problem"],
+    }
+    print("\n\n".join(tables.table(rows, heads[k]) for k in heads if (rows := [f[k] for f in found if f.get(k)])))
+    return int(any("problem" in f or f.get("curve", [""])[-1] == "WRONG" for f in found))

@@ -1,0 +1,69 @@
+"""The losses of training compiled, in eager and in f64 from the same weights on the same data, and how far apart."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.training.models import MODELS, Batch, Kind, Size
+
+OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback": False}  # nothing of a step is left to eager
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The loss of each step, in f64."""
+
+    ours: Tensor
+    eager: Tensor
+    exact: Tensor
+
+    @property
+    def far(self) -> float:
+        """How far ours are from f64 at most."""
+        return float((self.ours - self.exact).abs().max())
+
+    @property
+    def spread(self) -> float:
+        """How far eager's are from f64 at most, or the rounding of a loss."""
+        return max(float((self.eager - self.exact).abs().max()), 2.0**-22 * float(self.exact.abs().max()))
+
+
+def trained(name: str, size: Size, steps: int, seed: int, device: str = "cpu") -> Curves:
+    """The losses of so many steps of AdamW on one batch."""
+    torch.manual_seed(seed)
+    torch.compiler.reset()
+    kind = MODELS[name]
+    model, (x, wanted) = kind.make(size).to(device), kind.batch(size)
+    x, wanted = x.to(device), wanted.to(device)
+
+    def exactly(t: Tensor) -> Tensor:
+        return t.double() if t.is_floating_point() else t
+
+    return Curves(
+        _losses(copy.deepcopy(model), (x, wanted), kind, steps, size.rate, compiled=True),
+        _losses(copy.deepcopy(model), (x, wanted), kind, steps, size.rate),
+        _losses(copy.deepcopy(model).double(), (exactly(x), exactly(wanted)), kind, steps, size.rate),
+    )
+
+
+def _losses(model: nn.Module, batch: Batch, kind: Kind, steps: int, rate: float, compiled: bool = False) -> Tensor:
+    optimizer = torch.optim.AdamW(model.parameters(), rate)
+
+    def forward(x: Tensor, wanted: Tensor) -> Tensor:
+        return kind.loss(model(x), wanted)
+
+    run = torch.compile(forward, backend="mlcomp", fullgraph=True, options=OPTIONS) if compiled else forward
+    found = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        made = run(*batch)
+        torch.autograd.backward(made)
+        optimizer.step()
+        found.append(made.detach().double())
+    return torch.stack(found).cpu()
