@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from compiler.errors import CompilerError
 from compiler.frontend import Captured
-from compiler.ir import aten, tensor
+from compiler.ir import aten, tensor, tensor_text
 from compiler.pipeline import Lowering, lower
 from compiler.render.mlir import entry
 from compiler.runtime import mlir
@@ -28,5 +30,17 @@ def to_mlir(program: Captured | aten.Program | tensor.Program, dialect: str = "l
 
 def built(lowering: Lowering, cache: Path | None) -> Path:
     """The text as a shared object; raises ToolchainError, which says what to install where MLIR's tools are not."""
-    program = lowering.stages["tensor"]
-    return mlir.build(entry.entry(lowering.stages["mlir"], program), entry.around(program), cache)
+    return mlir.build(_module(lowering), cache)
+
+
+def build_together(lowerings: Sequence[Lowering], cache: Path | None = None) -> None:
+    """Build those texts whose tools take several at once, MLIR's; what they refuse is said when it is run."""
+    modules = [_module(lowering) for lowering in lowerings if "mlir" in lowering.stages]
+    if modules and not mlir.missing():
+        mlir.build_together(modules, cache)
+
+
+def _module(lowering: Lowering) -> mlir.Module:
+    program, text = lowering.stages["tensor"], lowering.stages["mlir"]
+    word = hashlib.sha256((text + tensor_text.show(program)).encode()).hexdigest()[:16]
+    return mlir.Module(entry.entry(text, program, word), entry.around(program, word), f"{entry.ENTRY}_{word}")

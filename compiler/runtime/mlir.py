@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.errors import ToolchainError
 from compiler.runtime import detect, process, store
+from compiler.runtime.launcher import ENTRY
 
 VERSION = "22"
 INSTALL = f"`apt-get install mlir-{VERSION}-tools llvm-{VERSION}` (Debian)"
@@ -41,16 +45,42 @@ def _path(name: str) -> str | None:
     return shutil.which(f"{name}-{VERSION}")
 
 
-def build(text: str, around: str, cache: Path | None = None) -> Path:
-    """The shared object of a module of MLIR and the LLVM IR `around` it; raises ToolchainError."""
+@dataclass(frozen=True)
+class Module:
+    """A program's text, the LLVM IR around that, and the function there that is its entry. All names that these define
+    are the module's own."""
+
+    text: str
+    around: str
+    entry: str
+
+
+def build(module: Module, cache: Path | None = None) -> Path:
+    """Its shared object; raises ToolchainError."""
+    path = _path_of(module, cache)
+    if not store.intact(path):
+        _build([module], [path])
+    return path
+
+
+def build_together(modules: Sequence[Module], cache: Path | None = None) -> None:
+    """Build those that are not, each tool being started once for all of them.
+
+    Where a tool refuses what they are together nothing is built, so that each is judged alone when it is asked for.
+    """
+    missed = {_path_of(module, cache): module for module in modules}
+    missed = {path: module for path, module in missed.items() if not store.intact(path)}
+    if len(missed) > 1:
+        with contextlib.suppress(ToolchainError):
+            _build(list(missed.values()), list(missed))
+
+
+def _path_of(module: Module, cache: Path | None) -> Path:
     if problem := missing():
         raise ToolchainError(problem)
-    parts = (text, around, *PASSES, *CODE, detect.cpu().model, *sorted(detect.cpu().features), _version())
-    path = store.entry(cache, hashlib.sha256("\0".join(parts).encode()).hexdigest(), ".so")
-    if not store.intact(path):
-        with store.workshop(path) as work:
-            store.publish(_made(text, around, work), path)
-    return path
+    parts = (module.text, module.around, module.entry, *PASSES, *CODE, *LINK)
+    machine = (detect.cpu().model, *sorted(detect.cpu().features), _version())
+    return store.entry(cache, hashlib.sha256("\0".join((*parts, *machine)).encode()).hexdigest(), ".so")
 
 
 @functools.cache
@@ -58,16 +88,22 @@ def _version() -> str:
     return process.run([_path("llc") or "", "--version"], Path.cwd())[1]
 
 
-def _made(text: str, around: str, work: Path) -> Path:
-    module, lowered, code, thing, product = (work / f"kernel.{end}" for end in ("mlir", "llvm.mlir", "ll", "o", "so"))
-    module.write_text(text)
-    _run(["mlir-opt", str(module), f"-pass-pipeline=builtin.module({','.join(PASSES)})", "-o", str(lowered)], work)
-    _run(["mlir-translate", "--mlir-to-llvmir", str(lowered), "-o", str(code)], work)
-    with code.open("a") as file:
-        file.write(around)
-    _run(["llc", *CODE, str(code), "-o", str(thing)], work)
-    _run([detect.toolchain("g++").path, str(thing), "-o", str(product), *LINK], work)
-    return product
+def _build(modules: Sequence[Module], paths: Sequence[Path]) -> None:
+    """One object of them all, of which the shared object of each has an entry of its own."""
+    with store.workshop(paths[0]) as work:
+        given, lowered, code, thing = (work / f"kernel.{end}" for end in ("mlir", "llvm.mlir", "ll", "o"))
+        given.write_text("".join(module.text for module in modules))
+        _run(["mlir-opt", str(given), f"-pass-pipeline=builtin.module({','.join(PASSES)})", "-o", str(lowered)], work)
+        _run(["mlir-translate", "--mlir-to-llvmir", str(lowered), "-o", str(code)], work)
+        with code.open("a") as file:
+            file.write("".join(module.around for module in modules))
+        _run(["llc", *CODE, str(code), "-o", str(thing)], work)
+        for module, path in zip(modules, paths, strict=True):
+            with store.workshop(path) as place:
+                named = f"-Wl,--defsym={ENTRY}={module.entry}"
+                linker = detect.toolchain("g++").path
+                _run([linker, str(thing), "-o", str(place / "kernel.so"), named, *LINK], place)
+                store.publish(place / "kernel.so", path)
 
 
 def _run(command: list[str], work: Path) -> None:

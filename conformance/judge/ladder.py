@@ -6,13 +6,14 @@ Runs in the child process, which a crash of generated code may take down; whatev
 from __future__ import annotations
 
 import copy
+import json
 import math
 import os
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -98,11 +99,12 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell =
     case = cases.from_json(case_json)
     with threads(options.get("threads", 1)), torch.no_grad():
         try:
-            made = subject.prepare(case, options["seed"])
+            ready = _ready.pop(_key(case_json, options), None)
+            made = ready[0] if ready else subject.prepare(case, options["seed"])
             backend = options.get("backend") or (systems.OURS if case.entry == "compile" else "")
             if backend:
                 return _foreign(made, {**options, "backend": backend})
-            ladder = climb(made.program, compiler.target(options["target"]))
+            ladder = ready[1] if ready else climb(made.program, compiler.target(options["target"]))
         except compiler.Unsupported as refusal:
             return Judged(verdict="unsupported", detail=str(refusal))
         except Exception as problem:  # a module's or a program's own, or the capture's
@@ -114,6 +116,27 @@ def check(case_json: Mapping[str, Any], options: Mapping[str, Any], tell: Tell =
         how = refused if case.raises is not None else judge if case.dynamic is None else judge_all
         row = how(made, ladder, options, tell)
         return replace(row, texts=repro.texts(ladder.lowering)) if options.get("texts") else row
+
+
+_ready: dict[str, tuple[Subject, Ladder]] = {}  # what `ahead` lowered and `check` has not asked for
+
+
+def ahead(found: Sequence[Mapping[str, Any]], options: Mapping[str, Any]) -> None:
+    """Lower cases that are to be checked next, and have tools that build several texts at once build theirs.
+
+    What is wrong with one of them is said when it is checked.
+    """
+    _ready.clear()
+    with threads(options.get("threads", 1)), torch.no_grad():
+        for case_json in found:
+            with suppress(Exception):
+                made = subject.prepare(cases.from_json(case_json), options["seed"])
+                _ready[_key(case_json, options)] = made, climb(made.program, compiler.target(options["target"]))
+        compiler.build_together([ladder.lowering for _, ladder in _ready.values()])
+
+
+def _key(case_json: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    return json.dumps((case_json, options["seed"], options["target"]), sort_keys=True, default=str)
 
 
 def unjudged(case: Case, seed: int, problem: Exception, culprit: str | None = None) -> Judged:

@@ -14,6 +14,7 @@ from conformance.shapes.files import ShapeFileError, benches, expand, load
 
 CARRIED = "mlcomp_row"  # the attribute of a report that carries a row to the controller
 RUNNER: pytest.StashKey[Runner] = pytest.StashKey()
+REACH = 64  # how far behind an item others are looked for that go with it
 ITEMS: pytest.StashKey[str] = pytest.StashKey()  # of a part, the digest of all that it was cut from
 
 
@@ -101,7 +102,7 @@ class Check(_Item):
     def runtest(self) -> None:
         """Run in the child, record the row, judge."""
         runner = self.config.stash[RUNNER]
-        row = runner.run(self.case, self.target, self.path)
+        row = runner.run(self.case, self.target, self.path, self._following)
         row = row if self.config.option.runxfail else replies.expect(row, self.case)
         self.record(row)
         if row.verdict == "xfail":
@@ -109,6 +110,12 @@ class Check(_Item):
         slow = isinstance(row, rows.Bench) and (row.missed or ("cliff" in runner.settings.fail_on and row.cliffs))
         if row.verdict in rows.BAD or slow:
             raise Failed(tables.failure(row))
+
+    def _following(self) -> list[Case]:
+        """The cases behind this one on its target."""
+        items = self.session.items
+        behind = items[items.index(self) + 1 :][:REACH]
+        return [item.case for item in behind if type(item) is Check and item.target == self.target]
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where the case stands in its file."""

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from conformance.shapes.cases import BYTES, KINDS, STAGES, BenchCase, Case, to_j
 from conformance.shapes.toml_values import line_below
 
 EXPLAIN_SECONDS = 60.0
+TOGETHER = 16  # cases whose texts are built at once
 NATIVE = (STAGES[0], *KINDS.values(), "mlir", "triton")  # stages that PyTorch or the machine itself runs
 MEMORY, MEMORY_SHARE = 8 * GIB, 0.8  # a child may use this much, and all of them together this share of the machine
 CHECK_SECONDS, WATCHED_SECONDS, BENCH_SECONDS, GATE_SECONDS, SELFTEST_SECONDS = 120.0, 600.0, 300.0, 1200.0, 3600.0
@@ -49,6 +50,7 @@ class Runner:
         preload = [settings.function("check").partition(":")[0]]
         # NumPy's matrix products would take every processor, in each of the workers.
         limits = {"OPENBLAS_NUM_THREADS": str(self.threads)}
+        self.ahead: set[str] = set()  # cases whose texts were built before their turn
         self.stderr = os.dup(2)  # pytest's capturing replaces the descriptor while items run
         self.executor = Executor(preload, memory, environment=limits, waits=self._say_what_for)
         self.logs = scratch.make() if settings.sanitizers else None
@@ -92,8 +94,10 @@ class Runner:
         if self.logs is not None:
             self.logs.close()
 
-    def run(self, case: Case, target: str, path: Path) -> rows.Check | rows.Bench:
-        """The row of one case."""
+    def run(
+        self, case: Case, target: str, path: Path, following: Callable[[], Sequence[Case]] = lambda: ()
+    ) -> rows.Check | rows.Bench:
+        """The row of one case; `following` gives those that may be next on this target."""
         known = replies.describe(case, target, replies.shown_path(path, self.folder))
         known = replace(known, command=self.command(known, isinstance(case, BenchCase)))
         limit = self.settings.timeout or case.timeout
@@ -114,8 +118,23 @@ class Runner:
             options["stages"] = [stage for stage in options["stages"] if stage in NATIVE]
         if self.watched:
             return replies.joined([self._watch(tool, known, case, options, limit) for tool in self.watched])
+        if target.startswith("mlir") and "mlir" in options["stages"] and not self.settings.backend:
+            self._build_ahead([case, *following()], options)
         reply = self._call("check", to_json(case), options, timeout=limit or CHECK_SECONDS)
         return self._keep(replies.check(known, reply), case, options)
+
+    def _build_ahead(self, found: Sequence[Case], options: Mapping[str, Any]) -> None:
+        """Have the texts of the first case and those behind it built at once, unless they were, or were tried.
+
+        A case that costs the child its life here does so again when it is checked, and then alone.
+        """
+        keys = [f"{options['target']} {case.file}::{case.id}" for case in found]
+        if keys[0] in self.ahead:
+            return
+        some = [n for n, case in enumerate(found) if keys[n] not in self.ahead and _is_usual(case)][:TOGETHER]
+        self.ahead |= {keys[n] for n in (0, *some)}
+        if len(some) > 1:
+            self._call("ahead", [to_json(found[n]) for n in some], options, timeout=CHECK_SECONDS)
 
     def _watch(
         self, tool: str, known: rows.Item, case: Case, options: Mapping[str, Any], limit: float | None
@@ -267,6 +286,11 @@ class Runner:
             "system": self.settings.backend or "mlcomp",
             "min_effect": self.settings.min_effect,
         }
+
+
+def _is_usual(case: Case) -> bool:
+    """Whether a case is one of many that are small and judged stage by stage."""
+    return not case.large and case.entry == "export"
 
 
 def _beyond(case: Case, memory: int) -> str:

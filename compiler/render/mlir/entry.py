@@ -8,12 +8,14 @@ from compiler.render.mlir.linalg import fails, typed
 from compiler.render.mlir.scalar import INVALID, Scope, as_index
 from compiler.render.mlir.text import Block, Value, Values, element
 
-TENSORS = "mlc_tensors"
+TENSORS, ENTRY = "mlc_tensors", "mlc_entry"
 _OPEN = -(2**63)  # how MLIR writes a size that is an operand
 
 
-def entry(text: str, program: Program) -> str:
-    """The program's own text, and a function of its buffers, inputs then outputs, and its sizes that calls it."""
+def entry(text: str, program: Program, word: str) -> str:
+    """The program's own text, and a function of its buffers, inputs then outputs, and its sizes that calls it. The
+    names of both end in `word`, which is its own, so that programs may share a module."""
+    own = f"{program.name}_{word}"
     b = Block()
     inputs = [Value(f"%in{n}", f"memref<1x{element(t.dtype)}>") for n, t in enumerate(program.inputs)]
     outputs = [Value(f"%out{n}", f"memref<1x{element(t.dtype)}>") for n, t in enumerate(program.outputs)]
@@ -22,13 +24,13 @@ def entry(text: str, program: Program) -> str:
     scope = Scope({s.name: v for s, v in zip(program.sizes, sizes, strict=True)}, {}, {})
     given = [_load(_laid_out(v, t, b, scope), t, b, scope) for v, t in zip(inputs, program.inputs, strict=True)]
     kinds = [typed(t.dtype, t.shape) for t in program.outputs]
-    made = b.many("func.call", (*given, *invalid), kinds, f"callee = @{program.name}")
+    made = b.many("func.call", (*given, *invalid), kinds, f"callee = @{own}")
     for x, place, t in zip(made, outputs, program.outputs, strict=True):
         _store(x, _laid_out(place, t, b, scope), t, (), b, scope)
     b.do("func.return", ())
     head = ", ".join(f"{v.name}: {v.type}" for v in (*inputs, *outputs, *sizes, *invalid))
-    own = text.replace("func.func @", "func.func private @", 1)  # that nobody else calls
-    return "\n".join([f"{own}func.func @{TENSORS}({head}) {{", *(f"  {line}" for line in b.lines), "}", ""])
+    text = text.replace(f"func.func @{program.name}(", f"func.func private @{own}(", 1)  # that nobody else calls
+    return "\n".join([f"{text}func.func @{TENSORS}_{word}({head}) {{", *(f"  {line}" for line in b.lines), "}", ""])
 
 
 def _laid_out(place: Value, t: Tensor, b: Block, scope: Scope) -> Value:
@@ -75,9 +77,9 @@ def _store(x: Value, place: Value, t: Tensor, at: Values, b: Block, scope: Scope
     b.loop(as_index(t.shape[len(at)], b, scope), (), step)
 
 
-def around(program: Program) -> str:
-    """The entry that the launcher calls, in LLVM IR: pointers to all buffers, and sizes, in; whether the data may not
-    be out."""
+def around(program: Program, word: str) -> str:
+    """The entry that the launcher calls, in LLVM IR, called `mlc_entry_` and `word`: pointers to all buffers, and
+    sizes, in; whether the data may not be out."""
     count = len(program.inputs) + len(program.outputs)
     lines = ["  %flag = alloca i8", "  store i8 0, ptr %flag"]
     for what, kind, array, many in (("p", "ptr", "buffers", count), ("n", "i64", "sizes", len(program.sizes))):
@@ -88,6 +90,10 @@ def around(program: Program) -> str:
             ]
     passed = [f"ptr %p{n}" for n in range(count)] + [f"i64 %n{n}" for n in range(len(program.sizes))]
     given = ", ".join(passed + (["ptr %flag"] if fails(program) else []))
-    lines += [f"  call void @{TENSORS}({given})", "  %said = load i8, ptr %flag", "  %status = zext i8 %said to i32"]
-    head = "define i32 @mlc_entry(ptr %buffers, ptr %sizes, i32 %threads) {"
+    lines += [
+        f"  call void @{TENSORS}_{word}({given})",
+        "  %said = load i8, ptr %flag",
+        "  %status = zext i8 %said to i32",
+    ]
+    head = f"define i32 @{ENTRY}_{word}(ptr %buffers, ptr %sizes, i32 %threads) {{"
     return "\n".join([head, *lines, "  ret i32 %status", "}", ""])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,11 +11,13 @@ import torch
 import compiler
 from compiler.errors import CompilerError
 from compiler.execution import executable
+from compiler.execution.named import target
 from compiler.ir import tensor_text
 from compiler.ir.dtype import DTYPES, EIGHTHS, DType, boolean, f32, f64, i8, i32, i64, u8
 from compiler.ir.expr import OPS, Load, cast, const
 from compiler.ir.functions import FUNCTIONS
 from compiler.ir.tensor import Axis, Equation, Map
+from compiler.pipeline import lower
 from compiler.runtime import guarded, mlir
 from compiler.tests.render.mlir.running import STORED, each, needs_tools, program, run, same, values
 
@@ -74,6 +78,31 @@ def test_what_is_built_once_is_right_for_all_sizes(seed: int) -> None:
         outcome, wanted = run(tensor_text.parse(text), [torch.randn(3, n).t(), torch.randn(n, 2 * n)])
         for made, right in zip(outcome.outputs, wanted, strict=True):
             np.testing.assert_array_equal(made.numpy(), right, f"{n} rows, seed {seed}")
+
+
+@needs_tools
+@pytest.mark.parametrize("spoilt", [False, True], ids=["all", "one_refused"])
+def test_texts_are_built_together_unless_one_is_refused(
+    spoilt: bool, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    calls, x, number = [], torch.randn(3), torch.randn(4).tolist()
+    started = mlir._run
+    monkeypatch.setattr(mlir, "_run", lambda command, work: (calls.append(command[0]), started(command, work)))
+    text = "def f(x: f32[3]):\n    with kernel('k'):\n        y[i: 3]: f32 = x[i] + {}\n    result(y, f32[3])\n"
+    lowered = [lower(tensor_text.parse(text.format(n)), target("mlir"), source="tensor") for n in number]
+    if spoilt:
+        stages = {**lowered[1].stages, "mlir": lowered[1].stages["mlir"].replace("arith.addf", "arith.nothing")}
+        lowered[1] = dataclasses.replace(lowered[1], stages=stages)
+    compiler.build_together(lowered)
+    assert calls.count("mlir-opt") == 1
+    for n, lowering in enumerate(lowered):
+        if spoilt and n == 1:
+            with pytest.raises(CompilerError, match=r"arith\.nothing"):
+                executable.execute_guarded(lowering, [x])
+        else:
+            torch.testing.assert_close(executable.execute_guarded(lowering, [x]).outputs[0], x + number[n])
+    assert calls.count("mlir-opt") == (1 + len(number) if spoilt else 1)
 
 
 @needs_tools
