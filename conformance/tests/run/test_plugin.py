@@ -416,6 +416,11 @@ def test_no_path_means_the_shapes_that_come_along(box: pytest.Pytester) -> None:
     assert bool(names) == any(files.find_shapes().rglob("*.toml"))
 
 
+def test_cases_that_cannot_be_built_together_are_judged_alone(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine"), case("raises"))
+    mlcomp(box, "--mlcomp-target", "mlir", ".").assert_outcomes(passed=1, failed=1)
+
+
 def test_words_of_the_options_are_those_of_the_suite() -> None:
     assert OPTIONS["tier"]["choices"] == TIERS
     assert set(re.findall(r"^def (\w+)", FAKE, re.MULTILINE)) == set(settings.FUNCTIONS)
