@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,7 +14,7 @@ from compiler.ir.sizes import bind, numbers
 from compiler.ir.tensor import Tensor
 from compiler.passes.torch_to_tensor.positions import dense_strides
 from compiler.pipeline import Lowering
-from compiler.runtime import launcher, memory
+from compiler.runtime import guarded, launcher, memory
 
 Sizes = Mapping[Size, int]
 NO_ARENA = memory.Arena((), 0)
@@ -152,8 +151,9 @@ def buffer(t: Tensor, sizes: Sizes) -> launcher.Buffer:
 
 
 def _lifetime(t: Tensor, uses: Sequence[int], sizes: Sizes) -> memory.Lifetime:
-    """What a temporary takes from the first to the last of the functions that use it."""
-    return memory.Lifetime(math.prod(numbers(t.shape, sizes)) * t.dtype.bytes, uses[0], uses[-1])
+    """What a temporary, with what lies between its rows, takes from the first to the last function that uses it."""
+    reach = guarded.reach(numbers(t.shape, sizes), numbers(t.strides, sizes))
+    return memory.Lifetime(reach * t.dtype.bytes, uses[0], uses[-1])
 
 
 def layout(kind: aten.Type, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -123,7 +123,8 @@ class Permute(Step):
     """What the kernel loads of `buffer` it loads of the temporary `tile`, whose axes are the buffer's in this `order`.
 
     A nest of its own copies all of it beforehand, by loops called `into` along the axes of `tile`. With `every`, it is
-    every so many elements along each of the buffer's axes that are copied.
+    every so many elements along each of the buffer's axes that are copied. Rows of `tile` lie `pad` elements further
+    apart than they are long.
     """
 
     makes = ("tile", "into")
@@ -132,6 +133,7 @@ class Permute(Step):
     order: tuple[int, ...]
     into: tuple[str, ...]
     every: tuple[int, ...] = ()
+    pad: int = 0
 
 
 class Distribute(Step):

@@ -17,7 +17,7 @@ from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 from compiler.schedule.contraction_nest import Contraction, sides, size
-from compiler.schedule.gpu import conv
+from compiler.schedule.gpu import conv, permuted_copy
 from compiler.schedule.gpu.box_shapes import count, summed
 from compiler.schedule.gpu.matmul_axes import PIECES, ROW, Axis, Factor, MatmulAxes, axis
 from compiler.schedule.steps import Permute
@@ -40,7 +40,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 result, across = conv.result_of(c, m, n, tensors)
                 made = MatmulAxes(
                     c, m, n, axis(c.depth), tuple(f for f in c.rows if f not in (row, column)), a, b, across, result,
-                    *conv.prepared((left, right), (first, second), tensors),
+                    *permuted_copy.prepared((first, second), tensors), conv.read_by(left, right, tensors=tensors),
                 )  # fmt: skip
                 short, bits = ROW // max(a.operand.bytes, b.operand.bytes), not (a.even and b.even)
                 yield from (replace(made, k=k) for k in _depths(c.depth, (left, right), short, bits, tensors))

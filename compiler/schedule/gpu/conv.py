@@ -19,7 +19,7 @@ from compiler.ir.index import extent_range, simplify
 from compiler.ir.linear import linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
-from compiler.ir.tensor import Tensor, known_bytes, memory_order, row_major
+from compiler.ir.tensor import Tensor, known_bytes, memory_order
 from compiler.schedule import names as naming
 from compiler.schedule.contraction_nest import Contraction, sides, size
 from compiler.schedule.gpu import permuted_copy
@@ -50,18 +50,9 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 batch = tuple(f for f in c.rows if f not in rows and f not in columns)
                 result, across = result_of(c, m, n, tensors)
                 m.near, n.near = not across, across
-                beforehand = prepared((left, right), (first, second), tensors)
+                beforehand = *permuted_copy.prepared((first, second), tensors), read_by(left, right, tensors=tensors)
                 if m.boxed or n.boxed or first or second or len(c.depth) > 1:
                     yield MatmulAxes(c, m, n, k, batch, a, b, across, result, *beforehand)
-
-
-def prepared(
-    factors: Sequence[Expr], copies: Sequence[Permute | None], tensors: Mapping[str, Tensor]
-) -> tuple[tuple[Step, ...], tuple[int, ...], int]:
-    """Steps that copy buffers beforehand, the bytes that each moves, and the bytes of all that factors load."""
-    made = [(x, tensors[x.buffer]) for x in copies if x is not None]
-    steps = tuple(s for x, t in made for s in (x, *permuted_copy.steps(x, t)))
-    return steps, tuple(permuted_copy.moved(x, t) for x, t in made), read_by(*factors, tensors=tensors)
 
 
 def read_by(*factors: Expr, tensors: Mapping[str, Tensor]) -> int:
@@ -123,9 +114,7 @@ def factors(
     step = Permute(t.name, tile, order, into, every if set(every) - {1} else ())
     if not permuted_copy.steps(step, t):
         return
-    shape = tuple(permuted_copy.length(step, t, d) for d in order)
-    held = t.replace(name=step.tile, shape=shape, strides=row_major(shape))
-    moved = load.replace(buffer=step.tile, index=tuple(permuted_copy.index(load.index[d], step, d) for d in order))
+    held, moved = permuted_copy.held(step, t), permuted_copy.load(load, step)
     made = _factor(substitute(value, {load: moved}), own, inner, {**tensors, step.tile: held}, ranges)
     if made is not None:
         yield made, step

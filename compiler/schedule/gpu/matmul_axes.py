@@ -5,6 +5,7 @@ m occurs in one factor only, n in the other only, k is what is summed over, and 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +20,9 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Store
 from compiler.ir.tensor import Tensor, known_bytes
 from compiler.schedule.contraction_nest import Contraction, sides, size
+from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.gpu.matmul import Operand
-from compiler.schedule.steps import Step
+from compiler.schedule.steps import Permute, Step
 
 PIECES = (16, 8, 4)  # bytes that an asynchronous copy moves at a time
 ROW = 128  # bytes of a row of a tile in shared memory: as many as all banks hold together
@@ -122,13 +124,34 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 m, n = axis(m_loops), axis(n_loops)
                 tiled = {f.var for f in (*m_loops, *n_loops)}
                 batch = tuple(f for f in c.rows if f.var not in tiled)
-                a, b = (factor(x, part, k, tensors, ranges) for x, part in ((left, m), (right, n)))
                 across = not any(f.var in even for f in rows)
                 result = _result(c, m, n, tensors, ranges)
-                read = _read((left, right), tensors) if a.operand.widened or b.operand.widened else 0
                 joined = tuple(_joined(c, m, n, tensors, ranges))
-                for stored in _stores(result):
-                    yield MatmulAxes(c, m, n, k, batch, a, b, across, stored, read=read, joined=joined)
+                for (a, first), (b, second) in itertools.product(
+                    _factors(left, right, m, k, tensors, ranges), _factors(right, left, n, k, tensors, ranges)
+                ):
+                    read = _read((left, right), tensors) if a.operand.widened or b.operand.widened else 0
+                    copies, copied = permuted_copy.prepared((first, second), tensors)
+                    for stored in _stores(result):
+                        yield MatmulAxes(c, m, n, k, batch, a, b, across, stored, copies, copied, read, joined)
+
+
+def _factors(
+    value: Expr, other: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]
+) -> Iterator[tuple[Factor, Permute | None]]:
+    """A factor as it is and, where rows of its buffer begin anywhere, as it is after these were copied further apart.
+
+    A buffer that the other factor loads as well stays as it is: all loads of the kernel would be from the copy.
+    """
+    plain = factor(value, own, k, tensors, ranges)
+    yield plain, None
+    t = tensors[plain.buffer]
+    if not plain.operand.copied or plain.even or t.name in {x.buffer for x in loads(other)}:
+        return
+    step = permuted_copy.padded(t)
+    if step.pad and permuted_copy.steps(step, t):
+        moved = substitute(value, {x: permuted_copy.load(x, step) for x in loads(value)})
+        yield factor(moved, own, k, {**tensors, step.tile: permuted_copy.held(step, t)}, ranges), step
 
 
 def _read(factors: Sequence[Expr], tensors: Mapping[str, Tensor]) -> int:

@@ -1,15 +1,17 @@
-"""A buffer that is copied with its axes in another order in; the steps for the nest of the copy out.
+"""A buffer that is copied with its axes in another order, or its rows further apart, in; the steps for the nest out.
 
-Tiles go through shared memory: what is read are neighbours in the buffer, what is written are neighbours in the copy.
+Where the order changes, tiles go through shared memory: what is read are neighbours in the buffer, what is written are
+neighbours in the copy.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
-from compiler.ir.expr import Const, Expr, const, static
+from compiler.ir.expr import Const, Expr, Load, const, static
 from compiler.ir.linear import from_linear, linear
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, row_major
 from compiler.schedule import names as naming
 from compiler.schedule.endings import numbered
 from compiler.schedule.steps import Bind, Permute, Reorder, Split, Stage, Step
@@ -18,12 +20,52 @@ THREADS = 256
 WIDEST = 16  # bytes that one instruction moves
 LEAST, MOST = 16, 64  # elements of a side of a tile
 LONGEST = 256  # of a side that has no divisor in between
+TURNS = 8  # elements of a thread where no tile is needed, all of which are under way at once
+LINE = 128  # bytes, at multiples of which padded rows begin: a row of a tile is as long, and comes from one line then
+
+
+def prepared(
+    copies: Sequence[Permute | None], tensors: Mapping[str, Tensor]
+) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+    """The steps that copy buffers beforehand, and the bytes that each copy moves."""
+    made = [(x, tensors[x.buffer]) for x in copies if x is not None]
+    return tuple(s for x, t in made for s in (x, *steps(x, t))), tuple(moved(x, t) for x, t in made)
+
+
+def padded(t: Tensor) -> Permute:
+    """The step that copies a buffer, whose rows begin anywhere, so that they begin at multiples of a line."""
+    tile, order = f"{t.name}_padded", tuple(range(len(t.shape)))
+    into = tuple(f"{tile}_at{n}" for n in order)
+    return Permute(t.name, tile, order, into, pad=-static(t.shape[-1]) % (LINE // t.dtype.bytes))
+
+
+def held(step: Permute, t: Tensor) -> Tensor:
+    """The temporary that a buffer is copied to."""
+    shape = tuple(length(step, t, d) for d in step.order)
+    rows = (*shape[:-1], shape[-1] + step.pad) if step.pad else shape
+    return Tensor(step.tile, t.dtype, shape, row_major(rows))
+
+
+def load(x: Load, step: Permute) -> Load:
+    """The load of the temporary that gives what a load of the buffer does."""
+    return x.replace(buffer=step.tile, index=tuple(index(x.index[d], step, d) for d in step.order))
 
 
 def steps(step: Permute, t: Tensor) -> list[Step]:
     """The steps for the loops of the copy that follow `step`; none where neighbours are too few either way."""
     if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
         return []
+    if step.pad:
+        made: list[Step] = []
+        name = naming.collapse(step.into, made)
+        around, within = naming.pieces(name)
+        lanes = (("threads", THREADS),)
+        return [
+            *made,
+            Split(name, TURNS * THREADS, (around, within)),
+            Bind(around, "blocks"),
+            Bind(within, "lanes", lanes),
+        ]
     sizes = [static(length(step, t, d)) for d in range(len(t.shape))]
     every = step.every or (1,) * len(sizes)
     loop = dict(zip(step.order, step.into, strict=True))
@@ -32,7 +74,7 @@ def steps(step: Permute, t: Tensor) -> list[Step]:
     read = _read(t, sizes, every, last)
     if not side or not read:
         return []
-    made: list[Step] = []
+    made = []
     inner: list[str] = []
     outer = [loop[d] for d in step.order if d != last and d not in read]
     for d, part in (*read.items(), (last, side)):
@@ -80,8 +122,9 @@ def moved(step: Permute, t: Tensor) -> int:
     """Bytes that are read, of which a line holds some of every row that is read at all, and those that are written."""
     every = step.every or (1,) * len(t.shape)
     near = max(range(len(every)), key=lambda d: t.strides[d] is const(1))
-    written = math.prod(static(length(step, t, d)) for d in range(len(every))) * t.dtype.bytes
-    return written * every[near] + written
+    copied = math.prod(static(length(step, t, d)) for d in range(len(every))) * t.dtype.bytes
+    rows = static(length(step, t, step.order[-1]))
+    return copied * every[near] + copied // rows * (rows + step.pad)
 
 
 def _read(t: Tensor, sizes: list[int], every: tuple[int, ...], last: int) -> dict[int, int]:

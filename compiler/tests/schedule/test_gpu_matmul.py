@@ -111,9 +111,21 @@ def test_blocks_stay_where_there_are_many_tiles(epilogue: str) -> None:
     assert isinstance(turns, tile.For) and turns.var.endswith("_turn")
 
 
-def test_rows_that_begin_anywhere_are_not_copied_by_maps() -> None:
-    made = check(Matmul(320, 320, 131, dtype="bf16"), SMALL["sm_90a"])
-    assert {name.partition(".")[0] for name in instructions(made)} == {"mma"}
+@pytest.mark.parametrize(
+    ("p", "padded"),
+    [
+        (Matmul(320, 320, 131, dtype="bf16"), "a"),
+        (Matmul(131, 320, 200, left="km", dtype="bf16"), "a"),
+        (Matmul(200, 131, 330, right="nk", dtype="bf16", epilogue="narrow"), "ab"),
+        (Matmul(200, 203, 131, dtype="f16", epilogue="residual"), "ab"),
+        (Matmul(96, 104, 131, batch=3, dtype="bf16"), "a"),
+    ],
+    ids=str,
+)
+def test_rows_that_begin_anywhere_are_copied_further_apart(p: Matmul, padded: str) -> None:
+    made = check(p, SMALL["sm_90a"])
+    assert {name.partition(".")[0] for name in instructions(made)} == {"wgmma"}
+    assert {t.name.removesuffix("_padded") for t in made.temps if t.name.endswith("_padded")} == set(padded)
 
 
 @pytest.mark.parametrize("n", [264, 267])

@@ -1,4 +1,5 @@
-"""The schedule step `permute` on Tile IR: a buffer is copied into a temporary whose axes lie in another order."""
+"""The schedule step `permute` on Tile IR: a buffer is copied into a temporary whose axes lie in another order, or rows
+further apart."""
 
 from __future__ import annotations
 
@@ -7,7 +8,6 @@ from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Store
-from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.nests import SERIAL, Body, named
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.steps import Permute, ScheduleError
@@ -34,23 +34,17 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
     every = step.every or (1,) * len(buffer.shape)
     if len(every) != len(buffer.shape) or min(every) < 1:
         raise ScheduleError(step, f"{every} are not steps along the {len(buffer.shape)} axes of {step.buffer}")
-    shape = tuple(permuted_copy.length(step, buffer, d) for d in step.order)
-    held = Tensor(step.tile, buffer.dtype, shape, row_major(shape))
-    loops = named(step, step.into, len(shape))
+    held = permuted_copy.held(step, buffer)
+    shape, loops = held.shape, named(step, step.into, len(held.shape))
     index = tuple(loops[step.order.index(d)] * every[d] for d in range(len(shape)))
     copy = Store(held.name, loops, Load(buffer.name, index, buffer.dtype))
     nest = tuple(tile.For(v.name, n, "parallel", SERIAL, ()) for v, n in zip(loops, shape, strict=True))
     found = {n for s in kernel.body for n in s.walk() if isinstance(n, Load) and n.buffer == buffer.name}
     if not all(_met(e, n) for x in found for e, n in zip(x.index, every, strict=True)):
         raise ScheduleError(step, f"kernel {kernel.name} loads elements of {step.buffer} between those of {every}")
-    table: dict[Expr, Expr] = {n: permuted(n, step) for n in found}
+    table: dict[Expr, Expr] = {n: permuted_copy.load(n, step) for n in found}
     body: Body = (*wrap(nest, (copy,)), *substitute(kernel.body, table))
     return kernel.replace(body=body, params=(*kernel.params, held), writes=(*kernel.writes, held.name))
-
-
-def permuted(load: Load, step: Permute) -> Load:
-    """The load of the temporary that gives what a load of the buffer does."""
-    return load.replace(buffer=step.tile, index=tuple(permuted_copy.index(load.index[d], step, d) for d in step.order))
 
 
 def _met(e: Expr, step: int) -> bool:
