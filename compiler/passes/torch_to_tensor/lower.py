@@ -55,7 +55,8 @@ RULES: dict[str, Rule] = {name: rule for family in _FAMILIES for name, rule in f
 def lower(program: aten.Program, *, round_every_call: bool = False, orders: bool = False) -> Program:
     """The Tensor program that computes the same; raises Unsupported.
 
-    With `round_every_call`, the result of every call is rounded to its own element type, which is what eager does.
+    What the program both gives back and reads is rounded to its own element type where it is made: its readers then
+    read what the caller gets. With `round_every_call`, the result of every call is, which is what eager does.
     Where targets have something for it, what comes in order `orders` by one equation.
     """
     calls = [c for c in program.calls if any(t is not None for t in c.types)]
@@ -64,9 +65,13 @@ def lower(program: aten.Program, *, round_every_call: bool = False, orders: bool
     b = Builder(known, [s.name for s in program.sizes], orders)
     env = {i.name: Value(i.name, i.type.dtype, i.type.shape, i.type.dtype, i.type.strides) for i in program.inputs}
     groups: list[Group] = []
+    read = {
+        x.name for call in calls for x in _leaves((call.args, tuple(v for _, v in call.kwargs))) if isinstance(x, Ref)
+    }
+    rounded = set(known) if round_every_call else read & set(program.outputs)
     for call in calls:
         results = _lower_call(b, call, env)
-        env |= {n: _stored(b, v) for n, v in results.items()} if round_every_call else results
+        env |= {n: _stored(b, v) if n in rounded else v for n, v in results.items()}
         if b.equations:
             name = next(n for n, t in zip(call.outputs, call.types, strict=True) if t)
             source = f"{call.origin}/{call.op.split('.')[1]}" if call.origin else call.op
