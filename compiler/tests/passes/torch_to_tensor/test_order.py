@@ -23,7 +23,8 @@ def inputs() -> dict[str, torch.Tensor]:
     return {
         "x": x, "s": special, "i": i, "u": i.abs().to(torch.uint8), "b": i > 0, "h": x.bfloat16().round(),
         "n": torch.tensor(3.0), "z": torch.zeros(0, 3), "across": torch.randn(5, 4, 3).transpose(0, 2),
-        "long": torch.randperm(3000).view(2, 1500) / 9, "ties": torch.randint(-9, 9, (2, 2049)), "tall": torch.randn(1031, 3),
+        "long": torch.randperm(3000).view(2, 1500) / 9, "ties": torch.randint(-9, 9, (2, 2049)),
+        "tall": torch.randn(1031, 3),
         "holes": torch.where(torch.rand(3, 1200) < 0.1, nan, torch.randn(3, 1200).round()),
     }  # fmt: skip
 
