@@ -95,6 +95,11 @@ OPEN = (
 )  # fmt: skip
 
 
+# Eager's own kernels are not right to roundings of f64 in these, and there is nothing wider to ask: its trigamma adds few
+# terms of a series and is off by 8e-10.
+COARSE = ("torch.polygamma",)
+
+
 def programs() -> list[Program]:
     """Every program in every way; errors in one."""
     every = [(text, name == "statements") for name, listed in tables().items() if name != "errors" for text in listed]
@@ -102,7 +107,8 @@ def programs() -> list[Program]:
         Program(text, way, statement)
         for text, statement in every
         for way in WAYS
-        if way.data != "specials" or not text.startswith(OPEN)
+        if not (way.data == "specials" and text.startswith(OPEN))
+        if not (way.dtype == torch.float64 and text.startswith(COARSE))
     ]
     return made + [Program(text, WAYS[0]) for text in tables()["errors"]]
 
