@@ -48,6 +48,7 @@ from compiler.passes.packed import packed
 from compiler.passes.requirements import requirements, without_requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
+from compiler.passes.tensor.sink import sink
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile.fresh_names import fresh_names
 from compiler.passes.tile.schedule import apply_schedules
@@ -144,14 +145,6 @@ def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_kernel(program, context.target, _texts(context))
 
 
-def _vectorize(program: statement.Program, _: Context) -> statement.Program:
-    return vectorize(program)
-
-
-def _fragment_prefetch(program: statement.Program, _: Context) -> statement.Program:
-    return prefetch_fragments(program)
-
-
 def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
     return tile_to_threads(program, context.target, _texts(context))
 
@@ -172,6 +165,7 @@ def _texts(context: Context) -> dict[str, str]:
 PIPELINE = (
     Pass("decompose", "torch", "tensor", "only equations, one group a call", _decompose),
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
+    Pass("sink", "tensor", "tensor", "what few elements of are read is not stored", lambda p, _: sink(p), True),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax are in its loop nest", _for(fuse_attention), True),
@@ -189,8 +183,10 @@ PIPELINE = (
     Pass("stages", "tile", "tile", "what is copied ahead is in stages", lambda p, _: assign_stages(p), kind="cuda"),
     Pass("layouts", "tile", "tile", "each tile says how its threads share it", _for(layouts), kind="cuda"),
     Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds at once", _for(thread_maps), kind="cuda"),
-    Pass("vectorize", "tile", "tile", "copies have a width, and ask what may lie outside", _vectorize, kind="cuda"),
-    Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", _fragment_prefetch, kind="cuda"),
+    Pass("vectorize", "tile", "tile", "copies have a width, and ask what may lie outside", lambda p, _: vectorize(p),
+        kind="cuda"),
+    Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", lambda p, _: prefetch_fragments(p),
+        kind="cuda"),
     Pass("barriers", "tile", "tile", "threads wait where they touch the same memory", _for(barriers), kind="cuda"),
     Pass("warp-roles", "tile", "tile", "each warp has a role, and they pass slots on", _for(warp_roles), kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),

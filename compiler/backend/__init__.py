@@ -24,15 +24,14 @@ from typing import Any
 import torch
 from torch._dynamo.backends import registry
 from torch._functorch.aot_autograd import aot_module_simplified
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils.checkpoint import CheckpointPolicy
 
 from compiler import frontend
 from compiler.backend import numbers, quantization, regions, writes
+from compiler.backend.partition import partition
 from compiler.backend.writes import Boxed
 from compiler.errors import CacheError, CompilerError, MemoryLimitError, ToolchainError, Unsupported
 from compiler.execution import executable, gpu_programs, named
@@ -141,23 +140,9 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
         bw_compiler=compile_part,
         inference_compiler=compile_part,
         keep_inference_input_mutations=True,
-        partition_fn=_partition,
+        partition_fn=partition,
         decompositions=frontend.decompositions(),
     )
-    return made
-
-
-_EQUALITIES = frozenset({torch.ops.aten.eq, torch.ops.aten.ne})
-
-
-def _partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[GraphModule, GraphModule]:
-    """The graphs of forward and backward; what is compared for equality is kept, since a result made again in another
-    kernel may differ in its last bit: amax's gradient asks which elements are equal to the largest."""
-    for node in joint.graph.nodes:
-        if getattr(node.target, "overloadpacket", None) in _EQUALITIES:
-            for operand in node.all_input_nodes:
-                operand.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-    made: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(joint, inputs, **options)
     return made
 
 

@@ -72,16 +72,17 @@ def results(graph: GraphModule, wanted: Sequence[Node]) -> Results:
     """What to compute for the results `wanted`, tensors and numbers.
 
     What shares memory is made from the value of the graph that the memory was made for, unless one result alone is all
-    of that value in another shape or order.
+    of that value in another shape or order, and nothing else is made of it: that would have to be made in both forms.
     """
     owners = _owners(graph)
+    read = {_memory(n) for n in graph.graph.nodes if any(_computes(user, n) for user in n.users)}
     sharing: dict[Node, list[Node]] = {}
     for node in wanted:
         if isinstance(node.meta.get("val"), torch.Tensor):
             sharing.setdefault(_owner(node, owners), []).append(node)
     chosen: dict[Node, Node] = {}
     for owner, nodes in sharing.items():
-        source = nodes[0] if len(nodes) == 1 and _is_whole(nodes[0], owner) else owner
+        source = nodes[0] if len(nodes) == 1 and _memory(owner) not in read and _is_whole(nodes[0], owner) else owner
         chosen |= dict.fromkeys(nodes, source)
     computed = tuple(dict.fromkeys(chosen.values()))
     places = tuple((n, computed.index(chosen[n]) if n in chosen else -1) for n in wanted)
@@ -111,6 +112,11 @@ def _memory(node: Node) -> object:
     if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
         return node
     return value.untyped_storage()._cdata
+
+
+def _computes(user: Node, of: Node) -> bool:
+    """Whether a call makes something of a value, and not only another view of it."""
+    return user.op == "call_function" and _memory(user) != _memory(of)
 
 
 def _owners(graph: GraphModule) -> dict[object, Node]:

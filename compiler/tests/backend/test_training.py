@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from compiler.backend import FallbackWarning
+from compiler.backend import FallbackWarning, explain
+from compiler.ir.text import show_type
 from compiler.tests.meaning import fresh_seed
 
 
@@ -52,3 +53,44 @@ def test_batches_of_any_size_are_trained_on() -> None:
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-4, msg=f"seed {seed}")
     for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):  # type: ignore[assignment]
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6, msg=f"seed {seed}")
+
+
+def test_a_loss_keeps_scores_and_no_logarithms_of_them() -> None:
+    """Backward makes a log_softmax again from the scores, which are kept as they were made, rounded."""
+    torch.manual_seed(seed := fresh_seed())
+    x, w = torch.randn(24, 16), torch.randn(50, 16)
+    target = torch.randint(0, 50, (24,))
+
+    def loss(x: torch.Tensor, w: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(F.linear(x, w).float(), target)
+
+    kept: list[torch.Tensor] = []
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        ours = torch.compile(loss, backend="mlcomp", fullgraph=True)(x, w.requires_grad_(), target)
+    (gradient,) = torch.autograd.grad(ours, w)
+    assert [t.dtype for t in kept if t.shape == (24, 50)] == [torch.bfloat16]
+    exact = w.detach().double().requires_grad_()
+    scores = F.linear(x.bfloat16().double(), exact.bfloat16().double())
+    scores = scores + (scores.bfloat16().double() - scores).detach()
+    (expected,) = torch.autograd.grad(F.cross_entropy(scores, target), exact)
+    torch.testing.assert_close(gradient.double(), expected, rtol=2e-2, atol=1e-2, msg=f"seed {seed}")
+
+
+def test_what_is_kept_in_another_shape_is_written_once() -> None:
+    """A rounded weight is kept transposed, and read by the matmul: both are the same memory."""
+    x, w = torch.randn(2, 4, 16, requires_grad=True), torch.randn(12, 16, requires_grad=True)
+
+    def rounded(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.linear(x.reshape(-1, 16).bfloat16(), w.bfloat16()).float().tanh()
+
+    (report,) = explain(rounded, (x, w), {"fallback": "error"})
+    (region,) = report.regions
+    program = region.code.stages["kernel"]
+    assert [show_type(t.dtype, t.shape) for t in program.outputs] == ["f32[8, 12]", "bf16[8, 16]", "bf16[12, 16]"]
+    assert not program.temps

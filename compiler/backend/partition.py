@@ -1,0 +1,64 @@
+"""The joint graph of a forward and a backward pass, cut into the two so that little is kept between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+_aten = torch.ops.aten
+_EQUALITIES = frozenset({_aten.eq, _aten.ne})
+
+
+def partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[GraphModule, GraphModule]:
+    """The graphs of forward and backward.
+
+    What is compared for equality is kept, since a result made again in another kernel may differ in its last bit:
+    amax's gradient asks which elements are equal to the largest. A log_softmax is not kept: the backward pass makes it
+    again from its operand, which there is in any case, often in 16 bits, and two numbers a row.
+    """
+    for node in list(joint.graph.nodes):
+        if node.target is _aten.detach.default:  # a call that the partitioner would read from memory for
+            node.replace_all_uses_with(node.args[0], lambda user: user.op != "output")
+        if node.target is _aten._log_softmax.default and _can_be_spelled_out(node):
+            _spell_out(node)
+        if getattr(node.target, "overloadpacket", None) in _EQUALITIES:
+            for operand in node.all_input_nodes:
+                operand.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    made: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(joint, inputs, **options)
+    return made
+
+
+def _can_be_spelled_out(node: Node) -> bool:
+    x: Tensor = node.args[0].meta["val"]  # type: ignore[union-attr]
+    return x.is_contiguous() and all(n != 0 for n in x.shape)
+
+
+def _spell_out(node: Node) -> None:
+    """Put the steps of a log_softmax in its place: the partitioner knows which of those are cheap to make again."""
+    graph, (operand, dim, _) = node.graph, node.args
+    x: Tensor = operand.meta["val"]  # type: ignore[union-attr]
+    kept = node.meta["val"].dtype
+
+    def steps(x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        shifted = wide - wide.amax(dim, keepdim=True)  # type: ignore[arg-type]
+        return (shifted - shifted.exp().sum(dim, keepdim=True).log()).to(kept)  # type: ignore[arg-type]
+
+    with x.fake_mode:  # type: ignore[attr-defined]
+        parts = make_fx(steps)(x).graph
+    first = next(iter(parts.nodes))
+    table: dict[Node, Node] = {first: operand}  # type: ignore[dict-item]
+    with graph.inserting_before(node):
+        made = graph.graph_copy(parts, table)
+    for part in parts.nodes:
+        if part is not first and part in table:
+            table[part].meta = {**node.meta, "val": part.meta["val"], "tensor_meta": part.meta.get("tensor_meta")}
+    node.replace_all_uses_with(made)  # type: ignore[arg-type]
+    graph.erase_node(node)

@@ -1,0 +1,102 @@
+"""Tensor IR in, Tensor IR out: elements of a map that few are read of are computed where they are read.
+
+The loss of a row of scores reads one element of its log_softmax: made at the reader from the scores and what was found
+of the row, it needs no tensor of all elements. It pays where the map is needed by no one else or costs next to nothing,
+and where all that it is made of is in memory in any case.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from compiler.ir.expr import Const, Expr, Load
+from compiler.ir.tensor import (
+    Axis,
+    Equation,
+    Map,
+    Order,
+    Program,
+    Reduce,
+    Scan,
+    bound,
+    equations,
+    expressions,
+    reads,
+)
+from compiler.passes.tensor.compose import inline, remove_dead
+from compiler.passes.tensor.fuse import WORTH_KEEPING, cost
+
+FEW = 0.5  # of a map's elements
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The equations as they are by now, who reads each of them, and what is kept whatever becomes of its readers."""
+
+    made: dict[str, Equation]
+    readers: dict[str, set[str]]
+    results: frozenset[str]
+
+
+def sink(program: Program) -> Program:
+    """Maps inlined into equations that read few of their elements."""
+    made = {e.name: e for e in equations(program)}
+    readers: dict[str, set[str]] = {}
+    for e in made.values():
+        for name in reads(e):
+            readers.setdefault(name, set()).add(e.name)
+    known = _Known(made, readers, frozenset(t.name for t in program.outputs))
+    for name in reversed(tuple(made)):
+        while producers := {n: p for n in reads(made[name]) if (p := _sinkable(n, made[name], known)) is not None}:
+            before, made[name] = made[name], inline(made[name], producers)
+            for n in reads(before):
+                readers[n].discard(name)
+            for n in reads(made[name]):
+                readers.setdefault(n, set()).add(name)
+    groups = tuple(g.replace(equations=tuple(made[e.name] for e in g.equations)) for g in program.groups)
+    return remove_dead(program.replace(groups=groups))
+
+
+def _sinkable(name: str, reader: Equation, known: _Known) -> Map | None:
+    """The map of this name, if it had better be computed in the reader."""
+    p = known.made.get(name)
+    if not isinstance(p, Map) or name in known.results or not _few(reader, p):
+        return None
+    others = (known.made[n] for n in known.readers[name])
+    if cost(p.value) >= WORTH_KEEPING and not all(_few(r, p) for r in others):
+        return None
+    return p if all(_is_kept(n, p, reader, known) for n in reads(p)) else None
+
+
+def _few(reader: Equation, p: Map) -> bool:
+    """The reader is a map or a reduction that loads at most a half of the elements."""
+    if not isinstance(reader, Map | Reduce):
+        return False
+    times = sum(isinstance(n, Load) and n.buffer == p.name for x in expressions(reader) for n in set(x.walk()))
+    return times * _share((*reader.axes, *bound(reader)), p.axes) <= FEW
+
+
+def _share(axes: Sequence[Axis], whole: Sequence[Axis]) -> float:
+    """How many points the axes have for each of the whole; infinite where unknown sizes decide it."""
+    points, elements = [a.extent for a in axes], [a.extent for a in whole]
+    for extent in tuple(points):
+        if extent in elements:
+            points.remove(extent)
+            elements.remove(extent)
+    return _count(points) / _count(elements) if all(isinstance(n, Const) for n in elements) else math.inf
+
+
+def _count(extents: Sequence[Expr]) -> float:
+    return math.prod(int(n.value) if isinstance(n, Const) else math.inf for n in extents)
+
+
+def _is_kept(name: str, p: Map, reader: Equation, known: _Known) -> bool:
+    """A tensor that `p` reads is in memory in any case, is far smaller than p, or can be sunk with it."""
+    e = known.made.get(name)
+    if e is None or name in known.results or _share(e.axes, p.axes) <= FEW:
+        return True
+    if isinstance(e, Map):
+        return cost(e.value) < WORTH_KEEPING and all(_is_kept(n, e, reader, known) for n in reads(e))
+    return any(isinstance(known.made[n], Reduce | Scan | Order) for n in known.readers[name] if n != reader.name)

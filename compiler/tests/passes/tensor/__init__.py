@@ -1,0 +1,1 @@
+"""Tests of compiler/passes/tensor."""

@@ -1,0 +1,45 @@
+"""Maps are computed where they are read if few of their elements are, and if that saves a tensor."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from compiler.execution.expression import capture
+from compiler.pipeline import lower
+from compiler.targets.nvidia import SM_90A
+from compiler.tests.meaning import fresh_seed
+
+PICKED = "(lambda x, t: {0}.gather(1, t[:, None]))(torch.randn(8, 64), torch.randint(0, 64, (8,)))"
+
+
+def stored(expression: str) -> list[str]:
+    """Names of the tensors between kernels, in order."""
+    return [t.name for t in lower(capture(expression, 1)[2].program, SM_90A, until="loop").stages["loop"].temps]
+
+
+def test_a_loss_needs_no_tensor_of_all_logarithms() -> None:
+    expression = "F.cross_entropy(torch.randn(8, 64), torch.randint(0, 64, (8,)))"
+    program = lower(capture(expression, 1)[2].program, SM_90A, until="loop").stages["loop"]
+    assert all(len(t.shape) < 2 for t in program.temps), program.temps
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        ("torch.exp(x)", []),  # dear, but no one else's
+        ("(lambda e: e.sum() + e)(torch.exp(x))", ["exp"]),  # made anyway, and too dear for another time
+        ("(x @ x.T @ x).relu()", ["matmul", "relu"]),  # a matmul stores what is made of it as soon as itself
+    ],
+)
+def test_what_is_picked_from_is_stored_where_that_costs_less(made: str, expected: list[str]) -> None:
+    names = [n for n in stored(PICKED.format(made)) if not n.startswith("sum")]
+    assert names == expected
+
+
+def test_sizes_that_are_not_known_count_as_equal_ones() -> None:
+    """Of each of the rows one element is read, however many rows there are."""
+    torch.manual_seed(seed := fresh_seed())
+    loss = torch.compile(F.cross_entropy, backend="mlcomp", dynamic=True)
+    for rows in (5, 9):
+        x, t = torch.randn(rows, 40), torch.randint(0, 40, (rows,))
+        torch.testing.assert_close(loss(x, t), F.cross_entropy(x, t), msg=f"{rows} rows, seed {seed}")
