@@ -95,8 +95,8 @@ OPEN = (
 )  # fmt: skip
 
 
-# Eager's own kernels are not right to roundings of f64 in these, and there is nothing wider to ask: its trigamma adds few
-# terms of a series and is off by 8e-10.
+# Eager's own kernels are not right to roundings of f64 in these, and there is nothing wider to ask: its trigamma adds
+# few terms of a series and is off by 8e-10.
 COARSE = ("torch.polygamma",)
 
 
