@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from compiler.ir import loop, tile
 from compiler.ir.dtype import i32, i64
 from compiler.ir.expr import Cast, Const, Expr, Load, Op, Select, Var, both, dim, loads, names, op
-from compiler.ir.index import Ranges, simplify
+from compiler.ir.index import Ranges, range_below, simplify
 from compiler.ir.linear import linear
 from compiler.ir.statement import Accum, If, Init, Let, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -93,9 +93,10 @@ class _Lanes:
                 return self.expr(value) or next((p for i in index if (p := self.loads_in(i))), "")
             case If(cond, body):
                 return "a condition differs from lane to lane" if self.varies(cond) else self.body(body)
-            case loop.For(_, extent, kind, body) | tile.For(_, extent, kind, _, body):
+            case loop.For(var, extent, kind, body) | tile.For(var, extent, kind, _, body):
                 if self.varies(extent):
                     return "a loop inside runs differently often from lane to lane"
+                self.ranges = {**self.ranges, var: range_below(extent, self.ranges)}
                 return "a scan inside" if kind == "scan" else self.body(body)
         return f"{type(s).__name__} inside"
 
