@@ -20,6 +20,7 @@ import pytest
 
 from conformance.report import html
 from conformance.tests.report import test_page
+from conformance.tests.report.test_report import bench, run
 
 ROWS, TIMED = 4500, 500
 PROBE = """<script>(async () => {
@@ -37,8 +38,8 @@ def page() -> str:
     with pytest.MonkeyPatch.context() as patch:
         stages = (*test_page.STAGES, "schedule")
         patch.setattr(test_page, "texts", lambda _: {stage: os.urandom(90).hex() for stage in stages})
-        timed = tuple(test_page.bench(f"b{n}", 0.5 + n % 7, ci=(0.4, 8.0), roofline=0.5) for n in range(TIMED))
-        return html.page(test_page.run(test_page.cases(ROWS), timed))
+        timed = tuple(bench(f"b{n}", 0.5 + n % 7, ci=(0.4, 8.0), roofline=0.5) for n in range(TIMED))
+        return html.page(run(test_page.cases(ROWS), timed))
 
 
 def opened(file: Path, home: Path) -> tuple[int, int]:
