@@ -4,10 +4,10 @@ Needs no GPU: `ptxas -v` reports while it compiles, and `sass` reads the machine
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from compiler.runtime import sass
+from compiler.runtime import in_flight, sass
 from compiler.runtime.cubin import Cubin
 
 _ENTRY = re.compile(r"Compiling entry function '([^']+)'")
@@ -15,6 +15,7 @@ _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) b
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _BARRIERS = re.compile(r"used (\d+) barriers")
 _SHARED = re.compile(r"(\d+) bytes smem")
+TOLD = 2  # hazards of a kernel that a complaint names
 # setmaxnreg ignored, wgmma serialised: the kernel stays right and becomes several times slower.
 _SLOWED = re.compile(r"\((C75(?:0[89]|1\d))\)")
 
@@ -129,6 +130,11 @@ def breaches(agreed: Contract, counts: sass.Counts) -> tuple[str, ...]:
     return tuple(wrong)
 
 
+def _some(found: Sequence[in_flight.Hazard]) -> str:
+    rest = len(found) - TOLD
+    return "; ".join(map(str, found[:TOLD])) + (f"; and {rest} more" if rest > 0 else "")
+
+
 @dataclass(frozen=True)
 class Report:
     """All that is known of a cubin without running it; `opcodes` by kernel, empty where there is no disassembler."""
@@ -140,6 +146,7 @@ class Report:
 
 def inspect(made: Cubin, contracts: Mapping[str, Contract] | None = None) -> Report:
     """A cubin against the contracts of its kernels."""
-    text = sass.disassemble(made.path)
-    counts = sass.opcodes(text) if text is not None else {}
-    return Report(usage(made.log), counts, complaints(made.log, counts, contracts))
+    text = sass.disassemble(made.path) or ""
+    counts = sass.opcodes(text)
+    wrong = [f"{kernel}: {_some(found)}" for kernel, found in in_flight.hazards(text).items()]
+    return Report(usage(made.log), counts, (*complaints(made.log, counts, contracts), *wrong))

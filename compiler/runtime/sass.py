@@ -43,11 +43,15 @@ def disassemble(cubin: Path) -> str | None:
     return done.stdout
 
 
-def opcodes(text: str) -> dict[str, Counts]:
-    """Opcodes of each kernel in a disassembly, as cuobjdump or nvdisasm print it."""
+def bodies(text: str) -> dict[str, str]:
+    """The code of each kernel in a disassembly, as cuobjdump or nvdisasm print it."""
     parts = _KERNEL.split(text)
-    bodies = zip(parts[1::3], parts[2::3], parts[3::3], strict=True)
-    return {(a or b): collections.Counter(_OPCODE.findall(body)) for a, b, body in bodies}
+    return {(a or b): body for a, b, body in zip(parts[1::3], parts[2::3], parts[3::3], strict=True)}
+
+
+def opcodes(text: str) -> dict[str, Counts]:
+    """Opcodes of each kernel in a disassembly."""
+    return {name: collections.Counter(_OPCODE.findall(body)) for name, body in bodies(text).items()}
 
 
 def total(counts: Counts, name: str) -> int:

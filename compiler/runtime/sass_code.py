@@ -1,0 +1,151 @@
+"""The disassembly of a kernel for sm_90a in, by cuobjdump or nvdisasm; its instructions, their registers and where they
+lead out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+_LINE = re.compile(
+    r"^(?:(\.L_\w+):|\s*/\*([0-9a-f]{4,})\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][A-Za-z0-9_.]*)\s*([^;\n]*?)\s*;)", re.MULTILINE
+)
+_TARGET = re.compile(r"(?:^|[ ,(])(0x[0-9a-f]+|\.L_\w+)\)?$")
+_ENDS = frozenset({"EXIT", "RET", "KILL"})
+_JUMPS = frozenset({"BRA", "JMP"})
+_INDIRECT = frozenset({"BRX", "BRXU", "JMX", "JMXU"})
+
+_REGISTER = re.compile(r"\bR(\d+)(\.64)?")
+_PLAIN = re.compile(r"R\d+(\.64)?")
+_PREDICATE = re.compile(r"!?U?P[\dTR]")
+# How many registers an operand is, by what the opcode says; else one.
+_WIDTHS = (
+    (re.compile(r"(?:LD|ST|ATOM)\w*\.(?:.*\.)?(?:128|4)\b"), 4),
+    (re.compile(r"(?:LD|ST|ATOM)\w*\.(?:.*\.)?(?:64|2)\b"), 2),
+    (re.compile(r"[HIQB]MMA\."), 4),
+    (re.compile(r"D(?:ADD|MUL|FMA|SETP|MNMX|MMA)\b|(?:F2F|F2I|I2F|FRND)\.(?:.*\.)?[FSU]64|CS2R$"), 2),
+)
+_READ_FIRST = _ENDS | _INDIRECT | {"WARPSYNC", "NANOSLEEP", "BAR"}  # whose first operand is no result
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One of a kernel: its offset, guard such as !P0, opcode and operands."""
+
+    offset: int
+    guard: str
+    opcode: str
+    operands: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return self.opcode.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{f'@{self.guard} ' if self.guard else ''}{self.opcode} {', '.join(self.operands)}".strip()
+
+
+@dataclass(frozen=True)
+class Code:
+    """Instructions; and of each block, by its first one, where it ends and the blocks that may follow."""
+
+    instructions: Sequence[Instruction]
+    blocks: Mapping[int, tuple[int, tuple[int, ...]]]
+
+
+def parsed(body: str) -> Code:
+    code: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for label, offset, guard, opcode, operands in _LINE.findall(body):
+        if label:
+            labels[label] = len(code)
+        else:
+            labels[hex(int(offset, 16))] = len(code)
+            parts = tuple(operands.replace("`", "").split(", ")) if operands else ()
+            code.append(Instruction(int(offset, 16), "" if guard in ("PT", "UPT") else guard, opcode, parts))
+    return Code(code, _blocks(code, labels))
+
+
+# ---- where instructions lead
+
+
+def _blocks(code: Sequence[Instruction], labels: Mapping[str, int]) -> dict[int, tuple[int, tuple[int, ...]]]:
+    meet: dict[str, list[int]] = {}  # where threads go on that meet at a BSYNC, by its register
+    for x in code:
+        if x.name == "BSSY":
+            meet.setdefault(x.operands[0], []).extend(_target(x, labels))
+    behind = {}
+    for i, x in enumerate(code):
+        following = _following(x, i, labels, meet)
+        if following != (i + 1,) or x.name in _ENDS:
+            behind[i] = tuple(n for n in following if n < len(code))
+    leaders = {0}.union(*behind.values(), (i + 1 for i in behind))
+    starts = sorted(n for n in leaders if n < len(code))
+    return {a: (b, behind.get(b - 1, (b,) if b < len(code) else ())) for a, b in pairwise([*starts, len(code)])}
+
+
+def _following(x: Instruction, i: int, labels: Mapping[str, int], meet: Mapping[str, list[int]]) -> tuple[int, ...]:
+    """What may be next. What is called comes back behind the call; a table of jumps that is not shown has them all."""
+    if x.name in _ENDS:
+        return (i + 1,) if x.guard else ()
+    if x.name in _INDIRECT:
+        listed = re.findall(r"\.L_\w+", " ".join(x.operands))
+        places = [labels[name] for name in listed if name in labels] or list(labels.values())
+    elif x.name == "BSYNC":
+        places = meet.get(x.operands[0], [])
+        places = [i + 1] if i + 1 in places or not places else places
+    elif x.name in _JUMPS and not x.guard and len(x.operands) == 1:
+        places = _target(x, labels)
+    elif x.name in _JUMPS or x.name in ("CALL", "WARPSYNC"):
+        places = [i + 1, *_target(x, labels)]
+    else:
+        return (i + 1,)
+    return tuple(dict.fromkeys([*places, i + 1] if x.guard else places))
+
+
+def _target(x: Instruction, labels: Mapping[str, int]) -> list[int]:
+    found = _TARGET.search(", ".join(x.operands))
+    name = found[1] if found else ""
+    return [labels[name]] if name in labels else []
+
+
+# ---- registers, sets of which are the bits of a number
+
+
+def touched(x: Instruction) -> tuple[int, int]:
+    """The registers that an instruction, which is none of a warpgroup's, reads and writes.
+
+    >>> read, written = touched(Instruction(0, "", "IMAD.WIDE", ("R4", "R2", "0x4", "R6")))
+    >>> numbers(read), numbers(written)
+    ((2, 6, 7), (4, 5))
+    """
+    width = next((n for pattern, n in _WIDTHS if pattern.match(x.opcode)), 1)
+    wide = ".WIDE" in x.opcode  # a product of twice the bits, with a sum
+    reads = writes = 0
+    for n, o in enumerate(o for o in x.operands if not _PREDICATE.fullmatch(o)):
+        if "R" not in o:
+            continue
+        pair = n in (0, 3) if wide else n == 2 and x.name.endswith("MMA")
+        size = 1 if "[" in o else 2 if pair else width
+        mask = registers(o, size)
+        if n == 0 and _PLAIN.fullmatch(o) and "SETP" not in x.name and x.name not in _READ_FIRST:
+            writes |= mask
+        else:
+            reads |= mask
+    return reads, writes
+
+
+def registers(operand: str, width: int, step: int = 0) -> int:
+    """Those of an operand; several begin at a multiple of how many they are, or of `step`."""
+    mask = 0
+    for number, pair in _REGISTER.findall(operand):
+        first, n = int(number), 2 if pair else width
+        while first % (step or n):
+            n //= 2
+        mask |= (1 << n) - 1 << first
+    return mask
+
+
+def numbers(mask: int) -> tuple[int, ...]:
+    return tuple(n for n in range(mask.bit_length()) if mask >> n & 1)

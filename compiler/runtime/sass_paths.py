@@ -1,0 +1,147 @@
+"""One path through a kernel's machine code, as a thread sees it: instructions and branches in; whether the branches
+contradict each other out.
+
+A value is a number, or a symbol plus one, in 32 bits; a condition compares two. What is not understood is a new symbol,
+so a path that is called impossible is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from compiler.runtime.sass_code import Instruction, numbers
+
+Value = tuple[int, int]  # a symbol, 0 for none, and what is added to it
+_ALL = 1 << 32
+
+_NOT = {"EQ": "NE", "NE": "EQ", "LT": "GE", "GE": "LT", "GT": "LE", "LE": "GT"}
+_HOLDS: Mapping[str, Callable[[int, int], bool]] = {
+    "EQ": int.__eq__, "NE": int.__ne__, "LT": int.__lt__, "LE": int.__le__, "GT": int.__gt__, "GE": int.__ge__,
+}  # fmt: skip
+_COMPARISON = re.compile(r"U?ISETP\.(EQ|NE|LT|LE|GT|GE)(\.U32)?\.AND")
+_SUM = re.compile(r"U?MOV|VIADD|U?IADD3|U?IMAD(?:\.MOV|\.IADD|\.U32)*")
+_CONSTANT = re.compile(r"-?0x[0-9a-f]+|U?RZ")
+_REGISTER = re.compile(r"U?R\d+")
+_PREDICATE = re.compile(r"U?P\d")
+
+_symbols = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Condition:
+    """`left` `how` `right`, where `how` is EQ, NE, LT, LE, GT or GE."""
+
+    how: str
+    left: Value
+    right: Value
+    signed: bool = False
+
+    def negated(self) -> Condition:
+        return Condition(_NOT[self.how], self.left, self.right, self.signed)
+
+
+@dataclass
+class Path:
+    """What registers and predicates hold as far as that is known, and what the branches taken say."""
+
+    values: dict[str, Value] = field(default_factory=dict)
+    predicates: dict[str, Condition] = field(default_factory=dict)
+    conditions: frozenset[Condition] = frozenset()
+
+    def copy(self) -> Path:
+        return Path(dict(self.values), dict(self.predicates), self.conditions)
+
+
+def branch(path: Path, x: Instruction, taken: bool) -> bool:
+    """A branch or exit is taken, or not; whether that is possible. Threads jump together where one of them wants to."""
+    if not x.guard or ".ANY" in x.opcode or len(x.operands) > 1:
+        return True
+    holds = path.predicates.setdefault(x.guard.lstrip("!"), Condition("NE", _unknown(), (0, 0)))
+    path.conditions |= {holds.negated() if taken == x.guard.startswith("!") else holds}
+    return _possible(path.conditions)
+
+
+def step(path: Path, x: Instruction, writes: int) -> None:
+    """One instruction further, which writes these registers and those that are the same for all threads of a warp."""
+    condition, value = (None, None) if x.guard else (_compared(path, x), _summed(path, x))
+    if condition is not None:
+        path.predicates[x.operands[0]] = condition
+    elif value is not None:
+        path.values[x.operands[0]] = value
+    elif x.name in ("CALL", "R2P"):
+        path.values, path.predicates = {}, {}
+    else:
+        for o in x.operands[:3]:
+            path.predicates.pop(o, None)
+        uniform = [int(o[2:]) + n for o in x.operands[:2] if re.fullmatch(r"UR\d+", o) for n in range(4)]
+        for name in (*(f"R{n}" for n in numbers(writes)), *(f"UR{n}" for n in uniform)):
+            path.values.pop(name, None)
+
+
+def _unknown() -> Value:
+    return next(_symbols), 0
+
+
+def _value(path: Path, operand: str) -> Value:
+    name = operand.removesuffix(".reuse")
+    if _CONSTANT.fullmatch(name):
+        return 0, 0 if name.endswith("RZ") else int(name, 16) % _ALL
+    return path.values.setdefault(name, _unknown()) if _REGISTER.fullmatch(name) else _unknown()
+
+
+def _compared(path: Path, x: Instruction) -> Condition | None:
+    """Of `ISETP.GE.U32.AND P0, PT, R2, 0x9, PT`, and of a predicate that is copied."""
+    match x.operands:
+        case (_, "PT" | "UPT", left, right, "PT" | "UPT") if found := _COMPARISON.fullmatch(x.opcode):
+            return Condition(found[1], _value(path, left), _value(path, right), not found[2])
+        case (_, "PT", "PT", "PT", copied, "0x80", _) if x.opcode == "PLOP3.LUT" and _PREDICATE.fullmatch(copied):
+            return path.predicates.setdefault(copied, Condition("NE", _unknown(), (0, 0)))
+    return None
+
+
+def _summed(path: Path, x: Instruction) -> Value | None:
+    if not _SUM.fullmatch(x.opcode) or any(re.fullmatch(r"!?U?P[\dT]", o) for o in x.operands):
+        return None
+    values = [_value(path, o) for o in x.operands[1:]]
+    if "IMAD" in x.name:
+        a, b, c = values
+        if not {(0, 0), (0, 1)} & {a, b}:
+            return None
+        values = [c] if (0, 0) in (a, b) else [b if a == (0, 1) else a, c]
+    symbols = [s for s, _ in values if s]
+    return (symbols[0] if symbols else 0, sum(n for _, n in values) % _ALL) if len(symbols) < 2 else None
+
+
+# ---- whether conditions can hold together
+
+
+def _possible(conditions: frozenset[Condition]) -> bool:
+    if any(c.negated() in conditions for c in conditions):
+        return False
+    of: dict[int, list[Condition]] = {}
+    for c in conditions:
+        (a, _), (b, _) = c.left, c.right
+        if not (a and b):
+            of.setdefault(a or b, []).append(c)
+    return all(_some(symbol, about) for symbol, about in of.items())
+
+
+def _some(symbol: int, about: Sequence[Condition]) -> bool:
+    """Whether a number is all of this at once. Each condition with numbers bounds an arc of them, and where arcs meet
+    there is the beginning of one."""
+    ends = {0, _ALL // 2}
+    for c in about:
+        for (s, n), (_, bound) in ((c.left, c.right), (c.right, c.left)):
+            if s == symbol:
+                ends |= {(y - n) % _ALL for y in (bound, bound + 1, 0, _ALL // 2)}
+    return any(all(_holds(c, symbol, y) for c in about) for y in ends)
+
+
+def _holds(c: Condition, symbol: int, number: int) -> bool:
+    left, right = ((n + (number if s else 0)) % _ALL for s, n in (c.left, c.right))
+    if c.signed:
+        left, right = ((n + _ALL // 2) % _ALL for n in (left, right))
+    return _HOLDS[c.how](left, right)
