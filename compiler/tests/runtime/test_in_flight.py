@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 import compiler
 from compiler.checks import inspection
+from compiler.execution.gpu_programs import HEADERS
 from compiler.runtime import cubin, in_flight, resources, sass
 from compiler.runtime.sass_code import Instruction, numbers, touched
 
@@ -199,6 +200,6 @@ def test_a_sum_whose_last_step_does_not_wait_is_read_too_early(name: str, tmp_pa
     )
     assert early != text
     early = early.replace("mlc_wgmma_idle()", "mlc_wgmma_wait<0>()")
-    made = cubin.build_cubin(early, "sm_90a", include=(inspection.HEADERS,), cache=tmp_path)
+    made = cubin.build_cubin(early, "sm_90a", include=(HEADERS,), cache=tmp_path)
     (told,) = [c for c in resources.inspect(made).complaints if "under way" in c]
     assert re.search(r"F2FP\S+ R\d+, R\d+, R\d+` at 0x\w+ reads R.* while `HGMMA\.64x\d+x16\.F32\.BF16 .* more$", told)
