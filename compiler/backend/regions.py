@@ -108,8 +108,8 @@ def _grouped(graph: GraphModule, stages: Mapping[Node, tuple[int, bool]], least:
     modes = [v.fake_mode for n in ordered if isinstance(v := _value(n), FakeTensor)]
     for n in ordered:
         table[n] = copied.node_copy(n, table.__getitem__)
-        if n.op == "get_attr" and n.meta.get("val") is None and modes:
-            held = operator.attrgetter(n.target)(graph)
+        held = operator.attrgetter(n.target)(graph) if n.op == "get_attr" else None  # a branch of a cond is a graph
+        if isinstance(held, torch.Tensor) and n.meta.get("val") is None and modes:
             table[n].meta["val"] = modes[0].from_tensor(held, static_shapes=True)
     copied.node_copy(next(n for n in graph.graph.nodes if n.op == "output"), table.__getitem__)
     groups: dict[int, list[Node]] = {}

@@ -26,7 +26,7 @@ def _kept(found: list[Tensor], dim: int, keepdim: bool) -> tuple[Tensor, Tensor]
 def _kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     if not x.dim():
         return _of_scalar(x)
-    found = [part.narrow(dim, k - 1, 1) for part in x.sort(dim)]
+    found = [part.narrow(dim, k - 1, 1).contiguous() for part in x.sort(dim)]
     return _kept(found, dim, keepdim)
 
 

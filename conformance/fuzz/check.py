@@ -152,7 +152,7 @@ def _is_far(one: relations.Relation, program: Program, after: Run) -> bool:
     needs = [arg.name in program.gradients for arg in program.args]
     want = runs.call(eager, runs.copied(given), needs)
     with runs.in_f64():
-        right = runs.call(eager, [runs.widened(x) for x in given], needs)
+        right = runs.call(eager, [runs.nearby(x) for x in given], needs)
     every = zip(*((*run.outputs, *run.inputs) for run in (after, want, right)), strict=True)
     return any(far(one.within(k, a), one.follows(k, b), one.follows(k, c)) for k, (a, b, c) in enumerate(every))
 
@@ -176,7 +176,7 @@ def first_difference(program: Program, compiled: Function, device: str) -> Diffe
         except (RuntimeError, NotImplementedError) as error:  # programs are drawn by what eager has on the CPU
             raise Refused(f"eager on {device}: {_first_line(error)}") from error
         with runs.in_f64():  # on the CPU, whose functions of f64 are good to the last place
-            right = runs.call(eager, [runs.widened(x) for x in runs.copied(given)], needs)
+            right = runs.call(eager, [runs.nearby(x) for x in runs.copied(given)], needs)
         where = "".join(f"{name} = {n}, " for name, n in point.items()) if program.dynamic else ""
         for _ in range(1 if program.dynamic else 2):
             try:

@@ -82,3 +82,17 @@ def in_f64() -> Iterator[None]:
 def widened(x: Tensor) -> Tensor:
     """A copy of the storage, in f64 where it is floating."""
     return clone_storage(x.detach(), dtype=torch.float64) if x.is_floating_point() else clone_storage(x)
+
+
+def nearby(x: Tensor) -> Tensor:
+    """What `widened` gives; what is in f64 already is off by up to four roundings.
+
+    There is nothing wider to compute a reference of f64 in: how far such numbers take a result is how far it may be
+    off. Whole numbers stay, so that what jumps at them does not.
+    """
+    wide = widened(x)
+    if x.dtype is torch.float64:
+        memory = torch.empty(0, dtype=torch.float64).set_(wide.untyped_storage())  # elements may lie there twice
+        moved = memory * (1 + 2**-50 * (2 * torch.rand_like(memory) - 1))
+        memory.copy_(torch.where(memory == memory.round(), memory, moved))
+    return wide
