@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
+
 from conformance.shapes.cases import kind_of
 
 Environment = dict[str, str | None]
@@ -49,6 +51,12 @@ def missing_tool() -> str | None:
     # Where it stands beside the compiler, that says its path, and else the mere name.
     linker = _first_line("g++", "-print-prog-name=ld") or "ld"
     return None if shutil.which(linker) else "ld"
+
+
+def needs_another_torch(versions: str) -> str:
+    """Why this PyTorch is none of these versions; nothing where it is one, or any will do."""
+    here = version("torch")
+    return "" if SpecifierSet(versions).contains(here, prereleases=True) else f"needs torch {versions}, here is {here}"
 
 
 def emulates(targets: Sequence[str]) -> bool:

@@ -46,7 +46,7 @@ class ShapeFile(pytest.File):
             kind = Bench if isinstance(case, BenchCase) else Check
             yield from (kind.of(self, case, target) for target in settings.targets if _runs(case, target))
         timed = () if settings.bench != "off" else benches(file, tier)
-        compiled = tuple(case for case in (*found, *timed) if runs_on(case, "cuda")) if settings.gate else ()
+        compiled = tuple(case for case in (*found, *timed) if _compiles(case)) if settings.gate else ()
         if compiled:
             gate: Gate = Gate.from_parent(self, name=replies.GATE, cases=compiled)
             yield gate
@@ -60,6 +60,10 @@ class ShapeFile(pytest.File):
 def _runs(case: Case, target: str) -> bool:
     """Whether the case is meant for this target, and for how the target is run here."""
     return runs_on(case, target) and not (case.large and environment.emulates((target,)))
+
+
+def _compiles(case: Case) -> bool:
+    return runs_on(case, "cuda") and not environment.needs_another_torch(case.torch)
 
 
 class _Item(pytest.Item):
@@ -91,6 +95,8 @@ class Check(_Item):
     def __init__(self, *, case: Case, target: str, **known: Any) -> None:
         super().__init__(**known)
         self.case, self.target = case, target
+        if lacking := environment.needs_another_torch(case.torch):
+            self.add_marker(pytest.mark.skip(reason=f"{case.id} {lacking}"))
 
     @classmethod
     def of(cls, parent: ShapeFile, case: Case, target: str) -> "Check":
@@ -114,8 +120,8 @@ class Check(_Item):
     def _following(self) -> list[Case]:
         """The cases behind this one on its target."""
         items = self.session.items
-        behind = items[items.index(self) + 1 :][:REACH]
-        return [item.case for item in behind if type(item) is Check and item.target == self.target]
+        behind = (item for item in items[items.index(self) + 1 :][:REACH] if type(item) is Check)
+        return [item.case for item in behind if item.target == self.target and not item.get_closest_marker("skip")]
 
     def reportinfo(self) -> tuple[Path, int | None, str]:
         """Where the case stands in its file."""

@@ -101,6 +101,8 @@ class Results:
             if self.run is not None:
                 terminalreporter.section("mlcomp")
                 terminalreporter.write_line(tables.terminal(self.run))
+            for name in _of_another_torch(terminalreporter):
+                terminalreporter.write_line(f"not run: {name}")
             for note in self.notes:
                 terminalreporter.write_line(note, bold=True)
 
@@ -156,3 +158,9 @@ def hand_over(config: pytest.Config, row: rows.Bench) -> None:
     for seconds in row.samples[rows.OURS]:
         record.stats.update(seconds)
     session.benchmarks.append(record)
+
+
+def _of_another_torch(reporter: pytest.TerminalReporter) -> list[str]:
+    """Which cases were left out, and why, in words that pytest itself folds or keeps to itself."""
+    reasons = (r.longrepr[2] for r in reporter.stats.get("skipped", ()) if isinstance(r.longrepr, tuple))
+    return sorted({reason.removeprefix("Skipped: ") for reason in reasons if " needs torch " in reason})

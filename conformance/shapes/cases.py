@@ -96,6 +96,7 @@ class Case:
     entry: str = "export"  # or "compile": judged by the results of torch.compile alone
     raises: str | None = None  # the class of the error that eager, and so every stage, is to raise
     grad: tuple[str, ...] = ()  # the arguments whose gradients are what is compared
+    torch: str = ""  # the versions of torch that run it, as in ">=2.12"; any where empty
     # Dims and params at which another backend is called as well, in the order of preference, with the arguments there.
     enlarged: tuple[tuple[Mapping[str, Value], tuple[Arg, ...]], ...] = field(default=(), hash=False)
 

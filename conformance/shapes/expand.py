@@ -351,6 +351,7 @@ def _build(spec: CaseSpec, choice: Choice, tier: str) -> Case:
         layout=choice["layout"], distribution=choice["inputs"], targets=targets, tier=tier, tolerance=spec.tolerance,
         xfail=_xfail(spec, choice), timeout=spec.timeout, module=spec.module, init=spec.init,
         dynamic=_dynamic(spec, choice), mutates=spec.mutates, entry=spec.entry, raises=spec.raises,
+        torch=spec.torch,
     )  # fmt: skip
 
 

@@ -105,6 +105,7 @@ class CaseSpec:
     entry: str = "export"
     raises: str | None = None
     grad: tuple[str, ...] = ()
+    torch: str = ""  # the versions of torch that run it; any where empty
 
 
 @dataclass(frozen=True)

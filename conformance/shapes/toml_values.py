@@ -198,7 +198,7 @@ KEYS = {
     "the defaults": DEFAULTS,
     "a case": (
         "name", "op", "ops", "expr", "module", "init", "args", "params", "consts", "constants", "mutates", "dims",
-        "where", "xfail", "dynamic", "raises", "grad", "entry", *DEFAULTS,
+        "where", "xfail", "dynamic", "raises", "grad", "entry", "torch", *DEFAULTS,
     ),
     "an argument": ("shape", "dtype", "layout", "inputs", "low", "high"),
     "the tolerance": ("mode", "rtol", "atol", "reason", "specials", "deterministic"),

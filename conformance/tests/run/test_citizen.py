@@ -93,6 +93,14 @@ def test_a_run_without_arguments_takes_the_shape_files_of_its_folder(box: pytest
     mlcomp(box, "mine.toml", bare=True, workers=2).assert_outcomes(passed=1)
 
 
+def test_a_case_of_another_torch_is_left_out_by_name(box: pytest.Pytester) -> None:
+    shape_file(box, case("fine", 'torch = ">=2"'), case("later", f'torch = ">=99"\n{PERF}'))
+    done = mlcomp(box, "mine.toml", "--mlcomp-bench", "quick")
+    done.assert_outcomes(passed=1, skipped=2)  # a check and a benchmark
+    for size in (4, 64):
+        done.stdout.fnmatch_lines([f"not run: later[[]N{size}.f32.contig.normal[]] needs torch >=99, here is *"])
+
+
 def left_behind(folder: Path) -> list[str]:
     """Temporary folders of the suite, and the processes that know of one, below a folder."""
     folders = [str(path) for path in folder.iterdir() if path.name.startswith(("mlcomp-", ".mlcomp-new-"))]

@@ -278,6 +278,7 @@ REFUSED = {
     'where = "N > 9"': (2, "no row is left"),
     "tolerance = { mode = 'fixed', rtol = 0.1 }": (7, "needs rtol, atol and a reason"),
     "tolerance = { rtol = 0.1 }": (7, 'belong to mode = "fixed"'),
+    'torch = "newest"': (7, "names no versions"),
     'xfail."cpu.f23" = { reason = "x" }': (7, "TARGET.DTYPE"),
     'xfail."cpu.f32" = { stage = "kernel" }': (7, "needs a `reason`"),
     "dtypes = []": (7, "a list of dtypes is needed, not []"),
