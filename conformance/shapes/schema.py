@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
-
 from conformance.shapes import compose, models
 from conformance.shapes.cases import DTYPES, KINDS, STAGES, TIERS, Tolerance, Value, Xfail, frozen, kind_of, token
 from conformance.shapes.distributions import LAYOUTS, OPTIONS, parse
@@ -25,6 +23,7 @@ from conformance.shapes.toml_values import (
     optional_text,
     strings,
     text,
+    versions,
     word,
 )  # fmt: skip
 
@@ -130,7 +129,7 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         mutates=strings(here.at("mutates"), data.get("mutates", []), "names of args"),
         entry=word(here, data, "entry", ENTRIES) or "export",
         raises=word(here, data, "raises", RAISES), grad=_grad(here.at("grad"), data.get("grad", False), args),
-        torch=_versions(here.at("torch"), data.get("torch")),
+        torch=versions(here.at("torch"), data.get("torch")),
     )  # fmt: skip
     if spec.raises and (spec.dynamic or "perf" in data):
         here.at("raises").fail("a case that raises is neither dynamic nor timed; put these into a case of their own")
@@ -194,15 +193,6 @@ def _expr(place: Place, data: Mapping[str, Any], args: tuple[ArgSpec, ...]) -> s
     if "module" not in data:
         place.at("expr").fail("every case needs an `expr` (or a `module`)")
     return f"module({', '.join(arg.name for arg in args)})"
-
-
-def _versions(place: Place, value: Any) -> str:
-    """The versions of torch that a case needs, in the notation of Python's packages."""
-    named = optional_text(place, value) or ""
-    try:
-        return str(SpecifierSet(named))
-    except InvalidSpecifier:
-        place.fail(f'{named!r} names no versions; write ">=2.12" or ">=2.12,<3"')
 
 
 def _module(place: Place, value: Any) -> str | None:

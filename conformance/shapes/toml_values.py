@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+
 from conformance.shapes.cases import Case
 from conformance.shapes.expressions import quoted
 from conformance.shapes.specs import ShapeFileError
@@ -170,6 +172,15 @@ def optional_number(place: Place, value: Any) -> float | None:
     if value is not None and not (is_kind(value, (int, float)) and value >= 0):
         place.fail(f"{value!r} is no number of 0 or more")
     return None if value is None else float(value)
+
+
+def versions(place: Place, value: Any) -> str:
+    """The versions of torch that a case needs, in the notation of Python's packages."""
+    named = optional_text(place, value) or ""
+    try:
+        return str(SpecifierSet(named))
+    except InvalidSpecifier:
+        place.fail(f'{named!r} names no versions; write ">=2.12" or ">=2.12,<3"')
 
 
 def flag(place: Place, value: Any) -> bool:
