@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 
 from compiler.ir import launches, tile
 from compiler.ir.expr import Const, const, static
+from compiler.ir.index import simplify
 from compiler.ir.linear import linear
 from compiler.ir.multiples import divides, multiple
 from compiler.ir.roles import One, Role
@@ -19,6 +20,7 @@ from compiler.targets.target import Instruction, Target, Transfer, instruction
 FARTHEST = 8  # elements between those of a box
 MOST_THREADS, WARP = 1024, 32  # of a block, on every target that has them
 GROUP = 4 * WARP  # threads that change how many registers they have together
+MOST_ROUNDS = 64  # of a loop over lanes that are written out at a time, where what they make is not kept
 MOST_REGISTERS, MOST_CONSUMER_REGISTERS = 255, 240  # of a thread; of one that gets more than it began with
 
 
@@ -87,7 +89,7 @@ def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
                     most = f"{of}={MOST_THREADS // each}"
                     reason = f"loop {n.var} takes {threads} threads, a block has at most {MOST_THREADS}: {most}"
                     yield Problem({n.var}, reason)
-                yield from (Problem({n.var}, reason) for reason in _vector_problems(n))
+                yield from (Problem({n.var}, reason) for reason in (*_vector_problems(n), *_round_problems(n, tiles)))
     for a in allocs:
         if a.space == "cluster":
             yield from (Problem({a.tensor.name}, reason) for reason in _cluster_problems(a, target))
@@ -107,6 +109,27 @@ def _vector_problems(f: tile.For) -> Iterator[str]:
         yield f"loop {f.var} of {show(f.extent)} iterations has no multiple of vector={vector}, at most vector={fits}"
     elif vector > 1 and any(isinstance(s, tile.For) and s.bind.level == "lanes" for s in f.body):
         yield f"loop {f.var} is around a loop over lanes, whose iterations are neighbours: that takes vector={vector}"
+
+
+def _round_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[str]:
+    """Rounds that cannot be written out, or that another loop would have to say."""
+    given = dict(f.bind.args)
+    threads, extent = given.get("threads", 0) * given.get("vector", 1), f.extent
+    match f.body:
+        case (tile.For(var=inner, extent=n, kind=f.kind, bind=tile.Bind("lanes", more)),) if isinstance(n, Const):
+            extent = simplify(extent * n, {})
+            if "rounds" in dict(more):
+                yield f"loop {inner} is shared by threads together with loop {f.var}, which is to say how many rounds"
+    own = {n.tensor.name for n in f.walk() if isinstance(n, tile.Alloc)}
+    kept = sorted(b for b in tile.buffers((f,)) - own if b in tiles and tiles[b].space == "registers")
+    if "rounds" in given and kept:
+        yield f"loop {f.var} says rounds, but all over tiles in registers are written out: {', '.join(kept)}"
+    elif given.get("rounds", 1) < 1 or given.get("rounds", 1) > MOST_ROUNDS:
+        yield f"loop {f.var}: rounds={given['rounds']} is none of 1 to rounds={MOST_ROUNDS}"
+    elif "rounds" not in given and threads and not kept and isinstance(extent, Const):
+        every = -(-int(extent.value) // threads)
+        if every > MOST_ROUNDS:
+            yield f"loop {f.var} takes {every} rounds, too many to write out: at most rounds={MOST_ROUNDS} at a time"
 
 
 def _divided(body: tuple[Stmt, ...], target: Target) -> Iterator[Problem]:

@@ -1,4 +1,5 @@
-"""A kernel and its schedule in; the schedule with how wide copies are and what caches should not keep out."""
+"""A kernel and its schedule in; the schedule with what follows from it out: how wide copies are, how many rounds of a
+loop are written out at a time, what caches should not keep."""
 
 from __future__ import annotations
 
@@ -12,7 +13,10 @@ from compiler.ir.index import value_range
 from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor
+from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.launches import launches
+from compiler.passes.gpu.layouts import layouts
+from compiler.passes.gpu.thread_maps import with_rounds
 from compiler.passes.gpu.vectorize import with_widths
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.schedule import neighbours
@@ -22,21 +26,26 @@ from compiler.targets.target import Target
 
 
 def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
-    """The schedule of a kernel of a Loop IR program with what follows from it: how wide copies are, cache hints.
+    """The schedule of a kernel of a Loop IR program with what follows from it: widths, rounds, cache hints.
 
     Raises ScheduleError for a step that does not apply.
     """
     alone = loop_to_tile(neighbours(program, kernel))
     made = apply(alone, alone.kernels[0], schedule)
     scheduled = made.kernels[0]
-    parts = [(read_once(part), part) for part in launches(made.replace(kernels=(scheduled,))).kernels]
+    launched = launches(made.replace(kernels=(scheduled,)))
+    parts = [(read_once(part), part) for part in launched.kernels]
     read = tuple(
         p.name for p in scheduled.params
         if p.name not in scheduled.writes and all(p.name in once for once, part in parts if p in part.params)
     )  # fmt: skip
     left = streamed(program, scheduled, target)
     hints = (CacheHints(read, left),) if read or left else ()
-    return with_widths(schedule, scheduled) + Schedule(hints)
+    try:
+        laid_out = layouts(assign_stages(launched), target).kernels
+    except ValueError:  # a schedule that cannot be carried out: who lowers the kernel is told why
+        laid_out = ()
+    return with_rounds(with_widths(schedule, scheduled), laid_out, target) + Schedule(hints)
 
 
 def read_once(kernel: Kernel) -> tuple[str, ...]:

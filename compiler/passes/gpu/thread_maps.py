@@ -1,12 +1,12 @@
 """Tile IR in, the same out with how threads go through loops over lanes: one loop, its neighbours, rounds at a time.
 
-Each thread takes its share of a loop in rounds, `vector` neighbours in each. All rounds are written out where they are
-few, so that what they load is under way at once; else so many at a time as the loop says.
+Each thread takes its share of a loop in rounds, `vector` neighbours in each. So many are written out at a time as the
+loop says, so that what they load is under way at once; where it says nothing all are, or one of nobody knows how many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from compiler.ir import tile
@@ -21,7 +21,7 @@ from compiler.ir.statement import If, Kernel, Let, Program, Stmt, Store
 from compiler.passes.gpu import stages
 from compiler.passes.gpu.fragments import WARP
 from compiler.schedule.gpu.matmul import KEPT_PREPARING
-from compiler.schedule.steps import Bind, ScheduleError
+from compiler.schedule.steps import Bind, Schedule, ScheduleError, Step
 from compiler.targets.target import Target
 
 ROUNDS_UNROLLED = 16  # of a loop over lanes that keeps nothing in registers
@@ -31,17 +31,40 @@ ROUNDS_GATHERED = 8  # of one that brings narrow elements from anywhere
 
 
 def thread_maps(program: Program, target: Target) -> Program:
-    """Raises ScheduleError for a loop over tiles in registers of which not all rounds are written out."""
-    return program.replace(kernels=tuple(_kernel(kernel, target) for kernel in program.kernels))
+    """Raises ScheduleError for a loop over tiles in registers of which nobody knows how many rounds there are."""
+    return program.replace(kernels=tuple(_kernel(kernel, target, _mapped) for kernel in program.kernels))
+
+
+def with_rounds(schedule: Schedule, kernels: Iterable[Kernel], target: Target) -> Schedule:
+    """The schedule that made these launches, in which tiles are laid out, with the rounds that loops take at a time."""
+    fits: dict[str, int] = {}
+
+    def note(f: tile.For, place: _Place) -> tile.For:
+        rounds = _fitting(f, place)
+        if rounds is not None:
+            fits[f.var] = rounds
+        return f
+
+    for kernel in kernels:
+        _kernel(kernel, target, note)
+
+    def told(step: Step) -> Step:
+        match step:
+            case Bind(loop, "lanes", args) if loop in fits and "rounds" not in dict(args):
+                return step.replace(args=(*args, ("rounds", fits[loop])))
+        return step
+
+    return Schedule(tuple(map(told, schedule.steps))) if fits else schedule
 
 
 @dataclass(frozen=True)
 class _Place:
     """`threads` share the next loop over lanes, none inside of one; `room` is how many words each may hold for it.
 
-    The threads of the role that is told what to do are `every`; `nodes` says what is known of buffers.
+    The threads of the role that is told what to do are `every`; loops over lanes become what `change` makes of them.
     """
 
+    change: Callable[[tile.For, _Place], tile.For]
     threads: int
     every: int
     room: int
@@ -62,7 +85,7 @@ class _Buffers:
     taken: set[str]
 
 
-def _kernel(kernel: Kernel, target: Target) -> Kernel:
+def _kernel(kernel: Kernel, target: Target, change: Callable[[tile.For, _Place], tile.For]) -> Kernel:
     nodes = [n for s in kernel.body for n in s.walk()]
     allocs = [n for n in nodes if isinstance(n, tile.Alloc)]
     params = {p.name: p.dtype.bytes for p in kernel.params}
@@ -77,7 +100,7 @@ def _kernel(kernel: Kernel, target: Target) -> Kernel:
     )  # fmt: skip
     threads = block_size(kernel.body)
     room = min(WORDS_AHEAD, target.registers // threads // 2)
-    return kernel.replace(body=_body(kernel.body, _Place(threads, threads, room, {}, buffers)))
+    return kernel.replace(body=_body(kernel.body, _Place(change, threads, threads, room, {}, buffers)))
 
 
 def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[Stmt, ...]:
@@ -86,7 +109,8 @@ def _body(body: tuple[Stmt, ...], place: _Place, preparing: int = 0) -> tuple[St
     for s in body:
         match s:
             case tile.For(bind=tile.Bind("lanes")) if place.threads:
-                out.append(_loop(s, place))
+                is_fragment = place.block and tile.buffers((s,)) & place.buffers.fragments
+                out.append(s if is_fragment or s.extent is const(0) else place.change(s, place))
             case tile.For(var, extent, _, bind, inner):
                 known = extent_range(extent) if bind.level == "blocks" else range_below(extent, place.ranges)
                 inside = replace(place, ranges={**place.ranges, var: known})
@@ -115,42 +139,49 @@ def _prepared(place: _Place, threads: int) -> _Place:
     return replace(place, threads=threads, every=threads, room=min(WORDS_AHEAD, KEPT_PREPARING // 2))
 
 
-def _loop(f: tile.For, place: _Place) -> tile.For:
-    buffers = place.buffers
-    if f.extent is const(0) or (place.block and tile.buffers((f,)) & buffers.fragments):
-        return f
-    while f.kind != "scan" and (flat := _flattened(f, buffers.taken)) is not None:
-        f = flat
-    given = dict(f.bind.args)
-    threads, vector = given.get("threads", place.threads), given.get("vector", 1)
-    count = simplify(f.extent // vector, place.ranges, index=True)
-    high = range_below(count, place.ranges)[1]
-    every = None if high is None else -(-(high + 1) // threads)
-    rounds = _scanned(every, vector, place) if f.kind == "scan" else _rounds(f, every, vector, place)
-    if rounds is not None:
-        given.setdefault("rounds", rounds)
-    return f.replace(bind=f.bind.replace(args=tuple(given.items())))
-
-
-def _scanned(every: int | None, vector: int, place: _Place) -> int | None:
-    """How many rounds of a running total are loaded at a time; None where all are."""
-    room = place.room // vector
-    return None if every is None or every <= room else min(room, ROUNDS_AHEAD)
-
-
-def _rounds(f: tile.For, every: int | None, vector: int, place: _Place) -> int | None:
-    """How many rounds are written out; None where all are."""
-    touched = tile.buffers((f,))
-    own = {n.tensor.name for n in f.walk() if isinstance(n, tile.Alloc)}
-    kept = touched & place.buffers.registers
-    if kept and (every is None or "rounds" in dict(f.bind.args)):
+def _mapped(f: tile.For, place: _Place) -> tile.For:
+    """A nest of loops over lanes as one, which says how many rounds at a time where not all are written out."""
+    f = _flat(f, place.buffers.taken)
+    every, kept, said = _rounds(f, place), _kept(f, place), "rounds" in dict(f.bind.args)
+    if kept and (said or every is None):
         step = Bind(f.var, f.bind.level, f.bind.args)
         raise ScheduleError(step, f"all rounds over tiles in registers are written out: {', '.join(sorted(kept))}")
-    size = max((place.buffers.sizes[b] for b in touched - own if b in place.buffers.sizes), default=4)
+    if said or every is not None:
+        return f
+    return f.replace(bind=f.bind.replace(args=(*f.bind.args, ("rounds", 1))))
+
+
+def _rounds(f: tile.For, place: _Place) -> int | None:
+    """How many rounds there are, as far as that is known."""
+    given = dict(f.bind.args)
+    count = simplify(f.extent // given.get("vector", 1), place.ranges, index=True)
+    high = range_below(count, place.ranges)[1]
+    return None if high is None else -(-(high + 1) // given.get("threads", place.threads))
+
+
+def _kept(f: tile.For, place: _Place) -> Set[str]:
+    """Tiles in registers that a loop uses, which have no index that is not known."""
+    return tile.buffers((f,)) & place.buffers.registers
+
+
+# ---- how many rounds to write out at a time
+
+
+def _fitting(f: tile.For, place: _Place) -> int | None:
+    """How many rounds are best written out at a time; None where all are."""
+    f = _flat(f, set(place.buffers.taken))
+    every, vector = _rounds(f, place), dict(f.bind.args).get("vector", 1)
+    if every is not None and _kept(f, place):
+        return None
+    if f.kind == "scan":
+        room = place.room // vector
+        return None if every is None or every <= room else min(room, ROUNDS_AHEAD)
+    own = {n.tensor.name for n in f.walk() if isinstance(n, tile.Alloc)}
+    touched = tile.buffers((f,)) - own
+    size = max((place.buffers.sizes[b] for b in touched if b in place.buffers.sizes), default=4)
     gathered = vector == 1 and _gathers(f, place.buffers.shared, place.buffers.everywhere)
     most = ROUNDS_GATHERED if gathered else ROUNDS_UNROLLED
-    few = every is not None and every <= most and every * vector * size <= 4 * place.room
-    if every is not None and (kept or few):
+    if every is not None and every <= most and every * vector * size <= 4 * place.room:
         return None
     if gathered:
         return ROUNDS_GATHERED
@@ -163,6 +194,13 @@ def _gathers(f: tile.For, shared: Container[str], everywhere: Container[str]) ->
         case (Store(buffer, _, value, "set"),):
             return buffer in shared and any(n.buffer in everywhere for n in loads(value))
     return False
+
+
+def _flat(f: tile.For, taken: set[str]) -> tile.For:
+    """A perfect nest of loops over lanes as one."""
+    while f.kind != "scan" and (made := _flattened(f, taken)) is not None:
+        f = made
+    return f
 
 
 def _flattened(f: tile.For, taken: set[str]) -> tile.For | None:
