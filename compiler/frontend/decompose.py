@@ -58,7 +58,7 @@ def decompositions() -> Decompositions:
 
 # What torch decomposes when asked to, and not by itself.
 _BESIDES = (
-    "dist.default", "ldexp.Tensor", "grid_sampler_2d.default", "_batch_norm_with_update_functional.default",
+    "dist.default", "ldexp.Tensor", "_batch_norm_with_update_functional.default",
 )  # fmt: skip
 # Views that have a form which copies, and the overload of it.
 _COPIED = {
@@ -171,13 +171,15 @@ def expand(graph: GraphModule) -> GraphModule:
     Tracing the graph anew before dispatch is an order of magnitude faster than `run_decompositions`, which looks at
     every op that torch knows.
     """
+    # Placeholders of plain numbers have no example once a trace has put the numbers where they are read.
+    examples = [n.meta.get("val", 0) for n in graph.graph.nodes if n.op == "placeholder"]
+    modes = [v.fake_mode for v in examples if isinstance(v, FakeTensor)]
+    mode = modes[0] if modes else FakeTensorMode()
     for _ in range(8):
         table = _expansions(graph)
         if not table:
             break
-        placeholders = [n.meta["val"] for n in graph.graph.nodes if n.op == "placeholder"]
-        modes = [v.fake_mode for v in placeholders if isinstance(v, FakeTensor)]
-        graph = retrace(graph, placeholders, modes[0] if modes else FakeTensorMode(), table)
+        graph = retrace(graph, examples, mode, table)
     return graph
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch._decomp import get_decompositions
 from torch.utils import _pytree as pytree
 
 
@@ -217,6 +218,31 @@ def _grid_sampler_3d(
     return made.permute(0, 4, 1, 2, 3).to(x.dtype)
 
 
+def _sampled(sample: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Samples of `sample`, also at places that are infinite or no number: where these are is for torch to say.
+
+    A clamp makes 0 of NaN, but the last place in volumes on CPUs, and what cannot be reflected is NaN. Beyond zeros'
+    edges all is zero; only in images on CPUs its weight is NaN.
+    """
+
+    def sampled(x: torch.Tensor, grid: torch.Tensor, interpolation: int, padding: int, align_corners: bool) -> Any:
+        sizes, on_cpu = x.shape[2:], x.device.type == "cpu"
+        if interpolation == 2:
+            return sample(x, grid, interpolation, padding, align_corners)
+        wide = grid.to(torch.promote_types(grid.dtype, torch.float32))
+        places = [(g + 1) * (n / 2) for g, n in zip(wide.unbind(-1), reversed(sizes), strict=True)]
+        lost = torch.stack(places, -1).isfinite().logical_not()
+        if padding:
+            edge = 1 if on_cpu and len(sizes) == 3 else -1
+            lost = lost if padding == 2 else grid.isnan()
+            return sample(x, torch.where(lost, edge, grid), interpolation, padding, align_corners)
+        made = sample(x, grid, interpolation, padding, align_corners)
+        beyond = math.nan if on_cpu and len(sizes) == 2 and interpolation == 0 else 0
+        return torch.where(lost.any(-1).unsqueeze(1), beyond, made)
+
+    return sampled
+
+
 def _distances(a: torch.Tensor, b: torch.Tensor, p: float, compute_mode: int | None = None) -> torch.Tensor:
     """Between each row of one and each of the other, from their differences: none is lost between large numbers."""
     made: torch.Tensor = torch.linalg.vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), p, dim=-1)
@@ -230,7 +256,8 @@ DEFINITIONS: dict[str, Callable[..., Any]] = {
     "bucketize.Tensor": _bucketize, "bucketize.Scalar": _bucketize,
     "index_reduce.default": _index_reduce, "median.default": _median,
     "_cdist_forward.default": _distances, "_pdist_forward.default": _pair_distances,
-    "embedding_renorm.default": _embedding_renorm, "grid_sampler_3d.default": _grid_sampler_3d,
+    "embedding_renorm.default": _embedding_renorm, "grid_sampler_3d.default": _sampled(_grid_sampler_3d),
+    "grid_sampler_2d.default": _sampled(*get_decompositions([torch.ops.aten.grid_sampler_2d.default]).values()),
     "soft_margin_loss_backward.default": _soft_margin_backward,
     "angle.default": _angle, "_trilinear.default": _trilinear, "_grouped_mm.default": _grouped_mm,
     "_scaled_mm.default": _scaled_mm,

@@ -288,6 +288,13 @@ def test_without_the_fallback_it_is_an_error() -> None:
         compiled(unsupported, options={"fallback": "eagre"})(torch.eye(3))
 
 
+def test_an_op_that_is_refused_in_a_graph_of_numbers_is_named() -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=r"Unsupported: .*aten\.linalg_inv_ex"):
+        compiled(lambda a: torch.linalg.tensorinv(a, ind=2), options={"fallback": "error"})(
+            torch.eye(24).view(4, 6, 8, 3)
+        )
+
+
 def test_whatever_fails_in_the_compiler_is_named_and_runs_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(program: Any) -> Any:
         raise KeyError("a table without an entry")

@@ -142,3 +142,15 @@ def test_segments() -> None:
             want = aten.segment_reduce(x, reduce, **given)
             found = table[aten.segment_reduce.default](x, reduce, **given)
             torch.testing.assert_close(found, want, equal_nan=True, msg=f"{reduce} {initial}")
+
+
+@pytest.mark.parametrize("size", [(4, 5), (3, 4, 5)])
+def test_samples_at_places_that_are_no_number(size: tuple[int, ...]) -> None:
+    table, aten, rank = decompositions(), torch.ops.aten, len(size)
+    op = aten.grid_sampler_2d.default if rank == 2 else aten.grid_sampler_3d.default
+    x, odd = torch.randn(1, 2, *size), torch.tensor([math.nan, math.inf, -math.inf])
+    grid = torch.rand(1, 3 * rank, *(rank - 1) * [1], rank) * 1.8 - 0.9
+    for k in range(rank):
+        grid.view(-1, rank)[3 * k : 3 * k + 3, k] = odd
+    for given in [(n, padding, corners) for n in (0, 1) for padding in (0, 1, 2) for corners in (False, True)]:
+        torch.testing.assert_close(table[op](x, grid, *given), op(x, grid, *given), equal_nan=True, msg=str(given))
