@@ -184,7 +184,7 @@ def first_difference(program: Program, compiled: Function, device: str) -> Diffe
             except Exception as error:  # of whatever part of torch or of the compiler
                 refuse(error)
                 return Difference("exception", f"{where}{type(error).__name__}: {_first_line(error)}")
-            promised = partial(inputs.promised_strides, eager, runs.copied(given, device), dynamic=program.dynamic)
+            promised = partial(inputs.promised, eager, runs.copied(given, device), dynamic=program.dynamic)
             if wrong := compared(made, want, right, promised):
                 return Difference(wrong.kind, where + wrong.message)
             kept.append((made, Run(tuple(x.clone() for x in made.outputs), ())))
@@ -195,10 +195,10 @@ def first_difference(program: Program, compiled: Function, device: str) -> Diffe
 
 
 def compared(
-    made: Run, want: Run, right: Run, promised: Callable[[], list[list[int]] | None] = lambda: None
+    made: Run, want: Run, right: Run, promised: Callable[[], list[inputs.Place] | None] = lambda: None
 ) -> Difference | None:
-    """The first difference between a call's results and eager's; `promised` are the strides of torch's trace, which
-    results may have as well."""
+    """The first difference between a call's results and eager's; `promised` are strides and offsets of torch's
+    trace, which results may have as well."""
     for name, a, b, c in _pairs(made, want, right):
         if (a is None) != (b is None):
             return Difference("gradient", f"{name} is {'None' if a is None else 'a tensor'}, in eager not so")
@@ -211,11 +211,15 @@ def compared(
         if wrong := far(a, b, c):
             return Difference("value", f"{name}: {wrong}")
     for k, (a, b) in enumerate(zip(made.outputs, want.outputs, strict=True)):
-        if (steps := inputs.strides(a)) != inputs.strides(b) and ((traced := promised()) is None or steps != traced[k]):
+        steps, offset = inputs.strides(a), a.storage_offset() if a.numel() else b.storage_offset()
+        if (steps, offset) == (inputs.strides(b), b.storage_offset()):
+            continue
+        if (traced := promised()) is not None and (steps, offset) == traced[k]:
+            continue
+        if steps != inputs.strides(b) and (traced is None or steps != traced[k][0]):
             return Difference("stride", f"result {k} has strides {list(a.stride())}, in eager {list(b.stride())}")
-        if a.numel() and a.storage_offset() != b.storage_offset():
-            said = f"result {k} has offset {a.storage_offset()}, in eager {b.storage_offset()}"
-            return Difference("offset", said)
+        if offset != b.storage_offset():
+            return Difference("offset", f"result {k} has offset {a.storage_offset()}, in eager {b.storage_offset()}")
     if (ours := _aliases(made)) != (theirs := _aliases(want)):
         return Difference("alias", f"what shares storage differs: {ours}, in eager {theirs}")
     return None

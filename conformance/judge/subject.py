@@ -87,8 +87,8 @@ class Subject:
     @functools.cached_property
     def promised_strides(self) -> list[list[int]] | None:
         """The `strides` of each result as torch traces the program; None where it cannot."""
-        found = inputs.promised_strides(self.function, self.arguments, dynamic=self.case.dynamic is not None)
-        return found and [steps for n, steps in enumerate(found) if n not in self.captured.literals]
+        found = inputs.promised(self.function, self.arguments, dynamic=self.case.dynamic is not None)
+        return None if found is None else [at[0] for n, at in enumerate(found) if n not in self.captured.literals]
 
 
 def prepare(case: Case, seed: int, *, blank: bool = False) -> Subject:

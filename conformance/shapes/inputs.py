@@ -232,13 +232,16 @@ def strides(x: Tensor) -> list[int]:
     return [int(step) for step, n in zip(x.stride(), x.shape, strict=True) if n > 1] if x.numel() else []
 
 
-def promised_strides(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False) -> list[list[int]] | None:
-    """`strides` of each tensor of the result as torch traces it; None for what has no trace, since it depends on data.
+Place = tuple[list[int], int]  # strides and offset
+
+
+def promised(function: Function, tensors: Sequence[Tensor], *, dynamic: bool = False) -> list[Place] | None:
+    """`strides` and offset of each tensor of the result as torch traces it; None for what has no trace, as data decide.
 
     A result may lie so or as eager's does.
     """
     try:
         leaves = pytree.tree_leaves(traced(function, list(map(clone_storage, tensors)), dynamic=dynamic))
-        return [strides(y) if isinstance(y, Tensor) else [] for y in leaves]
+        return [(strides(y), int(y.storage_offset())) if isinstance(y, Tensor) else ([], 0) for y in leaves]
     except Exception:  # of whatever part of torch
         return None

@@ -216,7 +216,7 @@ def difference_of(backend: str, program: Program, seed: int) -> str:
         if want.raised and program.text not in tables()["errors"]:
             return ""
         made = outcome(compiled, given, mode)
-        promised = functools.partial(inputs.promised_strides, eager, given, dynamic=mode == "dynamic")
+        promised = functools.partial(inputs.promised, eager, given, dynamic=mode == "dynamic")
         if wrong := compared(made, want, promised, lambda given=given: _right(program, eager, given)):  # type: ignore[misc]
             return wrong
     return ""
@@ -228,7 +228,7 @@ def _right(program: Program, eager: Callable[..., Any], given: Sequence[Tensor])
 
 
 def compared(
-    made: Outcome, want: Outcome, promised: Callable[[], list[list[int]] | None], right: Callable[[], Outcome]
+    made: Outcome, want: Outcome, promised: Callable[[], list[inputs.Place] | None], right: Callable[[], Outcome]
 ) -> str:
     """The first difference; `right` is what f64 says, where ours and eager's are not close, and `promised` are the
     strides of results that torch's trace has, where ours are not eager's."""
@@ -249,7 +249,7 @@ def compared(
                 return f"{where} is {_told(a)}, eager's {_told(b)}"
             if (steps := inputs.strides(a)) != inputs.strides(b):
                 traced = promised() if part == "leaves" else None
-                if traced is None or steps != traced[n]:
+                if traced is None or steps != traced[n][0]:
                     return f"{where} has strides {a.stride()}, eager's {b.stride()}"
             if wrong := _values(a.detach(), b.detach(), lambda part=part, n=n: getattr(right(), part)[n]):  # type: ignore[misc]
                 return f"{where}: {wrong}"

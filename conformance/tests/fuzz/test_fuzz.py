@@ -191,7 +191,7 @@ def test_results_may_lie_as_torch_traces_them_but_no_other_way(
 
     monkeypatch.setattr(check, "fresh_compiled", backend)
     assert check.difference(made, "cpu") is None
-    monkeypatch.setattr(inputs, "promised_strides", lambda *given, **how: None)
+    monkeypatch.setattr(inputs, "promised", lambda *given, **how: None)
     found = check.difference(made, "cpu")
     assert found is not None and found.kind == "stride", found
 
