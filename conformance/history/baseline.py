@@ -14,12 +14,12 @@ import json
 import os
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import compiler
 from conformance import rows
 from conformance.bench import emitted
 from conformance.bench.emitted import Stored
@@ -112,8 +112,11 @@ def save(
     verdicts = {named(row): row.verdict for row in cases}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        compiler.sweep_folders(folder.parent)
+        own, lock = compiler.locked_folder(folder.parent)
         try:
+            made = own / folder.name
+            made.mkdir()
             if (folder / INDEX).is_file():
                 shutil.copytree(folder, made, dirs_exist_ok=True)
                 verdicts = json.loads(_read(folder / INDEX))["cases"] | verdicts
@@ -124,15 +127,16 @@ def save(
                     _store(made, row, headers[kind_of(row.target)])
             (made / INDEX).write_text(_json({"schema": SCHEMA, **facts, "cases": verdicts}), encoding="utf-8")
             _drop_unused(made)
-            made.chmod(0o755)
             os.sync()
             before = _before(folder)
             if folder.exists():
+                shutil.rmtree(before, ignore_errors=True)  # what a run that was killed had not wholly removed
                 os.replace(folder, before)
             os.replace(made, folder)
             shutil.rmtree(before, ignore_errors=True)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(own, ignore_errors=True)
+            os.close(lock)
     except OSError as error:
         raise BaselineError(f"cannot write the baseline {folder}: {error.strerror}; what stood there stands") from None
     return len(list((folder / "kernels").glob("*.json")))

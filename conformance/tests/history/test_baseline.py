@@ -76,6 +76,15 @@ def test_a_run_killed_while_storing_leaves_a_whole_baseline(tmp_path: Path, monk
         assert [path.name for path in tmp_path.iterdir()] == ["main"]
 
 
+def test_what_a_run_was_killed_while_removing_is_in_nobodys_way(tmp_path: Path) -> None:
+    stored(tmp_path, bench())
+    for left in (".main.before/kernels", "mlcomp-made/main"):
+        (tmp_path / left).mkdir(parents=True)
+    (tmp_path / "mlcomp-made/.lock").touch()
+    assert baseline.save(tmp_path / "main", (), (bench("mul[N4.f32]"),), FACTS, HEADERS) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["main"]
+
+
 def test_what_is_no_baseline_is_refused_with_those_that_are(tmp_path: Path) -> None:
     stored(tmp_path, bench())
     with pytest.raises(BaselineError, match=r"nothing-here is no baseline .*; there are main, no folder of one, and: "):

@@ -41,7 +41,7 @@ def test_nothing_is_half_written(tmp_path: Path) -> None:
         command = [sys.executable, "-c", WRITES, str(tmp_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
             assert writer.stdout is not None
-            writer.stdout.readline()
+            assert writer.stdout.readline(), "what was killed keeps the next one from writing"
             time.sleep(draw.uniform(0, 0.05))
             writer.kill()
         journal.read(tmp_path / "history.jsonl")
