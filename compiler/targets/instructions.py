@@ -25,13 +25,14 @@ class _Types(NamedTuple):
     opcode: str
 
 
-# Shapes are (m, n, k).
+# Shapes are (m, n, k). For sm_90 ptxas makes conversions and an HMMA of an mma.sync of 8-bit floats.
 _MMA = {
     _Types("bf16", "bf16", "f32", 0, "mma.sync", "HMMA"): ((16, 8, 8), (16, 8, 16)),
     _Types("f16", "f16", "f32", 0, "mma.sync", "HMMA"): ((16, 8, 8), (16, 8, 16)),
     _Types("tf32", "f32", "f32", 10, "tf32", "HMMA"): ((16, 8, 4), (16, 8, 8)),
     _Types("i8", "i8", "i32", 0, "mma.sync", "IMMA"): ((16, 8, 16), (16, 8, 32)),
-    _Types("f8e4m3", "f8e4m3", "f32", 0, "mma.f8", "QMMA"): ((16, 8, 32),),
+    _Types("f8e4m3", "f8e4m3", "f32", 0, "mma.f8", "QMMA HMMA"): ((16, 8, 32),),
+    _Types("f8e5m2", "f8e5m2", "f32", 0, "mma.f8", "QMMA HMMA"): ((16, 8, 32),),
     _Types("f64", "f64", "f64", 0, "mma.f64", "DMMA"): ((8, 8, 4),),
     _Types("f64", "f64", "f64", 0, "mma.f64.wide", "DMMA"): ((16, 8, 4), (16, 8, 8), (16, 8, 16)),
 }
@@ -44,10 +45,11 @@ _WGMMA = {
     _Types("tf32", "f32", "f32", 10, "wgmma", "HGMMA"): _WIDE_N,
     _Types("i8", "i8", "i32", 0, "wgmma", "IGMMA"): _INTEGER_N,
     _Types("f8e4m3", "f8e4m3", "f32", 0, "wgmma", "QGMMA"): _WIDE_N,
+    _Types("f8e5m2", "f8e5m2", "f32", 0, "wgmma", "QGMMA"): _WIDE_N,
 }
-_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "f8e4m3": 1, "f64": 8}
+_BYTES = {"bf16": 2, "f16": 2, "f32": 4, "i8": 1, "f8e4m3": 1, "f8e5m2": 1, "f64": 8}
 # Products are added to 13 bits of the largest, as an H100 does (DeepSeek-V3 Technical Report, section 3.3.2).
-COARSE = ("f8e4m3",)
+COARSE = ("f8e4m3", "f8e5m2")
 # Fragments are loaded to match: ldmatrix transposes what is 16 bits wide.
 _PLAIN = (("mk", "kn"), ("mk", "nk"), ("km", "kn"), ("km", "nk"))
 

@@ -37,12 +37,13 @@ _REGISTERS = 65536
 _RATES = {
     80: {"mma.bf16": 1024, "mma.f16": 1024, "mma.tf32": 512, "mma.f64": 64, "fma.f32": 64, "fma.f64": 32},
     86: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f64": 2, "fma.f32": 128, "fma.f64": 2},
-    89: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f8e4m3": 1024, "mma.f64": 2, "fma.f32": 128,
-         "fma.f64": 2},
-    90: {"wgmma.bf16": 2048, "wgmma.f16": 2048, "wgmma.tf32": 1024, "wgmma.f8e4m3": 4096, "mma.bf16": 1280,
-         "mma.f16": 1280, "mma.tf32": 640, "mma.f8e4m3": 2560, "mma.f64": 128, "fma.f32": 128, "fma.f64": 64},
-    120: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f8e4m3": 1024, "mma.f64": 2, "fma.f32": 128,
-          "fma.f64": 2},
+    89: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f8e4m3": 1024, "mma.f8e5m2": 1024,
+         "mma.f64": 2, "fma.f32": 128, "fma.f64": 2},
+    90: {"wgmma.bf16": 2048, "wgmma.f16": 2048, "wgmma.tf32": 1024, "wgmma.f8e4m3": 4096,
+         "wgmma.f8e5m2": 4096, "mma.bf16": 1280, "mma.f16": 1280, "mma.tf32": 640, "mma.f8e4m3": 1280,
+         "mma.f8e5m2": 1280, "mma.f64": 128, "fma.f32": 128, "fma.f64": 64},
+    120: {"mma.bf16": 512, "mma.f16": 512, "mma.tf32": 256, "mma.f8e4m3": 1024, "mma.f8e5m2": 1024,
+          "mma.f64": 2, "fma.f32": 128, "fma.f64": 2},
 }  # fmt: skip
 
 

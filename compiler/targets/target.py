@@ -16,8 +16,8 @@ class Instruction(Node):
     what they hold in registers is laid out as `acc_layout` (m, n), `a_layout` (m, k) and `b_layout` (k, n) say.
 
     Of the fractions of `a` and `b` the leading `fraction` bits count and the others are cut off; 0: all count.
-    `opcode` is the machine instruction that must be found in what is assembled. With `coarse` sums keep fewer bits than
-    `acc_type` has, so that long ones are promoted in parts.
+    `opcode` is the machine instruction, or several of which one, that must be found in what is assembled. With `coarse`
+    sums keep fewer bits than `acc_type` has, so that long ones are promoted in parts.
     """
 
     name: str

@@ -188,7 +188,8 @@ def _assembled(name: str, opcode: str, target: Target, together: Together,
         if found is None:
             raise NotRun("there is no disassembler to look for machine instructions: pip install nvidia-cuda-cuobjdump")
         for kernel in mine:
-            assert sass.total(found[kernel], opcode), f"{kernel} on {target.name} has no {opcode}"
+            held = any(sass.total(found[kernel], word) for word in opcode.split())
+            assert held, f"{kernel} on {target.name} has no {opcode}"
 
 
 @functools.lru_cache(maxsize=8)

@@ -16,7 +16,7 @@ from compiler.runtime.launches import Buffer, Launch, LaunchPlan
 HEADERS = Path(__file__).resolve().parents[2] / "render" / "cuda"
 TYPES = {
     "bf16": "mlc_bf16", "f16": "mlc_f16", "f32": "float", "f64": "double", "i8": "signed char", "i32": "int",
-    "i64": "long", "u8": "unsigned char", "i16": "short", "f8e4m3": "mlc_f8e4m3",
+    "i64": "long", "u8": "unsigned char", "i16": "short", "f8e4m3": "mlc_f8e4m3", "f8e5m2": "mlc_f8e5m2",
 }  # fmt: skip
 
 

@@ -23,7 +23,14 @@ from compiler.targets.target import Instruction
 Body = list[k.Stmt]
 
 ROW = 16  # bytes of a row of an operand that is not swizzled
-_TYPES = {"bf16": "mlc_bf16", "f16": "mlc_f16", "f32": "float", "i8": "signed char", "f8e4m3": "mlc_f8e4m3"}
+_TYPES = {
+    "bf16": "mlc_bf16",
+    "f16": "mlc_f16",
+    "f32": "float",
+    "i8": "signed char",
+    "f8e4m3": "mlc_f8e4m3",
+    "f8e5m2": "mlc_f8e5m2",
+}
 
 
 def multiply(state: Emission, s: tile.Mma, row: Instruction, scope: Scope) -> Body:

@@ -15,6 +15,9 @@ MLC_DEVICE float element(mlc_f16 x) {
 MLC_DEVICE float element(mlc_f8e4m3 x) {
     return mlc_from_f8e4m3(x.bits);
 }
+MLC_DEVICE float element(mlc_f8e5m2 x) {
+    return mlc_from_f8e5m2(x.bits);
+}
 // As tf32: the last 13 bits of the fraction are not read.
 MLC_DEVICE float element(float x) {
     return mlc_from_bits(mlc_to_bits(x) & 0xffffe000u);

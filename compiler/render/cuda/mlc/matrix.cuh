@@ -148,8 +148,8 @@ MLC_DEVICE void mlc_stmatrix_transposed(void* row, const T* fragment MLC_LINE_OF
                  : MLC_MMA_ACC(d)                                                                                   \
                  : "r"((a)[0]), "r"((a)[1]), "r"((b)[0]))
 
-// acc += a . b; T is the element type of a and b: mlc_bf16, mlc_f16, mlc_f8e4m3, float (read as tf32; acc float),
-// signed char (acc int). M is 16, N is 8.
+// acc += a . b; T is the element type of a and b: mlc_bf16, mlc_f16, mlc_f8e4m3, mlc_f8e5m2, float (read as tf32;
+// acc float), signed char (acc int). M is 16, N is 8.
 template <int M, int N, int K, typename T>
 MLC_DEVICE void mlc_mma_sync(float* acc, const T* a, const T* b) {
     static_assert(M == 16 && N == 8 && (K == 32 / sizeof(T) || K == 16 / sizeof(T)), "no such mma.sync");
@@ -167,6 +167,8 @@ MLC_DEVICE void mlc_mma_sync(float* acc, const T* a, const T* b) {
         MLC_MMA_2_1("f32.f16.f16.f32", "m16n8k8", acc, left, right);
     else if constexpr (mlc_same<T, mlc_f8e4m3>)
         MLC_MMA_4_2("f32.e4m3.e4m3.f32", "m16n8k32", acc, left, right);
+    else if constexpr (mlc_same<T, mlc_f8e5m2>)
+        MLC_MMA_4_2("f32.e5m2.e5m2.f32", "m16n8k32", acc, left, right);
     else if constexpr (K == 8)
         MLC_MMA_4_2("f32.tf32.tf32.f32", "m16n8k8", acc, left, right);
     else

@@ -93,16 +93,20 @@ struct mlc_wgmma_instruction;
     MLC_WGMMA_ALONG_K(signed char, int, MLC_INTS, "k32.s32.s8.s8", "", n, p0, p1, p2, p3, p4, p5)
 #define MLC_F8E4M3(n, p0, p1, p2, p3, p4, p5, p6) \
     MLC_WGMMA_ALONG_K(mlc_f8e4m3, float, MLC_FLOATS, "k32.f32.e4m3.e4m3", ", 1, 1", n, p0, p1, p2, p3, p4, p5)
+#define MLC_F8E5M2(n, p0, p1, p2, p3, p4, p5, p6) \
+    MLC_WGMMA_ALONG_K(mlc_f8e5m2, float, MLC_FLOATS, "k32.f32.e5m2.e5m2", ", 1, 1", n, p0, p1, p2, p3, p4, p5)
 MLC_WGMMA_SHAPES(MLC_BF16)
 MLC_WGMMA_SHAPES(MLC_F16)
 MLC_WGMMA_SHAPES(MLC_TF32)
 MLC_WGMMA_SHAPES(MLC_I8)
 MLC_WGMMA_SHAPES(MLC_F8E4M3)
+MLC_WGMMA_SHAPES(MLC_F8E5M2)
 #undef MLC_BF16
 #undef MLC_F16
 #undef MLC_TF32
 #undef MLC_I8
 #undef MLC_F8E4M3
+#undef MLC_F8E5M2
 #undef MLC_WGMMA_TRANSPOSING
 #undef MLC_WGMMA_ALONG_K
 #undef MLC_PREDICATE
