@@ -70,9 +70,8 @@ from compiler.schedule.steps import (
     Writeback,
 )
 
-REMEMBERED = (
-    256  # steps: those of a planner are applied as it completes a schedule, and again where that is carried out
-)
+# Steps of a whole model: those of a planner are applied as it completes schedules, and again where these are carried out.
+REMEMBERED = 4096
 Change = Callable[[tile.For], tuple[Stmt, ...]]
 # Steps that need to know nothing but the kernel.
 _OF_KERNEL: dict[type[Step], Callable[[Kernel, Any], Kernel]] = {
