@@ -70,7 +70,7 @@ from compiler.schedule.steps import (
     Writeback,
 )
 
-# Steps of a whole model: those of a planner are applied as it completes schedules, and again where these are carried out.
+# Steps of a whole model: a planner applies them as it completes schedules, and carrying these out applies them again.
 REMEMBERED = 4096
 Change = Callable[[tile.For], tuple[Stmt, ...]]
 # Steps that need to know nothing but the kernel.
