@@ -7,6 +7,7 @@ is raced, with `--mlcomp-baseline`.
 
 import argparse
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,22 +34,32 @@ class Run:
     kernels: Rows
 
 
-def read(path: Path) -> Run:
-    """The run of a file, or of the folder of a report; raises ValueError where there is none."""
-    file = path / RUN if path.is_dir() else path
+def read(name: str) -> Run:
+    """The run of a file, or of the folder of a report, also as git names one; raises ValueError if there is none."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(_text(name))
         kernels = [kernel for gate in data.get("gate") or () for kernel in gate["kernels"]]
         return Run(
-            str(path), data["env"],
+            name, data["env"],
             {f"{row['file']}::{row['id']} on {row['target']}": row for row in data["cases"]},
             {f"{row['suite']}::{row['id']} on {row['target']}": row for row in data["benches"]},
             {f"{row['case']} {row['name']} for {row['arch']}": row for row in kernels},
         )  # fmt: skip
     except OSError as error:
-        raise ValueError(f"{file} cannot be read: {error.strerror}") from error
+        raise ValueError(f"{name} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{file} is no {RUN} of a report ({type(error).__name__}: {error})") from error
+        raise ValueError(f"{name} is no {RUN} of a report ({type(error).__name__}: {error})") from error
+
+
+def _text(name: str) -> str:
+    path = Path(name)
+    if path.exists() or ":" not in name:
+        return (path / RUN if path.is_dir() else path).read_text(encoding="utf-8")
+    blob = name if name.endswith(".json") else f"{name.rstrip('/')}/{RUN}"
+    done = subprocess.run(["git", "cat-file", "blob", blob], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise FileNotFoundError(done.stderr.strip())
+    return done.stdout
 
 
 def compare(a: Run, b: Run) -> tuple[str, bool]:
@@ -140,11 +151,11 @@ def _table(headers: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
 def main(words: Sequence[str]) -> int:
     """0 where nothing got worse, 1 where something did, 2 where there is nothing to compare."""
     parser = argparse.ArgumentParser(prog="mlcomp compare", description="What changed between the reports of runs.")
-    parser.add_argument("first", type=Path, metavar="A", help="a folder of reports, or its run.json")
-    parser.add_argument("others", type=Path, nargs="+", metavar="B", help="others, each compared with the first")
+    parser.add_argument("first", metavar="A", help="a folder of reports, or its run.json; of a revision REV:FOLDER")
+    parser.add_argument("others", nargs="+", metavar="B", help="others, each compared with the first")
     given = parser.parse_args(words)
     try:
-        runs = [read(path) for path in (given.first, *given.others)]
+        runs = [read(name) for name in (given.first, *given.others)]
     except ValueError as error:
         print(f"mlcomp: {error}", file=sys.stderr)
         return 2

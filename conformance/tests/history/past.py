@@ -55,18 +55,19 @@ def repository(folder: Path, commits: Sequence[Commit], shapes: str = SHAPES) ->
     (folder / "mine.toml").write_text(shapes)
     git(folder, "init", "-q", "-b", "main")
     before = {path: (folder / path).read_text() for path, *_ in commits}
-    _commit(folder, 0, "the compiler as it is")
+    commit(folder, 0, "the compiler as it is")
     for number, (path, lines, *old) in enumerate(commits, 1):
         text = (folder / path).read_text()
         if old:
             assert text.count(old[0]) == 1, f"{path} has {text.count(old[0])} times: {old[0]}"
         made = text.replace(old[0], lines) if old else f"{text}\n\n{lines}" if lines else before[path]
         (folder / path).write_text(made)
-        _commit(folder, number, f"change {number}")
+        commit(folder, number, f"change {number}")
     return folder
 
 
-def _commit(folder: Path, number: int, says: str) -> None:
+def commit(folder: Path, number: int, says: str) -> None:
+    """Everything that is there now, as a commit with the tag of its number."""
     git(folder, "add", "-A")
     git(folder, "-c", "user.name=me", "-c", "user.email=me@here", "commit", "-q", "--allow-empty", "-m", says)
     git(folder, "tag", f"c{number}")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from conformance.history import compare
+from conformance.tests.history import past
 
 ENV = {"torch": "2.13", "commit": "a"}
 
@@ -54,7 +55,23 @@ def test_a_case_that_is_gone_is_worse_and_a_new_one_is_not(tmp_path: Path) -> No
     assert (compare.main([a, b]), compare.main([b, a])) == (0, 1)
 
 
+def test_a_report_of_a_revision_is_named_as_git_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    past.git(tmp_path, "init", "-q")
+    b = run(tmp_path, "b", verdict="fail")
+    run(tmp_path, "a")
+    past.commit(tmp_path, 0, "two reports")
+    (tmp_path / "a/run.json").unlink()
+    for name in ("c0:a", "HEAD:a/run.json"):
+        assert compare.main([name, b]) == 1
+        assert f"# {name} → {b}" in capsys.readouterr().out
+    assert compare.main(["c0:nothing", b]) == 2
+    assert "c0:nothing cannot be read: fatal: path 'nothing/run.json'" in capsys.readouterr().err
+
+
 def test_what_is_no_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "run.json").write_text("[]")
     assert compare.main([str(tmp_path), run(tmp_path, "b")]) == 2
-    assert "run.json is no run.json of a report" in capsys.readouterr().err
+    assert " is no run.json of a report" in capsys.readouterr().err
