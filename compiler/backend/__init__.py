@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch._dynamo.backends import registry
+from torch._functorch import config as functorch
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
@@ -133,16 +134,18 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
         return run
 
-    made: Callable[..., Any] = aot_module_simplified(
-        graph,
-        inputs,
-        fw_compiler=functools.partial(compile_part, saves=True),
-        bw_compiler=compile_part,
-        inference_compiler=compile_part,
-        keep_inference_input_mutations=True,
-        partition_fn=partition,
-        decompositions=frontend.decompositions(),
-    )
+    # Torch copies a gradient to where the result lies: several elements to one place where that result has them there.
+    with functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(graph)):
+        made: Callable[..., Any] = aot_module_simplified(
+            graph,
+            inputs,
+            fw_compiler=functools.partial(compile_part, saves=True),
+            bw_compiler=compile_part,
+            inference_compiler=compile_part,
+            keep_inference_input_mutations=True,
+            partition_fn=partition,
+            decompositions=frontend.decompositions(),
+        )
     return made
 
 

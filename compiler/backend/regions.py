@@ -57,6 +57,14 @@ def placeholders(graph: GraphModule) -> list[Node]:
     return [n for n in graph.graph.nodes if n.op == "placeholder"]
 
 
+def gives_overlapping(graph: GraphModule) -> bool:
+    """Whether a result of known sizes may have several elements at one place, as windows do."""
+    (output,) = [n for n in graph.graph.nodes if n.op == "output"]
+    found = [n.meta.get("example_value") for n in output.all_input_nodes]
+    strided = [x for x in found if isinstance(x, torch.Tensor) and x.layout == torch.strided]
+    return any(not x._has_symbolic_sizes_strides and torch._debug_has_internal_overlap(x) for x in strided)
+
+
 SYMBOLIC = torch.SymInt | torch.SymFloat | torch.SymBool
 
 

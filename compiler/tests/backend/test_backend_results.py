@@ -257,3 +257,14 @@ def test_names_within_a_kernel_are_not_those_of_what_it_reads() -> None:
     for run in (f, torch.compile(f, backend=mlcomp, options={"fallback": False})):
         found.append(torch.autograd.grad(torch.stack(run(x, weight, target)).sum(), [x, weight]))
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_of_results_that_have_elements_at_one_place() -> None:
+    def function(x: Tensor) -> tuple[Tensor, Tensor]:
+        twice = x + x
+        return twice.unfold(0, 4, 1), (x * 3).expand(2, -1)
+
+    x = torch.randn(9, requires_grad=True)
+    pushed = [torch.randn(6, 4), torch.randn(2, 9)]
+    found = [torch.autograd.grad(f(x), x, pushed) for f in (compiled(function), function)]
+    torch.testing.assert_close(*found)
