@@ -13,10 +13,11 @@ from typing import Any
 import torch
 
 from compiler.errors import CompilerError
-from compiler.frontend import restored
-from compiler.passes.quantize import MODES
+from compiler.frontend import restored, rounded
+from compiler.passes.quantize import OF_ACTIVATIONS
 
-*WEIGHTS, DYNAMIC = MODES
+# By how much of an integer roundings of f32 may move an activation before it is rounded to 8 bits.
+MOVED = 2.0**-13
 PHASES = ("prefill", "decode")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _ROUNDS, _WARM = 15, 3
@@ -155,11 +156,19 @@ def program(wanted: Wanted, device: str) -> tuple[Callable[..., Any], list[Any]]
 
 
 def compare(wanted: Wanted, device: str, backend: Callable[..., Any], bench: bool, quantize: str | None = None) -> Ran:
-    """A call of the model compiled, beside eager and f64; with `bench`, timed in turns with eager.
+    """A call of the model that is wanted, as `measured` has it."""
+    return measured(call(wanted, device), backend, device if bench else None, quantize)
 
-    A model that is quantized is beside one whose weights are what integers and scales stand for.
+
+def measured(
+    made: Called, backend: Callable[..., Any], timed_on: str | None = None, quantize: str | None = None
+) -> Ran:
+    """A call compiled, beside eager and f64; timed in turns with eager where a device is named.
+
+    A model that is quantized is beside one whose weights, and in some modes activations, are what numbers of 8 or 4
+    bits and scales stand for. An activation that is next to the middle of two of these may become either: so ours may
+    be off by what that changes in f64, too.
     """
-    made = call(wanted, device)
     model, run = made.model, made.run
 
     def results(m: Any) -> list[torch.Tensor]:
@@ -171,40 +180,50 @@ def compare(wanted: Wanted, device: str, backend: Callable[..., Any], bench: boo
         fast = torch.compile(model, backend=backend, options={"quantize": quantize} if quantize else None)
         beside, wide = (with_restored(x, model, quantize) for x in (model, copy.deepcopy(model).double()))
         eager, ours, exact = map(results, (beside, fast, wide))
+        moved = [
+            results(with_restored(copy.deepcopy(model).double(), model, quantize, away))
+            for away in (-MOVED, MOVED) if quantize in OF_ACTIVATIONS
+        ]  # fmt: skip
         runs = {"eager": lambda: run(model), "mlcomp": lambda: run(fast)}
-        times = _times(runs, device, made.ready) if bench else {}
+        times = _times(runs, timed_on, made.ready) if timed_on else {}
         before = results(copy.deepcopy(model).double()) if quantize else exact
-    worst = [_errors(*x, torch.finfo(_dtype(model)).eps) for x in zip(ours, eager, exact, strict=True)]
+    unit = torch.finfo(_dtype(model)).eps
+    worst = [_errors(o, (e, *m), x, unit) for o, e, x, *m in zip(ours, eager, exact, *moved, strict=True)]
     own, theirs, allowed = max(worst, key=lambda x: x[0] / x[2] if x[2] else x[0])
     changed = max(float((a - b).abs().max()) for a, b in zip(exact, before, strict=True)) if quantize else None
     return Ran(own, theirs, allowed, times, changed)
 
 
-def with_restored(model: torch.nn.Module, stored: torch.nn.Module, quantize: str | None) -> torch.nn.Module:
-    """A copy of a model of any floating type in which the weights of products are those of `stored`, quantized.
-
-    Raises CompilerError for a mode that makes integers of more than weights.
-    """
+def with_restored(
+    model: torch.nn.Module, stored: torch.nn.Module, quantize: str | None, away: float = 0.0
+) -> torch.nn.Module:
+    """A copy of a model of any floating type in which the weights of products are those of `stored`, quantized, and
+    activations are rounded as the mode has it, first moved `away` from 0."""
     if quantize is None:
         return model
-    if quantize == DYNAMIC:
-        raise CompilerError(
-            f"--quantize {quantize}: with --model only weights can be; they are by {', '.join(WEIGHTS)}"
-        )
     made = copy.deepcopy(model)
+    mode = quantize
+
+    def of_bytes(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        return (rounded(given[0], mode, away).to(given[0].dtype), *given[1:])
+
     for to, source in zip(made.modules(), stored.modules(), strict=True):
         across = type(source).__name__ == "Conv1D"  # of transformers: its weights are [depth, rows]
         if isinstance(source, torch.nn.Linear) or across:
             assert isinstance(to.weight, torch.nn.Parameter) and isinstance(source.weight, torch.nn.Parameter)
             wide = restored(source.weight, quantize, across)
             to.weight = torch.nn.Parameter(wide.to(to.weight.dtype), requires_grad=False)  # no longer an embedding's
+            if quantize in OF_ACTIVATIONS:
+                to.register_forward_pre_hook(of_bytes)
     return made
 
 
-def _errors(ours: torch.Tensor, eager: torch.Tensor, exact: torch.Tensor, unit: float) -> tuple[float, float, float]:
-    """How far ours and eager's are off at most, and how far ours may be."""
-    own, theirs = (float((x - exact).abs().max().nan_to_num(nan=float("inf"))) for x in (ours, eager))
-    return own, theirs, 4 * theirs + unit * float(exact.abs().max())
+def _errors(
+    ours: torch.Tensor, others: tuple[torch.Tensor, ...], exact: torch.Tensor, unit: float
+) -> tuple[float, float, float]:
+    """How far ours and eager's, the first of the others, are off at most, and how far ours may be."""
+    own, *theirs = (float((x - exact).abs().max().nan_to_num(nan=float("inf"))) for x in (ours, *others))
+    return own, theirs[0], 4 * max(theirs) + unit * float(exact.abs().max())
 
 
 def _times(runs: Mapping[str, Callable[[], object]], device: str, ready: Callable[[], None]) -> dict[str, float]:

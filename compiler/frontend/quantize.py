@@ -49,6 +49,20 @@ def integers(weight: torch.Tensor, how: Quantized) -> tuple[torch.Tensor, torch.
     return (low | high << 4).contiguous(), scales / 16
 
 
+def rounded(x: torch.Tensor, mode: str, away: float = 0.0) -> torch.Tensor:
+    """What activations are after quantizing, in f64: each row numbers of 8 bits times its scale; themselves in a mode
+    that quantizes weights alone. Numbers are moved `away` from 0, in units of the integers, before they are rounded."""
+    if mode not in rewriting.OF_ACTIVATIONS:
+        return x.double()
+    wide, most = x.double(), rewriting.MOST[rewriting.OF_ACTIVATIONS[mode]]
+    scales = (wide.abs().amax(-1, keepdim=True) / most).clamp_min(rewriting.LEAST)
+    apart = wide / scales
+    apart = apart + away * apart.sign()
+    if mode == "fp8":
+        return apart.float().to(torch.float8_e4m3fn).double() * scales
+    return apart.round().clamp(-most, most) * scales
+
+
 def restored(weight: torch.Tensor, mode: str, across: bool = False) -> torch.Tensor:
     """What a weight is after quantizing, in f64: integers times scales; as it was where it would be left alone."""
     rows, depth = reversed(weight.shape) if across else weight.shape

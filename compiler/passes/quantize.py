@@ -25,6 +25,7 @@ MODES = ("int8-weight-only", "int4-weight-only", "int8-dynamic", "fp8")
 GROUP = 128  # of int4 along the depth that share a scale, or the largest power of two that divides the depth
 CHUNK = 32  # neighbours in the depth that lie in 16 bytes: the first half of them in the low halves of these
 MOST = {"i8": 127.0, "f8e4m3": 448.0}  # the largest number of rows of activations
+OF_ACTIVATIONS = {"int8-dynamic": "i8", "fp8": "f8e4m3"}  # what modes make of rows of activations
 LEAST = 1e-30  # of a scale: a row of zeros has one too
 
 
@@ -168,7 +169,7 @@ class _Rewriter:
             args = (Ref(x), self.from_int4(w, own), *([Ref(bias)] if bias else []))
             self.calls.append(call.replace(op="aten.linear.default", args=args, kwargs=()))
             return
-        if self.mode in ("int8-dynamic", "fp8"):
+        if self.mode in OF_ACTIVATIONS:
             made = self.of_bytes(x, w, exact, kind.shape)
         else:
             wide = self.call("aten.to.dtype", (Ref(w.values), own), own, self.known[w.values].shape)

@@ -102,9 +102,10 @@ def gpt2() -> nn.Module:
     return Language(block, 16, positions=True, tied=True)
 
 
-def llama() -> nn.Module:
-    norms = nn.RMSNorm(16, eps=1e-5), nn.RMSNorm(16, eps=1e-5)
-    return Language(Block(Attention(16, 4, 2, True, True, False), Gated(16, 40), norms, True), 16, False, False)
+def llama(width: int = 16, hidden: int = 40) -> nn.Module:
+    norms = nn.RMSNorm(width, eps=1e-5), nn.RMSNorm(width, eps=1e-5)
+    block = Block(Attention(width, 4, 2, True, True, False), Gated(width, hidden), norms, True)
+    return Language(block, width, False, False)
 
 
 class Vision(nn.Module):

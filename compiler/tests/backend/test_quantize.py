@@ -8,7 +8,9 @@ import compiler
 from compiler import frontend
 from compiler.backend import mlcomp
 from compiler.errors import CompilerError
+from compiler.execution import models
 from compiler.passes.quantize import MODES
+from compiler.tests.backend.models import llama, tokens
 from compiler.tests.meaning import fresh_seed
 
 
@@ -33,6 +35,18 @@ def test_a_model_is_what_its_integers_are(mode: str, entry: str) -> None:
     torch.testing.assert_close(made.double(), exact, rtol=0, atol=near, msg=lambda text: f"{text}\nseed {seed}")
     bound = {"int4-weight-only": 0.3, "fp8": 0.1}.get(mode, 0.05)
     torch.testing.assert_close(made, model(x), rtol=0, atol=bound, msg=lambda text: f"{text}\nseed {seed}")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_decoders_logits_are_as_near_as_the_same_quantization_in_f64(mode: str) -> None:
+    """What ours differs from f64 of the same integers by comes on top of what quantizing itself changes."""
+    seed = fresh_seed()
+    torch.manual_seed(seed)
+    model, ids = llama(32, 64).eval().requires_grad_(False), tokens()
+    made = models.Called(model, lambda m: m(ids), lambda: None, lambda m: [])
+    ran = models.measured(made, mlcomp, quantize=mode)
+    assert ran.ours <= ran.allowed, (seed, ran)
+    assert ran.quantization, (seed, ran)
 
 
 def test_what_cannot_be_quantized_is_an_error() -> None:

@@ -12,6 +12,7 @@ import torch
 from compiler.cli import main
 from compiler.errors import CompilerError
 from compiler.execution import models
+from compiler.passes.quantize import MODES
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
@@ -41,7 +42,7 @@ def test_a_model_of_a_folder_is_compiled_and_compared(
 
 
 @needs_transformers
-@pytest.mark.parametrize("mode", models.WEIGHTS)
+@pytest.mark.parametrize("mode", MODES)
 def test_a_model_is_quantized_beside_what_its_integers_stand_for(
     folder: Path, mode: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
