@@ -173,7 +173,7 @@ template <class From> static inline bool to_bool(From x) { return x != 0; }
 static i64 *violation;
 template <class T> static inline T op_require(bool holds, T x) {
     if (!holds) violation[6] = 1;
-    return holds ? x : (T)0;
+    return holds ? x : T{};
 }
 static inline i64 within(i64 index, i64 extent, i64 kernel, i64 buffer, i64 dimension, i64 store) {
     if (index >= 0 && index < extent) return index;
