@@ -31,7 +31,12 @@ def library(name: str = "onnx") -> Any:
 DTYPES = {
     "FLOAT": torch.float32, "DOUBLE": torch.float64, "FLOAT16": torch.float16, "BFLOAT16": torch.bfloat16,
     "INT64": torch.int64, "INT32": torch.int32, "INT16": torch.int16, "INT8": torch.int8, "UINT8": torch.uint8,
-    "BOOL": torch.bool,
+    "BOOL": torch.bool, "FLOAT8E4M3FN": torch.float8_e4m3fn, "FLOAT8E5M2": torch.float8_e5m2,
+}  # fmt: skip
+# What NumPy has from the package ml_dtypes, by its name there, and integers of the same size.
+FOREIGN = {
+    "bfloat16": (torch.bfloat16, torch.int16), "float8_e4m3fn": (torch.float8_e4m3fn, torch.uint8),
+    "float8_e5m2": (torch.float8_e5m2, torch.uint8),
 }  # fmt: skip
 
 
@@ -71,22 +76,24 @@ def number(kind: torch.dtype) -> int:
 
 def tensor(proto: Any, folder: str = "") -> torch.Tensor:
     """The value of a TensorProto."""
-    kind = dtype(proto.data_type)
-    return from_numpy(library("onnx.numpy_helper").to_array(proto, folder), kind)
+    dtype(proto.data_type)  # refuses what it does not know
+    return from_numpy(library("onnx.numpy_helper").to_array(proto, folder))
 
 
-def from_numpy(array: Any, kind: torch.dtype | None = None) -> torch.Tensor:
-    """An array as a tensor of its own; NumPy's bf16 is a type of the package ml_dtypes."""
+def from_numpy(array: Any) -> torch.Tensor:
+    """An array as a tensor of its own."""
     array = library("numpy").array(array, order="C", copy=True)
-    if kind is torch.bfloat16 or array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.view("int16")).view(torch.bfloat16)
+    if array.dtype.name in FOREIGN:
+        kind, bits = FOREIGN[array.dtype.name]
+        return torch.from_numpy(array.view(str(bits).removeprefix("torch."))).view(kind)
     return torch.from_numpy(array)
 
 
 def to_numpy(value: torch.Tensor) -> Any:
     """A tensor as the array that onnx's own evaluator takes and gives."""
-    if value.dtype is torch.bfloat16:
-        return value.contiguous().view(torch.int16).numpy().view(library("ml_dtypes").bfloat16)
+    for name, (kind, bits) in FOREIGN.items():
+        if value.dtype is kind:
+            return value.contiguous().view(bits).numpy().view(getattr(library("ml_dtypes"), name))
     return value.numpy()
 
 

@@ -27,6 +27,7 @@ from conformance.judge.ladder import threads
 
 Arrays = Sequence[Any]
 NARROW = ("float32", "float16", "bfloat16")
+FOREIGN = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn, "float8_e5m2": torch.float8_e5m2}
 
 
 def check(name: str, kind: str, options: Mapping[str, Any], tell: Callable[[str], None]) -> rows.OpInfo:
@@ -106,10 +107,10 @@ def _exact(case: Any, inputs: Arrays) -> Arrays:
 
 
 def _tensor(array: Any) -> Tensor:
-    """The tensor of an array; NumPy has no bf16 of its own."""
+    """The tensor of an array; some types NumPy has not of its own."""
     array = np.asarray(array)
-    if array.dtype.name == "bfloat16":
-        return torch.from_numpy(array.astype(np.float32)).bfloat16()
+    if array.dtype.name in FOREIGN:
+        return torch.from_numpy(array.astype(np.float32)).to(FOREIGN[array.dtype.name])
     return torch.from_numpy(array.copy())
 
 
@@ -117,7 +118,7 @@ def _like(made: Any, wanted: Any) -> Any:
     """A result as the test has it: a sequence is a list."""
     if isinstance(made, list):
         return [_like(x, w) for x, w in zip(made, wanted, strict=True)]
-    if made.dtype is torch.bfloat16 and np.asarray(wanted).dtype.name == "bfloat16":
+    if made.dtype is FOREIGN.get(np.asarray(wanted).dtype.name):
         return made.float().numpy().astype(wanted.dtype)
     return made.numpy()
 

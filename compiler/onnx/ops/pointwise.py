@@ -12,6 +12,21 @@ from torch import Tensor
 from compiler.onnx import model as models
 from compiler.onnx.ops.row import Row, plain, row
 
+EIGHTHS = (torch.float8_e4m3fn, torch.float8_e5m2)
+
+
+def cast(x: Tensor, kind: torch.dtype, saturate: int = 1) -> Tensor:
+    """The element type changed. What 8 bits have no room for becomes their greatest number or, where nothing
+    saturates, what IEEE 754 makes of it, which in e4m3, without infinities, is NaN."""
+    if kind in EIGHTHS and x.dtype not in EIGHTHS:
+        x = x if x.is_floating_point() else x.float()
+        most = torch.finfo(kind).max
+        if saturate:
+            x = x.clamp(-most, most)
+        elif kind is EIGHTHS[0]:
+            x = torch.where(x.abs() > most + 16, torch.nan, x)  # half the distance to the number that would be next
+    return x.to(kind)
+
 
 def _div(a: Tensor, b: Tensor) -> Tensor:
     """Of integers the quotient towards zero, as C has it."""
@@ -66,8 +81,8 @@ ROWS: dict[str, Row] = plain({
     "Xor": torch.logical_xor,
 }) | {
     "BitShift": row(lambda a, b, *, direction: a << b if direction == "LEFT" else a >> b),
-    "Cast": row(lambda x, *, to, saturate=1, round_mode="up": x.to(models.dtype(to))),
-    "CastLike": row(lambda x, like, *, saturate=1, round_mode="up": x.to(like.dtype)),
+    "Cast": row(lambda x, *, to, saturate=1, round_mode="up": cast(x, models.dtype(to), saturate)),
+    "CastLike": row(lambda x, like, *, saturate=1, round_mode="up": cast(x, like.dtype, saturate)),
     "Celu": row(lambda x, *, alpha: F.celu(x, alpha)), "Clip": row(_clip),
     "Elu": row(lambda x, *, alpha: F.elu(x, alpha)),
     "Gelu": row(lambda x, *, approximate: F.gelu(x, approximate=approximate)),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from compiler.onnx import model as models
+from compiler.onnx.ops.pointwise import EIGHTHS, cast
 from compiler.onnx.ops.row import Row, axis_of, row
 from compiler.onnx.ops.window import conv
 
@@ -38,11 +39,14 @@ def _quantize(
     saturate: int = 1,
 ) -> Tensor:  # fmt: skip
     kind = zero.dtype if zero is not None else models.dtype(output_dtype) if output_dtype else torch.uint8
+    wide = x if x.is_floating_point() else x.float()
+    by, around = _along(scale, x, axis, block_size), _along(zero, x, axis, block_size)
+    assert by is not None
+    if kind in EIGHTHS:
+        apart = wide / by.to(wide.dtype)
+        return cast(apart if around is None else apart + around.to(wide.dtype), kind, saturate)
     if not kind.is_floating_point:
-        wide = x if x.is_floating_point() else x.float()
-        by = _along(scale, x, axis, block_size)
-        assert by is not None
-        return _stored(wide / by.to(wide.dtype), _along(zero, x, axis, block_size), kind)
+        return _stored(wide / by.to(wide.dtype), around, kind)
     raise TypeError(f"{kind} is no integer")
 
 
@@ -51,7 +55,8 @@ def _dequantize(
 ) -> Tensor:
     by, around = _along(scale, x, axis, block_size), _along(zero, x, axis, block_size)
     assert by is not None
-    made = (x.to(torch.int32) if around is None else x.to(torch.int32) - around.to(torch.int32)).to(scale.dtype) * by
+    exact = scale.dtype if x.is_floating_point() else torch.int32
+    made = (x.to(exact) if around is None else x.to(exact) - around.to(exact)).to(scale.dtype) * by
     return made.to(models.dtype(output_dtype)) if output_dtype else made
 
 
