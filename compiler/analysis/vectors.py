@@ -14,6 +14,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
 
 NARROWEST = 4  # lanes below which vectors do not pay
+MARKS = ("ahead", "past", "rolled")  # ways to write a loop over vectors, of which it has one
 
 
 def fitting_width(width: int, extent: Expr) -> int:
@@ -23,26 +24,37 @@ def fitting_width(width: int, extent: Expr) -> int:
     return width if width >= NARROWEST else 1
 
 
-def fitting_unroll(extent: Expr, width: int, most: int) -> int:
-    """How many vectors to take at a time: `most`, or one less where two turns of that leave none over.
+def fitting_unroll(extent: Expr, width: int, unroll: int) -> int:
+    """How many vectors to take at a time: as many, or one where the loop has not so many."""
+    return 1 if isinstance(extent, Const) and unroll * width > int(extent.value) else unroll
+
+
+def even_unroll(extent: Expr, width: int, most: int) -> int:
+    """How many vectors of a sum to take at a time: `most`, or one less where two turns of that leave none over.
 
     What is left over is code of its own, here as much as a turn, and goes through one accumulator vector by vector.
     """
     fewer = most - 1
-    return fewer if fewer > 1 and isinstance(extent, Const) and int(extent.value) // width == 2 * fewer else most
+    even = fewer > 1 and isinstance(extent, Const) and int(extent.value) // width == 2 * fewer
+    return fewer if even else most
 
 
 def vector_problem(f: tile.For, extent: Expr, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> str:
     """Why a loop of this extent cannot run by the vectors that it is bound to; empty when it can."""
     given = dict(f.bind.args)
-    width = given.get("width", 1)
-    fits = fitting_width(width, extent)
+    width, unroll = given.get("width", 1), given.get("unroll", 1)
+    fits, marks = fitting_width(width, extent), [f"{m}=1" for m in MARKS if given.get(m)]
     if width < NARROWEST or width & (width - 1):
         return f"vectors have {NARROWEST} lanes or twice as many, and so on, not {width}"
     if fits == 1:
         return f"loop {f.var} of {_number(extent)} iterations is too short for vectors, leave it serial"
     if fits < width:
         return f"loop {f.var} has {_number(extent)} iterations, at most width={fits} fits"
+    if unroll < 1 or fitting_unroll(extent, width, unroll) < unroll:
+        most = max(1, int(extent.value) // width) if isinstance(extent, Const) else 1
+        return f"loop {f.var} of {_number(extent)} iterations takes 1 to unroll={most} vectors of {width}, not {unroll}"
+    if len(marks) > 1:
+        return f"loop {f.var} is written in one way, {' or '.join(marks)}"
     problem = not_vectorizable(f.body, Var(f.var), tensors, ranges)
     if problem:
         return f"loop {f.var} cannot run in lanes: {problem}; leave it serial"

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from compiler.analysis import access
 from compiler.analysis.nests import accumulated, overwrites_only
-from compiler.analysis.vectors import vector_problem
+from compiler.analysis.vectors import MARKS, vector_problem
 from compiler.ir import dtype as dt
 from compiler.ir import kernel as k
 from compiler.ir import tile
@@ -154,10 +154,8 @@ class _Lowering:
         if problem:
             raise ValueError(f"kernel {self.source.name}: {problem}")
         width, copies = given["width"], given.get("unroll", 1)
-        mark = next((m for m in ("ahead", "past", "rolled") if given.get(m)), "")
-        done = self.whole(extent, width * copies)
-        copies = 1 if done is const(0) else copies
-        done, end = (const(0) if copies == 1 else done), self.whole(extent, width)
+        mark = next((m for m in MARKS if given.get(m)), "")
+        done, end = (self.whole(extent, width * copies) if copies > 1 else const(0)), self.whole(extent, width)
         outer = accumulated(f.body)
         sums = [{name: self.lanes_of(name, width, scope) for name in outer} for _ in range(copies)]
         out: Body = []

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterator
 
 from compiler.analysis.size_hints import regular, with_size_hints
-from compiler.ir import tile
+from compiler.ir import loop, tile
 from compiler.ir.expr import Const, SymbolicError, sizes_in
 from compiler.ir.statement import Kernel, Program
 from compiler.passes.loop_to_tile import loop_to_tile
@@ -55,7 +55,7 @@ def symbolic_schedule(program: Program, kernel: Kernel, choose: Choose, plain: C
         if _applies(alone, loop_to_tile(program.replace(kernels=(with_size_hints(kernel, factor),))), made, lower):
             return made
     guess = with_size_hints(kernel)
-    wanted = plain(guess)
+    wanted = _for_long_sums(plain(guess), kernel, plain)
     kept = list(_applicable(alone, loop_to_tile(program.replace(kernels=(guess,))), wanted))
     tried = (kept, [x for x in kept if not isinstance(x, Stage | StoreAt)],
              [x for x in kept if isinstance(x, Bind) and x.level == "blocks"])  # fmt: skip
@@ -72,6 +72,24 @@ def symbolic_schedule(program: Program, kernel: Kernel, choose: Choose, plain: C
 def _any_extent(step: Step) -> Step:
     """A last piece can begin earlier only where a loop is known to be long enough: it is cut short instead."""
     return Split(step.loop, step.factor, step.into) if isinstance(step, SplitShifted) else step
+
+
+def _for_long_sums(wanted: Schedule, kernel: Kernel, plain: Choose) -> Schedule:
+    """Sums that are of few vectors at the hints, and may be of many, take as many at a time as those of many do."""
+    loops = (n for s in kernel.body for n in s.walk() if isinstance(n, loop.For))
+    sums = {f.var for f in loops if f.kind == "reduce" and not isinstance(f.extent, Const)}
+    short = {s for s in wanted.steps if isinstance(s, Bind) and s.loop in sums and dict(s.args).get("unroll") == 1}
+    if not short:
+        return wanted
+    longer = plain(with_size_hints(kernel, LARGER[1])).steps
+    most = {s.loop: n for s in longer if isinstance(s, Bind) and (n := dict(s.args).get("unroll")) is not None}
+
+    def unrolled(s: Step) -> Step:
+        if isinstance(s, Bind) and s in short and s.loop in most:
+            return s.replace(args=tuple((word, most[s.loop] if word == "unroll" else n) for word, n in s.args))
+        return s
+
+    return Schedule(tuple(map(unrolled, wanted.steps)))
 
 
 def _applies(program: Program, guess: Program, wanted: Schedule, lower: Lower) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from compiler.analysis.vectors import fitting_unroll, fitting_width
+from compiler.analysis.vectors import even_unroll, fitting_unroll, fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Const, Var, dim
 from compiler.schedule import names as naming
@@ -116,7 +116,8 @@ def _bound(nest: Nest, way: _Way) -> tuple[int, int, int, int, bool]:
     width = fitting_width(way.width, extent)
     if width == 1:
         return chunk, min(way.chunks, 1), 1, 1, False
-    return chunk, min(way.chunks, 1), width, fitting_unroll(extent, width, way.columns), way.past
+    unroll = fitting_unroll(extent, width, even_unroll(extent, width, way.columns))
+    return chunk, min(way.chunks, 1), width, unroll, way.past
 
 
 def _steps(nest: Nest, way: _Way) -> list[Step]:

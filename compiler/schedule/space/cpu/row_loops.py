@@ -8,7 +8,7 @@ from functools import partial
 
 from compiler.analysis import access
 from compiler.analysis.nests import even
-from compiler.analysis.vectors import NARROWEST, fitting_unroll, fitting_width
+from compiler.analysis.vectors import NARROWEST, even_unroll, fitting_unroll, fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Var, dim
 from compiler.ir.ranges import Range
@@ -97,21 +97,26 @@ def _leaf(nest: Nest, path: tuple[loop.For, ...], first: bool) -> Iterator[Membe
         return fixed(0.0, *merged)
     sums, stored, accesses = leaf.kind == "reduce", memory.stored(leaf.body), touched(leaf.body)
     every = [
-        (width, fitting_unroll(extent, width, unroll) if sums else unroll, past, ahead)
+        (width, even_unroll(extent, width, unroll) if sums else unroll, past, ahead)
         for width in (lanes, lanes // 2)
         for unroll in (UNROLLED_SUMS if sums else UNROLLED)
         for past in ((False, True) if stored else (False,))
         for ahead in ((False, True) if sums else (False,))
-        if width >= NARROWEST
+        if width >= NARROWEST and not (past and ahead)
     ]
     ways = list(dict.fromkeys(every))
     often = float(nest.count * work((leaf,)))
+    # Sums of fewer vectors than are asked for go one by one and cost no more: g++ writes them out, and rows overlap.
     costs = relative([
         cost.vector(memory.target, accesses, stored, sums=sums, unroll=unroll, moved=memory.moved, past=past,
                     first=first, ahead=ahead) * (lanes // width)
         for width, unroll, past, ahead in ways
     ])  # fmt: skip
-    return ranked(Member(often * c, partial(_bound, merged, name, *way)) for c, way in zip(costs, ways, strict=True))
+    least: dict[tuple[int, int, bool, bool], float] = {}
+    for c, (width, unroll, past, ahead) in zip(costs, ways, strict=True):
+        bound = width, fitting_unroll(extent, width, unroll), past, ahead
+        least[bound] = min(c, least.get(bound, c))
+    return ranked(Member(often * c, partial(_bound, merged, name, *way)) for way, c in least.items())
 
 
 def _bound(merged: list[Step], name: str, width: int, unroll: int, past: bool, ahead: bool) -> list[Step]:
