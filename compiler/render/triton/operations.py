@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from compiler.errors import Unsupported
-from compiler.ir.dtype import DType, boolean, f32, f64, i32
+from compiler.ir.dtype import DType, boolean, f32, f64, i32, u8
 from compiler.ir.expr import OPS, Op
 from compiler.ir.functions import FUNCTIONS
 from compiler.render.triton.values import ATOM, LOOSE, PRODUCT, SUM, Value, converted, negated, to
@@ -61,7 +61,7 @@ def _infix(name: str, row: str, args: Sequence[Value], kind: DType) -> str:
     if kind is boolean:
         if name in ("and", "or", "xor", "eq", "ne"):
             return f"{a} {row} {b}"
-        return f"{args[0].typed}.to(tl.int8) {row} {args[1].typed}.to(tl.int8)"
+        return f"{args[0].typed_operand}.to(tl.int8) {row} {args[1].typed_operand}.to(tl.int8)"
     if name in ("div", "floordiv", "mod", "shl", "shr"):
         return ""
     return f"{a} {row} {b}"
@@ -113,7 +113,7 @@ def _shift(sign: str) -> Callable[[Sequence[Value], DType], str]:
     """By no less than the width, or less than 0, nothing is left but the sign."""
 
     def call(args: Sequence[Value], kind: DType) -> str:
-        a, b = args[0].typed, args[1].typed
+        a, b = args[0].typed_operand, args[1].typed_operand
         fits = f"({b} >= 0) & ({b} < {kind.bits})"
         by = f"tl.where({fits}, {b}, {kind.bits - 1})"
         if sign == ">>" and kind.kind == "int":
@@ -124,7 +124,14 @@ def _shift(sign: str) -> Callable[[Sequence[Value], DType], str]:
 
 
 def _neg(args: Sequence[Value], kind: DType) -> str:
-    return f"{args[0].typed} * -1.0" if kind.is_float else f"-{args[0].operand}"  # -x would make 0.0 of 0.0
+    return f"{args[0].typed_operand} * -1.0" if kind.is_float else f"-{args[0].operand}"  # -x would make 0.0 of 0.0
+
+
+def _not(args: Sequence[Value], kind: DType) -> str:
+    """Triton's interpreter makes `~` of -1, which u8 has not."""
+    if kind is boolean:
+        return negated(args[0]).code
+    return f"{args[0].typed_operand} ^ 255" if kind is u8 else f"~{args[0].typed_operand}"
 
 
 def _sign(args: Sequence[Value], kind: DType) -> str:
@@ -142,7 +149,7 @@ _CALLS: dict[str, Callable[[Sequence[Value], DType], str]] = {
     "min": _extreme("min"), "max": _extreme("max"), "shl": _shift("<<"), "shr": _shift(">>"),
     "neg": _neg, "sign": _sign, "signbit": _signbit,
     "abs": lambda args, kind: f"tl.abs({args[0].typed})",
-    "not": lambda args, kind: negated(args[0]).code if kind is boolean else f"~{args[0].operand}",
+    "not": _not,
     "where": lambda args, kind: f"tl.where({', '.join(a.argument for a in args)})",
     "isnan": lambda args, kind: f"{args[0].operand} != {args[0].operand}",
     "floor": lambda args, kind: f"tl.floor({args[0].typed})",
@@ -155,7 +162,7 @@ _CALLS: dict[str, Callable[[Sequence[Value], DType], str]] = {
 def cast(v: Value, dtype: DType) -> Value:
     """`v` converted: by way of f32 to 16 bits, and from floats to narrow integers by way of 32 bits."""
     if dtype is boolean:
-        return Value(f"{v.typed if v.literal else v.operand} != 0", boolean, v.axes, level=LOOSE)
+        return Value(f"{v.typed_operand} != 0", boolean, v.axes, level=LOOSE)
     if dtype.bits == 16 and dtype.is_float and v.dtype is not f32 and v.dtype is not dtype:
         v = to(v, f32)
     if v.dtype.is_float and dtype.is_integer and dtype.bits < 32:

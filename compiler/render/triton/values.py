@@ -51,6 +51,11 @@ class Value:
         return f"tl.full([], {self.code}, {self.type})" if self.literal else self.code
 
     @property
+    def typed_operand(self) -> str:
+        """The same where something binds to it."""
+        return self.typed if self.literal else self.operand
+
+    @property
     def argument(self) -> str:
         """As an argument of a function of Triton's own, which takes numbers of Python's for f32."""
         return self.code if self.dtype is f32 else self.typed
@@ -78,7 +83,7 @@ def to(v: Value, dtype: DType) -> Value:
 def converted(v: Value, dtype: DType) -> str:
     """The text of a conversion; Triton's interpreter has counters of loops as Python's numbers."""
     if v.literal or v.axes or not v.narrow:
-        return f"{v.typed if v.literal else v.operand}.to(tl.{TYPES[dtype.name]})"
+        return f"{v.typed_operand}.to(tl.{TYPES[dtype.name]})"
     return f"tl.cast({v.code}, tl.{TYPES[dtype.name]})"
 
 

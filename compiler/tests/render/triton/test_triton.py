@@ -1,6 +1,7 @@
 """Kernels for Triton compute what eager does, by its interpreter where there is no GPU; cases test their texts."""
 
 import importlib.util
+import re
 
 import pytest
 import torch
@@ -24,6 +25,24 @@ def test_a_compiled_function_computes_what_eager_does() -> None:
     torch.testing.assert_close(made(x, w), softmax_of_product(x, w), rtol=1e-4, atol=1e-5)
     fast = torch.compile(softmax_of_product, backend="mlcomp", options={"target": "triton"})
     torch.testing.assert_close(fast(x, w), softmax_of_product(x, w), rtol=1e-4, atol=1e-5)
+
+
+def loss(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.nll_loss(x.log_softmax(1), target)
+
+
+def test_the_negative_of_a_difference_has_parentheses() -> None:
+    captured = compiler.capture(loss, [torch.zeros(9, 5), torch.zeros(9, dtype=torch.int64)])
+    text = str(compiler.lower(captured.program, compiler.target("triton")).stages["triton"])
+    assert re.search(r"\(x0?_ - \w+ - libdevice\.log\(\w+\)\) \* -1\.0", text), text
+
+
+@needs_triton
+def test_negatives_of_differences_and_complements_of_bytes_are_eagers() -> None:
+    x, target = torch.randn(9, 5, device=DEVICE), torch.randint(0, 5, (9,), device=DEVICE)
+    torch.testing.assert_close(compiler.compile(loss, [x, target], "triton")(x, target), loss(x, target))
+    small = target.to(torch.uint8)
+    assert torch.equal(compiler.compile(torch.bitwise_not, [small], "triton")(small), ~small)
 
 
 @needs_triton
