@@ -23,7 +23,8 @@ from compiler.runtime.resources import Contract
 from compiler.targets.target import Target
 
 BATCH = 24  # texts of one compilation: what is wrong with one costs the others one more
-# CUDA's trigonometric functions multiply large arguments with many digits of 2/pi, and index the product.
+# CUDA's trigonometric functions multiply large arguments with many digits of 2/pi, and index the product. They load the
+# digits from global memory one by one, which no opcode tells from a narrow access of the kernel's own.
 _REDUCING = frozenset({"sin", "cos", "tan"})
 PRODUCT = 48  # bytes
 WIDE = 16  # bytes of the widest access
@@ -150,7 +151,7 @@ def contract(f: k.Function, target: Target) -> Contract:
         needs |= dict.fromkeys(_opcodes(call, f, target))
     forbids = tuple(narrow for name in needs for narrow in _INSTEAD.get(name, ()))
     reduces = any(isinstance(n, Op) and n.name in _REDUCING for n in f.walk())
-    return Contract(tuple(needs), forbids, 1.0 if _all_wide(f) else 0.0, PRODUCT if reduces else 0)
+    return Contract(tuple(needs), forbids, 1.0 if _all_wide(f) and not reduces else 0.0, PRODUCT if reduces else 0)
 
 
 def _opcodes(call: k.Call, f: k.Function, target: Target) -> tuple[str, ...]:
