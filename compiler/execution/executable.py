@@ -201,10 +201,12 @@ def accuracy(lowering: Lowering) -> Accuracy:
     nodes = [n for f in program.kernels for s in f.body for n in s.walk()] if program is not None else []
     used = {n.name for n in nodes if isinstance(n, Op)}
     rows = {n.instruction for n in nodes if isinstance(n, Mma)}
-    coarse = any(row.coarse for row in lowering.target.instructions if row.name in rows)
+    taken = [row for row in lowering.target.instructions if row.name in rows]
+    coarse, flushes = any(row.coarse for row in taken), any(row.flushes for row in taken)
     kind = "tosa" if "tosa" in lowering.target.features else lowering.target.kind
     threefold = "tf32" in used or "tf32x3" in lowering.stages.get("triton", "")
-    return Accuracy.of(kind, THREEFOLD if threefold else 0.0, "exp2_ftz" in used, COARSE if coarse else 0.0)
+    terms = THREEFOLD if threefold else 0.0, "exp2_ftz" in used, COARSE if coarse else 0.0
+    return Accuracy.of(kind, *terms, flushes)
 
 
 def eager_equations(program: aten.Program) -> TensorProgram:

@@ -37,6 +37,7 @@ from compiler.ir.expr import COMBINE
 
 BLOCKS = 32  # partial sums looked at
 LANES = 16  # accumulators of a vectorised sum, whose partial sums may be much larger than the plain ones
+LEAST_NORMAL = 2.0**-126  # of f32, and of bf16
 ORDER = 4.0  # allowance in variance for yet other orders
 _PICK = {"max": "max", "or": "max", "min": "min", "and": "min"}
 
@@ -245,7 +246,20 @@ def contract(
             lost = split + accuracy.coarse
             e1, e2, common = brought
             brought = e1 + lost * found.absolute, e2 + lost**2 / 3 * found.squares, common
-        return _rounded_sum(v, brought, found.absolute, mean_square, rounds, _whole(accuracy, a.v, b.v), own)
+        whole = _whole(accuracy, a.v, b.v)
+        if accuracy.flushes and dtype is f32 and not whole:
+            vanished = _flushed(np.abs(x), np.abs(y))
+            brought = brought[0] + vanished, brought[1], brought[2] + vanished
+        return _rounded_sum(v, brought, found.absolute, mean_square, rounds, whole, own)
+
+
+def _flushed(x: Array, y: Array) -> Array:
+    """What products of these sizes lose where denormals count as zeros: factors, and each sum on the way."""
+    lost = np.asarray(2 * x.shape[-1] * LEAST_NORMAL)
+    small = [np.where(f < LEAST_NORMAL, f, 0.0) for f in (x, y)]
+    for left, right in ((small[0], y), (x, small[1])):
+        lost = lost + left @ right if left.any() and right.any() else lost
+    return lost
 
 
 def _long(*factors: Array) -> bool:

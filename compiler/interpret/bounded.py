@@ -76,8 +76,8 @@ class Accuracy:
     `algebra` describes another evaluation in f64 throughout, by whatever formula: its roundings differ, and so do its
     literals, which the program has as f32. `matmul` is what a product of two f32 matrices may lose in each term, in
     halves of an ulp; `coarse` what the sum of any products may lose of each, of its size. With `by_exp2`, exponentials
-    are those of 2, and zero where that is less than the least normal number. `of` describes what runs programs for a
-    kind of target.
+    are those of 2, and zero where that is less than the least normal number. With `flushes`, matmuls may take denormal
+    factors and sums for zeros. `of` describes what runs programs for a kind of target.
     """
 
     ulps: Callable[[str, str], float] = max_ulp
@@ -86,11 +86,14 @@ class Accuracy:
     matmul: float = 0.0
     by_exp2: bool = False
     coarse: float = 0.0
+    flushes: bool = False
 
     @staticmethod
-    def of(kind: str, matmul: float = 0.0, by_exp2: bool = False, coarse: float = 0.0) -> Accuracy:
+    def of(
+        kind: str, matmul: float = 0.0, by_exp2: bool = False, coarse: float = 0.0, flushes: bool = False
+    ) -> Accuracy:
         ulps, series = functools.partial(max_ulp, kind=kind), functools.partial(in_series, kind=kind)
-        return Accuracy(ulps, series, matmul=matmul, by_exp2=by_exp2, coarse=coarse)
+        return Accuracy(ulps, series, matmul=matmul, by_exp2=by_exp2, coarse=coarse, flushes=flushes)
 
     def computes(self, dtype: DType) -> DType:
         return f64 if self.algebra else dtype

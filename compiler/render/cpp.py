@@ -50,6 +50,7 @@ HEADERS = {
     "memory.h": "load load_as load_ahead load_as_ahead load_strided gather store store_as store_past fence",
     "masks.h": "load_bools store_bools gather_bools load_strided_bools broadcast_mask",
     "gemm.h": "fma_block dot_block",
+    "gemm_bf16.h": "pair_block",
     "copy.h": "copy_block",
     "order.h": "order",
 }  # fmt: skip

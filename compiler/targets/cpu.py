@@ -31,6 +31,10 @@ COSTS = {
 _WIDTHS = (("avx512f", 64), ("avx2", 32), ("sse2", 16))
 
 
+# What vdpbf16ps takes in vectors of 64 bytes, beside what the code for it is made with.
+PAIRS = ("avx512_bf16", "avx512f", "avx512vl", "avx512dq", "avx512bw")
+
+
 # Any layout will do: the device functions are told every stride, of which `contiguous` must be 1.
 _LAYOUTS = tuple((a, b) for b in ("kn", "nk") for a in ("mk", "km"))
 MOST_ROWS, MOST_VECTORS, MOST_COLUMNS = 12, 4, 6
@@ -60,6 +64,18 @@ def integer_dots(lanes: int, registers: int, feature: str) -> list[Instruction]:
     return [r.replace(name=r.name.replace("i32", "i8"), a_type="i8", b_type="i8") for r in fit]
 
 
+def pairs(lanes: int, registers: int) -> list[Instruction]:
+    """Products of bf16 in f32, each lane of which takes two neighbours along k at a time.
+
+    A panel's columns are laid out in such pairs on the way, and its rows are broadcast pair by pair.
+    """
+    found = matmuls("f32", lanes, registers, "avx512_bf16")
+    taken = [r for r in found if r.function == "mlc_dot_block"]
+    panels = [r for r in found if r.function == "mlc_fma_block" and r.m > 1]
+    taken += [r.replace(function="mlc_pair_block", contiguous=("a.k", "acc.n")) for r in panels]
+    return [r.replace(name=r.name.replace("f32", "bf16"), a_type="bf16", b_type="bf16", flushes=True) for r in taken]
+
+
 def _dot(name: str, feature: str, m: int, n: int, dtype: str, layouts: tuple[tuple[str, str], ...]) -> Instruction:
     return _row(name, feature, m, n, dtype, layouts, "mlc_dot_block", ("a.k", "b.k", "acc.n"))
 
@@ -84,6 +100,7 @@ def target(
     registers = 32 if feature == "avx512f" else 16
     rows = [r for dtype, size in (("f32", 4), ("f64", 8)) for r in matmuls(dtype, vector // size, registers, feature)]
     rows += integer_dots(vector // 4, registers, feature)
+    rows += pairs(vector // 4, registers) if set(PAIRS) <= set(features) else []
     return Target(name, "cpu", features, vector, cores, l1, l2, l3, tuple(rows), costs=tuple(COSTS.items()))
 
 

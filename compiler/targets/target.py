@@ -17,7 +17,8 @@ class Instruction(Node):
 
     Of the fractions of `a` and `b` the leading `fraction` bits count and the others are cut off; 0: all count.
     `opcode` is the machine instruction, or several of which one, that must be found in what is assembled. With `coarse`
-    sums keep fewer bits than `acc_type` has, so that long ones are promoted in parts.
+    sums keep fewer bits than `acc_type` has, so that long ones are promoted in parts. One that `flushes` may take
+    denormals for zeros, factors and sums alike.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Instruction(Node):
     fraction: int = 0
     opcode: str = ""
     coarse: bool = False
+    flushes: bool = False
 
     @property
     def semantics(self) -> str:

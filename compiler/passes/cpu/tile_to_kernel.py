@@ -411,7 +411,7 @@ class _Lowering:
             raise ValueError(f"{row.name} takes no operands of {types} as {s.layout}, not contiguous along {uneven}")
         left: tuple[int, ...] = tuple(remainder(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
         (c, _), (a, _), (b, _) = corners
-        if "a.k" in row.contiguous:  # sums along vectors: columns left over may be summed in a whole block, some twice
+        if "b.k" in row.contiguous:  # sums along vectors: columns left over may be summed in a whole block, some twice
             least = value_range(sizes[1], scope.ranges)[0] or 0
             again = left[1] > 0 and least >= row.n and (row.n - left[1]) * SELDOM <= least
             left = (left[0], row.n if again else left[1], unit(sizes[2], 64))

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from compiler.analysis.access import address, stride
-from compiler.analysis.guarded_factors import block
+from compiler.analysis.guarded_factors import block, unwidened
 from compiler.analysis.nests import wrap
 from compiler.analysis.vectors import fitting_width, vector_problem
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, dim, names, op, substitute, variables
+from compiler.ir.expr import Const, Expr, Load, Op, Select, Size, Var, cast, dim, names, op, substitute, variables
 from compiler.ir.index import simplify, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
@@ -52,8 +52,11 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
         loops = tuple(named[v] for v in step.loops)
         _check_extents(step, loops, around[:depth])
         tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
-        held, own, fill = _filled(step, factor, loops, ranges_of(around), tensors)
-        product = total.replace(value=Load(held.name, own, factor.dtype) * other)
+        kept = unwidened(factor) if step.narrow else factor
+        if step.narrow and kept is factor:
+            raise ScheduleError(step, f"what is loaded of {step.buffer} is not widened")
+        held, own, fill = _filled(step, kept, loops, ranges_of(around), tensors)
+        product = total.replace(value=cast(Load(held.name, own, kept.dtype), factor.dtype) * other)
         target = around[depth]
         new = replaced((target,), total, product)
         return kernel.replace(body=replaced(kernel.body, target, (tile.Alloc(held, "local"), *fill, *new)))

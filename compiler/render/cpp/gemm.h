@@ -14,6 +14,7 @@
 #pragma once
 #include "gemm_int8.h"
 #include "memory.h"
+#include "pairs.h"
 
 template <typename T>
 constexpr int mlc_width = MLC_VECTOR_BYTES / sizeof(T);
@@ -27,7 +28,8 @@ MLC_INLINE void mlc_fma_tile(
   for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
     for (int j = 0; j < NV; j++) sum[i][j] = V{};
-  for (long step = 0; step < k; step++) {
+  if constexpr (mlc_same<B, mlc_pair>) return mlc_pair_tile<MR, NV, W>(sum, k, a, a_m, b, b_k);
+  else for (long step = 0; step < k; step++) {
     V row[NV];
 #pragma GCC unroll 8
     for (int j = 0; j < NV; j++) {
@@ -164,6 +166,10 @@ static __attribute__((noinline)) void mlc_dot_panel(
     for (int i = 0; i < MR; i++)
 #pragma GCC unroll 8
       for (int j = 0; j < NR; j++) sum[i][j] -= beyond[j];
+  } else if constexpr (mlc_same<T, float> && mlc_same<A, mlc_bf16> && mlc_same<B, mlc_bf16>) {
+    for (; step + 2 * W <= k; step += 2 * W) mlc_dot_pairs<MR, NR, false, W>(sum, a + step, a_m, b + step, b_n, 2 * W);
+    if constexpr (K_UNIT % (2 * W) != 0)
+      if (step < k) mlc_dot_pairs<MR, NR, true, W>(sum, a + step, a_m, b + step, b_n, k - step);
   } else {
     for (; step + W <= k; step += W) mlc_dot_step<T, MR, NR, false>(sum, a + step, a_m, b + step, b_n, W);
     if constexpr (K_UNIT % W != 0)

@@ -115,6 +115,8 @@ MLC_INLINE mlc_vec<R, N> mlc_load_first(const R* p, long n) {
     return (V)__builtin_ia32_loadups512_mask((const float*)p, mlc_vec<float, 16>{}, (1u << n) - 1);
   else if constexpr (N == 8 && sizeof(R) == 8)
     return (V)__builtin_ia32_loadupd512_mask((const double*)p, mlc_vec<double, 8>{}, (1u << n) - 1);
+  else if constexpr (N == 32 && sizeof(R) == 2)
+    return (V)__builtin_ia32_loaddquhi512_mask((const short*)p, mlc_vec<short, 32>{}, (unsigned)((1ul << n) - 1));
 #endif
   else {
     V v = {};

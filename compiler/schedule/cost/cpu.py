@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from compiler.targets.target import Instruction, Target
 
-PANEL, DOT = "mlc_fma_block", "mlc_dot_block"  # functions of instructions
+PANEL, DOT, PAIRS = "mlc_fma_block", "mlc_dot_block", "mlc_pair_block"  # functions of instructions
 
 
 @functools.cache

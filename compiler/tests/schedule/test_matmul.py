@@ -279,12 +279,12 @@ def test_blocks_follow_from_the_caches() -> None:
     for target in TARGETS.values():
         for m, n, k in [(2048, 2048, 2048), (32, 5632, 2048), (1, 2048, 2048), (3, 70, 10), (500, 20, 9000)]:
             for b in (Operand(True, "n", n * 4, False), rows, Operand(False, "n", n * 4, False)):
-                made = space(Sizes(m, n, k, 1, rows, b, "f32", 4), target)[0]
+                made = space(Sizes(m, n, k, 1, rows, b, "f32", 4, "f32", 4), target)[0]
                 assert 1 <= made.m <= m and 1 <= made.n <= n and 1 <= made.k <= k
                 assert made.pack_b or b.direct
                 assert made.row.m <= m
                 near = 4 * (made.k * made.n if made.pack_b else 0), 4 * made.m * made.n
                 assert max(near) <= target.l2 or made.m == made.row.m or made.n == made.row.n, (made, target.name)
                 assert not made.strips or sum(near) <= target.l2 or made.n == made.row.n, (made, target.name)
-    one = space(Sizes(1, 2048, 2048, 1, rows, Operand(True, "n", 8192, False), "f32", 4), cpu.AVX512)[0]
+    one = space(Sizes(1, 2048, 2048, 1, rows, Operand(True, "n", 8192, False), "f32", 4, "f32", 4), cpu.AVX512)[0]
     assert not one.pack_b and one.n == 2048

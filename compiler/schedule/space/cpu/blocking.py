@@ -21,10 +21,11 @@ NARROWEST = 512  # columns of a block, where there are so many: long rows of B a
 PAGE = 4096  # rows that are multiples of this many bytes apart fall on the same sets of a first-level cache
 SELDOM, WIDE = 2, 192  # row tiles, and bytes of a panel's row: narrower ones are read too slowly where they lie
 OFTEN = 16  # row tiles that read a matrix before a copy of it in better order pays
+PANEL_ROWS = 256  # that come by a panel before it is laid out anew: that takes as long as 20 rows do
 ROWS = 8  # instructions that are tried for a block, the fastest first
 WORTH_CORES = 1 << 22  # multiply-adds, some 50 us of one core: less is not worth waking another
 MANY = 16  # times what an instruction computes: sums of a part of one do not show
-PANEL, DOT = cost.PANEL, cost.DOT
+PANEL, DOT, PAIRS = cost.PANEL, cost.DOT, cost.PAIRS
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Operand:
 
 @dataclass(frozen=True)
 class Matmul:
-    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `dtype` and `bytes` are those of the sum."""
+    """acc[m, n] = sum over k of a[m, k] * b[k, n], `batch` times; `dtype` and `bytes` are those of the sum,
+    `factor` and `size` those of factors as an instruction takes them."""
 
     m: int
     n: int
@@ -55,6 +57,8 @@ class Matmul:
     b: Operand
     dtype: str
     bytes: int
+    factor: str
+    size: int
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,10 @@ class Blocking:
 
 def space(p: Matmul, target: Target) -> list[Blocking]:
     """The blockings of a matmul, those of fewest cycles first; none if the target has no instruction for the type."""
-    kinds = [list(_by(function, p, target)) for function in ((PANEL, DOT) if p.b.along == "k" else (PANEL,))]
+    functions = {r.function for r in target.instructions if _takes(r, p)}
+    if p.b.along != "k":
+        functions.discard(DOT)
+    kinds = [list(_by(function, p, target)) for function in (PANEL, DOT, PAIRS) if function in functions]
     kinds = sorted((x for x in kinds if x), key=lambda x: (x[0].cycles, -x[0].row.m * x[0].row.n))
     made = (b for x in kinds for b in x)
     if p.dtype == "i32":  # products of bytes, which a tile would widen
@@ -91,16 +98,25 @@ def space(p: Matmul, target: Target) -> list[Blocking]:
     return sorted(made, key=lambda b: b.cycles)
 
 
+def _takes(r: Instruction, p: Matmul) -> bool:
+    return (r.a_type, r.b_type, r.acc_type) == (p.factor, p.factor, p.dtype)
+
+
+def _steps(p: Matmul, row: Instruction, target: Target) -> float:
+    """How often an instruction takes the next elements along k: a vector of them, a pair, or one."""
+    return p.k / (target.lanes(p.size) if row.function == DOT else p.bytes // p.size if row.function == PAIRS else 1)
+
+
 def _by(function: str, p: Matmul, target: Target) -> Iterator[Blocking]:
     """Blockings for instructions of one kind, that for the fastest of them first."""
-    rows = [r for r in target.instructions if r.function == function and r.acc_type == p.dtype and r.m <= p.m]
+    rows = [r for r in target.instructions if r.function == function and _takes(r, p) and r.m <= p.m]
     timed = sorted((step(p.m, p.n, p.bytes, target, r), -r.m * r.n, n) for n, r in enumerate(rows))[:ROWS]
     if timed:
         (least, _, best), *others = timed
         made = _blocks(p, target, rows[best])
         yield made
         yield from _beside(p, made, target)
-        steps = p.k / target.lanes(p.bytes) if made.flat else p.k
+        steps = _steps(p, made.row, target)
         for cycles, _, n in others:
             yield replace(made, row=rows[n], cycles=made.cycles + steps * (cycles - least))
 
@@ -127,7 +143,26 @@ def _blocks(p: Matmul, target: Target, row: Instruction) -> Blocking:
     plain = p.a.direct and p.b.direct and not (p.a.narrow or p.b.narrow)
     if row.function == PANEL and plain and over(p.m, row.m) > OFTEN:
         return _strips(p, target, row)
-    return _tiles(p, target, row)
+    return _paired(p, target, row) if row.function == PAIRS else _tiles(p, target, row)
+
+
+def _paired(p: Matmul, target: Target, row: Instruction) -> Blocking:
+    """As many rows as can be come by each panel of B, which is laid out in pairs for each block of them: a block of A
+    takes half the second level, what it adds up to a quarter."""
+    l2 = target.l2
+    lanes, wide = target.lanes(p.size), p.b.unit if p.b.unit > 1 else row.n
+    k = cut(p.k, max(l2 // 2 // (PANEL_ROWS * p.size), lanes), p.b.k_unit if p.b.k_unit > 1 else lanes)
+    m = cut(p.m, l2 // 2 // (k * p.size), row.m)
+    n = cut(p.n, l2 // 4 // (m * p.bytes), wide)
+    cores = target.cores if p.m * p.n * p.k * p.batch >= WORTH_CORES else 1
+    if p.batch * over(p.m, m) * over(p.n, n) < cores:
+        n = cut(p.n, over(p.n * p.batch * over(p.m, m), cores), wide)
+    pack_a, pack_b = not p.a.direct or p.a.along != "k", not p.b.direct
+    cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row)
+    cycles += p.k * p.n * over(p.m, m) * packing(p.b, "n", target) / (p.bytes // p.size)
+    cycles += p.k * p.n * over(p.m, m) * packing(p.b, "n", target) if pack_b else 0
+    cycles += p.m * p.k * packing(p.a, "k", target) if pack_a else 0
+    return Blocking(row, m, n, k, pack_a, pack_b, cores, cycles)
 
 
 def _strips(p: Matmul, target: Target, row: Instruction) -> Blocking:
@@ -163,13 +198,13 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
 
     A matrix that one row of tiles reads once, and that the second level cannot hold, is read in long rows instead.
     """
-    flat, size, l1, l2 = row.function == DOT, p.bytes, target.l1, target.l2
+    flat, size, l1, l2 = row.function == DOT, p.size, target.l1, target.l2
     tiles = over(p.m, row.m)
     often = (tiles > OFTEN and (p.b.step % PAGE == 0 or p.b.narrow)) or (tiles > SELDOM and row.n * size < WIDE)
-    pack_b = not p.b.direct or (not flat and (often or p.b.along != "n"))
+    pack_b = not p.b.direct or (p.b.along != "k" if flat else often or p.b.along != "n")
     if not flat and not pack_b and tiles == 1 and p.k * p.n * size > l2:
         m, k = p.m, STREAM_DEPTH
-        n = cut(p.n, l2 // 4 // (p.m * size), row.n)
+        n = cut(p.n, l2 // 4 // (p.m * p.bytes), row.n)
     else:
         share = 2 if pack_b else 4
         deep = max(64, l1 * 2 // (share * row.n * size))
@@ -178,7 +213,8 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
             deep = p.k  # B is read once: best from end to end
         k = cut(p.k, deep if flat or pack_b else min(deep, DEEPEST), whole)
         m = cut(p.m, l2 // share // ((k if flat else NARROWEST) * size), row.m)
-        n = cut(p.n, l2 // share // (max(m, k if pack_b else 1) * size), p.b.unit if p.b.unit > 1 else row.n)
+        wide = max(m * p.bytes, k * size if pack_b else 1)
+        n = cut(p.n, l2 // share // wide, p.b.unit if p.b.unit > 1 else row.n)
     # A tile of A would lie as A does, unless its rows, of whole pages, were put further apart.
     same = p.a.dense and k == p.k and p.k * size % PAGE != 0
     pack_a = not p.a.direct or p.a.narrow
@@ -191,8 +227,7 @@ def _tiles(p: Matmul, target: Target, row: Instruction) -> Blocking:
         share = over(p.n * others, cores)
         # Of many columns summed along vectors, a few more or less cost little; whole vectors of them store best.
         n = cut(p.n, share, target.lanes(size) if flat and share >= MANY * row.n else row.n)
-    steps = p.k / target.lanes(size) if flat else p.k
-    cycles = steps * step(p.m, p.n, p.bytes, target, row) + (
+    cycles = _steps(p, row, target) * step(p.m, p.n, p.bytes, target, row) + (
         p.m * p.n * over(p.k, k) * cost.costs(target)["lanes"] if flat else 0
     )
     cycles += p.k * p.n * over(p.m, m) * packing(p.b, "k" if flat else "n", target) if pack_b else 0

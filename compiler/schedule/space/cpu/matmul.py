@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from compiler.analysis import access
-from compiler.analysis.guarded_factors import read_narrow
+from compiler.analysis.guarded_factors import read_narrow, unwidened
 from compiler.analysis.vectors import fitting_width
 from compiler.ir import loop
 from compiler.ir.expr import Expr, Load, Var, dim, names, substitute
@@ -162,10 +162,17 @@ class _Plan:
             if not (a.direct and b.direct and a.narrow and b.narrow and a.along == b.along == "k"):
                 return []  # integers are multiplied where they lie
             a, b = replace(a, narrow=False), replace(b, narrow=False)
-        product = Matmul(
-            self.m.size, self.n.size, self.k.size, math.prod(map(size, self.around)), a, b, kind, self.bytes
-        )
-        return blocking.space(product, self.target)
+        count = math.prod(map(size, self.around))
+        taken = kind if self.found.first.value.dtype.is_float else "i8"
+        product = Matmul(self.m.size, self.n.size, self.k.size, count, a, b, kind, self.bytes, taken, self.bytes)
+        made = blocking.space(product, self.target)
+        narrow = {unwidened(x).dtype for x in (self.a, self.b)}
+        if len(narrow) == 1 and taken not in {x.name for x in narrow}:
+            (short,) = narrow  # instructions may take them as they are
+            a, b = replace(a, narrow=False), replace(b, narrow=False)
+            product = replace(product, a=a, b=b, factor=short.name, size=short.bytes)
+            made = sorted((*made, *blocking.space(product, self.target)), key=lambda x: x.cycles)
+        return made
 
     def schedule(self, chosen: Blocking) -> tuple[Step, ...]:
         """The steps for one way."""
@@ -265,4 +272,5 @@ class _Plan:
                 loops = tuple(x for x in (panels if part is self.n else "", *(x.name for x in order)) if x)
                 tile = f"{buffer}_{word}"
                 into = suffixed(loops, tile)
-                self.steps.append(Pack(buffer, tile, loops, into, self.target.lanes(self.bytes)))
+                narrow = chosen.row.a_type != self.found.first.value.dtype.name
+                self.steps.append(Pack(buffer, tile, loops, into, self.target.lanes(self.bytes), narrow))

@@ -1,0 +1,84 @@
+"""Products of bf16 by pairs along k: exact on small integers, inside their results, for all rests, on each machine."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import compiler
+from compiler.targets import cpu
+from compiler.tests.cpp_library import MACHINES, Array, build, call, seeded
+from compiler.tests.meaning import fresh_seed
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+TEXT = """
+extern "C" void block(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, long n, long k, long turned, long known) {
+  constexpr int NR = 2 * mlc_width<float>;
+  const long b_k = turned ? 1 : n + 3, b_n = turned ? k : 1;
+  if (known)
+    mlc_pair_block<3, NR, 2, 5>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+  else
+    mlc_pair_block<3, NR, -1, -1>(m, n, k, a, k, 1, b, b_k, b_n, c, n + 2);
+}
+extern "C" void dots(const mlc_bf16* a, const mlc_bf16* b, float* c, long m, long n, long k) {
+  mlc_dot_block<3, 4, -1, -1>(m, n, k, a, k, 1, b, 1, k, c, n + 2);
+}
+"""
+
+
+def stored(x: Array) -> Array:
+    held: Array = torch.from_numpy(np.ascontiguousarray(x, np.float32)).bfloat16().view(torch.uint16).numpy()
+    return held
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_blocks_are_exact_and_stay_inside(machine: str, tmp_path: Path) -> None:
+    library = build(tmp_path, ["gemm_bf16.h"], TEXT, machine)
+    seed, rng = seeded()
+    for m in (2, 5, 8):
+        for n in (5, 133):
+            for k in (1, 2, 31, 64, 805):
+                a, b = rng.integers(-4, 5, (m, k)), rng.integers(-4, 5, (k, n + 3))
+                c = rng.integers(-9, 10, (m, n + 2)).astype(np.float32)
+                expected = c.copy()
+                expected[:, :n] += (a @ b[:, :n]).astype(np.float32)
+                known = int(m % 3 == 2 and n % 128 == 5)
+                for how in ("turned", "rows", "dots"):
+                    got, right = c.copy(), stored(b if how == "rows" else b[:, :n].T)
+                    if how == "dots":
+                        call(library.dots, stored(a), right, got, m, n, k)
+                    else:
+                        call(library.block, stored(a), right, got, m, n, k, int(how == "turned"), known)
+                    assert np.array_equal(got, expected), f"{how} on {machine}, {m} x {n} x {k}, seed {seed}"
+
+
+def test_only_a_target_that_has_the_instruction_takes_it() -> None:
+    seed = fresh_seed()
+    source = torch.Generator().manual_seed(seed)
+    a, b = (torch.randint(-4, 5, shape, generator=source).bfloat16() for shape in ((33, 70), (70, 50)))
+    captured = compiler.capture(torch.mm, [a, b]).program
+    assert "mlc_pair_block<" not in compiler.lower(captured, cpu.AVX512).stages["cpp"]
+    features = (*cpu.AVX512.features, *cpu.PAIRS)
+    lowering = compiler.lower(captured, cpu.target(features))
+    assert "mlc_pair_block<" in lowering.stages["cpp"]
+    for stage in ("tile", "kernel", "cpp"):
+        (made,) = compiler.execute(lowering, stage, [a, b])
+        assert torch.equal(made, (a.double() @ b.double()).bfloat16()), f"{stage}, seed {seed}"
+    assert compiler.accuracy(lowering).flushes
+
+
+def test_what_is_flushed_is_within_the_bound() -> None:
+    seed = fresh_seed()
+    source = torch.Generator().manual_seed(seed)
+    a = (torch.randn(17, 40, generator=source) * 1e-39).bfloat16()
+    b = (torch.randn(40, 33, generator=source) * 1e30).bfloat16()
+    machine = cpu.target((*cpu.AVX512.features, *cpu.PAIRS))
+    lowering = compiler.lower(compiler.capture(torch.mm, [a, b]).program, machine)
+    given = [x.float().numpy() for x in (a, b)]
+    (found,) = compiler.bounds(lowering.stages["tensor"], given, compiler.accuracy(lowering))
+    (made,) = compiler.execute(lowering, "cpp", [a, b])
+    assert found.e1 is not None
+    assert (np.abs(made.double().numpy() - found.v) <= found.e1 * 1.01).all(), f"seed {seed}"
