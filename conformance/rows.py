@@ -225,9 +225,10 @@ class Bench(Ran, Timed):
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """A kernel compiled for a GPU: registers of a thread, bytes of shared, local and spilled memory."""
+    """A kernel compiled for a GPU: registers of a thread, bytes of shared, local and spilled memory, and how often each
+    opcode occurs in its code, without modifiers."""
 
-    KEYS: ClassVar = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "complaints")
+    KEYS: ClassVar = ("case", "name", "arch", "registers", "stack", "spilled", "shared", "mix", "complaints")
     COLUMNS: ClassVar[Columns] = {
         "case": "case", "kernel": "name", "compiled for": "arch", "registers": "registers",
         "shared": "shared",
@@ -241,6 +242,7 @@ class Kernel:
     spilled: int
     shared: int
     disassembled: bool
+    mix: Mapping[str, int] = field(default_factory=dict)
     complaints: tuple[str, ...] = ()
 
 

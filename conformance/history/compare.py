@@ -19,6 +19,7 @@ from conformance.rows import BAD, BENCH_VERDICTS
 
 RUN = "run.json"
 RESOURCES = ("registers", "shared", "stack", "spilled")
+OPCODES = 6  # of a kernel that are shown
 COMPILE_NOISE = 1.5  # a time to compile that differs by less is not worth a line
 Rows = Mapping[str, Mapping[str, Any]]
 
@@ -119,9 +120,17 @@ def _resources(a: Run, b: Run) -> tuple[str, bool]:
     for key in (key for key in a.kernels if key in b.kernels):
         then, now = a.kernels[key], b.kernels[key]
         changed = [f"{what} {then[what]} → {now[what]}" for what in RESOURCES if then[what] != now[what]]
+        changed += _instructions(then.get("mix") or {}, now.get("mix") or {})
         spills |= bool(now["spilled"] > then["spilled"])
         body += [[key, ", ".join(changed)]] if changed else []
     return (f"## Resources\n\n{_table(('kernel', 'what'), body)}" if body else ""), spills
+
+
+def _instructions(then: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """The opcodes that occur another number of times, those that changed most; none where one was not disassembled."""
+    known = sorted({*then, *now}) if then and now else []
+    far = sorted(known, key=lambda name: -abs(now.get(name, 0) - then.get(name, 0)))[:OPCODES]
+    return [f"{name} {a} → {b}" for name in far if (a := then.get(name, 0)) != (b := now.get(name, 0))]
 
 
 def _compile_time(a: Run, b: Run) -> str:

@@ -54,6 +54,7 @@ def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tel
             spilled=kernel.spilled,
             shared=kernel.shared,
             disassembled=bool(kernel.opcodes),
+            mix=_mix(kernel.opcodes),
             complaints=kernel.complaints,
         )
         for (case, _), found in zip(lowered, compiler.inspect([x for _, x in lowered], families=families), strict=True)
@@ -62,6 +63,11 @@ def run(cases_json: Sequence[Mapping[str, Any]], options: Mapping[str, Any], tel
     wrong += [f"{kernel.case} for {kernel.arch}: {text}" for kernel in kernels for text in kernel.complaints]
     verdict = "fail" if wrong else "pass"
     return rows.Gate(verdict=verdict, detail="\n".join(wrong), cases=len(cases_json), kernels=tuple(kernels))
+
+
+def _mix(opcodes: Mapping[str, int]) -> dict[str, int]:
+    names = sorted({opcode.partition(".")[0] for opcode in opcodes})
+    return {name: sum(n for opcode, n in opcodes.items() if opcode.partition(".")[0] == name) for name in names}
 
 
 def _in_both_types(given: Sequence[Case]) -> list[Case]:

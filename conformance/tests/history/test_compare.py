@@ -18,6 +18,7 @@ def run(folder: Path, name: str, verdict: str = "pass", ci: tuple[float, float] 
     bench = {"id": "add[N9.f32]", "suite": "x", "target": "cpu", "verdict": "SAME", "speedup": sum(ci) / 2}
     bench |= {"ci": list(ci), "digest": name, "compile_seconds": more.get("compile_seconds", 0.1)}
     kernel = {"case": "add", "name": "k", "arch": "sm_80", "registers": 30, "shared": 0, "stack": 0, "spilled": 0}
+    kernel["mix"] = {"LDG": 2, "STG": 1}
     kernel |= more.get("kernel", {})
     cases = [case, *more.get("cases", ())]
     data = {"env": ENV | {"commit": name}, "cases": cases, "benches": [bench], "gate": [{"kernels": [kernel]}]}
@@ -38,6 +39,7 @@ def test_equal_runs_have_nothing_to_tell(tmp_path: Path, capsys: pytest.CaptureF
     [
         ({"verdict": "fail"}, 1, "| x.toml::add[N4.f32] on cpu | pass | fail |"),
         ({"kernel": {"spilled": 8, "registers": 255}}, 1, "registers 30 → 255, spilled 0 → 8"),
+        ({"kernel": {"mix": {"LDG": 8, "STG": 1, "BAR": 2}}}, 0, "| LDG 2 → 8, BAR 0 → 2 |"),
         ({"ci": (1.0, 1.2)}, 0, "| x::add[N9.f32] on cpu | 2 | 1.1 | 0.55 |"),
         ({"compile_seconds": 0.4}, 0, "| x::add[N9.f32] on cpu | 0.1 | 0.4 |"),
     ],

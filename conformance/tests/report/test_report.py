@@ -247,7 +247,7 @@ def test_run_json_keeps_its_keys() -> None:
         "attention kernels compile_seconds digest detail cliffs against file seconds"
     )
     assert " ".join(compiled) == "file verdict cases seconds kernels"
-    assert " ".join(compiled["kernels"][0]) == "case name arch registers stack spilled shared complaints"
+    assert " ".join(compiled["kernels"][0]) == "case name arch registers stack spilled shared mix complaints"
     assert document["selftest"] == {"planted": 0, "caught": 0, "false_alarms": 0}
 
 
