@@ -50,7 +50,7 @@ from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
 from compiler.passes.tensor.sink import sink
 from compiler.passes.tensor_to_loop import tensor_to_loop
-from compiler.passes.tile.fresh_names import fresh_names
+from compiler.passes.tile.fresh_names import buffers_of, fresh_names, own_temporaries
 from compiler.passes.tile.schedule import apply_schedules
 from compiler.passes.tile.symbolic_schedule import symbolic_schedule
 from compiler.passes.torch_to_tensor import lower as torch_to_tensor
@@ -279,11 +279,11 @@ def _chosen(
     With `carry_out`, which takes a program of one kernel and its schedule down the passes, one that can be carried out;
     where there is none, what the best one raises is raised.
     """
-    made: dict[str, Schedule] = {}
+    made = {k.name: given[k.name] for k in program.kernels if k.name in given}
+    taken = buffers_of(program, made.values())
     given_up: list[Fallback] = []
     for k in program.kernels:
         if k.name in given:
-            made[k.name] = given[k.name]
             continue
         problems: list[Exception] = []
         found = stored.by_key.get(alike.key(alike.alone(program, k))) if stored.records and not sizes_in(k) else None
@@ -292,7 +292,7 @@ def _chosen(
             ways.insert(0, partial(_as_stored, found, program, k, target))
         for way in ways:
             try:
-                schedule = way()
+                schedule = own_temporaries(k, way(), taken)
                 if carry_out is not None:
                     carry_out(program.replace(kernels=(k,)), {k.name: schedule})
             except CompilerError:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from compiler.analysis import access
 from compiler.ir import loop, tile
 from compiler.ir.expr import Const, Load, Var
+from compiler.ir.index import Ranges
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Accum, Init, Stmt, Store
+from compiler.ir.statement import Accum, If, Init, Stmt, Store
 from compiler.ir.tensor import Tensor
 
 F = TypeVar("F", loop.For, tile.For)
@@ -74,6 +76,39 @@ def contiguous(strides: list[int | None]) -> float:
     """The share of accesses that touch consecutive elements or always the same one, of those that matter."""
     moving = [s for s in strides if s != 0]
     return sum(s == 1 for s in moving) / len(moving) if moving else 0.0
+
+
+def sides(body: tuple[Stmt, ...], row: Var, tensors: Mapping[str, Tensor], ranges: Ranges) -> tuple[float, float]:
+    """Of the elements that a row touches, the shares that are consecutive from row to row, and along the loops around
+    them. An element counts once, however often it is read; what is the same for all rows, or in all of a loop, does
+    not count."""
+    found = list(_touched(body, (), tensors, ranges, row))
+    beside = [(n, at) for n, at, _ in found if at != 0]
+    along = [(n, at) for n, _, at in found if at != 0]
+    return _consecutive(beside), _consecutive(along)
+
+
+def _consecutive(moving: list[tuple[int, int | None]]) -> float:
+    return sum(n for n, at in moving if at == 1) / sum(n for n, _ in moving) if moving else 0.0
+
+
+def _touched(
+    body: tuple[Stmt, ...], around: tuple[loop.For, ...], tensors: Mapping[str, Tensor], ranges: Ranges, row: Var
+) -> Iterator[tuple[int, int | None, int | None]]:
+    """Of each access how many elements it touches, and how far apart they are from row to row and along its loop."""
+    for s in body:
+        if isinstance(s, loop.For):
+            yield from _touched(s.body, (*around, s), tensors, ranges, row)
+        elif isinstance(s, If):
+            yield from _touched(s.body, around, tensors, ranges, row)
+        else:
+            for buffer, index, _ in access.accesses((s,)):
+                if buffer in tensors:
+                    place = access.address(index, tensors[buffer], ranges)
+                    moves = [access.stride(place, Var(f.var)) for f in around]
+                    lengths = [f.extent.value if isinstance(f.extent, Const) else 1 for f in around]
+                    count = math.prod(int(n) for n, at in zip(lengths, moves, strict=True) if at != 0)
+                    yield count, access.stride(place, row), moves[-1] if moves else 0
 
 
 def used_as_value(body: tuple[Stmt, ...], loops: set[Var]) -> bool:

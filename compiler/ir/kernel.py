@@ -19,7 +19,7 @@ from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import Expr, Load, Op, Select, Size, Var, type_error
 from compiler.ir.node import Node
 from compiler.ir.statement import Stmt as Stmt
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, verify_params
 
 # How to run a loop, which changes nothing of what it computes: `rolled` asks not to write it out, `ahead` asks memory
 # early for what it loads, `past` keeps what it stores out of the caches.
@@ -261,8 +261,10 @@ def verify(program: Program) -> None:
         raise ValueError(
             f"program {program.name}: {program.zeros} are not its last temporaries, which alone may be zero"
         )
+    there = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
     for f in program.functions:
         buffers = {p.name: p.dtype for p in f.params}
+        verify_params(f"function {f.name}", f.params, there)
         unknown = (set(f.writes) | set(f.exchanged)) - set(buffers)
         if unknown:
             raise ValueError(f"function {f.name}: writes {sorted(unknown)}, which are not parameters")

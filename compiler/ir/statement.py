@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Expr, Size, Var
 from compiler.ir.node import Node
-from compiler.ir.tensor import Tensor, verify_expression
+from compiler.ir.tensor import Tensor, verify_expression, verify_params
 
 
 class Stmt(Node):
@@ -148,8 +148,10 @@ VerifyOwn = Callable[[Stmt, Known], None]  # a statement that only one IR has
 
 def verify(program: Program, own: VerifyOwn) -> None:
     """Only what exists is touched, names are bound once and before use; raises ValueError naming kernel and name."""
+    there = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
     for kernel in program.kernels:
         buffers = {p.name: (p.dtype, len(p.shape)) for p in kernel.params}
+        verify_params(f"kernel {kernel.name}", kernel.params, there)
         if unknown := set(kernel.writes) - set(buffers):
             raise ValueError(f"kernel {kernel.name}: writes {sorted(unknown)}, which are not parameters")
         if set(kernel.once) - (set(buffers) - set(kernel.writes)) or set(kernel.past) - set(kernel.writes):

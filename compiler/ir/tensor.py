@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 
 from compiler.ir.dtype import DType, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Op, Select, Size, Var, dim, static, type_error, variables
@@ -186,6 +186,28 @@ def bound(equation: Equation) -> tuple[Axis, ...]:
         case Scatter():
             return equation.over
     return equation.axes
+
+
+def reach(t: Tensor) -> int | None:
+    """Elements from the first of a tensor to behind its last one; None where these depend on symbolic sizes."""
+    if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+        return None
+    if any(static(n) == 0 for n in t.shape):
+        return 0
+    return 1 + sum((static(n) - 1) * static(s) for n, s in zip(t.shape, t.strides, strict=True))
+
+
+def verify_params(where: str, params: Iterable[Tensor], buffers: Mapping[str, Tensor]) -> None:
+    """No parameter leaves the buffer that is called so; raises ValueError naming it."""
+    for p in params:
+        buffer = buffers.get(p.name)
+        if buffer is None or buffer is p:
+            continue
+        seen, there = reach(p), reach(buffer)
+        if p.dtype is not buffer.dtype or (seen is not None and there is not None and seen > there):
+            raise ValueError(
+                f"{where}: {p.name} is seen as {seen} elements of {p.dtype}, and has {there} of {buffer.dtype}"
+            )
 
 
 def verify(program: Program) -> None:

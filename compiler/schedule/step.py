@@ -12,4 +12,5 @@ class Step(Node):
 
     makes: ClassVar[tuple[str, ...]] = ()
     stems: ClassVar[tuple[str, ...]] = ()
+    temporaries: ClassVar[tuple[str, ...]] = ()  # fields among these that name buffers of the program
     worded: ClassVar[tuple[str, ...]] = ("width",)  # said by keyword, as names are

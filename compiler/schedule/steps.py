@@ -128,6 +128,7 @@ class Permute(Step):
     """
 
     makes = ("tile", "into")
+    temporaries = ("tile",)
     buffer: str
     tile: str
     order: tuple[int, ...]
@@ -310,6 +311,7 @@ class SplitScan(Step):
     """
 
     makes = ("tile", "total", "into", "rows")
+    temporaries = ("tile",)
     accumulator: str
     loop: str
     length: int
@@ -497,6 +499,11 @@ def _default(step: type[Step], field: str) -> str:
 def names_made(step: Step) -> tuple[str, ...]:
     """What a step calls the loops, tiles and scalars that it makes."""
     return tuple(strings(tuple(getattr(step, f) for f in step.makes)))
+
+
+def temporaries_made(schedule: Schedule) -> set[str]:
+    """What the steps of a schedule call the temporaries that they add to the program."""
+    return set(strings(tuple(getattr(step, f) for step in schedule.steps for f in step.temporaries)))
 
 
 def parse(text: str) -> Schedule:

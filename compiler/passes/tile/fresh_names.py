@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
-from compiler.ir import loop
+from compiler.ir import alike, loop
+from compiler.ir.expr import fresh
 from compiler.ir.statement import Kernel, Let, Program
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.tile.steps import apply_step, bound
 from compiler.schedule.endings import strings
-from compiler.schedule.steps import NameTaken, Schedule, Step, names_made, naming_fields
+from compiler.schedule.steps import NameTaken, Schedule, Step, names_made, naming_fields, temporaries_made
 
 
 def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedule:
@@ -40,6 +41,21 @@ def fresh_names(program: Program, kernel: Kernel, schedule: Schedule) -> Schedul
             program, kernel = apply_step(program, kernel, step)
         steps.append(step)
     return Schedule(tuple(steps))
+
+
+def buffers_of(program: Program, schedules: Iterable[Schedule]) -> set[str]:
+    """What the buffers of a program are called, and the temporaries that schedules add to it."""
+    there = {t.name for t in (*program.inputs, *program.outputs, *program.temps)}
+    return there.union(*map(temporaries_made, schedules))
+
+
+def own_temporaries(kernel: Kernel, schedule: Schedule, taken: set[str]) -> Schedule:
+    """The schedule with other names for temporaries that it makes, where these are `taken`; now they are, too."""
+    made = temporaries_made(schedule)
+    used = {*taken, *alike.names(kernel), *(name for step in schedule.steps for name in names_made(step))}
+    table = {name: fresh(f"{name}_", used) for name in sorted(made & taken)}
+    taken |= {table.get(name, name) for name in made}
+    return Schedule(tuple(renamed_step(step, table) for step in schedule.steps)) if table else schedule
 
 
 def renamed_step(step: Step, table: Mapping[str, str]) -> Step:

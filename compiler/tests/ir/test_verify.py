@@ -94,3 +94,19 @@ def test_an_error_of_text_names_line_and_column() -> None:
 def test_a_kernel_reads_once_what_it_only_reads_and_writes_past_the_caches_what_it_writes(said: str) -> None:
     with pytest.raises(ValueError, match="past the caches"):
         IRS["tile"].verify(IRS["tile"].parse(CACHED.format(said)))
+
+
+VIEW = "def f(x: f32[4, 6], *, y: f32[4]):\n    with kernel('k', [view(x, {}), y], writes=[y]):\n        y[0] = 1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("seen", "said"),
+    [
+        ("f32[5, 6]", "x is seen as 30 elements of f32, and has 24 of f32"),
+        ("i32[24]", "x is seen as 24 elements of i32, and has 24 of f32"),
+    ],
+)
+def test_no_kernel_sees_more_of_a_buffer_than_there_is(seen: str, said: str) -> None:
+    IRS["loop"].verify(IRS["loop"].parse(VIEW.format("f32[3, 8]")))
+    with pytest.raises(ValueError, match=said):
+        IRS["loop"].verify(IRS["loop"].parse(VIEW.format(seen)))

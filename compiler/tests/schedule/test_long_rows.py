@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from compiler import frontend, pipeline
+from compiler.ir import loop_text
 from compiler.ir.expr import static
 from compiler.targets import cpu, nvidia
 from compiler.targets.target import Target
@@ -39,3 +40,22 @@ def test_what_is_shared_out_is_right() -> None:
     torch.manual_seed(fresh_seed())
     x = torch.randn(1 << 16, 4) + 3
     torch.testing.assert_close(called(normalised, [x], "sm_90a"), normalised(x), rtol=1e-4, atol=1e-4)
+
+
+# The gradient of a loss, by its scores: rows lie along the classes, only the labels and the logarithms from row to row.
+LOSS = """
+def loss(x: bf16[4096, 5027], label: i64[4096], high: f32[4096], log: f32[4096], *, y: bf16[4096, 5027]):
+    with kernel("loss", [x, label, high, log, y], writes=[y]):
+        for i in parallel(4096):
+            at = where(label[i] != -100, label[i], 0)
+            total: f32 = 0.0
+            for r in reduce(5027):
+                total += where(r == at, -1.0, 0.0)
+            for j in parallel(5027):
+                y[i, j] = bf16(where(j == at, -1.0, 0.0) - exp(f32(x[i, j]) - high[i] - log[i]) * total)
+"""
+
+
+def test_what_is_read_once_a_row_does_not_make_columns_of_rows() -> None:
+    text = pipeline.lower(loop_text.parse(LOSS), nvidia.SM_90A, source="loop", until="cuda").show("cuda")
+    assert 'bind("j", lanes' in text and "columns" not in text

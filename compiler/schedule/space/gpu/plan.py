@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.nests import contiguous, paths_of, rows_of
+from compiler.analysis.nests import paths_of, rows_of, sides
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, dim, product
 from compiler.ir.index import extent_range, value_range
@@ -69,10 +69,8 @@ class Plan:
         """Memory is contiguous along the rows rather than along the loops inside."""
         ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
         ranges |= {f.var: extent_range(f.extent) for path in paths for f in path}
-        leaves = [path[-1] for path in paths]
-        side = contiguous(access.strides(inside, Var(rows[-1].var), self.tensors, ranges))
-        along = sum(contiguous(access.strides(f.body, Var(f.var), self.tensors, ranges)) for f in leaves) / len(leaves)
-        return side > along
+        beside, along = sides(inside, Var(rows[-1].var), self.tensors, ranges)
+        return beside > along
 
     def read_again(self, leaves: list[Leaf]) -> list[str]:
         """Buffers of which several loops read the whole row, each iteration its own element."""

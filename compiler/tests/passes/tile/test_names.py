@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from compiler import pipeline
+from compiler import frontend, pipeline
 from compiler.ir import loop_text
 from compiler.passes.loop_to_tile import loop_to_tile
-from compiler.passes.tile.fresh_names import fresh_names
+from compiler.passes.tile.fresh_names import fresh_names, own_temporaries
 from compiler.passes.tile.steps import apply
-from compiler.schedule.steps import NameTaken, parse, show
-from compiler.targets import cpu
+from compiler.schedule.steps import NameTaken, parse, show, temporaries_made
+from compiler.targets import cpu, nvidia
 from compiler.tests.meaning import fresh_seed, same_meaning
 
 # What a matmul's loop j is split into is called as a loop of it, and as a value beside it.
@@ -70,3 +71,40 @@ def test_a_heuristic_finds_other_names() -> None:
     assert made.fallbacks == () and "tensorize" in text, text
     assert "k0_" in text, text
     same_meaning(("loop", given), ("tile", made.stages["tile"]), fresh_seed())
+
+
+def both_weights(a: torch.Tensor, b: torch.Tensor, x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> list[object]:
+    """The gradients of the weights of two convolutions of one `x`, as a residual block that halves its image has."""
+
+    def gradient(g: torch.Tensor, w: torch.Tensor, pad: int) -> object:
+        args = [0], [2, 2], [pad, pad], [1, 1], False, [0, 0], 1, [False, True, False]
+        return torch.ops.aten.convolution_backward(g, x, w, *args)[1]
+
+    return [gradient(a, w, 1), gradient(b, v, 0)]
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_kernels_that_copy_one_buffer_have_a_copy_each(watched: bool) -> None:
+    shapes = [(32, 256, 14, 14), (32, 256, 14, 14), (32, 128, 28, 28), (256, 128, 3, 3), (256, 128, 1, 1)]
+    program = frontend.capture(both_weights, [torch.empty(shape) for shape in shapes]).program
+    trace = (lambda *seen, **more: None) if watched else None
+    stages = pipeline.lower(program, nvidia.SM_90A, until="kernel", trace=trace).stages
+    own: dict[str, set[str]] = {}
+    for k in stages["tile"].kernels:
+        own.setdefault(k.whole, set()).update(p.name for p in k.params if "permuted" in p.name)
+    first, second = own.values()
+    assert len(first) == len(second) == 2 and not first & second, own
+    copies = {t.name: t.shape for t in stages["kernel"].temps}
+    seen = {p.name: p.shape for f in stages["kernel"].functions for p in f.params}
+    assert {name: seen[name] for name in first | second}.items() <= copies.items()
+    assert len({copies[name] for name in first | second if name.startswith("x_")}) == 2  # of other sizes
+
+
+def test_copies_of_kernels_that_are_given_schedules_are_apart_from_others() -> None:
+    kernel = loop_text.parse(PRODUCT).kernels[0]
+    given = parse('permute("a", "a_permuted", (1, 0), into=("a0", "a1"))\nbind("a0", "vector")')
+    taken = {"a_permuted", "a_permuted_"}
+    made = own_temporaries(kernel, given, taken)
+    assert temporaries_made(made) == {"a_permuted__1"} and "a_permuted__1" in taken
+    assert show(made) == show(given).replace('"a_permuted"', '"a_permuted__1"')
+    assert own_temporaries(kernel, given, set()) is given
