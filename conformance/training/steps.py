@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from compiler import backend
 from conformance.bench import duel
 from conformance.training.curves import OPTIONS
 from conformance.training.models import MODELS, Batch, Kind, Size
@@ -37,7 +36,7 @@ def contestants(
     kind = MODELS[name]
     model, (x, wanted) = kind.make(size).to(device), kind.batch(size)
     batch = x.to(device), wanted.to(device)
-    ways: dict[str, Compiled] = {OURS: partial(torch.compile, backend=backend.mlcomp, fullgraph=True, options=OPTIONS)}
+    ways: dict[str, Compiled] = {OURS: partial(torch.compile, backend="mlcomp", fullgraph=True, options=OPTIONS)}
     ways |= {rival: RIVALS[rival] for rival in rivals}
     made = {
         way: partial(_steps, _step(copy.deepcopy(model), batch, kind, size.rate, compiled, dtype))
