@@ -35,6 +35,7 @@ from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.gpu.vectorize import vectorize
 from compiler.passes.gpu.warp_specialisation import warp_roles
+from compiler.passes.loop.align_rows import align_rows
 from compiler.passes.loop.demote import demote
 from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
@@ -173,6 +174,7 @@ PIPELINE = (
     Pass("fuse-rows", "loop", "loop", "what a row hands on stays in its block", _for(fuse_rows), True, "cuda"),
     Pass("demote", "loop", "loop", "what is read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
     Pass("parts", "loop", "loop", "what is only put together is made in place", lambda p, _: parts(p), True, "cuda"),
+    Pass("align-rows", "loop", "loop", "rows of matmuls begin at 16 bytes", lambda p, _: align_rows(p), True, "cuda"),
     Pass("views", "loop", "loop", "indices go along axes of their own", lambda p, _: views(p), True, "cuda"),
     Pass("merge-axes", "loop", "loop", "axes contracted as one are one", lambda p, _: merge_axes(p), True, "cuda"),
     Pass("order-kernels", "loop", "loop", "under a memory limit, little is alive at once", _order, optional=True),

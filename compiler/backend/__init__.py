@@ -143,10 +143,16 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
             bw_compiler=compile_part,
             inference_compiler=compile_part,
             keep_inference_input_mutations=True,
-            partition_fn=partition,
+            partition_fn=functools.partial(partition, aligned=_is_for_gpu(inputs, options)),
             decompositions=frontend.decompositions(),
         )
     return made
+
+
+def _is_for_gpu(inputs: Sequence[Any], options: Options) -> bool:
+    if options.target is not None:
+        return options.target.kind == "cuda"
+    return any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
 
 
 def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], None]) -> Options:
