@@ -72,7 +72,9 @@ def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[backend.Compile
     assert made.stride() == (WORDS, 1)
     torch.autograd.backward(made.sum())
     assert x.grad is not None
-    torch.testing.assert_close(x.grad, gradients(lambda a, b: both(a, b).sum(), x.detach(), w.detach())[1])
+    torch.testing.assert_close(
+        x.grad, gradients(lambda a, b: both(a, b).sum(), x.detach(), w.detach())[1], atol=1e-3, rtol=1e-3
+    )
 
 
 def test_rows_that_are_flattened_stay_dense(rows_apart: list[backend.Compiled]) -> None:
