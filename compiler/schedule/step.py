@@ -13,4 +13,4 @@ class Step(Node):
     makes: ClassVar[tuple[str, ...]] = ()
     stems: ClassVar[tuple[str, ...]] = ()
     temporaries: ClassVar[tuple[str, ...]] = ()  # fields among these that name buffers of the program
-    worded: ClassVar[tuple[str, ...]] = ("width",)  # said by keyword, as names are
+    worded: ClassVar[tuple[str, ...]] = ("width", "rounds")  # said by keyword, as names are

@@ -8,7 +8,8 @@ store_at("e", "i0")
 ```
 A step names loops by their variable and buffers by their name, and says what those that it makes are called: no two of
 a kernel may be called the same. One that makes many adds endings to stems: the loop over rows that clears a scalar
-is `i_first` by the stem `i`. Threads that copy move `width` neighbours at once, by default as many as they can.
+is `i_first` by the stem `i`. Threads that copy move `width` neighbours at once, by default as many as they can; so many
+`rounds` of this are written out at a time, by default all.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ class Stage(Step):
     how: str = ""
     swizzle: int = 0
     width: int = 0
+    rounds: int = 0
 
 
 class Margin(Step):
@@ -184,12 +186,18 @@ class Tensorize(Step):
     """The perfectly nested loops `loops` (m, n, k, or n, k) around a contraction become one tensor instruction.
 
     Groups of a block's threads, as many as the instruction needs, share the accumulator as a `grid`: so many along m,
-    so many along n. A CPU needs none.
+    so many along n. A CPU needs none. Along the axes `neighbours` of "mn" the registers of a thread have neighbours, of
+    which a factor that lies along such an axis in memory gives four at once. With `again` columns that whole blocks of
+    a CPU's instruction leave over are made in one that ends with them, some of them twice, instead of by code of their
+    own.
     """
 
+    worded = ("neighbours", "again")
     loops: tuple[str, ...]
     instruction: str
     grid: tuple[int, ...] = ()
+    neighbours: str = ""
+    again: bool = False
 
 
 class Pad(Step):
@@ -220,6 +228,7 @@ class Cache(Step):
     swizzle: int = 0
     into: str | tuple[str, ...] = ""
     width: int = 0
+    rounds: int = 0
 
 
 class Promote(Step):
@@ -286,6 +295,7 @@ class Writeback(Step):
     how: str
     swizzle: int = 0
     width: int = 0
+    rounds: int = 0
 
 
 class LoadAhead(Step):
