@@ -43,6 +43,7 @@ from compiler.passes.loop.order_kernels import order_kernels
 from compiler.passes.loop.parts import parts
 from compiler.passes.loop.recompute import recompute
 from compiler.passes.loop.views import views
+from compiler.passes.loop.window_rows import window_rows
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.packed import packed
 from compiler.passes.requirements import requirements, without_requirements
@@ -174,6 +175,7 @@ PIPELINE = (
     Pass("demote", "loop", "loop", "what is read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
     Pass("parts", "loop", "loop", "what is only put together is made in place", lambda p, _: parts(p), True, "cuda"),
     Pass("views", "loop", "loop", "indices go along axes of their own", lambda p, _: views(p), True, "cuda"),
+    Pass("window-rows", "loop", "loop", "windows of few channels are runs of a copy", _for(window_rows), True, "cuda"),
     Pass("merge-axes", "loop", "loop", "axes contracted as one are one", lambda p, _: merge_axes(p), True, "cuda"),
     Pass("order-kernels", "loop", "loop", "under a memory limit, little is alive at once", _order, optional=True),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
