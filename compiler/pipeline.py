@@ -49,6 +49,7 @@ from compiler.passes.packed import packed
 from compiler.passes.requirements import requirements, without_requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
+from compiler.passes.tensor.remake import remake
 from compiler.passes.tensor.sink import sink
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile.fresh_names import buffers_of, fresh_names, own_temporaries
@@ -168,6 +169,8 @@ PIPELINE = (
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
     Pass("sink", "tensor", "tensor", "what few elements of are read is not stored", lambda p, _: sink(p), True),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
+    Pass("remake", "tensor", "tensor", "what readers make of fewer bytes is not stored", lambda p, _: remake(p), True,
+        "cuda"),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax are in its loop nest", _for(fuse_attention), True),
     Pass("recompute", "loop", "loop", "matmuls around what only they read make it", _for(recompute), True, "cuda"),
