@@ -45,11 +45,13 @@ from compiler.passes.loop.order_kernels import order_kernels
 from compiler.passes.loop.parts import parts
 from compiler.passes.loop.recompute import recompute
 from compiler.passes.loop.views import views
+from compiler.passes.loop.window_rows import window_rows
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.packed import packed
 from compiler.passes.requirements import requirements, without_requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
+from compiler.passes.tensor.remake import remake
 from compiler.passes.tensor.sink import sink
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile.fresh_names import buffers_of, fresh_names, own_temporaries
@@ -176,6 +178,8 @@ PIPELINE = (
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
     Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", lambda p, _: sink(p), True),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
+    Pass("remake", "tensor", "tensor", "values are stored unless their readers can recompute them from fewer bytes",
+        lambda p, _: remake(p), True, "cuda"),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", lambda p, _: tensor_to_loop(p)),
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax share its loop nest", _for(fuse_attention), True),
     Pass("recompute", "loop", "loop", "matmuls read only by matmuls are recomputed", _for(recompute), True, "cuda"),
@@ -184,6 +188,7 @@ PIPELINE = (
     Pass("parts", "loop", "loop", "parts of a concatenation are stored in place", lambda p, _: parts(p), True, "cuda"),
     Pass("align-rows", "loop", "loop", "rows of matmuls begin at 16 bytes", lambda p, _: align_rows(p), True, "cuda"),
     Pass("views", "loop", "loop", "buffers have an axis for each index", lambda p, _: views(p), True, "cuda"),
+    Pass("window-rows", "loop", "loop", "windows of few channels are runs of a copy", _for(window_rows), True, "cuda"),
     Pass("merge-axes", "loop", "loop", "adjacent contracted axes are one", lambda p, _: merge_axes(p), True, "cuda"),
     Pass("order-kernels", "loop", "loop", "under a memory limit, kernels are in order of least memory", _order, True),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),

@@ -192,10 +192,10 @@ class Tensorize(Step):
     """Replace `loops` (m, n, k or n, k), perfectly nested around a contraction, by one tensor instruction.
 
     `grid` gives the number of thread groups along m and along n that share the accumulator; a group has as many threads
-    as the instruction needs. It is empty for a CPU. `neighbours` names the axes of "mn" along which a thread's registers hold
-    adjacent elements, so that an operand contiguous along such an axis is loaded four elements at once. With `again`,
-    the columns left over by whole blocks of a CPU's instruction are computed by one more block that ends with the last
-    column, so that some columns are computed twice.
+    as the instruction needs. It is empty for a CPU. `neighbours` names the axes of "mn" along which a thread's
+    registers hold adjacent elements, so that an operand contiguous along such an axis is loaded four elements at once.
+    With `again`, the columns left over by whole blocks of a CPU's instruction are computed by one more block that ends
+    with the last column, so that some columns are computed twice.
     """
 
     worded = ("neighbours", "again")
