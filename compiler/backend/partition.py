@@ -12,6 +12,8 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from compiler.backend.saved import rows_together
+
 _aten = torch.ops.aten
 _EQUALITIES = frozenset({_aten.eq, _aten.ne})
 
@@ -32,6 +34,7 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> tupl
             for operand in node.all_input_nodes:
                 operand.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     made: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(joint, inputs, **options)
+    rows_together(*made, options["num_fwd_outputs"])
     return made
 
 
