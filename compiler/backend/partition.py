@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from compiler.backend import saved
+from compiler.backend import saved, saved_order
 
 _aten = torch.ops.aten
 _EQUALITIES = frozenset({_aten.eq, _aten.ne})
@@ -36,6 +36,7 @@ def partition(
             for operand in node.all_input_nodes:
                 operand.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    saved_order.rows_together(forward, backward, options["num_fwd_outputs"])
     if aligned:
         saved.align(forward, backward, options["num_fwd_outputs"])
     return forward, backward

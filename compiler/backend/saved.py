@@ -32,10 +32,10 @@ def align(forward: GraphModule, backward: GraphModule, results: int) -> None:
     listed: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
     outputs = [n for n in listed if isinstance(n, Node)]
     places = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
-    memory = [_memory(n) for n in outputs]
+    memory = [memory_of(n) for n in outputs]
     for node in dict.fromkeys(n for n in listed[results:] if isinstance(n, Node)):
         place = places.get(node.name)
-        if place is None or memory.count(_memory(node)) > 1 or node.op != "call_function" or _is_view(node):
+        if place is None or memory.count(memory_of(node)) > 1 or node.op != "call_function" or _is_view(node):
             continue
         strides = _aligned(node.meta["val"])
         if strides is not None and _reads_whole_rows(node) and _reads_whole_rows(place):
@@ -62,16 +62,16 @@ def _reads_whole_rows(node: Node) -> bool:
     return all(
         getattr(user.target, "overloadpacket", None) not in _BY_STRIDES
         and (not _is_view(user) or _length_of_rows(user) == row)
-        for user in _users(node)
+        for user, _ in uses(node)
     )
 
 
-def _users(node: Node) -> Iterator[Node]:
-    """What reads a value or views of it."""
+def uses(node: Node) -> Iterator[tuple[Node, Node]]:
+    """The calls that read a value or a view of it, each with what it is given."""
     for user in node.users:
-        yield user
+        yield user, node
         if _is_view(user):
-            yield from _users(user)
+            yield from uses(user)
 
 
 def _length_of_rows(node: Node) -> int:
@@ -86,6 +86,7 @@ def _is_view(node: Node) -> bool:
     return isinstance(node.target, OpOverload) and (node.target.is_view or node.target.overloadpacket in _ALSO_VIEWS)
 
 
-def _memory(node: Node) -> object:
-    x = node.meta.get("val")
+def memory_of(node: object) -> object:
+    """What is the same for values that share memory."""
+    x = node.meta.get("val") if isinstance(node, Node) else None
     return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) and x.layout is torch.strided else node

@@ -55,7 +55,8 @@ def _once(program: Program) -> Program | None:
 
 def _known(program: Program) -> _Known:
     every = equations(program)
-    readers: dict[str, list[Equation]] = {t.name: [] for t in (*program.inputs, *every)}
+    names = (*(t.name for t in program.inputs), *(e.name for e in every))
+    readers: dict[str, list[Equation]] = {name: [] for name in names}
     for e in every:
         for name in reads(e):
             readers[name].append(e)
