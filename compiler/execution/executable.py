@@ -337,7 +337,7 @@ def build_captured(
 ) -> Executable:
     """The second half of `compile`: a captured program to an executable."""
     if check_indices not in CHECKS:
-        raise CompilerError(f"check_indices is one of {', '.join(CHECKS)}, not {check_indices!r}")
+        raise CompilerError(f"check_indices must be one of {', '.join(CHECKS)}, not {check_indices!r}")
     machine = _named(target)
     if check_indices == "off":
         warnings.warn(UNCHECKED, UncheckedWarning, stacklevel=2)
