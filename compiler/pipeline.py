@@ -31,6 +31,7 @@ from compiler.passes.gpu.completed import completed
 from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
+from compiler.passes.gpu.shared_copies import shared_copies
 from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.gpu.vectorize import vectorize
@@ -99,6 +100,7 @@ class Pass:
     """`run(program, context)` takes a program of stage `source` to one of stage `result`.
 
     An optional pass may be left out (the program stays right without it), which is how a bisect finds the guilty one.
+    One that is `together` sees all kernels of a program, where others may be given those that are alike but once.
     """
 
     name: str
@@ -108,6 +110,7 @@ class Pass:
     run: Callable[[Any, Context], Any]
     optional: bool = False
     kind: str = ""  # of the targets that it is for, where not for all
+    together: bool = False
 
 
 def _decompose(program: aten.Program, context: Context) -> tensor.Program:
@@ -159,6 +162,10 @@ def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Progr
     return dependent_launch.dependent_launch(program, context.target)
 
 
+def _shared_copies(program: kernel.Program, context: Context) -> kernel.Program:
+    return program if context.target.memory else shared_copies(program)  # what is shared is alive for longer
+
+
 def _texts(context: Context) -> dict[str, str]:
     return {name: show_schedule(s) for name, s in context.schedules.items()}
 
@@ -199,6 +206,7 @@ PIPELINE = (
     Pass("exact", "kernel", "kernel", "nothing is rounded that 16 bits hold", lambda p, _: exact(p), optional=True),
     Pass("packed", "kernel", "kernel", "halves of bytes are widened in pairs", lambda p, _: packed(p), True, "cuda"),
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for those before", _dependent_launch, True, "cuda"),
+    Pass("shared-copies", "kernel", "kernel", "no two functions make the same copy", _shared_copies, True, "cuda", True),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
@@ -399,6 +407,7 @@ def _lower(
     applications = Applications(gate, trace)
     unscheduled: list[Pass] = []
     kinds: equal_kernels.Kinds | None = None
+    lowered: dict[str, equal_kernels.Lowered] | None = None  # all kernels, those that are alike no longer as one
     loops: Any = None  # what schedules are chosen for
     while left:
         p, *left = left
@@ -412,7 +421,7 @@ def _lower(
                     program = kinds.program
             loops = program
             schedules, fallbacks = _chosen(program, target, given, None, stored)
-        if kinds is not None and p.result not in IRS:
+        if kinds is not None and lowered is None and (p.together or p.result not in IRS):
             lowered = _whole(kinds, made, schedules or {}, fallbacks)
             program = made.get("kernel", made["tile"])
         number = applications.number + 1
@@ -429,14 +438,13 @@ def _lower(
             plainer, fallbacks = _chosen(loops, target, given, partial(_carry_out, unscheduled, target), stored)
             if plainer == schedules:
                 raise
-            schedules, left, program = plainer, unscheduled, loops
+            schedules, left, program, lowered = plainer, unscheduled, loops, None
             continue
         if trace is not None:
             trace(Application(number, p.name, p.result, before, program, p.source == p.result))
         made[p.result] = program
     if kinds is not None:
-        if made.keys() & IRS.keys() == made.keys():
-            lowered = _whole(kinds, made, schedules or {}, fallbacks)
+        lowered = lowered or _whole(kinds, made, schedules or {}, fallbacks)
         kinds.remember()
         schedules = {name: x.schedule for name, x in lowered.items()}
         fallbacks = tuple(Fallback(name, x.given_up) for name, x in lowered.items() if x.given_up)
