@@ -32,6 +32,7 @@ from compiler.passes.gpu.completed import completed as completed_for_gpu
 from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
+from compiler.passes.gpu.shared_copies import shared_copies
 from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.gpu.vectorize import vectorize
@@ -105,9 +106,14 @@ class Context:
 class Pass:
     """One pass: `run(program, context)` lowers a program of stage `source` to one of stage `result`.
 
+<<<<<<< HEAD
     `invariant` states what holds afterwards; the verifier of `result` checks it. An `optional` pass may be skipped
     without making the program wrong, which is how a bisection finds the pass that introduced an error. `kind` lists the
     kinds of targets that the pass is for, separated by spaces; empty means all.
+=======
+    An optional pass may be left out (the program stays right without it), which is how a bisect finds the guilty one.
+    One that is `together` sees all kernels of a program, where others may be given those that are alike but once.
+>>>>>>> w-resnet
     """
 
     name: str
@@ -116,7 +122,12 @@ class Pass:
     invariant: str
     run: Callable[[Any, Context], Any]
     optional: bool = False
+<<<<<<< HEAD
     kind: str = ""
+=======
+    kind: str = ""  # of the targets that it is for, where not for all
+    together: bool = False
+>>>>>>> w-resnet
 
 
 def _decompose(program: aten.Program, context: Context) -> tensor.Program:
@@ -168,6 +179,10 @@ def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Progr
     return dependent_launch.dependent_launch(program, context.target)
 
 
+def _shared_copies(program: kernel.Program, context: Context) -> kernel.Program:
+    return program if context.target.memory else shared_copies(program)  # what is shared is alive for longer
+
+
 def _texts(context: Context) -> dict[str, str]:
     return {name: show_schedule(s) for name, s in context.schedules.items()}
 
@@ -205,10 +220,18 @@ PIPELINE = (
     Pass("barriers", "tile", "tile", "barriers separate conflicting accesses", _for(barriers), kind="cuda"),
     Pass("warp-roles", "tile", "tile", "warps have roles that synchronise by mbarriers", _for(warp_roles), kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
+<<<<<<< HEAD
     Pass("requirements", "kernel", "kernel", "each data check is one hoisted statement", _requirements, True),
     Pass("exact", "kernel", "kernel", "values that 16 bits hold exactly are not rounded", lambda p, _: exact(p), True),
     Pass("packed", "kernel", "kernel", "small integers are widened in pairs", lambda p, _: packed(p), True, "cuda"),
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _dependent_launch, True, "cuda"),
+=======
+    Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
+    Pass("exact", "kernel", "kernel", "nothing is rounded that 16 bits hold", lambda p, _: exact(p), optional=True),
+    Pass("packed", "kernel", "kernel", "halves of bytes are widened in pairs", lambda p, _: packed(p), True, "cuda"),
+    Pass("dependent-launch", "kernel", "kernel", "kernels wait for those before", _dependent_launch, True, "cuda"),
+    Pass("shared-copies", "kernel", "kernel", "no two functions make the same copy", _shared_copies, True, "cuda", True),
+>>>>>>> w-resnet
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
@@ -423,6 +446,7 @@ def _lower(
     applications = Applications(gate, trace)
     unscheduled: list[Pass] = []
     kinds: equal_kernels.Kinds | None = None
+    lowered: dict[str, equal_kernels.Lowered] | None = None  # all kernels, those that are alike no longer as one
     loops: Any = None  # what schedules are chosen for
     while left:
         p, *left = left
@@ -436,7 +460,7 @@ def _lower(
                     program = kinds.program
             loops = program
             schedules, fallbacks = _chosen(program, target, given, None, stored)
-        if kinds is not None and p.result not in IRS:
+        if kinds is not None and lowered is None and (p.together or p.result not in IRS):
             lowered = _whole(kinds, made, schedules or {}, fallbacks)
             program = made.get("kernel", made["tile"])
         number = applications.number + 1
@@ -453,14 +477,13 @@ def _lower(
             plainer, fallbacks = _chosen(loops, target, given, partial(_carry_out, unscheduled, target), stored)
             if plainer == schedules:
                 raise
-            schedules, left, program = plainer, unscheduled, loops
+            schedules, left, program, lowered = plainer, unscheduled, loops, None
             continue
         if trace is not None:
             trace(Application(number, p.name, p.result, before, program, p.source == p.result))
         made[p.result] = program
     if kinds is not None:
-        if made.keys() & IRS.keys() == made.keys():
-            lowered = _whole(kinds, made, schedules or {}, fallbacks)
+        lowered = lowered or _whole(kinds, made, schedules or {}, fallbacks)
         kinds.remember()
         schedules = {name: x.schedule for name, x in lowered.items()}
         fallbacks = tuple(Fallback(name, x.given_up) for name, x in lowered.items() if x.given_up)
