@@ -106,14 +106,10 @@ class Context:
 class Pass:
     """One pass: `run(program, context)` lowers a program of stage `source` to one of stage `result`.
 
-<<<<<<< HEAD
     `invariant` states what holds afterwards; the verifier of `result` checks it. An `optional` pass may be skipped
     without making the program wrong, which is how a bisection finds the pass that introduced an error. `kind` lists the
-    kinds of targets that the pass is for, separated by spaces; empty means all.
-=======
-    An optional pass may be left out (the program stays right without it), which is how a bisect finds the guilty one.
-    One that is `together` sees all kernels of a program, where others may be given those that are alike but once.
->>>>>>> w-resnet
+    kinds of targets that the pass is for, separated by spaces; empty means all. A pass that is
+    `together` sees all kernels of a program; others may be given equal kernels only once.
     """
 
     name: str
@@ -122,12 +118,8 @@ class Pass:
     invariant: str
     run: Callable[[Any, Context], Any]
     optional: bool = False
-<<<<<<< HEAD
     kind: str = ""
-=======
-    kind: str = ""  # of the targets that it is for, where not for all
     together: bool = False
->>>>>>> w-resnet
 
 
 def _decompose(program: aten.Program, context: Context) -> tensor.Program:
@@ -220,18 +212,11 @@ PIPELINE = (
     Pass("barriers", "tile", "tile", "barriers separate conflicting accesses", _for(barriers), kind="cuda"),
     Pass("warp-roles", "tile", "tile", "warps have roles that synchronise by mbarriers", _for(warp_roles), kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
-<<<<<<< HEAD
     Pass("requirements", "kernel", "kernel", "each data check is one hoisted statement", _requirements, True),
     Pass("exact", "kernel", "kernel", "values that 16 bits hold exactly are not rounded", lambda p, _: exact(p), True),
     Pass("packed", "kernel", "kernel", "small integers are widened in pairs", lambda p, _: packed(p), True, "cuda"),
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _dependent_launch, True, "cuda"),
-=======
-    Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
-    Pass("exact", "kernel", "kernel", "nothing is rounded that 16 bits hold", lambda p, _: exact(p), optional=True),
-    Pass("packed", "kernel", "kernel", "halves of bytes are widened in pairs", lambda p, _: packed(p), True, "cuda"),
-    Pass("dependent-launch", "kernel", "kernel", "kernels wait for those before", _dependent_launch, True, "cuda"),
-    Pass("shared-copies", "kernel", "kernel", "no two functions make the same copy", _shared_copies, True, "cuda", True),
->>>>>>> w-resnet
+    Pass("shared-copies", "kernel", "kernel", "no two kernels make the same copy", _shared_copies, True, "cuda", True),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
