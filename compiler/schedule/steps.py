@@ -168,18 +168,19 @@ class Pack(Step):
     The tile lies in the order of `loops`, along some of which the factor may be the same, as what is broadcast is. It
     is filled as far outside as the factor allows: by one copy where the factor is a block of the buffer, else by loops
     called `into`, of which one is several, numbered, for the digits that the factor takes of it; the innermost is
-    cleared of guards and bound to vectors of at most `width` lanes. A `narrow` tile holds what is
-    widened as it is read.
+    cleared of guards and bound to vectors of `width` lanes, as far as that leaves so many. A `narrow` tile holds what
+    is widened as it is read. Rows of the tile lie `pad` elements further apart than they are long.
     """
 
     makes = ("tile", "into")
-    worded = ("narrow",)
+    worded = ("narrow", "pad")
     buffer: str
     tile: str
     loops: tuple[str, ...]
     into: tuple[str, ...]
     width: int = 1
     narrow: bool = False
+    pad: int = 0
 
 
 class Tensorize(Step):
