@@ -1,6 +1,6 @@
-"""The one ordered list of passes, each with the invariant that it establishes, and `lower`, which runs them.
+"""The ordered list of passes, each with the invariant that it establishes, and `lower`, which runs them.
 
-Programs, targets and schedules are values; nothing here reads the environment, a file or a clock.
+Programs, targets and schedules are immutable values. Nothing here reads the environment, a file or a clock.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.gpu.vectorize import vectorize
 from compiler.passes.gpu.warp_specialisation import warp_roles
+from compiler.passes.loop.align_rows import align_rows
 from compiler.passes.loop.demote import demote
 from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
@@ -43,11 +44,13 @@ from compiler.passes.loop.order_kernels import order_kernels
 from compiler.passes.loop.parts import parts
 from compiler.passes.loop.recompute import recompute
 from compiler.passes.loop.views import views
+from compiler.passes.loop.window_rows import window_rows
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.packed import packed
 from compiler.passes.requirements import requirements, without_requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
+from compiler.passes.tensor.remake import remake
 from compiler.passes.tensor.sink import sink
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile.fresh_names import buffers_of, fresh_names, own_temporaries
@@ -66,15 +69,20 @@ from compiler.schedule.steps import show as show_schedule
 from compiler.targets.target import Target
 
 IR_STAGES = tuple(IRS)
-TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir", "triton": "triton"}  # what each kind of target ends in
+TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir", "triton": "triton"}  # the last stage of each kind of target
 _WAYS = {
     "mlir": ("torch", "tensor"),
     "triton": ("torch", "tensor", "loop", "tile"),
-}  # the IRs on the way to a kind of target, where not all
+}  # the IRs that a program for a kind of target goes through, if not all
 
 
 def stages(target: Target) -> tuple[str, ...]:
-    """The stages of a program on its way to a target."""
+    """The stages that a program for this target goes through, in order, as names; the last one is text.
+
+    >>> from compiler.targets import cpu
+    >>> stages(cpu.BASELINE)
+    ('torch', 'tensor', 'loop', 'tile', 'kernel', 'cpp')
+    """
     return (*_WAYS.get(target.kind, IR_STAGES), TEXTS[target.kind])
 
 
@@ -85,7 +93,7 @@ Schedules = Mapping[str, Schedule]
 
 @dataclass(frozen=True)
 class Context:
-    """What a pass may ask for besides the program."""
+    """What a pass may read besides the program: the target and the schedules; and the log of applications."""
 
     target: Target
     schedules: Schedules
@@ -94,9 +102,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Pass:
-    """`run(program, context)` takes a program of stage `source` to one of stage `result`.
+    """One pass: `run(program, context)` lowers a program of stage `source` to one of stage `result`.
 
-    An optional pass may be left out (the program stays right without it), which is how a bisect finds the guilty one.
+    `invariant` states what holds afterwards; the verifier of `result` checks it. An `optional` pass may be skipped
+    without making the program wrong, which is how a bisection finds the pass that introduced an error. `kind` lists the
+    kinds of targets that the pass is for, separated by spaces; empty means all.
     """
 
     name: str
@@ -105,7 +115,7 @@ class Pass:
     invariant: str
     run: Callable[[Any, Context], Any]
     optional: bool = False
-    kind: str = ""  # of the targets that it is for, where not for all
+    kind: str = ""
 
 
 def _decompose(program: aten.Program, context: Context) -> tensor.Program:
@@ -113,7 +123,7 @@ def _decompose(program: aten.Program, context: Context) -> tensor.Program:
 
 
 def _for(run: Callable[[Any, Target], Any]) -> Callable[[Any, Context], Any]:
-    """A pass that asks for the target and nothing else."""
+    """A pass that needs only the target."""
     return lambda program, context: run(program, context.target)
 
 
@@ -163,37 +173,41 @@ def _texts(context: Context) -> dict[str, str]:
 
 # fmt: off
 PIPELINE = (
-    Pass("decompose", "torch", "tensor", "only equations, one group a call", _decompose),
+    Pass("decompose", "torch", "tensor", "only equations; one group per call", _decompose),
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
-    Pass("sink", "tensor", "tensor", "what few elements of are read is not stored", lambda p, _: sink(p), True),
+    Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", lambda p, _: sink(p), True),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
-    Pass("tensor-to-loop", "tensor", "loop", "one loop nest for each group", lambda p, _: tensor_to_loop(p)),
-    Pass("fuse-attention", "loop", "loop", "matmuls around a softmax are in its loop nest", _for(fuse_attention), True),
-    Pass("recompute", "loop", "loop", "matmuls around what only they read make it", _for(recompute), True, "cuda"),
-    Pass("fuse-rows", "loop", "loop", "what a row hands on stays in its block", _for(fuse_rows), True, "cuda"),
-    Pass("demote", "loop", "loop", "what is read rounded is stored rounded", lambda p, _: demote(p), True, "cuda"),
-    Pass("parts", "loop", "loop", "what is only put together is made in place", lambda p, _: parts(p), True, "cuda"),
-    Pass("views", "loop", "loop", "indices go along axes of their own", lambda p, _: views(p), True, "cuda"),
-    Pass("merge-axes", "loop", "loop", "axes contracted as one are one", lambda p, _: merge_axes(p), True, "cuda"),
-    Pass("order-kernels", "loop", "loop", "under a memory limit, little is alive at once", _order, optional=True),
+    Pass("remake", "tensor", "tensor", "values are stored unless their readers can recompute them from fewer bytes",
+        lambda p, _: remake(p), True, "cuda"),
+    Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", lambda p, _: tensor_to_loop(p)),
+    Pass("fuse-attention", "loop", "loop", "matmuls around a softmax share its loop nest", _for(fuse_attention), True),
+    Pass("recompute", "loop", "loop", "matmuls read only by matmuls are recomputed", _for(recompute), True, "cuda"),
+    Pass("fuse-rows", "loop", "loop", "kernels over the same rows are one kernel", _for(fuse_rows), True, "cuda"),
+    Pass("demote", "loop", "loop", "values read as 16 bits are stored so", lambda p, _: demote(p), True, "cuda"),
+    Pass("parts", "loop", "loop", "parts of a concatenation are stored in place", lambda p, _: parts(p), True, "cuda"),
+    Pass("align-rows", "loop", "loop", "rows of matmuls begin at 16 bytes", lambda p, _: align_rows(p), True, "cuda"),
+    Pass("views", "loop", "loop", "buffers have an axis for each index", lambda p, _: views(p), True, "cuda"),
+    Pass("window-rows", "loop", "loop", "windows of few channels are runs of a copy", _for(window_rows), True, "cuda"),
+    Pass("merge-axes", "loop", "loop", "adjacent contracted axes are one", lambda p, _: merge_axes(p), True, "cuda"),
+    Pass("order-kernels", "loop", "loop", "under a memory limit, kernels are in order of least memory", _order, True),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
     Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
     Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
     Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda triton"),
-    Pass("stages", "tile", "tile", "what is copied ahead is in stages", lambda p, _: assign_stages(p), kind="cuda"),
-    Pass("layouts", "tile", "tile", "each tile says how its threads share it", _for(layouts), kind="cuda"),
-    Pass("thread-maps", "tile", "tile", "loops over lanes say how many rounds at once", _for(thread_maps), kind="cuda"),
-    Pass("vectorize", "tile", "tile", "copies have a width, and ask what may lie outside", lambda p, _: vectorize(p),
+    Pass("stages", "tile", "tile", "async copies are in pipeline stages", lambda p, _: assign_stages(p), kind="cuda"),
+    Pass("layouts", "tile", "tile", "every tile has a layout over threads", _for(layouts), kind="cuda"),
+    Pass("thread-maps", "tile", "tile", "loops over lanes have an unroll factor", _for(thread_maps), kind="cuda"),
+    Pass("vectorize", "tile", "tile", "copies have a vector width and bounds predicates", lambda p, _: vectorize(p),
         kind="cuda"),
     Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", lambda p, _: prefetch_fragments(p),
         kind="cuda"),
-    Pass("barriers", "tile", "tile", "threads wait where they touch the same memory", _for(barriers), kind="cuda"),
-    Pass("warp-roles", "tile", "tile", "each warp has a role, and they pass slots on", _for(warp_roles), kind="cuda"),
+    Pass("barriers", "tile", "tile", "barriers separate conflicting accesses", _for(barriers), kind="cuda"),
+    Pass("warp-roles", "tile", "tile", "warps have roles that synchronise by mbarriers", _for(warp_roles), kind="cuda"),
     Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
-    Pass("requirements", "kernel", "kernel", "each is checked once, as seldom as may be", _requirements, True),
-    Pass("exact", "kernel", "kernel", "nothing is rounded that 16 bits hold", lambda p, _: exact(p), optional=True),
-    Pass("packed", "kernel", "kernel", "halves of bytes are widened in pairs", lambda p, _: packed(p), True, "cuda"),
-    Pass("dependent-launch", "kernel", "kernel", "kernels wait for those before", _dependent_launch, True, "cuda"),
+    Pass("requirements", "kernel", "kernel", "each data check is one hoisted statement", _requirements, True),
+    Pass("exact", "kernel", "kernel", "values that 16 bits hold exactly are not rounded", lambda p, _: exact(p), True),
+    Pass("packed", "kernel", "kernel", "small integers are widened in pairs", lambda p, _: packed(p), True, "cuda"),
+    Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _dependent_launch, True, "cuda"),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
@@ -204,7 +218,7 @@ PIPELINE = (
 
 @dataclass(frozen=True)
 class Fallback:
-    """A kernel whose schedule was given up for a plainer one, and why: a defect of the heuristic that chose it."""
+    """A kernel whose chosen schedule could not be applied and was replaced by a simpler one: a heuristic's defect."""
 
     kernel: str
     reason: str
@@ -212,7 +226,11 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Lowering:
-    """The program at every stage reached; the last stage is text."""
+    """The program at every stage reached, by name of the stage; the last stage is text.
+
+    `schedules` has the schedule of each kernel, by its name. `fallbacks` lists the kernels whose chosen schedule was
+    replaced by a simpler one, with the reason.
+    """
 
     stages: Mapping[str, Any]
     target: Target
@@ -220,13 +238,13 @@ class Lowering:
     fallbacks: tuple[Fallback, ...] = ()
 
     def show(self, stage: str) -> str:
-        """The text of a stage; raises KeyError for one that was not reached."""
+        """The text of a stage; raises KeyError if the stage was not reached."""
         program = self.stages[stage]
         return program if isinstance(program, str) else IRS[stage].show(program)
 
 
 def passes_for(target: Target) -> tuple[Pass, ...]:
-    """The passes that a program for this target goes through, in order."""
+    """The passes that run for this target, in order."""
     order = stages(target)
     return tuple(
         p for p in PIPELINE if (not p.kind or target.kind in p.kind.split()) and p.source in order and p.result in order
@@ -234,7 +252,7 @@ def passes_for(target: Target) -> tuple[Pass, ...]:
 
 
 def from_tiles(program: statement.Program, target: Target) -> kernel.Program:
-    """A scheduled program of Tile IR as Kernel IR; optional passes are left out."""
+    """Lower a scheduled Tile IR program to Kernel IR, without optional passes."""
     made: Any = program
     for p in passes_for(target):
         if p.source == "tile" and not p.optional:
@@ -244,12 +262,16 @@ def from_tiles(program: statement.Program, target: Target) -> kernel.Program:
 
 
 def schedules_for(program: statement.Program, target: Target) -> dict[str, Schedule]:
-    """The heuristic's schedule of each kernel."""
+    """The heuristic's schedule of each kernel of a Loop IR program, by the kernel's name."""
     return _chosen(program, target, {})[0]
 
 
 def read_schedules(text: str, program: Any, target: Target, source: str = "torch") -> dict[str, Schedule]:
-    """The schedules that a text has for kernels of a program; raises ValueError naming the line."""
+    """Parse schedules for the kernels of a program, by the kernel's name.
+
+    A text without `with kernel(...)` blocks is the schedule of the only kernel; for that the program of stage `source`
+    is lowered to Loop IR. Raises ValueError, with the line, for text that is not a schedule.
+    """
     found = files.parse(text)
     if files.ONLY not in found:
         return found
@@ -258,13 +280,13 @@ def read_schedules(text: str, program: Any, target: Target, source: str = "torch
 
 
 def _known(schedules: Schedules, program: statement.Program) -> None:
-    """Refuse schedules for kernels that there are none of."""
+    """Raise CompilerError if a schedule names a kernel that the program does not have."""
     names = [k.name for k in program.kernels]
     for name in schedules:
         if name not in names:
             near = difflib.get_close_matches(name, names, 1, 0.0)
             meant = f"; did you mean {near[0]}? " if near else "; "
-            raise CompilerError(f"there is no kernel {name} to be scheduled{meant}There are {', '.join(names)}")
+            raise CompilerError(f"there is no kernel {name} to schedule{meant}There are {', '.join(names)}")
 
 
 def _chosen(
@@ -274,10 +296,10 @@ def _chosen(
     carry_out: Callable[[statement.Program, Schedules], None] | None = None,
     stored: Stored = NOTHING,
 ) -> tuple[dict[str, Schedule], tuple[Fallback, ...]]:
-    """The best schedule of each kernel that has none `given`, and what was given up for plainer ones.
+    """Choose a schedule for each kernel that has none `given`; return all schedules and the fallbacks.
 
-    With `carry_out`, which takes a program of one kernel and its schedule down the passes, one that can be carried out;
-    where there is none, what the best one raises is raised.
+    With `carry_out`, which lowers a program of one kernel with its schedule, the first schedule that can be lowered is
+    chosen. If there is none, the exception of the best one is raised.
     """
     made = {k.name: given[k.name] for k in program.kernels if k.name in given}
     taken = buffers_of(program, made.values())
@@ -310,7 +332,7 @@ def _chosen(
 
 
 def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) -> list[Callable[[], Schedule]]:
-    """How a kernel may be scheduled, the best way first, then as contractions are no others, then not at all."""
+    """Ways to schedule a kernel, best first: the heuristic, its plain schedule, then no steps at all."""
     own = _private(program, kernel)
 
     def schedule(how: Callable[..., Schedule], kernel: statement.Kernel) -> Schedule:
@@ -325,7 +347,7 @@ def _ways(program: statement.Program, kernel: statement.Kernel, target: Target) 
 
 
 def _as_stored(found: Record, program: statement.Program, kernel: statement.Kernel, target: Target) -> Schedule:
-    """The schedule of a record, under the names of a kernel that is like its own; raises ValueError if it cannot be."""
+    """A stored schedule, renamed for an equal kernel with other names; raises ValueError if that is impossible."""
     return _hinted(program, kernel, target, lambda: equal_kernels.under(found.steps(), found.kernel(), kernel))
 
 
@@ -342,12 +364,12 @@ def _private(program: statement.Program, kernel: statement.Kernel) -> set[str]:
 
 
 def space(program: statement.Program, kernel: statement.Kernel, target: Target) -> Iterator[Planned]:
-    """The schedules of a kernel of a Loop IR program, the cheapest by the target's estimates first.
+    """Enumerate the legal schedules of a kernel of a Loop IR program lazily, cheapest first by the cost model.
 
-    That one `lower` chooses; none is made before it is asked for. Raises ValueError for a kernel with symbolic sizes.
+    `lower` chooses the first one. Raises ValueError for a kernel with symbolic sizes.
     """
     if sizes_in(kernel):
-        raise ValueError(f"kernel {kernel.name}: its sizes are not known, which estimates of schedules need")
+        raise ValueError(f"kernel {kernel.name} has symbolic sizes; the cost model needs fixed ones")
 
     def steps(chosen: Planned) -> tuple[Step, ...]:
         return _hinted(program, kernel, target, partial(fresh_names, program, kernel, chosen.schedule)).steps
@@ -367,13 +389,18 @@ def lower(
     trace: Trace | None = None,
     stored: Stored = NOTHING,
 ) -> Lowering:
-    """Run the passes from stage `source` up to stage `until`, by default to the text.
+    """Lower a program from stage `source` to stage `until`, by default to text.
 
-    `gate(name, application number)` may refuse optional passes and steps of schedules, which are named by their text,
-    and may answer with a schedule to apply instead of a step; `trace` sees every application. For kernels that
-    `schedules` does not name, what is `stored` for such a kernel is taken, else the heuristic chooses; what of these no
-    pass can carry out is given up for something plainer, which the result tells. Raises Unsupported, ScheduleError for
-    a step that was given, CompilerError for a kernel that there is not, or ValueError from a verifier.
+    `schedules` maps names of kernels to schedules. Any other kernel gets the schedule that `stored` has for an equal
+    kernel, or else the heuristic's. If a chosen schedule turns out not to be applicable, a simpler one is used and
+    reported in `Lowering.fallbacks`; a schedule from `schedules` is never replaced.
+
+    `gate(name, number)` is called before each application of a pass or schedule step; steps are named by their text.
+    It returns False to skip an optional pass or a step, or a Schedule to apply in place of a step. `trace` is called
+    with an Application after each one.
+
+    Raises Unsupported for an op or a size that the passes cannot lower, ScheduleError for an illegal step in
+    `schedules`, CompilerError for the name of a kernel that does not exist, and ValueError from the verifiers.
     """
     with _deep_recursion():
         return _lower(program, target, schedules, source, until or TEXTS[target.kind], gate, trace, stored)
@@ -441,7 +468,7 @@ def _lower(
 def _whole(
     kinds: equal_kernels.Kinds, made: dict[str, Any], schedules: Schedules, fallbacks: Sequence[Fallback]
 ) -> dict[str, equal_kernels.Lowered]:
-    """What became of all kernels, by their names, of which those of one kind went down the passes as one."""
+    """The lowered form of every kernel, by name; equal kernels were lowered once."""
     kinds.note(made["tile"], made.get("kernel"), schedules, {x.kernel: x.reason for x in fallbacks})
     lowered = kinds.everything()
     made["tile"] = equal_kernels.tiles_of(kinds.whole, lowered)
@@ -451,7 +478,7 @@ def _whole(
 
 
 def _applied(p: Pass, program: Any, context: Context) -> Any:
-    """What a pass makes of a program, verified where it is new; raises Unsupported where it needs to know a size."""
+    """Run a pass and verify its result if it changed; raises Unsupported if the pass needs to know a symbolic size."""
     try:
         made = p.run(program, context)
     except SymbolicError as problem:
@@ -462,21 +489,21 @@ def _applied(p: Pass, program: Any, context: Context) -> Any:
 
 
 def _carry_out(passes: Sequence[Pass], target: Target, program: Any, schedules: Schedules) -> None:
-    """Take a program down the passes for what they raise."""
+    """Run passes on a program only for the exceptions that they raise."""
     for p in passes:
         program = _applied(p, program, Context(target, schedules))
 
 
 _DEEP = 50_000
 _lock = threading.Lock()
-_deep: list[int] = []  # the limit that the first of those who need more found, once for each
+_deep: list[int] = []  # the original limit, once per call of `lower` in progress
 
 
 @contextmanager
 def _deep_recursion() -> Iterator[None]:
-    """A hundred equations in a row are walked by a recursion deeper than what Python allows by default.
+    """Raise Python's recursion limit: a chain of a hundred equations exceeds the default.
 
-    The limit is one for all threads: it stays until the last of those who lower has done.
+    The limit is global, so it is restored when the last thread in `lower` has finished.
     """
     with _lock:
         found = _deep[0] if _deep else sys.getrecursionlimit()

@@ -1,6 +1,6 @@
-"""The pytest plugin's options: without `--mlcomp` nothing else of this package is loaded; with it, `session.py` is.
+"""The options of the pytest plugin. The rest of the plugin, `session.py`, is loaded only with `--mlcomp`.
 
-Every pytest run of an environment imports this module, so it imports nothing but pytest.
+Every pytest run in the environment imports this module, so it imports nothing but pytest.
 """
 
 import argparse
@@ -11,68 +11,68 @@ import os
 import pytest
 from _pytest.config import findpaths
 
-# `help` is what `pytest --help` and the table of options in conformance/README.md say.
+# `help` appears in `pytest --help` and in the table of options in conformance/README.md.
 OPTIONS: dict[str, dict[str, object]] = {
     "target": {
         "metavar": "LIST",
         "default": "cpu",
-        "help": "where to run, comma-separated: cpu, the default, is this machine; cpu:avx512, cpu:avx2 and "
-        "cpu:baseline are less of it, cpu:each all of these that it can run; cuda is its GPU, or sm_90a emulated where "
-        "there is none; other GPUs go by the names that `mlcomp targets` lists; mlir is what MLIR makes of its text, "
-        "triton what Triton does (without a GPU its interpreter)",
+        "help": "where to run, comma-separated: cpu (default) is this machine; cpu:avx512, cpu:avx2 and cpu:baseline "
+        "restrict its instruction set, cpu:each runs every one of them that it supports; cuda is its GPU, or emulated "
+        "sm_90a if there is none; for other GPUs see `mlcomp targets`; mlir runs the text through MLIR's tools, "
+        "triton through Triton (without a GPU: its interpreter)",
     },
     "stages": {"metavar": "LIST", "help": "stages to check, comma-separated (default: all)"},
     "tier": {
         "choices": ("smoke", "full", "nightly"),
         "default": "smoke",
-        "help": "how many rows of each case: one for each dtype (smoke, the default), every pair of values (full), or "
-        "all combinations (nightly)",
+        "help": "how many rows of each case to run: smoke (default): one per dtype; full: every pair of values in "
+        "some row; nightly: all combinations",
     },
-    "seed": {"type": int, "metavar": "N", "help": "seed of all input data (default: a fresh one, printed)"},
+    "seed": {"type": int, "metavar": "N", "help": "seed of all input data (default: random, printed)"},
     "bench": {
         "choices": ("off", "quick", "full"),
         "default": "off",
-        "help": "race the compiled kernels against PyTorch (default: off)",
+        "help": "also run the benchmarks, which time the compiled kernels against PyTorch (default: off)",
     },
     "vs": {
         "metavar": "LIST",
-        "help": "whom to race, comma-separated: eager, compile, max-autotune or a torch.compile backend "
-        "(default: what the case says)",
+        "help": "what to time against, comma-separated: eager, compile, max-autotune or the name of a torch.compile "
+        "backend (default: as the case says)",
     },
     "fail-on": {
         "metavar": "LIST",
-        "help": "what else fails, comma-separated: cliff, which is a benchmark of less than half of eager's speed or "
-        "compiled in more than five times Inductor's time; of a run with a baseline, slower, which is a benchmark "
-        "whose stored kernel is surely faster, and coverage, which is a case that passed and does not now "
-        "(default: such are only named); budget and unsupported, which fail in any case",
+        "help": "additional reasons to fail, comma-separated: cliff (a benchmark slower than half of eager's speed, "
+        "or compiled in more than five times Inductor's time); with --mlcomp-baseline: slower (the stored kernel is "
+        "significantly faster), coverage (a case that passed before does not pass now). By default these are only "
+        "reported. budget and unsupported always fail",
     },
     "save-baseline": {
         "nargs": "?",
         "const": "main",
         "metavar": "NAME",
-        "help": "store the emitted kernels of the benchmarks, with their times, in the folder baseline of the reports "
-        "(default name: main; write =NAME)",
+        "help": "store the emitted kernels of the benchmarks with their times as a baseline, in the folder baseline "
+        "of the reports (default name: main; give another one as =NAME)",
     },
     "baseline": {
         "metavar": "NAME|DIR|REV",
-        "help": "build the kernels of this baseline, or those that the compiler of this git revision emits, and race "
-        "them against those of now",
+        "help": "time against a baseline: a stored one, given by name or folder, or the kernels that the compiler of "
+        "a git revision emits",
     },
     "min-effect": {
         "metavar": "SHARE",
         "default": "0.03",
-        "help": "the slowdown beside a stored kernel that is to be found; by less than half of it nothing is called "
-        "slower (default: 0.03)",
+        "help": "the smallest slowdown against the baseline to detect, as a fraction; a kernel is called slower if "
+        "the slowdown is significantly above half of it (default: 0.03)",
     },
     "record": {
         "action": "store_true",
-        "help": "add this run, as a line, to history/<device>.jsonl of the reports, in which `mlcomp history` finds "
-        "what changed for good",
+        "help": "append the results of this run to history/<device>.jsonl of the reports, where `mlcomp history` "
+        "looks for lasting changes",
     },
     "shard": {
         "metavar": "I/N",
-        "help": "run part I of N, which take about as long by the times in the run.json of all reports; `mlcomp merge` "
-        "joins what they report",
+        "help": "run part I of N; the parts take about equally long, by the times in the run.json files of the "
+        "reports; `mlcomp merge` joins their reports",
     },
     "timeout": {
         "type": float,
@@ -81,94 +81,97 @@ OPTIONS: dict[str, dict[str, object]] = {
     },
     "report": {
         "metavar": "DIR",
-        "help": "where the reports go, in a folder for each device (default: reports, beside pytest's settings or else "
-        "here; of a part of the suite: reports/.last)",
+        "help": "folder of the reports, with a subfolder per device (default: reports beside pytest's configuration "
+        "file, or else in the current folder; reports/.last if only a part of the suite runs)",
     },
     "backend": {
         "metavar": "NAME",
-        "help": "check this torch.compile backend instead of our compiler, by its results alone",
+        "help": "check this torch.compile backend instead of mlcomp; only its results are checked",
     },
     "entry": {
         "choices": ("export", "compile"),
         "default": "export",
-        "help": "check our compiler stage by stage on what torch.export captures (the default), or as users have it, "
-        "by the results of torch.compile(fullgraph=True), where it is an error to leave anything to eager",
+        "help": "how mlcomp gets a program: export (default): from torch.export, checked stage by stage; compile: "
+        "through torch.compile(fullgraph=True), as users call it; then only results are checked, and running any op "
+        "in eager is a failure",
     },
     "selftest": {
         "action": "store_true",
-        "help": "also plant known miscompiles in every stage and report how many the checks catch",
+        "help": "also plant known miscompiles in every stage and report how many of them the checks catch",
     },
     "gate": {
         "action": "store_true",
-        "help": "also compile every case for the GPUs that --mlcomp-target names, or for sm_80, sm_90a and sm_120, "
-        "without running it, and look at what its kernels take: no spills, no local memory, no serialised "
-        "instruction, the instructions that the code calls; alone with -m mlcomp_gate",
+        "help": "also compile every case for the GPUs in --mlcomp-target, or for sm_80, sm_90a and sm_120, without "
+        "running it, and inspect the machine code: no spills, no local memory, no serialised instruction, and the "
+        "instructions that the source asks for; -m mlcomp_gate runs only this",
     },
     "sanitizer": {
         "metavar": "LIST",
-        "help": "run the code of every case once on the GPU under these tools of compute-sanitizer, comma-separated: "
-        "memcheck, racecheck (default: none)",
+        "help": "run every case once on the GPU under these tools of compute-sanitizer, comma-separated: memcheck, "
+        "racecheck (default: none)",
     },
     "instructions": {
         "action": "store_true",
-        "help": "by itself: check every GPU instruction against its row's meaning, on the CPU, on a GPU if there is "
-        "one, and by its machine code",
+        "help": "run alone: check every GPU instruction against its definition, on the CPU, on a GPU if there is one, "
+        "and in machine code",
     },
     "fuzz": {
         "metavar": "N|SECONDS",
-        "help": "by itself, unless shape files are named: run so many random programs, 25 to an item, or as many as "
-        "there is time for (120s); findings go to fuzz.jsonl as they are found, at the end to fuzz.md",
+        "help": "run alone, unless shape files are named: compile and check N random programs, 25 per item, or as "
+        "many as fit into a time (120s); findings are appended to fuzz.jsonl, and fuzz.md is written at the end",
     },
     "fuzz-what": {
         "metavar": "LIST",
-        "help": "what is checked of random programs: graph, through torch.compile against eager and f64, relation, "
-        "through it on other data, whose results follow from those of the first, and schedule, random legal schedules "
-        "of their kernels; and what varies in them: shape, layout, gradient (default: all but schedule)",
+        "help": "what to fuzz, comma-separated. Checks: graph (torch.compile against eager and f64), relation "
+        "(results on transformed inputs against those on the original inputs), schedule (random legal schedules of "
+        "the kernels). Variations: shape, layout, gradient (default: all but schedule)",
     },
     "fuzz-only": {
         "metavar": "INDEX|FILE",
-        "help": "of the random programs of --mlcomp-seed, run this one alone, or that of a file program.json",
+        "help": "run a single random program: the one of this number under --mlcomp-seed, or that of a program.json",
     },
     "fuzz-corpus": {
         "metavar": "DIR",
-        "help": "make more than half of the random programs of those in this folder, and add what reaches rules of the "
-        "compiler that none there has reached; a later run goes on with it",
+        "help": "derive more than half of the random programs from those in this folder, and add programs that reach "
+        "a compiler rule that none in it reaches; later runs continue with it",
     },
     "opinfo": {
         "nargs": "?",
         "const": "check",
         "choices": ("check", "update"),
-        "help": "by itself, unless shape files are named: run the samples of PyTorch's own database of operators "
-        "through torch.compile, forward and with gradients; what has passed before must pass; =update writes down what "
-        "passes now; the report is opinfo.md",
+        "help": "run alone, unless shape files are named: run the samples of PyTorch's operator database (OpInfo) "
+        "through torch.compile, forward and with gradients; an entry that has passed before must pass; =update "
+        "records what passes now; the report is opinfo.md",
     },
     "onnx": {
         "nargs": "?",
         "const": "check",
         "choices": ("check", "update"),
-        "help": "by itself, unless shape files are named: run ONNX's own tests of nodes, which the package onnx "
-        "generates, through compiler.from_onnx; what has passed before must pass; =update writes down what passes now; "
-        "the report is onnx.md",
+        "help": "run alone, unless shape files are named: run ONNX's node tests, generated by the package onnx, "
+        "through compiler.from_onnx; a test that has passed before must pass; =update records what passes now; the "
+        "report is onnx.md",
     },
     "ops": {
         "metavar": "REGEX",
-        "help": "of those databases the entries that this matches, anywhere in NAME:TYPE (default: all)",
+        "help": "restrict --mlcomp-opinfo and --mlcomp-onnx to entries NAME:TYPE in which this matches anywhere "
+        "(default: all)",
     },
     "samples": {
         "type": int,
         "metavar": "N",
         "default": 4,
-        "help": "of each entry of PyTorch's database so many samples, from all along; 0 for all (default: 4)",
+        "help": "how many samples of each OpInfo entry to run, evenly spaced; 0 for all (default: 4)",
     },
     "bisect": {
         "metavar": "CASE",
-        "help": "by itself: find the commit since which this case, named as FILE::CASE, is wrong, or slow if it is a "
-        "benchmark, from --mlcomp-baseline REV (default: HEAD) to the working tree, with its pass, steps and kernels",
+        "help": "run alone: find the commit that made this case, given as FILE::CASE, wrong, or slow if it is a "
+        "benchmark, between --mlcomp-baseline REV (default: HEAD) and the working tree, and in it the pass, schedule "
+        "steps and kernels",
     },
     "replay": {
         "metavar": "REV",
-        "help": "by itself: compare what the compiler emits for every case of the shape files with what that of a git "
-        "revision does, without running any; fails with what differs",
+        "help": "run alone: compare what the compiler emits for every case of the shape files with what the compiler "
+        "of a git revision emits, without running anything; any difference is a failure",
     },
     # Internal: the module whose check, bench and selftest functions run in the child; the plugin's own tests use it.
     "runner": {"metavar": "MODULE", "help": argparse.SUPPRESS},
@@ -176,12 +179,12 @@ OPTIONS: dict[str, dict[str, object]] = {
 MARKERS = (
     "mlcomp_check: one case on one target",
     "mlcomp_bench: one benchmark on one target",
-    "mlcomp_fitness: whether this machine can judge speed",
-    "mlcomp_gate: the cases of one file compiled for GPUs, without running",
-    "mlcomp_selftest: planted miscompiles against the checks",
-    "mlcomp_fuzz: some random programs on one target",
-    "mlcomp_opinfo: an entry of PyTorch's database of operators, as one element type",
-    "mlcomp_onnx: one of ONNX's own tests of nodes",
+    "mlcomp_fitness: whether timings on this machine are reliable enough to judge speed",
+    "mlcomp_gate: the cases of one file compiled for GPUs, not run",
+    "mlcomp_selftest: whether the checks catch planted miscompiles",
+    "mlcomp_fuzz: a batch of random programs on one target",
+    "mlcomp_opinfo: one entry of PyTorch's operator database in one dtype",
+    "mlcomp_onnx: one of ONNX's node tests",
 )
 
 
@@ -191,7 +194,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--mlcomp",
         action="store_true",
-        help="collect shape files: those named on the command line, or all that come along",
+        help="collect the shape files named on the command line, or all shape files that ship with the plugin",
     )
     for name, option in OPTIONS.items():
         group.addoption(f"--mlcomp-{name}", **option)
@@ -199,7 +202,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Bring in the rest of the plugin, or refuse options that would do nothing without it."""
+    """Load the rest of the plugin with `--mlcomp`; without it, raise UsageError for any `--mlcomp-…` option."""
     for marker in MARKERS:
         config.addinivalue_line("markers", marker)
     if config.getoption("mlcomp_instructions"):

@@ -36,8 +36,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster.
     "vector": ("width", "unroll", "ahead", "past", "rolled"),
     "unroll": (),
-    # At most 32 iterations of one condition each: every lane of a warp tests one, and all make those where it holds.
-    "votes": (),
+    # Updates under a condition each. Every lane of a warp tests one, `tests` of them at once; where it holds, all lanes
+    # make the update, in order: what `ahead` of them add is loaded before the first of these is made.
+    "votes": ("tests", "ahead"),
     # Copies run up to `depth` iterations ahead, issued by the first of `producers` warps of their own; loops over the
     # lanes of all the others prepare what was copied. With `overlap`, the last product of an iteration is made while
     # what the next iteration begins with is. Where the producers' threads keep only `kept` registers, those that

@@ -1,4 +1,4 @@
-"""Steps that make a kernel one pass over blocks of columns, with what other matmuls give them in registers."""
+"""Steps that compute chained matmuls (attention and its gradients) in one pass over blocks of columns."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from compiler.schedule.step import Step
 
 
 class Online(Step):
-    """The sum weighted by a softmax into the scalar `accumulator` is made in one pass over blocks of keys.
+    """Compute the softmax-weighted sum into the scalar `accumulator` in one pass over blocks of keys (online softmax).
 
-    Blocks are of `rows` x `keys`; what they are multiplied with is padded to multiples of `unit`. Accumulators are
-    tiles in registers, weights one in `space`, laid out there by `swizzle`. Buffers `masks` that scores load by query
-    and key are copied to shared memory in such blocks, called `held`, by tensor maps. Weights that come `late` take the
-    place of their scores at first, and are rounded to their type right before they are multiplied.
+    Blocks are of `rows` queries by `keys` keys; the extents of their products are padded to multiples of `unit`.
+    Accumulators are tiles in registers; the weights are a tile in `space` with this `swizzle`. The buffers `masks`,
+    which scores load by query and key, are copied to shared memory in such blocks, called `held`, by tensor maps. With
+    `late`, weights overwrite their scores and are rounded to their type only when they are multiplied.
 
-    `into` has the stems of loops over queries, keys and features: blocks of the first two end in `0`, the others in
-    what `OnlineLoops` calls them. The factors to rescale by, the weights and, where tiles are local, the sums as they
-    are stored end in `_scale`, `_weights` and `_rows` after the first of `tiles`; the second is the tile of the scores.
+    `into` has the stems of the loops over queries, keys and features. Block loops of the first two end in `0`; the
+    other endings are in `OnlineLoops`. `tiles` names the sums and the scores. Tiles whose names are the first of them
+    with the endings `_scale`, `_weights` and `_rows` hold the rescaling factors, the weights and, if tiles are local,
+    the sums in the form in which they are stored.
     """
 
     makes = ("made", "made_tiles", "held")
@@ -43,18 +44,18 @@ class Online(Step):
 
     @property
     def made_tiles(self) -> tuple[str, str, str, str]:
-        """The factors to rescale by, the weights, the scores, and the sums as they are stored."""
+        """The rescaling factors, the weights, the scores, and the sums in the form in which they are stored."""
         stem, scores = self.tiles
         return f"{stem}_scale", f"{stem}_weights", scores, f"{stem}_rows"
 
 
 class Chain(Step):
-    """The sum into `accumulator`, of values times weights that are made of products, is made by blocks of columns.
+    """Compute the sum into `accumulator`, of values times weights that are themselves products, by blocks of columns.
 
-    Blocks are of `rows` x `columns`; what they are multiplied with is padded to multiples of `unit`. Products, weights
-    and sums are tiles in registers. `into` has the stems of loops over rows, columns and features, to which
-    `ChainLoops` adds endings: blocks of rows and of columns end in `0`. `tiles` are called the weights, then what these
-    load once for each row of a block, or each column.
+    Blocks are of `rows` x `columns`; the extents of their products are padded to multiples of `unit`. Products, weights
+    and sums are tiles in registers. `into` has the stems of the loops over rows, columns and features; the block loops
+    of rows and columns end in `0`, and the other endings are in `ChainLoops`. `tiles` names the weights and then the
+    values that the weights need once per row, or once per column, of a block.
     """
 
     makes = ("made", "tiles", "held")

@@ -1,4 +1,4 @@
-"""How to run a kernel, as a value: an ordered tuple of steps, each of which is one mechanical change of Tile IR.
+"""A schedule: how to run a kernel, as an ordered tuple of steps. Each step is one mechanical change of Tile IR.
 
 ```
 split("i", 64, into=("i0", "i1"))
@@ -6,10 +6,11 @@ bind("i0", blocks)
 bind("j", vector, width=8, unroll=4)
 store_at("e", "i0")
 ```
-A step names loops by their variable and buffers by their name, and says what those that it makes are called: no two of
-a kernel may be called the same. One that makes many adds endings to stems: the loop over rows that clears a scalar
-is `i_first` by the stem `i`. Threads that copy move `width` neighbours at once, by default as many as they can; so many
-`rounds` of this are written out at a time, by default all.
+A step refers to loops by their variable and to buffers and tiles by their name. It also states the names of the loops
+and tiles that it creates; all names in a kernel are distinct. A step that creates many names takes stems, to which it
+adds endings: with the stem `i`, the loop over rows that initialises an accumulator is `i_first`. `width` is the number
+of elements that a thread copies at once; 0 means as many as alignment allows. `rounds` is the unroll factor of such a
+copy; 0 unrolls it fully.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from compiler.schedule.step import Step as Step
 
 
 class Split(Step):
-    """Loop `loop` of extent n becomes one of ceil(n / factor) around one of `factor`, cut short at the end.
+    """Split `loop`, of extent n, into a loop of extent ceil(n / factor) around one of `factor`; guard the last piece.
 
-    `into` names the two.
+    `into` names the outer and the inner loop.
     """
 
     makes = ("into",)
@@ -40,7 +41,7 @@ class Split(Step):
 
 
 class SplitShifted(Step):
-    """As `split`, but the last piece of `loop` begins as much earlier as makes it whole: some iterations run twice."""
+    """Like `split`, but the last piece of `loop` starts earlier so that it is full: some iterations run twice."""
 
     makes = ("into",)
     loop: str
@@ -49,7 +50,7 @@ class SplitShifted(Step):
 
 
 class Wrap(Step):
-    """A loop `into` of one iteration comes around `loop`: a product by a vector is one by a matrix of a row."""
+    """Put a loop `into` of extent 1 around `loop`, so that a matrix-vector product is a product of matrices."""
 
     makes = ("into",)
     loop: str
@@ -57,13 +58,13 @@ class Wrap(Step):
 
 
 class Reorder(Step):
-    """The perfectly nested loops named take this order, outermost first."""
+    """Reorder perfectly nested loops into the order given, outermost first."""
 
     loops: tuple[str, ...]
 
 
 class Collapse(Step):
-    """Two perfectly nested loops become one, `into`, that counts through them."""
+    """Fuse two perfectly nested loops into one loop `into` over all their iterations."""
 
     makes = ("into",)
     outer: str
@@ -72,7 +73,7 @@ class Collapse(Step):
 
 
 class Bind(Step):
-    """Loop `loop` runs at `level`, one of `tile.LEVELS`, with the level's whole numbers."""
+    """Bind `loop` to `level`, one of `tile.LEVELS`, with the integer arguments of that level."""
 
     loop: str
     level: str
@@ -80,9 +81,9 @@ class Bind(Step):
 
 
 class StoreAt(Step):
-    """Temporary `buffer`, of this kernel alone, shrinks to what one iteration of `loop` and what is around it needs.
+    """Shrink the temporary `buffer`, used only by this kernel, to the part that one iteration of `loop` needs.
 
-    What is left is a tile in `space`, one of `tile.SPACES`.
+    The part becomes a tile in `space`, one of `tile.SPACES`.
     """
 
     buffer: str
@@ -91,11 +92,12 @@ class StoreAt(Step):
 
 
 class Stage(Step):
-    """What an iteration of `loop` loads of `buffer` is first copied into the tile `tile` in `space`, each element once.
+    """Copy what an iteration of `loop` loads from `buffer` into `tile` in memory `space` first, each element once.
 
-    The copy is made by loops called `into`, along the axes that are left. Rows of the tile lie `pad` elements further
-    apart than they are long. With `how`, one of `tile.COPIES`, it is one copy instead, without loops: pipelines run it
-    ahead, whatever is made of the elements where they are loaded. Axes that lie together are one axis of the tile then.
+    Loops `into` copy along the remaining axes. Rows of the tile are padded by `pad` elements. If `how` is given, one of
+    `tile.COPIES`, a single copy without loops does it: a pipeline can run it ahead, and elements are converted when
+    they are loaded from the tile. Adjacent axes of the buffer are then one axis of the tile. `swizzle` is the width in
+    bytes of the tile's swizzle, 0 for none.
     """
 
     makes = ("tile", "into")
@@ -112,7 +114,10 @@ class Stage(Step):
 
 
 class Margin(Step):
-    """What an iteration of `loop` loads of `buffer`, or has beyond its edges, loops `into` put into `tile` first."""
+    """Copy what an iteration of `loop` loads from `buffer`, padding beyond its edges included, into `tile` first.
+
+    Loops `into` do the copy.
+    """
 
     makes = ("tile", "into")
     buffer: str
@@ -122,11 +127,11 @@ class Margin(Step):
 
 
 class Permute(Step):
-    """What the kernel loads of `buffer` it loads of the temporary `tile`, whose axes are the buffer's in this `order`.
+    """Copy `buffer` into the temporary `tile` with its axes in this `order`, and load from the copy instead.
 
-    A nest of its own copies all of it beforehand, by loops called `into` along the axes of `tile`. With `every`, it is
-    every so many elements along each of the buffer's axes that are copied. Rows of `tile` lie `pad` elements further
-    apart than they are long.
+    A loop nest of its own, with loops `into` along the axes of `tile`, copies all of the buffer before the kernel's
+    other nests. `every` gives a stride for each axis of the buffer; only those elements are copied. Rows of `tile` are
+    padded by `pad` elements.
     """
 
     makes = ("tile", "into")
@@ -140,10 +145,11 @@ class Permute(Step):
 
 
 class Distribute(Step):
-    """The perfectly nested loops `loops` around `accumulator` run thrice: for its first value, its sum, what follows.
+    """Distribute `loops`, perfectly nested around `accumulator`, over its initialisation, its sum and its epilogue.
 
-    The scalar becomes a tile over them in `space`. The loops around the sum keep their names, so that it can be
-    reordered; the others end in `_first` and `_last`, after the stems `into`.
+    The scalar becomes a tile over these loops in `space`. The loops around the sum keep their names, so that they can
+    be reordered; those of the initialisation and of the epilogue have the endings `_first` and `_last` after the stems
+    `into`.
     """
 
     makes = ("first", "last")
@@ -163,13 +169,14 @@ class Distribute(Step):
 
 
 class Pack(Step):
-    """The factor of a contraction that loads `buffer` is computed into the local tile `tile` beforehand.
+    """Compute the operand of a contraction that loads `buffer` into the local tile `tile` beforehand.
 
-    The tile lies in the order of `loops`, along some of which the factor may be the same, as what is broadcast is. It
-    is filled as far outside as the factor allows: by one copy where the factor is a block of the buffer, else by loops
-    called `into`, of which one is several, numbered, for the digits that the factor takes of it; the innermost is
-    cleared of guards and bound to vectors of `width` lanes, as far as that leaves so many. A `narrow` tile holds what
-    is widened as it is read. Rows of the tile lie `pad` elements further apart than they are long.
+    The axes of the tile are in the order of `loops`; the operand may be constant along some of them (broadcast). The
+    tile is filled as far outside as the operand's dependences allow: by one copy if the operand is a block of the
+    buffer, otherwise by loops `into`, where a loop whose index the operand takes apart becomes several, numbered. The
+    innermost of these has its guards peeled off and is bound to vectors of `width` lanes, where that leaves so many. A
+    `narrow` tile keeps the operand's narrow type and widens elements as they are read. Rows of the tile are padded by
+    `pad` elements.
     """
 
     makes = ("tile", "into")
@@ -184,13 +191,13 @@ class Pack(Step):
 
 
 class Tensorize(Step):
-    """The perfectly nested loops `loops` (m, n, k, or n, k) around a contraction become one tensor instruction.
+    """Replace `loops` (m, n, k or n, k), perfectly nested around a contraction, by one tensor instruction.
 
-    Groups of a block's threads, as many as the instruction needs, share the accumulator as a `grid`: so many along m,
-    so many along n. A CPU needs none. Along the axes `neighbours` of "mn" the registers of a thread have neighbours, of
-    which a factor that lies along such an axis in memory gives four at once. With `again` columns that whole blocks of
-    a CPU's instruction leave over are made in one that ends with them, some of them twice, instead of by code of their
-    own.
+    `grid` gives the number of thread groups along m and along n that share the accumulator; a group has as many threads
+    as the instruction needs. It is empty for a CPU. `neighbours` names the axes of "mn" along which a thread's
+    registers hold adjacent elements, so that an operand contiguous along such an axis is loaded four elements at once.
+    With `again`, the columns left over by whole blocks of a CPU's instruction are computed by one more block that ends
+    with the last column, so that some columns are computed twice.
     """
 
     worded = ("neighbours", "again")
@@ -202,9 +209,9 @@ class Tensorize(Step):
 
 
 class Pad(Step):
-    """The perfectly nested loops `loops` run to `lengths`: what lies beyond where they ended counts as zero.
+    """Extend the perfectly nested loops `loops` to `lengths`; iterations beyond the old extents contribute zero.
 
-    Factors of a contraction are guarded, and so is what is stored outside the kernel's own tiles, which grow.
+    Loads of a contraction's operands get predicates, and so do stores to buffers; the kernel's own tiles grow.
     """
 
     loops: tuple[str, ...]
@@ -212,12 +219,12 @@ class Pad(Step):
 
 
 class Cache(Step):
-    """The factor of a contraction that loads `buffer` is brought into the tile `tile` in `space` beforehand.
+    """Bring the operand of a contraction that loads `buffer` into `tile` in memory `space` beforehand.
 
-    Of a factor that is only widened from 16 bits the tile holds the narrow elements. A block of a buffer is copied by
-    `how`, one of `tile.COPIES`, in the order of the buffer's axes; with no `how`, a loop called `into`, or one for each
-    of several names, computes the elements of a tile that lies in the order of `loops`. Two steps may name one tile
-    where it is the same block for both.
+    If the operand is only widened from 16 bits, the tile holds the 16-bit elements. With `how`, one of `tile.COPIES`, a
+    block of the buffer is copied, with the axes in the buffer's order. Without it, a loop `into`, or one loop for each
+    of several names, computes the elements of a tile whose axes are in the order of `loops`. Two steps may name the
+    same tile if they need the same block. `swizzle` is the width in bytes of the tile's swizzle, 0 for none.
     """
 
     makes = ("tile", "into")
@@ -233,10 +240,10 @@ class Cache(Step):
 
 
 class Promote(Step):
-    """What each iteration of `loop` adds to the tile `accumulator` is summed in `tile` first, beginning with zero.
+    """Sum what one iteration of `loop` adds to the tile `accumulator` in `tile` first, starting from zero.
 
-    Loops along its `axes` clear the tile, and others add it up: after its name they end in `_first0`, `_first1` and
-    `_last0`, `_last1`, those of a tile with one axis in `_first` and `_last`.
+    Loops along its `axes` clear the tile and others add it to the accumulator. Their names are the tile's with the
+    endings `_first0`, `_first1` and `_last0`, `_last1`, or `_first` and `_last` if the tile has one axis.
     """
 
     makes = ("tile", "first", "last")
@@ -256,11 +263,12 @@ class Promote(Step):
 
 
 class SplitTf32(Step):
-    """The factors of the contraction within `loops`, `tiles` of f32, become sums of two tf32 numbers each.
+    """Replace the f32 operands `tiles` of the contraction in `loops` by sums of two tf32 numbers each.
 
-    The three larger of the four products remain, the smaller ones first: in loops with the endings `_0`, `_1`, and as
-    they were. The parts of a tile end in `_big` and `_small`, the loops along its axes that make them in `_at0` and
-    `_at1`. `into` has the stems, those of the loops, then those of the tiles.
+    Three of the four products are kept, without the product of the two small parts. The smaller two come first, in
+    loops with the endings `_0` and `_1`; the largest is in the original loops. The parts of a tile have the endings
+    `_big` and `_small`, and the loops that compute them `_at0` and `_at1`. `into` has the stems: of the loops, then of
+    the tiles.
     """
 
     makes = ("small", "cross", "halves")
@@ -279,14 +287,15 @@ class SplitTf32(Step):
 
     @property
     def halves(self) -> tuple[tuple[str, str, str, str], ...]:
-        """Of each tile the larger part, the smaller one, and the loops that make them."""
+        """For each tile: its big part, its small part, and the two loops that compute them."""
         return tuple((f"{x}_big", f"{x}_small", f"{x}_at0", f"{x}_at1") for x in self.into[-2:])
 
 
 class Writeback(Step):
-    """What the perfectly nested loops `loops` store to `buffer` is put into the tile `tile` in shared memory first.
+    """Collect what the perfectly nested loops `loops` store to `buffer` in `tile` in shared memory first.
 
-    The tile lies as the buffer does, and is copied to it by `how`, one of `tile.COPIES`.
+    The tile has the buffer's order of axes, and is copied to it by `how`, one of `tile.COPIES`. `swizzle` is the width
+    in bytes of the tile's swizzle, 0 for none.
     """
 
     makes = ("tile",)
@@ -300,9 +309,9 @@ class Writeback(Step):
 
 
 class LoadAhead(Step):
-    """What the perfectly nested `loops` load of `buffer` is in the tile `tile` in registers before what precedes them.
+    """Load what the perfectly nested `loops` read from `buffer` into `tile` in registers before the preceding nest.
 
-    Loops `into` fill it, along those of `loops` that the place loaded depends on, at the beginning of the loop around.
+    Loops `into`, along those of `loops` that the index depends on, fill it at the start of the surrounding loop.
     """
 
     makes = ("tile", "into")
@@ -313,12 +322,12 @@ class LoadAhead(Step):
 
 
 class SplitScan(Step):
-    """The running total `accumulator` over `loop` is made in parts of `length` iterations.
+    """Compute the prefix sum `accumulator` over `loop` in parts of `length` iterations, in two loop nests.
 
-    The totals of the parts go to the temporary `tile`. Of the loops `into`, the first goes through the parts, around
-    the rows, called `rows` there, and around the second, which sums to the scalar `total`. The third is that of a
-    second nest, around the rows as they were: it makes the parts, each from the sum over the fourth of the totals
-    before it.
+    The first nest computes the total of each part, in the scalar `total`, and stores it to the temporary `tile`. Its
+    loops are, from outside in: `into[0]` over the parts, `rows` over the rows, and `into[1]` within a part. The second
+    nest computes the parts: its loop over the parts, `into[2]`, is around the original loops over rows, and each part
+    starts from the sum, over `into[3]`, of the totals before it.
     """
 
     makes = ("tile", "total", "into", "rows")
@@ -333,13 +342,12 @@ class SplitScan(Step):
 
 
 class SplitReduction(Step):
-    """The reduction into the scalar `accumulator` over `loop` is made in `parts` in each iteration of what is around.
+    """Split the reduction over `loop` into the scalar `accumulator` into `parts` partial sums (split-k).
 
-    `rows` are the perfectly nested loops around it whose parts come together in the tile `tile`: in "shared" memory,
-    through which threads of a block pass what they find, or that of a "cluster" or of the "device", through which
-    blocks do. Of the loops `into`, the first goes through the parts; the second is that of a second nest, which
-    combines them to the scalar `total` in loops `combining` over the rows. Rows of a part lie `pad` elements
-    further apart than they are long.
+    `rows` are the perfectly nested loops around it whose partial sums are exchanged through `tile`: in "shared" memory
+    between threads of a block, or in "cluster" or "device" memory between blocks. `into` names the loop over the parts
+    and the loop of a second nest that combines them into the scalar `total`, inside loops `combining` over the rows. A
+    row of partial sums is padded by `pad` elements.
     """
 
     makes = ("tile", "total", "into", "combining")
@@ -356,9 +364,9 @@ class SplitReduction(Step):
 
 
 class Raster(Step):
-    """Two perfectly nested loops become one, `into`, that takes `group` iterations of `outer` for each of `inner`.
+    """Fuse two perfectly nested loops into `into`, which runs `group` iterations of `outer` per iteration of `inner`.
 
-    Neighbours in time then share what they read of either factor in the last level of cache.
+    Blocks that run at the same time then share operands in the last-level cache.
     """
 
     makes = ("into",)
@@ -369,9 +377,9 @@ class Raster(Step):
 
 
 class CacheHints(Step):
-    """Vectors that are loaded of the buffers `loads`, and stored to the buffers `stores`, need not stay in the caches.
+    """Hint that the caches need not keep what vectors load from the buffers `loads` or store to the buffers `stores`.
 
-    Of the former no element is read twice, of the latter nobody reads soon.
+    Each element of `loads` is read only once, and no element of `stores` is read soon.
     """
 
     loads: tuple[str, ...]
@@ -379,10 +387,10 @@ class CacheHints(Step):
 
 
 class Persist(Step):
-    """The perfectly nested loops `loops` over blocks are gone through by `blocks` of them.
+    """Run the perfectly nested loops `loops` over blocks by `blocks` persistent blocks.
 
-    Each takes every so manieth iteration: `into` names the loop over blocks, the one over turns inside it, and the
-    number of the iteration. The loops' own variables become names for what they are in it.
+    Each block takes every `blocks`-th iteration. `into` names the loop over blocks, the loop over a block's turns
+    inside it, and the number of the iteration. The variables of the original loops are computed from that number.
     """
 
     makes = ("into",)
@@ -392,7 +400,7 @@ class Persist(Step):
 
 
 class Peel(Step):
-    """The iterations of `loop` where all its guards hold become a loop without them, amid two others, called `into`."""
+    """Move the iterations of `loop` where all its guards hold into an unguarded loop, between two loops `into`."""
 
     makes = ("into",)
     loop: str
@@ -400,9 +408,9 @@ class Peel(Step):
 
 
 class Partition(Step):
-    """A loop becomes several, one after the other, called `into`, that begin at 0 and at each iteration of `at`.
+    """Split a loop at the iterations `at` into consecutive loops `into`.
 
-    What is the same throughout such a part is simplified in it: conditions, minima and absolute values.
+    Conditions, minima and absolute values that are constant within one of them are simplified.
     """
 
     makes = ("into",)
@@ -412,9 +420,9 @@ class Partition(Step):
 
 
 class Owners(Step):
-    """The updates that `loop` makes in order are made by `parts` owners, `into`, each of the elements that it owns.
+    """Distribute the ordered updates in `loop` over `parts` owners, a loop `into`; each updates only its own elements.
 
-    All go through the whole loop; no element sees another order, so no result differs.
+    Every owner runs the whole loop, so each element sees its updates in the original order and no result changes.
     """
 
     makes = ("into",)
@@ -424,7 +432,7 @@ class Owners(Step):
 
 
 class Schedule(Node):
-    """Steps, first to last."""
+    """An ordered tuple of steps, first to last; schedules can be concatenated by `+`."""
 
     steps: tuple[Step, ...] = ()
 
@@ -433,7 +441,7 @@ class Schedule(Node):
 
 
 class ScheduleError(ValueError):
-    """A step that cannot be applied: which, and why."""
+    """A step that cannot be applied; `step` is the step and `reason` says why."""
 
     def __init__(self, step: Step, reason: str) -> None:
         super().__init__(f"{show_step(step)}: {reason}")
@@ -441,12 +449,12 @@ class ScheduleError(ValueError):
 
 
 class NameTaken(ScheduleError):
-    """A step that calls what it makes as something else of the kernel is called."""
+    """A step gives a new loop or tile a name that the kernel already uses; `names` has these names."""
 
     def __init__(self, step: Step, kernel: str, names: Iterable[str]) -> None:
         self.names = frozenset(names)
         what = ", ".join(sorted(self.names))
-        super().__init__(step, f"kernel {kernel} has something else that is called {what}; choose another name")
+        super().__init__(step, f"the name {what} is already used in kernel {kernel}; choose another name")
 
 
 _ALL = (
@@ -457,7 +465,7 @@ _ALL = (
 
 
 def word(step: type[Step]) -> str:
-    """What a step is called in the text: `SplitScan` is `split_scan`."""
+    """The name of a step in the text of a schedule: `SplitScan` is `split_scan`."""
     return re.sub("(?<!^)(?=[A-Z])", "_", step.__name__).lower()
 
 
@@ -465,12 +473,12 @@ STEPS: dict[str, type[Step]] = {word(s): s for s in _ALL}
 
 
 def show(schedule: Schedule) -> str:
-    """One step a line."""
+    """The text of a schedule, one step per line; `parse` reads it."""
     return "".join(show_step(s) + "\n" for s in schedule.steps)
 
 
 def show_step(step: Step) -> str:
-    """The text of a step: defaults at its end are left out; all names of what it makes but a tile's are keywords."""
+    """The text of a step. Trailing defaults are omitted; names of what it creates, except `tile`, are keywords."""
     said = [_said(f, getattr(step, f)) for f in _plain(type(step))]
     defaults = [_default(type(step), f) for f in _plain(type(step))]
     while said and said[-1] == defaults[-1]:
@@ -488,17 +496,17 @@ def _said(field: str, value: Any) -> str:
 
 
 def _named(step: type[Step]) -> tuple[str, ...]:
-    """The fields that are said by keyword."""
+    """The fields that are keyword arguments in the text."""
     return tuple(f for f in (*naming_fields(step), *step.worded) if f != "tile" and f in step.fields)
 
 
 def naming_fields(step: type[Step]) -> tuple[str, ...]:
-    """The fields that name what the step makes, or have stems of such names."""
+    """The fields that name what the step creates, or hold stems of such names."""
     return tuple(f for f in dict.fromkeys((*step.stems, *step.makes)) if f in step.fields)
 
 
 def _plain(step: type[Step]) -> tuple[str, ...]:
-    """The fields that are said by their place."""
+    """The fields that are positional arguments in the text."""
     return tuple(f for f in step.fields if f not in _named(step))
 
 
@@ -508,17 +516,17 @@ def _default(step: type[Step], field: str) -> str:
 
 
 def names_made(step: Step) -> tuple[str, ...]:
-    """What a step calls the loops, tiles and scalars that it makes."""
+    """The names of the loops, tiles and scalars that a step creates."""
     return tuple(strings(tuple(getattr(step, f) for f in step.makes)))
 
 
 def temporaries_made(schedule: Schedule) -> set[str]:
-    """What the steps of a schedule call the temporaries that they add to the program."""
+    """The names of the temporaries that the steps of a schedule add to the program."""
     return set(strings(tuple(getattr(step, f) for step in schedule.steps for f in step.temporaries)))
 
 
 def parse(text: str) -> Schedule:
-    """A schedule from its text; raises ValueError naming the line."""
+    """Parse a schedule; raises ValueError, with the line, for text that is not one."""
     try:
         return Schedule(tuple(map(step, syntax(text).body)))
     except SyntaxError as e:
@@ -526,7 +534,7 @@ def parse(text: str) -> Schedule:
 
 
 def step(s: ast.stmt) -> Step:
-    """The step that a statement says; raises ValueError naming the line."""
+    """Parse one statement as a step; raises ValueError, with the line, if it is not one."""
     match s:
         case ast.Expr(ast.Call(ast.Name(name), args, keywords)) if name in STEPS:
             kind = STEPS[name]
@@ -537,11 +545,11 @@ def step(s: ast.stmt) -> Step:
                 return kind(**_placed(kind, values), **fields)
             except (TypeError, ValueError) as e:
                 raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)}: {e}") from e
-    raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)} is not a step; steps are {', '.join(STEPS)}")
+    raise ValueError(f"schedule, line {s.lineno}: {ast.unparse(s)} is not a step; the steps are {', '.join(STEPS)}")
 
 
 def _placed(step: type[Step], values: list[Any]) -> dict[str, Any]:
-    """Values without keywords by field; raises TypeError where there are too many."""
+    """Positional arguments by field; raises TypeError if there are too many."""
     places = _plain(step)
     if len(values) > len(places):
         keywords = ", ".join(f"{f}=.." for f in _named(step))

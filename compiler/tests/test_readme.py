@@ -247,7 +247,8 @@ def option_table() -> str:
     lines = ["| option | |", "|---|---|"]
     for name, option in OPTIONS.items():
         if option["help"] is not argparse.SUPPRESS:
-            value = "\\|".join(option["choices"]) if "choices" in option else option.get("metavar", "")  # type: ignore[arg-type]
+            value = "|".join(option["choices"]) if "choices" in option else str(option.get("metavar", ""))  # type: ignore[arg-type]
+            value = value.replace("|", "\\|")
             lines.append(f"| `--mlcomp-{name}{f' {value}' if value else ''}` | {option['help']} |")
     return "\n".join(lines)
 

@@ -63,7 +63,7 @@ def test_kernels_without_a_section_are_scheduled_all_the_same() -> None:
 
 
 def test_a_schedule_for_no_kernel_names_the_nearest() -> None:
-    with pytest.raises(CompilerError, match=r"no kernel sumed to be scheduled; did you mean summed\?"):
+    with pytest.raises(CompilerError, match=r"no kernel sumed to schedule; did you mean summed\?"):
         pipeline.lower(PROGRAM, cpu.AVX2, {"sumed": Schedule()}, source="loop")
 
 

@@ -26,7 +26,7 @@ NAMED = {
         f"more than {WORDS[replies.COMPILE_CLIFF]} times as long",
         f"runs {WORDS[ladder.RUNS]} times on the same buffers",
         f"{generate.LEAST} to {generate.MOST_CALLS} calls of torch",
-        f"{asked.BATCH} to an item",
+        f"{asked.BATCH} per item",
         f"else {runner.CHECK_SECONDS:g}, for a benchmark {runner.BENCH_SECONDS:g}",
         "for {}, {} and {};".format(*gate.ARCHITECTURES),
     ),

@@ -41,7 +41,7 @@ TAKEN = {
 def test_a_name_that_is_taken_is_refused(how: str) -> None:
     steps, name = TAKEN[how]
     program = loop_to_tile(loop_text.parse(PRODUCT))
-    with pytest.raises(NameTaken, match=f"kernel matmul has something else that is called {name}; choose another name"):
+    with pytest.raises(NameTaken, match=f"the name {name} is already used in kernel matmul; choose another name"):
         apply(program, program.kernels[0], parse(steps))
 
 
