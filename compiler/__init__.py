@@ -1,12 +1,19 @@
-"""A compiler from PyTorch programs to native code, through six intermediate representations, each of which runs.
+"""A compiler from PyTorch programs to native code.
+
+A program is lowered through six stages: torch, tensor, loop, tile, kernel, and text. Each stage can be printed and
+executed.
 
 ```
-captured = capture(function, inputs)              # Torch IR, with the weights found
+fast = compile(function, inputs)                  # a compiled function for inputs of these shapes and dtypes
+captured = capture(function, inputs)              # Torch IR, with the weights that the function uses
 lowering = lower(captured.program, target("cpu")) # every stage: lowering.show("tile")
-execute(lowering, "tile", inputs)                 # run one stage by its own executor
-compile(function, inputs)                         # the function, compiled
+results = execute(lowering, "tile", inputs)       # execute one stage
 ```
-`__init__.pyi` names the module of each; it is loaded when first used, so that the IRs can be imported without PyTorch.
+Errors are subclasses of `CompilerError`; an unsupported op raises `Unsupported`, with its name and arguments. The
+backend for `torch.compile` is named "mlcomp".
+
+`__init__.pyi` lists all public names and their modules. A module is loaded when one of its names is first used, so that
+the IRs can be imported without PyTorch.
 """
 
 import ast

@@ -1,4 +1,4 @@
-"""The public names of the compiler: where each is; `__init__.py` loads them from here when they are first used."""
+"""The public names of the compiler and the module of each; `__init__.py` reads this file to load them on first use."""
 
 from compiler.checks.inspection import inspect as inspect
 from compiler.checks.instructions.checks import NotRun as NotRun

@@ -1,15 +1,15 @@
-"""The errors that people see: each message says what was wrong, where, and what to do about it."""
+"""The exceptions and warnings that users see. Each message states the problem, its place and a remedy."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 
 class CompilerError(Exception):
-    """Anything that mlcomp refuses or cannot do; the command line prints it as one paragraph without a traceback."""
+    """The base class of errors raised by mlcomp; the command line prints them as one paragraph without a traceback."""
 
 
 class Unsupported(CompilerError):
-    """A program that is refused by name, before any code is generated.
+    """A program contains an op, with these arguments, that mlcomp does not support; raised before code generation.
 
     >>> print(Unsupported("aten.svd.default", ("f32[3, 4]",), "no lowering for this op"))
     unsupported: aten.svd.default(f32[3, 4]): no lowering for this op
@@ -21,32 +21,32 @@ class Unsupported(CompilerError):
 
 
 class Undetermined(Unsupported):
-    """A shape or the like that depends on inputs, by name, whose values have to be known when compiling."""
+    """A shape or attribute of a program depends on the values of `inputs`, which must be known at compile time."""
 
     def __init__(self, op: str, args: Sequence[object], what: str, inputs: Sequence[str]):
         self.inputs, self.what = tuple(inputs), what
         super().__init__(
-            op, args, f"{what} depends on {', '.join(inputs) or 'data'}, and has to be known when compiling"
+            op, args, f"{what} depends on {', '.join(inputs) or 'data'}, and must be known at compile time"
         )
 
 
 class InvalidData(CompilerError, RuntimeError):
-    """What a program was given has an index, a target or a divisor that it may not have; eager says which."""
+    """The inputs of a program contain an invalid index, target or divisor. Running eager reports which one."""
 
     def __init__(self, when: str = "the data has") -> None:
         super().__init__(f"{when} an index or a target out of range, or an integer divisor of 0")
 
 
 class MemoryLimitError(CompilerError):
-    """The temporaries of a program take more than they may."""
+    """The temporaries of a program exceed the memory limit in every order of its kernels that was found."""
 
 
 class ToolchainError(CompilerError):
-    """The C++ compiler is missing, or it refused the text that we gave it."""
+    """The C++ or CUDA compiler is missing, or it rejected the emitted text."""
 
 
 class CacheError(CompilerError):
-    """The folder of built kernels cannot be read or written, or others could have put code there."""
+    """The kernel cache folder cannot be read or written, or other users can write to it."""
 
     def __init__(self, folder: Path, problem: str, remedy: str = "Free space there or make it writable"):
         self.folder, self.problem = folder, problem
@@ -57,11 +57,11 @@ class CacheError(CompilerError):
 
 
 class UncheckedWarning(UserWarning):
-    """Data is used unchecked: one bad index reads or writes any memory."""
+    """Data checks are off: an invalid index reads or writes arbitrary memory."""
 
 
 def call_text(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
-    """Arguments as they would be written in a call, each shortened so that a message stays one line.
+    """Arguments as in a call, each shortened to 80 characters.
 
     >>> call_text(("x", [1, 2]), {"dim": -1})
     'x, [1, 2], dim=-1'

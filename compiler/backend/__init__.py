@@ -1,11 +1,11 @@
-"""`torch.compile(f, backend="mlcomp")`: a graph of Dynamo goes in, a function of its flat inputs comes out.
+"""The backend of `torch.compile(f, backend="mlcomp")`: compiles a Dynamo graph to a function of its flat inputs.
 
-AOTAutograd makes the graph functional, splits off the backward pass and hands over ATen calls; each such graph becomes
-one program. Calls that cannot be compiled run in eager between the regions that can, with one warning a graph that
-names what was refused or what failed; with `options={"fallback": "error"}` that is an error. A graph with symbolic
-sizes is compiled once for all of them, or, with a warning, for each set of sizes met where that cannot be; so is one
-whose arguments do not lie as torch has said. The target is that of the device that a graph's tensors are on, unless
-`options={"target": ...}` names one.
+AOTAutograd makes the graph functional, separates the backward pass and provides ATen calls; each such graph becomes one
+program. Calls that cannot be compiled run in eager between the compiled regions, and one FallbackWarning per graph
+names them with the reasons; `options={"fallback": "error"}` raises an error instead. A graph with symbolic sizes is
+compiled once for all sizes. If that is impossible, it is compiled for each set of sizes, with a SpecialisationWarning;
+the same holds if arguments have other strides than torch assumed. The target is chosen by the device of the graph's
+tensors, unless `options={"target": ...}` names one.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from compiler.pipeline import Lowering
 from compiler.runtime import detect, gpu_memory, store
 from compiler.targets.target import Target
 
-# What is done with inputs that a program has refused, given the refusal.
+# Handles inputs that a program has refused; called with the inputs and the exception.
 Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
 _OPTIONS = {
@@ -50,12 +50,12 @@ _OPTIONS = {
 }  # fmt: skip
 _FALLBACKS = {"eager": True, True: True, "error": False, False: False}
 TUNED = "max-autotune"
-# Programs on a GPU are replayed as CUDA graphs in all of them; in the last two they have memory of their own, so that
-# addresses come back for certain. The last one times schedules too.
+# GPU programs are replayed as CUDA graphs in all modes; in the last two they have memory of their own, so that addresses
+# repeat for certain. The last one also tunes schedules.
 _MODES = ("default", "reduce-overhead", TUNED)
-_ATTEMPTS = 8  # to find the half of a region that fails
-_one_at_a_time = threading.RLock()  # what torch traces with is not made for threads
-_unusable: set[str] = set()  # cache folders
+_ATTEMPTS = 8  # to bisect a region that fails
+_one_at_a_time = threading.RLock()  # torch's tracing is not thread-safe
+_unusable: set[str] = set()  # cache folders that cannot be used
 
 
 class FallbackWarning(UserWarning):
@@ -63,24 +63,24 @@ class FallbackWarning(UserWarning):
 
 
 class SpecialisationWarning(UserWarning):
-    """Part of a model is compiled for each set of sizes, or strides, that comes."""
+    """Part of a model is compiled once per set of sizes or strides."""
 
 
 class CacheWarning(UserWarning):
-    """The folder of built kernels cannot be used."""
+    """The kernel cache folder cannot be used; kernels are built in a temporary folder."""
 
 
 class TuningWarning(UserWarning):
-    """A kernel of a model has the heuristic's schedule though it was to be tuned."""
+    """A kernel could not be tuned and uses the heuristic's schedule."""
 
 
 class _Refused(CompilerError):
-    """Arguments that a program does not take."""
+    """A program does not accept its arguments."""
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """A region of a graph that became a program: its calls, its kernels, and what runs them."""
+    """A compiled region of a graph: the number of its calls, the names of its kernels, and its lowering."""
 
     calls: int
     kernels: tuple[str, ...]
@@ -89,8 +89,10 @@ class Compiled:
 
 @dataclass
 class Report:
-    """What became of a graph: how many calls it has, the regions of it that are compiled, and how many calls run in
-    eager for each reason."""
+    """How a graph was compiled: its number of calls, the compiled regions, and the number of calls in eager by reason.
+
+    `attempts` is how many more bisections of failing regions are allowed.
+    """
 
     calls: int
     regions: list[Compiled] = field(default_factory=list)
@@ -100,6 +102,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Options:
+    """Checked options of the backend; `hear` is called with the report of each graph, `memory` is a limit in bytes."""
+
     fallback: bool
     target: Target | None
     check_indices: str
@@ -113,12 +117,20 @@ class Options:
 def mlcomp(
     graph: GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, mode: str | None = None
 ) -> Callable[..., Any]:
-    """The entry point of Dynamo; raises CompilerError for unknown options, and without the fallback Unsupported."""
+    """Compile a graph; Dynamo calls this as the backend "mlcomp".
+
+    Options: `fallback` is "eager" (default) or "error"; `target` names a target (default: by device); `check_indices`
+    is "async" (default), "sync" or "off"; `quantize` is a mode such as "int8-weight-only"; `memory_limit` is the limit
+    for the temporaries of a program in bytes. `mode` is "default", "reduce-overhead" or "max-autotune".
+
+    Raises CompilerError for unknown options and modes, MemoryLimitError if temporaries exceed the limit, and with
+    fallback "error" whatever makes a call uncompilable, usually Unsupported.
+    """
     return _compile(graph, inputs, _options(options or {}, mode, _warn_of_eager))
 
 
 def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any]) -> list[Report]:
-    """What became of each graph of a call, which is made."""
+    """Call a function under `torch.compile` and return how each of its graphs was compiled."""
     reports: list[Report] = []
     chosen = _options(options, None, reports.append)
     torch._dynamo.reset()
@@ -128,17 +140,17 @@ def explain(function: Callable[..., Any], inputs: Sequence[Any], options: dict[s
 
 def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     def compile_part(gm: GraphModule, example_inputs: Sequence[Any], saves: bool = False) -> Boxed:
-        with _one_at_a_time, _disable_current_modes():  # AOTAutograd's own: in it, what a graph holds is not for real
+        with _one_at_a_time, _disable_current_modes():  # AOTAutograd's fake mode would make a graph's constants fake
             if options.quantize is not None:
                 quantization.mark(gm, inputs, saves)
             places = writes.without_writes(gm, saves)
             plain = frontend.without_dropout(frontend.with_assertions(gm))
             compile_real = functools.partial(_compiled, options=options)
             run = writes.writing(numbers.compiled(plain, example_inputs, compile_real, options.fallback), places)
-        run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd tells
+        run._boxed_call = True  # type: ignore[attr-defined]  # tells AOTAutograd that inputs come as one list
         return run
 
-    # Torch copies a gradient to where the result lies: several elements to one place where that result has them there.
+    # Torch copies a gradient into the strides of the result, which is wrong if elements of the result overlap.
     with functorch.patch(guess_tangent_strides_as_outputs=not regions.gives_overlapping(graph)):
         made: Callable[..., Any] = aot_module_simplified(
             graph,
@@ -164,16 +176,18 @@ def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], N
     mode = given.get("mode") if mode is None else mode  # torch.compile takes options or a mode
     if unknown or mode not in (None, *_MODES):
         asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
-        raise CompilerError(f"backend mlcomp has no {asked}: its options are {_OPTIONS}, its modes {', '.join(_MODES)}")
+        raise CompilerError(
+            f"backend mlcomp has no {asked}: the options with defaults are {_OPTIONS}, the modes {', '.join(_MODES)}"
+        )
     chosen = _OPTIONS | given
     target = None if chosen["target"] is None else named.target(str(chosen["target"]))
     if target is not None and target.kind == "cpu":
         executable.check_runnable(target)
     checks = str(chosen["check_indices"])
     if checks not in executable.CHECKS:
-        raise CompilerError(f"check_indices is one of {', '.join(executable.CHECKS)}, not {checks!r}")
+        raise CompilerError(f"check_indices must be one of {', '.join(executable.CHECKS)}, not {checks!r}")
     if chosen["fallback"] not in _FALLBACKS:
-        raise CompilerError(f"fallback is 'eager' or 'error', not {chosen['fallback']!r}")
+        raise CompilerError(f"fallback must be 'eager' or 'error', not {chosen['fallback']!r}")
     if chosen["quantize"] is not None:
         quantize.check(chosen["quantize"])
     memory = chosen["memory_limit"]
@@ -183,7 +197,7 @@ def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], N
 
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
-    """The graph as one program; where only its sizes are in the way, as one for each set of them; else in parts."""
+    """Compile a graph as one program; if only symbolic sizes prevent that, per set of sizes; otherwise in parts."""
     report = Report(len(regions.calls(graph)))
     try:
         made = _program(graph, options, _refitting(graph, options), report)
@@ -203,7 +217,7 @@ def _is_symbolic(x: torch.Tensor) -> bool:
 
 
 def _in_parts(graph: GraphModule, problem: Exception, options: Options) -> Boxed:
-    """The regions of a graph that can be compiled, and all else in eager."""
+    """Compile the regions of a graph that can be compiled; run the rest in eager."""
     if not options.fallback or isinstance(problem, MemoryLimitError):
         raise problem
     report = Report(len(regions.calls(graph)))
@@ -216,7 +230,7 @@ def _in_parts(graph: GraphModule, problem: Exception, options: Options) -> Boxed
 
 
 def _parts(graph: GraphModule, options: Options, report: Report) -> Boxed:
-    """A graph that calls regions, which become programs."""
+    """Compile each region that a graph calls."""
     for node in list(graph.graph.nodes):
         if node.op == "call_module":
             region = getattr(graph, node.target)
@@ -229,7 +243,7 @@ def _parts(graph: GraphModule, options: Options, report: Report) -> Boxed:
 
 
 def _bisected(graph: GraphModule, problem: Exception, options: Options, report: Report) -> Boxed:
-    """A graph that fails although none of its calls is refused: halves of it, as long as that is worth trying."""
+    """Compile the halves of a graph that fails although none of its calls is refused, while attempts are left."""
     if isinstance(problem, MemoryLimitError):
         raise problem
     count = len(regions.calls(graph))
@@ -241,7 +255,7 @@ def _bisected(graph: GraphModule, problem: Exception, options: Options, report: 
 
 
 class _Region(torch.nn.Module):
-    """A compiled region in the place of its graph."""
+    """A module that runs a compiled region in place of its graph."""
 
     def __init__(self, run: Boxed) -> None:
         super().__init__()
@@ -269,7 +283,7 @@ def _warn_of_eager(report: Report) -> None:
 
 
 def _named(problem: Exception) -> str:
-    """What was refused; of any other exception also its kind and where it came up."""
+    """The message of a refusal; for any other exception also its type and the pass that raised it."""
     if isinstance(problem, CompilerError):
         return str(problem)
     where = "".join(f", {note}" for note in getattr(problem, "__notes__", ()))
@@ -277,13 +291,11 @@ def _named(problem: Exception) -> str:
 
 
 def _warn_of_sizes(what: str, problem: Exception) -> None:
-    warnings.warn(
-        f"mlcomp compiles a graph anew for other {what}: {_named(problem)}", SpecialisationWarning, stacklevel=3
-    )
+    warnings.warn(f"mlcomp recompiles a graph for other {what}: {_named(problem)}", SpecialisationWarning, stacklevel=3)
 
 
 def _specialising(graph: GraphModule, options: Options) -> Boxed:
-    """Compiles a graph for the sizes and strides of each call; what does not fit even then runs in eager."""
+    """Compile a graph per set of sizes and strides; if that fails too, run it in eager."""
     made: dict[tuple[Any, ...], Boxed] = {}
 
     def run(inputs: list[Any]) -> Sequence[Any]:
@@ -316,7 +328,7 @@ def _specialised(graph: GraphModule, inputs: list[Any], options: Options) -> Box
 
 
 def _refitting(graph: GraphModule, options: Options) -> Unfit:
-    """For arguments that do not lie in memory as torch said when the graph was compiled: compiles it for them."""
+    """Recompile a graph for arguments whose strides differ from those that torch assumed."""
     made: list[Boxed] = []
 
     def unfit(inputs: list[Any], problem: Exception) -> Sequence[Any]:
@@ -333,7 +345,7 @@ def _refitting(graph: GraphModule, options: Options) -> Unfit:
 
 
 def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report) -> Boxed:
-    """What is computed comes from one program; what the graph merely passes on (inputs, views of them) does not."""
+    """Compile a graph as one program; results that are inputs or views of inputs are returned without it."""
     placeholders = [n for n in graph.graph.nodes if n.op == "placeholder"]
     listed = list(next(n for n in graph.graph.nodes if n.op == "output").args[0])
     computed = list(dict.fromkeys(n for n in listed if isinstance(n, Node) and not _is_passed_on(n)))
@@ -345,7 +357,7 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     target = executable.limited(target, options.memory)
     into = {computed.index(x): place.name for x, place in _places(graph) if listed.count(x) == 1 and x in computed}
     captured, taken = quantization.quantized(frontend.from_graph(wanted, into=into), wanted, options.quantize)
-    # What torch has assumed of sizes Dynamo checks before each call.
+    # Dynamo checks what torch assumed about sizes before each call.
     made = _built(replace(captured, guards=()), target, options.check_indices, options.tuned)
     report.regions.append(Compiled(len(regions.calls(graph)), made.names, made.code))
     apart = options.own is not None and target.kind == "cuda" and gpu_programs.on_gpu(target)
@@ -365,14 +377,16 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
 
 
 def _places(graph: GraphModule) -> list[tuple[Node, Node]]:
-    """The results of a graph that are to be written to inputs, with these."""
+    """The results of a graph that are written to inputs, each with its input."""
     output = next(n for n in graph.graph.nodes if n.op == "output")
     return [(output.args[0][n], place) for n, place in output.meta.get(writes.INTO, {}).items()]
 
 
 def _built(captured: frontend.Captured, target: Target, checks: str, tuned: bool) -> executable.Executable:
-    """The program, built in the cache, or in a folder of this process where that cannot be used; kernels that no
-    schedule is stored of are `tuned` before."""
+    """Build a program in the cache, or in a temporary folder if the cache cannot be used.
+
+    With `tuned`, kernels that have no stored schedule are tuned first.
+    """
     folder = str(detect.default_cache(os.environ))
     if folder not in _unusable:
         try:
@@ -387,21 +401,21 @@ def _built(captured: frontend.Captured, target: Target, checks: str, tuned: bool
 
 
 def _target_of(values: Sequence[Any]) -> Target:
-    """The target of the one device that all tensors of a graph are on; raises Unsupported for several or others."""
+    """The target for the device of all tensors of a graph; raises Unsupported for several or unknown devices."""
     devices = {str(x.device): x.device.type for x in values if isinstance(x, torch.Tensor)}
     kinds = list(devices.values()) or ["cpu"]
     if len(devices) > 1 or kinds[0] not in regions.TARGETS:
-        raise Unsupported("device", sorted(devices), "the tensors of a graph are all on the cpu or all on one GPU")
+        raise Unsupported("device", sorted(devices), "all tensors of a graph must be on the CPU or on one GPU")
     target = named.target(regions.TARGETS[kinds[0]])
     if target.kind == "cuda" and not gpu_programs.on_gpu(target):
         raise Unsupported(
-            "device", sorted(devices), "kernels cannot run on this GPU: CuPy is missing, or it is too old"
+            "device", sorted(devices), "kernels cannot run on this GPU: CuPy is missing, or the GPU is too old"
         )
     return target
 
 
 def _is_passed_on(node: Node) -> bool:
-    """An input, a view of one, or a number that sizes of inputs give."""
+    """Whether a node is an input, a view of one, or a number computed from sizes of inputs."""
     if node.op in ("placeholder", "get_attr"):
         return True
     is_number = isinstance(node.meta.get("val"), torch.SymInt)
@@ -413,7 +427,7 @@ Giving = Callable[[list[Any], Sequence[Any]], list[Any]]
 
 
 def _giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -> Giving:
-    """How results are had from the inputs and from what the program made: mostly one or the other as it is."""
+    """A function that gives the results of the graph from its inputs and from the results of the program."""
     places = {n: k for k, n in enumerate((*placeholders, *computed))}
     made_anew = {n: _maker(x, placeholders) for n, x in enumerate(listed) if x not in places}
     picked = [places.get(x, 0) for x in listed]
@@ -429,7 +443,7 @@ def _giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -
 
 
 def _maker(result: Any, placeholders: list[Node]) -> Callable[[list[Any]], Any]:
-    """How a result that is no input is had from the inputs alone."""
+    """A function that gives a result of the graph from its inputs alone."""
     if not isinstance(result, Node):
         return lambda inputs: result
     positions = {n: k for k, n in enumerate(placeholders)}
@@ -449,10 +463,10 @@ def _maker(result: Any, placeholders: list[Node]) -> Callable[[list[Any]], Any]:
 
 
 class _Table(dict[str, Any]):
-    """Torch's table of backends, in which this one may be entered again.
+    """Torch's table of backends, except that this backend may be registered twice.
 
-    Two threads that look a backend of another package up at the same time both load and enter it, which torch takes
-    for two backends of one name.
+    Two threads that look up a backend of another package at the same time both load and register it, which torch
+    refuses as two backends with one name.
     """
 
     def __contains__(self, name: object) -> bool:

@@ -23,10 +23,10 @@ _VALUE = "mlcomp_parameter"
 def mark(graph: GraphModule, inputs: Sequence[Any], trains: bool) -> None:
     """Write on the nodes of a graph which of `inputs`, those that the call was compiled for, are parameters."""
     if trains:
-        raise CompilerError("quantize is for inference: call under torch.no_grad()")
+        raise CompilerError("quantize is for inference only: call the model under torch.no_grad()")
     placeholders = regions.placeholders(graph)
     if len(placeholders) != len(inputs):
-        raise CompilerError("quantize cannot tell parameters of inputs that share memory with others")
+        raise CompilerError("quantize cannot identify parameters if inputs share memory")
     for node, value in zip(placeholders, inputs, strict=True):
         if isinstance(value, torch.nn.Parameter):
             node.meta[_VALUE] = value.detach()

@@ -137,7 +137,7 @@ def _problem(node: Node, graph: GraphModule, device: str) -> CompilerError | Non
     tensors = [x for n in (node, *node.all_input_nodes) for x in _tensors(_value(n))]
     elsewhere = sorted({str(x.device) for x in tensors} - {device})
     if device and elsewhere:
-        return Unsupported(str(node.target), elsewhere, f"the tensors of a region are all on one device, here {device}")
+        return Unsupported(str(node.target), elsewhere, f"all tensors of a region must be on one device, here {device}")
     if not tensors or str(node.target) in frontend.IGNORED:
         return Unsupported(str(node.target), (), "computes no tensor")
     try:

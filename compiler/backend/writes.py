@@ -33,7 +33,9 @@ def without_writes(graph: GraphModule, saves: bool = False) -> tuple[int, ...]:
     for node in writes:
         place, value = node.args[0], node.args[1]
         if place not in placeholders or not isinstance(value, Node) or set(node.users) - {output}:
-            raise Unsupported(str(node.target), node.args, "writes to what is no input, or amid a graph")
+            raise Unsupported(
+                str(node.target), node.args, "writes to a tensor that is not an input, or before the end of the graph"
+            )
         news[place] = value
         node.replace_all_uses_with(place)
         graph.graph.erase_node(node)

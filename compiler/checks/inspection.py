@@ -37,8 +37,11 @@ _INSTEAD = {"HGMMA": ("HMMA",), "IGMMA": ("IMMA",)}
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel for one architecture: registers of a thread; bytes of local memory of a thread and of those that are
-    spilled; bytes of shared memory of a block. There are no `opcodes` where there is no disassembler."""
+    """The resources of one kernel for one architecture.
+
+    `registers` per thread; `stack` bytes of local memory per thread, of which `spilled` are spills; `shared` bytes per
+    block; how often each opcode occurs, empty without a disassembler; and what the gate complains about.
+    """
 
     name: str
     arch: str
@@ -53,11 +56,11 @@ class Kernel:
 def inspect(
     lowerings: Sequence[Lowering], cache: Path | None = None, families: Sequence[tuple[str, str] | None] = ()
 ) -> list[tuple[Kernel, ...]]:
-    """The kernels of each program, compiled for its target's architecture.
+    """Compile each program for its target's architecture and return its kernels' resources.
 
-    `families` may say for each what it is known as, a row of `resources.FAMILIES`, and the type that it multiplies.
-    Machine code is kept in `cache`, by default as the environment says. Raises ToolchainError where there is no CUDA
-    compiler; a text that it refuses is a complaint.
+    `families` may give for each program its row of `resources.FAMILIES` and the dtype that it multiplies. Machine code
+    is stored in `cache` (default: by the environment). Raises ToolchainError if there is no CUDA compiler; a text that
+    it rejects is a complaint.
     """
     cubin.installed()
     folder = cache if cache is not None else detect.default_cache(os.environ)

@@ -1,6 +1,6 @@
-"""The `mlcomp` command: show a program at any stage, run it, list passes and targets, keep its cache.
+"""The `mlcomp` command: compile, inspect, run, time and bisect PyTorch programs.
 
-Exit status: 0 when all went well, 1 when a program is refused or its result wrong, 2 for a command that makes no sense.
+Exit status: 0 on success, 1 if a program is refused or its result is wrong, 2 for invalid usage.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return _complain("interrupted", 130)
-    except Exception as problem:  # the outermost place: whatever happened becomes one paragraph
+    except Exception as problem:  # the outermost handler: any error is printed as one paragraph
         if options.debug:
             raise
         _drop_output()
@@ -48,11 +48,11 @@ def _complain(text: str, status: int) -> int:
 
 
 def _drop_output() -> None:
-    """Print what is left if that is possible; Python would complain about it once more when it ends."""
+    """Flush the output if possible; otherwise drop it, or Python would report the error again at exit."""
     try:
         sys.stdout.flush()
     except OSError:
-        with suppress(OSError, ValueError):  # a stream that is no file has no number
+        with suppress(OSError, ValueError):  # a stream that is not a file has no descriptor
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -66,12 +66,12 @@ def _said(problem: Exception) -> str:
             return (problem.strerror or str(problem)).lower()
     return (
         f"internal error, which is a bug in mlcomp: {type(problem).__name__}: {problem}. "
-        "The same command with --debug shows where."
+        "Run the same command with --debug to see where."
     )
 
 
 class _Version(argparse.Action):
-    """Looks for the versions only when it is asked for them."""
+    """Looks up the versions only if they are asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         tools = [f"Python {platform.python_version()}", f"torch {_distribution('torch')}"]
@@ -87,32 +87,34 @@ def _distribution(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return "of no known version"
+        return "(unknown version)"
 
 
 _RANDOM = ("--target", "--seed")
 _PROGRAM = ("-c", *_RANDOM)
-# By name: its own options, what it does, the options that it shares with others, and what that is in words.
+# Per command: its name, its own options, its function, the options that it shares with others, and its help.
 _COMMANDS: tuple[tuple[str, Callable[..., None], Callable[..., int], tuple[str, ...], str], ...] = (
-    ("show", show.options, show.show, _PROGRAM, "print a program at one stage"),
-    ("run", run.options, run.run, _PROGRAM, "compile, run, and compare with PyTorch"),
+    ("show", show.options, show.show, _PROGRAM, "print a program at one stage, or the changes that the passes make"),
+    ("run", run.options, run.run, _PROGRAM, "compile and run a program, and compare the result with PyTorch"),
     ("explain", explain.options, explain.explain, _PROGRAM,
-     "what torch.compile makes of it: regions, kernels, what is eager"),
-    ("check", check.options, check.check, _RANDOM, "run an edited CUDA text under the emulator's checks"),
-    ("tune", tune.options, tune.tune, _PROGRAM, "time schedules of its kernels, and keep the best"),
+     "show the compiled regions, kernels and eager calls that torch.compile makes of a program"),
+    ("check", check.options, check.check, _RANDOM, "run a CUDA text under the emulator's checks"),
+    ("tune", tune.options, tune.tune, _PROGRAM, "time schedules of a program's kernels, and store the best"),
     ("passes", lambda _: None, targets.passes, (), "list the passes with their invariants"),
-    ("targets", targets.options, targets.targets, (), "list the targets with their instructions"),
-    ("cache", cache.options, cache.cache, (), "show, verify or shrink the folder of compiled kernels"),
+    ("targets", targets.options, targets.targets, (), "list the targets with their features and tensor instructions"),
+    ("cache", cache.options, cache.cache, (), "show, verify, prune or clear the cache of compiled kernels"),
 )  # fmt: skip
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="mlcomp", description=__doc__.split("\n\n")[0] if __doc__ else None)
     parser.add_argument("--debug", action="store_true", help="show tracebacks")
-    parser.add_argument("--version", action=_Version, nargs=0, help="versions of mlcomp and of what it builds on")
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="print the versions of mlcomp, Python, torch and g++"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for name, options, run_it, shared, says in _COMMANDS:
-        command = commands.add_parser(name, help=says)
+        command = commands.add_parser(name, help=says, description=f"{says[0].upper()}{says[1:]}.")
         options(command)
         add_shared(command, *shared)
         command.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show tracebacks")

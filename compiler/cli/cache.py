@@ -1,4 +1,4 @@
-"""`mlcomp cache`: the folder of compiled kernels, shown, verified and made smaller."""
+"""`mlcomp cache`: show, verify, prune or clear the cache of compiled kernels."""
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ def options(command: argparse.ArgumentParser) -> None:
         nargs="?",
         default="show",
         choices=("show", "verify", "prune", "clear"),
-        help="show: place and size (default); verify: every seal; prune: remove what is of no use; clear: remove all",
+        help="show (default): path and size; verify: check the seal of every file; prune: remove unusable files; "
+        "clear: remove all but tuning results",
     )
     command.add_argument(
-        "--older-than", type=_days, metavar="DAYS", help="prune: also entries that were not used for so long"
+        "--older-than", type=_days, metavar="DAYS", help="prune: also remove files not used for DAYS days"
     )
     command.add_argument(
-        "--max-size", type=_bytes, metavar="SIZE", help="prune: also those used longest ago, until 500M, say, are left"
+        "--max-size",
+        type=_bytes,
+        metavar="SIZE",
+        help="prune: also remove least recently used files down to SIZE, such as 500M",
     )
 
 

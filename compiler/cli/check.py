@@ -1,4 +1,4 @@
-"""`mlcomp check`: a CUDA text, perhaps edited, run under the emulator's checks; findings with their lines."""
+"""`mlcomp check`: run a CUDA text, perhaps edited, under the emulator's checks and print findings with their lines."""
 
 from __future__ import annotations
 
@@ -9,19 +9,21 @@ from compiler.cli.sources import add_shared, dump, loading
 
 
 def options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("file", type=Path, metavar="FILE.cu", help="as `mlcomp show --ir cuda` prints it, or edited")
+    command.add_argument(
+        "file", type=Path, metavar="FILE.cu", help="a text as `mlcomp show --ir cuda` prints it, perhaps edited"
+    )
     add_shared(command, "--arg")
     command.add_argument(
         "--launch",
         action="append",
         default=[],
         metavar="KERNEL<<<GRID, BLOCK>>>",
-        help="launch a kernel with another grid and block than its head says, for example 'softmax<<<64x2, 128>>>'",
+        help="override the grid and block in the text's header, for example 'softmax<<<64x2, 128>>>'",
     )
 
 
 def check(options: argparse.Namespace) -> int:
-    """1 when something was found."""
+    """Return 1 if there is any finding, else 0."""
     dump(options.file, "check")
     with loading():
         from compiler.execution import trial  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`mlcomp explain`: what torch.compile makes of an expression: regions of its graphs, their kernels, what is eager."""
+"""`mlcomp explain`: the compiled regions, kernels and eager calls of an expression under torch.compile."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ if TYPE_CHECKING:
 
 
 def options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("files", type=Path, nargs="*", metavar="FILE", help="shape files: memory of their benchmarks")
+    command.add_argument(
+        "files", type=Path, nargs="*", metavar="FILE", help="shape files: show the memory of their benchmarks"
+    )
     model.options(command)
-    command.add_argument("--memory-limit", type=int, metavar="BYTES", help="what temporaries of a program may take")
-    command.add_argument("-v", dest="verbose", action="store_true", help="where each temporary lies, and when")
+    command.add_argument("--memory-limit", type=int, metavar="BYTES", help="limit for the temporaries of a program")
+    command.add_argument(
+        "-v", dest="verbose", action="store_true", help="list the offset and live range of each temporary"
+    )
 
 
 def explain(options: argparse.Namespace) -> int:
     if options.files:
         if options.code is not None or options.model is not None or options.verbose:
-            raise Senseless(
-                "of shape files explain says what memory their benchmarks take: leave -c, --model and -v out"
-            )
+            raise Senseless("for shape files explain shows the memory of their benchmarks: remove -c, --model and -v")
         return suite.run("conformance.judge.memory", _words(options))
     with loading():
         from compiler import backend  # noqa: PLC0415
@@ -56,11 +58,11 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 
 def temporaries(code: Lowering, verbose: bool) -> Iterator[str]:
-    """What the temporaries of a program take, next to the most that are alive at one kernel."""
+    """The arena of a program's temporaries in bytes, and the most bytes that are alive at one kernel."""
     from compiler.execution import buffers  # noqa: PLC0415
 
     if next(iter(code.stages.values())).sizes:
-        yield "temporaries: their sizes are known when it is called"
+        yield "temporaries: their sizes depend on those of the inputs"
         return
     planned = buffers.memory_schedule(code, {})
     if not planned.names:

@@ -1,4 +1,4 @@
-"""What `mlcomp run --model` and `mlcomp explain --model` are asked of a model of the transformers package."""
+"""The options of `mlcomp run --model` and `mlcomp explain --model`, and the former: models of transformers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,23 @@ if TYPE_CHECKING:
 
 def options(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--model", metavar="NAME", help="instead of -c: a folder with config.json, or a name on the hub"
+        "--model",
+        metavar="NAME",
+        help="instead of -c: a transformers model, a folder with config.json or a name on the hub",
     )
-    command.add_argument("--random-weights", action="store_true", help="of the model, instead of those stored")
-    command.add_argument("--layers", type=int, default=0, metavar="N", help="so many of the model's layers")
-    command.add_argument("--phase", choices=("prefill", "decode"), default="prefill", help="of a model that decodes")
-    command.add_argument("--tokens", type=int, default=128, metavar="N", help="given, or in the cache when decoding")
-    command.add_argument("--dtype", choices=("f32", "bf16", "f16"), default="f32", help="of the model")
+    command.add_argument(
+        "--random-weights", action="store_true", help="use random weights for --model instead of stored ones"
+    )
+    command.add_argument("--layers", type=int, default=0, metavar="N", help="use only the first N layers of --model")
+    command.add_argument(
+        "--phase", choices=("prefill", "decode"), default="prefill", help="the call of --model to compile"
+    )
+    command.add_argument(
+        "--tokens", type=int, default=128, metavar="N", help="tokens given to --model, or in its cache when decoding"
+    )
+    command.add_argument(
+        "--dtype", choices=("f32", "bf16", "f16"), default="f32", help="dtype of --model (default: f32)"
+    )
 
 
 def wanted(given: argparse.Namespace) -> Wanted:
@@ -27,23 +37,23 @@ def wanted(given: argparse.Namespace) -> Wanted:
         from compiler.execution import models  # noqa: PLC0415
 
     if given.code is not None or getattr(given, "source", None) is not None:
-        raise Senseless("--model takes the place of -c and --from")
+        raise Senseless("--model cannot be combined with -c or --from")
     if given.tokens < 1 or given.layers < 0:
-        raise Senseless("--tokens and --layers count from 1")
+        raise Senseless("--tokens must be at least 1, and --layers must not be negative")
     return models.Wanted(
         given.model, given.random_weights, given.layers, given.phase, given.tokens, given.dtype, given.seed
     )
 
 
 def device(given: argparse.Namespace) -> str:
-    """Where the model is to be: on the GPU for its targets."""
+    """The device for the model: the GPU for GPU targets."""
     from compiler.execution import named  # noqa: PLC0415
 
     return named.target(given.target or "cpu").kind
 
 
 def run(given: argparse.Namespace) -> int:
-    """Compile a call, compare it with eager's and f64's, and time both if told to."""
+    """Compile a call of the model, compare its error against f64 with eager's and, with --bench, time both."""
     chosen = wanted(given)
     with loading():
         from compiler import backend  # noqa: PLC0415

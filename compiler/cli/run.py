@@ -1,4 +1,4 @@
-"""`mlcomp run`: a program, or an edited text of any stage, compiled, run, and compared with PyTorch."""
+"""`mlcomp run`: compile and run a program, or a text of any stage, and compare the result with PyTorch."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 
 def options(command: argparse.ArgumentParser) -> None:
-    text = "run an edited text of any stage, on the inputs of -c if given, else on random ones"
+    text = "run a text of any stage, perhaps edited, on the inputs of -c, or on random inputs without -c"
     command.add_argument("--from", dest="source", type=Path, metavar="FILE", help=text)
     add_shared(command, "--onnx", "--arg")
     command.add_argument(
-        "--bench", action="store_true", help="time it against PyTorch in turns, on the CPU on one thread"
+        "--bench", action="store_true", help="time it alternately with eager PyTorch; on a CPU, both use one thread"
     )
     add_shared(command, "--schedule")
     model.options(command)
-    command.add_argument("--quantize", choices=MODES, help="make integers of the weights of matmuls")
-    command.add_argument("--profile", action="store_true", help="what Nsight Compute says of its kernels, on a GPU")
-    command.add_argument("--latency", action="store_true", help="how long each part of compiling takes, on the CPU")
+    command.add_argument("--quantize", choices=MODES, help="quantize the weights of matmuls")
+    command.add_argument("--profile", action="store_true", help="profile the kernels with Nsight Compute, on a GPU")
+    command.add_argument("--latency", action="store_true", help="time each phase of compilation, for CPU targets")
 
 
 def run(options: argparse.Namespace) -> int:
     if options.quantize and (options.source or options.onnx):
-        raise Senseless("--quantize is for an expression by itself, or for --model")
+        raise Senseless("--quantize works with -c or --model, not with --from or --onnx")
     if options.model is not None:
         return model.run(options)
     with loading():
@@ -49,11 +49,11 @@ def run(options: argparse.Namespace) -> int:
     machine = named.target(options.target)
     emulated = machine.kind == "cuda" and expression.device(machine) == "cpu"
     if options.latency and machine.kind != "cpu":
-        raise CompilerError(f"--latency with target {machine.name}: it is for kernels of the CPU; leave the option out")
+        raise CompilerError(f"--latency with target {machine.name}: it works only for CPU targets; remove the option")
     for option in ("bench", "profile"):
         if getattr(options, option) and (emulated or (option == "profile" and machine.kind != "cuda")):
-            why = "no GPU here that runs it" if emulated else "the profiler is for GPUs"
-            raise CompilerError(f"--{option} with target {machine.name}: {why}; leave the option out")
+            why = "this machine has no GPU that runs it" if emulated else "it works only for GPU targets"
+            raise CompilerError(f"--{option} with target {machine.name}: {why}; remove the option")
     if emulated:
         _say_emulated(machine.name)
     try:
@@ -90,10 +90,10 @@ def _tell(made: Outcome | onnx_models.Outcome) -> None:
 
 
 def _run_onnx(options: argparse.Namespace) -> int:
-    """The model of a file, on random inputs, beside the reference evaluator of the onnx package."""
+    """Run an ONNX model on random inputs and compare with the reference evaluator of the onnx package."""
     for option in ("bench", "profile", "latency", "schedule", "code"):
         if getattr(options, option):
-            raise Senseless(f"--onnx does not go with {'-c' if option == 'code' else f'--{option}'}")
+            raise Senseless(f"--onnx cannot be combined with {'-c' if option == 'code' else f'--{option}'}")
     from compiler.execution import onnx_models  # noqa: PLC0415
 
     made = onnx_models.run(options.onnx, options.seed, options.target or "cpu", dict(options.shapes))
@@ -110,10 +110,10 @@ def _judge(difference: float, allowed: float, other: str = "eager") -> None:
 
 
 def _run_text(options: argparse.Namespace) -> int:
-    """The text of a file; three times, between guards, since whoever edits one may err."""
+    """Run the text of a file three times, with guard pages around the buffers."""
     for option in ("bench", "profile", "latency", "schedule"):
         if getattr(options, option):
-            raise Senseless(f"--{option} is for an expression by itself, not for --from")
+            raise Senseless(f"--{option} cannot be combined with --from")
     dump(options.source, "--from")
     with loading():
         from compiler.execution import trial  # noqa: PLC0415
@@ -142,7 +142,7 @@ def _latency(options: argparse.Namespace) -> None:
 
 
 def _profile(options: argparse.Namespace, compiled: Executable) -> None:
-    """Run the same command again under the profiler, which speaks for itself."""
+    """Run the same command again under the profiler, which prints its own output."""
     from compiler.render import cuda  # noqa: PLC0415
     from compiler.runtime import profile  # noqa: PLC0415
 
@@ -151,4 +151,4 @@ def _profile(options: argparse.Namespace, compiled: Executable) -> None:
     sys.stdout.flush()
     done = subprocess.run(profile.command(kernels, [*again, "--target", options.target]), check=False)
     if done.returncode != 0:
-        raise CompilerError(f"ncu ended with status {done.returncode}; what it said is above")
+        raise CompilerError(f"ncu ended with status {done.returncode}; its output is above")

@@ -1,4 +1,4 @@
-"""`mlcomp show`: a program at one stage, and what the passes before it did."""
+"""`mlcomp show`: a program at one stage, and the changes of the passes before it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ STAGES = ("torch", "tensor", "loop", "tile", "schedule", "kernel", "cpp", "cuda"
 def options(command: argparse.ArgumentParser) -> None:
     command.add_argument("--ir", choices=STAGES, default="tile", help="the stage to print (default: tile)")
     command.add_argument(
-        "--dialect", choices=("linalg", "tosa"), default="linalg", help="of --ir mlir (default: linalg)"
+        "--dialect", choices=("linalg", "tosa"), default="linalg", help="MLIR dialect for --ir mlir (default: linalg)"
     )
-    text = "start from an edited text: FILE.torch, .tensor, .loop, .tile, .kernel, .cpp or .cu"
+    text = "start from a text, perhaps edited; its suffix names the stage: .torch .tensor .loop .tile .kernel .cpp .cu"
     command.add_argument("--from", dest="source", type=Path, metavar="FILE", help=text)
     add_shared(command, "--onnx", "--arg", "--schedule")
-    says = "-v: passes with their times; -vv: every application as a diff"
+    says = "-v: print the time of each pass; -vv: print the change of each pass and schedule step as a diff"
     command.add_argument("-v", action="count", default=0, dest="verbose", help=says)
 
 
 def show(options: argparse.Namespace) -> int:
-    from compiler import pipeline  # noqa: PLC0415  (they load NumPy; other commands need not wait)
+    from compiler import pipeline  # noqa: PLC0415  (loads NumPy, which other commands do not need)
     from compiler.execution import dumps, named  # noqa: PLC0415
 
     mlir = {"linalg": "mlir", "tosa": "mlir:tosa"}[options.dialect]
@@ -47,9 +47,9 @@ def show(options: argparse.Namespace) -> int:
         raise Senseless(f"{machine.name} has no stage {options.ir}; its stages are {', '.join(stages)}")
     source, given = program(options)
     if source not in stages:
-        raise Senseless(f"{machine.name} has no stage {source}, which {options.source} is of; name another by --target")
+        raise Senseless(f"{machine.name} has no stage {source}, the stage of {options.source}; choose another --target")
     if stages.index(until) < stages.index(source):
-        raise Senseless(f"--from {options.source} starts after --ir {options.ir}; ask for a stage from {source} on")
+        raise Senseless(f"--from {options.source} starts after --ir {options.ir}; choose stage {source} or a later one")
     applications: list[Application] = []
     clock = [time.perf_counter()]
     seconds: list[float] = []
@@ -94,7 +94,7 @@ def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Ta
     from compiler import pipeline  # noqa: PLC0415
 
     if source not in ("torch", "tensor", "loop"):
-        raise Senseless(f"--schedule has nothing to do: {options.source} is scheduled already")
+        raise Senseless(f"--schedule has no effect: {options.source} is already scheduled")
     try:
         return pipeline.read_schedules(schedule_text(options), given, machine, source)
     except ValueError as problem:
@@ -102,7 +102,7 @@ def _schedules(options: argparse.Namespace, source: str, given: Any, machine: Ta
 
 
 def _tell(applications: list[Application], seconds: list[float], verbose: int) -> None:
-    """Passes on standard error with -v; on standard output as diffs between markers with -vv, and steps as theirs."""
+    """With -v, print the time of each pass to stderr; with -vv, the diff of each pass or step to stdout, in markers."""
     if verbose == 1:
         spent = 0.0
         for a, s in zip(applications, seconds, strict=True):
@@ -129,7 +129,7 @@ def _tell(applications: list[Application], seconds: list[float], verbose: int) -
 
 
 def _difference(a: Application) -> list[str]:
-    """What an application changed within its IR; the whole new text where it made another."""
+    """The diff of an application; the whole new text if it lowered the program to another stage."""
     from compiler.ir.stages import IRS  # noqa: PLC0415
 
     after = a.after if isinstance(a.after, str) else IRS[a.stage].show(a.after)

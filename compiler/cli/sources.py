@@ -1,4 +1,4 @@
-"""What a command line names as the program, an expression or an edited text; the program out."""
+"""The program that a command line names: an expression, an ONNX model or a text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any
 
 
 class Senseless(Exception):
-    """The command line asks for what cannot be."""
+    """Invalid usage of the command line; exit status 2."""
 
 
 @contextmanager
 def loading() -> Iterator[None]:
-    """While PyTorch is imported, which swallows some interrupts, one ends the process at once: nothing is half done."""
+    """During the import of PyTorch, which swallows some interrupts, let an interrupt end the process at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -36,7 +36,7 @@ def _end(number: int, frame: object) -> None:
 
 
 def program(options: argparse.Namespace) -> tuple[str, Any]:
-    """The stage that it is of, and the program."""
+    """The stage and the program."""
     if options.source is not None:
         from compiler.execution import dumps  # noqa: PLC0415
 
@@ -52,7 +52,7 @@ def program(options: argparse.Namespace) -> tuple[str, Any]:
 
 
 def dump(path: Path, what: str) -> None:
-    """Refuse a file whose name says no stage."""
+    """Refuse a file whose suffix does not name a stage."""
     from compiler.execution import dumps  # noqa: PLC0415
 
     if dumps.stage_of(path) is None:
@@ -60,7 +60,7 @@ def dump(path: Path, what: str) -> None:
 
 
 def schedule_text(options: argparse.Namespace) -> str:
-    """The text of the file that the option names, or nothing."""
+    """The text of the file given by --schedule, or an empty string."""
     from compiler.execution import dumps  # noqa: PLC0415
 
     return dumps.read_text(options.schedule) if options.schedule is not None else ""
@@ -77,18 +77,17 @@ def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     return found[1], tuple(int(n) for n in found[2].split(",") if n.strip())
 
 
-# Options of several commands: where a program and its inputs come from, and how its kernels are to run.
+# Options shared by several commands: the program, its inputs, and the schedules of its kernels.
 _SHARED: dict[str, dict[str, Any]] = {
     "-c": {"dest": "code", "metavar": "EXPRESSION",
-           "help": "an expression over torch, F and nn; torch.randn(..) and its like are the inputs"},
+           "help": "the program, an expression over torch, F and nn; calls such as torch.randn(..) are its inputs"},
     "--onnx": {"type": Path, "metavar": "FILE", "help": "instead of -c: an ONNX model"},
     "--arg": {"dest": "shapes", "type": _shape, "action": "append", "default": [], "metavar": "NAME=[SIZES]", "help":
-              "the shape of an input whose sizes are left open, for example x=[33, 2048]; may be given several times"},
+              "shape of an input whose sizes are not fixed, for example x=[33, 2048]; may be repeated"},
     "--schedule": {"type": Path, "metavar": "FILE",
-                   "help": "steps for kernels instead of those that the heuristic chooses, as "
-                           "--ir schedule of show prints them"},
-    "--target": {"help": "cpu, the default, is this machine, cuda its GPU; `mlcomp targets` lists all"},
-    "--seed": {"type": int, "default": 0, "help": "of the random inputs (default: 0)"},
+                   "help": "schedules that replace the heuristic's, in the format of `mlcomp show --ir schedule`"},
+    "--target": {"help": "cpu (default) is this machine, cuda its GPU; `mlcomp targets` lists all"},
+    "--seed": {"type": int, "default": 0, "help": "seed of the random inputs (default: 0)"},
 }  # fmt: skip
 
 
@@ -99,5 +98,5 @@ def add_shared(command: argparse.ArgumentParser, *names: str) -> None:
 
 def expression_text(options: argparse.Namespace) -> str:
     if options.code is None:
-        raise Senseless('say what to compile, for example: -c "F.rms_norm(torch.randn(1, 32, 2048), (2048,))"')
+        raise Senseless('no program given; for example: -c "F.rms_norm(torch.randn(1, 32, 2048), (2048,))"')
     return str(options.code)

@@ -1,4 +1,4 @@
-"""Commands of the suite: `mlcomp validate`, `compare`, `bisect` and others, whose words go on to it as they are."""
+"""Commands of the suite: `mlcomp validate`, `compare`, `bisect` and others; their arguments are passed on unchanged."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-# The suite is built on the compiler and not the other way round, so it is a process of its own that is asked.
+# The suite depends on the compiler and not the other way round, so its commands run in a process of their own.
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "validate": ("conformance.shapes.validate", "check shape files without running them"),
-    "compare": ("conformance.history.compare", "what changed between the reports of two runs"),
-    "bisect": ("conformance.history.bisect", "which commit, and which pass of it, made a kernel slow or wrong"),
-    "history": ("conformance.history.changes", "since which recorded run kernels are slower or faster"),
-    "merge": ("conformance.run.merge", "one report of the shards of a run"),
+    "compare": ("conformance.history.compare", "show what changed between the reports of two or more runs"),
+    "bisect": ("conformance.history.bisect", "find the commit, pass and schedule step that made a case wrong or slow"),
+    "history": ("conformance.history.changes", "find the recorded run since which kernels are slower or faster"),
+    "merge": ("conformance.run.merge", "merge the reports of the shards of a run"),
 }
 
 
 def run(module: str, words: Sequence[str]) -> int:
-    """The exit status of a module of the suite; it says by itself what is wrong."""
-    # With this copy before any folder that happens to be the current one.
+    """Run a module of the suite; return its exit status. It prints its own errors."""
+    # This copy comes before the current folder, which may hold packages of the same names.
     path = os.pathsep.join(filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))))
     with subprocess.Popen(
         [sys.executable, "-P", "-m", module, *words], env={**os.environ, "PYTHONPATH": path},
@@ -28,7 +28,9 @@ def run(module: str, words: Sequence[str]) -> int:
     ) as asked:  # fmt: skip
         try:
             _pass_on(asked)
-        except KeyboardInterrupt:  # which a terminal sends to both: the suite keeps what it has, and says so
+        except (
+            KeyboardInterrupt
+        ):  # a terminal sends it to both processes: the suite stores its results so far and says so
             _pass_on(asked)
     if {"-h", "--help"} & {*words}:
         raise SystemExit(asked.returncode)
@@ -36,7 +38,7 @@ def run(module: str, words: Sequence[str]) -> int:
 
 
 def _pass_on(asked: subprocess.Popen[str]) -> None:
-    """Print lines as they come, for some take long."""
+    """Print lines as they arrive; some commands take long."""
     for line in asked.stdout or ():
         sys.stdout.write(line)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`mlcomp passes`, in order, with what holds after each; `mlcomp targets`, with caches and tensor instructions."""
+"""`mlcomp passes`: the passes with their invariants; `mlcomp targets`: the targets with caches and instructions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def passes(_: argparse.Namespace) -> int:
 
 
 def options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-v", action="store_true", dest="verbose", help="every tensor instruction by name")
+    command.add_argument("-v", action="store_true", dest="verbose", help="list every tensor instruction by name")
 
 
 def targets(options: argparse.Namespace) -> int:
-    from compiler.execution import named  # noqa: PLC0415  (they look at the machine)
+    from compiler.execution import named  # noqa: PLC0415  (detects the machine)
 
-    for t in dict.fromkeys(map(named.target, named.TARGETS)):  # `cuda` is one of the others or this machine's own
+    for t in dict.fromkeys(map(named.target, named.TARGETS)):  # `cuda` may be one of the others
         if t.kind == "mlir":
             print(f"{t.name}: text of MLIR for other toolchains; {' '.join(t.features)}")
             continue
@@ -38,7 +38,7 @@ def targets(options: argparse.Namespace) -> int:
 
 
 def _families(names: Sequence[str]) -> list[str]:
-    """Tensor instructions in one line for each kind and type.
+    """Tensor instructions, one line per kind and dtype.
 
     >>> _families(["panel.1x8.f32", "panel.2x8.f32", "dot.1x1.f32"])
     ['panel.*.f32: 2 sizes, 1x8 to 2x8', 'dot.*.f32: 1 size, 1x1']

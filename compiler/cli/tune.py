@@ -1,4 +1,4 @@
-"""`mlcomp tune`: time the schedules of a program's kernels, keep the best, and judge what is kept."""
+"""`mlcomp tune`: time schedules of a program's kernels, store the best, and verify stored ones."""
 
 from __future__ import annotations
 
@@ -14,21 +14,36 @@ STRATEGIES = ("random", "top", "local", "model", "tree")
 
 
 def options(command: argparse.ArgumentParser) -> None:
-    command.add_argument("files", type=Path, nargs="*", metavar="FILE", help="shape files: tune their benchmarks")
-    command.add_argument("--only", metavar="REGEX", help="of the benchmarks of shape files, those whose id has this")
-    command.add_argument("-v", dest="verbose", action="store_true", help="say what the best is as the search goes on")
     command.add_argument(
-        "--effort", choices=EFFORTS, default="default", help="16, 64 or 600 trials a kernel, and 10, 60 or 600 s"
+        "files", type=Path, nargs="*", metavar="FILE", help="shape files: tune the kernels of their benchmarks"
     )
-    command.add_argument("--budget", type=float, metavar="SECONDS", help="for each kernel")
-    command.add_argument("--trials", type=int, metavar="N", help="for each kernel")
-    command.add_argument("--strategy", choices=STRATEGIES, help="what names the schedules to try next")
-    command.add_argument("--verify", action="store_true", help="time every stored schedule of the target again")
+    command.add_argument("--only", metavar="REGEX", help="only benchmarks whose id matches this")
     command.add_argument(
-        "--replay", type=Path, nargs="+", metavar="TABLE", help="how soon strategies find the best of recorded tables"
+        "-v", dest="verbose", action="store_true", help="print the best schedule found so far during the search"
     )
-    command.add_argument("--fit", type=Path, nargs="+", metavar="TABLE", help="how well estimates rank recorded times")
-    command.add_argument("--out", type=Path, metavar="FOLDER", help="where --replay writes its page and picture")
+    command.add_argument(
+        "--effort",
+        choices=EFFORTS,
+        default="default",
+        help="limits per kernel: 16, 64 or 600 trials, and 10, 60 or 600 s",
+    )
+    command.add_argument("--budget", type=float, metavar="SECONDS", help="time limit per kernel, instead of --effort's")
+    command.add_argument("--trials", type=int, metavar="N", help="trials per kernel, instead of --effort's")
+    command.add_argument("--strategy", choices=STRATEGIES, help="how the next schedules to time are chosen")
+    command.add_argument(
+        "--verify", action="store_true", help="time every stored schedule of the target again and report slower ones"
+    )
+    command.add_argument(
+        "--replay", type=Path, nargs="+", metavar="TABLE", help="compare strategies on recorded tables"
+    )
+    command.add_argument(
+        "--fit",
+        type=Path,
+        nargs="+",
+        metavar="TABLE",
+        help="fit the cost model to recorded tables and report its error",
+    )
+    command.add_argument("--out", type=Path, metavar="FOLDER", help="where --replay writes its report")
 
 
 def tune(options: argparse.Namespace) -> int:
@@ -54,9 +69,9 @@ def tune(options: argparse.Namespace) -> int:
 
 
 def _words(options: argparse.Namespace) -> list[str]:
-    """What the suite is asked with, which has the shape files."""
+    """The arguments for the suite, which reads the shape files."""
     if options.code is not None:
-        raise Senseless("tune takes shape files or an expression: leave one of them out")
+        raise Senseless("tune takes shape files or an expression, not both")
     named = {
         name: getattr(options, name) for name in ("target", "only", "effort", "budget", "trials", "strategy", "seed")
     }

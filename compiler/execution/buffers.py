@@ -22,10 +22,11 @@ NO_ARENA = memory.Arena((), 0)
 
 @dataclass(frozen=True)
 class MemorySchedule:
-    """The temporaries of a program: which kernels each lives through, by number, and where in the arena it lies then.
+    """The temporaries of a program: the live range of each, in numbers of kernels, and its offset in the arena.
 
-    `least` is the most bytes that are alive at one kernel, in whole cache lines: no arena of these kernels is smaller,
-    nor is one than `unavoidable` whatever the order of what is `launched`. What holds `zeros` always lives.
+    `least` is the most bytes alive at one kernel, in whole cache lines, which is a lower bound of the arena for this
+    order of kernels. `unavoidable` is a lower bound for any order of the kernels `launched`. Temporaries in `zeros` are
+    always alive.
     """
 
     names: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class Shaped(Protocol):
 
 
 def sizes_of(lowering: Lowering, inputs: Sequence[Shaped]) -> dict[Size, int]:
-    """What the symbolic sizes of a program are, given all its inputs; raises SizeError where these do not fit."""
+    """The values of a program's symbolic sizes, given all its inputs; raises SizeError if these do not match."""
     sizes = next(iter(lowering.stages.values())).sizes
     return bind(sizes, [(i.name, i.shape) for i in inputs_of(lowering)], [x.shape for x in inputs]) if sizes else {}
 

@@ -22,12 +22,12 @@ SUFFIXES: Mapping[str, str] = {**{f".{stage}": stage for stage in IRS}, ".cpp": 
 
 
 def stage_of(path: Path) -> str | None:
-    """The stage that a file's name says it is of; None where it says none."""
+    """The stage that a file's suffix names; None for any other suffix."""
     return SUFFIXES.get(f".{path.stem}" if path.suffix == ".ir" else path.suffix)
 
 
 def read(path: Path) -> tuple[str, Any]:
-    """The stage and the program that a file holds, a text as it is; raises CompilerError, which names file and line."""
+    """Read a file: its stage and the program, or the text itself; raises CompilerError with the file and line."""
     stage = stage_of(path)
     if stage is None:
         raise CompilerError(f"{path}: the suffix must name the stage: {', '.join(SUFFIXES)}")
@@ -46,7 +46,7 @@ def read(path: Path) -> tuple[str, Any]:
 
 
 def read_text(path: Path) -> str:
-    """What a file holds; raises ValueError where that is no text."""
+    """The content of a text file; raises ValueError for a file that is not UTF-8 text."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as problem:
@@ -57,21 +57,23 @@ def read_text(path: Path) -> str:
 
 
 def target_of(path: Path | None) -> str:
-    """What a text says in its first line that it is for; this machine's CPU for anything else."""
+    """The target that the first line of a C++ or CUDA text names; `cpu` for any other file."""
     if path is None or stage_of(path) not in TEXTS.values():
         return "cpu"
     return header.target(path.read_text(encoding="utf-8", errors="replace")) or "cpu"
 
 
 def load(path: Path, target: Target | str | None = None) -> Lowering:
-    """The program of a file, lowered from its stage on; a text, with its head as the last stage before it.
+    """Read a program from a file and lower it from its stage on.
 
-    Without `target` a text is for what its first line says, anything else for this machine's CPU.
+    A C++ or CUDA text is taken as it is, with the launches of its header as its `kernel` stage. `target` defaults to
+    the one that the first line of such a text names, and to this machine's CPU for other files. Raises CompilerError,
+    with the file and line, for a file that cannot be read.
     """
     stage, held = read(path)
     machine = target if isinstance(target, Target) else named.target(target or target_of(path))
     if stage not in pipeline.stages(machine):
-        raise CompilerError(f"{path}: target {machine.name} has no stage {stage}; name another with --target")
+        raise CompilerError(f"{path}: target {machine.name} has no stage {stage}; choose another --target")
     if not isinstance(held, str):
         return pipeline.lower(held, machine, source=stage)
     try:

@@ -1,4 +1,4 @@
-"""A captured program in; what it computes out: by any stage's own executor, or compiled, as a function of tensors."""
+"""Execution of captured programs: one stage by its executor, or compiled to a function of tensors."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def flags(machine: Target) -> tuple[str, ...]:
 
 
 def assembly(lowering: Lowering) -> str:
-    """What the C++ compiler makes of the text."""
+    """The assembly that the C++ compiler generates from the text."""
     return build.assembly(lowering.stages["cpp"], flags(lowering.target), include=(HEADERS,))
 
 
@@ -68,10 +68,10 @@ def assembly(lowering: Lowering) -> str:
 def execute(
     lowering: Lowering, stage: str, inputs: Sequence[torch.Tensor], cache: Path | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The program's outputs (constants included among `inputs`, in the order of the program) as `stage` computes them.
+    """Execute one stage of a lowered program and return its outputs.
 
-    Raises KeyError for a stage that was not reached, and for indices, targets and divisors that may not be what eager
-    raises for them.
+    `inputs` are the program's inputs in its order, constants included. Raises KeyError for a stage that was not reached
+    and, for invalid indices, targets and divisors, the exception that eager raises.
     """
     try:
         return _executed(lowering, stage, inputs, cache)
@@ -111,14 +111,14 @@ def _executed(
 
 
 def headers(machine: Target) -> dict[str, str]:
-    """What emitted texts may include, by the names by which they do."""
+    """The headers that emitted texts may include, by name."""
     folder = HEADERS if machine.kind == "cpu" else gpu_programs.HEADERS
     found = sorted(path for path in folder.rglob("*") if path.suffix in (".h", ".cuh"))
     return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in found}
 
 
 def built(lowering: Lowering, cache: Path | None) -> Path:
-    """The text as a shared object; raises CompilerError where this machine could not run it."""
+    """Build the text as a shared object; raises CompilerError if this machine cannot run it."""
     if lowering.target.kind == "mlir":
         return mlir.built(lowering, cache)
     check_runnable(lowering.target)
@@ -126,22 +126,22 @@ def built(lowering: Lowering, cache: Path | None) -> Path:
 
 
 def check_runnable(machine: Target) -> None:
-    """Raise CompilerError where this machine cannot run code for a CPU like that."""
+    """Raise CompilerError if this machine lacks features of a CPU target."""
     if lacking := named.missing(machine):
         raise CompilerError(
             f"this machine cannot run code for {machine.name}: it has no {', '.join(lacking)}; "
-            "`mlcomp show` prints the code all the same"
+            "`mlcomp show` can still print the code"
         )
 
 
 def to_array(t: torch.Tensor) -> np.ndarray[Any, Any]:
-    """As the interpreters hold it: what NumPy has no type for as f32 values."""
+    """A tensor as the interpreters represent it: dtypes that NumPy lacks become f32."""
     t = t.detach()
     return np.asarray(t.float().numpy() if t.dtype in HELD else t.numpy())
 
 
 def to_tensor(a: np.ndarray[Any, Any], kind: aten.Type, sizes: Mapping[Size, int]) -> torch.Tensor:
-    """Back, at the type and shape that the program promises."""
+    """The inverse of `to_array`, with the dtype and shape that the program declares."""
     made = torch.from_numpy(np.array(a, order="C", copy=True))
     return made.to(frontend.torch_dtype(kind.dtype)).reshape(numbers(kind.shape, sizes))
 
@@ -149,7 +149,7 @@ def to_tensor(a: np.ndarray[Any, Any], kind: aten.Type, sizes: Mapping[Size, int
 def _run_text(
     lowering: Lowering, inputs: Sequence[torch.Tensor], planned: launcher.Plan, cache: Path | None
 ) -> tuple[torch.Tensor, ...]:
-    """Poisoned outputs and temporaries: what the text does not write shows."""
+    """Run the text on poisoned outputs and temporaries, so that elements that it does not write are visible."""
     path = built(lowering, cache)
     at = buffers.sizes_of(lowering, inputs)
     outputs = [poisoned(b) for b in planned.outputs]
@@ -170,12 +170,12 @@ def execute_guarded(
     apart: bool = False,
     check: bool = False,
 ) -> guarded.Outcome:
-    """A text run several times on the same buffers, which are guarded; with `patience`, in a process of its own.
+    """Run a text several times on the same buffers between guard pages; with `patience`, in a process of its own.
 
-    `stage` is the target's text unless said: a target with threads has `kernel` as well, which the emulator runs with
-    its checks, as it does the text if told to `check`. `emulate` keeps the text off the GPU, which a process of its own
-    cannot use. `apart` gives each buffer an allocation of its own on the GPU and the code its lines, for tools that
-    watch accesses.
+    `stage` defaults to the target's text. GPU targets also accept `kernel`, which the emulator runs with its checks, as
+    it does the text with `check`. `emulate` runs the text in the emulator even if there is a GPU; a process of its own
+    requires that. `apart` makes each buffer a separate allocation on the GPU and keeps line information in the code,
+    for tools such as compute-sanitizer.
     """
     at = buffers.sizes_of(lowering, inputs)
     planned = buffers.plan(lowering, at)
@@ -191,12 +191,12 @@ def execute_guarded(
 
 
 def reference(program: aten.Program, inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """What Torch IR means, its floating types held in f64."""
+    """Evaluate Torch IR with all floating dtypes in f64."""
     return frontend.execute(program, inputs, torch.float64)
 
 
 def accuracy(lowering: Lowering) -> Accuracy:
-    """What the executors of a lowered program may lose: those of its kind of target, by the instructions it uses."""
+    """The accuracy of a lowered program's executors, given its kind of target and the instructions that it uses."""
     program = lowering.stages.get("tile")
     nodes = [n for f in program.kernels for s in f.body for n in s.walk()] if program is not None else []
     used = {n.name for n in nodes if isinstance(n, Op)}
@@ -210,12 +210,12 @@ def accuracy(lowering: Lowering) -> Accuracy:
 
 
 def eager_equations(program: aten.Program) -> TensorProgram:
-    """Tensor IR that rounds after every call, as eager does: what to derive eager's own error bounds from."""
+    """Tensor IR that rounds after every call, as eager does; eager's own error bounds are derived from it."""
     return torch_to_tensor.lower(program, round_every_call=True)
 
 
 def poisoned(buffer: launcher.Buffer) -> torch.Tensor:
-    """A tensor whose unwritten elements are conspicuous: NaN, or bytes of 0x7f."""
+    """A tensor filled with NaN, or with bytes 0x7f, so that unwritten elements are visible."""
     out = torch.empty_strided(buffer.shape, buffer.stride, dtype=launcher.DTYPES[buffer.dtype])
     if out.is_floating_point():
         return out.fill_(float("nan"))
@@ -228,11 +228,11 @@ def poisoned(buffer: launcher.Buffer) -> torch.Tensor:
 
 
 class Executable:
-    """A compiled function: call it like the function that it came from, on tensors of the same types.
+    """A compiled function: call it like the original function, on tensors of the same dtypes and shapes.
 
-    `source` is the generated text, `digest` its identity, `kernels` the launches in a call, `code` the last stages, as
-    far as a call needs them, `lowering` all stages, made anew where the code came from the cache; `emulated` says that
-    a CPU stands in for the GPU that the text is for.
+    `source` is the emitted text and `digest` its digest. `kernels` is the number of launches per call and `names` their
+    names. `code` has the last stages, as far as a call needs them; `lowering` has all stages, and is computed on first
+    use if the code came from the cache. `emulated` is true if the text is for a GPU and runs in the emulator.
     """
 
     def __init__(
@@ -274,28 +274,29 @@ def compile(
     quantize: str | None = None,
     memory_limit: int | None = None,
 ) -> Executable:
-    """`function` compiled for inputs of these types; `constants` are positions of inputs that are weights.
+    """Compile a function for inputs of the shapes, dtypes and strides of `inputs`.
 
-    What is captured already, by `from_onnx` for example, needs no inputs.
+    `function` may also be a Captured program, such as that of `from_onnx`, which needs no inputs. `constants` are the
+    positions of inputs that are weights: their values are fixed. `target` is a target or its name. `schedules` maps
+    names of kernels to schedules that replace the heuristic's.
 
-    `dynamic_shapes` says which sizes may vary, as for `torch.export.export`: for each input None or a dict from axes
-    to `torch.export.Dim`s, in a list, or in a dict by the names of the function's parameters. The code is then right
-    for all sizes within the ranges of these, and is neither compiled nor captured again for another size.
+    `dynamic_shapes` declares dynamic sizes as for `torch.export.export`: for each input None or a dict from axes to
+    `torch.export.Dim`, in a list, or in a dict by the names of the function's parameters. The code is correct for all
+    sizes in the ranges of these, and is not recompiled.
 
-    For a target with threads the executable takes CUDA tensors; without a GPU it takes those of the CPU and is slow.
-    A `torch.cuda.CUDAGraph` may capture its calls; keep the executable as long as the graph, which uses its code.
+    For a GPU target the executable takes CUDA tensors; without a GPU it takes CPU tensors and runs emulated, slowly. A
+    `torch.cuda.CUDAGraph` may capture its calls; keep the executable alive as long as the graph, which uses its code.
 
-    Indices, targets and integer divisors that may not be raise what eager raises. A GPU is not waited for, so there the
-    next call raises InvalidData, unless `check_indices` is "sync". With "off" they must be valid: what is not gives any
-    result, and reads or writes any memory of the process.
+    Invalid indices, targets and integer divisors raise the exception that eager raises. On a GPU the exception comes
+    from the next call, as InvalidData, unless `check_indices` is "sync". With "off" nothing is checked: an invalid
+    index gives an arbitrary result and reads or writes arbitrary memory of the process.
 
-    `quantize` makes integers of weights that matmuls read, once, here: one of `passes.quantize.MODES`.
+    `quantize` is one of `passes.quantize.MODES`; the weights of matmuls are quantized now. `memory_limit` is the limit
+    for temporaries in bytes; kernels are ordered to need less memory. `cache` is the folder of built kernels (default:
+    by the environment, see MLCOMP_CACHE). `threads` is the number of CPU threads; 0 means torch's.
 
-    With a `memory_limit`, in bytes, kernels come in an order in which little is alive at once; raises MemoryLimitError
-    where temporaries take more all the same.
-
-    `cache` is the folder of built kernels (by default as the environment says); `threads` 0 follows torch.
-    Raises Unsupported for what no stage can express, CompilerError otherwise.
+    Raises Unsupported for an op that mlcomp does not support, MemoryLimitError if temporaries exceed the limit,
+    ScheduleError for an illegal step in `schedules`, and CompilerError for other errors.
     """
     with garbage.held_back():
         if isinstance(function, frontend.Captured):
@@ -310,19 +311,19 @@ def compile(
 
 
 def limited(machine: Target, memory_limit: int | None) -> Target:
-    """The machine where temporaries may take so many bytes; raises CompilerError for what is no number of them."""
+    """A target with a memory limit in bytes; raises CompilerError if the limit is not a positive int."""
     if memory_limit is None:
         return machine
     if not isinstance(memory_limit, int) or memory_limit <= 0:
-        raise CompilerError(f"memory_limit is a number of bytes, at least 1, not {memory_limit!r}")
+        raise CompilerError(f"memory_limit must be a number of bytes, at least 1, not {memory_limit!r}")
     return machine.replace(memory=memory_limit)
 
 
 def quantized(captured: frontend.Captured, mode: str) -> frontend.Captured:
-    """The program with its products by weights quantized; raises CompilerError where it has none."""
+    """Quantize the matmuls by weights; raises CompilerError if the program has none that can be quantized."""
     made = frontend.quantized(captured, mode)
     if made.program is captured.program:
-        raise CompilerError(f"quantize={mode!r}: no product with a weight that can be quantized")
+        raise CompilerError(f"quantize={mode!r}: the program has no matmul with a weight that can be quantized")
     return made
 
 
@@ -335,9 +336,9 @@ def build_captured(
     threads: int = 0,
     check_indices: str = "async",
 ) -> Executable:
-    """The second half of `compile`: a captured program to an executable."""
+    """The second half of `compile`: build an executable from a captured program."""
     if check_indices not in CHECKS:
-        raise CompilerError(f"check_indices is one of {', '.join(CHECKS)}, not {check_indices!r}")
+        raise CompilerError(f"check_indices must be one of {', '.join(CHECKS)}, not {check_indices!r}")
     machine = _named(target)
     if check_indices == "off":
         warnings.warn(UNCHECKED, UncheckedWarning, stacklevel=2)
@@ -365,9 +366,9 @@ def _executable(
 
 
 def rebuild(like: Executable, text: str, *, cache: Path | None = None, threads: int = 0) -> Executable:
-    """A text that was emitted earlier for the program of `like`, launched as its head says, as a function like that.
+    """Build a text that was emitted earlier for the same program as `like`, and return it as an executable.
 
-    Raises CompilerError for a text without a head, or that is called with other buffers.
+    The text's header states its launches. Raises CompilerError for a text without a header, or with other buffers.
     """
     code, captured = like.code, like.captured
     try:
@@ -379,7 +380,7 @@ def rebuild(like: Executable, text: str, *, cache: Path | None = None, threads: 
         for p in (head, code.stages["kernel"])
     )
     if before != now:
-        raise CompilerError("the text is called with other buffers than the program is now")
+        raise CompilerError("the text takes other buffers than the program")
     stages = {"torch": captured.program, "kernel": head, pipeline.TEXTS[code.target.kind]: text}
     held = Lowering(stages, code.target, {})
     folder = cache if cache is not None else detect.default_cache(os.environ)
@@ -394,7 +395,7 @@ def _launcher(
     folder: Path,
     wait: bool,
 ) -> Callable[..., tuple[torch.Tensor, ...]]:
-    """What calls the code: laid out now, or where sizes are symbolic, when they come."""
+    """A function that calls the code; buffers are planned now or, for symbolic sizes, at the first call with them."""
 
     def refuse(*arguments: torch.Tensor) -> None:
         left = iter(arguments)

@@ -16,12 +16,14 @@ from compiler.targets import mlir as targets
 
 
 def to_mlir(program: Captured | aten.Program | tensor.Program, dialect: str = "linalg") -> str:
-    """A function of tensors as text of MLIR, operations in their generic form; raises Unsupported.
+    """Print a program as an MLIR function of tensors, in generic form; `dialect` is "linalg" or "tosa".
 
-    Where data may be invalid (an index out of range), its last argument is a `memref<i8>`, which is then set to 1.
+    If the program has data checks, such as for indices out of range, the last argument of the function is a
+    `memref<i8>` that is set to 1 when a check fails. Raises Unsupported for what the dialect lacks, and CompilerError
+    for an unknown dialect.
     """
     if dialect not in targets.DIALECTS:
-        raise CompilerError(f"there is no dialect {dialect!r} to print: there are {', '.join(targets.DIALECTS)}")
+        raise CompilerError(f"unknown dialect {dialect!r}; the dialects are {', '.join(targets.DIALECTS)}")
     given = program.program if isinstance(program, Captured) else program
     source = "tensor" if isinstance(given, tensor.Program) else "torch"
     text: str = lower(given, targets.DIALECTS[dialect], source=source).stages["mlir"]
@@ -29,12 +31,12 @@ def to_mlir(program: Captured | aten.Program | tensor.Program, dialect: str = "l
 
 
 def built(lowering: Lowering, cache: Path | None) -> Path:
-    """The text as a shared object; raises ToolchainError, which says what to install where MLIR's tools are not."""
+    """Build the text as a shared object; raises ToolchainError, with what to install, if MLIR's tools are missing."""
     return mlir.build(_module(lowering), cache)
 
 
 def build_together(lowerings: Sequence[Lowering], cache: Path | None = None) -> None:
-    """Build those texts whose tools take several at once, MLIR's; what they refuse is said when it is run."""
+    """Build the MLIR texts among these in one call of the tools; a text that they reject fails when it is run."""
     modules = [_module(lowering) for lowering in lowerings if "mlir" in lowering.stages]
     if modules and not mlir.missing():
         mlir.build_together(modules, cache)

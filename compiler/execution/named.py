@@ -1,4 +1,4 @@
-"""A target's name goes in, the target comes out: `cpu` and `cuda` are this machine's own, the others are described."""
+"""Targets by name: `cpu` and `cuda` are detected on this machine, the others are fixed descriptions."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _DESCRIBED = {
     t.name: t for t in (cpu.BASELINE, cpu.AVX2, cpu.AVX512, *nvidia.TARGETS, mlir.LINALG, mlir.TOSA, triton.TRITON)
 }
 TARGETS = ("cpu", "cuda", *_DESCRIBED)
-OLDEST = 80  # compute capability that the compiler makes code for
-# What the compiler may use of this machine; the rest of /proc/cpuinfo makes no difference to it.
+OLDEST = 80  # the lowest supported compute capability
+# The CPU features that the compiler uses; it ignores the others in /proc/cpuinfo.
 _FEATURES = (
     "sse2", "avx2", "fma", "f16c", "avx512f", "avx512vl", "avx512dq", "avx512bw", "avx512_bf16", "avx512_fp16",
 )  # fmt: skip
 
 
 def target(name: str = "cpu") -> Target:
-    """The target of that name; raises CompilerError for one that is not among TARGETS.
+    """The target with this name; raises CompilerError for a name that is not in TARGETS.
 
-    `cuda` is the GPU of this machine, and sm_90a where there is none. A name that ends in `:strict` is the same target
-    without tensor instructions that round numbers of f32.
+    `cuda` is the GPU of this machine, or sm_90a if there is none. With the suffix `:strict`, the target has no tensor
+    instructions that round f32 operands.
     """
     plain, _, how = name.partition(":")
     if how == "strict" and plain != "cpu":
@@ -39,7 +39,7 @@ def target(name: str = "cpu") -> Target:
 
 
 def cpus() -> tuple[str, ...]:
-    """The CPUs that are described and that this machine can stand for, least capable first.
+    """The names of the CPU targets whose code this machine can run, least capable first.
 
     >>> cpus()[0]
     'cpu:baseline'
@@ -48,7 +48,7 @@ def cpus() -> tuple[str, ...]:
 
 
 def missing(wanted: Target) -> tuple[str, ...]:
-    """The features of a target that this machine lacks: with any, its code would end in an illegal instruction."""
+    """The features of a CPU target that this machine lacks; code for it would use illegal instructions."""
     return tuple(f for f in wanted.features if f not in _this_cpu().features)
 
 
@@ -67,6 +67,6 @@ def _this_gpu() -> Target:
     major, minor = found.capability
     number = 10 * major + minor
     if number < OLDEST:
-        raise CompilerError(f"this GPU has compute capability {major}.{minor}; code is made from {OLDEST / 10} on")
+        raise CompilerError(f"this GPU has compute capability {major}.{minor}; mlcomp needs at least {OLDEST / 10}")
     # Only 9.0 has instructions that the compiler uses and that no later GPU keeps.
     return nvidia.target(f"sm_{number}{'a' if number == 90 else ''}", cores=found.cores, l2=found.l2)

@@ -23,7 +23,10 @@ Function = Callable[..., Any]
 
 
 def gradient(function: Function, count: int, moving: Sequence[int]) -> Function:
-    """The gradients of a function of `count` tensors, for those at the positions `moving`, in memory of their own."""
+    """A function that computes the gradients of `function`, which takes `count` tensors, for those at `moving`.
+
+    Its arguments are those of `function` and a weight for each of its floating-point results.
+    """
 
     def gradients(*given: torch.Tensor) -> list[torch.Tensor]:
         arguments, weights = given[:count], given[count:]
@@ -43,9 +46,10 @@ def capture_gradient(
     function: Function, inputs: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], moving: Sequence[int],
     constants: Sequence[int] = (),
 ) -> Captured:  # fmt: skip
-    """The program of `gradient(function, len(inputs), moving)`; `constants` are positions in `inputs` of weights.
+    """Trace `gradient(function, len(inputs), moving)` to Torch IR; `constants` are positions of weights in `inputs`.
 
-    What a function closes over becomes a constant input, as for `capture`.
+    Tensors that the function closes over become constant inputs, as for `capture`. Raises CompilerError if PyTorch
+    cannot trace the gradient.
     """
     given = (*inputs, *weights)
     try:

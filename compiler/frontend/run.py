@@ -33,11 +33,11 @@ Told = Callable[[Call, list[Any], dict[str, Any], Exception], Exception]
 def execute(
     program: Program, tensors: Sequence[torch.Tensor], dtype: torch.dtype | None = None, told: Told | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """The program by PyTorch's eager kernels, one call after the other; errors of calls as `told` has them, if given.
+    """Run a program by PyTorch's eager kernels, call by call; `told` may translate the exceptions of calls.
 
-    With `dtype` (float64 for a reference), everything of a floating type is held in that type instead, the types that
-    calls ask for included; scalars that tensors are compared with stay rounded to the original type of these; and of
-    equal elements the first comes first.
+    With `dtype` (float64 for a reference), all floating-point values have that dtype, also where a call asks for
+    another one. Scalars that tensors are compared with stay rounded to the original dtype of the tensor, and sorts and
+    top-k are stable. Raises CompilerError for a wrong number of tensors.
     """
     if len(tensors) != len(program.inputs):
         raise CompilerError(f"{program.name} takes {len(program.inputs)} tensors, not {len(tensors)}")
@@ -75,7 +75,7 @@ def resolve(op: str) -> Callable[..., Any]:
 
 
 class FirstOfEqual(TorchDispatchMode):
-    """Within it, sorts and top-k name the first of equal elements first, where torch leaves open which."""
+    """A mode in which sorts and top-k are stable, where torch leaves the order of equal elements open."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -32,11 +32,12 @@ from compiler.ir.sizes import SizeError
 
 @dataclass(frozen=True)
 class Captured:
-    """A program, and how a call of the original function maps to it.
+    """A Torch IR program, and how calls of the original function map to it.
 
-    `arguments` names the program's input for each tensor among the flattened arguments of the function; `constants`
-    holds the values of its constant inputs; `structure` and `literals` (by position) rebuild what it returned.
-    `views` are its results in the memory of the program's outputs, where these are not the results.
+    `arguments` names the program's input for each tensor among the flattened arguments of the function. `constants` has
+    the values of the constant inputs. `structure` and `literals` (by position) rebuild the function's result. `guards`
+    are conditions on sizes under which the trace is valid. `views`, if given, describes the results as views of the
+    program's outputs.
     """
 
     program: Program
@@ -48,14 +49,14 @@ class Captured:
     views: tuple[View | Expr, ...] | None = None
 
     def check(self, sizes: Mapping[Size, int]) -> None:
-        """Raise SizeError for sizes of which the trace does not hold."""
+        """Raise SizeError for sizes for which the trace is not valid."""
         for text, holds in self.guards:
             if not holds(sizes):
                 shown = ", ".join(f"{s.name} = {n}" for s, n in sizes.items())
-                raise SizeError(f"{shown}: what was compiled holds for sizes with {text} only")
+                raise SizeError(f"{shown}: the program was compiled for sizes with {text} only")
 
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        """The function's result, from the values of the program's outputs."""
+        """Rebuild the function's result from the values of the program's outputs."""
         values = iter(tensors)
         leaves = [self.literals[n] if n in self.literals else next(values) for n in range(self.structure.num_leaves)]
         return pytree.tree_unflatten(leaves, self.structure)
@@ -68,10 +69,12 @@ def capture(
     name: str = "f",
     dynamic_shapes: Any = None,
 ) -> Captured:
-    """Trace `function(*inputs)`. Weights of modules, and tensors that the function closes over, become constant inputs.
+    """Trace `function(*inputs)` to Torch IR.
 
-    `constants` are positions in `inputs` that hold weights: those become constant inputs as well. `dynamic_shapes` says
-    which sizes may vary, as `torch.export.export` has it, by position or by the names of the function's parameters.
+    Weights of modules, and tensors that the function closes over, become constant inputs; so do the inputs at the
+    positions `constants`. `dynamic_shapes` declares dynamic sizes as for `torch.export.export`, by position or by the
+    names of the function's parameters. Raises CompilerError if PyTorch cannot trace the function, and Unsupported for
+    dtypes and arguments that Torch IR cannot represent; ops that have no lowering are refused by `lower`.
     """
     module = function if isinstance(function, torch.nn.Module) else _Function(function)
     # An alias of each tensor, so that one that is passed twice, or closed over as well, is not taken for one input.

@@ -28,9 +28,11 @@ def bounds(
     accuracy: Accuracy | None = None,
     moments: Callable[[Array, Array], Moments] = accumulated.moments,
 ) -> tuple[Bounded, ...]:
-    """A bounded value per output of `program` on `arrays`, which are in the order of its inputs: exact, or bounded.
+    """Evaluate a program with error bounds: one bounded value per output.
 
-    `moments` computes what must be known of matmuls, the work of large ones.
+    `arrays` has a value per input, in the program's order: an array if the input is exact, else a bounded value.
+    `accuracy` describes the executor. `moments` computes the sums that the bounds of matmuls need, which is most of the
+    work for large ones.
     """
     algebra = Propagation(accuracy or Accuracy(), moments)
     inputs = [

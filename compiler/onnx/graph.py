@@ -245,13 +245,14 @@ NOTHING: Mapping[str, Any] = {}
 def from_onnx(
     model: Any, shapes: Sizes = NOTHING, known: Mapping[str, torch.Tensor] = NOTHING, device: str = "cpu"
 ) -> Captured:
-    """A model, its bytes or its file as Torch IR, with its weights.
+    """Import an ONNX model (a ModelProto, its bytes or a file) as Torch IR, with its weights on `device`.
 
-    `shapes` are those of inputs that the model leaves open, `known` the values of inputs that do not change: shapes and
-    axes have to be known, and can be inputs in ONNX. What is known is no input of the program. Weights are on
-    `device`, as inputs are to be.
+    `shapes` gives the shapes of inputs whose sizes the model leaves open. `known` gives the values of inputs that are
+    constant, which are then not inputs of the program; shapes and axes, which ONNX allows as inputs, must be constant.
+    Inputs of the program must be on `device`.
 
-    Raises Unsupported for ops, element types and shapes that are not compiled, CompilerError for what is no model.
+    Raises Unsupported for ops, element types and shapes that are not supported, Undetermined if a shape or attribute
+    depends on inputs that are not constant, and CompilerError if `model` is not an ONNX model.
     """
     read = models.read(model)
     known = dict(known)

@@ -41,10 +41,15 @@ def merge(folders: Sequence[Path], reports: Path) -> int:
 
 
 def main(words: Sequence[str]) -> int:
-    """The status of the whole, or 2 where parts make no whole."""
-    parser = argparse.ArgumentParser(prog="mlcomp merge", description="One report of the parts of a run.")
-    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="the folder of a part's report")
-    parser.add_argument("--report", type=Path, default=Path("reports"), help="where to (default: reports)")
+    """Merge reports; return the status of the whole run, or 2 if the parts do not form a whole run."""
+    parser = argparse.ArgumentParser(
+        prog="mlcomp merge",
+        description="Merge the reports of the shards of a run into one, and exit with the status of the whole run.",
+    )
+    parser.add_argument("folders", type=Path, nargs="+", metavar="DIR", help="the report folder of a shard")
+    parser.add_argument(
+        "--report", type=Path, default=Path("reports"), help="folder of the merged report (default: reports)"
+    )
     given = parser.parse_args(words)
     try:
         return merge(given.folders, given.report)

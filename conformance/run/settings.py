@@ -132,7 +132,7 @@ def read(config: pytest.Config) -> Settings:
     backend, vs, stages = option("backend"), option("vs"), option("stages")
     if option("entry") == "compile":
         if backend not in (None, "mlcomp"):
-            raise pytest.UsageError("--mlcomp-entry compile is for our compiler; leave out --mlcomp-backend")
+            raise pytest.UsageError("--mlcomp-entry compile cannot be combined with --mlcomp-backend")
         backend = "mlcomp"
     try:
         words = [option(f"fuzz{word}") for word in ("", "_only", "_what", "_corpus")]
@@ -143,10 +143,10 @@ def read(config: pytest.Config) -> Settings:
     selects = stages is not None or bool(fuzz or shard or option("ops")) or _selects(config)
     part = named is None and selects
     if backend and stages:
-        raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has a final stage only; leave the option out")
+        raise pytest.UsageError("--mlcomp-stages: a torch.compile backend has only a final stage; remove the option")
     targets = _targets(option("target"))
     if option("bench") != "off" and environment.emulates(targets):
-        raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; leave the option or the cuda targets out")
+        raise pytest.UsageError("--mlcomp-bench: there is no GPU to time; remove the option or the cuda targets")
     other = stages is not None or option("bench") != "off" or backend
     sanitizers = _sanitizers(option("sanitizer"), targets, other, not config.option.collectonly)
     every = tuple(stage for stage in STAGES if any(stage in stages_of(target) for target in targets))
@@ -201,7 +201,7 @@ def _expression(text: str) -> str:
     try:
         re.compile(text)
     except re.error as problem:
-        raise pytest.UsageError(f"--mlcomp-ops: {text} is no regular expression: {problem}") from None
+        raise pytest.UsageError(f"--mlcomp-ops: {text} is not a regular expression: {problem}") from None
     return text
 
 
@@ -210,9 +210,11 @@ def _name(asked: object, timed: bool) -> str | None:
     if asked is None:
         return None
     if not re.fullmatch(r"\w[\w.+-]*", str(asked)) or str(asked).endswith(".toml"):
-        raise pytest.UsageError(f"--mlcomp-save-baseline: {asked} is no name; write --mlcomp-save-baseline=NAME")
+        raise pytest.UsageError(
+            f"--mlcomp-save-baseline: {asked} is not a valid name; write --mlcomp-save-baseline=NAME"
+        )
     if not timed:
-        raise pytest.UsageError("--mlcomp-save-baseline: stores what benchmarks timed; add --mlcomp-bench quick")
+        raise pytest.UsageError("--mlcomp-save-baseline: only benchmarks can be stored; add --mlcomp-bench quick")
     return str(asked)
 
 
@@ -226,7 +228,7 @@ def _shard(asked: object) -> tuple[int, int] | None:
         return None
     found = re.fullmatch(r"(\d+)/(\d+)", str(asked))
     if not found or not 1 <= int(found[1]) <= int(found[2]):
-        raise pytest.UsageError(f"--mlcomp-shard: {asked} is no part I/N, such as 1/3, 2/3 or 3/3")
+        raise pytest.UsageError(f"--mlcomp-shard: {asked} is not of the form I/N, such as 1/3, 2/3 or 3/3")
     return int(found[1]), int(found[2])
 
 
@@ -241,7 +243,7 @@ def _share(text: str) -> float:
     except ValueError:
         found = -1.0
     if not 0 < found < 1:
-        raise pytest.UsageError(f"--mlcomp-min-effect: {text} is no share between 0 and 1, such as 3%")
+        raise pytest.UsageError(f"--mlcomp-min-effect: {text} is not a fraction between 0 and 1, such as 3%")
     return found
 
 
@@ -249,11 +251,11 @@ def _fail_on(asked: object, timed: bool, compared: bool) -> tuple[str, ...]:
     """What is to fail beyond a wrong result."""
     words = () if asked is None else _words("fail-on", str(asked), FAIL_ON)
     if "cliff" in words and not timed:
-        raise pytest.UsageError("--mlcomp-fail-on cliff: only benchmarks find cliffs; add --mlcomp-bench quick")
+        raise pytest.UsageError("--mlcomp-fail-on cliff: only benchmarks can be cliffs; add --mlcomp-bench quick")
     if "slower" in words and not (timed and compared):
         raise pytest.UsageError("--mlcomp-fail-on slower: add --mlcomp-bench quick and --mlcomp-baseline NAME")
     if "coverage" in words and not compared:
-        raise pytest.UsageError("--mlcomp-fail-on coverage: compared with what? Add --mlcomp-baseline NAME")
+        raise pytest.UsageError("--mlcomp-fail-on coverage: add --mlcomp-baseline NAME to compare with")
     return words
 
 
@@ -263,13 +265,18 @@ def _sanitizers(asked: object, targets: tuple[str, ...], otherwise: object, runs
         return ()
     tools = _words("sanitizer", str(asked), tuple(sanitizer.TOOLS))
     if otherwise:
-        raise pytest.UsageError("--mlcomp-sanitizer: checks the `cuda` stage of our own code; leave out other options")
+        raise pytest.UsageError(
+            "--mlcomp-sanitizer: it checks the `cuda` stage of mlcomp's own kernels; "
+            "remove --mlcomp-backend, --mlcomp-stages and --mlcomp-bench"
+        )
     if not all(kind_of(target) == "cuda" for target in targets):
-        raise pytest.UsageError("--mlcomp-sanitizer: looks at GPU code; add --mlcomp-target cuda")
+        raise pytest.UsageError("--mlcomp-sanitizer: it checks GPU code; add --mlcomp-target cuda")
     if not runs:
         return tools
     if environment.emulates(targets):
-        raise pytest.UsageError("--mlcomp-sanitizer: there is no GPU; without one, the `kernel` stage finds the same")
+        raise pytest.UsageError(
+            "--mlcomp-sanitizer: there is no GPU; without one, use the checks of the `kernel` stage"
+        )
     if sanitizer.installed() is None:
         raise pytest.UsageError("--mlcomp-sanitizer: compute-sanitizer is not on PATH; the CUDA toolkit has it")
     return tools
@@ -298,6 +305,6 @@ def _words(option: str, text: str, known: Collection[str] | None, featured: bool
 def _check_distribution(name: str) -> None:
     if name not in DISTRIBUTIONS:
         raise pytest.UsageError(
-            f"--dist {name} does not go with --mlcomp: it hangs when a worker is lost, and keeps cases of one file "
-            "on one worker. Use --dist load or --dist worksteal; benchmarks take turns by themselves."
+            f"--dist {name} cannot be combined with --mlcomp: it hangs when a worker is lost, and runs all cases of a "
+            "file on one worker. Use --dist load or --dist worksteal; benchmarks take turns by themselves."
         )

@@ -102,7 +102,9 @@ def load(folder: Path) -> tuple[Head, Run]:
     except OSError as error:
         raise ShardError(f"{folder} has no part of a run: {folder / ROWS} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
-        raise ShardError(f"{folder / ROWS} is no part of a run ({type(error).__name__}: {error})") from None
+        raise ShardError(
+            f"{folder / ROWS} is not the report of a part of a run ({type(error).__name__}: {error})"
+        ) from None
     return head, run
 
 

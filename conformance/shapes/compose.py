@@ -114,17 +114,19 @@ def _checked(place: Place, given: Mapping[str, Any], defaults: Mapping[str, Any]
     )  # fmt: skip
     for part in made.producers:
         if GIVEN not in part.args or TAKEN in _names(part.expr):
-            here.at("producers", part.name).fail(f"a producer makes its value of {GIVEN!r}, one of its `args`")
+            here.at("producers", part.name).fail(f"a producer needs {GIVEN!r} among its `args`")
     for part in made.consumers:
         if GIVEN in part.args or TAKEN not in _names(part.expr):
-            here.at("consumers", part.name).fail(f"a consumer takes {TAKEN!r}, and has no argument {GIVEN!r}")
+            here.at("consumers", part.name).fail(
+                f"a consumer must use {TAKEN!r} and must not have an argument {GIVEN!r}"
+            )
     return made
 
 
 def _count(place: Place, table: Mapping[str, Any], key: str) -> int:
     value = table.get(key, 0)
     if not is_kind(value, (int,)) or value < 0:
-        place.at(key).fail(f"{value!r} is no number of compositions")
+        place.at(key).fail(f"{value!r} is not a number of compositions")
     return int(value)
 
 
@@ -141,7 +143,7 @@ def _sizes(place: Place, value: Any, dims: Sequence[str]) -> tuple[tuple[int, ..
 def _parts(place: Place, value: Any, dims: Sequence[str]) -> tuple[Part, ...]:
     found = tuple(_part(place.at(name), name, item, dims) for name, item in any_table(place, value))
     if not found:
-        place.fail('there is none; write such as flip = { expr = "x.flip(0)", args = { x = ["M", "N"] } }')
+        place.fail('there is none; for example flip = { expr = "x.flip(0)", args = { x = ["M", "N"] } }')
     return found
 
 
@@ -155,7 +157,7 @@ def _part(place: Place, name: str, value: Any, dims: Sequence[str]) -> Part:
     args: dict[str, dict[str, Any]] = {}
     for key, item in any_table(place.at("args"), table.get("args", {})):
         if key == TAKEN or key in dims:
-            place.at("args", key).fail(f"{key!r} has a meaning of its own here; choose another name")
+            place.at("args", key).fail(f"{key!r} is reserved here; choose another name")
         args[key] = {"shape": item} if isinstance(item, list) else dict(any_table(place.at("args", key), item))
     where = optional_text(place.at("where"), table.get("where")) or "True"
     dtypes = strings(place.at("dtypes"), table["dtypes"], "dtypes", some=True) if "dtypes" in table else None

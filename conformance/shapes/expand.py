@@ -302,7 +302,11 @@ def _dtype(spec: CaseSpec, arg: ArgSpec, choice: Choice) -> str:
     name = choice["dtype"] if arg.dtype is None else choice.get(arg.dtype, spec.consts.get(arg.dtype, arg.dtype))
     if name not in DTYPES:
         raise _error(
-            spec, f"args.{arg.name}: {name!r} is no dtype; known are {quoted(DTYPES)}", "args", arg.name, "dtype"
+            spec,
+            f"args.{arg.name}: {name!r} is not a dtype; the dtypes are {quoted(DTYPES)}",
+            "args",
+            arg.name,
+            "dtype",
         )
     return str(name)
 

@@ -55,18 +55,18 @@ def formula(text: str, names: Collection[str]) -> tuple[CodeType, frozenset[str]
 @functools.lru_cache(maxsize=4096)  # cases of a file repeat each other's
 def _formula(text: str, names: frozenset[str]) -> tuple[CodeType, frozenset[str]]:
     if len(text) > FORMULA_LIMIT:
-        raise ExpressionError(f"{shortened(text)!r} has {len(text)} characters; {FORMULA_LIMIT} are the most")
+        raise ExpressionError(f"{shortened(text)!r} has {len(text)} characters; the limit is {FORMULA_LIMIT}")
     try:
         tree = ast.parse(text.strip(), mode="eval")
         used = _checked(text, tree, names)
         bounded = ast.fix_missing_locations(_Bounded().visit(tree))
         return compile(bounded, "<shape file>", "eval"), used
     except SyntaxError as error:
-        raise ExpressionError(f"{text!r} is no expression: {error.msg}") from None
+        raise ExpressionError(f"{text!r} is not an expression: {error.msg}") from None
     except ExpressionError:
         raise
     except (ValueError, RecursionError, MemoryError):  # NUL bytes, too many brackets in brackets
-        raise ExpressionError(f"{shortened(text)!r} is no expression that Python can read") from None
+        raise ExpressionError(f"{shortened(text)!r} cannot be parsed as a Python expression") from None
 
 
 def _checked(text: str, tree: ast.Expression, names: frozenset[str]) -> frozenset[str]:
@@ -102,16 +102,16 @@ class _Bounded(ast.NodeTransformer):
 
 def _power(base: Value, exponent: Value) -> Value:
     if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > BITS_LIMIT:
-        raise ValueError(f"{base}**{exponent} is too large a number")
+        raise ValueError(f"{base}**{exponent} is too large")
     return base**exponent
 
 
 def _product(a: Value, b: Value) -> Value:
     for one, other in ((a, b), (b, a)):
         if isinstance(one, tuple | list | str) and isinstance(other, int) and len(one) * other > ITEMS_LIMIT:
-            raise ValueError(f"a sequence of {len(one) * other} items is too long; {ITEMS_LIMIT} are the most")
+            raise ValueError(f"a sequence of {len(one) * other} items is too long; the limit is {ITEMS_LIMIT}")
     if isinstance(a, int) and isinstance(b, int) and a.bit_length() + b.bit_length() > BITS_LIMIT:
-        raise ValueError("a product is too large a number")
+        raise ValueError("a product is too large")
     return a * b
 
 
@@ -196,7 +196,7 @@ class _Literals(ast.NodeTransformer):
 def parse_program(text: str) -> ast.Module:
     """The lines of a program, the last of which is its value."""
     if len(text) > PROGRAM_LIMIT:
-        raise ExpressionError(f"the expression has {len(text)} characters; {PROGRAM_LIMIT} are the most")
+        raise ExpressionError(f"the expression has {len(text)} characters; the limit is {PROGRAM_LIMIT}")
     try:
         tree = ast.parse(_dedented(text))
         if len(text) > SHALLOW:
@@ -205,7 +205,7 @@ def parse_program(text: str) -> ast.Module:
         where = shortened((error.text or "").strip(), 200)
         raise ExpressionError(f"the expression is not Python: {error.msg} at {where!r}") from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise ExpressionError(f"the expression is nothing that Python can read: {type(error).__name__}") from None
+        raise ExpressionError(f"the expression cannot be parsed as Python: {type(error).__name__}") from None
     if not tree.body or not isinstance(tree.body[-1], ast.Expr):
         raise ExpressionError("the expression has no value: its last line must be an expression")
     return tree

@@ -80,5 +80,5 @@ def load(path: Path | str, tier: str = TIERS[-1]) -> ShapeFile:
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets in thousands of brackets
         lines = text.splitlines()
         line = 1 + max(range(len(lines)), key=lambda n: len(lines[n]))
-        raise ShapeFileError(name, line, f"holds what cannot be read: {type(error).__name__}: {error}") from None
+        raise ShapeFileError(name, line, f"cannot be parsed: {type(error).__name__}: {error}") from None
     return shape_file(name, text, table, tier)

@@ -29,10 +29,12 @@ def cases(place: Place, table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     phases = strings(here.at("phases"), given.get("phases", list(PHASES)), "phases of a model", some=True)
     for phase in phases:
         if phase not in PHASES:
-            here.at("phases").fail(f"{phase!r} is no phase of a model; there are {' and '.join(PHASES)}")
+            here.at("phases").fail(f"{phase!r} is not a phase of a model; the phases are {' and '.join(PHASES)}")
     config, layers = given.get("config"), given.get("layers", 0)
     if not config or not isinstance(config, str | dict):
-        here.at("config").fail("`config` is a table with `model_type`, a folder with config.json, or a name on the hub")
+        here.at("config").fail(
+            "`config` must be a table with `model_type`, a folder with config.json, or a name on the hub"
+        )
     if not isinstance(layers, int) or isinstance(layers, bool) or layers < 0:
         here.at("layers").fail("`layers` is a number of layers, 0 for all")
     closed_table(here.at("sizes"), given.get("sizes", {}), "the sizes of a model", tuple(SIZES))
@@ -42,7 +44,7 @@ def cases(place: Place, table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     try:
         known = _known(source, layers)
     except Exception as problem:  # whatever the library raises for a configuration
-        here.at("config").fail(f"transformers cannot make a model of it: {' '.join(str(problem).split())[:300]}")
+        here.at("config").fail(f"transformers cannot build a model from it: {' '.join(str(problem).split())[:300]}")
     for phase in phases:
         yield {
             **{key: given[key] for key in _KEPT if key in given},

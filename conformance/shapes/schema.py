@@ -55,9 +55,7 @@ def shape_file(path: str, text: str, data: Mapping[str, Any], tier: str) -> Shap
             own["perf"] = {**timed, **own["perf"]}
         for spec in _case(here, own, known):
             if (earlier := cases.setdefault(spec.name, spec)) is not spec:
-                here.at("name").fail(
-                    f"the name {spec.name!r} is taken by the case in line {earlier.line}; choose another"
-                )
+                here.at("name").fail(f"the case in line {earlier.line} has the same name {spec.name!r}; choose another")
     return ShapeFile(path, Path(path).stem, tuple(cases.values()))
 
 
@@ -98,7 +96,9 @@ def _case(place: Place, data: Mapping[str, Any], known: Mapping[str, Mapping[str
 def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str, Mapping[str, Value]]) -> CaseSpec:
     name = text(place.at("name"), data.get("name"), "every case needs a `name`").replace("{op}", op)
     if not re.fullmatch(r"[\w.+-]+", name, re.ASCII):
-        place.at("name").fail(f"{name!r} may hold letters, digits and _ . + - only, so that `pytest -k` can name it")
+        place.at("name").fail(
+            f"{name!r} may contain only letters, digits and _ . + -, so that `pytest -k` can select it"
+        )
     here = replace(place, case=name)
     layouts = _layouts(here.at("layouts"), data["layouts"]) if "layouts" in data else None
     params = _params(here.at("params"), data.get("params", {}))
@@ -132,13 +132,13 @@ def _one_case(place: Place, data: Mapping[str, Any], op: str, known: Mapping[str
         torch=versions(here.at("torch"), data.get("torch")),
     )  # fmt: skip
     if spec.raises and (spec.dynamic or "perf" in data):
-        here.at("raises").fail("a case that raises is neither dynamic nor timed; put these into a case of their own")
+        here.at("raises").fail("`raises` cannot be combined with `dynamic` or `perf`; use a separate case")
     if spec.grad and (spec.raises or spec.dynamic or spec.mutates):
-        here.at("grad").fail("gradients are not of a case that raises, is dynamic or writes to its arguments")
+        here.at("grad").fail("`grad` cannot be combined with `raises`, `dynamic` or `mutates`")
     if spec.raises and spec.entry == "compile":
-        here.at("raises").fail("what a case raises is checked at each stage; leave `entry` out")
+        here.at("raises").fail("exceptions are checked at each stage; remove `entry`")
     if spec.dynamic and "perf" in data:
-        here.at("perf").fail("a dynamic case is not timed; put `perf` into a case of its own")
+        here.at("perf").fail("`dynamic` cannot be combined with `perf`; put `perf` into a separate case")
     spec = replace(spec, perf=_perf(here.at("perf"), data["perf"], spec, known) if "perf" in data else None)
     check_names(here, spec, constants)
     return spec
@@ -163,11 +163,11 @@ def _arg(
     if "inputs" in table:
         inputs = _distribution(place.at("inputs"), table["inputs"], known)
         if "low" in table or "high" in table:
-            place.at("inputs").fail("`low` and `high` choose a distribution of their own; put them into `inputs`")
+            place.at("inputs").fail("`low` and `high` already choose a distribution; put them into `inputs`")
     limits = {key: table[key] for key in ("low", "high") if key in table}
     for key, limit in limits.items():
         if not is_kind(limit, (*_NUMBER, str)):
-            place.at(key).fail(f"{limit!r} is no number or arithmetic")
+            place.at(key).fail(f"{limit!r} is not a number or an arithmetic expression")
     return ArgSpec(
         name=name, shape=frozen(shape), dtype=optional_text(place.at("dtype"), table.get("dtype")),
         layouts=() if constant else own or layouts or (), inputs=inputs, low=limits.get("low"), high=limits.get("high"),
@@ -183,7 +183,7 @@ def _grad(place: Place, value: Any, args: tuple[ArgSpec, ...]) -> tuple[str, ...
     free = [arg.name for arg in args if not arg.constant]
     for name in names:
         if name not in free:
-            place.fail(f"{name!r} is no argument, or a weight;{nearest(name, free)}")
+            place.fail(f"{name!r} is not an argument, or is a weight;{nearest(name, free)}")
     return names
 
 
@@ -220,7 +220,7 @@ def _value(place: Place, value: Any) -> Value:
     if isinstance(value, list):
         return tuple(_value(place, item) for item in value)
     if not is_kind(value, (bool, int, float, str)):
-        place.fail(f"{value!r} is no number, boolean, string or list")
+        place.fail(f"{value!r} is not a number, boolean, string or list")
     return None if value == "None" else value
 
 
@@ -241,7 +241,7 @@ def _sizes(place: Place, value: Any) -> tuple[int, ...]:
         case {"range": [int(first), int(last)], **rest} if rest.keys() <= {"step"}:
             step = rest.get("step", 1)
             if not isinstance(step, int) or step < 1:
-                place.at("step").fail(f"{step!r} is no step; it is a whole number of at least 1")
+                place.at("step").fail(f"{step!r} is not a step; a step is an int of at least 1")
             _few(place, (last - first) // step + 1)
             sizes = range(first, last + 1, step)
         case {"around": list(middles), "delta": list(deltas), **rest} if not rest:
@@ -251,7 +251,7 @@ def _sizes(place: Place, value: Any) -> tuple[int, ...]:
             sizes = [middle + delta for middle in middles for delta in deltas]
         case _:
             forms = "{ range = [a, b], step = n } or { around = [..], delta = [..] }"
-            place.fail(f"{value!r} is no int, no list of ints, and not {forms}")
+            place.fail(f"{value!r} is not an int, a list of ints, or {forms}")
     if min(sizes, default=-1) < 0:
         place.fail(f"{value!r} gives {min(sizes, default='no size')}; sizes are 0 or more")
     return tuple(dict.fromkeys(sizes))
@@ -259,7 +259,7 @@ def _sizes(place: Place, value: Any) -> tuple[int, ...]:
 
 def _few(place: Place, count: int) -> None:
     if count > VALUES_LIMIT:
-        place.fail(f"{count} values, of which {VALUES_LIMIT} are the most: each makes a row; choose the telling ones")
+        place.fail(f"{count} values exceed the limit of {VALUES_LIMIT}: each makes a row; choose the important ones")
 
 
 def _dynamic(place: Place, data: Any, dims: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, int | None]]:
@@ -268,13 +268,13 @@ def _dynamic(place: Place, data: Any, dims: Mapping[str, tuple[int, ...]]) -> Ma
     for key, value in any_table(place, data):
         here = place.at(key)
         if key not in dims:
-            here.fail(f"{key!r} is no dim;{nearest(key, dims)}")
+            here.fail(f"{key!r} is not a dim;{nearest(key, dims)}")
         table = keyed(here, value, "a dynamic dim")
         low, high = table.get("min", 2), table.get("max")
         if not is_kind(low, (int,)) or low < 1 or not (high is None or (is_kind(high, (int,)) and high > low)):
             here.fail("`min` is at least 1, and `max` more than that")
         if dims[key][0] < 2:
-            here.fail(f"the first value, {dims[key][0]}, is the one to compile with: it must be at least 2")
+            here.fail(f"the first value, {dims[key][0]}, is the size to compile with and must be at least 2")
         if outside := [n for n in dims[key] if n < low or (high is not None and n > high)]:
             here.fail(f"{outside[0]} is not between {low} and {high}")
         ranges[key] = (low, high)
@@ -286,7 +286,7 @@ def _distributions(place: Place, data: Any) -> Mapping[str, Mapping[str, Value]]
     for name, value in any_table(place, data):
         here = place.at(name)
         if name in OPTIONS or not name.isidentifier():
-            here.fail(f"{name!r} is a built-in distribution or no plain word; choose another name")
+            here.fail(f"{name!r} is a built-in distribution or not an identifier; choose another name")
         known[name] = _distribution(here, value, known)
     return known
 
@@ -294,12 +294,12 @@ def _distributions(place: Place, data: Any) -> Mapping[str, Mapping[str, Value]]
 def _distribution(place: Place, value: Any, known: Mapping[str, Mapping[str, Value]]) -> Mapping[str, Value]:
     if isinstance(value, str):
         if value not in known:
-            place.fail(f"{value!r} is no distribution;{nearest(value, known)}")
+            place.fail(f"{value!r} is not a distribution;{nearest(value, known)}")
         value = known[value]
     table = dict(any_table(place, value))
     kind = str(table.get("kind"))
     if kind not in OPTIONS:
-        place.fail(f"{kind!r} is no kind of distribution;{nearest(kind, OPTIONS)}")
+        place.fail(f"{kind!r} is not a kind of distribution;{nearest(kind, OPTIONS)}")
     options = OPTIONS[kind]
     for key in table.keys() - {"kind"} - options.keys():
         place.at(key).fail(f"{kind!r} has no option {key!r};{nearest(key, options)}")
@@ -334,9 +334,9 @@ def _tolerance(place: Place, data: Any) -> Tolerance:
     tolerance = Tolerance(**table)
     fixed = tolerance.mode == "fixed"
     if fixed and (tolerance.rtol is None or tolerance.atol is None or not tolerance.reason.strip()):
-        place.fail('mode = "fixed" needs rtol, atol and a reason why the derived bound does not do')
+        place.fail('mode = "fixed" needs rtol, atol and a reason why the derived bound is not used')
     if not fixed and (tolerance.rtol is not None or tolerance.atol is not None):
-        place.fail('rtol and atol belong to mode = "fixed"')
+        place.fail('rtol and atol are only for mode = "fixed"')
     return tolerance
 
 
@@ -390,7 +390,7 @@ def _checked(place: Place, data: Any, spec: CaseSpec) -> CheckedSpec:
     for key, steps in around.items():
         here = place.at("around", key)
         if key not in spec.dims:
-            here.fail(f"{key!r} is no dim;{nearest(key, spec.dims)}")
+            here.fail(f"{key!r} is not a dim;{nearest(key, spec.dims)}")
         if not isinstance(steps, list) or not steps or not all(is_kind(step, (int,)) for step in steps):
             here.fail(f"a list of whole numbers to add to {key} is needed, such as [-1, 0, 1], not {steps!r}")
     targets = _targets(place.at("targets"), table.get("targets", list(spec.targets)))
@@ -406,12 +406,12 @@ def _perf_dtypes(place: Place, value: Any, spec: CaseSpec) -> Mapping[str, tuple
     kinds = {key: _dtypes(place.at(key), item) for key, item in value.items()}
     for key in kinds:
         if key not in (*KINDS, "*"):
-            place.at(key).fail(f"{key!r} is no kind of target;{nearest(key, (*KINDS, '*'))}")
+            place.at(key).fail(f"{key!r} is not a kind of target;{nearest(key, (*KINDS, '*'))}")
     targets = [target for t in spec.targets for target in (KINDS if t == "*" else (t,))]
     for target in targets:
         if kind_of(target) not in kinds and "*" not in kinds:
             place.fail(
-                f'nothing is said of {kind_of(target)!r}; give it a list, or one to "*", which is every other kind'
+                f'there is no list for {kind_of(target)!r}; add one, or one for "*", which means every other kind'
             )
     return {target: kinds.get(kind_of(target), kinds.get("*", ())) for target in targets}
 
@@ -420,9 +420,9 @@ def _perf_row(place: Place, row: Mapping[str, Any], tier: str, spec: CaseSpec) -
     values = {key: value for key, value in row.items() if key != "tier"}
     for key, value in values.items():
         if key not in (*spec.dims, *spec.params):
-            place.at(key).fail(f"{key!r} is no dim or param;{nearest(key, (*spec.dims, *spec.params))}")
+            place.at(key).fail(f"{key!r} is not a dim or param;{nearest(key, (*spec.dims, *spec.params))}")
         if key in spec.dims and not (is_kind(value, (int,)) and value >= 0):
-            place.at(key).fail(f"{value!r} is no size of 0 or more")
+            place.at(key).fail(f"{value!r} is not a size; sizes are ints of at least 0")
     own = word(place, row, "tier", TIERS)
     return PerfRow({key: _value(place.at(key), value) for key, value in values.items()}, own or tier)
 
@@ -430,7 +430,7 @@ def _perf_row(place: Place, row: Mapping[str, Any], tier: str, spec: CaseSpec) -
 def _family(place: Place, value: Any, op: str) -> str | None:
     name = optional_text(place, value)
     if name is not None and not re.fullmatch(r"(?:[\w.+-]|\{[^\W\d]\w*\})+", name, re.ASCII):
-        place.fail(f"{name!r} may hold letters, digits, _ . + - and names of dims or params in braces")
+        place.fail(f"{name!r} may contain only letters, digits, _ . + - and names of dims or params in braces")
     return name.replace("{op}", op) if name is not None and op else name
 
 
@@ -439,7 +439,7 @@ def _layouts(place: Place, value: Any) -> tuple[str, ...]:
     for layout in layouts:
         if parse(layout) is None:
             forms = [f"{name}({','.join('n' * count)})" if count else name for name, (count, _, _) in LAYOUTS.items()]
-            place.fail(f"{layout!r} is no layout; there are {', '.join(forms)}")
+            place.fail(f"{layout!r} is not a layout; the layouts are {', '.join(forms)}")
     return tuple(layout.replace(" ", "") for layout in layouts)
 
 
@@ -447,7 +447,7 @@ def _dtypes(place: Place, value: Any) -> tuple[str, ...]:
     dtypes = strings(place, value, "dtypes", some=True)
     for dtype in dtypes:
         if dtype not in DTYPES:
-            place.fail(f"{dtype!r} is no dtype;{nearest(dtype, DTYPES)}")
+            place.fail(f"{dtype!r} is not a dtype;{nearest(dtype, DTYPES)}")
     return dtypes
 
 
@@ -457,5 +457,5 @@ def _targets(place: Place, value: Any) -> tuple[str, ...]:
 
 def _target(place: Place, value: str) -> str:
     if kind_of(value) not in (*KINDS, "*"):
-        place.fail(f'{value!r} is no target;{nearest(value, KINDS)}, with a feature as in "cpu:avx2"')
+        place.fail(f'{value!r} is not a target;{nearest(value, KINDS)}, with a feature as in "cpu:avx2"')
     return value

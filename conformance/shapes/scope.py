@@ -21,12 +21,12 @@ def check_names(place: Place, spec: CaseSpec, constants: Collection[str]) -> Non
     for key, listed in (("constants", constants), ("mutates", spec.mutates)):
         for name in listed:
             if name not in groups["args"]:
-                place.at(key).fail(f"{name!r} is no argument;{nearest(name, groups['args'])}")
+                place.at(key).fail(f"{name!r} is not an argument;{nearest(name, groups['args'])}")
     if both := [name for name in spec.mutates if name in constants]:
         place.at("mutates").fail(f"{both[0]!r} is a weight; a program that writes to its weights cannot be checked")
     for name in spec.zero:
         if name not in spec.dims:
-            place.at("dims", "zero").fail(f"{name!r} is no dim;{nearest(name, spec.dims)}")
+            place.at("dims", "zero").fail(f"{name!r} is not a dim;{nearest(name, spec.dims)}")
     values = {*spec.dims, *spec.params, *spec.consts}
     used = set(_formula_names(place, spec, values))
     try:
@@ -35,19 +35,19 @@ def check_names(place: Place, spec: CaseSpec, constants: Collection[str]) -> Non
         place.at("expr").fail(str(error))
     for arg in groups["args"]:
         if arg not in program:
-            place.at("args", arg).fail("the expression never uses this argument; use it or take it out")
+            place.at("args", arg).fail("the expression does not use this argument; use it or remove it")
     for group in ("dims", "params"):
         for name in groups[group]:
             if name not in used | program:
-                place.at(group, name).fail("nothing uses this name: no shape, expression, filter or option")
+                place.at(group, name).fail("this name is unused: no shape, expression, filter or option refers to it")
 
 
 def _check_name(place: Place, name: str, group: str, owner: dict[str, str]) -> None:
     if not name.isidentifier() or keyword.iskeyword(name):
-        place.fail(f"{name!r} is no name that an expression can use; take letters, digits and _")
+        place.fail(f"{name!r} is not a valid name in expressions; use letters, digits and _")
     reserved = RESERVED | FUNCTIONS.keys() | (_ROW_NAMES if group != "args" else frozenset())
     if name in reserved:
-        place.fail(f"{name!r} has a meaning of its own in expressions; choose another name")
+        place.fail(f"{name!r} is reserved in expressions; choose another name")
     if name in owner:
         place.fail(f"{name!r} is already one of the {owner[name]}; choose another name")
     owner[name] = group
@@ -78,7 +78,7 @@ def _formula_names(place: Place, spec: CaseSpec, values: Collection[str]) -> set
         if arg.dtype is not None and arg.dtype not in DTYPES:
             if arg.dtype not in {*spec.params, *spec.consts}:
                 here.at("dtype").fail(
-                    f"{arg.dtype!r} is no dtype and no param;{nearest(arg.dtype, (*DTYPES, *spec.params))}"
+                    f"{arg.dtype!r} is neither a dtype nor a param;{nearest(arg.dtype, (*DTYPES, *spec.params))}"
                 )
             found.add(arg.dtype)
     for options in spec.inputs.values():

@@ -170,7 +170,7 @@ def optional_text(place: Place, value: Any) -> str | None:
 def optional_number(place: Place, value: Any) -> float | None:
     """A number of 0 or more, or None where there is none."""
     if value is not None and not (is_kind(value, (int, float)) and value >= 0):
-        place.fail(f"{value!r} is no number of 0 or more")
+        place.fail(f"{value!r} is not a number of at least 0")
     return None if value is None else float(value)
 
 
@@ -180,13 +180,13 @@ def versions(place: Place, value: Any) -> str:
     try:
         return str(SpecifierSet(named))
     except InvalidSpecifier:
-        place.fail(f'{named!r} names no versions; write ">=2.12" or ">=2.12,<3"')
+        place.fail(f'{named!r} is not a version specifier; write ">=2.12" or ">=2.12,<3"')
 
 
 def flag(place: Place, value: Any) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        place.fail(f"{value!r} is neither true nor false")
+        place.fail(f"{value!r} is not true or false")
     return value
 
 

@@ -1,4 +1,4 @@
-"""Shape files in; what is wrong with each, by its line, out: `mlcomp validate` starts this, which runs no case."""
+"""`mlcomp validate`: check shape files and print the errors with their lines, without running any case."""
 
 import argparse
 import sys
@@ -10,9 +10,12 @@ from conformance.shapes.files import ShapeFileError, below, benches, expand, loa
 
 
 def main(words: Sequence[str]) -> int:
-    """One line a file, or for a folder one for each shape file in it and below; 1 when any is wrong."""
-    parser = argparse.ArgumentParser(prog="mlcomp validate", description="Check shape files without running them.")
-    parser.add_argument("names", nargs="+", metavar="FILE", help="a shape file, or a folder of them")
+    """Print one line per shape file; a folder stands for all shape files below it. Return 1 if any is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="mlcomp validate",
+        description="Check shape files without running them, and count their cases and benchmarks.",
+    )
+    parser.add_argument("names", nargs="+", metavar="FILE", help="a shape file, or a folder with shape files")
     names = parser.parse_args(words).names
     files = below(map(Path, names))
     wrong = 0

@@ -1,7 +1,7 @@
-"""Miscompiles on purpose: a program of any stage and a random generator in, programs that differ at one place out.
+"""Planted miscompiles (mutants): copies of a program of any stage that differ from it at one place.
 
-They test the tests: what a stage's check does not notice here it would not notice from a pass. Places are chosen
-uniformly; a mutant is well formed (it verifies, it prints), but most compute something else.
+They test the checks: a fault that a stage's check misses here would also be missed in a pass. Places are chosen
+uniformly. A mutant is well formed (it verifies and prints), but most of them compute something else.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ assert tuple(_CHANGES) == (*IR_STAGES, *TEXTS.values())
 
 
 def mutants(stage: str, program: Any, rng: random.Random, count: int) -> list[Mutant]:
-    """Up to `count` different programs of `stage`, each `program` with one change, at places in random order."""
+    """Up to `count` different programs of `stage`; each is `program` with one change, at places in random order."""
     return list(_take(draw(stage, program, rng), count))
 
 

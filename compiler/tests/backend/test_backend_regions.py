@@ -253,5 +253,5 @@ def test_forward_passes_give_what_only_dropout_needs(name: str, dynamic: bool) -
 
 
 def test_options_that_make_no_sense() -> None:
-    with pytest.raises(CompilerError, match="fallback is 'eager' or 'error', not 'no'"):
+    with pytest.raises(CompilerError, match="fallback must be 'eager' or 'error', not 'no'"):
         backend.explain(between, [torch.ones(2, 2)] * 2, {"fallback": "no"})

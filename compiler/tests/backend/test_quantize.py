@@ -51,7 +51,7 @@ def test_a_decoders_logits_are_as_near_as_the_same_quantization_in_f64(mode: str
 
 def test_what_cannot_be_quantized_is_an_error() -> None:
     x = torch.randn(3, 4)
-    with pytest.raises(CompilerError, match="no product with a weight"):
+    with pytest.raises(CompilerError, match="no matmul with a weight"):
         compiler.compile(torch.relu, [x], quantize="int8-weight-only")
     for mode, message in (("int3", "not 'int3'"), ("int8-weight-only", "for inference")):
         torch._dynamo.reset()

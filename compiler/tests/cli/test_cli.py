@@ -155,7 +155,7 @@ def test_of_sizes_that_vary_explain_says_that_they_do() -> None:
     rows = torch.export.Dim("rows", min=2, max=99)
     captured = compiler.capture(lambda x: x.sort(0)[0].cumsum(0), [torch.randn(5, 4)], dynamic_shapes=[{0: rows}])
     said = list(explain.temporaries(compiler.lower(captured.program, compiler.target("cpu")), verbose=True))
-    assert said == ["temporaries: their sizes are known when it is called"]
+    assert said == ["temporaries: their sizes depend on those of the inputs"]
 
 
 def test_run_compares_and_races(capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +176,7 @@ def test_run_with_latency_says_how_long_the_parts_take(capsys: pytest.CaptureFix
 
 def test_latency_is_for_the_cpu(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["run", "-c", SOFTMAX, "--latency", "--target", "sm_90a"]) == 1
-    assert "--latency with target sm_90a: it is for kernels of the CPU" in capsys.readouterr().err
+    assert "--latency with target sm_90a: it works only for CPU targets" in capsys.readouterr().err
 
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -303,7 +303,7 @@ REFUSED: dict[str, tuple[list[str], int, list[str]]] = {
     ),
     "random": (["-c", "torch.rand_like(torch.randn(3))"], 1, ["unsupported: aten.rand_like", "is random"]),
     "target": (["-c", SOFTMAX, "--target", "tpu"], 1, ["unknown target 'tpu': the targets are cpu, "]),
-    "nothing": ([], 2, ["say what to compile"]),
+    "nothing": ([], 2, ["no program given"]),
     "suffix": (["--from", "program.txt"], 2, ["--from program.txt: the suffix must name the stage: .torch, .tensor"]),
     "no file": (["--from", "nosuch.tile"], 1, ["nosuch.tile: no such file or directory"]),
 }
@@ -346,7 +346,7 @@ def test_an_edited_text_that_is_wrong_names_its_place(
 
 def test_a_stage_before_the_text_is_refused(loops: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["show", "--from", str(loops), "--ir", "tensor"]) == 2
-    said(capsys, "starts after --ir tensor; ask for a stage from loop on")
+    said(capsys, "starts after --ir tensor; choose stage loop or a later one")
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,8 @@ def test_a_bug_is_called_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(pipeline, "pass_table", broken)
     assert cli.main(["passes"]) == 1
     said(
-        capsys, "internal error, which is a bug in mlcomp: AttributeError: no such thing. The same command with --debug"
+        capsys,
+        "internal error, which is a bug in mlcomp: AttributeError: no such thing. Run the same command with --debug",
     )
     with pytest.raises(AttributeError):
         cli.main(["passes", "--debug"])

@@ -97,4 +97,4 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
 
 def test_a_model_and_an_expression_make_no_sense(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-c", "torch.ones(3)", "--model", "x"]) == 2
-    assert "takes the place" in capsys.readouterr().err
+    assert "cannot be combined" in capsys.readouterr().err

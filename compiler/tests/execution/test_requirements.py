@@ -216,7 +216,7 @@ def test_what_a_program_asserts_of_its_data_holds_or_raises(seed: int) -> None:
 
 
 def test_unknown_ways_to_check_are_refused() -> None:
-    with pytest.raises(compiler.CompilerError, match="check_indices is one of async, sync, off, not 'never'"):
+    with pytest.raises(compiler.CompilerError, match="check_indices must be one of async, sync, off, not 'never'"):
         compiler.compile(torch.neg, [torch.ones(3)], check_indices="never")
 
 

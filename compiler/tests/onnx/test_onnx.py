@@ -112,7 +112,7 @@ def test_shapes_among_the_inputs_have_to_be_known() -> None:
     graph = (
         "agraph (float[2, 6] x, int64[2] shape) => (float[N] y) { twice = Add(shape, shape)\n y = Reshape(x, twice) }"
     )
-    with pytest.raises(Undetermined, match="shape depends on shape, and has to be known when compiling") as refused:
+    with pytest.raises(Undetermined, match="shape depends on shape, and must be known at compile time") as refused:
         compiler.from_onnx(model(graph))
     assert refused.value.inputs == ("shape",)
     fast = compiler.compile(compiler.from_onnx(model(graph), known={"shape": torch.tensor([3, 1])}))

@@ -111,11 +111,11 @@ def test_a_case_that_passed_and_does_not_now_is_named(box: pytest.Pytester) -> N
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("--mlcomp-save-baseline=a/b", "--mlcomp-bench", "quick"), "*a/b is no name*"),
+        (("--mlcomp-save-baseline=a/b", "--mlcomp-bench", "quick"), "*a/b is not a valid name*"),
         (("--mlcomp-save-baseline",), "*add --mlcomp-bench quick*"),
         (("--mlcomp-fail-on", "slower"), "*add --mlcomp-bench quick and --mlcomp-baseline NAME*"),
-        (("--mlcomp-fail-on", "coverage"), "*compared with what?*"),
-        (("--mlcomp-min-effect", "3"), "*3 is no share between 0 and 1*"),
+        (("--mlcomp-fail-on", "coverage"), "*add --mlcomp-baseline NAME to compare with*"),
+        (("--mlcomp-min-effect", "3"), "*3 is not a fraction between 0 and 1*"),
         (("--mlcomp-baseline", "never"), "*never is no baseline in *"),
     ],
 )

@@ -66,7 +66,7 @@ def test_parts_that_make_no_whole_are_refused(box: pytest.Pytester, capsys: pyte
     assert merge.main([str(box.path)]) == 2
     assert "has no part of a run" in capsys.readouterr().err
     refused = mlcomp(box, "mine.toml", "--mlcomp-shard", "3/2")
-    refused.stderr.fnmatch_lines(["*3/2 is no part I/N*"])
+    refused.stderr.fnmatch_lines(["*3/2 is not of the form I/N*"])
 
 
 def test_workers_in_folders_of_their_own_run_the_suite(box: pytest.Pytester) -> None:

@@ -109,17 +109,17 @@ def test_a_new_part_changes_no_other_composition(write: Write) -> None:
     ("old", "new", "line", "message"),
     [
         ("triples = 5", "tripels = 5", 8, "a compose table has no key 'tripels'; did you mean 'triples'?"),
-        ("triples = 5", "triples = -1", 8, "triples: -1 is no number of compositions"),
+        ("triples = 5", "triples = -1", 8, "triples: -1 is not a number of compositions"),
         ('name = "meet"', "", 3, "every compose table needs a `name`"),
         ("[33, 2]]", "[33]]", 6, "a size above 0 for each of M, N"),
-        ('"x.t()"', '"p.t()"', 11, "a producer makes its value of 'x'"),
-        ('"p + b"', '"q + b"', 17, "a consumer takes 'p'"),
+        ('"x.t()"', '"p.t()"', 11, "a producer needs 'x' among its `args`"),
+        ('"p + b"', '"q + b"', 17, "a consumer must use 'p'"),
         ('"p + b"', '"p +"', 17, "the expression is not Python"),
         ('"p + b", args', '"p + b", arg', 17, "a part has no key 'arg'; did you mean 'args'?"),
-        ("b = [", "p = [", 17, "'p' has a meaning of its own here"),
+        ("b = [", "p = [", 17, "'p' is reserved here"),
         ('["N", "M"]', '["N", "K"]', 3, "names 'K'"),
-        ('where = "N > 2"', 'where = "N >"', 3, "is no expression"),
-        ('"f64"]\ntriples', '"f63"]\ntriples', 7, "'f63' is no dtype"),
+        ('where = "N > 2"', 'where = "N >"', 3, "is not an expression"),
+        ('"f64"]\ntriples', '"f63"]\ntriples', 7, "'f63' is not a dtype"),
     ],
 )
 def test_a_table_that_cannot_be_is_refused_with_its_line(

@@ -45,7 +45,7 @@ def test_a_model_is_a_case_for_each_phase(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('phases = ["train"]', "no phase of a model"),
+        ('phases = ["train"]', "not a phase of a model"),
         ("sizes = { M = 3 }", "'M'"),
         ("layer = 2", "did you mean"),
         ("layers = -1", "a number of layers"),
