@@ -22,13 +22,12 @@ from compiler.ir.stages import IRS
 from compiler.ir.text import show_size
 from compiler.passes import equal_kernels
 from compiler.passes.applications import Application, Applications, Gate, Trace
-from compiler.passes.cpu.completed import completed as completed_for_cpu
+from compiler.passes.completed import completed
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.exact import exact
 from compiler.passes.gpu import dependent_launch
 from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.barriers import barriers
-from compiler.passes.gpu.completed import completed as completed_for_gpu
 from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
@@ -363,8 +362,7 @@ def _as_stored(found: Record, program: statement.Program, kernel: statement.Kern
 def _hinted(
     program: statement.Program, kernel: statement.Kernel, target: Target, way: Callable[[], Schedule]
 ) -> Schedule:
-    complete = {"cpu": completed_for_cpu, "cuda": completed_for_gpu}.get(target.kind)
-    return complete(program, kernel, way(), target) if complete is not None else way()
+    return completed(program, kernel, way(), target)
 
 
 def _private(program: statement.Program, kernel: statement.Kernel) -> set[str]:
