@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from conformance.training.models import MODELS as TRAINED
 
-AHEAD = 8  # places of a cache behind those that are filled
+AHEAD = 8  # places of a cache that are not filled before the first call
 _LAYERS = ("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers")
 _TINYLLAMA = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
@@ -135,9 +135,9 @@ def call(model: Model, device: str, dtype: torch.dtype) -> Call:
 
 
 def _filled(library: Any, config: Any, made: nn.Module, model: Model) -> Any:
-    """A cache with all tokens but the last, and places behind them for the calls that follow."""
-    cache = library.StaticCache(config=config, max_cache_len=model.tokens + AHEAD)
-    tokens = torch.randint(0, config.vocab_size, (model.batch, model.tokens - 1))
+    """A cache that is full but for the last places, which the calls that follow fill."""
+    cache = library.StaticCache(config=config, max_cache_len=model.tokens)
+    tokens = torch.randint(0, config.vocab_size, (model.batch, model.tokens - AHEAD))
     with torch.no_grad():
         made(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
     return cache
@@ -161,7 +161,7 @@ def _inputs(config: Any, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
         return {"pixel_values": torch.randn(model.batch, config.num_channels, side, side, dtype=dtype)}
     ids = torch.randint(0, config.vocab_size, (model.batch, count))
     if model.decode:
-        return {"input_ids": ids, "position_ids": torch.full((model.batch, 1), model.tokens - 1)}
+        return {"input_ids": ids, "position_ids": torch.full((model.batch, 1), model.tokens - AHEAD)}
     return {"input_ids": ids}
 
 

@@ -217,7 +217,8 @@ def factor(wide: Expr, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges
     rows = [int(n.value) * width for n in t.strides[:-1] if isinstance(n, Const)]
     steps = [*rows, *(c * width for c in terms.values() if c != 1), rest * width]
     piece = next((p for p in PIECES if all(n % p == 0 for n in steps)), 0)
-    return Factor(value, value.buffer, Operand(width, True, piece or width), order, even(t))
+    begins = rest * width % PIECES[0] == 0  # as tensor maps ask for
+    return Factor(value, value.buffer, Operand(width, True, piece or width), order, even(t) and begins)
 
 
 def _is_block(load: Load, own: Axis, k: Axis, tensors: Mapping[str, Tensor], ranges: Mapping[str, Range]) -> bool:

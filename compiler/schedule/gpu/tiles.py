@@ -106,9 +106,10 @@ def _of_depth(p: Matmul, row: Instruction, k: int, target: Target) -> Iterator[T
 
 def _parts(p: Matmul, k: int) -> Iterator[int]:
     """Into how many parts of whole tiles the sum may be split, each at least four of them long: any number of boxes, or
-    powers of two."""
+    powers of two, of which the last part may end with zeros."""
     yield 1
     # Of blocks that compute elements several wait for memory side by side.
     for parts in range(2, MOST_PARTS * (1 if p.a.copied and p.b.copied else COMPUTING) + 1):
-        if p.k % (parts * k) == 0 and p.k >= 4 * parts * k and (p.step or parts & (parts - 1) == 0):
+        whole = p.k % (parts * k) == 0 if p.step else parts & (parts - 1) == 0
+        if whole and p.k >= 4 * parts * k:
             yield parts

@@ -255,6 +255,9 @@ class MatmulPlan:
         space = "cluster" if in_cluster(t.parts, (t.m, t.n), self.target) else "device"
         # Half a warp stores 8 bytes to each of 4 rows, or 4 bytes to 8 columns: to banks of their own.
         pad = 0 if space == "device" else 8 if self.p.across else 4
+        unit = t.parts * t.k
+        if not k.boxed and k.size % unit:
+            add(Pad((k.name,), (-(-k.size // unit) * unit,)))
         made = naming.split_reduction(self.acc, k.outer or k.name, t.parts, (outer.name, inner.name), space, pad)
         add(made)
         if not self.p.across:
