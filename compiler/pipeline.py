@@ -22,12 +22,13 @@ from compiler.ir.stages import IRS
 from compiler.ir.text import show_size
 from compiler.passes import equal_kernels
 from compiler.passes.applications import Application, Applications, Gate, Trace
+from compiler.passes.cpu.completed import completed as completed_for_cpu
 from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
 from compiler.passes.exact import exact
 from compiler.passes.gpu import dependent_launch
 from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.barriers import barriers
-from compiler.passes.gpu.completed import completed
+from compiler.passes.gpu.completed import completed as completed_for_gpu
 from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
@@ -35,6 +36,7 @@ from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.gpu.vectorize import vectorize
 from compiler.passes.gpu.warp_specialisation import warp_roles
+from compiler.passes.loop.align_rows import align_rows
 from compiler.passes.loop.demote import demote
 from compiler.passes.loop.fuse_attention import fuse_attention
 from compiler.passes.loop.fuse_rows import fuse_rows
@@ -43,11 +45,13 @@ from compiler.passes.loop.order_kernels import order_kernels
 from compiler.passes.loop.parts import parts
 from compiler.passes.loop.recompute import recompute
 from compiler.passes.loop.views import views
+from compiler.passes.loop.window_rows import window_rows
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.passes.packed import packed
 from compiler.passes.requirements import requirements, without_requirements
 from compiler.passes.tensor.compose import compose
 from compiler.passes.tensor.fuse import fuse
+from compiler.passes.tensor.remake import remake
 from compiler.passes.tensor.sink import sink
 from compiler.passes.tensor_to_loop import tensor_to_loop
 from compiler.passes.tile.fresh_names import buffers_of, fresh_names, own_temporaries
@@ -174,13 +178,17 @@ PIPELINE = (
     Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
     Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", lambda p, _: sink(p), True),
     Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
+    Pass("remake", "tensor", "tensor", "values are stored unless their readers can recompute them from fewer bytes",
+        lambda p, _: remake(p), True, "cuda"),
     Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", lambda p, _: tensor_to_loop(p)),
     Pass("fuse-attention", "loop", "loop", "matmuls around a softmax share its loop nest", _for(fuse_attention), True),
     Pass("recompute", "loop", "loop", "matmuls read only by matmuls are recomputed", _for(recompute), True, "cuda"),
     Pass("fuse-rows", "loop", "loop", "kernels over the same rows are one kernel", _for(fuse_rows), True, "cuda"),
     Pass("demote", "loop", "loop", "values read as 16 bits are stored so", lambda p, _: demote(p), True, "cuda"),
     Pass("parts", "loop", "loop", "parts of a concatenation are stored in place", lambda p, _: parts(p), True, "cuda"),
+    Pass("align-rows", "loop", "loop", "rows of matmuls begin at 16 bytes", lambda p, _: align_rows(p), True, "cuda"),
     Pass("views", "loop", "loop", "buffers have an axis for each index", lambda p, _: views(p), True, "cuda"),
+    Pass("window-rows", "loop", "loop", "windows of few channels are runs of a copy", _for(window_rows), True, "cuda"),
     Pass("merge-axes", "loop", "loop", "adjacent contracted axes are one", lambda p, _: merge_axes(p), True, "cuda"),
     Pass("order-kernels", "loop", "loop", "under a memory limit, kernels are in order of least memory", _order, True),
     Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
@@ -347,7 +355,8 @@ def _as_stored(found: Record, program: statement.Program, kernel: statement.Kern
 def _hinted(
     program: statement.Program, kernel: statement.Kernel, target: Target, way: Callable[[], Schedule]
 ) -> Schedule:
-    return completed(program, kernel, way(), target) if target.kind == "cuda" else way()
+    complete = {"cpu": completed_for_cpu, "cuda": completed_for_gpu}.get(target.kind)
+    return complete(program, kernel, way(), target) if complete is not None else way()
 
 
 def _private(program: statement.Program, kernel: statement.Kernel) -> set[str]:

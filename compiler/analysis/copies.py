@@ -20,6 +20,7 @@ from compiler.ir.statement import If, Kernel, Let, Stmt
 from compiler.ir.tensor import Tensor
 
 WIDEST = 16  # bytes of one access
+WORD = 4  # bytes of a register
 PIECES = (16, 8, 4)  # bytes of an asynchronous one
 BY_THREADS = ("plain", "cp.async")
 
@@ -115,6 +116,37 @@ def width_problem(s: tile.Copy, place: Place) -> str:
     if s.width and (s.width & (s.width - 1) or not least <= s.width <= most):
         nearest = min(max(1 << s.width.bit_length() - 1, least), most)
         return f"{between} move {least} to {most} elements at once, powers of two, not {s.width}: width={nearest} fits"
+    return ""
+
+
+def row_of_pieces(s: tile.Copy, size: int) -> int | None:
+    """Elements to count for a row, where that is more than it has: those that are less than a word are found without a
+    division then, which would take longer than moving them, and threads beyond the end of a row move nothing."""
+    lengths = tile.extents(s.target)
+    if s.width > 1 or size >= WORD or len(lengths) < 2 or lengths != tile.extents(s.source):
+        return None
+    row = 1 << (lengths[-1] - 1).bit_length()
+    return row if row > lengths[-1] else None
+
+
+def pieces(s: tile.Copy, size: int) -> int:
+    """How many pieces of its width a copy of elements of so many bytes has, or is counted to have."""
+    lengths, row = tile.extents(s.target) or [1], row_of_pieces(s, size)
+    return math.prod(lengths) // s.width if row is None else math.prod(lengths[:-1]) * row
+
+
+def rounds(s: tile.Copy, place: Place, threads: int) -> int:
+    """How often each of so many threads moves a piece of a copy; where it says no width, the widest."""
+    return -(-pieces(s.replace(width=s.width or widest(s, place)), _bytes(s, place)) // threads)
+
+
+def rounds_problem(s: tile.Copy, place: Place, threads: int, most: int) -> str:
+    """Why so many rounds of a copy by so many threads are not written out at a time; empty where they are."""
+    between, every = f"copies of {s.source.buffer} to {s.target.buffer}", rounds(s, place, threads)
+    if s.rounds > min(most, every):
+        return f"{between} take {every} rounds, of which rounds={min(most, every)} are written out at most"
+    if not s.rounds and every > most:
+        return f"{between} take {every} rounds, too many to write out: at most rounds={most} at a time"
     return ""
 
 

@@ -39,16 +39,19 @@ from compiler.execution import executable, gpu_programs, named
 from compiler.execution.tuning import command
 from compiler.passes import quantize
 from compiler.pipeline import Lowering
-from compiler.runtime import detect, store
+from compiler.runtime import detect, gpu_memory, store
 from compiler.targets.target import Target
 
 # Handles inputs that a program has refused; called with the inputs and the exception.
 Unfit = Callable[[list[Any], Exception], Sequence[Any]]
 
-_OPTIONS = {"fallback": "eager", "target": None, "check_indices": "async", "quantize": None, "memory_limit": None}
+_OPTIONS = {
+    "fallback": "eager", "target": None, "check_indices": "async", "quantize": None, "memory_limit": None, "mode": None,
+}  # fmt: skip
 _FALLBACKS = {"eager": True, True: True, "error": False, False: False}
 TUNED = "max-autotune"
-# The first two are equal: GPU programs are replayed as CUDA graphs in both. The last one also tunes schedules.
+# Programs on a GPU are replayed as CUDA graphs in all modes. In the last two, graphs have memory of their own, so that
+# addresses recur. The last one also tunes schedules.
 _MODES = ("default", "reduce-overhead", TUNED)
 _ATTEMPTS = 8  # to bisect a region that fails
 _one_at_a_time = threading.RLock()  # torch's tracing is not thread-safe
@@ -108,6 +111,7 @@ class Options:
     tuned: bool = False
     quantize: str | None = None
     memory: int | None = None
+    own: gpu_memory.Memory | None = None  # of the programs of one graph of Dynamo, on GPUs
 
 
 def mlcomp(
@@ -117,7 +121,8 @@ def mlcomp(
 
     Options: `fallback` is "eager" (default) or "error"; `target` names a target (default: by device); `check_indices`
     is "async" (default), "sync" or "off"; `quantize` is a mode such as "int8-weight-only"; `memory_limit` is the limit
-    for the temporaries of a program in bytes. `mode` is "default", "reduce-overhead" or "max-autotune".
+    for the temporaries of a program in bytes. `mode`, which `options` may also contain, is "default", "reduce-overhead"
+    or "max-autotune".
 
     Raises CompilerError for unknown options and modes, MemoryLimitError if temporaries exceed the limit, and with
     fallback "error" whatever makes a call uncompilable, usually Unsupported.
@@ -155,14 +160,21 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
             bw_compiler=compile_part,
             inference_compiler=compile_part,
             keep_inference_input_mutations=True,
-            partition_fn=partition,
+            partition_fn=functools.partial(partition, aligned=_is_for_gpu(inputs, options)),
             decompositions=frontend.decompositions(),
         )
     return made
 
 
+def _is_for_gpu(inputs: Sequence[Any], options: Options) -> bool:
+    if options.target is not None:
+        return options.target.kind == "cuda"
+    return any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
+
+
 def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], None]) -> Options:
     unknown = sorted(set(given) - set(_OPTIONS))
+    mode = given.get("mode") if mode is None else mode  # torch.compile takes options or a mode
     if unknown or mode not in (None, *_MODES):
         asked = f"option {', '.join(unknown)}" if unknown else f"mode {mode!r}"
         raise CompilerError(
@@ -181,7 +193,8 @@ def _options(given: dict[str, Any], mode: str | None, hear: Callable[[Report], N
         quantize.check(chosen["quantize"])
     memory = chosen["memory_limit"]
     executable.limited(target or named.target("cpu"), memory)
-    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED, chosen["quantize"], memory)
+    own = None if mode in (None, "default") else gpu_memory.Memory()
+    return Options(_FALLBACKS[chosen["fallback"]], target, checks, hear, mode == TUNED, chosen["quantize"], memory, own)
 
 
 def _compiled(graph: GraphModule, examples: Sequence[Any], options: Options) -> Boxed:
@@ -348,17 +361,18 @@ def _program(graph: GraphModule, options: Options, unfit: Unfit, report: Report)
     # Dynamo checks what torch assumed about sizes before each call.
     made = _built(replace(captured, guards=()), target, options.check_indices, options.tuned)
     report.regions.append(Compiled(len(regions.calls(graph)), made.names, made.code))
-    launch = made.launch
+    apart = options.own is not None and target.kind == "cuda" and gpu_programs.on_gpu(target)
+    launch = gpu_memory.within(made.launch, options.own) if options.own is not None and apart else made.launch
     tensors = [k for k, n in enumerate(placeholders) if n.name in taken]
     every = len(tensors) == len(placeholders)
-    makers = None if listed == computed else [_maker(x, computed, placeholders) for x in listed]
+    give = None if listed == computed else _giving(listed, computed, placeholders)
 
     def run(inputs: list[Any]) -> Sequence[Any]:
         try:
             made = launch(*inputs) if every else launch(*[inputs[k] for k in tensors])
         except (TypeError, ValueError) as problem:
             return unfit(inputs, problem)
-        return made if makers is None else [make(inputs, made) for make in makers]
+        return made if give is None else give(inputs, made)
 
     return run
 
@@ -410,13 +424,29 @@ def _is_passed_on(node: Node) -> bool:
     return node.op == "call_function" and (is_number or is_view) and all(map(_is_passed_on, node.all_input_nodes))
 
 
-def _maker(result: Any, computed: list[Node], placeholders: list[Node]) -> Callable[[list[Any], Sequence[Any]], Any]:
-    """A function that gives a result of the graph from its inputs and the results of the program."""
+Giving = Callable[[list[Any], Sequence[Any]], list[Any]]
+
+
+def _giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -> Giving:
+    """A function that gives the graph's results from its inputs and the program's results, mostly unchanged."""
+    places = {n: k for k, n in enumerate((*placeholders, *computed))}
+    made_anew = {n: _maker(x, placeholders) for n, x in enumerate(listed) if x not in places}
+    picked = [places.get(x, 0) for x in listed]
+
+    def give(inputs: list[Any], made: Sequence[Any]) -> list[Any]:
+        every = (*inputs, *made)
+        results = [every[k] for k in picked]
+        for n, make in made_anew.items():
+            results[n] = make(inputs)
+        return results
+
+    return give
+
+
+def _maker(result: Any, placeholders: list[Node]) -> Callable[[list[Any]], Any]:
+    """A function that computes a result, such as a view, from the graph's inputs alone."""
     if not isinstance(result, Node):
-        return lambda inputs, made: result
-    if result in computed:
-        place = computed.index(result)
-        return lambda inputs, made: made[place]
+        return lambda inputs: result
     positions = {n: k for k, n in enumerate(placeholders)}
 
     def again(node: Node, inputs: list[Any]) -> Any:
@@ -427,7 +457,7 @@ def _maker(result: Any, computed: list[Node], placeholders: list[Node]) -> Calla
         args, kwargs = map_arg((node.args, node.kwargs), lambda n: again(n, inputs))
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    return lambda inputs, made: again(result, inputs)
+    return lambda inputs: again(result, inputs)
 
 
 # Torch's table of backends -------------------------------------------------------------------------------------------

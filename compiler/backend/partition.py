@@ -12,12 +12,16 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from compiler.backend import saved, saved_order
+
 _aten = torch.ops.aten
 _EQUALITIES = frozenset({_aten.eq, _aten.ne})
 
 
-def partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> tuple[GraphModule, GraphModule]:
-    """The graphs of forward and backward.
+def partition(
+    joint: GraphModule, inputs: Sequence[Any], *, aligned: bool = False, **options: Any
+) -> tuple[GraphModule, GraphModule]:
+    """The graphs of forward and backward; what one saves for the other is `aligned` for GPUs.
 
     What is compared for equality is kept, since a result made again in another kernel may differ in its last bit:
     amax's gradient asks which elements are equal to the largest. A log_softmax is not kept: the backward pass makes it
@@ -31,8 +35,11 @@ def partition(joint: GraphModule, inputs: Sequence[Any], **options: Any) -> tupl
         if getattr(node.target, "overloadpacket", None) in _EQUALITIES:
             for operand in node.all_input_nodes:
                 operand.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
-    made: tuple[GraphModule, GraphModule] = min_cut_rematerialization_partition(joint, inputs, **options)
-    return made
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, **options)
+    saved_order.rows_together(forward, backward, options["num_fwd_outputs"])
+    if aligned:
+        saved.align(forward, backward, options["num_fwd_outputs"])
+    return forward, backward
 
 
 def _can_be_spelled_out(node: Node) -> bool:

@@ -66,10 +66,15 @@ def writing(run: Boxed, places: Sequence[int]) -> Boxed:
         given = [inputs[k] for k in places]
         made = run(inputs)
         count = len(made) - len(given)
-        left = [(x.data, new) for x, new in zip(given, made[count:], strict=True) if new is not x]
-        if left:
-            places_left, news = zip(*left, strict=True)
-            torch._foreach_copy_(list(places_left), list(news))
+        # Torch copies tensors of one type in one kernel, and those of several types one by one.
+        left: dict[Any, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for x, new in zip(given, made[count:], strict=True):
+            if new is not x:
+                olds, news = left.setdefault((x.dtype, new.dtype), ([], []))
+                olds.append(x.data)
+                news.append(new)
+        for olds, news in left.values():
+            torch._foreach_copy_(olds, news)
         return made[:count]
 
     return run_and_write

@@ -12,7 +12,7 @@ from compiler.ir import aten, kernel, statement
 from compiler.ir.expr import Size
 from compiler.ir.sizes import bind, numbers
 from compiler.ir.tensor import Tensor
-from compiler.passes.torch_to_tensor.positions import dense_strides
+from compiler.passes.torch_to_tensor.positions import result_strides
 from compiler.pipeline import Lowering
 from compiler.runtime import guarded, launcher, memory
 
@@ -159,4 +159,4 @@ def _lifetime(t: Tensor, uses: Sequence[int], sizes: Sizes) -> memory.Lifetime:
 
 def layout(kind: aten.Type, sizes: Sizes) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Shape and strides of an output as the caller sees it, who does the reshape that the program left out."""
-    return numbers(kind.shape, sizes), numbers(dense_strides(kind.shape, kind.strides), sizes)
+    return numbers(kind.shape, sizes), numbers(result_strides(kind), sizes)

@@ -24,7 +24,7 @@ from compiler.ir.expr import COMBINE, Cast, Const, Expr, Load, Op, Select, Var
 from compiler.ir.functions import FUNCTIONS
 from compiler.ir.loop import For
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
-from compiler.ir.tensor import Tensor
+from compiler.ir.tensor import Tensor, row_major
 from compiler.runtime import build
 
 _FUNCTIONS = (f"{('UNARY', 'BINARY')[f.arity - 1]}({f.name})" for f in FUNCTIONS.values() if f.library)
@@ -108,7 +108,7 @@ def source(program: Program) -> str:
     where = {t.name: k for k, t in enumerate(_tensors(program))}
     text = [PRELUDE]
     for k, kernel in enumerate(program.kernels):
-        text.append(_Writer(k, kernel, tuple(s.name for s in program.sizes)).function())
+        text.append(_Writer(k, kernel, tuple(s.name for s in program.sizes), _tensors(program)).function())
     text.append(
         'extern "C" __attribute__((visibility("default"))) void mlc_entry(void **buffers, const i64 *sizes, int) {'
     )
@@ -126,9 +126,12 @@ def _pointee(dtype: DType) -> str:
 class _Writer:
     """One kernel; buffers are b_NAME and variables v_NAME, so that no name of the program means something in C++."""
 
-    def __init__(self, number: int, kernel: Kernel, sizes: tuple[str, ...]) -> None:
+    def __init__(self, number: int, kernel: Kernel, sizes: tuple[str, ...], bases: Sequence[Tensor]) -> None:
         self.number, self.kernel, self.sizes = number, kernel, sizes
         self.params = {p.name: (k, p) for k, p in enumerate(kernel.params)}
+        # Views of what lies in order go by strides, so that they may overlap.
+        in_order = {t.name for t in bases if t.strides == row_major(t.shape)}
+        self.strided = {p.name for p in kernel.params if p not in bases and p.name in in_order}
 
     def function(self) -> str:
         arguments = [f"{_pointee(p.dtype)} *b_{p.name}" for p in self.kernel.params] + ["const i64 *sizes"]
@@ -183,13 +186,16 @@ class _Writer:
         return [f"{{ {kind} &slot = {there}; const {kind} old = slot; slot = {combined}; }}"]
 
     def place(self, buffer: str, index: tuple[Expr, ...], store: int) -> str:
-        """Row-major offset of an element; every index is checked."""
+        """Offset of an element, row-major but for a view; every index is checked."""
         number, tensor = self.params[buffer]
         offset = "0"
-        for d, (i, n) in enumerate(zip(index, tensor.shape, strict=True)):
+        for d, (i, n, step) in enumerate(zip(index, tensor.shape, tensor.strides, strict=True)):
             size = self.expr(n)
             checked = f"within({self.expr(i)}, {size}, {self.number}, {number}, {d}, {store})"
-            offset = checked if d == 0 else f"({offset}) * {size} + {checked}"
+            if buffer in self.strided:
+                offset = f"{offset} + {checked} * {self.expr(step)}"
+            else:
+                offset = checked if d == 0 else f"({offset}) * {size} + {checked}"
         return offset
 
     def expr(self, e: Expr) -> str:

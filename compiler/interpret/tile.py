@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 
 from compiler.interpret import roles, scalar
 from compiler.interpret.grid import InterpretError, Span, refuse
@@ -24,6 +25,7 @@ from compiler.ir.dtype import DType, compute, i64
 from compiler.ir.expr import COMBINE, Const, Expr, Load, Var, both, cast, const, dim, identity, op, select
 from compiler.ir.roles import Advance, One, RingStmt, Role
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store, dtypes
+from compiler.ir.tensor import Tensor, row_major
 from compiler.ir.text import show
 from compiler.ir.tile import Alloc, Bind, Copy, For, Mma, Slice, Stage, Sync, element, extents, lengths, letters
 
@@ -55,11 +57,19 @@ def run(program: Program, arrays: Sequence[Array]) -> tuple[Array, ...]:
 def _kernel(
     program: Program, kernel: Kernel, sizes: dict[str, int], memory: dict[str, Array], written: dict[str, Array]
 ) -> None:
-    seen = {p.name: [extent(e, sizes) for e in p.shape] for p in kernel.params}
-    own = {name: memory[name].reshape(shape) for name, shape in seen.items()}
-    known = {name: written[name].reshape(shape) for name, shape in seen.items() if name in written}
+    bases = {t.name: t for t in (*program.inputs, *program.outputs, *program.temps)}
+    own = {p.name: _seen(memory[p.name], p, bases[p.name], sizes) for p in kernel.params}
+    known = {p.name: _seen(written[p.name], p, bases[p.name], sizes) for p in kernel.params if p.name in written}
     machine = Machine(f"{program.name}: kernel {kernel.name}", sizes, dtypes(kernel), own, known)
     roles.alone(_body(kernel.body, machine, Here()), machine.where)
+
+
+def _seen(a: Array, view: Tensor, base: Tensor, sizes: dict[str, int]) -> Array:
+    """A buffer as a kernel sees it: by strides where its elements lie in order, so that views may overlap."""
+    shape = [extent(e, sizes) for e in view.shape]
+    if base.strides != row_major(base.shape) or not a.flags.c_contiguous:
+        return a.reshape(shape)
+    return as_strided(a, shape, [extent(e, sizes) * a.itemsize for e in view.strides])
 
 
 def _body(body: tuple[Stmt, ...], machine: Machine, here: Here) -> roles.Steps:

@@ -87,6 +87,16 @@ class Together(Expr):
         return self.arg.dtype
 
 
+class Ones(Expr):
+    """How many bits of an i32 are ones."""
+
+    arg: Expr
+
+    @property
+    def dtype(self) -> DType:
+        return self.arg.dtype
+
+
 class Peer(Expr):
     """An element of the array that block `rank` of the cluster has in the place of the shared array `buffer`."""
 

@@ -120,6 +120,8 @@ def _stand_in(e: Any) -> Any:
         case k.Together(op, arg, threads, scratch, apart):
             through = (f", {scratch}" if scratch else "") + (f", {apart}" if apart > 1 else "")
             shown = f"together({WORD.get(op, op)}, {show_expr(arg)}, {threads}{through})"
+        case k.Ones(arg):
+            shown = f"ones({show_expr(arg)})"
         case k.Peer(buffer, index, rank):
             shown = f"peer({buffer}, {show_expr(index)}, {show_expr(rank)})"
         case k.Builtin(name):
@@ -284,6 +286,8 @@ def _own(e: ast.expr, scope: Scope) -> Expr | None:
             scratch = "".join(n.id for n in others if isinstance(n, ast.Name))
             steps = [n.value for n in others if isinstance(n, ast.Constant) and isinstance(n.value, int)]
             return k.Together(_combine(e, word), expression(arg, scope), threads, scratch, *steps)
+        case ast.Call(ast.Name("ones"), [arg]):
+            return k.Ones(expression(arg, scope))
         case ast.Call(ast.Name("peer"), [ast.Name(name), index, rank]) if name in scope.buffers:
             return k.Peer(name, expression(index, scope), expression(rank, scope), scope.buffers[name])
         case ast.Call(ast.Name("literal"), [number, ast.Name(kind)]):

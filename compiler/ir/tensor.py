@@ -302,6 +302,27 @@ def row_major(sizes: tuple[Expr, ...]) -> tuple[Expr, ...]:
     return tuple(reversed(out))
 
 
+ALIGNMENT = 16  # bytes: of the widest access of a thread, and of a bulk copy
+_LONG = 16  # times the alignment: shorter rows would waste more than a sixteenth
+
+
+def aligned_rows(t: Tensor) -> tuple[Expr, ...]:
+    """Strides at which each row of a contiguous tensor begins at a multiple of `ALIGNMENT` bytes, if that takes little
+    more memory; else, and where sizes are unknown, those that it has.
+
+    >>> from compiler.ir.dtype import bf16
+    >>> shape = (dim(8), dim(4), dim(129))
+    >>> [static(s) for s in aligned_rows(Tensor("x", bf16, shape, row_major(shape)))]
+    [544, 136, 1]
+    """
+    known = all(isinstance(n, Const) for n in t.shape) and len(t.shape) > 1 and t.strides == row_major(t.shape)
+    if not known or static(t.shape[-1]) * t.dtype.bytes < _LONG * ALIGNMENT or ALIGNMENT % t.dtype.bytes:
+        return t.strides
+    unit = ALIGNMENT // t.dtype.bytes
+    row = -(-static(t.shape[-1]) // unit) * unit
+    return row_major((*t.shape[:-1], dim(row)))
+
+
 def memory_order(t: Tensor) -> tuple[int, ...]:
     """The axes of a tensor from the one of the longest strides to that of neighbours; as they are if that is unknown.
 

@@ -30,13 +30,15 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # One iteration to each lane of a warp, so that 32 of them; loops over lanes inside go to the `warps` of the block.
     "columns": ("warps",),
     # Spread over the threads of a block, `vector` neighbours to a thread; `rounds` at a time, where not all at once.
+    # Over the registers of a tensor instruction, `vector` in a row by one load.
     "lanes": ("threads", "vector", "rounds"),
     # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches,
     # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster.
     "vector": ("width", "unroll", "ahead", "past", "rolled"),
     "unroll": (),
-    # At most 32 iterations of one condition each: every lane of a warp tests one, and all make those where it holds.
-    "votes": (),
+    # Updates under a condition each. Every lane of a warp tests one, `tests` of them at once; where it holds, all lanes
+    # make the update, in order: what `ahead` of them add is loaded before the first of these is made.
+    "votes": ("tests", "ahead"),
     # Copies run up to `depth` iterations ahead, issued by the first of `producers` warps of their own; loops over the
     # lanes of all the others prepare what was copied. With `overlap`, the last product of an iteration is made while
     # what the next iteration begins with is. Where the producers' threads keep only `kept` registers, those that
@@ -130,7 +132,8 @@ class Copy(Stmt):
 
     `how` is a row of COPIES. The two slices have as many elements, and the first of one goes to the first of the other:
     a tile's rows may be a box of several axes of a buffer. The bytes are told to the mbarrier `full`, if there is one.
-    Threads move `width` neighbours at once, as many as they can where that is 0.
+    Threads move `width` neighbours at once, as many as they can where that is 0, and take turns, of which `rounds` are
+    written out at a time, all where that is 0.
     """
 
     target: Slice
@@ -138,6 +141,7 @@ class Copy(Stmt):
     how: str
     full: roles.Mbarrier | None = None
     width: int = 0
+    rounds: int = 0
 
 
 class Mma(Stmt):
@@ -145,7 +149,9 @@ class Mma(Stmt):
 
     `layout` says how operands lie: a is "mk", "km" or, where the accumulator is one row [n], "k"; b is "kn" or "nk".
     Where `sizes` (m, n, k) are given, only that much of the slices is touched, beginning at their starts. Groups of
-    threads, as many as the instruction needs, share the accumulator as a `grid`: so many down m, so many along n.
+    threads, as many as the instruction needs, share the accumulator as a `grid`: so many down m, so many along n. Along
+    the axes `neighbours` of "mn" the registers of a thread have neighbours. Where `again`, columns that whole blocks
+    leave over are made in one that ends with them: some of them twice.
     """
 
     instruction: str
@@ -155,6 +161,8 @@ class Mma(Stmt):
     layout: tuple[str, str] = ("mk", "kn")
     sizes: tuple[Expr, ...] = ()
     grid: tuple[int, ...] = ()
+    neighbours: str = ""
+    again: bool = False
 
 
 def moved(s: Slice) -> list[int]:
@@ -264,7 +272,7 @@ def _verify_copy(kernel: Kernel, s: Copy, known: Known) -> None:
         raise ValueError(f"{where}: copy of {source.lengths} to {target.lengths} by {s.how!r}")
     if known.buffers[target.buffer][0] is not known.buffers[source.buffer][0]:
         raise ValueError(f"{where}: copy from {source.buffer} to {target.buffer} changes the type")
-    if s.width < 0 or any(d not in range(len(x.lengths)) for x in (target, source) for d in x.within):
+    if min(s.width, s.rounds) < 0 or any(d not in range(len(x.lengths)) for x in (target, source) for d in x.within):
         raise ValueError(
             f"{where}: copy to {target.buffer} of {s.width} at once, within {target.within, source.within}"
         )
@@ -303,6 +311,8 @@ def _verify_mma(where: str, s: Mma) -> None:
         raise ValueError(f"{where}: operand layout {s.layout}, {len(s.sizes)} sizes")
     if s.grid and (len(s.grid) != 2 or any(lengths(s)[x] % max(n, 1) for x, n in zip("mn", s.grid, strict=True))):
         raise ValueError(f"{where}: groups of threads in a grid of {s.grid} do not divide {s.acc.buffer}")
+    if s.neighbours not in ("", "m", "n", "mn"):
+        raise ValueError(f"{where}: registers have neighbours along m, n or both, not {s.neighbours!r}")
     sizes: dict[str, int] = {}
     for axes, x in zip(letters(s), (s.acc, s.a, s.b), strict=True):
         found = [n for n in x.lengths if n]

@@ -48,17 +48,19 @@ def _show(s: Stmt) -> list[str]:
             return [f'with stage("{role}"):', *indent(statement_text.show_body(body, _show))]
         case tile.Sync(what, pending):
             return [f"{what}({pending if what in tile.COUNTED else ''})"]
-        case tile.Copy(target, source, how, full, width):
+        case tile.Copy(target, source, how, full, width, rounds):
             told = f", {roles_text.show_barrier(full)}" if full is not None else ""
-            told += f", width={width}" if width else ""
+            told += "".join(f", {word}={n}" for word, n in (("width", width), ("rounds", rounds)) if n)
             return [f'copy({show_slice(target)}, {show_slice(source)}, "{how}"{told})']
-        case tile.Mma(instruction, acc, a, b, operands, sizes, grid):
+        case tile.Mma(instruction, acc, a, b, operands, sizes, grid, neighbours, again):
             said = [
                 f'"{instruction}"',
                 *map(show_slice, (acc, a, b)),
                 *(f'"{x}"' for x in operands),
                 *map(show_expr, sizes),
                 *([f"grid={grid}"] if grid else []),
+                *([f'neighbours="{neighbours}"'] if neighbours else []),
+                *(["again=True"] if again else []),
             ]
             return [f"mma({', '.join(said)})"]
     return roles_text.show(s, _show)
@@ -93,8 +95,9 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             return (tile.Sync(what, *map(_whole, pending)),)
         case ast.Expr(ast.Call(ast.Name("copy"), [target, source, ast.Constant(str() as how), *full], said)):
             told = next((roles_text.parse_barrier(x, scope) for x in full), None)
-            width = next((_whole(word.value) for word in said if word.arg == "width"), 0)
-            return (tile.Copy(_slice(target, scope), _slice(source, scope), how, told, width),)
+            by = {word.arg: _whole(word.value) for word in said}
+            sides = _slice(target, scope), _slice(source, scope)
+            return (tile.Copy(*sides, how, told, by.get("width", 0), by.get("rounds", 0)),)
         case ast.Expr(
             ast.Call(
                 ast.Name("mma"),
@@ -105,7 +108,9 @@ def _parse(s: ast.stmt, scope: Scope) -> tuple[Stmt, ...] | None:
             c, left, right = (_slice(x, scope) for x in (acc, a, b))
             given = tuple(expression(e, scope) for e in sizes)
             grid = next((_numbers(word.value) for word in keywords if word.arg == "grid"), ())
-            return (tile.Mma(name, c, left, right, (str(la), str(lb)), given, grid),)
+            options = {word.arg: ast.literal_eval(word.value) for word in keywords}
+            near, again = str(options.get("neighbours", "")), bool(options.get("again"))
+            return (tile.Mma(name, c, left, right, (str(la), str(lb)), given, grid, near, again),)
     return roles_text.parse(s, scope, _parse, _whole)
 
 

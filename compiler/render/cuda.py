@@ -28,12 +28,12 @@ HEADERS = {
     "convert": "from_bf16 to_bf16 from_f16 to_f16 convert",
     "float8": "from_f8e4m3 to_f8e4m3 from_f8e5m2 to_f8e5m2",
     "halves": "scaled_halves widened",
-    "arithmetic": "div div_large isnan signbit max min abs sign shl shr floordiv remainder quotient rest truncdiv fmod "
-    "round",
+    "arithmetic": "div div_large isnan signbit max min abs sign shl shr ones floordiv remainder quotient rest truncdiv "
+    "fmod round",
     "rounding": "tf32",
     "require": "require",
     "mathematics": " ".join(("sqrt fma floor ceil trunc", *FUNCTIONS)),
-    "memory": "reread load load_where store store_global",
+    "memory": "reread prefetch load load_where store store_global",
     "streaming": "load_once load_keep store_once",
     "reduce": "lanes_reduce warp_reduce block_reduce columns_reduce sum prod maximum minimum all any",
     "scan": "scan_before",
@@ -154,6 +154,8 @@ def _expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return _cast(w, arg, dtype)
         case k.Peer(buffer, index, rank):
             return w.call("mlc_cluster_load", w.pointer(buffer, index), w.of(rank))
+        case k.Ones(arg):
+            return w.call("mlc_ones", w.of(arg))
         case k.Together(how, arg, threads, scratch, apart):
             combine = f"mlc_{_COMBINERS[how]}"
             w.called.add(combine)

@@ -12,8 +12,9 @@ from compiler.runtime.device import Driver
 
 Addresses = tuple[int, ...]
 # Allocators hand the same few blocks out again and again: at the third sight of a set of addresses a graph is captured,
-# which costs about as much as a hundred launches, and so many are kept.
-SIGHTS, KEPT, REMEMBERED = 3, 8, 256
+# and so many are kept. A capture costs as much as some runs: it pays where that many replays follow. Where graphs go
+# before, addresses have to be seen twice as often from then on.
+SIGHTS, KEPT, REMEMBERED, PAYS, LONGEST = 3, 8, 256, 8, 1 << 20
 
 
 class Replays:
@@ -21,17 +22,18 @@ class Replays:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._graphs: dict[Addresses, int] = {}  # least recently used first
+        self._graphs: dict[Addresses, tuple[int, int]] = {}  # with the number of replays, least recently used first
         self._sights: dict[Addresses, int] = {}
+        self._wanted = SIGHTS
 
     def run(self, addresses: Addresses, stream: int, enqueue: Callable[[int], None]) -> None:
         """The launches that `enqueue` puts into a stream, by whichever way costs less."""
-        graph = self._graphs.pop(addresses, None)
-        if graph is None and self._seen(addresses) < SIGHTS:
+        graph, replays = self._graphs.pop(addresses, (None, 0))
+        if graph is None and self._seen(addresses) < self._wanted:
             return enqueue(stream)
         if graph is None:
             graph = self._captured(enqueue)
-        self._graphs[addresses] = graph
+        self._graphs[addresses] = graph, replays + 1
         return self._driver.replay(graph, stream)
 
     def _seen(self, addresses: Addresses) -> int:
@@ -42,10 +44,12 @@ class Replays:
 
     def _captured(self, enqueue: Callable[[int], None]) -> int:
         if len(self._graphs) >= KEPT:
-            self._driver.drop(self._graphs.pop(next(iter(self._graphs))))
+            oldest, replays = self._graphs.pop(next(iter(self._graphs)))
+            self._driver.drop(oldest)
+            self._wanted = SIGHTS if replays >= PAYS else min(2 * self._wanted, LONGEST)
         return self._driver.capture(enqueue)
 
     def close(self) -> None:
         """Give all graphs back."""
         while self._graphs:
-            self._driver.drop(self._graphs.popitem()[1])
+            self._driver.drop(self._graphs.popitem()[1][0])

@@ -37,15 +37,17 @@ typedef struct {  // a tensor map over a buffer; `over` is the address that it i
   uint32_t box[5], steps[5];
 } Map;
 
-#define KEPT 8     // graphs
-#define SIGHTS 3   // of the same addresses, at the last of which a graph is captured
-#define RECENT 16  // sets of addresses whose sights are counted
-#define SLOTS 64   // streams, and captures in streams, that have zeros of their own
+#define KEPT 8             // graphs
+#define SIGHTS 3           // of the same addresses, at the last of which a graph is captured
+#define PAYS 8             // replays that make up for a capture; where a graph goes before, sights asked for double
+#define LONGEST (1 << 20)  // but no more
+#define RECENT 16          // sets of addresses whose sights are counted
+#define SLOTS 64           // streams, and captures in streams, that have zeros of their own
 
 typedef struct {
   uint64_t digest;
-  int64_t used;  // when, in calls; 0: empty
-  int64_t sights;
+  int64_t used;    // when, in calls; 0: empty
+  int64_t sights;  // once there is a graph its replays
   Handle graph;
 } Known;
 
@@ -85,6 +87,7 @@ typedef struct {
   int (*exchange_mode)(int*);
   int (*launch_with)(const Config*, Handle, void**, void**);
   volatile int* flag;  // null, or where kernels say that the data has what it may not have
+  int64_t wanted;      // sights of the same addresses before a graph is captured; 0: SIGHTS
 } Plan;
 
 static int enqueue(Plan* p, Handle stream) {
@@ -153,8 +156,13 @@ static uint64_t digest_of(const Plan* p) {
   return digest;
 }
 
+static int64_t wanted(const Plan* p) { return p->wanted ? p->wanted : SIGHTS; }
+
 static void forget(Plan* p, Known* k) {
-  if (k->graph) p->drop_exec(k->graph);
+  if (k->graph) {
+    p->wanted = k->sights >= PAYS ? SIGHTS : wanted(p) < LONGEST ? 2 * wanted(p) : LONGEST;
+    p->drop_exec(k->graph);
+  }
   memset(k, 0, sizeof *k);
 }
 
@@ -204,12 +212,14 @@ static int run(Plan* p, Handle stream) {
   if (!p->graphs || p->is_capturing(stream, &capturing) || capturing) return enqueue(p, stream);
   Known* k = find(p);
   k->used = ++p->calls;
-  if (!k->graph && ++k->sights < SIGHTS) return enqueue(p, stream);
+  if (!k->graph && ++k->sights < wanted(p)) return enqueue(p, stream);
   if (!k->graph) {
     make_room(p);
     int status = capture(p, k);
     if (status) return status;
+    k->sights = 0;
   }
+  k->sights++;
   return p->replay(k->graph, stream);
 }
 

@@ -62,7 +62,7 @@ class _Plan(ctypes.Structure):
         ("known", ctypes.c_int64 * (4 * KNOWN)), ("addresses", ctypes.c_void_p),
         ("n_zeros", ctypes.c_int64), ("zero_bytes", ctypes.c_int64), ("taken", ctypes.c_int64),
         ("zeros", ctypes.c_uint64), ("slots", ctypes.c_uint64 * (2 * SLOTS)),
-        ("functions", ctypes.c_void_p * (1 + len(DRIVER))), ("flag", ctypes.c_void_p),
+        ("functions", ctypes.c_void_p * (1 + len(DRIVER))), ("flag", ctypes.c_void_p), ("wanted", ctypes.c_int64),
     )  # fmt: skip
 
 

@@ -9,7 +9,8 @@ store_at("e", "i0")
 A step refers to loops by their variable and to buffers and tiles by their name. It also states the names of the loops
 and tiles that it creates; all names in a kernel are distinct. A step that creates many names takes stems, to which it
 adds endings: with the stem `i`, the loop over rows that initialises an accumulator is `i_first`. `width` is the number
-of elements that a thread copies at once; 0 means as many as alignment allows.
+of elements that a thread copies at once; 0 means as many as alignment allows. `rounds` is the unroll factor of such a
+copy; 0 unrolls it fully.
 """
 
 from __future__ import annotations
@@ -109,6 +110,7 @@ class Stage(Step):
     how: str = ""
     swizzle: int = 0
     width: int = 0
+    rounds: int = 0
 
 
 class Margin(Step):
@@ -190,12 +192,18 @@ class Tensorize(Step):
     """Replace `loops` (m, n, k or n, k), perfectly nested around a contraction, by one tensor instruction.
 
     `grid` gives the number of thread groups along m and along n that share the accumulator; a group has as many threads
-    as the instruction needs. It is empty for a CPU.
+    as the instruction needs. It is empty for a CPU. `neighbours` names the axes of "mn" along which a thread's
+    registers hold adjacent elements, so that an operand contiguous along such an axis is loaded four elements at once.
+    With `again`, the columns left over by whole blocks of a CPU's instruction are computed by one more block that ends
+    with the last column, so that some columns are computed twice.
     """
 
+    worded = ("neighbours", "again")
     loops: tuple[str, ...]
     instruction: str
     grid: tuple[int, ...] = ()
+    neighbours: str = ""
+    again: bool = False
 
 
 class Pad(Step):
@@ -226,6 +234,7 @@ class Cache(Step):
     swizzle: int = 0
     into: str | tuple[str, ...] = ""
     width: int = 0
+    rounds: int = 0
 
 
 class Promote(Step):
@@ -294,6 +303,7 @@ class Writeback(Step):
     how: str
     swizzle: int = 0
     width: int = 0
+    rounds: int = 0
 
 
 class LoadAhead(Step):

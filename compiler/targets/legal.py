@@ -151,6 +151,9 @@ def _divided(body: tuple[Stmt, ...], target: Target) -> Iterator[Problem]:
             asked = " x ".join(map(str, s.grid)) or "nothing"
             reason = f"{threads} threads share {s.acc.buffer} by {row.name} as {ways}, for all matmuls, not as {asked}"
             yield Problem({s.instruction}, reason)
+        if s.neighbours and any((x.acc.buffer, x.neighbours) != (s.acc.buffer, s.neighbours) for x in matmuls):
+            reason = "all matmuls of a launch add to one tile and have neighbours along the same axes, or none has any"
+            yield Problem({s.instruction}, reason)
 
 
 def grids(m: int, n: int, groups: int, row: Instruction) -> list[tuple[int, int]]:
@@ -243,6 +246,15 @@ def _mma_problems(s: tile.Mma, row: Instruction, known: dict[str, tuple[str, str
     unit = {"m": row.m, "n": row.n, "k": row.k}
     if any(sizes[x] % unit[x] for x in "mnk" if unit[x]):
         yield f"{row.name} does not divide tiles of {sizes['m']} x {sizes['n']} x {sizes['k']}"
+    if s.again:
+        yield f"{row.name} makes whole blocks only, of which no columns are left over to be made again"
+    for x in s.neighbours:
+        space, parts = (row.a_space, s.grid[:1]) if x == "m" else (row.b_space, s.grid[1:])
+        each = sizes[x] // math.prod(parts)
+        if space != "registers":
+            yield f"{row.name} takes the operand along {x} from {space} memory: no registers hold neighbours of it"
+        elif each & (each - 1):
+            yield f"of {each} places along {x} a group has, which are no power of two, no four are taken as neighbours"
 
 
 def _copy_problems(s: tile.Copy, row: Transfer, source: Tensor, swizzle: int) -> Iterator[str]:

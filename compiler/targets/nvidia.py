@@ -88,6 +88,8 @@ _ASSUMED = {
     # Rows that go across memory, in parts or in order: until what was asked for together is there; a level of a tree.
     "turn": 800.0, "exchange": 30.0,
     "vote": 160.0, "vote.issue": 8.0,  # a warp's test of 32 elements: until it is done, and to issue it
+    "vote.voted": 120.0, "vote.voted.issue": 12.0,  # the same of one of several at once, which note what they find
+    "update.voted": 400.0,  # an update of those noted, of elements other than the one before
     "update": 1200.0,  # an element of memory that is loaded, changed and stored, each after the one before
     # Products by matrices of small integers that are widened on the way to registers, fitted to 292 times of 18 of them
     # of 1, 4 and 16 rows: within 10 % (rms of the logarithm), what is chosen 2 % slower than the best. Instructions of

@@ -40,7 +40,7 @@ def test_every_model_takes_a_step_of_each_size_it_has() -> None:
 
 def test_steps_are_raced_beside_eager() -> None:
     calls = steps.contestants("vit", MODELS["vit"].small, "cpu", None, ("eager",))
-    assert list(calls) == [steps.OURS, "eager"]
+    assert list(calls) == [*steps.ours("cpu"), "eager"]
 
 
 def test_an_unknown_model_is_named(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,22 +9,17 @@ their own at the same time, and timed one after another.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
-import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from conformance.bench import duel
+from conformance.bench import apart, duel
 from conformance.report import tables
 from conformance.training import curves, steps
 from conformance.training.models import MODELS
 
 MOST = 4.0  # as far from f64 as eager: one curve of eager's is one of many
-SECONDS = 900
 
 
 @dataclass(frozen=True)
@@ -48,52 +43,27 @@ def curve(job: Job) -> list[object]:
     return [job.name, f"{first:.4f} to {last:.4f}", f"{found.far:.2g}", f"{found.spread:.2g}", right]
 
 
-def times(job: Job, ready: Any, turn: Any) -> list[object]:
-    """A row: milliseconds of a step, and the ratio of the quickest rival's to ours with its interval."""
+def times(job: Job, turn: apart.Turn) -> list[object]:
+    """A row: milliseconds of a step, and the ratio of the quickest rival's to our quickest with its interval."""
     size = MODELS[job.name].full if job.full else MODELS[job.name].small
     torch.manual_seed(job.seed)
     dtype = torch.bfloat16 if job.device == "cuda" else None
     calls = steps.contestants(job.name, size, job.device, dtype, job.rivals)
-    ready.wait(SECONDS)
-    with turn:
+    with turn():
         samples = steps.race(calls, job.seed)
     quickest = duel.fastest(samples, job.rivals)
-    measured = duel.ratio(samples, quickest, steps.OURS)
-    each = [f"{samples.median(name) * 1e3:.3f}" for name in (steps.OURS, *job.rivals)]
+    ours = list(steps.ours(job.device))
+    measured = duel.ratio(samples, quickest, duel.fastest(samples, ours))
+    each = [f"{samples.median(name) * 1e3:.3f}" for name in (*ours, *job.rivals)]
     return [job.name, *each, f"{measured.median:.3f} [{measured.low:.3f}, {measured.high:.3f}]"]
 
 
-def _told(tell: Any, job: Job, ready: Any, turn: Any) -> None:
-    """What a process of its own does: the rows of the curve and of the race, or what went wrong."""
-    try:
-        tell.send(("curve", curve(job)) if job.steps else ("", []))
-        if job.rivals:
-            tell.send(("times", times(job, ready, turn)))
-    except Exception as problem:
-        ready.abort()
-        tell.send(("problem", [job.name, f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]]))
-
-
-def _apart(job: Job, ready: Any, turn: Any) -> dict[str, list[object]]:
-    """The rows of one model, by what they are, made in a process of its own."""
-    context = multiprocessing.get_context("spawn")
-    hear, tell = context.Pipe(duplex=False)
-    child = context.Process(target=_told, args=(tell, job, ready, turn))
-    child.start()
-    tell.close()
-    found: dict[str, list[object]] = {}
-    try:
-        while hear.poll(SECONDS):
-            kind, row = hear.recv()
-            found[kind] = row
-            print(*row, sep="  ", file=sys.stderr)
-        found["problem"] = [job.name, "it did not end in time"]
-    except EOFError:
-        child.join()
-        if child.exitcode:
-            found["problem"] = [job.name, f"its process ended with {child.exitcode}"]
-    child.kill()
-    return found
+def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
+    """The row of a model's curve, and that of its race."""
+    if job.steps:
+        yield "curve", curve(job)
+    if job.rivals:
+        yield "times", times(job, turn)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -115,13 +85,10 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error("--device cuda: there is no GPU")
     rivals = () if given.race is None else tuple(given.race or list(steps.RIVALS)[:3])
     jobs = [Job(n, given.steps, given.seed, given.device, given.full, rivals) for n in given.names or MODELS]
-    context = multiprocessing.get_context("spawn")
-    ready, turn = context.Barrier(len(jobs)), context.Lock()
-    with ThreadPoolExecutor(len(jobs)) as pool:
-        found = list(pool.map(lambda job: _apart(job, ready, turn), jobs))
+    found = apart.run(jobs, work)
     heads = {
         "curve": ["model", "loss", "ours from f64", "eager from f64", ""],
-        "times": ["model", f"{steps.OURS}, ms", *rivals, "of the quickest"],
+        "times": ["model", *(f"{way}, ms" for way in steps.ours(given.device)), *rivals, "of the quickest"],
         "problem": ["model", "problem"],
     }
     print("\n\n".join(tables.table(rows, heads[k]) for k in heads if (rows := [f[k] for f in found if f.get(k)])))

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compiler import backend
 from conformance.training.models import MODELS, Batch, Kind, Size
 
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {"fallback": False}  # nothing of a step is left to eager
@@ -59,7 +58,7 @@ def _losses(model: nn.Module, batch: Batch, kind: Kind, steps: int, rate: float,
     def forward(x: Tensor, wanted: Tensor) -> Tensor:
         return kind.loss(model(x), wanted)
 
-    run = torch.compile(forward, backend=backend.mlcomp, fullgraph=True, options=OPTIONS) if compiled else forward
+    run = torch.compile(forward, backend="mlcomp", fullgraph=True, options=OPTIONS) if compiled else forward
     found = []
     for _ in range(steps):
         optimizer.zero_grad()

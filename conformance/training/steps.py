@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from compiler import backend
 from conformance.bench import duel
 from conformance.training.curves import OPTIONS
 from conformance.training.models import MODELS, Batch, Kind, Size
@@ -29,6 +28,11 @@ TOGETHER = 4  # steps before the device is waited for, as in training
 WARM = 3
 
 
+def ours(device: str) -> Mapping[str, str]:
+    """Our modes by what they are called beside PyTorch's: on GPUs also the one where programs have their own memory."""
+    return {OURS: "default"} | ({f"{OURS} reduce-overhead": "reduce-overhead"} if device == "cuda" else {})
+
+
 def contestants(
     name: str, size: Size, device: str, dtype: torch.dtype | None, rivals: Sequence[str]
 ) -> duel.Contestants:
@@ -37,7 +41,10 @@ def contestants(
     kind = MODELS[name]
     model, (x, wanted) = kind.make(size).to(device), kind.batch(size)
     batch = x.to(device), wanted.to(device)
-    ways: dict[str, Compiled] = {OURS: partial(torch.compile, backend=backend.mlcomp, fullgraph=True, options=OPTIONS)}
+    modes = {way: {**OPTIONS, "mode": mode} for way, mode in ours(device).items()}
+    ways: dict[str, Compiled] = {
+        way: partial(torch.compile, backend="mlcomp", fullgraph=True, options=options) for way, options in modes.items()
+    }
     ways |= {rival: RIVALS[rival] for rival in rivals}
     made = {
         way: partial(_steps, _step(copy.deepcopy(model), batch, kind, size.rate, compiled, dtype))

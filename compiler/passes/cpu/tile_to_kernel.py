@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from compiler.analysis import access
+from compiler.analysis.left_over import remainder, unit
 from compiler.analysis.nests import accumulated, overwrites_only
 from compiler.analysis.vectors import MARKS, vector_problem
 from compiler.ir import dtype as dt
@@ -42,12 +43,11 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import Accum, If, Init, InOrder, Kernel, Let, Program, Stmt, Store
 from compiler.ir.tensor import Tensor
 from compiler.passes.cpu.in_order import in_order
-from compiler.passes.cpu.remainders import MASKS, first_time, remainder, unit
+from compiler.passes.cpu.remainders import MASKS, first_time
 from compiler.passes.cpu.scope import Lanes, Scope
 from compiler.targets.target import Target, instruction
 
 Body = list[k.Stmt]
-SELDOM = 32  # one column in so many may be computed twice to save an instance of the code
 TWICE = ("max", "min", "and", "or")  # reductions that may meet an element twice
 
 
@@ -411,10 +411,8 @@ class _Lowering:
             raise ValueError(f"{row.name} takes no operands of {types} as {s.layout}, not contiguous along {uneven}")
         left: tuple[int, ...] = tuple(remainder(e, by) for e, by in zip(sizes, (row.m, row.n), strict=False))
         (c, _), (a, _), (b, _) = corners
-        if "b.k" in row.contiguous:  # sums along vectors: columns left over may be summed in a whole block, some twice
-            least = value_range(sizes[1], scope.ranges)[0] or 0
-            again = left[1] > 0 and least >= row.n and (row.n - left[1]) * SELDOM <= least
-            left = (left[0], row.n if again else left[1], unit(sizes[2], 64))
+        if "b.k" in row.contiguous:  # sums along vectors
+            left = (left[0], row.n if s.again else left[1], unit(sizes[2], 64))
         distance = [steps.get(x, const(0)) for x in ("a.m", "a.k", "b.k", "b.n", "acc.m")]
         args: tuple[Expr | k.Address, ...] = (*sizes, a, *distance[:2], b, *distance[2:4], c, distance[4])
         return [k.Call(row.function, (row.m, row.n, *left), args, (s.acc.buffer,))]

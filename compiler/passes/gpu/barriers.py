@@ -203,6 +203,8 @@ def _statement(s: Stmt, place: _Place, was: Pending) -> tuple[Stmt, Pending]:
             return _specialised(s, place, was)
         case tile.For(bind=tile.Bind("pipeline")) if stages.split(s)[0]:
             return _pipeline(s, place, was)
+        case tile.For(bind=tile.Bind("votes")):  # a lane changes the same elements in each iteration
+            return s, was.add(touched(s, place.own))
         case tile.For(extent=extent):
             inside = replace(place, copied_out=place.copied_out | _copied_out(s, place))
             return _iterations(s, inside, was) if extent is not const(0) else (s, was)
@@ -242,16 +244,8 @@ def _iterations(f: tile.For, place: _Place, was: Pending, synchronized: bool = F
         uses = Uses(uses.reads & place.tiles, uses.writes & place.tiles)
     met = end.between(uses) or (_exchanges(f, place) and BARRIER not in _syncs(reversed(body)))
     if met and not synchronized and not place.preparing:
-        body, end = _ended(f, body), end.after("barrier")
+        body, end = (*body, BARRIER), end.after("barrier")
     return f.replace(body=body), end.join(was)
-
-
-def _ended(f: tile.For, body: Body) -> Body:
-    """The body with a barrier behind it; what lanes have voted for ends with one each time that it is done."""
-    match body:
-        case (If(body=inner) as found,) if f.bind.level == "votes":
-            return (found.replace(body=(*inner, BARRIER)),)
-    return (*body, BARRIER)
 
 
 def _pipeline(f: tile.For, place: _Place, was: Pending) -> tuple[tile.For, Pending]:

@@ -1,5 +1,5 @@
 """A kernel and its schedule in; the schedule with what follows from it out: how wide copies are, how many rounds of a
-loop are written out at a time, what caches should not keep."""
+loop are written out at a time, which axes registers have neighbours along, what caches should not keep."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu.assign_stages import assign_stages
 from compiler.passes.gpu.launches import launches
-from compiler.passes.gpu.layouts import layouts
+from compiler.passes.gpu.layouts import axes_in_memory, layouts
 from compiler.passes.gpu.thread_maps import with_rounds
 from compiler.passes.gpu.vectorize import with_widths
 from compiler.passes.loop_to_tile import loop_to_tile
+from compiler.passes.tile.instruction_options import matmuls, operands, with_options
 from compiler.passes.tile.schedule import neighbours
 from compiler.passes.tile.steps import apply
 from compiler.schedule.steps import CacheHints, Schedule
@@ -26,7 +27,7 @@ from compiler.targets.target import Target
 
 
 def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Target) -> Schedule:
-    """The schedule of a kernel of a Loop IR program with what follows from it: widths, rounds, cache hints.
+    """The schedule of a kernel of a Loop IR program with what follows from it: widths, rounds, neighbours, hints.
 
     Raises ScheduleError for a step that does not apply.
     """
@@ -45,7 +46,14 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
         laid_out = layouts(assign_stages(launched), target).kernels
     except ValueError:  # a schedule that cannot be carried out: who lowers the kernel is told why
         laid_out = ()
-    return with_rounds(with_widths(schedule, scheduled), laid_out, target) + Schedule(hints)
+    told = with_rounds(with_widths(schedule, launched.kernels), laid_out, target)
+    options = {
+        operands(s): {"neighbours": axes}
+        for part in launched.kernels
+        if (axes := axes_in_memory(part, target))
+        for s in matmuls(part)
+    }
+    return with_options(alone, alone.kernels[0], told, options) + Schedule(hints)
 
 
 def read_once(kernel: Kernel) -> tuple[str, ...]:

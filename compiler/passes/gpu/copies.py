@@ -5,11 +5,11 @@ What lies outside the source becomes zero, what lies outside the target is left 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from compiler.analysis import access
-from compiler.analysis.copies import BY_THREADS, WIDEST, row_axis
+from compiler.analysis.copies import BY_THREADS, WIDEST, row_axis, row_of_pieces
+from compiler.analysis.copies import pieces as counted
 from compiler.ir import kernel as k
 from compiler.ir import tile
 from compiler.ir.dtype import STORAGE_ONLY
@@ -24,8 +24,6 @@ from compiler.passes.gpu.scope import THREAD, Scope
 
 Body = list[k.Stmt]
 
-WORD = 4  # bytes of a register
-ROUNDS_UNROLLED = 32
 LINE = 128  # bytes that a copy asks the second-level cache for, where rows are as long
 
 
@@ -59,34 +57,29 @@ def pieces(state: Emission, s: tile.Copy, scope: Scope) -> Body:
     """The loop over the pieces of a copy that each thread moves."""
     if s.how not in BY_THREADS:
         raise ValueError(f"kernel {state.facts.name}: a {s.how} copy to {s.target.buffer} outside of its place")
-    lengths = tile.extents(s.target) or [1]
-    width, row = s.width, _row_of_pieces(s, scope.buffers[s.source.buffer].dtype.bytes)
-    count = math.prod(lengths) // width if row is None else math.prod(lengths[:-1]) * row
-    rounds = -(-count // scope.role.threads)
+    size, width, threads = scope.buffers[s.source.buffer].dtype.bytes, s.width, scope.role.threads
+    row, count = row_of_pieces(s, size), counted(s, size)
+    every = -(-count // threads)
+    rounds = s.rounds or every
     inner = scope.inner(level="thread")
     turn = Var(state.fresh("turn"))
     inner.ranges[turn.name] = (0, rounds - 1)
-    me = state.once("thread", THREAD, scope.role.threads)
-    number = me + turn * scope.role.threads if rounds > 1 else me
+    first = Var(state.fresh("first")) if every > rounds else const(0)
+    if isinstance(first, Var):
+        inner.ranges[first.name] = (0, every - 1)
+    at = first + turn if rounds > 1 else first
+    me = state.once("thread", THREAD, threads)
+    number = me + at * threads
     body = _move(state, s, _piece(state, s, number, width, row, inner), width, inner)
     if row is not None:
-        body = [k.If(simplify(op("lt", number % row, const(lengths[-1])), inner.ranges, index=True), tuple(body))]
-    if count % scope.role.threads:
+        inside_row = op("lt", number % row, const(tile.extents(s.target)[-1]))
+        body = [k.If(simplify(inside_row, inner.ranges, index=True), tuple(body))]
+    if count % (threads * rounds):
         inside = simplify(op("lt", number, const(count)), inner.ranges, index=True)
         body = [k.If(inside, tuple(body))]
-    if rounds == 1:
-        return body
-    return [k.For(turn.name, const(0), const(rounds), 1, tuple(body), "unroll" if rounds <= ROUNDS_UNROLLED else "")]
-
-
-def _row_of_pieces(s: tile.Copy, size: int) -> int | None:
-    """Elements to count for a row, where that is more than it has: those that are less than a word are found without a
-    division then, which would take longer than moving them, and threads beyond the end of a row move nothing."""
-    lengths = tile.extents(s.target)
-    if s.width > 1 or size >= WORD or len(lengths) < 2 or lengths != tile.extents(s.source):
-        return None
-    row = 1 << (lengths[-1] - 1).bit_length()
-    return row if row > lengths[-1] else None
+    if rounds > 1:
+        body = [k.For(turn.name, const(0), const(rounds), 1, tuple(body), "unroll")]
+    return [k.For(first.name, const(0), const(every), rounds, tuple(body))] if isinstance(first, Var) else body
 
 
 def _piece(state: Emission, s: tile.Copy, number: Expr, width: int, row: int | None, scope: Scope) -> _Piece:

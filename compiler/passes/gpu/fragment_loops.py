@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterator
 from dataclasses import dataclass
 
 from compiler.ir import kernel as k
@@ -16,9 +15,10 @@ from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import fragments, mma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, place_of
-from compiler.passes.gpu.lanes import WIDEST, accumulated, side_by_side, wide
+from compiler.passes.gpu.lanes import accumulated, side_by_side, wide
 from compiler.passes.gpu.scope import WARP, Part, Scope
 from compiler.passes.gpu.sequences import sequence
+from compiler.schedule.steps import Bind, ScheduleError
 
 Body = list[k.Stmt]
 
@@ -176,12 +176,9 @@ def over_columns(state: Emission, f: tile.For, scope: Scope) -> Body:
 def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner: Scope) -> Body:
     _, start = state.origin(fragment)
     digits = [d for d in fragment.registers if d.column]
+    if vector := dict(f.bind.args).get("vector"):
+        return _run(_Columns(state, f, start, part, inner.inner()), digits, vector)
     count, rest = _neighbours(digits, [d.column for d in digits])
-    for wider in _runs(f, count, digits, inner, state.shared):
-        place = _Columns(state, f, start, part, inner.inner())
-        variables, lane = place.at(*wider)
-        if place.reads_side_by_side(lane, wider[0]):
-            return _loops(variables, wider[2], wide(state, f.body, place.scope, lane, wider[0]))
     variables, offset = _variables(state, rest, [d.column for d in rest], inner, "column")
     lane = Var(state.fresh("column"))
     inner.ranges[lane.name] = (0, count - 1)
@@ -192,32 +189,38 @@ def _columns(state: Emission, f: tile.For, fragment: Fragment, part: Part, inner
     return _loops(variables, rest, made)
 
 
-Run = tuple[int, list[Digit], list[Digit]]  # so many elements, which the first digits go through, and other digits
-
-
-def _runs(f: tile.For, least: int, digits: list[Digit], scope: Scope, shared: Container[str]) -> Iterator[Run]:
-    """Longer runs of registers than neighbours in the tile, longest first, for a loop that fills them from `shared`.
+def _run(place: _Columns, digits: list[Digit], vector: int) -> Body:
+    """A loop that fills runs of `vector` registers from memory, each by wide loads.
 
     What a tile's neighbours are made of need not be neighbours in memory: where the sum of a product goes through
-    memory in another order, others are.
+    memory in another order, registers that follow each other are made of such. Raises ScheduleError where no loads are
+    so wide.
     """
+    f = place.f
+    step = Bind(f.var, f.bind.level, f.bind.args)
     match f.body:
-        case (Store(to, _, value, "set"),) if to in (scope.registers or {}) and loads(value):
-            read = {x.buffer for x in loads(value)}
-            if read & set(scope.registers or {}) or not any(b in shared for b in read):
-                return
-            widths = [x.dtype.bytes for x in loads(value)]
+        case (Store(to, _, value, "set"),) if to in (place.scope.registers or {}) and loads(value):
+            taken, rest = _first_registers(digits, vector)
         case _:
-            return
+            raise ScheduleError(step, f"{f.var} does something other than fill registers from memory")
+    if math.prod(d.extent for d in taken) != vector:
+        raise ScheduleError(step, f"of the registers that {f.var} goes through no {vector} follow each other")
+    variables, lane = place.at(vector, taken, rest)
+    if not place.reads_side_by_side(lane, vector):
+        raise ScheduleError(step, f"{vector} registers in a row are made of what does not lie side by side")
+    return _loops(variables, rest, wide(place.state, f.body, place.scope, lane, vector))
+
+
+def _first_registers(digits: list[Digit], count: int) -> tuple[list[Digit], list[Digit]]:
+    """The digits, or parts of them, by which registers are the first `count`, as far as there are such; the others."""
     taken: list[Digit] = []
-    found: list[Run] = []
-    count = 1
-    for n, d in enumerate(digits):
-        for extent in (e for e in range(2, d.extent + 1) if d.extent % e == 0):
-            left = [Digit(d.extent // extent, d.row * extent, d.column * extent)] if extent < d.extent else []
-            found.append((count * extent, [*taken, Digit(extent, d.row, d.column)], [*left, *digits[n + 1 :]]))
-        taken, count = [*taken, d], count * d.extent
-    yield from (r for r in reversed(found) if least < r[0] <= WIDEST // min(widths))
+    rest: list[Digit] = []
+    for d in digits:
+        extent = math.gcd(count, d.extent) if not rest else 1
+        count //= extent
+        taken += [Digit(extent, d.row, d.column)] if extent > 1 else []
+        rest += [Digit(d.extent // extent, d.row * extent, d.column * extent)] if extent < d.extent else []
+    return taken, rest
 
 
 @dataclass(frozen=True)

@@ -145,25 +145,39 @@ def _grid(kernel: Kernel) -> Grid:
 
 
 def divide(kernel: Kernel, target: Target, grid: Grid) -> Division:
-    """The grid with orders: new ones where an operand of 32 bits comes from memory in which m or n is innermost."""
-    matmuls = list(_matmuls(kernel))
-    if len({s.acc.buffer for s in matmuls}) != 1:
-        return Division(grid, RowOrder(), RowOrder())
-    loaded = {n.target.buffer: n for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy)}
-    sources = _sources(kernel, loaded)
+    """The grid, with orders by which registers have neighbours along the axes that matmuls say."""
     orders = {}
-    for s in matmuls:
-        row = instruction(target, s.instruction)
-        long = tile.lengths(s)
-        for x, held, operand_slice in (("m", s.layout[0], s.a), ("n", s.layout[1], s.b)):
-            space = row.a_space if x == "m" else row.b_space
-            parts, unit = (grid.m, row.m) if x == "m" else (grid.n, row.n)
-            if space == "registers" and held[-1] == x and row.a_type == "f32" and operand_slice.buffer in sources:
+    for s in _matmuls(kernel):
+        row, long = instruction(target, s.instruction), tile.lengths(s)
+        for x, parts, unit in (("m", grid.m, row.m), ("n", grid.n, row.n)):
+            if x in s.neighbours:
                 orders[x] = neighbouring(long[x] // parts, unit, unit * WARP // row.threads)
     return Division(grid, orders.get("m", RowOrder()), orders.get("n", RowOrder()))
 
 
-def _sources(kernel: Kernel, loaded: dict[str, tile.Copy]) -> set[str]:
+def axes_in_memory(kernel: Kernel, target: Target) -> str:
+    """The axes, m or n, along which an operand of 32 bits lies in the memory that it comes from to registers.
+
+    No ldmatrix deals such out, so that registers with neighbours along them are filled by fewer loads. Of a launch with
+    several accumulators, which lie alike, none.
+    """
+    found = list(_matmuls(kernel))
+    if len({s.acc.buffer for s in found}) != 1:
+        return ""
+    sources = _sources(kernel, {n.target.buffer for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy)})
+    axes = set()
+    for s in found:
+        row, long = instruction(target, s.instruction), tile.lengths(s)
+        operands = (("m", row.a_space, s.layout[0], s.a, s.grid[:1]), ("n", row.b_space, s.layout[1], s.b, s.grid[1:]))
+        for x, space, held, side, parts in operands:
+            each = long[x] // math.prod(parts)
+            fits = space == "registers" and row.a_type == "f32" and not each & (each - 1)
+            if fits and held[-1] == x and side.buffer in sources:
+                axes.add(x)
+    return "".join(sorted(axes))
+
+
+def _sources(kernel: Kernel, loaded: set[str]) -> set[str]:
     """Tiles that copies fill, and those that loops compute from them."""
     out = set(loaded)
     more = True

@@ -6,8 +6,8 @@ from itertools import takewhile
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.dtype import boolean, i32
-from compiler.ir.expr import Const, Expr, Op, Var, cast, const, op, select
+from compiler.ir.dtype import boolean
+from compiler.ir.expr import Const, Expr, Op, Var, const, op
 from compiler.ir.index import range_below, simplify
 from compiler.ir.roles import Mbarriers, RingStmt, Wait
 from compiler.ir.statement import If, Stmt
@@ -15,7 +15,7 @@ from compiler.passes.gpu import wgmma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import barrier, lowered
 from compiler.passes.gpu.rings import is_part
-from compiler.passes.gpu.scope import THREAD, WARP, Scope
+from compiler.passes.gpu.scope import THREAD, Scope
 
 Body = list[k.Stmt]
 
@@ -90,26 +90,6 @@ def loop(state: Emission, f: tile.For, scope: Scope) -> Body:
     state.matmuls.more, state.matmuls.idle = None, state.matmuls.more is not None
     mark = "unroll" if f.bind.level == "unroll" else ""
     return [*before, k.For(var, const(start), extent, 1, tuple(body), mark)] if body else before
-
-
-def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
-    """A loop over what fulfils a condition: each lane of a warp tests one iteration, and all lanes make those found."""
-    (found,) = f.body if len(f.body) == 1 else (None,)
-    high = range_below(extent := lowered(state, f.extent, scope), scope.ranges)[1]
-    if scope.level != "warp" or not isinstance(found, If) or high is None or high >= WARP:
-        raise ValueError(f"kernel {state.facts.name}: {f.var} is no loop of a warp over at most {WARP} conditions")
-    lane, var, hits = scope.values["lane"], Var(state.fresh(f.var)), Var(state.fresh(f"{f.var}_found"), i32)
-    one = const(1, i32)
-    test = scope.inner()
-    test.values[f.var] = lane
-    mine = select(lowered(state, found.cond, test), op("shl", one, cast(lane, i32)), const(0, i32))
-    if extent is not const(WARP):
-        mine = select(op("lt", lane, extent), mine, const(0, i32))
-    inner = scope.inner()
-    inner.values[f.var], inner.ranges[var.name] = var, (0, high)
-    hit = op("ne", op("and", op("shr", hits, cast(var, i32)), one), const(0, i32))
-    turns = k.For(var.name, const(0), extent, 1, (k.If(hit, tuple(sequence(state, found.body, inner))),))
-    return [k.Declare(hits.name, k.Together("or", mine, WARP)), k.If(op("ne", hits, const(0, i32)), (turns,))]
 
 
 def _more(f: tile.For, turn: Expr, extent: Expr, scope: Scope) -> Expr | None:

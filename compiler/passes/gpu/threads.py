@@ -30,6 +30,7 @@ from compiler.passes.gpu import (
     role_protocol,
     shared_memory,
     vectorize,
+    votes,
     wgmma,
 )
 from compiler.passes.gpu.emission import Emission
@@ -39,7 +40,7 @@ from compiler.passes.gpu.grids import grid
 from compiler.passes.gpu.rings import is_part
 from compiler.passes.gpu.scans import over_scan
 from compiler.passes.gpu.scope import THREAD, WARP, Role, Scope
-from compiler.passes.gpu.sequences import loop, order, sequence, voted
+from compiler.passes.gpu.sequences import loop, order, sequence
 from compiler.targets.target import Target
 
 Body = list[k.Stmt]
@@ -129,7 +130,7 @@ def _statement(state: Emission, s: Stmt, scope: Scope) -> Body:
         case tile.For(bind=tile.Bind(level="vector"), extent=Const(int() as vector)) if scope.level == "thread":
             return lanes.by_vector(state, s, scope, vector)
         case tile.For(bind=tile.Bind(level="votes")):
-            return voted(state, s, scope)
+            return votes.voted(state, s, scope)
         case tile.For():
             return loop(state, s, scope)
         case Let(name, value):

@@ -11,12 +11,17 @@ copy(a[0: +16], x[i * 16: +16].within(0), "cp.async", width=4)
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from compiler.analysis import copies
 from compiler.analysis.copies import Place
 from compiler.analysis.predicates import unasked
 from compiler.ir import tile
+from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel, Program
 from compiler.schedule.steps import Cache, Schedule, Stage, Step, Writeback
+
+ROUNDS_WRITTEN_OUT = 32  # of a copy; of more, one at a time
 
 
 def vectorize(program: Program) -> Program:
@@ -50,17 +55,26 @@ def verify(program: Program) -> None:
                     )
 
 
-def with_widths(schedule: Schedule, kernel: Kernel) -> Schedule:
-    """The steps that make copies by threads, of a schedule that made this kernel, with the widest that are legal."""
-    fits: dict[str, int] = {}
-    for s, place in copies.copies(kernel):
-        for name in (s.target.buffer, s.source.buffer):
-            fits[name] = min(fits.get(name, copies.WIDEST), copies.widest(s, place))
+def with_widths(schedule: Schedule, launches: Iterable[Kernel]) -> Schedule:
+    """The schedule that made these launches, with copies by threads that are as wide as is legal.
 
-    def wide(step: Step) -> Step:
+    Where those take many rounds, they are made one at a time.
+    """
+    fits: dict[str, int] = {}
+    rounds: dict[str, int] = {}
+    for kernel in launches:
+        threads = block_size(kernel.body)
+        for s, place in copies.copies(kernel):
+            every = copies.rounds(s, place, threads)
+            for name in (s.target.buffer, s.source.buffer):
+                fits[name] = min(fits.get(name, copies.WIDEST), copies.widest(s, place))
+                rounds[name] = max(rounds.get(name, 1), every)
+
+    def told(step: Step) -> Step:
         match step:
-            case Stage() | Cache() | Writeback() if step.how and not step.width and step.tile in fits:
-                return step.replace(width=fits[step.tile])
+            case Stage() | Cache() | Writeback() if step.how and step.tile in fits:
+                one_by_one = int(rounds[step.tile] > ROUNDS_WRITTEN_OUT)
+                return step.replace(width=step.width or fits[step.tile], rounds=step.rounds or one_by_one)
         return step
 
-    return Schedule(tuple(map(wide, schedule.steps))) if fits else schedule
+    return Schedule(tuple(map(told, schedule.steps))) if fits else schedule

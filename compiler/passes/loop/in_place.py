@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from compiler.ir import loop
-from compiler.ir.expr import Const, Expr, Load, Var, dim
+from compiler.ir.expr import Const, Expr, Load, Var, dim, static
 from compiler.ir.rewrite import nodes
 from compiler.ir.statement import Kernel, Program, Store
-from compiler.ir.tensor import Tensor, memory_order, row_major
+from compiler.ir.tensor import ALIGNMENT, Tensor, memory_order, row_major
 
 Index = tuple[Expr, ...]
 Move = Callable[[Index], Index]
@@ -39,7 +39,9 @@ def _placed(program: Program, name: str, place: Tensor) -> Program | None:
         first, move = writers[1], lambda old, place: _of_base(writers[0])
     old = next(p for p in first.params if p.name == name)
     behind = program.kernels[program.kernels.index(first) :]
-    if any(place in k.params for k in behind) or old.dtype is not place.dtype or not _apart(place):
+    if any(place in k.params for k in behind) or old.dtype is not place.dtype:
+        return None
+    if not _apart(place) or not _rows_end_whole(place):
         return None
     axes = move(old, place)
     return _moved(program, name, place, axes) if axes is not None else None
@@ -122,3 +124,11 @@ def _apart(t: Tensor) -> bool:
             return False
         reach += max(count - 1, 0) * step
     return True
+
+
+def _rows_end_whole(t: Tensor) -> bool:
+    """No row ends amid 16 bytes behind which there is memory of others: a bulk store of a GPU writes all of these."""
+    if t.strides == row_major(t.shape) or not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+        return True
+    near = [n for n, step in zip(t.shape, t.strides, strict=True) if step is dim(1) and n is not dim(1)]
+    return all(static(n) * t.dtype.bytes % ALIGNMENT == 0 for n in near)

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain
 
-from compiler.analysis.copies import copies, width_problem
+from compiler.analysis.copies import copies, rounds_problem, width_problem
+from compiler.analysis.left_over import again_problem
 from compiler.analysis.vectors import vector_problem
+from compiler.ir import tile
+from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel
+from compiler.passes.tile.instruction_options import columns_in
 from compiler.passes.tile.nests import loops_in, ranges_of
 from compiler.passes.tile.pack import allocated
 from compiler.schedule.steps import Bind, CacheHints, Schedule, ScheduleError, Step, Tensorize, names_made
 from compiler.targets import legal
 from compiler.targets.legal import NotLegal, Problem
-from compiler.targets.target import Target
+from compiler.targets.target import Target, instruction
 
 
 def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
@@ -23,7 +27,8 @@ def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
     """
     if target.kind == "triton":
         return  # what it has no words for is refused where its text is written
-    problems = _vectors(kernel) if target.kind == "cpu" else chain(legal.problems(kernel, target), _copies(kernel))
+    on_cpu = chain(_vectors(kernel), _options(kernel, target))
+    problems = on_cpu if target.kind == "cpu" else chain(legal.problems(kernel, target), _copies(kernel))
     for problem in problems:
         step = next((s for s in reversed(schedule.steps) if problem.subjects & _subjects(s)), None)
         if step is None:
@@ -44,9 +49,10 @@ def _subjects(step: Step) -> set[str]:
 
 
 def _copies(kernel: Kernel) -> Iterator[Problem]:
-    """Copies that threads cannot make, or not so wide."""
+    """Copies that threads cannot make, or not so wide, or not in so many rounds."""
+    threads = block_size(kernel.body)
     for s, place in copies(kernel):
-        reason = width_problem(s, place)
+        reason = width_problem(s, place) or rounds_problem(s, place, threads, legal.MOST_ROUNDS)
         if reason:
             yield Problem({s.target.buffer, s.source.buffer}, reason)
 
@@ -68,3 +74,18 @@ def _vectors(kernel: Kernel) -> Iterator[Problem]:
             reason = vector_problem(f, f.extent, tensors, ranges_of((*around, f)))
             if reason:
                 yield Problem({f.var}, reason)
+
+
+def _options(kernel: Kernel, target: Target) -> Iterator[Problem]:
+    """Options of tensor instructions and copies that a CPU's have not, and columns that cannot be made again."""
+    for s, columns, ranges in columns_in(kernel):
+        if s.neighbours:
+            yield Problem({s.instruction}, f"the threads that would hold neighbours along {s.neighbours} are a GPU's")
+        reason = again_problem(columns, instruction(target, s.instruction), ranges) if s.again else ""
+        if reason:
+            yield Problem({s.instruction}, reason)
+    for copy in (n for s in kernel.body for n in s.walk() if isinstance(n, tile.Copy)):
+        if copy.width or copy.rounds:
+            yield Problem(
+                {copy.target.buffer, copy.source.buffer}, "one thread copies all: there is no width, and no rounds"
+            )

@@ -6,8 +6,7 @@ Also what makes a loop of tests one that lanes may vote in.
 from __future__ import annotations
 
 from compiler.ir import rewrite, tile
-from compiler.ir.expr import Const, Expr, Load, Op, dim, names, op
-from compiler.ir.launches import WARP
+from compiler.ir.expr import Expr, Load, Op, dim, names, op
 from compiler.ir.statement import If, Kernel, Store
 from compiler.passes.tile.nests import SERIAL, named
 from compiler.schedule.steps import Bind, Owners, ScheduleError
@@ -61,22 +60,24 @@ def _known(index: Expr) -> Expr:
     return rewrite.nodes(index, rule)
 
 
-def _at_most(extent: Expr, count: int) -> bool:
-    """A whole piece of a loop, or what is left of it."""
-    match extent:
-        case Const(value):
-            return int(value) <= count
-        case Op("min", args):
-            return any(_at_most(a, count) for a in args)
-    return False
-
-
 def check_votes(step: Bind, f: tile.For) -> None:
-    """Lanes test all iterations before the first of them is made."""
+    """Lanes test many iterations before the first of them is made, and each changes the same elements in all of them:
+    along other axes of what is changed than those where the update says where."""
     match f.body:
-        case (If(cond, body),) if _at_most(f.extent, WARP):
-            met = {n.buffer for n in cond.walk() if isinstance(n, Load)} & tile.buffers(body)
-            if any(isinstance(n, Store) and n.buffer in met for s in body for n in s.walk()):
-                raise ScheduleError(step, f"what {f.var} does changes what its condition reads")
+        case (If(_, (tile.For(kind="parallel", var=lane, body=inner),)),):
+            pass
+        case (If(_, inner),):
+            lane = ""
         case _:
-            raise ScheduleError(step, f"{f.var} has more than {WARP} iterations, or is not all one condition")
+            raise ScheduleError(step, f"{f.var} is not all one condition")
+    match inner:
+        case (Store() as update,):
+            pass
+        case (If(also, (Store() as update,)),) if lane not in names(also):
+            pass
+        case _:
+            raise ScheduleError(step, f"{f.var} makes more than one update, or not for all lanes alike")
+    if any(isinstance(n, Load) and n.buffer == update.buffer for s in f.body for n in s.walk()):
+        raise ScheduleError(step, f"what {f.var} does changes what it reads")
+    if any({f.var, lane} <= names(i) for i in update.index):
+        raise ScheduleError(step, f"the elements of a lane differ from one iteration of {f.var} to another")

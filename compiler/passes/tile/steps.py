@@ -307,7 +307,7 @@ def collapse(step: Collapse, f: tile.For) -> tuple[Stmt, ...]:
             y[ij // 10, ij % 10] = x[ij // 10, ij % 10]
     """
     match f.body:
-        case (tile.For(var=inner, extent=n, kind=kind, body=body),) if inner == step.inner and kind == f.kind != "scan":
+        case (tile.For(var=inner, extent=n, kind=kind, body=body),) if inner == step.inner and kind == f.kind:
             if f.var in names(n):
                 raise ScheduleError(step, "the inner extent depends on the outer loop")
             both = Var(step.into)

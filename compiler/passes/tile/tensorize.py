@@ -141,7 +141,7 @@ def tensorize(kernel: Kernel, step: Tensorize) -> Kernel:
     extents = {letter[f.var]: f.extent for f in nest}
     whole = all(isinstance(e, Const) for e in extents.values())
     sizes = () if whole else tuple(extents.get(x, dim(1)) for x in "mnk")
-    made = tile.Mma(step.instruction, c, left, right, (a_axes, b_axes), sizes, step.grid)
+    made = tile.Mma(step.instruction, c, left, right, (a_axes, b_axes), sizes, step.grid, step.neighbours, step.again)
     return kernel.replace(body=replaced(kernel.body, nest[0], (made,)))
 
 

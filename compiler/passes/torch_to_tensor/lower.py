@@ -41,7 +41,7 @@ from compiler.passes.torch_to_tensor import (
     views,
 )
 from compiler.passes.torch_to_tensor.builder import Builder, Rule, Value
-from compiler.passes.torch_to_tensor.positions import NoElement, dense_strides, is_empty
+from compiler.passes.torch_to_tensor.positions import NoElement, is_empty, result_strides
 
 _FAMILIES = (
     pointwise, power, special, reduce, order, normalize, scan, contract, attention, attention_backward, recurrent,
@@ -218,7 +218,7 @@ def _renamed(equation: Equation, table: dict[str, str]) -> Equation:
 
 def _output(b: Builder, value: Value, kind: Type, taken: set[str]) -> tuple[Tensor, list[Group]]:
     """The tensor that the caller gets; a conversion or copy where the value is not that already."""
-    strides = dense_strides(kind.shape, kind.strides)
+    strides = result_strides(kind)
     if value.stored is kind.dtype and value.name not in taken:
         return Tensor(value.name, kind.dtype, kind.shape, strides), []
     b.begin(value.name, (kind,), "result", (), {})

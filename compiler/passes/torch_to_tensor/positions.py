@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from compiler.ir.aten import Type
 from compiler.ir.dtype import i64
 from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, dim, names, op, static
 from compiler.ir.index import extent_range, simplify
 from compiler.ir.ranges import Range
-from compiler.ir.tensor import row_major, scaled
+from compiler.ir.tensor import Tensor, aligned_rows, row_major, scaled
 from compiler.passes.torch_to_tensor.builder import Builder, Index, Shape, Value, dims
 
 Source = Callable[[Index], Sequence[Expr | int]]
@@ -45,9 +46,14 @@ def is_dense(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> bool:
     return True
 
 
-def dense_strides(shape: tuple[Expr, ...], strides: tuple[Expr, ...]) -> tuple[Expr, ...]:
-    """Those of a result that torch has at these strides: the same where they are dense, else row-major ones."""
-    return strides if is_dense(shape, strides) else row_major(shape)
+def result_strides(kind: Type) -> tuple[Expr, ...]:
+    """Those of a result for which torch has this type: the same where they are dense, or where the backend has put
+    rows that are saved for a backward pass apart (`aligned_rows`); else row-major ones."""
+    if is_dense(kind.shape, kind.strides):
+        return kind.strides
+    dense = row_major(kind.shape)
+    apart = aligned_rows(Tensor("", kind.dtype, kind.shape, dense))
+    return apart if kind.strides == apart else dense
 
 
 def _is_dense(pairs: list[tuple[Expr, Expr]]) -> bool:

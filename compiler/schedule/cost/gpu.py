@@ -294,6 +294,19 @@ def updates(target: Target, count: int, owners: int, warps: int) -> float:
     return tests * max(c["vote"], beside * c["vote.issue"]) + count / owners * c["update"]
 
 
+def voted_updates(target: Target, count: int, owners: int, warps: int, ahead: int) -> float:
+    """Clocks of so many updates in order, spread over owners of so many warps each, which test some vectors of 32
+    updates at once, and make those that are theirs in turns of `ahead`.
+
+    A turn waits until what it adds has come, an update until what was there has.
+    """
+    c = numbers(target)
+    beside = max(1.0, owners * warps / target.cores)
+    made = count / owners
+    tested = matmul.over(count, 32) * max(c["vote.voted"], beside * c["vote.voted.issue"])
+    return tested + max(1.0, made / ahead) * c["turn"] + made * c["update.voted"]
+
+
 def updates_in_order(target: Target, count: int, rows: int) -> float:
     """Clocks of so many updates of each row by a thread of its own."""
     return count * numbers(target)["update"] * max(1.0, rows / (target.cores * target.threads))

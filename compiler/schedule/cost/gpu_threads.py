@@ -33,7 +33,7 @@ class Threads:
 
     A thread waits `waits` times for memory, and `nears` times for what a cache has; `issued` is how many instructions
     it takes beside what beginning does, which it does so many `turns`; `trees` is how often threads combine what they
-    have, `together` of them.
+    have, `together` of them. A block holds `shared` bytes of shared memory.
     """
 
     blocks: int
@@ -46,13 +46,15 @@ class Threads:
     trees: int = 0
     together: int = 1
     turns: int = 1
+    shared: int = 0
 
 
 def clocks(w: Threads, target: Target) -> float:
     """Clocks of a kernel."""
     c = numbers(target)
     warps = -(-w.threads // WARP)
-    resident = max(1, min(target.threads // (warps * WARP), target.blocks))
+    fitting = target.shared // w.shared if w.shared else target.blocks
+    resident = max(1, min(target.threads // (warps * WARP), target.blocks, fitting))
     share = -(-w.blocks // target.cores)
     near = w.held <= target.l2 / OFTEN
     waited = w.waits * c["near" if near else "wait"] + w.nears * c["near"] + w.issued * c["serial"]

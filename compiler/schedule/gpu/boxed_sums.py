@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from compiler.ir import loop
-from compiler.ir.expr import Expr, Var
+from compiler.ir.expr import Expr
 from compiler.ir.index import extent_range
 from compiler.ir.ranges import Range
 from compiler.ir.tensor import Tensor
@@ -61,15 +61,10 @@ def _depths(
 ) -> Iterator[Axis]:
     """The loops that sum, in boxes of whole numbers of elements, but where both factors are zero beyond the end."""
     found = [x for f in factors if (x := conv.load_of(f, tensors, {f.var for f in depth})) is not None]
-    ends = tuple(any(_beyond(f, x.index, tensors[x.buffer].shape) for x in found) for f in depth)
+    ends = tuple(any(conv.beyond(f, x.index, tensors[x.buffer].shape) for x in found) for f in depth)
     extents, step = tuple(size(f) for f in depth), max(conv.step_of(x, depth) for x in found)
     for lengths in dict.fromkeys(summed(extents, ends, row * n, step, bits) for n in ROWS):
         if lengths:
             k = axis(depth)
             k.boxed, k.box, k.size = True, lengths, count(extents, lengths) * math.prod(lengths)
             yield k
-
-
-def _beyond(f: loop.For, index: Sequence[Expr], shape: Sequence[Expr]) -> bool:
-    """Beyond the end of a loop there are elements of the buffer."""
-    return not any(e is Var(f.var) and n is f.extent for e, n in zip(index, shape, strict=True))

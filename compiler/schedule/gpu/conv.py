@@ -43,8 +43,8 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 factors(left, right, rows, inner, tensors, ranges),
                 factors(right, left, columns, inner, tensors, ranges),
             ):
-                k = axis([*(f for f in c.depth if f is not inner), inner])
-                if size(inner) % (ROW // max(a.operand.bytes, b.operand.bytes)):
+                k = _depth(c, inner, ROW // max(a.operand.bytes, b.operand.bytes), tensors)
+                if k is None:
                     continue
                 m, n = (axis_of(own, x, tensors) for own, x in ((rows, left), (columns, right)))
                 batch = tuple(f for f in c.rows if f not in rows and f not in columns)
@@ -53,6 +53,24 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 beforehand = *permuted_copy.prepared((first, second), tensors), read_by(left, right, tensors=tensors)
                 if m.boxed or n.boxed or first or second or len(c.depth) > 1:
                     yield MatmulAxes(c, m, n, k, batch, a, b, across, result, *beforehand)
+
+
+def _depth(c: Contraction, inner: loop.For, row: int, tensors: Mapping[str, Tensor]) -> Axis | None:
+    """The loops that sum, the inner one in whole rows of a tile. Where it leaves some of one over, that is zero if both
+    buffers end there."""
+    k = axis([*(f for f in c.depth if f is not inner), inner])
+    rest = size(inner) % row
+    if rest:
+        if any(beyond(inner, x.index, tensors[x.buffer].shape) for f in (c.left, c.right) for x in loads(f)):
+            return None
+        k.boxed, k.box = True, (*[1] * (len(k.loops) - 1), row)
+        k.size += k.size // size(inner) * (row - rest)
+    return k
+
+
+def beyond(f: loop.For, index: Sequence[Expr], shape: Sequence[Expr]) -> bool:
+    """Beyond the end of a loop there are elements of the buffer."""
+    return not any(e is Var(f.var) and n is f.extent for e, n in zip(index, shape, strict=True))
 
 
 def read_by(*factors: Expr, tensors: Mapping[str, Tensor]) -> int:

@@ -405,9 +405,10 @@ def long_program(length: int) -> aten.Program:
     return aten_text.parse("\n".join(["def f(x: f32[7]):", *lines, f"    return y{length - 1}"]))
 
 
-def test_a_mode_for_less_overhead_changes_nothing() -> None:
+@pytest.mark.parametrize("given", [{"mode": "reduce-overhead"}, {"options": {"mode": "reduce-overhead"}}])
+def test_a_mode_for_less_overhead_changes_no_result(given: dict[str, Any]) -> None:
     x = torch.randn(3, 5)
-    assert torch.equal(compiled(lambda x: x.relu() + 1, mode="reduce-overhead")(x), x.relu() + 1)
+    assert torch.equal(compiled(lambda x: x.relu() + 1, **given)(x), x.relu() + 1)
 
 
 @pytest.mark.parametrize(
@@ -416,6 +417,7 @@ def test_a_mode_for_less_overhead_changes_nothing() -> None:
         ({"options": {"targget": "cpu"}}, "has no option targget"),
         ({"options": {"target": "tpu"}}, "unknown target 'tpu'"),
         ({"mode": "fast"}, "has no mode 'fast': .* the modes default, reduce-overhead, max-autotune"),
+        ({"options": {"mode": "fast"}}, "has no mode 'fast'"),
     ],
 )
 def test_unknown_options(given: dict[str, Any], problem: str) -> None:

@@ -1,5 +1,6 @@
 """What `torch.compile(f, backend="mlcomp")` writes to its arguments and to what modules hold."""
 
+import copy as copy_module
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,26 @@ def test_arguments_hold_what_eager_leaves_in_them(function: Callable[..., Any]) 
         mine = [x.clone() for x in given]
         seen.append((f(*mine), mine, [x._version for x in mine]))
     torch.testing.assert_close(seen[0], seen[1])
+
+
+def test_buffers_of_one_type_are_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(fresh_seed())
+    copied: list[list[torch.dtype]] = []
+    copy = torch._foreach_copy_
+
+    def noting(places: list[Tensor], news: list[Tensor]) -> None:
+        copied.append([x.dtype for x in places])
+        copy(places, news)
+
+    monkeypatch.setattr(torch, "_foreach_copy_", noting)
+    plain = nn.Sequential(nn.BatchNorm1d(4), nn.Tanh(), nn.BatchNorm1d(4))
+    mine = copy_module.deepcopy(plain)
+    ours = torch.compile(mine, backend="mlcomp")
+    x = torch.randn(8, 4)
+    torch.testing.assert_close(ours(x), plain(x))
+    torch.testing.assert_close(dict(mine.state_dict()), dict(plain.state_dict()))
+    assert len(copied) == len({tuple(set(types)) for types in copied}) and all(len(set(t)) == 1 for t in copied)
 
 
 class Decaying(nn.Module):

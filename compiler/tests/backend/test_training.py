@@ -94,3 +94,34 @@ def test_what_is_kept_in_another_shape_is_written_once() -> None:
     program = region.code.stages["kernel"]
     assert [show_type(t.dtype, t.shape) for t in program.outputs] == ["f32[8, 12]", "bf16[8, 16]", "bf16[12, 16]"]
     assert not program.temps
+
+
+@pytest.mark.parametrize("seen", [False, True], ids=["only saved", "also a result"])
+def test_what_rows_are_normalised_of_is_saved_in_rows(seen: bool) -> None:
+    """In eager what lies across its rows goes on so from sum to sum; a result of the function is to lie as there."""
+    torch.manual_seed(seed := fresh_seed())
+    patches, w = torch.randn(2, 16, 3, 5), torch.randn(16, 16)
+    places = torch.randn(15, 16, requires_grad=True)
+
+    def layers(patches: torch.Tensor, places: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = patches.flatten(2).transpose(1, 2) + places
+        x = x + F.linear(F.layer_norm(x, (16,)), w)
+        made = F.linear(F.layer_norm(x, (16,)), w).sum()
+        return (made, x) if seen else (made,)
+
+    kept: list[torch.Tensor] = []
+
+    def keep(t: torch.Tensor) -> torch.Tensor:
+        kept.append(t)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        ours = torch.compile(layers, backend="mlcomp", fullgraph=True, options={"fallback": "error"})(
+            patches, places, w
+        )
+    eager = layers(patches, places, w)
+    assert [t.stride() for t in ours] == [t.stride() for t in eager]
+    across = {t.stride() for t in kept if t.shape == (2, 15, 16)}
+    assert across == {(240, 1, 15), (240, 16, 1)} if seen else across == {(240, 16, 1)}
+    (own,), (wanted,) = torch.autograd.grad(ours[0], places), torch.autograd.grad(eager[0], places)
+    torch.testing.assert_close(own, wanted, rtol=1e-4, atol=1e-4, msg=lambda m: f"seed {seed}: {m}")

@@ -17,7 +17,7 @@ import torch
 from compiler.errors import CompilerError, InvalidData
 from compiler.runtime import device, faults, gpu, tensor_map
 from compiler.runtime.cubin import build_cubin
-from compiler.runtime.gpu_graph import KEPT, REMEMBERED, SIGHTS, Replays
+from compiler.runtime.gpu_graph import KEPT, PAYS, REMEMBERED, SIGHTS, Replays
 from compiler.runtime.launcher import Buffer, Launcher, Plan
 from compiler.runtime.launches import Buffer as Memory
 from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
@@ -345,6 +345,19 @@ def test_graphs_are_few_and_the_least_used_goes_first() -> None:
     assert len(fake.graphs) == KEPT and fake.asked("drop") == [("drop", 502)]
     replays.close()
     assert not fake.graphs
+
+
+def test_graphs_that_were_hardly_replayed_have_others_captured_later() -> None:
+    fake = CountingDriver({})
+    replays = Replays(fake)
+    direct: list[int] = []
+    for key in range(KEPT + 2):
+        for _ in range(SIGHTS):
+            replays.run((key,), 0, direct.append)
+    assert len(fake.asked("capture")) == KEPT + 1
+    for _ in range(PAYS + SIGHTS):
+        replays.run((KEPT + 1,), 0, direct.append)
+    assert len(fake.asked("capture")) == KEPT + 2
 
 
 def test_addresses_that_never_come_back_are_forgotten() -> None:

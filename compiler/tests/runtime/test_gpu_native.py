@@ -21,7 +21,7 @@ from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
 from compiler.tests.fake_gpu import FakeDriver
 from compiler.tests.meaning import fresh_seed
 
-N, SIGHTS, KEPT = 100, 3, 8  # the latter two as in gpu_launch.c
+N, SIGHTS, KEPT, PAYS = 100, 3, 8, 8  # all but the first as in gpu_launch.c
 CPU = torch.device("cpu")
 
 if extension.tensor_offset() is None or not extension.torch_functions()[0]:
@@ -184,10 +184,21 @@ def test_no_graph_is_launched_within_a_capture(driver: NativeDriver, cache: Path
     assert driver.count("replayed") == 1, f"seed {seed}"
 
 
+def test_what_is_not_replayed_is_captured_ever_later(driver: NativeDriver, cache: Path, seed: int) -> None:
+    call, many = Direct(driver, cache), sets(KEPT + 2)
+    for buffers in many:
+        for _ in range(SIGHTS):
+            call(buffers.normal_())
+    assert (driver.count("captured"), driver.count("dropped")) == (KEPT + 1, 1), f"seed {seed}"
+    for _ in range(SIGHTS):
+        call(many[-1].normal_())
+    assert driver.count("captured") == KEPT + 2, f"seed {seed}"
+
+
 def test_graphs_are_bounded_and_given_back(driver: NativeDriver, cache: Path, seed: int) -> None:
     call, many = Direct(driver, cache), sets(KEPT + 3)
     for buffers in many:
-        for _ in range(SIGHTS):
+        for _ in range(SIGHTS + PAYS):
             call(buffers.normal_())
     assert (driver.count("captured"), driver.count("dropped")) == (KEPT + 3, 3)
     call(many[-1].normal_())

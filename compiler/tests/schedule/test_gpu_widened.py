@@ -8,7 +8,7 @@ import pytest
 
 from compiler import pipeline
 from compiler.execution import executable
-from compiler.schedule.steps import Stage
+from compiler.schedule.steps import Bind, Schedule, ScheduleError, Stage
 from compiler.targets import nvidia
 from compiler.tests.meaning import fresh_seed
 from compiler.tests.schedule.test_space import lowered
@@ -44,3 +44,19 @@ def test_members_read_integers_by_the_pipeline(name: str) -> None:
             (got,) = executable.execute(tried, stage, inputs)
             difference = (got.reshape(wanted.shape).double() - wanted.double()).abs().max()
             assert difference <= 0.02 * wanted.double().abs().max(), (seed, stage, chosen)
+
+
+@pytest.mark.parametrize("vector, said", [
+    (32, "what does not lie side by side"),
+    (64, "no 64 follow each other"),
+    (3, "a power of two, not 3"),
+])  # fmt: skip
+def test_runs_of_registers_that_no_load_brings_are_refused(vector: int, said: str) -> None:
+    made, _, _ = lowered(CODES["rows.int8"], nvidia.SM_90A, 0)
+    (kernel,) = made.stages["loop"].kernels
+    steps = made.schedules[kernel.name].steps
+    runs = [s for s in steps if isinstance(s, Bind) and dict(s.args) == {"vector": 16}]
+    wider = tuple(s.replace(args=(("vector", vector),)) if s in runs else s for s in steps)
+    assert len(runs) == 1
+    with pytest.raises(ScheduleError, match=said):
+        lowered(CODES["rows.int8"], nvidia.SM_90A, 0, {kernel.name: Schedule(wider)})

@@ -96,7 +96,7 @@ def _filled(
     shape = tuple(dim(long[v]) for v in order)
     held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
     whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
-    copy = tile.Copy(whole, source, step.how, None, step.width)
+    copy = tile.Copy(whole, source, step.how, None, step.width, step.rounds)
     return held, tuple(map(Var, order)), (copy,)
 
 

@@ -55,7 +55,10 @@ def staged(
         index = tuple(_flat(local, lengths, g) for g in groups)
         return load.replace(buffer=held.name, index=index)
 
-    made = tile.Alloc(held, step.space, step.swizzle), tile.Copy(whole_tile, source, step.how, None, step.width)
+    made = (
+        tile.Alloc(held, step.space, step.swizzle),
+        tile.Copy(whole_tile, source, step.how, None, step.width, step.rounds),
+    )
     return made, {load: moved(load) for load in uses}
 
 

@@ -66,7 +66,7 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
     inner: Body = tuple(_unguarded(s, guards, own) for s in body)
     inner = tuple(s.replace(buffer=held.name, index=index) if isinstance(s, Store) else s for s in inner)
     whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
-    copy = tile.Copy(place, whole, step.how, None, step.width)
+    copy = tile.Copy(place, whole, step.how, None, step.width, step.rounds)
     made = (tile.Alloc(held, "shared", step.swizzle), *wrap(nest, inner), copy)
     return kernel.replace(body=replaced(kernel.body, nest[0], made))
 

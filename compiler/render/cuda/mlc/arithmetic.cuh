@@ -101,6 +101,10 @@ template <typename T>
 MLC_DEVICE T mlc_shr(T x, T count) {
     return count >= T(0) && count < T(8 * sizeof(T)) ? (T)(x >> count) : x < T(0) ? (T)-1 : T(0);
 }
+// How many bits are ones.
+MLC_DEVICE int mlc_ones(int x) {
+    return __popc((unsigned)x);
+}
 
 // ---- division; by zero, integers give 0
 

@@ -45,6 +45,16 @@ MLC_DEVICE T mlc_reread(const T* from) {
 #endif
 }
 
+// Global memory that will soon be asked for.
+template <typename T>
+MLC_DEVICE void mlc_prefetch(const T* from) {
+#ifdef __CUDACC__
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from));
+#else
+    (void)from;
+#endif
+}
+
 // Any memory.
 template <int COUNT, typename T>
 MLC_DEVICE void mlc_load(T* to, const T* from) {

@@ -11,6 +11,7 @@ from compiler.analysis.nests import paths_of, rows_of, sides
 from compiler.ir import loop
 from compiler.ir.expr import Const, Expr, Load, Var, dim, product
 from compiler.ir.index import extent_range, value_range
+from compiler.ir.multiples import divides
 from compiler.ir.ranges import Range
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor
@@ -58,10 +59,27 @@ class Plan:
     def neighbours(self, last: loop.For, body: tuple[Stmt, ...]) -> int:
         """How many elements a thread takes side by side: as many as the widest instruction moves of most buffers."""
         assert isinstance(last.extent, Const)
+        widest = self._widest(body)
+        while widest > 1 and int(last.extent.value) % widest:
+            widest //= 2
+        return max(1, widest)
+
+    def _widest(self, body: tuple[Stmt, ...]) -> int:
         moved = [b for b, _, _ in access.accesses(body) if b in self.tensors and b not in self.private]
         sizes = [self.tensors[b].dtype.bytes for b in moved]
-        widest = min(MOST_NEIGHBOURS, WIDEST // max(1, sorted(sizes)[len(sizes) // 2] if sizes else 4))
-        while widest > 1 and int(last.extent.value) % widest:
+        return min(MOST_NEIGHBOURS, WIDEST // max(1, sorted(sizes)[len(sizes) // 2] if sizes else 4))
+
+    def neighbours_from_aligned(self, leaf: loop.For) -> int:
+        """The same of a loop of any length whose first element is at a multiple of that in every buffer it moves in."""
+        var, body = Var(leaf.var), leaf.body
+        loops = (f for s in self.kernel.body for f in s.walk() if isinstance(f, loop.For))
+        ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in loops}
+        places = [access.address(i, self.tensors[b], ranges) for b, i, _ in access.accesses(body) if b in self.tensors]
+        moving = [place for place in places if access.stride(place, var) != 0]
+        if not moving:
+            return MOST_NEIGHBOURS
+        widest = self._widest(body) if all(access.stride(x, var) == 1 for x in moving) else 1
+        while widest > 1 and not all(divides(place - var, widest) for place in moving):
             widest //= 2
         return max(1, widest)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from compiler.analysis import access
@@ -13,7 +13,7 @@ from compiler.ir.expr import Const, Var
 from compiler.ir.index import extent_range
 from compiler.ir.multiples import power
 from compiler.ir.ranges import Range
-from compiler.ir.statement import Stmt
+from compiler.ir.statement import Accum, Let, Stmt, Store
 from compiler.ir.tensor import known_bytes
 from compiler.schedule import names as naming
 from compiler.schedule.cost import gpu as cost
@@ -21,7 +21,7 @@ from compiler.schedule.cost import gpu_threads
 from compiler.schedule.cost.gpu import numbers
 from compiler.schedule.space.gpu.plan import MOST_THREADS, THREADS, WARP, Leaf, Plan, lanes, merged, merged_rows
 from compiler.schedule.space.members import Member, priced, ranked
-from compiler.schedule.steps import Bind, Split, Stage, Step, StoreAt
+from compiler.schedule.steps import Bind, Partition, Split, Stage, Step, StoreAt
 from compiler.targets.target import Target
 
 ALONE = 16  # the same where there are no rows
@@ -30,25 +30,27 @@ COLUMN_WARPS = (8, 16, 32)  # that share columns
 EXCHANGED = 2048  # bytes of shared memory through which warps exchange what they have, and what the machine keeps
 LONGEST_WINDOW = 64  # elements that one thread goes through where neighbours read the same lines of memory
 CLOSE = 4  # elements between where neighbouring windows begin
+LONG = 256  # times as long as its vectors is a loop whose end is worth a loop of its own
 KEPT = 64  # elements of a row that a thread keeps in registers, of 255 that it has
 
 
 def space(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count: int) -> Iterator[Member]:
     """Warps with a row each, or blocks of so many threads; what is read again is kept, or not."""
     target, found = plan.target, _found(plan, paths)
+    ways = [found, *_with_ends(plan, found)]
     name, before = merged_rows(rows)
     members: list[Member] = []
     if name and count > 1:
         for warps in WARPS:
             block, warp = naming.pieces(name)
             steps = [*before, Split(name, warps, (block, warp)), Bind(block, "blocks"), Bind(warp, "warps")]
-            members += _inside(plan, found, warp, WARP, (count, warps), steps)
+            members += (m for way in ways for m in _inside(plan, way, warp, WARP, (count, warps), steps))
     # Where nothing of a row is kept, several blocks find room.
     apart = count >= 2 * target.cores and all(len(p) == 1 for p in paths) and _seeks(found.leaves)
     steps = [*before, *([Bind(name, "blocks")] if name else [])]
     threads = 128
     while threads <= (THREADS if apart else MOST_THREADS):
-        members += _inside(plan, found, name, threads, (count, 1), steps)
+        members += (m for way in ways for m in _inside(plan, way, name, threads, (count, 1), steps))
         threads *= 2
     return ranked(members)
 
@@ -97,13 +99,17 @@ def _columns(rows: list[loop.For], paths: list[list[loop.For]], warps: int) -> l
 @dataclass(frozen=True)
 class _Found:
     """The loops inside a row, how many elements side by side a thread takes of them, and the buffers of which it is
-    worth keeping a row: those of the kernel's own, and those that are read again."""
+    worth keeping a row: those of the kernel's own, and those that are read again.
+
+    The `ends` of loops that are no multiple of that long are loops of their own.
+    """
 
     leaves: list[Leaf]
     merging: list[Step]
     widest: int
     own: list[str]
     again: list[str]
+    ends: bool = False
 
     @property
     def even(self) -> bool:
@@ -128,6 +134,20 @@ def _found(plan: Plan, paths: list[list[loop.For]], kept: bool = True) -> _Found
     return made
 
 
+def _with_ends(plan: Plan, found: _Found) -> Iterator[_Found]:
+    """The same with wider vectors, where rows begin at multiples of them and are long; of what is kept, memory shared
+    by a block has all."""
+    widest = min(plan.neighbours_from_aligned(leaf.original) for leaf in found.leaves)
+    long = all(leaf.extent >= LONG * widest and leaf.name == leaf.original.var for leaf in found.leaves)
+    plain = all(leaf.original.kind != "scan" and not _holds_loops(leaf.original) for leaf in found.leaves)
+    if widest > found.widest and long and plain and not found.own and not _seeks(found.leaves):
+        yield replace(found, widest=widest, ends=True)
+
+
+def _holds_loops(f: loop.For) -> bool:
+    return not all(isinstance(s, Let | Accum | Store) for s in f.body)
+
+
 def _inside(
     plan: Plan, found: _Found, row: str, threads: int, share: tuple[int, int], before: list[Step]
 ) -> Iterator[Member]:
@@ -138,12 +158,14 @@ def _inside(
         vector //= 2
     again = [] if threads > WARP and _seeks(found.leaves) else found.again
     rows = [*found.own, *again]
-    keeps = rows and (_space(plan, rows, extent, threads) or _shared_rows(plan, again, extent, threads))
+    keeps = rows and (_space(plan, found, rows, threads) or _shared_rows(plan, again, extent, threads))
     for keep in (True, False) if keeps else (True,):
         kept = frozenset(rows) if keep and keeps else frozenset[str]()
         for wide in (vector, vector // 2) if vector > 1 else (1,):
             yield priced(
-                partial(_price, _work(plan, found, kept), threads, wide, share),
+                partial(
+                    _price, _work(plan, found, kept), threads, wide, share, _held_by_block(plan, found, kept, threads)
+                ),
                 plan.target,
                 partial(_steps, plan, found, row, threads, wide, again if keep else None, before),
             )
@@ -179,8 +201,16 @@ def _work(plan: Plan, found: _Found, kept: frozenset[str]) -> _Work:
     return _Work(held, moved, tuple(loops), trees, bool(kept))
 
 
-def _price(w: _Work, threads: int, wide: int, share: tuple[int, int], target: Target) -> float:
-    """Clocks of rows, of which a block has its share, by so many threads each with so many neighbours at once."""
+def _held_by_block(plan: Plan, found: _Found, kept: frozenset[str], threads: int) -> int:
+    """Bytes of shared memory in which a block keeps its row."""
+    if not kept or _space(plan, found, sorted(kept), threads) == "registers":
+        return 0
+    return sum(found.leaves[0].extent * plan.tensors[b].dtype.bytes for b in kept)
+
+
+def _price(w: _Work, threads: int, wide: int, share: tuple[int, int], shared: int, target: Target) -> float:
+    """Clocks of rows, of which a block has its share, by so many threads each with so many neighbours at once, while a
+    block holds so much shared memory."""
     count, together = share
     turns = [(-(-extent // (threads * wide)), *rest) for extent, *rest in w.loops]
     # What is kept in registers is loaded by loops that are unrolled, all of it at once.
@@ -191,6 +221,7 @@ def _price(w: _Work, threads: int, wide: int, share: tuple[int, int], target: Ta
         gpu_threads.Threads(
             -(-count // together), threads * together, w.held, count * w.moved,
             sum(n for n, fresh in waits if fresh), issued, sum(n for n, fresh in waits if not fresh), w.trees, threads,
+            shared=shared,
         ),
         target,
     )  # fmt: skip
@@ -199,23 +230,33 @@ def _price(w: _Work, threads: int, wide: int, share: tuple[int, int], target: Ta
 def _steps(
     plan: Plan, found: _Found, row: str, threads: int, vector: int, again: list[str] | None, before: list[Step]
 ) -> list[Step]:
-    extent, bound = found.leaves[0].extent, lanes(threads, vector)
+    extent = found.leaves[0].extent
     steps = [*before, *found.merging]
     if row and found.even and again is not None:
-        space = _space(plan, [*found.own, *again], extent, threads)
+        space = _space(plan, found, [*found.own, *again], threads)
         steps += [StoreAt(b, row, space) for b in found.own if space]
         for b in again if space else _shared_rows(plan, again, extent, threads):
-            steps += [
-                Stage(b, f"{b}_row", row, space or "shared", (f"{b}_row_at",)),
-                Bind(f"{b}_row_at", "lanes", bound),
-            ]
-    return steps + [Bind(leaf.name, "lanes", bound) for leaf in found.leaves]
+            steps.append(Stage(b, f"{b}_row", row, space or "shared", (f"{b}_row_at",)))
+            steps += _spread(f"{b}_row_at", extent, threads, vector)
+    return steps + [step for leaf in found.leaves for step in _spread(leaf.name, leaf.extent, threads, vector)]
 
 
-def _space(plan: Plan, buffers: list[str], extent: int, threads: int) -> str:
+def _spread(loop: str, extent: int, threads: int, vector: int) -> list[Step]:
+    """A loop over threads, `vector` elements to each at once; what is left over at its end is a loop of its own."""
+    if extent % vector == 0:
+        return [Bind(loop, "lanes", lanes(threads, vector))]
+    main, end = f"{loop}_main", f"{loop}_end"
+    return [
+        Partition(loop, (extent // vector * vector,), (main, end)),
+        Bind(main, "lanes", lanes(threads, vector)), Bind(end, "lanes", lanes(threads, 1)),
+    ]  # fmt: skip
+
+
+def _space(plan: Plan, found: _Found, buffers: list[str], threads: int) -> str:
     """Where rows of these buffers stay: in registers if half of a thread's hold each, else in shared memory."""
-    most = 4 * min(KEPT, plan.target.registers // threads // 2)
-    if all(-(-extent // threads) * plan.tensors[b].dtype.bytes <= most for b in buffers):
+    most, extent = 4 * min(KEPT, plan.target.registers // threads // 2), found.leaves[0].extent
+    small = all(-(-extent // threads) * plan.tensors[b].dtype.bytes <= most for b in buffers)
+    if small and not found.ends:
         return "registers"
     return "shared" if buffers == _shared_rows(plan, buffers, extent, threads) else ""
 

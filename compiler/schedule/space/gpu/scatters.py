@@ -22,6 +22,8 @@ from compiler.schedule.space.members import Member, above, either, ranked
 from compiler.schedule.steps import Bind, Owners, Reorder, Split, Step
 
 WARPS = 8  # of a block
+TESTS = 4  # of 32 updates each, that a warp makes at once
+AHEAD = 16  # updates of which a warp loads what they add before it makes the first
 OWNERS = tuple(1 << n for n in range(3, 13))
 
 
@@ -64,10 +66,11 @@ def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
         pieces = -(-columns // (WARP * vector))
         owned = ranked(
             Member(
-                cost.updates(plan.target, count, n, pieces),
-                partial(_voted, before, name, nest, n, min(pieces, WARPS), vector),
+                cost.voted_updates(plan.target, count, n, pieces, ahead),
+                partial(_voted, before, name, nest, n, min(pieces, WARPS), vector, ahead),
             )
             for n in parts
+            for ahead in (AHEAD, AHEAD // 2)
         )
     else:
         threads = min(THREADS, power(columns))
@@ -101,29 +104,30 @@ def _tested(before: list[Step], row: str, scanned: str, parts: int, threads: int
     return [*before, *owned, Bind(block, "blocks"), Bind(lane, "lanes", lanes(threads, 1))]
 
 
-def _voted(before: list[Step], row: str, nest: list[loop.For], parts: int, warps: int, vector: int) -> list[Step]:
-    """Each warp tests 32 updates at once."""
-    *ordered, last = [f.var for f in nest]
-    tests, test = naming.pieces(last)
-    owner = f"{nest[0].var}_owner"
-    steps = [*before, Split(last, WARP, (tests, test))]
-    scanned = [*ordered, tests, test]
+def _voted(
+    before: list[Step], row: str, nest: list[loop.For], parts: int, warps: int, vector: int, ahead: int
+) -> list[Step]:
+    """Each warp tests many updates, and then makes those that it has found."""
+    steps = [*before]
+    scanned = naming.collapse([f.var for f in nest], steps)
+    owner = f"{scanned}_owner"
+    votes = Bind(scanned, "votes", (("tests", TESTS), ("ahead", ahead)))
     if not row:
         block, warp = naming.pieces(owner)
-        steps += [Owners(scanned[0], parts, owner), Split(owner, WARPS, (block, warp)), Bind(block, "blocks")]
-        return [*steps, Bind(warp, "warps"), Bind(test, "votes")]
+        steps += [Owners(scanned, parts, owner), Split(owner, WARPS, (block, warp)), Bind(block, "blocks")]
+        return [*steps, Bind(warp, "warps"), votes]
     block, within = naming.pieces(row)
     warp, lane = naming.pieces(within)
     return [
         *steps,
         Split(row, WARP * vector * warps, (block, within)),
         Split(within, WARP * vector, (warp, lane)),
-        Reorder((block, warp, *scanned, lane)),
-        Owners(scanned[0], parts, owner),
+        Reorder((block, warp, scanned, lane)),
+        Owners(scanned, parts, owner),
         Bind(owner, "blocks"),
         Bind(block, "blocks"),
         Bind(warp, "warps"),
-        Bind(test, "votes"),
+        votes,
         Bind(lane, "lanes", lanes(WARP, vector)),
     ]
 

@@ -188,10 +188,12 @@ class _Plan(MatmulPlan):
             self.spread(end)
         add(Bind(k.outer, "pipeline", (("depth", t.depth),)))
         depth = self.dealt()
-        for tile, own in ((held, m.name), (panel, n.name)):
-            loops = naming.pieces(f"{tile}_piece")
-            add(Cache(tile, f"{tile}_piece", (own, depth), "registers", "", 0, loops))
-            self.spread(loops)
+        # An element of the matrix is a byte, or half of one; of the other factor it has 16 bits.
+        for tile, own, vector in ((held, m.name, min(self.w.run, WIDEST)), (panel, n.name, WIDEST // 2)):
+            rows, columns = naming.pieces(f"{tile}_piece")
+            add(Cache(tile, f"{tile}_piece", (own, depth), "registers", "", 0, (rows, columns)))
+            lanes = (("threads", t.threads),)
+            self.steps += [Bind(rows, "lanes", lanes), Bind(columns, "lanes", (("vector", vector),))]
         self.tensorize((m.name, n.name, depth))
 
     def dealt(self) -> str:

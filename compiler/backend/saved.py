@@ -1,0 +1,92 @@
+"""What a forward graph saves for its backward graph, laid out for the kernels that read it there.
+
+A saved tensor is seen by nobody but the two graphs, so its rows may be further apart than they are long: they begin at
+multiples of 16 bytes, as `aligned_rows` has it, where matmuls and wide loads need that. The scores over a vocabulary of
+50,257 words are the case that matters: they are the largest tensor of a language model's training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+
+from compiler.frontend.types import OURS
+from compiler.ir.expr import dim, static
+from compiler.ir.tensor import Tensor, aligned_rows
+
+_ALSO_VIEWS = frozenset({torch.ops.aten._unsafe_view})
+_BY_STRIDES = frozenset({torch.ops.aten.as_strided, torch.ops.aten.as_strided_scatter})
+
+
+def align(forward: GraphModule, backward: GraphModule, results: int) -> None:
+    """Give the tensors that `forward` returns after its first `results` outputs aligned rows, in both graphs.
+
+    Left alone are inputs and views, what shares memory with another output, and what a call reads that needs to know
+    the strides or takes rows apart.
+    """
+    listed: Sequence[Any] = forward.graph.output_node().args[0]  # type: ignore[assignment]
+    outputs = [n for n in listed if isinstance(n, Node)]
+    places = {n.name: n for n in backward.graph.find_nodes(op="placeholder")}
+    memory = [memory_of(n) for n in outputs]
+    for node in dict.fromkeys(n for n in listed[results:] if isinstance(n, Node)):
+        place = places.get(node.name)
+        if place is None or memory.count(memory_of(node)) > 1 or node.op != "call_function" or _is_view(node):
+            continue
+        strides = _aligned(node.meta["val"])
+        if strides is not None and _reads_whole_rows(node) and _reads_whole_rows(place):
+            for n in (node, place):
+                x: FakeTensor = n.meta["val"]
+                with x.fake_mode:
+                    n.meta["val"] = torch.empty_strided(x.shape, strides, dtype=x.dtype, device=x.device)
+
+
+def _aligned(x: object) -> tuple[int, ...] | None:
+    """The strides that a saved tensor is to have, where these are not its own."""
+    if not isinstance(x, FakeTensor) or x.layout is not torch.strided or x.dtype not in OURS:
+        return None
+    if not all(isinstance(n, int) for n in (*x.shape, *x.stride())):
+        return None
+    whole = Tensor("saved", OURS[x.dtype], tuple(map(dim, x.shape)), tuple(map(dim, x.stride())))
+    strides = tuple(map(static, aligned_rows(whole)))
+    return strides if strides != x.stride() else None
+
+
+def _reads_whole_rows(node: Node) -> bool:
+    """No call looks at the strides of a value, or of a view of it, and views have each row as a whole."""
+    row = _length_of_rows(node)
+    return all(
+        getattr(user.target, "overloadpacket", None) not in _BY_STRIDES
+        and (not _is_view(user) or _length_of_rows(user) == row)
+        for user, _ in uses(node)
+    )
+
+
+def uses(node: Node) -> Iterator[tuple[Node, Node]]:
+    """The calls that read a value or a view of it, each with what it is given."""
+    for user in node.users:
+        yield user, node
+        if _is_view(user):
+            yield from uses(user)
+
+
+def _length_of_rows(node: Node) -> int:
+    x = node.meta.get("val")
+    if not isinstance(x, torch.Tensor):
+        return 0
+    return next((n for n, step in zip(x.shape, x.stride(), strict=True) if step == 1), 0)
+
+
+def _is_view(node: Node) -> bool:
+    """A call that gives elements of its argument in other places, in eager without a copy."""
+    return isinstance(node.target, OpOverload) and (node.target.is_view or node.target.overloadpacket in _ALSO_VIEWS)
+
+
+def memory_of(node: object) -> object:
+    """What is the same for values that share memory."""
+    x = node.meta.get("val") if isinstance(node, Node) else None
+    return x.untyped_storage()._cdata if isinstance(x, torch.Tensor) and x.layout is torch.strided else node

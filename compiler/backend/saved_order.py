@@ -1,0 +1,74 @@
+"""What a forward graph saves for its backward graph, contiguous along the rows that calls there reduce over.
+
+A saved tensor has the strides that eager gives it, which may be transposed because one operand of a sum was. Only the
+backward graph sees it, so a tensor whose rows are read by a norm or a softmax is saved in row-major order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from compiler.backend.saved import memory_of, uses
+
+_aten = torch.ops.aten
+# Calls that go along the last axis of what they are given.
+_ROWS = frozenset({
+    _aten.native_layer_norm.default, _aten.native_layer_norm_backward.default, _aten._fused_rms_norm.default,
+    _aten._fused_rms_norm_backward.default,
+})  # fmt: skip
+_ALONG = frozenset({_aten._softmax.default, _aten._log_softmax.default, _aten._softmax_backward_data.default})
+_STRIDED = frozenset({_aten.as_strided.default, _aten.as_strided_scatter.default})
+
+
+def rows_together(forward: GraphModule, backward: GraphModule, results: int) -> None:
+    """Change both graphs. The first `results` outputs of `forward` are seen by others, too, and stay as they are."""
+    output = next(n for n in forward.graph.nodes if n.op == "output")
+    listed = list(output.args[0])
+    readers = {n.name: n for n in backward.graph.nodes if n.op == "placeholder"}
+    memories = [memory_of(n) for n in forward.graph.nodes if n.op == "placeholder"]
+    memories += [memory_of(n) for n in listed]
+    for k, node in enumerate(listed[results:], results):
+        reader = readers.get(node.name) if isinstance(node, Node) else None
+        if reader is None or memories.count(memory_of(node)) > 1 or not _is_across(node):
+            continue
+        every = [*uses(node), *uses(reader)]
+        if any(_goes_along(user, x) for user, x in every) and not any(user.target in _STRIDED for user, _ in every):
+            listed[k] = _in_order(node, output)
+            reader.meta = {**reader.meta, "val": listed[k].meta["val"]}
+            reader.meta.pop("tensor_meta", None)
+    output.args = (tuple(listed),)
+    forward.recompile()
+
+
+def _is_across(node: Node) -> bool:
+    """All of a memory, whose neighbours are not those along the last axis."""
+    x = node.meta.get("val")
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.dim() < 2:
+        return False
+    sizes = (*x.shape, *x.stride())
+    if not all(isinstance(n, int) for n in sizes) or x.stride(-1) == 1 or x.shape[-1] == 1:
+        return False
+    steps = sorted((step, n) for n, step in zip(x.shape, x.stride(), strict=True) if n != 1)
+    return all(step == math.prod(n for _, n in steps[:k]) for k, (step, _) in enumerate(steps))
+
+
+def _goes_along(user: Node, x: Node) -> bool:
+    value = x.meta["val"]
+    if user.target in _ROWS:
+        return True
+    return user.target in _ALONG and value.dim() - 1 in {a % value.dim() for a in user.args if type(a) is int}
+
+
+def _in_order(node: Node, before: Node) -> Node:
+    """The value in the order of its axes."""
+    graph = node.graph
+    with graph.inserting_before(before):
+        made = graph.call_function(_aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
+    x = node.meta["val"]
+    with x.fake_mode:
+        made.meta = {"val": x.clone(memory_format=torch.contiguous_format)}
+    return made

@@ -1,0 +1,279 @@
+"""Updates that lanes vote in: those of many whose condition holds are found first, and made in order, some at a time.
+
+Each lane of a warp tests one update, and puts its number into a ring of the warp in shared memory. As soon as the ring
+holds `ahead` of them, what these add is loaded, by all lanes; then it is added in order. While one update after the
+other changes the same elements, these are in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from compiler.analysis import access
+from compiler.ir import kernel as k
+from compiler.ir import tile
+from compiler.ir.dtype import boolean, i32, i64
+from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, names, op, select, substitute
+from compiler.ir.index import range_below
+from compiler.ir.multiples import power
+from compiler.ir.statement import If, Stmt, Store
+from compiler.ir.tensor import Tensor
+from compiler.passes.gpu import lanes
+from compiler.passes.gpu.emission import Emission
+from compiler.passes.gpu.expressions import array_of, is_global, lowered, place_of
+from compiler.passes.gpu.scope import THREAD, WARP, Lanes, Scope
+from compiler.passes.gpu.sequences import sequence
+
+Body = list[k.Stmt]
+ONE, ZERO = const(1, i32), const(0, i32)
+BARRIER = k.Barrier("warp")
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """Numbers of updates found, of which those from `made` to `found` are still to be made; `room` is a power of 2."""
+
+    array: str
+    room: int
+    found: Var
+    made: Var
+
+    def at(self, number: Expr) -> Expr:
+        start = THREAD // WARP * self.room
+        return start + cast(op("and", number, const(self.room - 1, i32)), i64)
+
+
+@dataclass(frozen=True)
+class _Update:
+    """A store under its conditions; `across` is the loop over lanes around it, None for an element of a warp's own."""
+
+    store: Store
+    cond: Expr
+    across: tile.For | None
+
+
+def voted(state: Emission, f: tile.For, scope: Scope) -> Body:
+    """A loop over updates, those made where a condition holds that is the same for all lanes."""
+    args = dict(f.bind.args)
+    tests, ahead = args.get("tests", 1), args.get("ahead", 1)
+    update = _update(f)
+    extent = lowered(state, f.extent, scope)
+    high = range_below(extent, scope.ranges)[1]
+    if scope.level != "warp" or update is None or high is None or high >= 1 << 30:
+        raise ValueError(f"kernel {state.facts.name}: {f.var} is no loop of a warp over updates under one condition")
+    room = power(WARP * tests + ahead - 1)
+    ring = _Ring(state.fresh(f"{f.var}_ring"), room, Var(state.fresh("found"), i32), Var(state.fresh("made"), i32))
+    state.arrays.append(k.Array(ring.array, i32, state.facts.threads // WARP * room, "shared", 16))
+    base = Var(state.fresh(f"{f.var}_base"))
+    inner = scope.inner()
+    inner.ranges[base.name] = (0, high)
+    tested = _tests(state, f, update, ring, base, extent, tests, inner)
+    share = _share(state, f, update, scope)
+    made = _made(state, f, share, ring, ahead, op("ge", base + WARP * tests, extent))
+    turns = k.For(base.name, const(0), extent, WARP * tests, (*tested, BARRIER, made, BARRIER), "rolled")
+    dtype = share.scope.buffers[update.store.buffer].dtype
+    return [
+        k.Declare(ring.found.name, ZERO),
+        k.Declare(ring.made.name, ZERO),
+        k.Declare(share.kept.name, const(-1)),
+        k.Array(share.elements, dtype, share.vector, "local", 16),
+        turns,
+        *_guarded(share, _put_back(state, share)),
+    ]
+
+
+def _update(f: tile.For) -> _Update | None:
+    match f.body:
+        case (If(cond, (tile.For(bind=tile.Bind(level="lanes"), body=inner) as across,)),):
+            return _under(cond, inner, across)
+        case (If(cond, inner),):
+            return _under(cond, inner, None)
+    return None
+
+
+def _under(cond: Expr, inner: tuple[Stmt, ...], across: tile.For | None) -> _Update | None:
+    match inner:
+        case (Store() as store,):
+            return _Update(store, cond, across)
+        case (If(also, (Store() as store,)),) if across is None or across.var not in names(also):
+            return _Update(store, both(cond, also), across)
+    return None
+
+
+def _tests(
+    state: Emission, f: tile.For, update: _Update, ring: _Ring, base: Var, extent: Expr, tests: int, scope: Scope
+) -> Body:
+    """Each lane tests an update, some after the other; those found go to the end of the ring, in order."""
+    turn, number = Var(state.fresh("turn")), Var(state.fresh(f.var))
+    lane = scope.values["lane"]
+    scope.ranges[turn.name] = (0, tests - 1)
+    place = base + turn * WARP + lane
+    scope.values[f.var], scope.ranges[number.name] = number, scope.ranges[base.name]
+    holds = lowered(state, update.cond, scope)
+    there = [op("lt", number, extent)] if not _whole(extent, WARP * tests) else []
+    mine = select(there[0], holds, Const(False, boolean)) if there else holds
+    bit = op("shl", ONE, cast(lane, i32))
+    hits, hit = state.fresh("hits"), Var(state.fresh("hit"), i32)
+    vote = k.Store(hits, turn, select(mine, bit, ZERO))
+    before = k.Ones(op("and", hit, op("not", op("shl", const(-1, i32), cast(lane, i32)))))
+    put = k.Store(ring.array, ring.at(ring.found + before), cast(number, i32))
+    found = (
+        k.Declare(number.name, place),
+        k.Declare(hit.name, k.Together("or", Load(hits, (turn,), i32), WARP)),
+        k.If(op("ne", op("and", hit, bit), ZERO), (put,)),
+        k.Assign(ring.found.name, ring.found + k.Ones(hit)),
+    )
+    return [
+        k.Array(hits, i32, tests, "local", 16),
+        k.For(turn.name, const(0), const(tests), 1, (k.Declare(number.name, place), vote), "unroll"),
+        k.For(turn.name, const(0), const(tests), 1, found, "unroll"),
+    ]
+
+
+def _whole(extent: Expr, step: int) -> bool:
+    return isinstance(extent, Const) and int(extent.value) % step == 0
+
+
+@dataclass(frozen=True)
+class _Share:
+    """A lane's part of an update: `vector` elements, `step` apart, the first of which is at `place`, with `neighbour`
+    for the others; lanes without any do not meet the `guard`.
+
+    The array `elements` has those at `kept`, where that is not below zero; `wide` accesses move all of them at once.
+    """
+
+    update: _Update
+    scope: Scope
+    vector: int
+    neighbour: Var
+    guard: Expr | None
+    place: Expr
+    step: int
+    wide: bool
+    elements: str
+    kept: Var
+
+
+def _share(state: Emission, f: tile.For, update: _Update, scope: Scope) -> _Share:
+    """Raises ValueError where a lane would have elements here and there."""
+    store, across, lane = update.store, update.across, scope.values["lane"]
+    inner = scope.inner(level="thread")
+    which, neighbour = Var(state.fresh(f.var)), Var(state.fresh("n"))
+    inner.values[f.var] = which
+    inner.ranges[which.name] = (0, range_below(lowered(state, f.extent, scope), scope.ranges)[1])
+    vector: int = 1
+    count: Expr = const(1)
+    guard: Expr | None = op("eq", lane, const(0))
+    if across is not None:
+        thread_map = lanes.thread_map_of(state, across, scope)
+        vector = thread_map.vector
+        count = lowered(state, across.extent, scope) // vector
+        guard = None if count is const(WARP) else op("lt", lane, count)
+        inner.values[across.var] = lane * vector + neighbour if vector > 1 else lane
+        inner.ranges[neighbour.name] = (0, vector - 1)
+        inner.lanes = Lanes(across.var, thread_map, neighbour)
+    flat = place_of(state, store.buffer, store.index, inner)[1]
+    step = access.stride(flat, neighbour)
+    most = range_below(count, scope.ranges)[1] if across is not None else 0
+    if step is None or most is None or most >= WARP or not is_global(state, store.buffer):
+        raise ValueError(f"kernel {state.facts.name}: lanes have no neighbours each of what {f.var} changes")
+    if across is not None and any({f.var, across.var} <= names(i) for i in store.index):
+        raise ValueError(f"kernel {state.facts.name}: lanes change other elements in each iteration of {f.var}")
+    probe = (store.replace(value=const(0, store.value.dtype), op="set"),)
+    wide = vector > 1 and bool(lanes.side_by_side(state, probe, inner, neighbour, vector).stores)
+    kept = Var(state.fresh(f"{store.buffer}_at"))
+    return _Share(
+        update, inner, vector, neighbour, guard, substitute(flat, {neighbour: const(0)}), step, wide,
+        state.fresh(f"{store.buffer}_kept"), kept,
+    )  # fmt: skip
+
+
+def _guarded(share: _Share, s: k.Stmt) -> Body:
+    return [s] if share.guard is None else [k.If(share.guard, (s,))]
+
+
+def _made(state: Emission, f: tile.For, share: _Share, ring: _Ring, ahead: int, last: Expr) -> k.Stmt:
+    """Updates that were found are made, `ahead` at a time; fewer only if these are the last."""
+    first, turn = Var(state.fresh("first")), Var(state.fresh("turn"))
+    number = cast(first + turn, i32)
+    scope = share.scope.inner()
+    scope.ranges[turn.name] = (0, ahead - 1)
+    which = scope.values[f.var]
+    assert isinstance(which, Var)
+    # Of fewer than `ahead` the last is loaded again.
+    there = op("min", number, ring.found - ONE)
+    named = k.Declare(which.name, cast(Load(ring.array, (ring.at(there),), i32), i64))
+    values, places = state.fresh("values"), state.fresh("places")
+    soon = k.Call("mlc_prefetch", (), (k.Address(array_of(state, share.update.store.buffer), share.place),))
+    asked = [] if share.update.store.op == "set" else [soon]
+    load = [named, k.Store(places, turn, share.place), *asked, *_loaded(state, share, values, turn, scope)]
+    here = Var(state.fresh("here"))
+    change = [k.Declare(here.name, Load(places, (turn,), i64)), *_changed(state, share, here, values, turn)]
+    left = select(last, ring.found, ring.found - const(ahead - 1, i32))
+    several = const(ahead)
+    changes = k.If(op("lt", number, ring.found), tuple(change))
+    body = (
+        k.Array(places, i64, ahead, "local", 16),
+        k.Array(values, share.update.store.value.dtype, ahead * share.vector, "local", 16),
+        *_guarded(share, k.For(turn.name, const(0), several, 1, tuple(load), "unroll")),
+        *_guarded(share, k.For(turn.name, const(0), several, 1, (changes,), "unroll")),
+        k.Assign(ring.made.name, cast(first + ahead, i32)),
+    )
+    return k.For(first.name, cast(ring.made, i64), cast(left, i64), ahead, body, "rolled")
+
+
+def _loaded(state: Emission, share: _Share, values: str, turn: Var, scope: Scope) -> Body:
+    """What an update adds to a lane's elements goes into the array `values`."""
+    across, value = share.update.across, share.update.store.value
+    if across is None:
+        return [k.Store(values, turn, lowered(state, value, scope))]
+    inner = scope.inner()
+    slot = turn * share.vector
+    assert scope.lanes is not None
+    thread_map = scope.lanes.thread_map
+    inner.registers = {**(scope.registers or {}), values: values}
+    inner.thread_maps = {**scope.thread_maps, values: thread_map}
+    inner.buffers[values] = Tensor(values, value.dtype, (across.extent,), (const(1),))
+    body: tuple[Stmt, ...] = (Store(values, (Var(across.var),), value),)
+    if share.vector == 1:
+        inner.lanes = Lanes(across.var, thread_map, slot)
+        return sequence(state, body, inner)
+    inner.lanes = Lanes(across.var, thread_map, slot + share.neighbour)
+    return lanes.vector_loop(state, body, inner, share.neighbour, share.vector)
+
+
+def _changed(state: Emission, share: _Share, here: Var, values: str, turn: Var) -> Body:
+    """A lane's elements are changed in registers, where they are brought if others were there."""
+    store = share.update.store
+    slot = turn * share.vector + share.neighbour
+    value = Load(values, (slot,), store.value.dtype)
+    change = k.Store(share.elements, share.neighbour, value, store.op)
+    fetched = [] if store.op == "set" else [_fetched(state, share, here)]
+    moved = (_put_back(state, share), k.Assign(share.kept.name, here), *fetched)
+    return [k.If(op("ne", here, share.kept), moved), _each(share, change)]
+
+
+def _each(share: _Share, s: k.Stmt) -> k.Stmt:
+    return k.For(share.neighbour.name, const(0), const(share.vector), 1, (s,), "unroll")
+
+
+def _fetched(state: Emission, share: _Share, here: Var) -> k.Stmt:
+    """A lane's elements come from memory."""
+    buffer, dtype = share.update.store.buffer, share.scope.buffers[share.update.store.buffer].dtype
+    if share.wide:
+        to, source = k.Address(share.elements, const(0)), k.Address(array_of(state, buffer), here)
+        return k.Call("mlc_load", (share.vector,), (to, source), (share.elements,))
+    there = Load(array_of(state, buffer), (here + share.neighbour * share.step,), dtype)
+    return _each(share, k.Store(share.elements, share.neighbour, there))
+
+
+def _put_back(state: Emission, share: _Share) -> k.Stmt:
+    """A lane's elements, if it has any, go to memory."""
+    buffer, dtype = share.update.store.buffer, share.scope.buffers[share.update.store.buffer].dtype
+    if share.wide:
+        to, source = k.Address(array_of(state, buffer), share.kept), k.Address(share.elements, const(0))
+        stored: Body = [k.Call("mlc_store_global", (share.vector,), (to, source), (to.buffer,))]
+    else:
+        value = Load(share.elements, (share.neighbour,), dtype)
+        stored = [_each(share, k.Store(array_of(state, buffer), share.kept + share.neighbour * share.step, value))]
+    return k.If(op("ge", share.kept, const(0)), tuple(stored))

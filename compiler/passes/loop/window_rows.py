@@ -1,0 +1,246 @@
+"""Loop IR in, Loop IR out: where few channels go into a window, what it covers of a row of pixels is one run of a copy.
+
+Tensor instructions sum runs of neighbours. A window of 7 pixels of 3 channels is no such run where channels lie apart,
+or are so few that an instruction is mostly empty. In a copy with the channels of a pixel side by side, and zeros around
+the image, it is one of 7 * 4 elements, and neighbouring windows are runs that overlap: a kernel sees the copy with an
+axis for the window's place and one through it. What the other factor, or the result, has for these is arranged alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compiler.analysis.guarded_factors import steady, unwidened, zero
+from compiler.analysis.nests import perfect, wrap
+from compiler.ir import loop
+from compiler.ir.expr import Const, Expr, Load, Var, both, cast, const, fresh, loads, names, op, select, static
+from compiler.ir.index import extent_range, simplify, value_range
+from compiler.ir.linear import linear
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Accum, Init, Kernel, Let, Program, Stmt, Store
+from compiler.ir.tensor import Tensor, row_major
+from compiler.schedule import space
+from compiler.schedule.contraction_nest import Contraction, recognise, size
+from compiler.targets.target import Target
+
+FEW = 8  # channels at most: more fill an instruction by themselves
+UNIT = 16  # bytes, of which steps of a tensor map are multiples
+
+
+@dataclass(frozen=True)
+class _Window:
+    """A factor that loads `load`: along `axis` for `step` times the loop `place` plus the loop `along`, through the
+    window, along the axis `channels` for the loop `channel`. A pixel of the copy has room for `wide` channels."""
+
+    load: Load
+    axis: int
+    step: int
+    place: loop.For
+    along: loop.For
+    channels: int
+    channel: loop.For
+    wide: int
+
+    @property
+    def run(self) -> int:
+        return size(self.along) * self.wide
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A kernel that makes the temporary `held`, or reads it; what a contraction has of it is `view`."""
+
+    kernel: Kernel
+    held: Tensor
+    view: Tensor
+
+
+def window_rows(program: Program, target: Target) -> Program:
+    """Contractions of few channels read runs of a copy, wherever that and its making take less time by estimate."""
+    for k in program.kernels if not program.sizes else ():
+        found = recognise(k)
+        if found is None or perfect(loop.For, k.body)[1][0] is not found.first:
+            continue
+        every = [m for w in _windows(found, k) if (m := _made(found, w, k, program)) is not None]
+        best = min(every, key=lambda m: _clocks(m[0], target), default=None)
+        if best is not None and _clocks(best[0], target) < _clocks((k,), target):
+            kernels, temps = best
+            place = program.kernels.index(k)
+            program = program.replace(
+                kernels=(*program.kernels[:place], *kernels, *program.kernels[place + 1 :]),
+                temps=(*program.temps, *temps),
+            )
+    return program
+
+
+def _clocks(kernels: Sequence[Kernel], target: Target) -> float:
+    return sum(next(space.space(k, (), target)).cost for k in kernels)
+
+
+# ---- what there is
+
+
+def _windows(c: Contraction, k: Kernel) -> Iterator[_Window]:
+    """The ways to see a factor as windows: runs may be along any axis of an image, that of neighbours first."""
+    tensors = {p.name: p for p in k.params}
+    loops = {f.var: f for f in (*c.rows, *c.depth)}
+    used = [x.buffer for s in k.body for x in dict.fromkeys(loads(s))]
+    for value in (c.left, c.right):
+        found = steady(unwidened(value), {name: t.shape for name, t in tensors.items()}, loops.keys())
+        if found is None or found[1] or used.count(found[0].buffer) != 1 or found[0].buffer in k.writes:
+            continue
+        load = found[0]
+        t = tensors[load.buffer]
+        if not all(isinstance(n, Const) for n in (*t.shape, *t.strides)):
+            continue
+        for d in sorted(range(len(t.shape)), key=lambda d: int(static(t.strides[d]))):
+            terms, _ = linear(load.index[d])
+            for along, place in ((a, b) for a in terms for b in terms if a is not b and len(terms) == 2):
+                if isinstance(along, Var) and isinstance(place, Var) and terms[along] == 1 and terms[place] >= 1:
+                    yield from _of_axis(c, load, t, d, terms[place], loops[place.name], loops[along.name])
+
+
+def _of_axis(
+    c: Contraction, load: Load, t: Tensor, d: int, step: int, place: loop.For, along: loop.For
+) -> Iterator[_Window]:
+    """The windows along an axis, with each axis of channels that there is: another whole one, summed as they are."""
+    for other, e in enumerate(load.index):
+        channel = next((f for f in (*c.rows, *c.depth) if e is Var(f.var)), None)
+        if channel is None or channel.extent is not t.shape[other] or size(channel) > FEW:
+            continue
+        own = {channel.var, place.var, along.var}
+        alone = not any(names(x) & own for n, x in enumerate(load.index) if n not in (d, other))
+        sides = [f in c.depth for f in (along, channel, place)]
+        if alone and sides[0] is sides[1] and sides[0] is not sides[2]:
+            each = step * t.dtype.bytes
+            wide = next(n for n in (1 << b for b in range(8)) if n >= size(channel) and n * each % UNIT == 0)
+            yield _Window(load, d, step, place, along, other, channel, wide)
+
+
+# ---- what becomes of it
+
+Made = tuple[tuple[Kernel, ...], tuple[Tensor, ...]]  # kernels, and the temporaries that they add
+
+
+def _made(c: Contraction, w: _Window, k: Kernel, program: Program) -> Made | None:
+    """The kernels that do what one did, by runs; None where what else has the window's loops cannot be arranged so."""
+    taken = {t.name for t in (*program.inputs, *program.outputs, *program.temps)} | _bound(k)
+    run = loop.For(fresh(f"{w.along.var}{w.channel.var}", taken), const(w.run), w.along.kind, ())
+    runs = _runs(w, k, fresh(f"{w.load.buffer}_runs", taken))
+    ahead = {f.var: extent_range(f.extent) for f in (*c.rows, *c.depth)}
+    index = [simplify(e - low, ahead, index=True) for e, (low, _) in zip(w.load.index, _reach(w, k), strict=True)]
+    load = Load(runs.view.name, (*_others(index, w), Var(w.place.var), Var(run.var)), w.load.dtype)
+    mine = c.left if w.load in loads(c.left) else c.right
+    rest = c.right if mine is c.left else c.left
+    kept = [f for f in (*c.rows, *c.depth) if f not in (w.along, w.channel)] + [run]
+    if run.kind == "reduce":
+        own = _weights(w, k, rest, run, fresh(f"{loads(rest)[0].buffer}_runs", taken))
+        if own is None:
+            return None
+        copy, rest = own
+        kernels: tuple[Kernel, ...] = (runs.kernel, copy.kernel)
+        views, writes, after = (runs.view, copy.view), k.writes, c.after
+    elif names(rest) & {w.along.var, w.channel.var}:
+        return None
+    else:
+        copy, stored = _sums(c, w, k, run, fresh(f"{c.accumulator}runs", taken))
+        kernels, views, writes, after = (runs.kernel,), (runs.view, copy.view), (copy.view.name,), (stored,)
+    factors = (cast(load, mine.dtype), rest) if mine is c.left else (rest, cast(load, mine.dtype))
+    body: tuple[Stmt, ...] = (Accum(c.accumulator, "sum", op("mul", *factors)),)
+    body = (c.first, *wrap([f for f in kept if f.kind == "reduce"], body), *after)
+    body = wrap([f for f in kept if f.kind == "parallel"], body)
+    used = {n.buffer for s in body for n in s.walk() if isinstance(n, Load | Store)}
+    params = tuple(p for p in (*views, *k.params) if p.name in used)
+    kernels = (*kernels, k.replace(params=params, writes=writes, body=body))
+    return (kernels if run.kind == "reduce" else (*kernels, copy.kernel)), (runs.held, copy.held)
+
+
+def _bound(k: Kernel) -> set[str]:
+    every = [n for s in k.body for n in s.walk()]
+    return {n.var for n in every if isinstance(n, loop.For)} | {n.name for n in every if isinstance(n, Let | Init)}
+
+
+def _others(some: Sequence[Any], w: _Window) -> list[Any]:
+    """Of each axis of an image, what there is for others than the window's and the channels'."""
+    return [x for d, x in enumerate(some) if d not in (w.axis, w.channels)]
+
+
+def _reach(w: _Window, k: Kernel) -> list[tuple[int, int]]:
+    """From which to which place along each axis of the image a window is anywhere."""
+    every = (n for s in k.body for n in s.walk() if isinstance(n, loop.For))
+    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in every}
+    found = [value_range(e, ranges) for e in w.load.index]
+    return [(low, high) for low, high in found if low is not None and high is not None]
+
+
+def _runs(w: _Window, k: Kernel, name: str) -> _Copy:
+    """The copy of the image, of so many pixels in a row that steps of a tensor map are multiples of each other."""
+    t = next(p for p in k.params if p.name == w.load.buffer)
+    reach = _reach(w, k)
+    low, high = reach[w.axis]
+    unit = math.lcm(w.step, UNIT // math.gcd(UNIT, w.wide * t.dtype.bytes))
+    row = -(-(high - low + 1) // unit) * unit
+    shape = tuple(const(n) for n in (*(b - a + 1 for a, b in _others(reach, w)), row, w.wide))
+    held = Tensor(name, t.dtype, shape, row_major(shape))
+    at = [Var(f"at{d}") for d in range(len(shape))]
+    order = [*_others(range(len(t.shape)), w), w.axis, w.channels]
+    index = {d: simplify(v + reach[d][0], {}, index=True) for d, v in zip(order, at, strict=True)}
+    there = Load(t.name, tuple(index[d] for d in range(len(order))), t.dtype)
+    steps = (*held.strides[:-2], const(w.step * w.wide), const(1))
+    view = held.replace(shape=(*shape[:-2], w.place.extent, const(w.run)), strides=steps)
+    return _Copy(_copying(k, "windows", t, held, there), held, view)
+
+
+def _copying(k: Kernel, part: str, t: Tensor, held: Tensor, there: Load) -> Kernel:
+    """The kernel that makes a copy, which has zeros beyond the ends of the buffer."""
+    nest = [loop.For(f"at{d}", n, "parallel", ()) for d, n in enumerate(held.shape)]
+    ranges: dict[str, Range] = {f.var: extent_range(f.extent) for f in nest}
+    guards = [c for e, n in zip(there.index, t.shape, strict=True) for c in (op("ge", e, const(0)), op("lt", e, n))]
+    guard = simplify(both(*guards), ranges)
+    store = Store(held.name, tuple(Var(f.var) for f in nest), select(guard, there, zero(there)))
+    return _part(k, part, (t, held), (held.name,), wrap(nest, (store,)))
+
+
+def _part(k: Kernel, part: str, params: tuple[Tensor, ...], writes: tuple[str, ...], body: tuple[Stmt, ...]) -> Kernel:
+    return Kernel(f"{k.name}_{part}", params, writes, body, tuple(f"{source}/{part}" for source in k.origin))
+
+
+def _weights(w: _Window, k: Kernel, value: Expr, run: loop.For, name: str) -> tuple[_Copy, Expr] | None:
+    """A copy of what a window's pixels are multiplied by, in the order of a run; and what is loaded of it."""
+    load, own = unwidened(value), (Var(w.along.var), Var(w.channel.var))
+    if not isinstance(load, Load) or any(load.index.count(v) != 1 for v in own) or load.buffer == w.load.buffer:
+        return None
+    at = [load.index.index(v) for v in own]
+    others = [d for d in range(len(load.index)) if d not in at]
+    t = next(p for p in k.params if p.name == load.buffer)
+    if any(names(load.index[d]) & {v.name for v in own} for d in others) or [t.shape[d] for d in at] != [
+        w.along.extent, w.channel.extent,
+    ]:  # fmt: skip
+        return None
+    unit = UNIT // math.gcd(UNIT, w.wide * t.dtype.bytes)
+    shape = (*(t.shape[d] for d in others), const(-(-size(w.along) // unit) * unit), const(w.wide))
+    held = Tensor(name, t.dtype, shape, row_major(shape))
+    place = {d: Var(f"at{n}") for n, d in enumerate((*others, *at))}
+    there = Load(t.name, tuple(place[d] for d in range(len(load.index))), t.dtype)
+    view = held.replace(shape=(*shape[:-2], const(w.run)), strides=(*held.strides[:-2], const(1)))
+    made = Load(name, (*(load.index[d] for d in others), Var(run.var)), t.dtype)
+    return _Copy(_copying(k, "weights", t, held, there), held, view), cast(made, value.dtype)
+
+
+def _sums(c: Contraction, w: _Window, k: Kernel, run: loop.For, name: str) -> tuple[_Copy, Store]:
+    """Sums in the order of a run, what stores them, and the kernel that takes from them what the result is."""
+    rows = [f for f in c.rows if f not in (w.along, w.channel)]
+    dtype = c.first.value.dtype
+    shape = (*(f.extent for f in rows), w.along.extent, const(w.wide))
+    held = Tensor(name, dtype, shape, row_major(shape))
+    flat = (*shape[:-2], const(w.run))
+    view = held.replace(shape=flat, strides=row_major(flat))
+    stored = Store(name, tuple(Var(f.var) for f in (*rows, run)), Var(c.accumulator, dtype))
+    made = Load(name, tuple(Var(f.var) for f in (*rows, w.along, w.channel)), dtype)
+    body = wrap(c.rows, (Let(c.accumulator, made), *c.after))
+    used = {n.buffer for s in body for n in s.walk() if isinstance(n, Load | Store)}
+    params = tuple(p for p in (held, *k.params) if p.name in used)
+    return _Copy(_part(k, "result", params, k.writes, body), held, view), stored

@@ -1,0 +1,127 @@
+"""Tensor IR in, Tensor IR out: what its readers make of fewer bytes than it has is not stored.
+
+A gradient stored by a matmul, less a mean, times another tensor: each is a map that is handed on to sums and to what
+follows these, in other kernels. These may as well read what it is made of, if that is in memory in any case. It pays
+where fewer bytes move so: the map need not be written, and what it is made of may be shorter, or is read anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from compiler.ir.expr import Const, Expr, Load, Var, loads
+from compiler.ir.tensor import Equation, Group, Map, Program, Reduce, bound, equations, expressions, reads, shape
+from compiler.passes.tensor.compose import inline, remove_dead
+from compiler.passes.tensor.fuse import WORTH_KEEPING, cost, is_contraction, nest
+
+LEAST = 1 << 20  # bytes: what is shorter stays in a cache
+SHARE = 0.8  # of the bytes, at most, that move otherwise
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The equations and their groups, who reads what, and the bytes of all tensors."""
+
+    made: dict[str, Equation]
+    group: dict[str, Group]
+    readers: dict[str, list[Equation]]
+    results: frozenset[str]
+    bytes: dict[str, int]
+
+    def stored(self, name: str) -> bool:
+        """It is an input, a result, or read in another group."""
+        own = self.group.get(name)
+        return own is None or name in self.results or any(self.group[r.name] is not own for r in self.readers[name])
+
+
+def remake(program: Program) -> Program:
+    """Maps made again by their readers, as long as there are any of which fewer bytes move then."""
+    if program.sizes:
+        return program
+    while (made := _once(program)) is not None:
+        program = made
+    return program
+
+
+def _once(program: Program) -> Program | None:
+    known = _known(program)
+    for p in reversed(equations(program)):
+        if isinstance(p, Map) and (made := _remade(program, p, known)) is not None:
+            return made
+    return None
+
+
+def _known(program: Program) -> _Known:
+    every = equations(program)
+    names = (*(t.name for t in program.inputs), *(e.name for e in every))
+    readers: dict[str, list[Equation]] = {name: [] for name in names}
+    for e in every:
+        for name in reads(e):
+            readers[name].append(e)
+    sizes = {t.name: _count(t.shape) * t.dtype.bytes for t in program.inputs}
+    sizes |= {e.name: _count(shape(e)) * e.dtype.bytes for e in every}
+    group = {e.name: g for g in program.groups for e in g.equations}
+    return _Known({e.name: e for e in every}, group, readers, frozenset(t.name for t in program.outputs), sizes)
+
+
+def _remade(program: Program, p: Map, known: _Known) -> Program | None:
+    """The program with `p` made by its readers; None where that may not be, or moves no fewer bytes."""
+    own = known.group[p.name]
+    outside = [r for r in known.readers[p.name] if known.group[r.name] is not own]
+    if not outside or p.name in known.results or known.bytes[p.name] < LEAST:
+        return None
+    if not all(_elementwise(r, p, known) for r in outside):
+        return None
+    whole = _whole(p, known)
+    if whole is None or not _pays(p, whole, {known.group[r.name] for r in outside}, known):
+        return None
+    changed = {r.name: inline(r, {p.name: whole}) for r in outside}
+    groups = (g.replace(equations=tuple(changed.get(e.name, e) for e in g.equations)) for g in program.groups)
+    made = remove_dead(program.replace(groups=tuple(groups)))
+    return made if all(_is_one_nest(g, made) for g in made.groups) else None
+
+
+def _elementwise(r: Equation, p: Map, known: _Known) -> bool:
+    """The reader, in a kernel without matmuls, loads each element once."""
+    if not isinstance(r, Map | Reduce) or any(map(is_contraction, known.group[r.name].equations)):
+        return False
+    found = [n for x in expressions(r) for n in loads(x) if n.buffer == p.name]
+    plain = all(isinstance(i, Var) for n in found for i in n.index) and all(
+        len({*n.index}) == len(n.index) for n in found
+    )
+    return plain and _count(a.extent for a in bound(r)) == _count(shape(p))
+
+
+def _whole(p: Map, known: _Known) -> Map | None:
+    """The map of what is stored in any case; None where it is made of anything else, or is dear."""
+    while inner := [n for n in reads(p) if not known.stored(n)]:
+        producers = {n: e for n in inner if isinstance(e := known.made[n], Map)}
+        if len(producers) < len(inner) or cost(p.value) >= WORTH_KEEPING:
+            return None
+        made = inline(p, producers)
+        assert isinstance(made, Map)
+        p = made
+    plain = all(isinstance(i, Var | Const) for n in p.value.walk() if isinstance(n, Load) for i in n.index)
+    return p if plain and cost(p.value) < WORTH_KEEPING else None
+
+
+def _pays(p: Map, whole: Map, groups: set[Group], known: _Known) -> bool:
+    stored = known.bytes[p.name] * (1 + len(groups))
+    read = 0
+    for g in groups:
+        there = {n for e in g.equations for n in reads(e)}
+        read += sum(known.bytes[n] for n in reads(whole) if n not in there)
+    return read <= SHARE * stored
+
+
+def _is_one_nest(g: Group, program: Program) -> bool:
+    inside = {e.name for e in g.equations}
+    outside = {n for x in program.groups if x is not g for e in x.equations for n in reads(e)}
+    outside |= {t.name for t in program.outputs}
+    return nest(g.equations, inside & outside) is not None
+
+
+def _count(extents: Iterable[Expr]) -> int:
+    return math.prod(int(n.value) for n in extents if isinstance(n, Const))

@@ -1,0 +1,55 @@
+"""A schedule whose tensor instructions are made in, the same with what each of them is told besides out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from compiler.ir import tile
+from compiler.ir.expr import Expr, const
+from compiler.ir.ranges import Range
+from compiler.ir.statement import Kernel, Program
+from compiler.passes.tile.nests import loops_in, ranges_of
+from compiler.passes.tile.steps import apply_step
+from compiler.schedule.steps import Schedule, Step, Tensorize
+
+Operands = tuple[str, str, str]  # the buffers of an instruction's accumulator and factors
+
+
+def operands(s: tile.Mma) -> Operands:
+    """By which a tensor instruction is known from the step that makes it to the end of the schedule."""
+    return s.acc.buffer, s.a.buffer, s.b.buffer
+
+
+def matmuls(kernel: Kernel) -> list[tile.Mma]:
+    """The tensor instructions of a kernel."""
+    return [n for s in kernel.body for n in s.walk() if isinstance(n, tile.Mma)]
+
+
+def columns_in(kernel: Kernel) -> Iterator[tuple[tile.Mma, Expr, dict[str, Range]]]:
+    """The tensor instructions of a kernel, how many columns each makes, and what is known of variables there."""
+    for around, f in loops_in(kernel.body):
+        yield from ((s, _columns(s), ranges_of((*around, f))) for s in f.body if isinstance(s, tile.Mma))
+    yield from ((s, _columns(s), {}) for s in kernel.body if isinstance(s, tile.Mma))
+
+
+def _columns(s: tile.Mma) -> Expr:
+    return s.sizes[1] if s.sizes else const(tile.lengths(s)["n"])
+
+
+def with_options(
+    program: Program, kernel: Kernel, schedule: Schedule, options: Mapping[Operands, Mapping[str, Any]]
+) -> Schedule:
+    """The schedule of a kernel whose tensor instructions have these options, where their steps say none."""
+    if not any(options.values()):
+        return schedule
+    steps: list[Step] = []
+    for step in schedule.steps:
+        before = kernel
+        program, kernel = apply_step(program, kernel, step)
+        if isinstance(step, Tensorize):
+            made = next((s for s in matmuls(kernel) if s not in matmuls(before)), None)
+            said = options.get(operands(made), {}) if made is not None else {}
+            step = step.replace(**{field: value for field, value in said.items() if not getattr(step, field)})
+        steps.append(step)
+    return Schedule(tuple(steps))

@@ -1,0 +1,88 @@
+"""What a forward pass saves for the backward one: where its rows begin, and that gradients are those of eager."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from compiler import backend
+from compiler.ir.expr import static
+from compiler.ir.tensor import Tensor as Buffer
+
+WORDS = 131
+
+
+@pytest.fixture
+def rows_apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[backend.Compiled]]:
+    """The programs of graphs whose saved tensors are laid out as for a GPU."""
+    torch.compiler.reset()
+    made: list[backend.Compiled] = []
+    program = backend._program
+
+    def heard(*args: object) -> object:
+        report = args[-1]
+        found = program(*args)  # type: ignore[arg-type]
+        made.extend(report.regions)  # type: ignore[attr-defined]
+        return found
+
+    monkeypatch.setattr(backend, "_is_for_gpu", lambda inputs, options: True)
+    monkeypatch.setattr(backend, "_program", heard)
+    yield made
+    torch.compiler.reset()
+
+
+def scores(x: Tensor, w: Tensor, wanted: Tensor) -> Tensor:
+    return F.cross_entropy((x @ w).float(), wanted)
+
+
+def gradients(f: object, *inputs: Tensor) -> tuple[Tensor, ...]:
+    own = [x.clone().requires_grad_(x.is_floating_point()) for x in inputs]
+    loss = f(*own)  # type: ignore[operator]
+    loss.backward()
+    return (loss.detach(), *(x.grad for x in own if x.grad is not None))
+
+
+def buffers(found: backend.Compiled) -> list[Buffer]:
+    program = found.code.stages["loop"]
+    return [*program.inputs, *program.outputs]
+
+
+def test_rows_of_what_is_saved_are_apart(rows_apart: list[backend.Compiled]) -> None:
+    x, w, wanted = torch.randn(8, 16).bfloat16(), torch.randn(16, WORDS).bfloat16(), torch.randint(0, WORDS, (8,))
+    compiled = torch.compile(scores, backend="mlcomp", options={"fallback": "error"})
+    ours, theirs = gradients(compiled, x, w, wanted), gradients(scores, x, w, wanted)
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a.float(), b.float(), atol=0.02, rtol=0.02)
+    forward, backward = rows_apart
+    for found in (forward, backward):
+        strides = [tuple(map(static, t.strides)) for t in buffers(found) if len(t.shape) == 2 and t.dtype.bytes == 2]
+        assert (136, 1) in strides, strides
+
+
+def test_what_a_caller_gets_has_its_own_strides(rows_apart: list[backend.Compiled]) -> None:
+    def both(x: Tensor, w: Tensor) -> Tensor:
+        return (x @ w).relu() * (x @ w)
+
+    x, w = torch.randn(8, 16, requires_grad=True), torch.randn(16, WORDS, requires_grad=True)
+    made = torch.compile(both, backend="mlcomp", options={"fallback": "error"})(x, w)
+    assert made.stride() == (WORDS, 1)
+    torch.autograd.backward(made.sum())
+    assert x.grad is not None
+    torch.testing.assert_close(
+        x.grad, gradients(lambda a, b: both(a, b).sum(), x.detach(), w.detach())[1], atol=1e-3, rtol=1e-3
+    )
+
+
+def test_rows_that_are_flattened_stay_dense(rows_apart: list[backend.Compiled]) -> None:
+    def flat(x: Tensor, w: Tensor) -> Tensor:
+        y = (x @ w).sin()
+        return (y.flatten().cumsum(0) * y.flatten()).sum()
+
+    x, w = torch.randn(8, 16), torch.randn(16, WORDS)
+    ours, theirs = (gradients(f, x, w) for f in (torch.compile(flat, backend="mlcomp"), flat))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)

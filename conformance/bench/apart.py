@@ -1,0 +1,76 @@
+"""Jobs in; the rows that each makes in a process of its own, out: all are prepared at once, and timed in turns."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
+
+SECONDS = 900  # that one process may take between two rows
+
+Row = list[object]
+# Called when all is compiled: waits until everybody's is, and for its turn on the device.
+Turn = Callable[[], Any]
+
+
+class Job(Protocol):
+    """What a process is to do, as a value that can be sent to it."""
+
+    @property
+    def name(self) -> str: ...
+
+
+Work = Callable[[Any, Turn], Iterator[tuple[str, Row]]]
+
+
+def run(jobs: Sequence[Job], work: Work) -> list[dict[str, Row]]:
+    """The rows of each job by what they are; those called `problem` say what went wrong.
+
+    `work` is a function of a module. It yields its rows, and times within `with turn():`.
+    """
+    context = multiprocessing.get_context("spawn")
+    ready, lock = context.Barrier(len(jobs)), context.Lock()
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(lambda job: _one(job, work, ready, lock), jobs))
+
+
+def _one(job: Job, work: Work, ready: Any, lock: Any) -> dict[str, Row]:
+    context = multiprocessing.get_context("spawn")
+    hear, tell = context.Pipe(duplex=False)
+    child = context.Process(target=_tell, args=(tell, job, work, ready, lock))
+    child.start()
+    tell.close()
+    found: dict[str, Row] = {}
+    try:
+        while hear.poll(SECONDS):
+            kind, row = hear.recv()
+            found[kind] = row
+            print(*row, sep="  ", file=sys.stderr)
+        found["problem"] = [job.name, "it did not end in time"]
+    except EOFError:
+        child.join()
+        if child.exitcode:
+            found["problem"] = [job.name, f"its process ended with {child.exitcode}"]
+    child.kill()
+    return found
+
+
+def _tell(tell: Any, job: Job, work: Work, ready: Any, lock: Any) -> None:
+    """What the process of a job does: the rows, or what went wrong; the others do not wait for it then."""
+    waited = False
+
+    def turn() -> Any:
+        nonlocal waited
+        waited = True
+        ready.wait(SECONDS)
+        return lock
+
+    try:
+        for found in work(job, turn):
+            tell.send(found)
+    except Exception as problem:
+        tell.send(("problem", [job.name, f"{type(problem).__name__}: {' '.join(str(problem).split())}"[:300]]))
+    if not waited:
+        ready.wait(SECONDS)

@@ -1,0 +1,155 @@
+"""`python -m conformance.inference [MODEL ...]`: whole models through the backend, their results and their time.
+
+Each model has random weights and is called without gradients. A result may be four times as far from that in f32 as
+eager's is. With `--race` calls are timed beside PyTorch's ways in paired rounds, and the table says what the first call
+of each took, which compiles. Models are compiled in processes of their own at the same time (or `--jobs` of them), and
+timed one after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import importlib.util
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from conformance.bench import apart, duel
+from conformance.inference.models import MODELS, Call, Model, call, small, with_layers
+from conformance.report import tables
+
+OURS = "ours"
+# How a model is compiled, by what PyTorch calls it.
+RIVALS: Mapping[str, Callable[[Any], Any]] = {
+    "eager": lambda m: m,
+    "default": torch.compile,
+    "reduce-overhead": partial(torch.compile, mode="reduce-overhead"),
+    "max-autotune": partial(torch.compile, mode="max-autotune"),
+}
+
+MOST = 4.0  # as far from f32 as eager: one result of eager's is one of many
+TOGETHER = 4  # calls before the device is waited for
+WARM = 3
+TYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is asked for of one model."""
+
+    name: str
+    model: Model
+    device: str
+    dtype: str
+    rivals: tuple[str, ...]
+    seed: int
+
+
+def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
+    """The row of a model's results, and that of its race."""
+    torch.manual_seed(job.seed)
+    made = call(job.model, job.device, TYPES[job.dtype])
+    ways: dict[str, Callable[[Any], Any]] = {OURS: partial(torch.compile, backend="mlcomp")}
+    ways |= {name: RIVALS[name] for name in job.rivals}
+    compiled, first = {}, {}
+    for name, way in ways.items():
+        torch.compiler.reset()
+        compiled[name] = way(made.model)
+        made.ready(TYPES[job.dtype])
+        start = time.perf_counter()
+        made.run(compiled[name])
+        _wait(job.device)
+        first[name] = time.perf_counter() - start
+    yield "results", [job.name, *_errors(made, compiled[OURS])]
+    if job.rivals:
+        calls = {name: partial(_calls, made, m, job.device) for name, m in compiled.items()}
+        for f in calls.values():
+            for _ in range(WARM):
+                f()
+        with turn():
+            protocol = duel.Protocol(budget_ns=4_000_000_000, sample_ns=4_000_000)
+            samples = duel.race(calls, time.perf_counter_ns, np.random.default_rng(job.seed), protocol)
+        quickest = duel.fastest(samples, job.rivals)
+        ratio = duel.ratio(samples, quickest, OURS)
+        each = [f"{samples.median(name) * 1e3 / TOGETHER:.3f}" for name in ways]
+        compile_times = [f"{first[name]:.1f}" for name in ways]
+        yield "times", [job.name, *each, f"{ratio.median:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]", *compile_times]
+
+
+def _errors(made: Call, ours: Any) -> list[object]:
+    """How far ours and eager's are from f32 at most, and whether that is right."""
+    eager, own = _result(made, made.model), _result(made, ours)
+    exact = _result(made, copy.deepcopy(made.model).float())
+    far, spread = (float((x - exact).abs().max()) for x in (own, eager))
+    unit = torch.finfo(_dtype(made.model)).eps * float(exact.abs().max())
+    return [f"{far:.3g}", f"{spread:.3g}", "right" if far <= MOST * spread + unit else "WRONG"]
+
+
+def _result(made: Call, m: Any) -> Tensor:
+    made.ready(_dtype(m))
+    return made.run(m).float()
+
+
+def _dtype(m: Any) -> torch.dtype:
+    found: torch.dtype = next(m.parameters()).dtype
+    return found
+
+
+def _calls(made: Call, m: Any, device: str) -> None:
+    made.ready(_dtype(m))
+    for _ in range(TOGETHER):
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+        made.run(m)
+    _wait(device)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Call those that are asked for, print tables; 1 if a result is wrong or anything fails."""
+    parser = argparse.ArgumentParser(prog="python -m conformance.inference", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--dtype", choices=tuple(TYPES), default="bf16")
+    parser.add_argument("--full", action="store_true", help="the sizes as they are used, not small ones")
+    parser.add_argument("--layers", type=int, default=0, metavar="N", help="so many of the model's layers")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=len(MODELS), metavar="N", help="models compiled at the same time")
+    parser.add_argument(
+        "--race", nargs="*", metavar="RIVAL", choices=tuple(RIVALS),
+        help=f"time calls beside these of {', '.join(RIVALS)} (default: the first three)",
+    )  # fmt: skip
+    given = parser.parse_args(words)
+    if unknown := set(given.names) - MODELS.keys():
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is no GPU")
+    if importlib.util.find_spec("transformers") is None:
+        parser.error('the models are those of the transformers package: pip install "pytest-mlcomp[models]"')
+    rivals = () if given.race is None else tuple(given.race or list(RIVALS)[:3])
+    chosen = {name: with_layers(MODELS[name], given.layers) for name in given.names or MODELS}
+    chosen = chosen if given.full else {name: small(model) for name, model in chosen.items()}
+    jobs = [Job(n, m, given.device, given.dtype, rivals, given.seed) for n, m in chosen.items()]
+    parts = [jobs[n : n + given.jobs] for n in range(0, len(jobs), given.jobs)]
+    found = [rows for part in parts for rows in apart.run(part, work)]
+    heads = {
+        "results": ["model", "ours from f32", "eager from f32", ""],
+        "times": ["model", f"{OURS}, ms", *rivals, "of the quickest", f"first call, s: {OURS}", *rivals],
+        "problem": ["model", "problem"],
+    }
+    print("\n\n".join(tables.table(rows, heads[k]) for k in heads if (rows := [f[k] for f in found if f.get(k)])))
+    ratios = [float(str(f["times"][len(rivals) + 2]).split()[0]) for f in found if "times" in f]
+    if ratios:
+        print(f"\ngeometric mean {math.exp(sum(map(math.log, ratios)) / len(ratios)):.3f}")
+    return int(any("problem" in f or f.get("results", [""])[-1] == "WRONG" for f in found))

@@ -1,0 +1,183 @@
+"""The models that are raced, as configurations of the transformers package; calls of them with random weights."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.training.models import MODELS as TRAINED
+
+AHEAD = 8  # places of a cache behind those that are filled
+_LAYERS = ("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers")
+_TINYLLAMA = {
+    "model_type": "llama", "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 22,
+    "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 16384,
+}  # fmt: skip
+_QWEN = {
+    "model_type": "qwen2", "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "vocab_size": 152064, "max_position_embeddings": 32768,
+}  # fmt: skip
+_QWEN3 = {
+    "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+_WHISPER = {
+    "model_type": "whisper", "d_model": 384, "encoder_layers": 4, "decoder_layers": 4, "encoder_attention_heads": 6,
+    "decoder_attention_heads": 6, "encoder_ffn_dim": 1536, "decoder_ffn_dim": 1536, "vocab_size": 51865,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Model:
+    """A configuration; what it is called on: `tokens` given, or of a `decode` step in its cache; a batch of inputs."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    tokens: int = 0
+    decode: bool = False
+    batch: int = 1
+
+
+@dataclass(frozen=True)
+class Call:
+    """A model; what calls it, or one compiled from it, and gives its main result; and what takes the cache of a model
+    of some type back to where `AHEAD` calls may follow."""
+
+    model: nn.Module
+    run: Callable[[Any], Tensor]
+    ready: Callable[[torch.dtype], None]
+
+
+MODELS: Mapping[str, Model] = {
+    "tinyllama-prefill": Model(_TINYLLAMA, 512),
+    "tinyllama-decode": Model(_TINYLLAMA, 512, decode=True),
+    "tinyllama-decode-8k": Model(_TINYLLAMA, 8192, decode=True),
+    "qwen2.5-7b-prefill": Model(_QWEN, 512),
+    "qwen2.5-7b-decode": Model(_QWEN, 512, decode=True),
+    "qwen2.5-7b-decode-8k": Model(_QWEN, 8192, decode=True),
+    "qwen3-0.6b-prefill": Model(_QWEN3, 512),
+    "qwen3-0.6b-decode": Model(_QWEN3, 512, decode=True),
+    "gpt2-prefill": Model({"model_type": "gpt2"}, 512),
+    "bert-base": Model({"model_type": "bert"}, 128, batch=8),
+    "vit-b": Model({"model_type": "vit"}, batch=8),
+    "resnet-50": Model({"model_type": "resnet"}, batch=8),
+    "whisper-tiny": Model(_WHISPER, 64),
+    "unet": Model(batch=4),
+}
+
+
+def small(model: Model) -> Model:
+    """The same with one layer, few features and few tokens, for any machine."""
+    sizes = {
+        "hidden_size": 64, "n_embd": 64, "d_model": 64, "intermediate_size": 96, "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96, "num_attention_heads": 4, "n_head": 4, "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 99, "image_size": 32,
+        "embedding_size": 8, "hidden_sizes": [16, 32], "depths": [1, 1],
+    }  # fmt: skip
+    if not model.config:
+        return replace(model, batch=1)
+    known = _library().AutoConfig.for_model(**model.config).to_dict()
+    made = {**model.config, **{k: v for k, v in sizes.items() if known.get(k) is not None}}
+    if model.config["model_type"] == "whisper":
+        made |= {"pad_token_id": 1, "bos_token_id": 1, "eos_token_id": 1, "decoder_start_token_id": 1}
+    return replace(with_layers(replace(model, config=made), 1), tokens=min(model.tokens, 12), batch=min(model.batch, 2))
+
+
+def with_layers(model: Model, layers: int) -> Model:
+    """The same with so many layers; all of its own for 0."""
+    if not layers or not model.config:
+        return model
+    known = _library().AutoConfig.for_model(**model.config).to_dict()
+    return replace(model, config={**model.config, **{k: layers for k in _LAYERS if known.get(k) is not None}})
+
+
+def call(model: Model, device: str, dtype: torch.dtype) -> Call:
+    """The model with random weights, and a call of it on random inputs."""
+    if not model.config:
+        return _unet(model, device, dtype)
+    library = _library()
+    config = library.AutoConfig.for_model(**json.loads(json.dumps(dict(model.config))))
+    names = library.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    writes = config.model_type in names and config.model_type not in ("bert", "whisper")
+    kind = library.AutoModelForCausalLM if writes else library.AutoModel
+    with torch.device(device):
+        made = kind.from_config(config).to(dtype).eval()
+        given: dict[str, Any] = _inputs(config, model, dtype)
+        filled = _filled(library, config, made, model) if model.decode else None
+    caches: dict[torch.dtype, Any] = {} if filled is None else {dtype: filled}
+
+    def run(m: Any) -> Tensor:
+        own = next(m.parameters()).dtype
+        arguments = {k: x.to(own) if x.is_floating_point() else x for k, x in given.items()}
+        if filled is not None:
+            arguments |= {"past_key_values": caches[own], "use_cache": True}
+        elif writes:
+            arguments["use_cache"] = False
+        with torch.no_grad():
+            result: Tensor = m(**arguments, return_dict=False)[0]
+            return result
+
+    def ready(own: torch.dtype) -> None:
+        if filled is not None and own not in caches:
+            caches[own] = _converted(filled, own)
+        for cache in caches.values():
+            torch._foreach_copy_([layer.cumulative_length for layer in cache.layers], places)
+
+    places = [] if filled is None else [layer.cumulative_length.clone() for layer in filled.layers]
+    return Call(made, run, ready)
+
+
+def _filled(library: Any, config: Any, made: nn.Module, model: Model) -> Any:
+    """A cache with all tokens but the last, and places behind them for the calls that follow."""
+    cache = library.StaticCache(config=config, max_cache_len=model.tokens + AHEAD)
+    tokens = torch.randint(0, config.vocab_size, (model.batch, model.tokens - 1))
+    with torch.no_grad():
+        made(input_ids=tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+    return cache
+
+
+def _converted(cache: Any, dtype: torch.dtype) -> Any:
+    made = copy.deepcopy(cache)
+    for layer in made.layers:
+        layer.keys, layer.values = layer.keys.to(dtype), layer.values.to(dtype)
+        layer.dtype = dtype
+    return made
+
+
+def _inputs(config: Any, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:
+    count = 1 if model.decode else model.tokens
+    if hasattr(config, "max_source_positions"):
+        sound = torch.randn(model.batch, config.num_mel_bins, 2 * config.max_source_positions, dtype=dtype)
+        return {"input_features": sound, "decoder_input_ids": torch.randint(0, config.vocab_size, (model.batch, count))}
+    if not hasattr(config, "vocab_size"):
+        side = getattr(config, "image_size", 224)
+        return {"pixel_values": torch.randn(model.batch, config.num_channels, side, side, dtype=dtype)}
+    ids = torch.randint(0, config.vocab_size, (model.batch, count))
+    if model.decode:
+        return {"input_ids": ids, "position_ids": torch.full((model.batch, 1), model.tokens - 1)}
+    return {"input_ids": ids}
+
+
+def _unet(model: Model, device: str, dtype: torch.dtype) -> Call:
+    kind = TRAINED["unet"]
+    size = replace(kind.full if model.batch > 1 else kind.small, batch=model.batch)
+    made, (x, _) = kind.make(size).to(device, dtype).eval(), kind.batch(size)
+    x = x.to(device, dtype)
+
+    def run(m: Any) -> Tensor:
+        with torch.no_grad():
+            result: Tensor = m(x.to(next(m.parameters()).dtype))
+            return result
+
+    return Call(made, run, lambda own: None)
+
+
+def _library() -> Any:
+    return importlib.import_module("transformers")
