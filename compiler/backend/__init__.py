@@ -50,8 +50,8 @@ _OPTIONS = {
 }  # fmt: skip
 _FALLBACKS = {"eager": True, True: True, "error": False, False: False}
 TUNED = "max-autotune"
-# Programs on a GPU are replayed as CUDA graphs in all modes. In the last two, graphs have memory of their own, so that
-# addresses recur. The last one also tunes schedules.
+# GPU programs are replayed as CUDA graphs in all modes; in the last two they have memory of their own, so that their
+# addresses repeat for certain. The last one also tunes schedules.
 _MODES = ("default", "reduce-overhead", TUNED)
 _ATTEMPTS = 8  # to bisect a region that fails
 _one_at_a_time = threading.RLock()  # torch's tracing is not thread-safe
@@ -428,7 +428,7 @@ Giving = Callable[[list[Any], Sequence[Any]], list[Any]]
 
 
 def _giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -> Giving:
-    """A function that gives the graph's results from its inputs and the program's results, mostly unchanged."""
+    """A function that gives the results of the graph from its inputs and from the results of the program."""
     places = {n: k for k, n in enumerate((*placeholders, *computed))}
     made_anew = {n: _maker(x, placeholders) for n, x in enumerate(listed) if x not in places}
     picked = [places.get(x, 0) for x in listed]
@@ -444,7 +444,7 @@ def _giving(listed: list[Any], computed: list[Node], placeholders: list[Node]) -
 
 
 def _maker(result: Any, placeholders: list[Node]) -> Callable[[list[Any]], Any]:
-    """A function that computes a result, such as a view, from the graph's inputs alone."""
+    """A function that gives a result of the graph from its inputs alone."""
     if not isinstance(result, Node):
         return lambda inputs: result
     positions = {n: k for k, n in enumerate(placeholders)}

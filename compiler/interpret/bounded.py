@@ -203,14 +203,20 @@ def rounded(x: Bounded, dtype: DType, half_ulps: float, correctly: bool) -> Boun
     if half_ulps == 0:
         return x
     with np.errstate(all="ignore"):
-        size = np.abs(x.v)
-        own = half_ulps * np.maximum(UNIT[dtype.name] * size, ETA[dtype.name] / 2)
+        size, finite = np.abs(x.v), np.isfinite(x.v)
+
+        def unit(most: Array) -> Array:
+            """What is lost of numbers that large."""
+            lost = half_ulps * np.maximum(UNIT[dtype.name] * most, ETA[dtype.name] / 2)
+            return np.where(finite & (most != 0), lost, 0.0)
+
+        # What is rounded is not the exact value but what has been computed, which may be larger.
+        largest, usual = unit(size + worst(x)), unit(size + tolerance(x))
         known = worst(x) == 0
         if correctly and known.any():
-            own = np.where(known & _fits(x.v, dtype), 0.0, own)
-        finite = np.isfinite(x.v)
-        own = np.where(finite & (x.v != 0), own, 0.0)
-        grown = worst(x) + own, variance(x) + own**2 / 3, shared(x)
+            fits = known & _fits(x.v, dtype)
+            largest, usual = np.where(fits, 0.0, largest), np.where(fits, 0.0, usual)
+        grown = worst(x) + largest, variance(x) + usual**2 / 3, shared(x)
         # A correct rounding cannot carry what is below the least number that overflows to an infinity.
         reach = (worst(x), variance(x), shared(x)) if correctly else grown
         return made(x.v, *_lost(grown, _beyond(x.v, reach, size, dtype)))

@@ -26,7 +26,7 @@ from compiler.runtime.cubin import Cubin
 from compiler.runtime.device import ANY_CLUSTER, MAX_DYNAMIC_SHARED, PORTABLE_CLUSTER, Driver
 from compiler.runtime.gpu_graph import Replays
 from compiler.runtime.gpu_native import Prepared
-from compiler.runtime.launcher import DTYPES, Buffer, Launcher, Plan
+from compiler.runtime.launcher import Launcher, Plan
 from compiler.runtime.launches import Flag, Launch, LaunchPlan, Map, Size
 from compiler.runtime.tensor_map import Argument
 
@@ -208,7 +208,7 @@ def _load_python(
     plan: Plan, launches: LaunchPlan, kernels: Kernels, place: torch.device, bound: Mapping[int, torch.Tensor],
     graphs: bool,
 ) -> Launcher:  # fmt: skip
-    call = _Call(plan, launches, kernels, place, bound, graphs)
+    call = launcher.in_python(plan, bound, _Runs(launches, kernels, place, graphs), refuse_late, place)
     if place.type != "cuda":
         return call
 
@@ -221,39 +221,20 @@ def _load_python(
     return call_there
 
 
-class _Call:
-    """A program as a function of the tensors that are not bound."""
+class _Runs:
+    """Enqueues a program on inputs and outputs; true, and nothing is enqueued, where an earlier run has failed."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        launches: LaunchPlan,
-        kernels: Kernels,
-        place: torch.device,
-        bound: Mapping[int, torch.Tensor],
-        graphs: bool,
-    ) -> None:
-        free = [(i, b) for i, b in enumerate(plan.inputs) if i not in bound]
-        self._inputs = [_Input(i, b, n) for n, (i, b) in enumerate(free)]
-        self._outputs = [(b.shape, b.stride, DTYPES[b.dtype]) for b in plan.outputs]
-        self._table = [bound[i].data_ptr() if i in bound else 0 for i in range(len(plan.inputs))]
+    def __init__(self, launches: LaunchPlan, kernels: Kernels, place: torch.device, graphs: bool) -> None:
         self._offsets, self._arena = launches.offsets, launches.arena
         self._kernels, self._place, self._graphs, self._stream = kernels, place, graphs, _stream_of(place)
-        self._bound = bound  # keeps their memory
         self._cleared = launches.offsets[-launches.zeros] if launches.zeros else launches.arena
         self._zeros: dict[int, torch.Tensor] = {}  # by stream
 
-    def __call__(self, *arguments: object) -> tuple[torch.Tensor, ...]:
-        if len(arguments) != len(self._inputs):
-            raise TypeError(f"expected {len(self._inputs)} arguments, got {len(arguments)}")
+    def __call__(self, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> bool:
         if self._kernels.failed():
-            refuse_late(*arguments)
-        place, addresses = self._place, self._table.copy()
-        held = [i.take(value, place) for i, value in zip(self._inputs, arguments, strict=True)]
-        for i, tensor in zip(self._inputs, held, strict=True):
-            addresses[i.number] = tensor.data_ptr()
-        fresh = tuple(torch.empty_strided(n, s, dtype=dtype, device=place) for n, s, dtype in self._outputs)
-        addresses += [tensor.data_ptr() for tensor in fresh]
+            return True
+        place, held = self._place, list(map(aligned, inputs))
+        addresses = [tensor.data_ptr() for tensor in (*held, *outputs)]
         # Freed behind the launches on this stream, and so given out again only after them.
         arena = torch.empty(self._arena, dtype=torch.uint8, device=place) if self._arena else None
         start = arena.data_ptr() if arena is not None else 0
@@ -262,7 +243,7 @@ class _Call:
         addresses += [(start if offset < self._cleared else zeros) + offset for offset in self._offsets]
         # A graph cannot be launched into a stream that is being captured.
         self._kernels.run(tuple(addresses), stream, self._graphs and not capturing)
-        return fresh
+        return False
 
     def _zeros_of(self, stream: int, arena: torch.Tensor, capturing: bool) -> int:
         """Where an arena would begin whose end holds zeros that no run at the same time uses: a stream has its own,
@@ -291,29 +272,6 @@ def run_once(
     kernels = Kernels(chosen, image.image if isinstance(image, Cubin) else image, launches)
     with torch.cuda.device(place) if place.type == "cuda" else contextlib.nullcontext():
         kernels.run(tuple(b.data_ptr() for b in buffers), _stream_of(place)())
-
-
-class _Input:
-    """An argument: number `n` of a call, buffer `number` of the program."""
-
-    def __init__(self, number: int, buffer: Buffer, n: int) -> None:
-        self.number, self._buffer, self._n = number, buffer, n
-        self._dtype, self._shape, self._stride = DTYPES[buffer.dtype], buffer.shape, buffer.stride
-
-    def take(self, value: object, place: torch.device) -> torch.Tensor:
-        """The tensor that kernels read; raises TypeError or ValueError for one that they were not compiled for."""
-        plain = (
-            type(value) is torch.Tensor
-            and value.dtype is self._dtype
-            and value.device == place
-            and value.shape == self._shape
-            and value.layout is torch.strided
-            and value.stride() == self._stride
-            and not value.is_neg()
-        )
-        tensor = value if plain else launcher.admit(self._n, self._buffer, value, place)
-        assert isinstance(tensor, torch.Tensor)
-        return aligned(tensor)
 
 
 def aligned(tensor: torch.Tensor) -> torch.Tensor:

@@ -54,12 +54,12 @@ COARSE = ("f8e4m3", "f8e5m2")
 _PLAIN = (("mk", "kn"), ("mk", "nk"), ("km", "kn"), ("km", "nk"))
 
 _SWIZZLES = (0, 32, 64, 128)
-_CP_ASYNC = Transfer("cp.async", "cp.async", "global", "shared", (16, 8, 4), 0, 0, _SWIZZLES, True, "mlc_cp_async",
+_CP_ASYNC = Transfer("cp.async", "cp.async", "global", "shared", (16, 8, 4), 0, 0, _SWIZZLES, "mlc_cp_async",
                      "LDGSTS")  # fmt: skip
 # A box of a tensor map has at most 5 axes of at most 256 elements, its rows are multiples of 16 bytes.
-_TMA = Transfer("tma", "tma", "global", "shared", (16,), 5, 256, _SWIZZLES, True, "mlc_tma_load", "UTMALDG")
+_TMA = Transfer("tma", "tma", "global", "shared", (16,), 5, 256, _SWIZZLES, "mlc_tma_load", "UTMALDG")
 _TMA_STORE = _TMA.replace(source="shared", target="global", function="mlc_tma_store", opcode="UTMASTG")
-_DSMEM = Transfer("dsmem", "cluster", "cluster", "shared", (16,), 1, 0, _SWIZZLES, False, "mlc_cluster_load", "LD")
+_DSMEM = Transfer("dsmem", "cluster", "cluster", "shared", (16,), 1, 0, _SWIZZLES, "mlc_cluster_load", "LD")
 
 
 def _a_layout(m: int, k: int, size: int) -> Layout:

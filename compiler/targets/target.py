@@ -63,7 +63,7 @@ class Transfer(Node):
 
     The innermost axis moves in `pieces` of so many bytes. A tensor has at most `rank` axes, a slice at most `longest`
     elements along each; 0 is any number. `swizzles` are the patterns, in bytes, in which the tile may be laid out: a
-    row then fits in one. `zeroes` says that what lies outside the source is zero without a guard.
+    row then fits in one.
     """
 
     name: str
@@ -74,7 +74,6 @@ class Transfer(Node):
     rank: int
     longest: int
     swizzles: tuple[int, ...]
-    zeroes: bool
     function: str
     opcode: str = ""
 

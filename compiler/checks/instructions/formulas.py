@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,22 +15,37 @@ from compiler.ir.dtype import DType, f32, i32, u8
 from compiler.runtime.launches import Extent, Launch, Map
 
 Memory = tuple[str, DType, Array]  # values as the interpreters hold them
-Trials = Iterator[tuple[str, str, Trial]]  # name, feature
+Named = tuple[str, str, Trial]  # name, the feature of the target that it needs
+Trials = Iterator[Named]
 
 
-def by_hand(name: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory, ...], outputs: tuple[Memory, ...], *,
-           threads: int = 32, blocks: int = 1, cluster: Extent = (1, 1, 1), maps: tuple[Map, ...] = (),
-           shared: int = 0) -> Trial:  # fmt: skip
-    """Parameters are the inputs, the outputs, and then the maps, as m0, m1, .."""
+def by_hand(name: str, needs: str, body: str, includes: tuple[str, ...], inputs: tuple[Memory, ...],
+           outputs: tuple[Memory, ...], *, threads: int = 32, blocks: int = 1, cluster: Extent = (1, 1, 1),
+           maps: tuple[Map, ...] = (), shared: int = 0, mbarriers: Mapping[str, int] = {}) -> Named:  # fmt: skip
+    """Parameters are the inputs, the outputs, and then the maps, as m0, m1, ..; thread 0 begins with making mbarriers
+    of so many arrivals."""
     params = [
         *(f"const {TYPES[t.name]}* __restrict__ {x}" for x, t, _ in inputs),
         *(f"{TYPES[t.name]}* __restrict__ {x}" for x, t, _ in outputs),
         *(f"MLC_TENSOR_MAP(m{i})" for i in range(len(maps))),
     ]
-    text = kernel(name, threads, params, body.strip("\n").splitlines(), cluster[0])
+    begun = [f"MLC_SHARED(unsigned long, {x}, 1, 8);" for x in mbarriers]
+    if mbarriers:
+        made = (f"    mlc_mbarrier_init({x}, {n});" for x, n in mbarriers.items())
+        begun += ["if (t == 0) {", *made, "    mlc_mbarrier_fence_init();", "}"]
+    text = kernel(name, threads, params, [*begun, *body.strip("\n").splitlines()], cluster[0])
     arguments = (*range(len(inputs) + len(outputs)), *maps)
     launch = Launch(name, (blocks, 1, 1), (threads, 1, 1), arguments, shared=shared, cluster=cluster)
-    return Trial(text, includes, launch, tuple((x, stored(v, t)) for x, t, v in inputs), outputs)
+    return name, needs, Trial(text, includes, launch, tuple((x, stored(v, t)) for x, t, v in inputs), outputs)
+
+
+def elementwise(
+    name: str, header: str, call: str, inputs: tuple[Memory, ...], wanted: Array, tolerance: Array | None = None
+) -> Named:
+    """Each element i is `call`, to within a tolerance."""
+    body = f"for (int i = t; i < {wanted.size}; i += 64) out[i] = {call};"
+    _, needs, trial = by_hand(name, "", body, (header,), inputs, (("out", f32, wanted),), threads=64)
+    return name, needs, trial if tolerance is None else replace(trial, tolerance=tolerance)
 
 
 def small(rng: np.random.Generator, dtype: DType, shape: tuple[int, ...], low: int = -8, high: int = 9) -> Array:
@@ -63,9 +78,7 @@ def _sequences(rng: np.random.Generator) -> Trials:
         ("division_by_large", "arithmetic", "mlc_div_large(x[i], fabsf(y[i]) + 1.0f)", shares, steps[1]),
         ("error_function", "mathematics", "mlc_erf(x[i])", errors, steps[2]),
     ):
-        body = f"for (int i = t; i < {x.size}; i += 64) out[i] = {call};"
-        made = by_hand(name, body, (header,), (("x", f32, x), ("y", f32, y)), (("out", f32, wanted),), threads=64)
-        yield name, "", replace(made, tolerance=step)
+        yield elementwise(name, header, call, (("x", f32, x), ("y", f32, y)), wanted, step)
 
 
 def _conversions(rng: np.random.Generator) -> Trials:
@@ -74,9 +87,8 @@ def _conversions(rng: np.random.Generator) -> Trials:
     wide = (every.astype(np.uint32) << 16).view(np.float32)
     half = every.astype(np.uint16).view(np.float16).astype(np.float32)
     for name, values in (("bf16", wide), ("f16", half)):
-        body = f"for (int i = t; i < {every.size}; i += 64) out[i] = mlc_from_{name}((unsigned short)x[i]);"
-        memory = (("x", i32, every),), (("out", f32, values),)
-        yield f"from_{name}", "", by_hand(f"from_{name}", body, ("convert",), *memory, threads=64)
+        call = f"mlc_from_{name}((unsigned short)x[i])"
+        yield elementwise(f"from_{name}", "convert", call, (("x", i32, every),), values)
     halfway = rng.integers(0, 2**16, (1024,), dtype=np.uint32) << 16 | np.uint32(0x8000)
     of_half = half[np.isfinite(half)].astype(np.float64)
     between = ((of_half[:-1] + of_half[1:]) / 2).astype(np.float32)[rng.integers(0, of_half.size - 1, 1024)]
@@ -97,7 +109,7 @@ for (int i = t; i < {x.size}; i += 64) out[i] = mlc_to_{name}(x[i]);
 for (int i = t; i < {x.size // 2}; i += 64) pairs[i] = (int)mlc_pack_{name}(x[2 * i], x[2 * i + 1]);
 """
         outputs = (("out", i32, wanted.astype(np.int32)), ("pairs", i32, pairs))
-        yield f"to_{name}", "", by_hand(f"to_{name}", body, ("convert",), (("x", f32, x),), outputs, threads=64)
+        yield by_hand(f"to_{name}", "", body, ("convert",), (("x", f32, x),), outputs, threads=64)
 
 
 def _extremes(rng: np.random.Generator) -> Trials:
@@ -106,9 +118,8 @@ def _extremes(rng: np.random.Generator) -> Trials:
     special = np.concatenate((special, -special))
     x, y = np.repeat(special, special.size), np.tile(special, special.size)
     for name, combine in (("max", np.maximum), ("min", np.minimum)):
-        body = f"for (int i = t; i < {x.size}; i += 64) out[i] = mlc_{name}(x[i], y[i]);"
-        memory = (("x", f32, x), ("y", f32, y)), (("out", f32, combine(x, y)),)
-        yield f"{name}_f32", "", by_hand(f"{name}_f32", body, ("arithmetic",), *memory, threads=64)
+        memory = ("x", f32, x), ("y", f32, y)
+        yield elementwise(f"{name}_f32", "arithmetic", f"mlc_{name}(x[i], y[i])", memory, combine(x, y))
 
 
 def _powers(rng: np.random.Generator) -> Trials:
@@ -129,6 +140,4 @@ def _powers(rng: np.random.Generator) -> Trials:
         ("exp2_ftz", "mlc_exp2_ftz(x[i])", x, powers, slack),
         ("reciprocal_root", "mlc_rsqrt(x[i])", y, roots, steps),
     ):
-        body = f"for (int i = t; i < {values.size}; i += 64) out[i] = {call};"
-        made = by_hand(name, body, ("mathematics",), (("x", f32, values),), (("out", f32, wanted),), threads=64)
-        yield name, "", replace(made, tolerance=step)
+        yield elementwise(name, "mathematics", call, (("x", f32, values),), wanted, step)

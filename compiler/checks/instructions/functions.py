@@ -5,26 +5,24 @@ Each is a kernel by hand with what it must give, by NumPy. `needs` is the featur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 
-from compiler.checks.instructions.formulas import by_hand, formulas, small
-from compiler.checks.instructions.trial import TYPES, Trial
+from compiler.checks.instructions.formulas import Named, Trials, by_hand, formulas, small
+from compiler.checks.instructions.trial import TYPES
 from compiler.interpret.scalar import storage
 from compiler.ir.dtype import DType, bf16, f16, f32, f64, i8, i16, i32, i64, u8
 from compiler.runtime.launches import Map
 
 
-def functions(seed: int) -> Iterator[tuple[str, str, Trial]]:
-    """(name, feature, trial)."""
+def functions(seed: int) -> Trials:
+    """All of them."""
     rng = np.random.default_rng(seed)
     arithmetic = (formulas, _atomics, _vectors_added, _warp)
     for made in (*arithmetic, _hinted, _barriers, _arriving_copies, _clusters, _bulk, _launches):
         yield from made(rng)
 
 
-def _atomics(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+def _atomics(rng: np.random.Generator) -> Trials:
     for dtype in (f32, f64, bf16, f16, i64, i32, i16, i8, u8):
         for op, combine in (("add", np.add), ("max", np.maximum), ("min", np.minimum), ("mul", np.multiply)):
             # Four threads combine into each of 8 places.
@@ -40,8 +38,9 @@ mlc_atomic_{op}(out + t % 8, x[t]);
 """
             with np.errstate(invalid="ignore"):
                 memory = wanted.astype(storage(dtype))
-            yield name, "", by_hand(name, body, ("atomics",), (("x", dtype, x), ("start", dtype, start)),
-                                    (("out", dtype, memory),))  # fmt: skip
+            yield by_hand(
+                name, "", body, ("atomics",), (("x", dtype, x), ("start", dtype, start)), (("out", dtype, memory),),
+            )  # fmt: skip
     x = small(rng, i32, (4, 64), 0, 100)
     body = """
 const int before = mlc_atomic_add(ticket, 1);
@@ -50,8 +49,8 @@ out[before] = before;
 """
     wanted = np.arange(64, dtype=np.int32)
     setup = "if (blockIdx.x == 0 && t < 1) ticket[0] = 0;"  # one block: the counter is set before it is taken
-    yield "atomic_ticket", "", by_hand(
-        "atomic_ticket", f"{setup}\nmlc_block_barrier();{body}", ("atomics",), (("x", i32, x),),
+    yield by_hand(
+        "atomic_ticket", "", f"{setup}\nmlc_block_barrier();{body}", ("atomics",), (("x", i32, x),),
         (("ticket", i32, np.array([64], np.int32)), ("out", i32, wanted)), threads=64,
     )  # fmt: skip
     body = """
@@ -61,13 +60,13 @@ int last;
 mlc_take_ticket(&last, tickets, 64);
 if (last) out[0] = x[0] + tickets[0];
 """
-    yield "take_ticket", "", by_hand(
-        "take_ticket", body, ("atomics",), (("x", i32, x),),
+    yield by_hand(
+        "take_ticket", "", body, ("atomics",), (("x", i32, x),),
         (("tickets", i32, np.zeros(1, np.int32)), ("out", i32, x.reshape(-1)[:1].astype(np.int32))), threads=64,
     )  # fmt: skip
 
 
-def _vectors_added(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+def _vectors_added(rng: np.random.Generator) -> Trials:
     for dtype, width in ((f32, 4), (f16, 2), (bf16, 2)):
         x = small(rng, dtype, (32, width))
         name = f"red_add{width}_{dtype}"
@@ -80,13 +79,13 @@ mlc_red_add{width}(out, mine);
 """
         start = small(rng, dtype, (width,))
         wanted = start + x.sum(0)
-        yield name, "" if dtype is f16 else "red.vector", by_hand(
-            name, body, ("atomics",), (("x", dtype, x), ("start", dtype, start)),
+        yield by_hand(
+            name, "" if dtype is f16 else "red.vector", body, ("atomics",), (("x", dtype, x), ("start", dtype, start)),
             (("out", dtype, wanted.astype(storage(dtype))),),
         )  # fmt: skip
 
 
-def _warp(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+def _warp(rng: np.random.Generator) -> Trials:
     x = small(rng, i32, (32,))
     lanes = np.arange(32)
     every = (x > 0).astype(np.int64) @ (1 << lanes.astype(np.int64))
@@ -109,10 +108,10 @@ const bool chosen = mlc_elect();
 out[256 + t] = __popc(mlc_ballot(chosen));
 """
     wanted = np.stack(rows).astype(np.int64)
-    yield "warp", "", by_hand("warp", body, ("vote",), (("x", i32, x),), (("out", i64, wanted),))
+    yield by_hand("warp", "", body, ("vote",), (("x", i32, x),), (("out", i64, wanted),))
 
 
-def _hinted(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+def _hinted(rng: np.random.Generator) -> Trials:
     for size in (1, 2, 4, 8, 16):
         x = rng.integers(-128, 128, (64, size)).astype(np.int8)
         for hint in ("once", "keep"):
@@ -122,10 +121,10 @@ __align__({size}) signed char mine[{size}];
 mlc_load_{hint}<{size}>(mine, x + t * {size});
 mlc_store_once<{size}>(out + t * {size}, mine);
 """
-            yield name, "", by_hand(name, body, ("streaming",), (("x", i8, x),), (("out", i8, x),), threads=64)
+            yield by_hand(name, "", body, ("streaming",), (("x", i8, x),), (("out", i8, x),), threads=64)
 
 
-def _barriers(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+def _barriers(rng: np.random.Generator) -> Trials:
     x = small(rng, f32, (4, 64))
     # Two warps fill, two others use, twice over one buffer: barrier 1 says that it is full, barrier 2 that it is empty.
     body = """
@@ -143,17 +142,9 @@ for (long i = 0; i < 4; i++) {
 }
 """
     wanted = x[:, ::-1].copy()
-    yield "named_barrier", "", by_hand("named_barrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),),
-                                       threads=128)  # fmt: skip
+    yield by_hand("named_barrier", "", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),), threads=128)
     body = """
 MLC_SHARED(float, s, 64, 16);
-MLC_SHARED(unsigned long, full, 1, 8);
-MLC_SHARED(unsigned long, empty, 1, 8);
-if (t == 0) {
-    mlc_mbarrier_init(full, 64);
-    mlc_mbarrier_init(empty, 64);
-    mlc_mbarrier_fence_init();
-}
 mlc_block_barrier();
 for (long i = 0; i < 4; i++) {
     if (t < 64) {
@@ -167,11 +158,13 @@ for (long i = 0; i < 4; i++) {
     }
 }
 """
-    yield "mbarrier", "mbarrier", by_hand("mbarrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),),
-                                          threads=128)  # fmt: skip
+    yield by_hand(
+        "mbarrier", "mbarrier", body, ("mbarrier",), (("x", f32, x),), (("out", f32, wanted),), threads=128,
+        mbarriers={"full": 64, "empty": 64},
+    )  # fmt: skip
 
 
-def _arriving_copies(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+def _arriving_copies(rng: np.random.Generator) -> Trials:
     x = small(rng, f32, (3, 32, 4))
     body = """
 MLC_SHARED(float, s, 384, 16);
@@ -190,20 +183,17 @@ for (long i = 0; i < 3; i++) {
     for (long j = 0; j < 4; j++) out[i * 128 + t * 4 + j] = s[i * 128 + (31 - t) * 4 + j];
 }
 """
-    yield "cp_async_arrive", "mbarrier", by_hand("cp_async_arrive", body, ("async", "mbarrier"), (("x", f32, x),),
-                                                 (("out", f32, x[:, ::-1].copy()),))  # fmt: skip
+    yield by_hand(
+        "cp_async_arrive", "mbarrier", body, ("async", "mbarrier"), (("x", f32, x),),
+        (("out", f32, x[:, ::-1].copy()),),
+    )  # fmt: skip
 
 
-def _clusters(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+def _clusters(rng: np.random.Generator) -> Trials:
     x = small(rng, f32, (4, 32))
     body = """
 MLC_SHARED(float, s, 32, 16);
-MLC_SHARED(unsigned long, full, 1, 8);
-const long rank = mlc_cluster_rank(), next = (rank + 1) % mlc_cluster_size();
-if (t == 0) {
-    mlc_mbarrier_init(full, 1);
-    mlc_mbarrier_fence_init();
-}
+const long next = (mlc_cluster_rank() + 1) % mlc_cluster_size();
 mlc_cluster_barrier();
 if (t == 0) mlc_mbarrier_expect(full, 128);
 mlc_cluster_store_async(s + t, x[blockIdx.x * 32 + t], full, next);
@@ -212,16 +202,13 @@ out[blockIdx.x * 32 + t] = s[t];
 mlc_cluster_barrier();
 """
     wanted = np.roll(x, 1, 0)
-    yield "store_async", "cluster", by_hand("store_async", body, ("cluster", "mbarrier"), (("x", f32, x),),
-                                            (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
+    yield by_hand(
+        "store_async", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, wanted),), blocks=4,
+        cluster=(4, 1, 1), mbarriers={"full": 1},
+    )  # fmt: skip
     body = """
 MLC_SHARED(float, s, 32, 16);
-MLC_SHARED(unsigned long, full, 1, 8);
 const long next = (mlc_cluster_rank() + 1) % mlc_cluster_size();
-if (t == 0) {
-    mlc_mbarrier_init(full, 32);
-    mlc_mbarrier_fence_init();
-}
 mlc_cluster_barrier();
 mlc_cluster_store(s + t, x[blockIdx.x * 32 + t], next);
 mlc_mbarrier_arrive_cluster(full, next);
@@ -229,8 +216,10 @@ mlc_mbarrier_wait_cluster(full, 0);
 out[blockIdx.x * 32 + t] = s[t];
 mlc_cluster_barrier();
 """
-    yield "arrive_cluster", "cluster", by_hand("arrive_cluster", body, ("cluster", "mbarrier"), (("x", f32, x),),
-                                               (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
+    yield by_hand(
+        "arrive_cluster", "cluster", body, ("cluster", "mbarrier"), (("x", f32, x),), (("out", f32, wanted),),
+        blocks=4, cluster=(4, 1, 1), mbarriers={"full": 32},
+    )  # fmt: skip
     body = """
 MLC_SHARED(float, s, 32, 16);
 const long next = (mlc_cluster_rank() + 1) % mlc_cluster_size();
@@ -244,11 +233,13 @@ if (t < 8) {
 mlc_cluster_leave();
 """
     wanted = np.roll(x, -1, 0)
-    yield "cluster_get", "cluster", by_hand("cluster_get", body, ("cluster",), (("x", f32, x),),
-                                            (("out", f32, wanted),), blocks=4, cluster=(4, 1, 1))  # fmt: skip
+    yield by_hand(
+        "cluster_get", "cluster", body, ("cluster",), (("x", f32, x),), (("out", f32, wanted),), blocks=4,
+        cluster=(4, 1, 1),
+    )  # fmt: skip
 
 
-def _bulk(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+def _bulk(rng: np.random.Generator) -> Trials:
     x = rng.integers(-128, 128, (512,)).astype(np.int8)
     arrived = """
 MLC_DYNAMIC_SHARED(s);
@@ -275,7 +266,7 @@ if (t == 0) {{
     mlc_bulk_wait<0>();
 }}
 """
-    yield "bulk", "tma", by_hand("bulk", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1032)
+    yield by_hand("bulk", "tma", body, ("tma",), (("x", i8, x),), (("out", i8, x + np.int8(1)),), shared=1032)
     # Block 0 loads for both; each takes the sum of what it got and its rank.
     y = small(rng, f32, (8, 32))
     body = f"""{arrived}
@@ -291,15 +282,15 @@ mlc_cluster_barrier();
 """
     wanted = np.stack((y, y + 1))
     tensor = Map(0, "f32", (32, 8), (4, 128), (32, 8))
-    yield "tma_multicast", "tma", by_hand(
-        "tma_multicast", body, ("tma", "cluster"), (("x", f32, y),), (("out", f32, wanted),), blocks=2,
+    yield by_hand(
+        "tma_multicast", "tma", body, ("tma", "cluster"), (("x", f32, y),), (("out", f32, wanted),), blocks=2,
         cluster=(2, 1, 1), maps=(tensor,), shared=1032,
     )  # fmt: skip
     for dtype in (f32, i32, f16, bf16):
-        yield f"tma_add_{dtype}", "tma", _tma_add(rng, dtype)
+        yield _tma_add(rng, dtype)
 
 
-def _tma_add(rng: np.random.Generator, dtype: DType) -> Trial:
+def _tma_add(rng: np.random.Generator, dtype: DType) -> Named:
     c = TYPES[dtype.name]
     size = dtype.bytes
     z, start = small(rng, dtype, (4, 16)), small(rng, dtype, (4, 16))
@@ -319,16 +310,15 @@ if (t == 0) {{
     wanted[1:] = start[1:] + z[:-1]
     tensor = Map(2, dtype.name, (16, 4), (size, 16 * size), (16, 4))
     return by_hand(
-        f"tma_add_{dtype}", body, ("tma",), (("x", dtype, z), ("start", dtype, start)), (("out", dtype, wanted),),
-        maps=(tensor,), shared=1024,
+        f"tma_add_{dtype}", "tma", body, ("tma",), (("x", dtype, z), ("start", dtype, start)),
+        (("out", dtype, wanted),), maps=(tensor,), shared=1024,
     )  # fmt: skip
 
 
-def _launches(rng: np.random.Generator) -> Iterator[tuple[str, str, Trial]]:
+def _launches(rng: np.random.Generator) -> Trials:
     x = small(rng, f32, (256,))
     body = "mlc_wait_dependencies();\nout[t] = x[t];\nmlc_launch_dependents();"
-    yield "dependent_launch", "pdl", by_hand("dependent_launch", body, ("launch",), (("x", f32, x[:32]),),
-                                             (("out", f32, x[:32]),))  # fmt: skip
+    yield by_hand("dependent_launch", "pdl", body, ("launch",), (("x", f32, x[:32]),), (("out", f32, x[:32]),))
     body = """
 if (mlc_warp_uniform(t / 128) == 0) {
     mlc_registers_decrease<40>();
@@ -339,5 +329,6 @@ if (mlc_warp_uniform(t / 128) == 0) {
 }
 """
     wanted = x + np.repeat(np.array([0, 1], np.float32), 128)
-    yield "registers", "setmaxnreg", by_hand("registers", body, ("registers", "vote"), (("x", f32, x),),
-                                             (("out", f32, wanted),), threads=256)  # fmt: skip
+    yield by_hand(
+        "registers", "setmaxnreg", body, ("registers", "vote"), (("x", f32, x),), (("out", f32, wanted),), threads=256,
+    )  # fmt: skip

@@ -22,7 +22,7 @@ from compiler.execution import executable, gpu_programs, named, trial
 from compiler.execution.tuning import measure, shelf
 from compiler.execution.tuning.tune import plain
 from compiler.ir import loop_text
-from compiler.passes.gpu.completed import completed
+from compiler.passes.completed import completed
 from compiler.passes.loop_to_tile import loop_to_tile
 from compiler.pipeline import TEXTS
 from compiler.runtime import cubin, resources
@@ -65,9 +65,7 @@ def build(held: Held, program: str, schedule: str) -> Mapping[str, Any]:
     """The text of a kernel under a schedule, compiled into the cache; refused where it spills registers."""
     alone = loop_text.parse(program)
     (kernel,) = alone.kernels
-    chosen = steps.parse(schedule)
-    if held.target.kind == "cuda":
-        chosen = completed(alone, kernel, chosen, held.target)
+    chosen = completed(alone, kernel, steps.parse(schedule), held.target)
     lowering = pipeline.lower(loop_to_tile(alone), held.target, {kernel.name: chosen}, source="tile")
     text = lowering.stages[TEXTS[held.target.kind]]
     if held.target.kind == "cpu":

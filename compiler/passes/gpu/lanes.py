@@ -293,7 +293,7 @@ def _pieces(to: k.Address, source: k.Address, size: int, vector: int) -> list[tu
     ]
 
 
-def register_slice(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
+def register_slice(s: tile.Alloc, scope: Scope) -> Body:
     """A thread's share of a tile that loops over lanes spread."""
     tensor, thread_map = s.tensor, s.layout
     if thread_map is None:

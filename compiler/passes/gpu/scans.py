@@ -60,12 +60,9 @@ def _scan(
                   lane, turn if ahead > 1 else const(0), ahead)  # fmt: skip
 
     inner = inner.inner()
-    inner.values[total.name] = op(
-        COMBINE[total.op], op(COMBINE[total.op], carried, Load(before, (const(0),), dtype)), held
-    )
-    here = Let(state.fresh(f"{total.name}_here"), Var(total.name, dtype))
-    used = any(s.name in names(t) for s in head if isinstance(s, Let) for t in tail)
-    body = (here, *(head if used else ()), *substitute(tail, {Var(total.name, dtype): Var(here.name, dtype)}))
+    so_far = op(COMBINE[total.op], carried, Load(before, (const(0),), dtype))
+    inner.values[total.name] = op(COMBINE[total.op], so_far, held)
+    body = _with_total(state, head, Var(total.name, dtype), tail)
     second = _each(state, body, f.var, thread_map, inner, number, lane, const(0), 1)
 
     me, group = thread_of(scope), Var(state.fresh("group"))
@@ -97,6 +94,13 @@ def _scan(
     ]
     made = [*first.arrays, *phase(guarded(first.loads)), *phase(made)] if apart else phase(made)
     return made if ahead == rounds else [k.For(group.name, const(0), const(rounds), ahead, tuple(made), "rolled")]
+
+
+def _with_total(state: Emission, head: tuple[Stmt, ...], total: Var, tail: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
+    """What is done with the total at an element, under a name of its own, and the values that this needs."""
+    here = Let(state.fresh(f"{total.name}_here"), total)
+    used = any(s.name in names(t) for s in head if isinstance(s, Let) for t in tail)
+    return (here, *(head if used else ()), *substitute(tail, {total: Var(here.name, total.dtype)}))
 
 
 def _each(

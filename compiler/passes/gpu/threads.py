@@ -206,7 +206,7 @@ def _alloc(state: Emission, s: tile.Alloc, scope: Scope) -> Body:
             f"kernel {state.facts.name}: tile {tensor.name} of a {scope.level} is in {s.space} memory, which its "
             "threads do not share"
         )
-    return lanes.register_slice(state, s, scope)
+    return lanes.register_slice(s, scope)
 
 
 def _over_warps(state: Emission, f: tile.For, scope: Scope) -> Body:

@@ -13,8 +13,8 @@ from compiler.ir.launches import block_size
 from compiler.ir.statement import Kernel
 from compiler.passes.tile.instruction_options import columns_in
 from compiler.passes.tile.nests import loops_in, ranges_of
-from compiler.passes.tile.pack import allocated
-from compiler.schedule.steps import Bind, CacheHints, Schedule, ScheduleError, Step, Tensorize, names_made
+from compiler.passes.tile.pack import allocated, filled_by
+from compiler.schedule.steps import Bind, CacheHints, Pack, Schedule, ScheduleError, Step, Tensorize, names_made
 from compiler.targets import legal
 from compiler.targets.legal import NotLegal, Problem
 from compiler.targets.target import Target, instruction
@@ -27,7 +27,7 @@ def check(kernel: Kernel, schedule: Schedule, target: Target) -> None:
     """
     if target.kind == "triton":
         return  # what it has no words for is refused where its text is written
-    on_cpu = chain(_vectors(kernel), _options(kernel, target))
+    on_cpu = chain(_vectors(kernel), _options(kernel, schedule, target))
     problems = on_cpu if target.kind == "cpu" else chain(legal.problems(kernel, target), _copies(kernel))
     for problem in problems:
         step = next((s for s in reversed(schedule.steps) if problem.subjects & _subjects(s)), None)
@@ -76,8 +76,8 @@ def _vectors(kernel: Kernel) -> Iterator[Problem]:
                 yield Problem({f.var}, reason)
 
 
-def _options(kernel: Kernel, target: Target) -> Iterator[Problem]:
-    """Options of tensor instructions and copies that a CPU's have not, and columns that cannot be made again."""
+def _options(kernel: Kernel, schedule: Schedule, target: Target) -> Iterator[Problem]:
+    """Options of tensor instructions and copies that a CPU's have not; columns and vectors that cannot be so."""
     for s, columns, ranges in columns_in(kernel):
         if s.neighbours:
             yield Problem({s.instruction}, f"the threads that would hold neighbours along {s.neighbours} are a GPU's")
@@ -88,4 +88,10 @@ def _options(kernel: Kernel, target: Target) -> Iterator[Problem]:
         if copy.width or copy.rounds:
             yield Problem(
                 {copy.target.buffer, copy.source.buffer}, "one thread copies all: there is no width, and no rounds"
+            )
+    for step in schedule.steps:
+        if isinstance(step, Pack) and step.width != (made := filled_by(kernel, step.tile)):
+            how = f"in vectors of {made}" if made > 1 else "by a copy, or element by element"
+            yield Problem(
+                {step.tile}, f"tile {step.tile} is filled {how}, not in vectors of {step.width}: width={made}"
             )

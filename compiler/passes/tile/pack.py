@@ -16,12 +16,10 @@ from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
-from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import Body, Loops, again, factors_from, longest, moving, named, ranges_of
+from compiler.ir.tensor import Tensor
+from compiler.passes.tile.nests import Body, Loops, again, factors_from, longest, moving, named, padded, ranges_of
 from compiler.passes.tile.peel import guarded, peel
 from compiler.schedule.steps import Pack, Peel, ScheduleError, Step
-
-PAGE, LINE = 4096, 64
 
 
 def pack(kernel: Kernel, step: Pack) -> Kernel:
@@ -42,6 +40,8 @@ def pack(kernel: Kernel, step: Pack) -> Kernel:
                 for l in serial(8, reduce):
                     c[i, j] += a_tile[i, l] * b[j, l]
     """
+    if step.pad < 0:
+        raise ScheduleError(step, "rows cannot lie closer together than they are long")
     for around, total, factor, other in factors_from(kernel, step.buffer, step.loops):
         named = {f.var: f for f in around}
         deciding = names(factor).union(*(names(named[v].extent) for v in step.loops))
@@ -71,7 +71,7 @@ def _filled(
     """The tile, its index of one element of the factor, and what fills it: a copy of a block of a buffer, or loops."""
     long = {f.var: longest(step, f, ranges) for f in loops}
     shape = tuple(dim(long[f.var]) for f in loops)
-    held = _padded(Tensor(step.tile, factor.dtype, shape, row_major(shape)))
+    held = Tensor(step.tile, factor.dtype, shape, padded(shape, step.pad))
     called = named(step, step.into, len(loops))
     load = block(simplify(factor, ranges), {name: t.shape for name, t in tensors.items()})
     if load is not None and not _begins(load, tensors[load.buffer], {f.var for f in loops}, ranges):
@@ -205,16 +205,15 @@ def longest_of(extent: Expr, ranges: Mapping[str, Range]) -> int | None:
     return None if high is None else high - 1
 
 
+def filled_by(kernel: Kernel, held: str) -> int:
+    """The lanes of the vectors that fill a tile, 1 where none do."""
+    loops = (n for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and n.bind.level == "vector")
+    fills = (f for f in loops if any(isinstance(s, Store) and s.buffer == held for s in f.body))
+    return max((dict(f.bind.args).get("width", 1) for f in fills), default=1)
+
+
 def allocated(body: Body) -> list[Tensor]:
     return [n.tensor for s in body for n in s.walk() if isinstance(n, tile.Alloc)]
-
-
-def _padded(t: Tensor) -> Tensor:
-    """Rows of a multiple of 4 KiB would compete for the same few lines of a cache: they are a line longer."""
-    row = t.shape[-1]
-    if len(t.shape) < 2 or not isinstance(row, Const) or row.value * t.dtype.bytes % PAGE:
-        return t
-    return t.replace(strides=row_major((*t.shape[:-1], row + LINE // t.dtype.bytes)))
 
 
 def _check_extents(step: Step, loops: Loops, outside: Sequence[tile.For]) -> None:

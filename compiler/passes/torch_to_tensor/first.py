@@ -32,63 +32,10 @@ def _less(x: Expr, y: Expr) -> Expr:
 
 
 def chosen(b: Builder, x: Value, d: int, shape: Shape, descending: bool) -> tuple[Value, Value]:
-    """The first elements one after the other: the best of the numbers that are left, then the least place of it.
-
-    What is left are the numbers worse than the last one chosen, and those equal to it behind its place; NaN is greater
-    than all, so those are chosen before or after the numbers.
-    """
-    rows, n, how = without(x.shape, (d,)), static(x.shape[d]), "max" if descending else "min"
-    none, every = const(n, dt.i32), const(-1, dt.i32)  # places behind which there is nothing, and everything
-    infinity = const(math.inf, x.compute) if x.compute.is_float else const(0, x.compute)
-
-    def at(i: Index, place: Expr) -> Expr:
-        return x.at((*i[:d], place, *i[d:]))
-
-    def isnan(e: Expr) -> Expr:
-        return op("isnan", e) if e.dtype.is_float else const(False, dt.boolean)
-
-    def best_left(last: Value | None) -> Value:
-        def before(i: Index) -> tuple[Expr, Expr]:
-            assert last is not None
-            return last.at(i), at(i, cast(last.at(i), dt.i64))
-
-        def number(i: Index, r: Index) -> Expr:
-            here = at(i, r[0])
-            if last is None:
-                left = op("not", isnan(here))
-            else:
-                place, value = before(i)
-                limit = op("where", isnan(value), infinity, value)
-                behind = op("lt", op("where", isnan(value), every if descending else none, place), cast(r[0], dt.i32))
-                equal, worse = ("le", "lt") if descending else ("ge", "gt")
-                left = op("where", behind, op(equal, here, limit), op(worse, here, limit))
-            return op("where", left, here, identity(how, here.dtype))
-
-        best = b.reduce(how, rows, (x.shape[d],), number, "best")
-
-        def behind(i: Index) -> tuple[Expr, Expr]:
-            """Behind which place NaN and the best number are to be looked for."""
-            if last is None:
-                return every, every
-            place, value = before(i)
-            again = op("where", op("eq", value, best.at(i)), place, every)
-            if descending:
-                return op("where", isnan(value), place, none), again
-            return op("where", isnan(value), place, every), op("where", isnan(value), none, again)
-
-        def place(i: Index, r: Index) -> Expr:
-            here, p = at(i, r[0]), cast(r[0], dt.i32)
-            nans, numbers = behind(i)
-            found = [both(isnan(here), op("lt", nans, p)), both(op("eq", here, best.at(i)), op("lt", numbers, p))]
-            first, second = found if descending else found[::-1]
-            return op("where", first, p, op("where", second, p + n, none + n))
-
-        least = b.reduce("min", rows, (x.shape[d],), place, "least")
-        return b.map(rows, lambda i: op("where", op("lt", least.at(i), n), least.at(i), least.at(i) - n), "chosen")
-
+    """The first elements one after the other: the best of the numbers that are left, then the least place of it."""
     picks: list[Value] = []
     for _ in range(static(shape[d])):
-        picks.append(best_left(picks[-1] if picks else None))
+        picks.append(_best_left(b, x, d, descending, picks[-1] if picks else None))
 
     def nth(i: Index) -> Expr:
         row = without(i, (d,))
@@ -98,16 +45,70 @@ def chosen(b: Builder, x: Value, d: int, shape: Shape, descending: bool) -> tupl
         return cast(out, dt.i64)
 
     indices = b.map(shape, nth, "index")
-    return b.map(shape, lambda i: at(without(i, (d,)), indices.at(i)), "value"), indices
+    return b.map(shape, lambda i: _along(x, d, without(i, (d,)), indices.at(i)), "value"), indices
+
+
+def _along(x: Value, d: int, row: Index, place: Expr) -> Expr:
+    """The element of a row along axis `d` at a place."""
+    return x.at((*row[:d], place, *row[d:]))
+
+
+def _isnan(e: Expr) -> Expr:
+    return op("isnan", e) if e.dtype.is_float else const(False, dt.boolean)
+
+
+def _best_left(b: Builder, x: Value, d: int, descending: bool, last: Value | None) -> Value:
+    """Where in each row the best is of what is left after the `last` one chosen.
+
+    What is left are the numbers worse than that, and those equal to it behind its place; NaN is greater than all, so
+    those are chosen before or after the numbers.
+    """
+    rows, n, how = without(x.shape, (d,)), static(x.shape[d]), "max" if descending else "min"
+    none, every = const(n, dt.i32), const(-1, dt.i32)  # places behind which there is nothing, and everything
+    infinity = const(math.inf, x.compute) if x.compute.is_float else const(0, x.compute)
+
+    def before(i: Index) -> tuple[Expr, Expr]:
+        assert last is not None
+        return last.at(i), _along(x, d, i, cast(last.at(i), dt.i64))
+
+    def number(i: Index, r: Index) -> Expr:
+        here = _along(x, d, i, r[0])
+        if last is None:
+            left = op("not", _isnan(here))
+        else:
+            place, value = before(i)
+            limit = op("where", _isnan(value), infinity, value)
+            behind = op("lt", op("where", _isnan(value), every if descending else none, place), cast(r[0], dt.i32))
+            equal, worse = ("le", "lt") if descending else ("ge", "gt")
+            left = op("where", behind, op(equal, here, limit), op(worse, here, limit))
+        return op("where", left, here, identity(how, here.dtype))
+
+    best = b.reduce(how, rows, (x.shape[d],), number, "best")
+
+    def behind(i: Index) -> tuple[Expr, Expr]:
+        """Behind which place NaN and the best number are to be looked for."""
+        if last is None:
+            return every, every
+        place, value = before(i)
+        again = op("where", op("eq", value, best.at(i)), place, every)
+        if descending:
+            return op("where", _isnan(value), place, none), again
+        return op("where", _isnan(value), place, every), op("where", _isnan(value), none, again)
+
+    def place(i: Index, r: Index) -> Expr:
+        here, p = _along(x, d, i, r[0]), cast(r[0], dt.i32)
+        nans, numbers = behind(i)
+        found = [both(_isnan(here), op("lt", nans, p)), both(op("eq", here, best.at(i)), op("lt", numbers, p))]
+        first, second = found if descending else found[::-1]
+        return op("where", first, p, op("where", second, p + n, none + n))
+
+    least = b.reduce("min", rows, (x.shape[d],), place, "least")
+    return b.map(rows, lambda i: op("where", op("lt", least.at(i), n), least.at(i), least.at(i) - n), "chosen")
 
 
 def grouped(b: Builder, x: Value, d: int, shape: Shape, elements: int, descending: bool) -> tuple[Value, Value]:
     """The first elements by groups, of `elements` in all, and where each was."""
-    n = static(x.shape[d])
-
-    def at(row: Index, place: Expr) -> Expr:
-        return x.at((*row[:d], place, *row[d:]))
-
+    n, at = static(x.shape[d]), functools.partial(_along, x, d)
     found = _found(b, at, (*without(x.shape, (d,)), x.shape[d]), static(shape[d]), elements / n, descending)
     indices = b.map(shape, lambda i: cast(found.at((*without(i, (d,)), i[d])), dt.i64), "index")
     return b.map(shape, lambda i: at(without(i, (d,)), indices.at(i)), "value"), indices

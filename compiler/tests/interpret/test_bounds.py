@@ -338,3 +338,11 @@ def test_an_exponential_by_exp2_of_a_product_is_within_its_bound() -> None:
     made = scalar.apply("exp2_ftz", (x * np.float32(np.log2(np.e)),))
     (strict,), (allowed,) = bounds(program, [x]), bounds(program, [x], Accuracy.of("cuda", by_exp2=True))
     assert margin(made, strict) > 1 and margin(made, allowed) <= 1, SEED
+
+
+def test_what_is_rounded_may_be_larger_than_the_exact_value() -> None:
+    v, e1 = np.array([1.640625, 0.0]), np.array([0.466, 0.5])
+    b = bounded.rounded(Bounded(v, e1, e1**2, np.zeros(2)), dt.bf16, 1.0, correctly=True)
+    for computed in (v + e1, v - e1):
+        y = scalar.cast(computed, dt.f64, dt.bf16).astype(np.float64)
+        assert (np.abs(y - v) <= bounded.worst(b)).all()

@@ -25,10 +25,11 @@ from compiler.schedule.block_steps import Online
 from compiler.schedule.contraction_nest import size
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul, matmul_axes
-from compiler.schedule.gpu.matmul import RESERVED, WARP
-from compiler.schedule.space.gpu.blocks import CHUNK, Steps, Way, as_loop
+from compiler.schedule.gpu.matmul import RESERVED
+from compiler.schedule.space.gpu import blocks
+from compiler.schedule.space.gpu.blocks import DEPTH, MOST_FEATURES, NARROW, Steps, Way, as_loop
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Reorder, Step
+from compiler.schedule.steps import Step
 from compiler.targets.target import Target
 
 KEYS = 64  # a block of keys: its scores are 32 registers a thread
@@ -39,11 +40,7 @@ THREEFOLD_KEYS = 32  # a block of keys where a product of f32 takes three of tf3
 # warps that go by themselves, with 32 queries to a block.
 GROUPS = ((2, 128), (1, 64))
 GROUPS_NARROW = ((1, 128),)
-NARROW = 64  # features: three blocks of a group and 128 keys fit
-WARPS = (8, 4, 2)  # of a block, most first: the more, the fewer times keys and values are read
-DEPTH = 2  # blocks of keys in shared memory
 ROWS = 6  # words of a thread: maximum, total and factor of each of its two rows
-MOST_FEATURES = 128  # of one warp: the sums of wider values do not fit in registers beside the rest
 
 
 def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Member] | None:
@@ -83,22 +80,16 @@ class _Plan:
         if len(kinds) != 1 or {self.scores.name.dtype, self.found.accumulator.dtype} != {f32}:
             return
         kind = kinds.pop().name
-        rows = [r for r in self.target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
+        rows = blocks.instructions(self.target, kind)
         by_tma = all(x.even for x in (self.q, self.k, self.v)) and "tma" in self.target.features
         value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
         if value and kind != "f32" and by_tma and self.depth % 16 == 0:
             for groups, most in GROUPS_NARROW if max(self.depth, self.features) <= NARROW else GROUPS:
                 keys = min(most, matmul.up(self.keys, KEYS))
                 score = next(r for r in rows if r.function == "mlc_wgmma" and r.n == keys)
-                yield Way(score, value[0], groups * score.m, keys, groups * score.threads, score.k, by_tma)
-        if max(self.depth, self.features) > MOST_FEATURES:
-            return
-        sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
-        if sync is not None:
-            unit = CHUNK if kind == "f32" else sync.k
-            keys = THREEFOLD_KEYS if kind == "f32" else min(KEYS, matmul.up(self.keys, sync.k))
-            for warps in WARPS:
-                yield Way(sync, sync, warps * sync.m, keys, warps * WARP, unit, by_tma)
+                yield blocks.by_groups(score, value[0], groups, keys, by_tma)
+        if max(self.depth, self.features) <= MOST_FEATURES:
+            yield from blocks.by_warps(rows, THREEFOLD_KEYS if kind == "f32" else KEYS, self.keys, by_tma)
 
     def space(self) -> Iterator[Member] | None:
         batch = math.prod(size(as_loop(f)) for f in self.found.batch)
@@ -120,8 +111,8 @@ class _Plan:
 
     def fills(self, way: Way, batch: int) -> bool:
         """There are blocks for all multiprocessors, or for half of them where each multiplies as fast as it can."""
-        blocks = batch * -(-self.queries // way.rows)
-        return blocks * (2 if way.by_groups and way.rows == way.score.m else 1) >= self.target.cores
+        count = batch * -(-self.queries // way.rows)
+        return count * (2 if way.by_groups and way.rows == way.score.m else 1) >= self.target.cores
 
     def near(self) -> bool:
         """Keys and values of all heads stay in the L2, so that queries of all may go at once, those with most first."""
@@ -152,7 +143,6 @@ class _Plan:
 
     def applied(self, way: Way) -> Steps:
         to, f = Steps(way), self.found
-        add = to.steps.append
         query, depth = f.query.var, self.scores.depth.var
         where = ("shared", min(f.weight.bytes * way.keys, matmul_axes.ROW)) if way.threefold else ("registers", 0)
         late = int(way.overlaps)
@@ -162,12 +152,9 @@ class _Plan:
             f.accumulator.name, way.rows, way.keys, unit=way.unit, space=where[0], swizzle=where[1], masks=masks,
             late=late, held=held, **naming.online(f),
         )  # fmt: skip
-        add(step)
+        to.steps.append(step)
         made = step.made
-        if online_softmax.reach(f.score, query) and self.near():
-            add(Reorder((made.blocks[0], *(x.var for x in f.batch))))
-        to.steps += [Bind(x.var, "blocks") for x in f.batch]
-        add(Bind(made.blocks[0], "blocks"))
+        to.over_blocks(made.blocks[0], f.batch, bool(online_softmax.reach(f.score, query)) and self.near())
         for loops in (made.first, made.begin, made.zero, made.scale, made.last):
             to.spread(*loops)
         if online_softmax.scaled(f.score)[1] is not self.scores.name or self.keys % way.keys:
@@ -184,8 +171,5 @@ class _Plan:
         v = to.shared(self.v, "value", {"own": (nest[1], widths[1]), "k": (nest[2], way.keys)})
         weights = step.made_tiles[1] if way.threefold else ""
         to.contraction(f.accumulator.name, nest, (weights, v), way.value, widths[1])
-        producers = (("producers", 1),) if way.by_tma else ()
-        overlap = (("overlap", 1),) if late else ()
-        registers = matmul.reallocated(self.held(way), way.threads, 1, self.target) if way.by_groups else ()
-        add(Bind(made.blocks[1], "pipeline", (("depth", DEPTH), *producers, *overlap, *registers)))
+        to.pipeline(made.blocks[1], self.held(way), self.target, bool(late))
         return to

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from compiler.analysis.online_softmax import For
 from compiler.ir import loop
 from compiler.schedule import names as naming
-from compiler.schedule.gpu import matmul_axes
+from compiler.schedule.gpu import matmul, matmul_axes
+from compiler.schedule.gpu.matmul import WARP
 from compiler.schedule.steps import Bind, Cache, Promote, Reorder, Split, SplitTf32, Step, Tensorize, names_made
-from compiler.targets.target import Instruction
+from compiler.targets.target import Instruction, Target
 
 CHUNK = 32  # keys, or steps of depth, whose three products by tf32 are summed before they are added to what was
+DEPTH = 2  # blocks of columns in shared memory
+WARPS = (8, 4, 2)  # of a block where each multiplies by itself, most first: the more, the fewer times columns are read
+NARROW = 64  # features: three blocks of a group and 128 columns fit
+MOST_FEATURES = 128  # of one warp: wider sums do not fit in registers beside the rest
 PANEL = 32  # features that are multiplied together where a product takes three: sums and pieces of 48 registers
 
 
@@ -52,6 +58,26 @@ class Way:
         return self.by_groups and self.rows > self.score.m
 
 
+def instructions(target: Target, kind: str) -> list[Instruction]:
+    """Those that multiply factors of a type and add the products in f32."""
+    return [r for r in target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
+
+
+def by_groups(score: Instruction, value: Instruction, groups: int, columns: int, by_tma: bool) -> Way:
+    """So many groups of four warps, each with the rows of an instruction."""
+    return Way(score, value, groups * score.m, columns, groups * score.threads, score.k, by_tma)
+
+
+def by_warps(rows: list[Instruction], most: int, columns: int, by_tma: bool) -> Iterator[Way]:
+    """Warps that multiply by themselves, each with the rows of an instruction; `most` columns to a block."""
+    sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
+    if sync is not None:
+        threefold = sync.a_type == "f32"
+        count = most if threefold else min(most, matmul.up(columns, sync.k))
+        unit = CHUNK if threefold else sync.k
+        yield from (Way(sync, sync, n * sync.m, count, n * WARP, unit, by_tma) for n in WARPS)
+
+
 @dataclass
 class Steps:
     """Steps for one way, added one by one."""
@@ -62,6 +88,20 @@ class Steps:
     def spread(self, rows: str, *columns: str) -> None:
         self.steps.append(Bind(rows, "lanes", (("threads", self.way.threads),)))
         self.steps += [Bind(x, "lanes") for x in columns]
+
+    def over_blocks(self, rows: str, batch: Iterable[For], rows_first: bool) -> None:
+        """The blocks of the grid, of which those with most to do begin first where `rows_first`."""
+        outer = [x.var for x in batch]
+        if rows_first:
+            self.steps.append(Reorder((rows, *outer)))
+        self.steps += [Bind(x, "blocks") for x in (*outer, rows)]
+
+    def pipeline(self, loop: str, held: int, target: Target, late: bool = False) -> None:
+        """Copies of the next block of columns beside the computation; groups of threads hold so many words each."""
+        producers = (("producers", 1),) if self.way.by_tma else ()
+        overlap = (("overlap", 1),) if late else ()
+        registers = matmul.reallocated(held, self.way.threads, 1, target) if self.way.by_groups else ()
+        self.steps.append(Bind(loop, "pipeline", (("depth", DEPTH), *producers, *overlap, *registers)))
 
     def shared(self, x: matmul_axes.Factor, word: str, own: dict[str, tuple[str, int]], panels: bool = True) -> str:
         """A factor's tile in shared memory, in rows along the last of its parts; `own` are their loops and lengths."""

@@ -25,10 +25,11 @@ from compiler.schedule.block_steps import Chain
 from compiler.schedule.contraction_nest import size
 from compiler.schedule.cost import gpu as cost
 from compiler.schedule.gpu import matmul, matmul_axes
-from compiler.schedule.gpu.matmul import RESERVED, WARP
-from compiler.schedule.space.gpu.blocks import Steps, Way, as_loop
+from compiler.schedule.gpu.matmul import RESERVED
+from compiler.schedule.space.gpu import blocks
+from compiler.schedule.space.gpu.blocks import DEPTH, MOST_FEATURES, NARROW, Steps, Way, as_loop
 from compiler.schedule.space.members import Member, ranked
-from compiler.schedule.steps import Bind, Reorder, Step
+from compiler.schedule.steps import Step
 from compiler.targets.target import Target
 
 COLUMNS = 64  # of a block: each product of it is 32 registers of a thread of four warps with 64 rows
@@ -36,10 +37,6 @@ COLUMNS = 64  # of a block: each product of it is 32 registers of a thread of fo
 # 0.91 of the time of two with heads of 64 features (67 and 74 us for 8 x 12 x 512), two 0.75 of that of one with 128
 # (635 and 850 us for 4 x 16 x 2048).
 GROUPS_NARROW, GROUPS = (1, 2), (2, 1)
-NARROW = 64  # features
-WARPS = (8, 4, 2)  # of a block where each multiplies by itself
-DEPTH = 2  # blocks of columns in shared memory
-MOST_FEATURES = 128  # of one warp: wider sums do not fit in registers beside the products
 
 
 def space(kernel: Kernel, private: Iterable[str], target: Target) -> Iterator[Member] | None:
@@ -82,18 +79,15 @@ class _Plan:
         if len(kinds) != 1 or sums != {f32} or f32 in kinds:
             return
         kind = kinds.pop().name
-        rows = [r for r in self.target.instructions if (r.a_type, r.b_type, r.acc_type) == (kind, kind, "f32")]
+        rows = blocks.instructions(self.target, kind)
         by_tma = all(x.even for x in operands) and "tma" in self.target.features
         value = [r for r in rows if r.function == "mlc_wgmma_rs" and r.n == self.features]
         score = [r for r in rows if r.function == "mlc_wgmma" and r.n == COLUMNS]
         if value and score and by_tma and all(d % score[0].k == 0 for d in self.depths):
             for n in GROUPS_NARROW if max(self.features, *self.depths) <= NARROW else GROUPS:
-                yield Way(score[0], value[0], n * score[0].m, COLUMNS, n * score[0].threads, score[0].k, by_tma)
-        sync = max((r for r in rows if r.function == "mlc_mma_sync"), key=lambda r: r.m * r.k, default=None)
-        if sync is not None and max(self.features, *self.depths) <= MOST_FEATURES:
-            columns = min(COLUMNS, matmul.up(self.columns, sync.k))
-            for warps in WARPS:
-                yield Way(sync, sync, warps * sync.m, columns, warps * WARP, sync.k, by_tma)
+                yield blocks.by_groups(score[0], value[0], n, COLUMNS, by_tma)
+        if max(self.features, *self.depths) <= MOST_FEATURES:
+            yield from blocks.by_warps(rows, COLUMNS, self.columns, by_tma)
 
     def space(self) -> Iterator[Member] | None:
         batch = math.prod(size(as_loop(f)) for f in self.found.batch)
@@ -131,17 +125,14 @@ class _Plan:
     def schedule(self, way: Way) -> tuple[Step, ...]:
         """The steps for one way."""
         to, f, made = Steps(way), self.found, chained_products.made(self.found)
-        o, add = f.accumulator.name, to.steps.append
+        o = f.accumulator.name
         tiles = f"{o}_weights", *(v.name for v in (*made.rows, *made.columns))
         products = tuple(p.name.name for p in f.products)
         into = f.row.var, f.column, f.feature.var
         step = Chain(o, way.rows, way.keys, into=into, products=products, tiles=tiles, unit=way.unit)
-        add(step)
+        to.steps.append(step)
         loops = step.made
-        if list(chained_products.reach(f.weight, f.row.var)):
-            add(Reorder((loops.blocks[0], *(x.var for x in f.batch))))
-        to.steps += [Bind(x.var, "blocks") for x in f.batch]
-        add(Bind(loops.blocks[0], "blocks"))
+        to.over_blocks(loops.blocks[0], f.batch, bool(list(chained_products.reach(f.weight, f.row.var))))
         for held, nest in ((made.rows, loops.row), (made.columns, loops.column)):
             if held:
                 to.spread(*nest)
@@ -157,7 +148,5 @@ class _Plan:
         width = matmul.up(self.features, way.unit)
         value = to.shared(self.value, self.again(), {"own": (adding[1], width), "k": (adding[2], way.keys)})
         to.contraction(o, adding, ("", value), way.value, width)
-        producers = (("producers", 1),) if way.by_tma else ()
-        registers = matmul.reallocated(self.held(way, made), way.threads, 1, self.target) if way.by_groups else ()
-        add(Bind(loops.blocks[1], "pipeline", (("depth", DEPTH), *producers, *registers)))
+        to.pipeline(loops.blocks[1], self.held(way, made), self.target)
         return tuple(to.steps)
