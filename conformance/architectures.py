@@ -208,9 +208,11 @@ def page(rows: Sequence[Row]) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """Run those that are asked for, print the page; 1 if one is wrong or fails."""
     parser = argparse.ArgumentParser(prog="python -m conformance.architectures", description=__doc__)
-    parser.add_argument("regex", nargs="?", default="", help="names, by a part of them (default: all)")
+    parser.add_argument(
+        "regex", nargs="?", default="", help="only architectures whose name matches this anywhere (default: all)"
+    )
     parser.add_argument("--dtype", choices=tuple(TYPES), default="f32")
-    parser.add_argument("--jobs", type=int, default=1, help="so many at a time")
+    parser.add_argument("--jobs", type=int, default=1, help="number of architectures at a time")
     given = parser.parse_args(words)
     importlib.import_module("transformers.models.auto.modeling_auto")
     chosen = [name for name in NAMES if re.search(given.regex, name)]

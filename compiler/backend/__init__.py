@@ -121,7 +121,8 @@ def mlcomp(
 
     Options: `fallback` is "eager" (default) or "error"; `target` names a target (default: by device); `check_indices`
     is "async" (default), "sync" or "off"; `quantize` is a mode such as "int8-weight-only"; `memory_limit` is the limit
-    for the temporaries of a program in bytes. `mode` is "default", "reduce-overhead" or "max-autotune".
+    for the temporaries of a program in bytes. `mode`, which `options` may also contain, is "default", "reduce-overhead"
+    or "max-autotune".
 
     Raises CompilerError for unknown options and modes, MemoryLimitError if temporaries exceed the limit, and with
     fallback "error" whatever makes a call uncompilable, usually Unsupported.

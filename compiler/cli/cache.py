@@ -54,7 +54,7 @@ def cache(options: argparse.Namespace) -> int:
 def _show(folder: Path) -> int:
     problem = trust.complaint(folder, folder)
     print(f"place: {folder}{f' (refused: {problem})' if problem else ''}")
-    print(f"key:   {seal.place() if seal.lasts() else 'none that lasts, so each process builds anew'}")
+    print(f"key:   {seal.place() if seal.lasts() else 'none is stored, so each process builds its kernels again'}")
     found = inventory.files(folder)
     print(f"size:  {_amount(found)}")
     for kind in dict.fromkeys(file.kind for file in found):
@@ -69,8 +69,8 @@ def _verify(folder: Path) -> int:
     found = [file for file in inventory.files(folder) if file.kind in inventory.KINDS.values()]
     bad = inventory.damaged(found)
     for file in bad:
-        print(f"{file.path} is not what was put there; it is built again when it is needed")
-    print(f"{_amount(found)}: {len(found) - len(bad)} as they were put there, {len(bad)} not")
+        print(f"{file.path} is damaged or forged; it is built again when it is needed")
+    print(f"{_amount(found)}: {len(found) - len(bad)} intact, {len(bad)} damaged")
     return 1 if bad else 0
 
 

@@ -44,7 +44,9 @@ def show(options: argparse.Namespace) -> int:
     stages = pipeline.stages(machine)
     until = {"asm": stages[-1], "schedule": "tile"}.get(options.ir, options.ir)
     if until not in stages or (options.ir == "asm" and until != "cpp"):
-        raise Senseless(f"{machine.name} has no stage {options.ir}; its stages are {', '.join(stages)}")
+        raise Senseless(
+            f"{machine.name} has no stage {options.ir}; its stages are {', '.join(stages)}; choose another --target"
+        )
     source, given = program(options)
     if source not in stages:
         raise Senseless(f"{machine.name} has no stage {source}, the stage of {options.source}; choose another --target")

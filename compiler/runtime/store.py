@@ -62,7 +62,7 @@ def intact(*paths: Path) -> bool:
     for path, state in zip(paths, found, strict=True):
         if state == "damaged":
             log.warning(
-                "mlcomp: the cached kernel %s is not what was put there (a crash, a full disk, somebody else?); "
+                "mlcomp: the cached kernel %s is damaged or forged (a crash, a full disk, another user?); "
                 "building it again",
                 path,
             )

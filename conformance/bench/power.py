@@ -134,11 +134,16 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("what", choices=("record", "judge"))
     parser.add_argument("file", type=Path)
     parser.add_argument("shapes", nargs="*", type=Path)
-    parser.add_argument("--races", type=int, default=10, help="of each kernel (default: 10)")
-    parser.add_argument("--first", type=int, default=10**6, help="of the benchmarks, this many, evenly spread")
+    parser.add_argument("--races", type=int, default=10, help="races of each kernel (default: 10)")
+    parser.add_argument("--first", type=int, default=10**6, help="use only this many of the benchmarks, evenly spaced")
     parser.add_argument("--target", default="cpu")
-    parser.add_argument("--runs", type=int, default=200, help="to draw (default: 200)")
-    parser.add_argument("--effect", type=float, default=0.03, help="the least effect (default: 0.03)")
+    parser.add_argument("--runs", type=int, default=200, help="number of runs to draw (default: 200)")
+    parser.add_argument(
+        "--effect",
+        type=float,
+        default=0.03,
+        help="smallest slowdown to detect, see --mlcomp-min-effect (default: 0.03)",
+    )
     given = parser.parse_args(words)
     if given.what == "record":
         files = below(given.shapes or [find_shapes() / "ops"])

@@ -119,16 +119,20 @@ def _wait(device: str) -> None:
 def main(words: Sequence[str] | None = None) -> int:
     """Call those that are asked for, print tables; 1 if a result is wrong or anything fails."""
     parser = argparse.ArgumentParser(prog="python -m conformance.inference", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
+    parser.add_argument("names", nargs="*", metavar="MODEL", help=f"models to run: {', '.join(MODELS)} (default: all)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--dtype", choices=tuple(TYPES), default="bf16")
-    parser.add_argument("--full", action="store_true", help="the sizes as they are used, not small ones")
-    parser.add_argument("--layers", type=int, default=0, metavar="N", help="so many of the model's layers")
+    parser.add_argument("--full", action="store_true", help="use the usual model sizes instead of small ones")
+    parser.add_argument(
+        "--layers", type=int, default=0, metavar="N", help="use only the first N layers of a model (default: all)"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=len(MODELS), metavar="N", help="models compiled at the same time")
+    parser.add_argument(
+        "--jobs", type=int, default=len(MODELS), metavar="N", help="number of models compiled concurrently"
+    )
     parser.add_argument(
         "--race", nargs="*", metavar="RIVAL", choices=tuple(RIVALS),
-        help=f"time calls beside these of {', '.join(RIVALS)} (default: the first three)",
+        help=f"time calls against these of {', '.join(RIVALS)} (default: the first three)",
     )  # fmt: skip
     given = parser.parse_args(words)
     if unknown := set(given.names) - MODELS.keys():

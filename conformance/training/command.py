@@ -69,14 +69,16 @@ def work(job: Job, turn: apart.Turn) -> Iterator[tuple[str, apart.Row]]:
 def main(words: Sequence[str] | None = None) -> int:
     """Train those that are asked for, print tables; 1 if losses are wrong or anything fails."""
     parser = argparse.ArgumentParser(prog="python -m conformance.training", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)} (default: all)")
-    parser.add_argument("--steps", type=int, default=200, help="of the losses that are compared; 0 for none")
+    parser.add_argument(
+        "names", nargs="*", metavar="MODEL", help=f"models to train: {', '.join(MODELS)} (default: all)"
+    )
+    parser.add_argument("--steps", type=int, default=200, help="number of steps whose losses are compared; 0 for none")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--full", action="store_true", help="the sizes as they are used, not small ones")
+    parser.add_argument("--full", action="store_true", help="use the usual model sizes instead of small ones")
     parser.add_argument(
         "--race", nargs="*", metavar="RIVAL", choices=tuple(steps.RIVALS),
-        help=f"time a step beside these of {', '.join(steps.RIVALS)} (default: the first three)",
+        help=f"time steps against these of {', '.join(steps.RIVALS)} (default: the first three)",
     )  # fmt: skip
     given = parser.parse_args(words)
     if unknown := set(given.names) - MODELS.keys():

@@ -60,16 +60,16 @@ def test_a_cache_that_is_not_there_is_empty(
 
 
 def test_verify_names_what_is_damaged(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "6 as they were put there, 0 not" in said(capsys, "verify")
+    assert "6 intact, 0 damaged" in said(capsys, "verify")
     first, second, _ = entries(cache)
     first.write_bytes(second.read_bytes())
     third = second.with_suffix(".cpp")
     third.write_text(third.read_text().replace("return", "return 1 +"))
     out = said(capsys, "verify", status=1)
-    assert f"{first} is not what was put there" in out and f"{third} is not what was put there" in out
-    assert "4 as they were put there, 2 not" in out
+    assert f"{first} is damaged or forged" in out and f"{third} is damaged or forged" in out
+    assert "4 intact, 2 damaged" in out
     assert "removed 4 files" in said(capsys, "prune"), "an entry goes with both of its files"
-    assert "2 as they were put there, 0 not" in said(capsys, "verify")
+    assert "2 intact, 0 damaged" in said(capsys, "verify")
 
 
 def test_a_folder_that_others_may_write_is_named(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
