@@ -31,6 +31,7 @@ from compiler.passes.gpu.barriers import barriers
 from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import layouts
+from compiler.passes.gpu.shared_copies import shared_copies
 from compiler.passes.gpu.thread_maps import thread_maps
 from compiler.passes.gpu.threads import tile_to_threads
 from compiler.passes.gpu.vectorize import vectorize
@@ -106,7 +107,8 @@ class Pass:
 
     `invariant` states what holds afterwards; the verifier of `result` checks it. An `optional` pass may be skipped
     without making the program wrong, which is how a bisection finds the pass that introduced an error. `kind` lists the
-    kinds of targets that the pass is for, separated by spaces; empty means all.
+    kinds of targets that the pass is for, separated by spaces; empty means all. A pass that is
+    `together` sees all kernels of a program; others may be given equal kernels only once.
     """
 
     name: str
@@ -116,6 +118,7 @@ class Pass:
     run: Callable[[Any, Context], Any]
     optional: bool = False
     kind: str = ""
+    together: bool = False
 
 
 def _decompose(program: aten.Program, context: Context) -> tensor.Program:
@@ -167,6 +170,10 @@ def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Progr
     return dependent_launch.dependent_launch(program, context.target)
 
 
+def _shared_copies(program: kernel.Program, context: Context) -> kernel.Program:
+    return program if context.target.memory else shared_copies(program)  # what is shared is alive for longer
+
+
 def _texts(context: Context) -> dict[str, str]:
     return {name: show_schedule(s) for name, s in context.schedules.items()}
 
@@ -208,6 +215,7 @@ PIPELINE = (
     Pass("exact", "kernel", "kernel", "values that 16 bits hold exactly are not rounded", lambda p, _: exact(p), True),
     Pass("packed", "kernel", "kernel", "small integers are widened in pairs", lambda p, _: packed(p), True, "cuda"),
     Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _dependent_launch, True, "cuda"),
+    Pass("shared-copies", "kernel", "kernel", "no two kernels make the same copy", _shared_copies, True, "cuda", True),
     Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
     Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
     Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
@@ -421,6 +429,7 @@ def _lower(
     applications = Applications(gate, trace)
     unscheduled: list[Pass] = []
     kinds: equal_kernels.Kinds | None = None
+    lowered: dict[str, equal_kernels.Lowered] | None = None  # all kernels, those that are alike no longer as one
     loops: Any = None  # what schedules are chosen for
     while left:
         p, *left = left
@@ -434,7 +443,7 @@ def _lower(
                     program = kinds.program
             loops = program
             schedules, fallbacks = _chosen(program, target, given, None, stored)
-        if kinds is not None and p.result not in IRS:
+        if kinds is not None and lowered is None and (p.together or p.result not in IRS):
             lowered = _whole(kinds, made, schedules or {}, fallbacks)
             program = made.get("kernel", made["tile"])
         number = applications.number + 1
@@ -451,14 +460,13 @@ def _lower(
             plainer, fallbacks = _chosen(loops, target, given, partial(_carry_out, unscheduled, target), stored)
             if plainer == schedules:
                 raise
-            schedules, left, program = plainer, unscheduled, loops
+            schedules, left, program, lowered = plainer, unscheduled, loops, None
             continue
         if trace is not None:
             trace(Application(number, p.name, p.result, before, program, p.source == p.result))
         made[p.result] = program
     if kinds is not None:
-        if made.keys() & IRS.keys() == made.keys():
-            lowered = _whole(kinds, made, schedules or {}, fallbacks)
+        lowered = lowered or _whole(kinds, made, schedules or {}, fallbacks)
         kinds.remember()
         schedules = {name: x.schedule for name, x in lowered.items()}
         fallbacks = tuple(Fallback(name, x.given_up) for name, x in lowered.items() if x.given_up)

@@ -50,8 +50,8 @@ _OPTIONS = {
 }  # fmt: skip
 _FALLBACKS = {"eager": True, True: True, "error": False, False: False}
 TUNED = "max-autotune"
-# GPU programs are replayed as CUDA graphs in all modes; in the last two they have memory of their own, so that addresses
-# repeat for certain. The last one also tunes schedules.
+# GPU programs are replayed as CUDA graphs in all modes; in the last two they have memory of their own, so that their
+# addresses repeat for certain. The last one also tunes schedules.
 _MODES = ("default", "reduce-overhead", TUNED)
 _ATTEMPTS = 8  # to bisect a region that fails
 _one_at_a_time = threading.RLock()  # torch's tracing is not thread-safe

@@ -135,10 +135,11 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: there is no GPU")
-    if importlib.util.find_spec("transformers") is None:
+    names = given.names or list(MODELS)
+    if any(MODELS[n].config for n in names) and importlib.util.find_spec("transformers") is None:
         parser.error('the models are those of the transformers package: pip install "pytest-mlcomp[models]"')
     rivals = () if given.race is None else tuple(given.race or list(RIVALS)[:3])
-    chosen = {name: with_layers(MODELS[name], given.layers) for name in given.names or MODELS}
+    chosen = {name: with_layers(MODELS[name], given.layers) for name in names}
     chosen = chosen if given.full else {name: small(model) for name, model in chosen.items()}
     jobs = [Job(n, m, given.device, given.dtype, rivals, given.seed) for n, m in chosen.items()]
     parts = [jobs[n : n + given.jobs] for n in range(0, len(jobs), given.jobs)]

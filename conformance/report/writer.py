@@ -1,10 +1,9 @@
 """The rows of a run in; its report files out, every one whole: `run.json`, `benchmark.json` and three pages."""
 
-import contextlib
 import math
 import os
+import shutil
 import statistics
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import compiler
 from conformance import rows
 from conformance.report.environment import Environment
 from conformance.rows import BENCH_VERDICTS, OURS, Bench, Check, Gate, SelfTest
@@ -107,30 +107,28 @@ def described(row: Bench) -> dict[str, Any]:
 
 
 def write(folder: Path, documents: Mapping[str, str]) -> None:
-    """Write all files or none: each is whole under another name before the first takes its place."""
-    ready: list[tuple[Path, Path]] = []
+    """Write all files or none: each is whole elsewhere in the folder before the first takes its place."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in documents.items():
-            descriptor, temporary = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
-            ready.append((Path(temporary), folder / name))
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(temporary).chmod(0o644)
-        while ready:
-            os.replace(*ready[0])
-            ready.pop(0)
+        compiler.sweep_folders(folder)  # of runs that were killed
+        own, lock = compiler.locked_folder(folder)
+        try:
+            for name, text in documents.items():
+                with (own / name).open("w", encoding="utf-8") as file:
+                    file.write(text)
+                    file.flush()
+                    os.fsync(file.fileno())
+                (own / name).chmod(0o644)
+            for name in documents:
+                os.replace(own / name, folder / name)
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+            os.close(lock)
     except OSError as error:
         raise ReportError(
             f"cannot write reports to {folder}: {error.strerror}. What stood there is unchanged; "
             "make room or permission, or choose another place with --mlcomp-report DIR"
         ) from None
-    finally:
-        for temporary_path, _ in ready:
-            with contextlib.suppress(OSError):
-                temporary_path.unlink()
 
 
 def append(path: str | None, text: str) -> None:

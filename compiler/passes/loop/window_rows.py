@@ -99,7 +99,9 @@ def _windows(c: Contraction, k: Kernel) -> Iterator[_Window]:
         for d in sorted(range(len(t.shape)), key=lambda d: int(static(t.strides[d]))):
             terms, _ = linear(load.index[d])
             for along, place in ((a, b) for a in terms for b in terms if a is not b and len(terms) == 2):
-                if isinstance(along, Var) and isinstance(place, Var) and terms[along] == 1 and terms[place] >= 1:
+                if not isinstance(along, Var) or not isinstance(place, Var) or terms[along] != 1:
+                    continue
+                if 1 <= terms[place] < size(loops[along.name]):  # patches that do not overlap are rows as they are
                     yield from _of_axis(c, load, t, d, terms[place], loops[place.name], loops[along.name])
 
 

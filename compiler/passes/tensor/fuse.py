@@ -8,7 +8,8 @@ more than the memory traffic it saves:
 - a contraction takes the maps of its own domain as epilogue; as prologue only what makes few bytes many (the integers
   of a quantized weight), for as few rows as read them once;
 - scans take what feeds them, and cheap maps of their own domain that read them;
-- scatters stay alone, and so does a reduction to too few rows to spread over cores.
+- scatters stay alone, and so does a reduction to too few rows to spread over cores;
+- numbers that are made of inputs alone share a kernel, whether or not they have to do with each other.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ def fuse(program: Program, cores: int = 1) -> Program:
         groups.owner[e.name] = k
         while _join_once(groups, k):
             pass
-    made = [sorted(g, key=lambda e: place[e.name]) for g in _schedule(list(groups.members.values()))]
+    made = [sorted(g, key=lambda e: place[e.name]) for g in _schedule(_numbers_together(groups.members.values()))]
     fused = [_group(g, sources) for g in made]
     names = kernel_names.numbered(g.name for g in fused)
     return program.replace(groups=tuple(g.replace(name=name) for g, name in zip(fused, names, strict=True)))
@@ -414,6 +415,17 @@ def _again_and_again(price: int, own: set[str], rows: tuple[Axis, ...]) -> bool:
     last = max((k for k, a in enumerate(rows) if a.name in own), default=-1)
     repeats = any(_long(a) and a.name not in own for a in rows[:last])
     return repeats and price >= WORTH_KEEPING * _count(a.extent for a in rows[last + 1 :])
+
+
+def _numbers_together(groups: Iterable[list[Equation]]) -> list[list[Equation]]:
+    """Groups that each make single numbers of inputs alone, as counters of steps are, are one."""
+    every = list(groups)
+    made = {e.name for g in every for e in g}
+    alone = [g for g in every if all(isinstance(e, Map) and not e.axes for e in g)]
+    alone = [g for g in alone if not {n for e in g for n in reads(e)} & (made - {e.name for e in g})]
+    numbers = [e for g in alone for e in g]
+    shared = [numbers[n : n + MOST_EQUATIONS] for n in range(0, len(numbers), MOST_EQUATIONS)]
+    return [*shared, *(g for g in every if g not in alone)]
 
 
 def _schedule(groups: list[list[Equation]]) -> list[list[Equation]]:

@@ -55,15 +55,15 @@ def _once(program: Program) -> Program | None:
 
 def _known(program: Program) -> _Known:
     every = equations(program)
-    names = (*(t.name for t in program.inputs), *(e.name for e in every))
-    readers: dict[str, list[Equation]] = {name: [] for name in names}
+    made = {e.name: e for e in every}
+    readers: dict[str, list[Equation]] = {name: [] for name in (*(t.name for t in program.inputs), *made)}
     for e in every:
         for name in reads(e):
             readers[name].append(e)
     sizes = {t.name: _count(t.shape) * t.dtype.bytes for t in program.inputs}
     sizes |= {e.name: _count(shape(e)) * e.dtype.bytes for e in every}
     group = {e.name: g for g in program.groups for e in g.equations}
-    return _Known({e.name: e for e in every}, group, readers, frozenset(t.name for t in program.outputs), sizes)
+    return _Known(made, group, readers, frozenset(t.name for t in program.outputs), sizes)
 
 
 def _remade(program: Program, p: Map, known: _Known) -> Program | None:
@@ -80,7 +80,7 @@ def _remade(program: Program, p: Map, known: _Known) -> Program | None:
     changed = {r.name: inline(r, {p.name: whole}) for r in outside}
     groups = (g.replace(equations=tuple(changed.get(e.name, e) for e in g.equations)) for g in program.groups)
     made = remove_dead(program.replace(groups=tuple(groups)))
-    return made if all(_is_one_nest(g, made) for g in made.groups) else None
+    return made if all(_is_one_nest(g, made) for g in made.groups if g not in program.groups) else None
 
 
 def _elementwise(r: Equation, p: Map, known: _Known) -> bool:

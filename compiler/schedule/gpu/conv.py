@@ -43,7 +43,7 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                 factors(left, right, rows, inner, tensors, ranges),
                 factors(right, left, columns, inner, tensors, ranges),
             ):
-                k = _depth(c, inner, ROW // max(a.operand.bytes, b.operand.bytes), tensors)
+                k = _depth(c, inner, (a, b), tensors if first is second is None else {})
                 if k is None:
                     continue
                 m, n = (axis_of(own, x, tensors) for own, x in ((rows, left), (columns, right)))
@@ -55,13 +55,16 @@ def ways(c: Contraction, tensors: Mapping[str, Tensor]) -> Iterator[MatmulAxes]:
                     yield MatmulAxes(c, m, n, k, batch, a, b, across, result, *beforehand)
 
 
-def _depth(c: Contraction, inner: loop.For, row: int, tensors: Mapping[str, Tensor]) -> Axis | None:
-    """The loops that sum, the inner one in whole rows of a tile. Where it leaves some of one over, that is zero if both
-    buffers end there."""
+def _depth(c: Contraction, inner: loop.For, factors: Sequence[Factor], tensors: Mapping[str, Tensor]) -> Axis | None:
+    """The loops that sum, the inner one in whole rows of a tile. Where it leaves some of one over, that is zero if rows
+    of both factors, as they are in these `tensors`, are along it and end there."""
     k = axis([*(f for f in c.depth if f is not inner), inner])
+    row = ROW // max(x.operand.bytes for x in factors)
     rest = size(inner) % row
     if rest:
-        if any(beyond(inner, x.index, tensors[x.buffer].shape) for f in (c.left, c.right) for x in loads(f)):
+        if any(x.order[1] != "k" or x.buffer not in tensors for x in factors) or any(
+            beyond(inner, x.index, tensors[x.buffer].shape) for f in (c.left, c.right) for x in loads(f)
+        ):
             return None
         k.boxed, k.box = True, (*[1] * (len(k.loops) - 1), row)
         k.size += k.size // size(inner) * (row - rest)

@@ -10,6 +10,8 @@ import time
 from pathlib import Path
 
 from conformance.history import baseline, journal, revisions
+from conformance.report import writer as reports
+from conformance.tests.history import killed
 
 KILLS = int(os.environ.get("KILLS", "4"))
 WRITES = """
@@ -54,3 +56,10 @@ def test_nothing_is_half_written(tmp_path: Path) -> None:
             entry = json.loads(path.read_text())
             assert (found.folder / "kernels" / entry["text"]).read_text() == "x" * 30000
             assert (found.folder / "headers" / f"{entry['headers']}.txt").read_text().startswith("// file a.h")
+    reports.write(tmp_path / "report", {"run.json": "{}"})
+    assert sorted(path.name for path in (tmp_path / "report").iterdir()) == ["benchmark.json", "run.json"]
+
+
+def test_whole_runs_that_are_killed_leave_what_is_whole(tmp_path: Path) -> None:
+    seed = secrets.randbits(32)
+    assert not [one for some in killed.attempts(tmp_path, KILLS // 2, seed, workers=(2,)) for one in some], seed

@@ -1,0 +1,69 @@
+"""Kernel IR in, Kernel IR out: of functions that make the same temporary of the same buffers only the first is left.
+
+Kernels copy what they read as their tiles need it, each for itself: a gradient that two matmuls read is copied twice
+alike. Where nothing has changed what the copy is made of, the second matmul may as well read the first one's.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+
+from compiler.ir import alike
+from compiler.ir import kernel as k
+
+
+def shared_copies(program: k.Program) -> k.Program:
+    """The program without the functions, and their temporaries, of which there is another that is the same."""
+    writers = Counter(w for f in program.functions for w in f.writes)
+    own = {t.name for t in program.temps if writers[t.name] == 1} - set(program.zeros)
+    kept: list[k.Function] = []
+    made: dict[Hashable, int] = {}
+    instead: dict[str, str] = {}
+    for n, f in enumerate(program.functions):
+        f = _reading(f, instead)
+        key = _key(f) if f.writes and own.issuperset(f.writes) and not f.exchanged else None
+        place = made.get(key) if key is not None else None
+        if place is not None and not _changed(f, kept[place + 1 :]):
+            table = {a.name: b.name for a, b in zip(f.params, kept[place].params, strict=True) if a.name in f.writes}
+            if not _mixed(program.functions[n + 1 :], table, instead):
+                instead |= table
+                continue
+        if key is not None:
+            made[key] = len(kept)
+        kept.append(f)
+    if not instead:
+        return program
+    temps = tuple(t for t in program.temps if t.name not in instead)
+    return program.replace(functions=tuple(kept), temps=temps)
+
+
+def _key(f: k.Function) -> Hashable:
+    """What two functions have in common that do the same to the same buffers, but for what they write."""
+    return alike.shape_of(f), tuple(p.name for p in f.params if p.name not in f.writes)
+
+
+def _changed(f: k.Function, since: Sequence[k.Function]) -> bool:
+    """One of these functions writes what this one reads."""
+    read = {p.name for p in f.params} - set(f.writes)
+    return any(read & set(g.writes) for g in since)
+
+
+def _mixed(later: Sequence[k.Function], table: Mapping[str, str], instead: Mapping[str, str]) -> bool:
+    """A function would have two parameters of one name, or a parameter and a variable."""
+    for f in later:
+        params = {p.name for p in f.params}
+        new = {table[name] for name in params & table.keys()}
+        if new & (alike.names(f).keys() | {instead.get(name, name) for name in params}):
+            return True
+    return False
+
+
+def _reading(f: k.Function, instead: Mapping[str, str]) -> k.Function:
+    """The function with other temporaries in the place of those that are no longer made."""
+    table = {p.name: instead[p.name] for p in f.params if p.name in instead}
+    if not table:
+        return f
+    made: k.Function = alike.renamed(f, table)
+    alike.same_shape(made, f)
+    return made
