@@ -35,7 +35,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
     # Lanes of one vector instruction, `unroll` vectors at a time; `ahead` loads early, `past` stores past the caches,
     # `rolled` asks the C++ compiler not to write the whole loop out, which it then compiles faster.
     "vector": ("width", "unroll", "ahead", "past", "rolled"),
-    "unroll": (),
+    # Written out; with `ahead` the operands that an iteration loads to registers for tensor instructions are loaded
+    # before the products of the iteration before it.
+    "unroll": ("ahead",),
     # Updates under a condition each. Every lane of a warp tests one, `tests` of them at once; where it holds, all lanes
     # make the update, in order: what `ahead` of them add is loaded before the first of these is made.
     "votes": ("tests", "ahead"),

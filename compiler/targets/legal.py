@@ -81,6 +81,8 @@ def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
                         *_begins(there, tensors[there.buffer], fits[0]),
                     )
                     yield from (Problem(about, reason) for reason in reasons)
+            case tile.For(bind=tile.Bind("unroll")):
+                yield from (Problem({n.var}, reason) for reason in _ahead_problems(n, tiles))
             case tile.For(bind=tile.Bind("lanes" | "columns", args)):
                 each = WARP if n.bind.level == "columns" else 1
                 of = "warps" if n.bind.level == "columns" else "threads"
@@ -97,6 +99,14 @@ def problems(kernel: Kernel, target: Target) -> Iterator[Problem]:
     over_blocks = [s for s in kernel.body if isinstance(s, tile.For) and s.bind.level == "blocks"]
     for launch in (*((s,) for s in over_blocks), tuple(s for s in kernel.body if s not in over_blocks)):
         yield from _divided(launch, target)
+
+
+def _ahead_problems(f: tile.For, tiles: Mapping[str, tile.Alloc]) -> Iterator[str]:
+    """Operands that are not there to be loaded an iteration ahead."""
+    loads = [s for s in f.body if isinstance(s, tile.Copy) and s.target.buffer in tiles]
+    into_registers = any(tiles[s.target.buffer].space == "registers" for s in loads)
+    if dict(f.bind.args).get("ahead") and not (into_registers and isinstance(f.extent, Const)):
+        yield f"loop {f.var} of {show(f.extent)} iterations copies no operands to registers to be loaded ahead"
 
 
 def _vector_problems(f: tile.For) -> Iterator[str]:

@@ -14,6 +14,7 @@ from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Program, Stmt
 from compiler.ir.tensor import Tensor
 from compiler.passes.gpu.assign_stages import assign_stages
+from compiler.passes.gpu.fragment_prefetch import with_prefetch
 from compiler.passes.gpu.launches import launches
 from compiler.passes.gpu.layouts import axes_in_memory, layouts
 from compiler.passes.gpu.thread_maps import with_rounds
@@ -46,7 +47,7 @@ def completed(program: Program, kernel: Kernel, schedule: Schedule, target: Targ
         laid_out = layouts(assign_stages(launched), target).kernels
     except ValueError:  # a schedule that cannot be carried out: who lowers the kernel is told why
         laid_out = ()
-    told = with_rounds(with_widths(schedule, launched.kernels), laid_out, target)
+    told = with_prefetch(with_rounds(with_widths(schedule, launched.kernels), laid_out, target), laid_out)
     options = {
         operands(s): {"neighbours": axes}
         for part in launched.kernels

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from compiler.ir import kernel as k
 from compiler.ir import tile
-from compiler.ir.expr import COMBINE, Expr, Var, both, const, identity, loads, names, op, static
+from compiler.ir.expr import COMBINE, Expr, Var, both, const, loads, names, op, static
 from compiler.ir.index import simplify
 from compiler.ir.layout import Digit, Fragment
 from compiler.ir.statement import Let, Stmt, Store
@@ -15,7 +15,7 @@ from compiler.ir.tensor import memory_order
 from compiler.passes.gpu import fragments, mma
 from compiler.passes.gpu.emission import Emission
 from compiler.passes.gpu.expressions import lowered, place_of
-from compiler.passes.gpu.lanes import accumulated, side_by_side, wide
+from compiler.passes.gpu.lanes import accumulated, own_parts, side_by_side, wide
 from compiler.passes.gpu.scope import WARP, Part, Scope
 from compiler.passes.gpu.sequences import sequence
 from compiler.schedule.steps import Bind, ScheduleError
@@ -157,12 +157,7 @@ def over_columns(state: Emission, f: tile.For, scope: Scope) -> Body:
         raise ValueError(f"kernel {state.facts.name}: {f.var} goes over fragments of {fragment.shape[1]} columns")
     inner = scope.inner()
     outer = accumulated(f, scope)
-    before: Body = []
-    for name, how in outer.items():
-        total = scope.values[name]
-        made = state.fresh(f"{name}_part")
-        before.append(k.Declare(made, identity(how, total.dtype)))
-        inner.values[name] = Var(made, total.dtype)
+    before = own_parts(state, outer, inner)
     body = _columns(state, f, fragment, part, inner)
     after: Body = []
     for name, how in outer.items():

@@ -1,7 +1,7 @@
 """Tile IR in; out the same with loops over fragments written out, an iteration's loads before the last one's matmuls.
 
 ```
-for k in unroll(2): a = registers(…); copy(a, x[k]); mma(acc, a)
+for k in unroll(2, ahead=1): a = registers(…); copy(a, x[k]); mma(acc, a)
 ```
 becomes
 ```
@@ -11,30 +11,56 @@ a = registers(…); a_1 = registers(…); copy(a, x[0]); copy(a_1, x[1]); mma(ac
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Set
 
 from compiler.ir import rewrite, tile
 from compiler.ir.alike import renamed
 from compiler.ir.expr import Const, Var, const, fresh, static, substitute
 from compiler.ir.layout import Fragment
 from compiler.ir.statement import Init, Kernel, Let, Program, Stmt
+from compiler.schedule.steps import Bind, Schedule, ScheduleError, Step
 
 
 def prefetch_fragments(program: Program) -> Program:
-    """Loops of known extent that load fragments are gone."""
+    """Loops of known extent that load fragments are gone: those of the next iteration are loaded before the products of
+    this one where the loop says `ahead`."""
     return program.replace(kernels=tuple(map(_kernel, program.kernels)))
 
 
+def with_prefetch(schedule: Schedule, kernels: Iterable[Kernel]) -> Schedule:
+    """The schedule of these launches, in which tiles are laid out; its loops load fragments ahead where they can."""
+    found: set[str] = set()
+    for kernel in kernels:
+        held = _fragments(kernel)
+        loops = (n for s in kernel.body for n in s.walk() if isinstance(n, tile.For) and _loads_fragments(n, held))
+        found |= {f.var for f in loops if not _early_use(f.body, held)}
+
+    def told(step: Step) -> Step:
+        match step:
+            case Bind(loop, "unroll", ()) if loop in found:
+                return step.replace(args=(("ahead", 1),))
+        return step
+
+    return Schedule(tuple(map(told, schedule.steps))) if found else schedule
+
+
+def _loads_fragments(f: tile.For, held: Set[str]) -> bool:
+    """A loop of known extent that is written out and loads fragments."""
+    return isinstance(f.extent, Const) and f.bind.level == "unroll" and any(_loads(x, held) for x in f.body)
+
+
+def _fragments(kernel: Kernel) -> Set[str]:
+    nodes = (n for s in kernel.body for n in s.walk())
+    return {n.tensor.name for n in nodes if isinstance(n, tile.Alloc) and isinstance(n.layout, Fragment)}
+
+
 def _kernel(kernel: Kernel) -> Kernel:
-    nodes = [n for s in kernel.body for n in s.walk()]
-    held = {n.tensor.name for n in nodes if isinstance(n, tile.Alloc) and isinstance(n.layout, Fragment)}
-    taken = {p.name for p in kernel.params} | set(bound(kernel.body)) | {n.name for n in nodes if isinstance(n, Var)}
+    held = _fragments(kernel)
+    variables = {n.name for s in kernel.body for n in s.walk() if isinstance(n, Var)}
+    taken = {p.name for p in kernel.params} | set(bound(kernel.body)) | variables
 
     def rule(s: Stmt) -> tuple[Stmt, ...] | None:
-        match s:
-            case tile.For(extent=Const(), bind=tile.Bind("unroll"), body=body) if any(_loads(x, held) for x in body):
-                return _written_out(s, held, taken)
-        return None
+        return _written_out(s, held, taken) if isinstance(s, tile.For) and _loads_fragments(s, held) else None
 
     return kernel.replace(body=rewrite.statements(kernel.body, rule))
 
@@ -43,16 +69,24 @@ def _loads(s: Stmt, held: Set[str]) -> bool:
     return isinstance(s, tile.Copy) and s.target.buffer in held
 
 
+def _early_use(body: tuple[Stmt, ...], held: Set[str]) -> bool:
+    """A fragment is used before another is loaded, so that none can be loaded with it an iteration ahead."""
+    ahead = [n for n, s in enumerate(body) if _loads(s, held)]
+    loaded = {s.target.buffer for s in body if isinstance(s, tile.Copy) and s.target.buffer in held}
+    before = (s for n, s in enumerate(body[: ahead[-1]]) if n not in ahead and not isinstance(s, tile.Alloc))
+    return any(tile.buffers((s,)) & loaded for s in before)
+
+
 def _written_out(f: tile.For, held: Set[str], taken: set[str]) -> tuple[Stmt, ...]:
     """Neighbouring iterations have fragments of their own."""
     allocs = tuple(s for s in f.body if isinstance(s, tile.Alloc))
     body = tuple(s for s in f.body if s not in allocs)
-    ahead = tuple(s for s in body if _loads(s, held))
+    early = bool(dict(f.bind.args).get("ahead"))
+    if early and _early_use(body, held):
+        step = Bind(f.var, f.bind.level, f.bind.args)
+        raise ScheduleError(step, "a fragment is used before another is loaded, so they are not loaded ahead together")
+    ahead = tuple(s for s in body if early and _loads(s, held))
     rest = tuple(s for s in body if s not in ahead)
-    loaded = {s.target.buffer for s in ahead if isinstance(s, tile.Copy)}
-    before = body[: body.index(ahead[-1])]
-    if any(tile.buffers((s,)) & loaded for s in before if s not in ahead):
-        ahead, rest = (), body  # a fragment is used before another is loaded: in order, then
     count = static(f.extent)
     others = {a.tensor.name: fresh(a.tensor.name, taken) for a in allocs} if count > 1 else {}
     tables = [(others if n % 2 else {}) | {x: fresh(x, taken) for x in bound(body) if n} for n in range(count)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from compiler.analysis import access, nests
@@ -58,12 +59,7 @@ def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
     thread_map = thread_map_of(state, f, scope)
     outer = accumulated(f, scope)
     inner = scope.inner(level="thread")
-    before: Body = []
-    for name, how in outer.items():
-        total = scope.values[name]
-        part = state.fresh(f"{name}_part")
-        before.append(k.Declare(part, identity(how, total.dtype)))
-        inner.values[name] = Var(part, total.dtype)
+    before = own_parts(state, outer, inner)
     body = _rounds(state, f, thread_map, inner, scope)
     for known, how_spread, own in scope.extremes:
         none = sought(known, f.var, f.body) if how_spread == thread_map else None
@@ -88,6 +84,16 @@ def over_lanes(state: Emission, f: tile.For, scope: Scope) -> Body:
             together = k.Together(how, part_var, thread_map.threads, state.scratch_for(total.dtype, thread_map.threads))
         after.append(k.Assign(total.name, op(COMBINE[how], total, together)))
     return [*before, *body, *after]
+
+
+def own_parts(state: Emission, outer: Mapping[str, str], inner: Scope) -> Body:
+    """Each thread begins a part of its own of the scalars that `outer` reduces."""
+    before: Body = []
+    for name, how in outer.items():
+        part = Var(state.fresh(f"{name}_part"), inner.values[name].dtype)
+        before.append(k.Declare(part.name, identity(how, part.dtype)))
+        inner.values[name] = part
+    return before
 
 
 def accumulated(f: tile.For, scope: Scope) -> dict[str, str]:

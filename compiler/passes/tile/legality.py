@@ -70,6 +70,10 @@ def _vectors(kernel: Kernel) -> Iterator[Problem]:
             yield Problem({f.var}, f"loop {f.var} stands inside loop {outside}, which runs over {level} already")
         if level not in ("serial", "unroll", "blocks", "vector"):
             yield Problem({f.var}, f"loop {f.var} cannot run over {level}; take serial, unroll, blocks or vector")
+        if level == "unroll" and f.bind.args:
+            yield Problem(
+                {f.var}, f"loop {f.var}: compilers order the loads of a CPU, ahead=1 is for tensor instructions"
+            )
         if level == "vector":
             reason = vector_problem(f, f.extent, tensors, ranges_of((*around, f)))
             if reason:

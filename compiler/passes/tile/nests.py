@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from compiler.ir import tile
-from compiler.ir.expr import Const, Expr, Op, Var, loads, names, substitute
+from compiler.ir.dtype import DType
+from compiler.ir.expr import Const, Expr, Op, Var, dim, loads, names, substitute
 from compiler.ir.index import extent_range, value_range
 from compiler.ir.linear import from_linear, linear
 from compiler.ir.ranges import Range
 from compiler.ir.statement import If, Kernel, Stmt, Store
-from compiler.ir.tensor import row_major
+from compiler.ir.tensor import Tensor, row_major
 from compiler.schedule.steps import ScheduleError, Step
 
 SERIAL = tile.Bind("serial")
@@ -34,6 +35,29 @@ def find_nest(kernel: Kernel, step: Step, loops: Sequence[str]) -> tuple[Loops, 
         step,
         f"kernel {kernel.name} has no loop {loops[0]}; it has {', '.join(f.var for _, f in loops_in(kernel.body))}",
     )
+
+
+def read_by(kernel: Kernel, step: Step, name: str) -> Tensor:
+    """The buffer of that name, which a kernel reads and does not write."""
+    buffer = next((p for p in kernel.params if p.name == name), None)
+    if buffer is None or name in kernel.writes:
+        raise ScheduleError(step, f"kernel {kernel.name} does not read {name}, or writes it too")
+    return buffer
+
+
+def whole_lengths(step: Step, loops: Loops, ranges: dict[str, Range]) -> dict[str, int]:
+    """How long loops are, of which none is cut short."""
+    long = {f.var: longest(step, f, ranges) for f in loops}
+    if any(names(f.extent) for f in loops):
+        raise ScheduleError(step, f"{', '.join(f.var for f in loops)} are cut short, pad them first")
+    return long
+
+
+def tile_along(name: str, dtype: DType, order: Sequence[str], long: Mapping[str, int]) -> tuple[Tensor, tile.Slice]:
+    """A tile whose axes are loops in this order, and all of it as a slice."""
+    lengths = tuple(long[v] for v in order)
+    shape = tuple(map(dim, lengths))
+    return Tensor(name, dtype, shape, row_major(shape)), tile.Slice(name, (dim(0),) * len(order), lengths)
 
 
 def loops_in(body: Body, around: Loops = ()) -> Iterator[tuple[Loops, tile.For]]:

@@ -16,7 +16,7 @@ from compiler.ir.rewrite import statements
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.gpu.stage_copy import staged
-from compiler.passes.tile.nests import named, padded, ranges_of
+from compiler.passes.tile.nests import named, padded, ranges_of, read_by
 from compiler.schedule.steps import ScheduleError, Stage, StoreAt
 
 
@@ -56,9 +56,7 @@ def stage(kernel: Kernel, step: Stage, f: tile.For) -> tuple[Stmt, ...]:
 
     What is loaded where another buffer says is left where it is, if other places are staged.
     """
-    buffer = next((p for p in kernel.params if p.name == step.buffer), None)
-    if buffer is None or buffer.name in kernel.writes:
-        raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
+    buffer = read_by(kernel, step, step.buffer)
     uses = [n for n in f.walk() if isinstance(n, Load) and n.buffer == buffer.name]
     uses = [n for n in uses if not access.picked(n)] or uses
     axes = _axes(kernel, f, buffer, uses)

@@ -26,7 +26,16 @@ from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Store
 from compiler.ir.tensor import Tensor, memory_order, row_major
 from compiler.passes.tile.gpu.buffer_boxes import box
-from compiler.passes.tile.nests import SERIAL, Body, Loops, factors_from, longest, named, ranges_of
+from compiler.passes.tile.nests import (
+    SERIAL,
+    Body,
+    Loops,
+    factors_from,
+    named,
+    ranges_of,
+    tile_along,
+    whole_lengths,
+)
 from compiler.passes.tile.pack import allocated
 from compiler.schedule.steps import Cache, ScheduleError
 
@@ -81,9 +90,7 @@ def _filled(
 ) -> tuple[Tensor, tuple[Expr, ...], Body]:
     """The tile, its index of one element of the factor, and what fills it."""
     ranges = ranges_of(around)
-    long = {f.var: longest(step, f, ranges) for f in loops}
-    if any(names(f.extent) for f in loops):
-        raise ScheduleError(step, f"{', '.join(step.loops)} are cut short, pad them first")
+    long = whole_lengths(step, loops, ranges)
     if not step.how:
         return _computed(step, factor, long)
     tensors = {t.name: t for t in (*kernel.params, *allocated(kernel.body))}
@@ -93,9 +100,7 @@ def _filled(
         raise ScheduleError(step, f"the factor from {step.buffer} is no block of it, so it cannot be copied")
     order, source = axes
     source = _unless(source, found[1], tensors[found[0].buffer])
-    shape = tuple(dim(long[v]) for v in order)
-    held = Tensor(step.tile, factor.dtype, shape, row_major(shape))
-    whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
+    held, whole = tile_along(step.tile, factor.dtype, order, long)
     copy = tile.Copy(whole, source, step.how, None, step.width, step.rounds)
     return held, tuple(map(Var, order)), (copy,)
 

@@ -9,7 +9,7 @@ from compiler.ir.index import value_range
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import Kernel, Stmt, Store
 from compiler.ir.tensor import Tensor, row_major
-from compiler.passes.tile.nests import SERIAL, find_nest, longest, named, ranges_of
+from compiler.passes.tile.nests import SERIAL, find_nest, longest, named, ranges_of, read_by
 from compiler.schedule.steps import LoadAhead, ScheduleError
 
 
@@ -35,9 +35,7 @@ def load_ahead(kernel: Kernel, step: LoadAhead) -> Kernel:
                 c[i0 * 4 + i] = t[i] + held[i]
     """
     around, nest = find_nest(kernel, step, step.loops)
-    buffer = next((p for p in kernel.params if p.name == step.buffer), None)
-    if buffer is None or buffer.name in kernel.writes:
-        raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
+    buffer = read_by(kernel, step, step.buffer)
     found = {n for n in nest[-1].walk() if isinstance(n, Load) and n.buffer == step.buffer}
     if len(found) != 1 or not around:
         raise ScheduleError(

@@ -8,7 +8,7 @@ from compiler.ir import tile
 from compiler.ir.expr import Expr, Load, substitute
 from compiler.ir.linear import linear
 from compiler.ir.statement import Kernel, Store
-from compiler.passes.tile.nests import SERIAL, Body, named
+from compiler.passes.tile.nests import SERIAL, Body, named, read_by
 from compiler.schedule.gpu import permuted_copy
 from compiler.schedule.steps import Permute, ScheduleError
 
@@ -26,9 +26,7 @@ def permute(kernel: Kernel, step: Permute) -> Kernel:
         for j in serial(4):
             y[j] = t[j, 7]
     """
-    buffer = next((p for p in kernel.params if p.name == step.buffer), None)
-    if buffer is None or buffer.name in kernel.writes:
-        raise ScheduleError(step, f"kernel {kernel.name} does not read {step.buffer}, or writes it too")
+    buffer = read_by(kernel, step, step.buffer)
     if sorted(step.order) != list(range(len(buffer.shape))):
         raise ScheduleError(step, f"{step.order} are not the {len(buffer.shape)} axes of {step.buffer}")
     every = step.every or (1,) * len(buffer.shape)

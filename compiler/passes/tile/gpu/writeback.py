@@ -6,14 +6,13 @@ from compiler.analysis.guarded_factors import at_least_zero
 from compiler.analysis.nests import wrap
 from compiler.ir import tile
 from compiler.ir.dtype import compute
-from compiler.ir.expr import Expr, Var, both, cast, const, dim, loads, names, select, substitute
+from compiler.ir.expr import Expr, Var, both, cast, const, loads, names, select, substitute
 from compiler.ir.index import conjuncts
 from compiler.ir.linear import linear
 from compiler.ir.rewrite import replaced
 from compiler.ir.statement import If, Kernel, Let, Stmt, Store
-from compiler.ir.tensor import Tensor, row_major
 from compiler.passes.tile.gpu.buffer_boxes import box
-from compiler.passes.tile.nests import Body, find_nest, longest, ranges_of
+from compiler.passes.tile.nests import Body, find_nest, ranges_of, tile_along, whole_lengths
 from compiler.schedule.steps import ScheduleError, Writeback
 
 
@@ -37,9 +36,7 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
     """
     around, nest = find_nest(kernel, step, step.loops)
     ranges = ranges_of((*around, *nest))
-    long = {f.var: longest(step, f, ranges) for f in nest}
-    if any(names(f.extent) for f in nest):
-        raise ScheduleError(step, f"{', '.join(step.loops)} are cut short, pad them first")
+    long = whole_lengths(step, nest, ranges)
     guards: list[Expr] = []
     body = nest[-1].body
     if len(body) == 1 and isinstance(body[0], If):
@@ -59,13 +56,11 @@ def writeback(kernel: Kernel, step: Writeback) -> Kernel:
     order, place = axes
     if place.steps:
         raise ScheduleError(step, f"what is stored to {step.buffer} lies apart")
-    shape = tuple(dim(long[v]) for v in order)
-    held = Tensor(step.tile, target.dtype, shape, row_major(shape))
+    held, whole = tile_along(step.tile, target.dtype, order, long)
     index = tuple(map(Var, order))
     own = {n.tensor.name for s in kernel.body for n in s.walk() if isinstance(n, tile.Alloc)}
     inner: Body = tuple(_unguarded(s, guards, own) for s in body)
     inner = tuple(s.replace(buffer=held.name, index=index) if isinstance(s, Store) else s for s in inner)
-    whole = tile.Slice(held.name, (dim(0),) * len(order), tuple(long[v] for v in order))
     copy = tile.Copy(place, whole, step.how, None, step.width, step.rounds)
     made = (tile.Alloc(held, "shared", step.swizzle), *wrap(nest, inner), copy)
     return kernel.replace(body=replaced(kernel.body, nest[0], made))
