@@ -56,11 +56,12 @@ class Plan:
                 steps.append(StoreAt(b, row))
         return steps
 
-    def neighbours(self, last: loop.For, body: tuple[Stmt, ...]) -> int:
-        """How many elements a thread takes side by side: as many as the widest instruction moves of most buffers."""
+    def neighbours(self, last: loop.For, body: tuple[Stmt, ...], run: int = 0) -> int:
+        """How many elements a thread takes side by side: as many as the widest instruction moves of most buffers, out
+        of a `run` of them that is longer than the last loop where that is but the end of one."""
         assert isinstance(last.extent, Const)
         widest = self._widest(body)
-        while widest > 1 and int(last.extent.value) % widest:
+        while widest > 1 and (run or int(last.extent.value)) % widest:
             widest //= 2
         return max(1, widest)
 

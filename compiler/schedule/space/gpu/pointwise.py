@@ -30,7 +30,7 @@ def space(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> Iterato
     groups, collapsed = _grid(plan, rows, inside)
     *outer, last = groups
     loops = paths_of(inside)
-    widest = 1 if loops else plan.neighbours(last.last, inside)
+    widest = 1 if loops else plan.neighbours(last.last, inside, _run(plan, rows, inside))
     longest = max(WARP, power(-(-last.extent // widest)))  # more than the last axis takes have nothing to do
     ways = [
         (turns, threads, vector)
@@ -85,6 +85,17 @@ def _grid(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> tuple[l
         steps.append(Collapse(groups[0].name, groups[1].name, groups[0].name + groups[1].name))
         groups[:2] = [Row(groups[0].name + groups[1].name, groups[0].extent * groups[1].extent, groups[1].last)]
     return groups, steps
+
+
+def _run(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> int:
+    """Iterations of the last loops that go through memory as one loop does."""
+    ranges: dict[str, Range] = {r.var: extent_range(r.extent) for r in rows}
+    run = extent(rows[-1:])
+    for outer, r in zip(rows[-2::-1], rows[:0:-1], strict=True):
+        if not even(outer, r, inside, plan.tensors, ranges):
+            break
+        run *= extent([outer])
+    return run
 
 
 def _steps(before: list[Step], name: str, threads: int, chunk: int, vector: int) -> list[Step]:

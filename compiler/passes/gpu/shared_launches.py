@@ -1,0 +1,131 @@
+"""Kernel IR in, Kernel IR out: short functions that wait for nothing but the program's inputs are one launch.
+
+The weights of a model are rounded, and put into the order of tiles, by as many kernels as it has layers, each of which
+takes about as long to start as to run. None waits for another: blocks of one launch do them all, each its own. What
+only such functions have made is there early, too, so that what is made of it is one launch behind them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+from compiler.analysis import kernel_names
+from compiler.ir import alike
+from compiler.ir import kernel as k
+from compiler.ir.expr import Const, Op, both, const, op, static
+from compiler.ir.rewrite import nodes
+from compiler.ir.statement import Let
+from compiler.ir.tensor import Tensor, known_bytes
+from compiler.passes.gpu.dependent_launch import WAIT, overlaps
+
+SHORT = 10 << 20  # bytes that a function reads and writes, at most: it runs about as long as it takes to start
+MOST = 24  # functions of a launch, for its parameters and its text
+SHARED = 16 << 10  # bytes of shared memory, which its blocks all have then
+_PLAIN = (Let, k.Declare, k.Assign, k.Store, k.For, k.If, k.Array)
+_MOVES = ("mlc_load", "mlc_store")
+
+
+def shared_launches(program: k.Program) -> k.Program:
+    """The program with what waits for inputs alone first, in few launches, and behind it what is made of that."""
+    writers = Counter(w for f in program.functions for w in f.writes)
+    there = {t.name for t in program.inputs} - writers.keys()
+    own = {name for name, count in writers.items() if count == 1} - set(program.zeros)
+    front, left = list[k.Function](), list(program.functions)
+    for _ in range(2):
+        ready = [f for f in left if _is_short(f, there, own)]
+        left = [f for f in left if f not in ready]
+        there = there | {w for f in ready for w in f.writes}
+        front += _launches(ready, [f.name for f in (*front, *program.functions)])
+    if len(front) + len(left) == len(program.functions):
+        return program
+    return program.replace(functions=(*front, *left))
+
+
+def _launches(ready: list[k.Function], taken: list[str]) -> list[k.Function]:
+    """As few launches as do what these functions do, none of which waits for another."""
+    kinds: dict[Hashable, list[k.Function]] = {}
+    for f in ready:
+        kinds.setdefault((f.block, *{(a.dtype, a.align) for a in _shared(f)}), []).append(f)
+    parts = [some[n : n + MOST] for some in kinds.values() for n in range(0, len(some), MOST)]
+    return [_one(some, taken) if len(some) > 1 else some[0] for some in parts]
+
+
+def _is_short(f: k.Function, there: set[str], own: set[str]) -> bool:
+    """A short function that reads what is `there` and writes what is its own, block by block."""
+    plain = f.block and f.cluster == 1 and not f.maps and not f.exchanged and all(isinstance(n, Const) for n in f.grid)
+    read = {p.name for p in f.params} - set(f.writes)
+    if not plain or not read or not read <= there or not own.issuperset(f.writes):
+        return False
+    if sum(map(known_bytes, f.params)) > SHORT or len(_shared(f)) > 1 or any(a.align > 128 for a in _shared(f)):
+        return False
+    return all(map(_is_alone, f.body)) and sum(a.size * a.dtype.bytes for a in _shared(f)) <= SHARED
+
+
+def _is_alone(s: k.Stmt) -> bool:
+    """A statement that has to do with the threads of one block only."""
+    for n in s.walk():
+        match n:
+            case k.Call(function) if n is not WAIT and not function.startswith(_MOVES):
+                return False
+            case k.Barrier(scope) if scope != "block":
+                return False
+            case k.Together() | k.Peer() | Op("require"):
+                return False
+            case k.Stmt() if not isinstance(n, (*_PLAIN, k.Call, k.Barrier)):
+                return False
+    return True
+
+
+def _shared(f: k.Function) -> list[k.Array]:
+    return [s for s in f.body if isinstance(s, k.Array) and s.space == "shared"]
+
+
+def _one(some: list[k.Function], taken: Iterable[str]) -> k.Function:
+    """A launch whose blocks do what those of each function do, one after the other."""
+    params = tuple({p.name: p for f in some for p in f.params}.values())
+    arrays = [a for f in some for a in _shared(f)]
+    tile = max(arrays, key=lambda a: a.size).replace(name=_free("tile", params)) if arrays else None
+    body: list[k.Stmt] = [] if tile is None else [tile]
+    body += [WAIT] if any(map(overlaps, some)) else []
+    begin = 0
+    for n, f in enumerate(some):
+        blocks = math.prod(map(static, f.grid))
+        here = k.Builtin("block.x")
+        mine = both(op("ge", here, const(begin)), op("lt", here, const(begin + blocks)))
+        body.append(k.If(mine, _part(f, n, begin, params, tile)))
+        begin += blocks
+    name = kernel_names.free(f"{some[0].name}_and_{len(some) - 1}_more", set(taken))
+    origin = kernel_names.joined(*(f.origin for f in some))
+    writes = tuple(w for f in some for w in f.writes)
+    return some[0].replace(
+        name=name, params=params, writes=writes, body=tuple(body), grid=(const(begin),), origin=origin, schedule="",
+    )  # fmt: skip
+
+
+def _part(
+    f: k.Function, number: int, begin: int, params: tuple[Tensor, ...], tile: k.Array | None
+) -> tuple[k.Stmt, ...]:
+    """What a function does, with variables of its own, in blocks that begin at `begin`."""
+    own = {p.name for p in f.params}
+    table = {name: _free(f"{name}_{number}", params) for name in alike.names(f) if name not in own}
+    table |= {a.name: tile.name for a in _shared(f) if tile is not None}
+    made: k.Function = alike.renamed(f, table)
+    block = op("max", k.Builtin("block.x") - const(begin), 0)
+    sizes = [static(n) for n in f.grid]
+    axes = {}
+    for d, axis in enumerate("xyz"[: len(sizes)]):
+        along = op("floordiv", block, math.prod(sizes[:d])) if d else block
+        axes[f"block.{axis}"] = op("mod", along, sizes[d]) if d + 1 < len(sizes) else along
+
+    def moved(n: Any) -> Any:
+        return axes.get(n.name) if isinstance(n, k.Builtin) else None
+
+    kept = tuple(s for s in made.body if s is not WAIT and not (isinstance(s, k.Array) and s.space == "shared"))
+    return nodes(kept, moved)
+
+
+def _free(name: str, params: tuple[Tensor, ...]) -> str:
+    return kernel_names.free(name, {p.name for p in params})
