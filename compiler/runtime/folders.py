@@ -5,7 +5,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 PREFIX, LOCK = "mlcomp-", ".lock"
@@ -36,3 +36,15 @@ def sweep_folders(place: Path, remove: Callable[[Path], None] = _remove) -> None
                 remove(left.parent)
             finally:
                 os.close(lock)
+
+
+@contextlib.contextmanager
+def own_folder(place: Path) -> Iterator[Path]:
+    """A folder in `place` that goes afterwards; those that killed processes left there go before."""
+    sweep_folders(place)
+    folder, lock = locked_folder(place)
+    try:
+        yield folder
+    finally:
+        _remove(folder)
+        os.close(lock)

@@ -112,9 +112,7 @@ def save(
     verdicts = {named(row): row.verdict for row in cases}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        compiler.sweep_folders(folder.parent)
-        own, lock = compiler.locked_folder(folder.parent)
-        try:
+        with compiler.own_folder(folder.parent) as own:
             made = own / folder.name
             made.mkdir()
             if (folder / INDEX).is_file():
@@ -134,9 +132,6 @@ def save(
                 os.replace(folder, before)
             os.replace(made, folder)
             shutil.rmtree(before, ignore_errors=True)
-        finally:
-            shutil.rmtree(own, ignore_errors=True)
-            os.close(lock)
     except OSError as error:
         raise BaselineError(f"cannot write the baseline {folder}: {error.strerror}; what stood there stands") from None
     return len(list((folder / "kernels").glob("*.json")))

@@ -9,12 +9,12 @@ it. Exit status: 0 for an answer, 1 where there is none. With `--check` the work
 """
 
 import argparse
+import contextlib
 import json
 import math
 import re
 import shlex
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from conformance.bench import emitted
 from conformance.history import applications, revisions, texts
 from conformance.history.culprit import Culprit, least_changes, least_kernels, parting
 from conformance.history.revisions import NOW, Asked, Revision, RevisionError
+from conformance.isolation import scratch
 from conformance.isolation.executor import Executor, Status
 from conformance.report import writer
 from conformance.shapes.cases import Case, kind_of, to_json
@@ -214,16 +215,16 @@ def _kernels(search: Search, good: Revision, bad: Revision, names: Sequence[str]
 
 def _applications(search: Search, every: Sequence[Revision], steps: str = "") -> list[dict[str, Any]]:
     """What the compilers of some revisions do, at the same time; the last one's stages are judged for what is wrong."""
-    with tempfile.TemporaryDirectory(prefix="mlcomp-") as folder:
-        given = Path(folder) / "steps"
+    with contextlib.closing(scratch.make()) as own:
+        given = own.folder / "steps"
         given.write_text(steps, encoding="utf-8")
-        outs = [Path(folder) / f"{n}.json" for n in range(len(every))]
+        outs = [own.folder / f"{n}.json" for n in range(len(every))]
         started = []
         for at, out in zip(every, outs, strict=True):
             words = [str(search.file), search.case.id, search.target, str(out)]
             words += ["--steps", str(given)] if steps else []
             words += ["--judge", str(search.seed)] if out == outs[-1] and not steps and not search.slow else []
-            started.append(revisions.start(at, applications.__name__, *words))
+            started.append(revisions.start(at, own, applications.__name__, *words))
         for at, process in zip(every, started, strict=True):
             revisions.finished(process, f"running the passes of {at.name}")
         return [json.loads(out.read_text(encoding="utf-8")) for out in outs]

@@ -4,6 +4,7 @@ It is always this suite that reads shape files and asks, so that the same cases 
 revision there is its folder `compiler`, and Python finds that one first.
 """
 
+import contextlib
 import hashlib
 import io
 import os
@@ -11,15 +12,17 @@ import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import compiler
 from conformance import COMPILER
 from conformance.bench import emitted
 from conformance.history import texts
+from conformance.isolation import scratch
+from conformance.isolation.scratch import Scratch
 
 SUITE = Path(__file__).resolve().parents[2]  # from which this suite is imported
 PACKAGE = "compiler"
@@ -80,12 +83,12 @@ def subject(repo: Path, commit: str) -> str:
     return _git(repo, "log", "-1", "--format=%h %s", commit).strip()
 
 
-def start(at: Revision, module: str, *words: str) -> subprocess.Popen[str]:
-    """A module of this suite begun as a process that compiles with the compiler of a revision."""
+def start(at: Revision, own: Scratch, module: str, *words: str) -> subprocess.Popen[str]:
+    """A module of this suite begun as a process that compiles with the compiler of a revision, and ends with `own`."""
     path = os.pathsep.join((str(at.folder), str(SUITE)))
     return subprocess.Popen(
         [sys.executable, "-P", "-m", module, *words], text=True,
-        env={**os.environ, "PYTHONPATH": path, COMPILER: str(at.folder / PACKAGE)},
+        env={**os.environ, **own.environment, "PYTHONPATH": path, COMPILER: str(at.folder / PACKAGE)},
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 
@@ -119,9 +122,9 @@ class Asked:
 
 def records(revisions: Sequence[Revision], asked: Asked, jobs: int) -> list[texts.Record]:
     """The texts of each revision; those that were not made before are made at the same time."""
-    with tempfile.TemporaryDirectory(prefix="mlcomp-") as scratch:
+    with contextlib.closing(scratch.make()) as own:
         places = [
-            _cache() / "records" / f"{at.commit}-{asked.key}.zip" if at.commit else Path(scratch) / "now.zip"
+            _cache() / "records" / f"{at.commit}-{asked.key}.zip" if at.commit else own.folder / "now.zip"
             for at in revisions
         ]
         missing = [n for n, place in enumerate(places) if not place.is_file()]
@@ -131,36 +134,27 @@ def records(revisions: Sequence[Revision], asked: Asked, jobs: int) -> list[text
         words += [word for case in asked.only for word in ("--only", case)]
         started = []
         for n in missing:
-            made = Path(scratch) / f"{n}.zip"
-            started.append(start(revisions[n], texts.__name__, "record", str(made), *map(str, asked.files), *words))
+            made = str(own.folder / f"{n}.zip")
+            started.append(start(revisions[n], own, texts.__name__, "record", made, *map(str, asked.files), *words))
         for n, process in zip(missing, started, strict=True):
             finished(process, f"lowering with the compiler of {revisions[n].name}")
             places[n].parent.mkdir(parents=True, exist_ok=True)
             with _whole(places[n]) as file:
-                shutil.copyfile(Path(scratch) / f"{n}.zip", file)
+                shutil.copyfile(own.folder / f"{n}.zip", file)
         return [texts.read(place) for place in places]
 
 
-class _whole:
-    """A file or folder made under another name and put in its place when it is whole."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> Path:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.made = Path(tempfile.mkdtemp(prefix=".made-", dir=self.path.parent)) / "it"
-        return self.made
-
-    def __exit__(self, kind: object, *_: object) -> None:
+@contextlib.contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """A file or folder made elsewhere and put in its place when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with compiler.own_folder(path.parent) as own:
+        yield own / "it"
         try:
-            if kind is None:
-                os.replace(self.made, self.path)
+            os.replace(own / "it", path)
         except OSError:
-            if not self.path.is_dir():  # then somebody was faster
+            if not path.is_dir():  # then somebody was faster
                 raise
-        finally:
-            shutil.rmtree(self.made.parent, ignore_errors=True)
 
 
 def _cache() -> Path:

@@ -25,6 +25,7 @@ MARK = "MLCOMP_SCRATCH"  # the environment variable that says whose a process is
 ROOT = Path(__file__).parents[2]  # what the keeper imports from: it has no packages but Python's own
 KEEP = "import sys; sys.path.append(sys.argv[2]); from conformance.isolation.scratch import keep; keep(sys.argv[1])"
 ROUNDS, PAUSE = 500, 0.01  # of ending processes that go on starting others
+QUIET = 2  # rounds that find none: a process that just becomes another program has no environment for a moment
 
 
 @dataclass(frozen=True)
@@ -86,15 +87,24 @@ def keep(place: str) -> None:
 
 def end(folder: Path) -> None:
     """End every process that is marked with the folder, then remove it."""
+    quiet = 0
     for _ in range(ROUNDS):
         marked = list(members(folder))
         for process in marked:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        if not marked:
+        quiet = 0 if marked else quiet + 1
+        if quiet == QUIET and not _removed(folder):
+            quiet = 0  # somebody still writes there
+        if quiet == QUIET:
             break
         time.sleep(PAUSE)
+
+
+def _removed(folder: Path) -> bool:
+    """Remove a folder, and whether it is gone."""
     shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
 
 
 def members(folder: Path) -> Iterator[int]:

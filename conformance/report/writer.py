@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -110,9 +109,7 @@ def write(folder: Path, documents: Mapping[str, str]) -> None:
     """Write all files or none: each is whole elsewhere in the folder before the first takes its place."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        compiler.sweep_folders(folder)  # of runs that were killed
-        own, lock = compiler.locked_folder(folder)
-        try:
+        with compiler.own_folder(folder) as own:
             for name, text in documents.items():
                 with (own / name).open("w", encoding="utf-8") as file:
                     file.write(text)
@@ -121,9 +118,6 @@ def write(folder: Path, documents: Mapping[str, str]) -> None:
                 (own / name).chmod(0o644)
             for name in documents:
                 os.replace(own / name, folder / name)
-        finally:
-            shutil.rmtree(own, ignore_errors=True)
-            os.close(lock)
     except OSError as error:
         raise ReportError(
             f"cannot write reports to {folder}: {error.strerror}. What stood there is unchanged; "

@@ -78,15 +78,24 @@ class Place:
                     found.add((f"{folder}/{name}", os.stat(f"{folder}/{name}").st_mtime_ns))
         return frozenset(found)
 
-    def running(self) -> list[str]:
-        """What processes of its runs there are."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if f"{MARK}={self.folder}".encode() in (path / "environ").read_bytes().split(b"\0"):
-                    words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-                    found.append(f"{path.name} {words[:200]}")
-        return found
+
+def running(folder: Path) -> list[str]:
+    """What processes there are of runs in a folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{MARK}={folder}".encode() in (path / "environ").read_bytes().split(b"\0"):
+                words = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found.append(f"{path.name} {words[:200]}")
+    return found
+
+
+def still_running(folder: Path) -> list[str]:
+    """Those that do not end by themselves soon."""
+    deadline = time.monotonic() + SECONDS
+    while (found := running(folder)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
 
 
 def whole_run(place: Place, workers: int) -> tuple[float, float]:
@@ -94,7 +103,7 @@ def whole_run(place: Place, workers: int) -> tuple[float, float]:
     before, begin = place.written(), time.monotonic()
     with place.start(workers) as run:
         while run.poll() is None and place.written() == before:
-            time.sleep(0.001)
+            time.sleep(0.003)
         first = time.monotonic()
         if run.wait() != 0:
             raise RuntimeError((place.folder / "said").read_text(encoding="utf-8")[-3000:])
@@ -109,7 +118,7 @@ def killed(place: Place, workers: int, seconds: float, writing: bool) -> str:
     before, begin = place.written(), time.monotonic()
     with place.start(workers) as run:
         while writing and run.poll() is None and place.written() == before:
-            time.sleep(0.001)
+            time.sleep(0.003)
         with contextlib.suppress(subprocess.TimeoutExpired):
             run.wait(seconds)
         run.kill()
@@ -119,12 +128,9 @@ def killed(place: Place, workers: int, seconds: float, writing: bool) -> str:
 
 def left(place: Place) -> Iterator[str]:
     """What is not whole, and what still runs."""
-    deadline = time.monotonic() + SECONDS
-    while (running := place.running()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    yield from (f"still running: {one}" for one in running)
-    folder = place.folder / "tmp"
-    yield from (f"temporary folder: {path}" for path in folder.glob("mlcomp-*") if path.is_dir())
+    yield from (f"still running: {one}" for one in still_running(place.folder))
+    for path in (place.folder / "tmp").glob("mlcomp-*/"):
+        yield f"temporary folder: {path} with {[str(one) for one in path.rglob('*')]}"
     for part in (_reports, _history, _baseline, _cache):
         try:
             yield from part(place)

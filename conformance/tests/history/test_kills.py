@@ -63,3 +63,27 @@ def test_nothing_is_half_written(tmp_path: Path) -> None:
 def test_whole_runs_that_are_killed_leave_what_is_whole(tmp_path: Path) -> None:
     seed = secrets.randbits(32)
     assert not [one for some in killed.attempts(tmp_path, KILLS // 2, seed, workers=(2,)) for one in some], seed
+
+
+LOWERS = """
+import sys
+from pathlib import Path
+from conformance.history import revisions
+
+revisions.records([revisions.Revision("some", "", Path(sys.argv[1]))], revisions.Asked((), ("cpu",)), 1)
+"""
+
+
+def test_a_compiler_of_a_revision_ends_with_who_asked_it(tmp_path: Path) -> None:
+    (tmp_path / "compiler").mkdir()
+    (tmp_path / "compiler/__init__.py").write_text("import time\ntime.sleep(600)\n")
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, killed.MARK: str(tmp_path), "TMPDIR": str(tmp_path / "tmp")}
+    with subprocess.Popen([sys.executable, "-c", LOWERS, str(tmp_path)], env=environment) as asking:
+        deadline = time.monotonic() + 30
+        while not (begun := [one for one in killed.running(tmp_path) if "history.texts" in one]):
+            assert time.monotonic() < deadline, "it was never begun"
+            time.sleep(0.02)
+        asking.kill()
+    assert len(begun) == 1
+    assert killed.still_running(tmp_path) == [] and not list((tmp_path / "tmp").glob("mlcomp-*/"))

@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -151,6 +152,33 @@ def test_folders_that_nobody_keeps_are_swept(tmp_path: Path, monkeypatch: pytest
     second = scratch.make()
     second.close()
     assert not list(tmp_path.iterdir()) and stray.wait(timeout=10) == -signal.SIGKILL
+
+
+def test_a_process_that_just_becomes_another_program_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For that moment it has no environment, so nothing says whose it is."""
+    folder = tmp_path / "it"
+    folder.mkdir()
+    stray = subprocess.Popen(["sleep", "60"], env=os.environ | {scratch.MARK: str(folder)})
+    looks, right = [iter(())], scratch.members
+    monkeypatch.setattr(scratch, "members", lambda folder: looks.pop() if looks else right(folder))
+    scratch.end(folder)
+    assert stray.wait(timeout=10) == -signal.SIGKILL and not folder.exists()
+
+
+def test_a_folder_that_is_written_to_while_it_is_removed_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, right = tmp_path / "it", shutil.rmtree
+    folder.mkdir()
+    late = [folder / "late"]
+
+    def rmtree(path: Path, ignore_errors: bool) -> None:
+        right(path, ignore_errors)
+        if late:
+            path.mkdir()
+            late.pop().touch()
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    scratch.end(folder)
+    assert not folder.exists()
 
 
 def test_a_size_beyond_all_memory_is_the_shape_files_fault(box: pytest.Pytester) -> None:
