@@ -91,11 +91,8 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
         case Op("shl" | "shr" as name, (a, b)) if 0 <= _known(b, -1) < e.dtype.bits:
             made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {_known(b)}", SHIFT)
             return c.narrowed(w, made, e.dtype)
-        case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))), value)) if (
-            a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0 and _alike(n)
-        ):
-            by_lane = isinstance(value, Var) and value.name in w.by_lane
-            return w.call(f"mlc_require{'_each' * by_lane}_below", FAILURES, w.of(value), w.of(n))
+        case Op("require") if (limits := below(e)) is not None:
+            return w.call("mlc_require_below", FAILURES, *map(w.of, limits))
         case Op("require", (Op("ne", (a, zero)), value)) if (
             a is value and e.dtype.kind == "int" and _known(zero, -1) == 0
         ):
@@ -104,6 +101,16 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return w.call("mlc_require", FAILURES, w.of(cond, bits=e.dtype.bits), w.of(value))
         case Op("where", (cond, a, b)) if e.dtype.lanes > 1:
             return w.call("mlc_where", w.of(cond, bits=e.dtype.bits), w.of(a), w.of(b))
+    return None
+
+
+def below(e: Expr) -> tuple[Expr, Expr] | None:
+    """The value that must be one of 0 .. n - 1, and n, the same in every lane; None of what requires no such."""
+    match e:
+        case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))), value)) if (
+            a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0 and _alike(n)
+        ):
+            return value, n
     return None
 
 
