@@ -40,7 +40,7 @@ HEADERS = {
     "parallel.h": "parallel",
     "vector.h": "vec broadcast iota where isnan signbit max min sqrt fma "
     "reduce_add reduce_mul reduce_max reduce_min reduce_and reduce_or any all",
-    "require.h": "require require_below require_nonzero tell_failures any_outside each_outside fail",
+    "require.h": "require require_below require_nonzero tell_failures any_outside each_outside all_below fail",
     "indices.h": "floordiv_by mod_by",
     "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 f8e4m3 f8e5m2 convert from_raw to_raw from_mask to_mask resize_mask "
@@ -214,6 +214,9 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
             outside = w.call(function, w.of(index), w.of(limit)).text
             leave = f"if ({outside}) return {w.call('mlc_fail', c.FAILED).text};"
             return [leave, *c.statement(w, s.replace(value=index))]
+        case k.If(Op("require", (valid, _)), then) if _leaves(s):
+            leave = f"if (!{w.of(valid, c.UNARY)}) return {w.call('mlc_fail', c.FAILED).text};"
+            return [leave, "{", *c.body(w, then), "}"]
         case k.For(mark="ahead" | "past" as mark):
             around, w.mark = w.mark, mark
             lines = c.statement(w, s.replace(mark=""))
@@ -271,6 +274,14 @@ def _parallel(w: Writer, s: k.For) -> list[str]:
     return [start + ";", *[_STOP] * fails]
 
 
+def _leaves(s: k.If) -> bool:
+    """Nothing is left to do where a condition, which is required, does not hold."""
+    match s:
+        case k.If(Op("require", (Var() as valid, Var() as same)), _, ()):
+            return valid is same
+    return False
+
+
 def _by_lane(w: Writer, index: Expr) -> bool:
     return isinstance(index, Var) and index.name in w.by_lane
 
@@ -279,6 +290,7 @@ def _telling(w: Writer, body: Iterable[k.Stmt], lines: list[str]) -> list[str]:
     """The lines of a function's own statements, with what they need to tell at the end what else was found wrong."""
     nodes = [n for s in body for n in s.walk()]
     leaving = {n.value for n in nodes if isinstance(n, k.Declare) and below(n.value) is not None}
+    leaving |= {n.cond for n in nodes if isinstance(n, k.If) and _leaves(n)}
     if all(n in leaving for n in nodes if isinstance(n, Op) and n.name == "require"):
         return lines
     tell = w.call("mlc_tell_failures", c.FAILED, FAILURES).text

@@ -104,6 +104,18 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
     return None
 
 
+def _all_below(cond: Expr) -> tuple[Expr, list[Expr]] | None:
+    """The number, the same in every lane, of those from 0 on that vectors are among where `cond` holds; and these."""
+    match cond:
+        case Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))) if a is b and _known(zero, -1) == 0 and _alike(n):
+            return (n, [a]) if a.dtype.kind == "int" else None
+        case Op("and", (left, right)):
+            first, second = _all_below(left), _all_below(right)
+            if first is not None and second is not None and first[0] is second[0]:
+                return first[0], [*first[1], *second[1]]
+    return None
+
+
 def below(e: Expr) -> tuple[Expr, Expr] | None:
     """The value that must be one of 0 .. n - 1, and n, the same in every lane; None of what requires no such."""
     match e:
@@ -258,6 +270,8 @@ def _widened(w: Writer, e: Expr) -> Code:
 
 
 def _across(w: Writer, op: str, arg: Expr) -> Code:
+    if op == "and" and arg.dtype.lanes > 1 and (limits := _all_below(arg)) is not None:
+        return w.call("mlc_all_below", w.of(limits[0]), *map(w.of, limits[1]))
     if arg.dtype.kind == "bool":
         return w.call({"and": "mlc_all", "min": "mlc_all"}.get(op, "mlc_any"), w.of(arg))
     return w.call(f"mlc_reduce_{_REDUCTIONS[op]}", w.of(arg))

@@ -45,12 +45,14 @@ MLC_INLINE V mlc_require(mlc_failures& all, M holds, V x) {
     return mlc_where(holds, x, V{});
   }
 }
+template <typename V, typename... More>
+MLC_INLINE bool mlc_all_below(V n, V x, V y, More... more);
 // Whether any lane is none of 0 .. n - 1, for 0 <= n.
 template <typename V>
 MLC_INLINE bool mlc_any_outside(V x, V n) {
   if constexpr (mlc_is_scalar<V>) return (mlc_unsigned<V>)x >= (mlc_unsigned<V>)n;
   if constexpr (mlc_is_wide<V>)
-    return mlc_any_outside(mlc_low(x), mlc_low(n)) | mlc_any_outside(mlc_high(x), mlc_high(n));
+    return !mlc_all_below(mlc_low(n), mlc_low(x), mlc_high(x));
 #ifdef MLC_AVX512
   typedef mlc_vec<long long, 8> L;
   if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 8)
@@ -63,6 +65,34 @@ MLC_INLINE bool mlc_any_outside(V x, V n) {
     return __builtin_ia32_movmskpd256(mlc_bitcast<mlc_vec<double, 4>>(signs)) != 0;
 #endif
   return mlc_any(signs < 0);
+}
+// The larger of two vectors, of words of 32 bits without signs at most: where all words of some numbers are below those
+// of a limit of one word, the largest of each are a number below it, and only there.
+template <typename V>
+MLC_INLINE V mlc_larger_words(V a, V b) {
+  typedef typename mlc_unsigned_type<(sizeof(mlc_lane<V>) < 4 ? sizeof(mlc_lane<V>) : 4)>::type U;
+  typedef mlc_vec<U, sizeof(V) / sizeof(U)> W;
+  const W x = mlc_bitcast<W>(a), y = mlc_bitcast<W>(b);
+  return mlc_bitcast<V>(x > y ? x : y);
+}
+// Whether all lanes of some vectors are among 0 .. n - 1. n is the same in every lane.
+template <typename V>
+MLC_INLINE bool mlc_all_below(V n, V x) {
+  return !mlc_any_outside(x, n);
+}
+template <typename V, typename... More>
+MLC_INLINE bool mlc_all_below(V n, V x, V y, More... more) {
+#ifdef MLC_AVX512
+  if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 8) {
+    typedef mlc_vec<unsigned long, 8> U;
+    const U a = mlc_bitcast<U>(x), b = mlc_bitcast<U>(y);
+    return mlc_all_below(n, mlc_bitcast<V>(a > b ? a : b), more...);
+  }
+#endif
+#ifdef __AVX2__
+  if (sizeof(mlc_lane<V>) < 8 || n[0] <= 1L << 32) return mlc_all_below(n, mlc_larger_words(x, y), more...);
+#endif
+  return !mlc_any_outside(x, n) & mlc_all_below(n, y, more...);
 }
 // x where 0 <= x < n, which must be; some other number of these where it is not, if there is one. n is the same in every
 // lane.
