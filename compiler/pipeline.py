@@ -164,7 +164,7 @@ def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
 
 
 def _requirements(program: kernel.Program, context: Context) -> kernel.Program:
-    return requirements(program) if context.target.checked else without_requirements(program)
+    return requirements(program, context.target.vector) if context.target.checked else without_requirements(program)
 
 
 def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Program:

@@ -18,13 +18,14 @@ from compiler.ir.expr import Const, Expr, Load, Op, Select, Var, canonical, fres
 from compiler.ir.index import value_range
 from compiler.ir.node import Node
 from compiler.passes.required_ahead import Ahead
+from compiler.passes.required_by_pieces import ByPieces
 
 Body = tuple[k.Stmt, ...]
 Known = dict[Expr, Var]  # expressions that have a name here
 
 
-def requirements(program: k.Program) -> k.Program:
-    """Name what is required once, before the loops in which it does not change:
+def requirements(program: k.Program, width: int = 0) -> k.Program:
+    """Name what is required once, before the loops in which it does not change; by vectors of `width` bytes if any:
 
         for j in range(0, 32, 16):
             y[i * 32 + j] = x[require(min(max(index[i], 0), 9) == index[i], min(max(index[i], 0), 9)) * 32 + j, f32x16]
@@ -36,7 +37,7 @@ def requirements(program: k.Program) -> k.Program:
         for j in range(0, 32, 16):
             y[i * 32 + j] = x[checked * 32 + j, f32x16]
     """
-    return program.replace(functions=tuple(map(_function, program.functions)))
+    return program.replace(functions=tuple(_function(f, width) for f in program.functions))
 
 
 def without_requirements(program: k.Program) -> k.Program:
@@ -48,7 +49,7 @@ def without_requirements(program: k.Program) -> k.Program:
     return program.replace(functions=tuple(f.replace(body=body(f)) for f in program.functions))
 
 
-def _function(f: k.Function) -> k.Function:
+def _function(f: k.Function, width: int) -> k.Function:
     nodes = [n for s in f.body for n in s.walk()]
     if not any(_requires(n) for n in nodes):
         return f
@@ -58,7 +59,8 @@ def _function(f: k.Function) -> k.Function:
     assigned = {n.name for n in nodes if isinstance(n, k.Assign)}
     checks = _Checks(taken, fixed, assigned, bool(f.block))
     body = checks.body(f.body, {})
-    return f.replace(body=body if f.block else Ahead(checks.lasts, checks.fresh).body(body))
+    body = body if f.block else Ahead(checks.lasts, checks.fresh).body(body)
+    return f.replace(body=ByPieces(checks.lasts, checks.fresh, width).body(body) if width else body)
 
 
 def _requires(n: object) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from compiler.ir import alike
 from compiler.ir import kernel as k
 from compiler.ir.dtype import STORAGE_ONLY, DType
-from compiler.ir.expr import Cast, Const, Var
+from compiler.ir.expr import Cast, Const, Expr, Op, Var
 from compiler.ir.functions import FUNCTIONS
 from compiler.render import c, header
 from compiler.render.c import Writer
@@ -20,6 +20,7 @@ from compiler.render.cpp_expression import (
     FAILURES,
     MASKS,
     TYPES,
+    below,
     expression,
     is_short,
     kind,
@@ -39,7 +40,7 @@ HEADERS = {
     "parallel.h": "parallel",
     "vector.h": "vec broadcast iota where isnan signbit max min sqrt fma "
     "reduce_add reduce_mul reduce_max reduce_min reduce_and reduce_or any all",
-    "require.h": "require require_below require_each_below require_nonzero tell_failures",
+    "require.h": "require require_below require_nonzero tell_failures any_outside each_outside all_below fail",
     "indices.h": "floordiv_by mod_by",
     "arithmetic.h": "neg abs sign floor ceil round tf32 trunc rsqrt shl shr",
     "convert.h": "bf16 f16 f8e4m3 f8e5m2 convert from_raw to_raw from_mask to_mask resize_mask "
@@ -54,6 +55,7 @@ HEADERS = {
     "copy.h": "copy_block",
     "order.h": "order",
 }  # fmt: skip
+_STOP = f"if (*{c.FAILED}) return;"  # what follows may rely on what has not been computed then
 _ALIASES = frozenset(f"{name}x{2**n}" for name in (*TYPES, *(f"mask{b}" for b in MASKS)) for n in range(1, 9))
 RESERVED = c.CPP_KEYWORDS | _ALIASES | {"from", "to", "threads", "buffers", "sizes", c.FAILED, FAILURES}
 
@@ -120,7 +122,8 @@ def _function(
     for p in f.params:
         _type(w, p.dtype)
     own = [s for s in f.body if not (isinstance(s, k.For) and _spread(s))]
-    lines = _telling(w, own, c.body(w, f.body)) + _fence(w, own)
+    lines = c.body(w, f.body)
+    lines = _telling(w, own, lines[: len(lines) - lines[-1:].count(f"  {_STOP}")]) + _fence(w, own)
     params = _buffers(w, f.body, [p.name for p in f.params], set(f.writes))
     params += [f"long {names[s]}" for s in _sizes(f, program)]
     params += [_FAILED] * c.fails(f.body) + ["int threads"] * _threaded(f)
@@ -171,6 +174,7 @@ def _entry(program: k.Program, functions: dict[str, str]) -> list[str]:
         args = [names[p.name] for p in f.params] + [names[s] for s in _sizes(f, program)]
         args += [f"&{c.FAILED}"] * c.fails(f.body) + ["threads"] * _threaded(f)
         lines.append(f"{functions[f.name]}({', '.join(args)});")
+        lines += [f"if ({c.FAILED}) return {c.FAILED};"] * (c.fails(f.body) and f is not program.functions[-1])
     parameters = (("void**", "buffers", bool(places)), ("const long long*", "sizes", bool(used_sizes)),
                   ("int", "threads", any(map(_threaded, program.functions))))  # fmt: skip
     shown = ", ".join(f"{kind} {name}" if used else f"{kind} /* {name} */" for kind, name, used in parameters)
@@ -204,6 +208,15 @@ def _statement(w: Writer, s: k.Stmt) -> list[str] | None:
     match s:
         case k.For() if _spread(s) and not w.inside:
             return _parallel(w, s)
+        case k.Declare(value=value) if (limits := below(value)) is not None:
+            index, limit = limits
+            function = "mlc_each_outside" if _by_lane(w, index) else "mlc_any_outside"
+            outside = w.call(function, w.of(index), w.of(limit)).text
+            leave = f"if ({outside}) return {w.call('mlc_fail', c.FAILED).text};"
+            return [leave, *c.statement(w, s.replace(value=index))]
+        case k.If(Op("require", (valid, _)), then) if _leaves(s):
+            leave = f"if (!{w.of(valid, c.UNARY)}) return {w.call('mlc_fail', c.FAILED).text};"
+            return [leave, "{", *c.body(w, then), "}"]
         case k.For(mark="ahead" | "past" as mark):
             around, w.mark = w.mark, mark
             lines = c.statement(w, s.replace(mark=""))
@@ -258,12 +271,27 @@ def _parallel(w: Writer, s: k.For) -> list[str]:
     args = ", ".join([*passed, *(_at(w, s, end) for end in ("from", "to"))])
     count = w.plain((s.stop - s.start + (s.step - 1)) // s.step)
     start = w.call("mlc_parallel", "threads", count, f"[=](long from, long to) {{ {name}({args}); }}").text
-    return [start + ";"]
+    return [start + ";", *[_STOP] * fails]
+
+
+def _leaves(s: k.If) -> bool:
+    """Nothing is left to do where a condition, which is required, does not hold."""
+    match s:
+        case k.If(Op("require", (Var() as valid, Var() as same)), _, ()):
+            return valid is same
+    return False
+
+
+def _by_lane(w: Writer, index: Expr) -> bool:
+    return isinstance(index, Var) and index.name in w.by_lane
 
 
 def _telling(w: Writer, body: Iterable[k.Stmt], lines: list[str]) -> list[str]:
-    """The lines of a function's own statements, with what they need to tell that a requirement failed."""
-    if not c.fails(body):
+    """The lines of a function's own statements, with what they need to tell at the end what else was found wrong."""
+    nodes = [n for s in body for n in s.walk()]
+    leaving = {n.value for n in nodes if isinstance(n, k.Declare) and below(n.value) is not None}
+    leaving |= {n.cond for n in nodes if isinstance(n, k.If) and _leaves(n)}
+    if all(n in leaving for n in nodes if isinstance(n, Op) and n.name == "require"):
         return lines
     tell = w.call("mlc_tell_failures", c.FAILED, FAILURES).text
     return [f"  mlc_failures {FAILURES};", *lines, f"  {tell};"]

@@ -91,11 +91,8 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
         case Op("shl" | "shr" as name, (a, b)) if 0 <= _known(b, -1) < e.dtype.bits:
             made = Code(f"{w.of(a, UNARY)} {'<<' if name == 'shl' else '>>'} {_known(b)}", SHIFT)
             return c.narrowed(w, made, e.dtype)
-        case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))), value)) if (
-            a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0 and _alike(n)
-        ):
-            by_lane = isinstance(value, Var) and value.name in w.by_lane
-            return w.call(f"mlc_require{'_each' * by_lane}_below", FAILURES, w.of(value), w.of(n))
+        case Op("require") if (limits := below(e)) is not None:
+            return w.call("mlc_require_below", FAILURES, *map(w.of, limits))
         case Op("require", (Op("ne", (a, zero)), value)) if (
             a is value and e.dtype.kind == "int" and _known(zero, -1) == 0
         ):
@@ -104,6 +101,28 @@ def expression(w: Writer, e: Expr, bits: int) -> Code | None:
             return w.call("mlc_require", FAILURES, w.of(cond, bits=e.dtype.bits), w.of(value))
         case Op("where", (cond, a, b)) if e.dtype.lanes > 1:
             return w.call("mlc_where", w.of(cond, bits=e.dtype.bits), w.of(a), w.of(b))
+    return None
+
+
+def _all_below(cond: Expr) -> tuple[Expr, list[Expr]] | None:
+    """The number, the same in every lane, of those from 0 on that vectors are among where `cond` holds; and these."""
+    match cond:
+        case Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))) if a is b and _known(zero, -1) == 0 and _alike(n):
+            return (n, [a]) if a.dtype.kind == "int" else None
+        case Op("and", (left, right)):
+            first, second = _all_below(left), _all_below(right)
+            if first is not None and second is not None and first[0] is second[0]:
+                return first[0], [*first[1], *second[1]]
+    return None
+
+
+def below(e: Expr) -> tuple[Expr, Expr] | None:
+    """The value that must be one of 0 .. n - 1, and n, the same in every lane; None of what requires no such."""
+    match e:
+        case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, n)))), value)) if (
+            a is b is value and e.dtype.kind == "int" and _known(zero, -1) == 0 and _alike(n)
+        ):
+            return value, n
     return None
 
 
@@ -251,6 +270,8 @@ def _widened(w: Writer, e: Expr) -> Code:
 
 
 def _across(w: Writer, op: str, arg: Expr) -> Code:
+    if op == "and" and arg.dtype.lanes > 1 and (limits := _all_below(arg)) is not None:
+        return w.call("mlc_all_below", w.of(limits[0]), *map(w.of, limits[1]))
     if arg.dtype.kind == "bool":
         return w.call({"and": "mlc_all", "min": "mlc_all"}.get(op, "mlc_any"), w.of(arg))
     return w.call(f"mlc_reduce_{_REDUCTIONS[op]}", w.of(arg))

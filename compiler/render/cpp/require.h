@@ -1,5 +1,6 @@
-// What a program's data must fulfil: the program goes on with some value where it does not, and its entry says so. What
-// is found wrong is gathered, without a branch in one register for each width of vectors, and told once at the end.
+// What a program's data must fulfil. Where it does not, the entry says so, and what has been computed is of no use: a
+// function whose indices may not be leaves at once. What else is found wrong is gathered, without a branch in one register
+// for each width of vectors, and told at the end; until then the program goes on with some value.
 #pragma once
 #include "vector.h"
 
@@ -8,6 +9,13 @@ struct mlc_failures {
   mlc_vec<long, 2> two = {};
   mlc_vec<long, 4> four = {};
   mlc_vec<long, 8> eight = {};
+#ifdef MLC_AVX512
+  // Of what must not be 0 the least, as numbers without signs, by their size in bytes.
+  mlc_vec<unsigned char, 64> least1 = ~mlc_vec<unsigned char, 64>{};
+  mlc_vec<unsigned short, 32> least2 = ~mlc_vec<unsigned short, 32>{};
+  mlc_vec<unsigned, 16> least4 = ~mlc_vec<unsigned, 16>{};
+  mlc_vec<unsigned long, 8> least8 = ~mlc_vec<unsigned long, 8>{};
+#endif
 };
 // Any bit that is set is a failure.
 template <typename V>
@@ -37,12 +45,14 @@ MLC_INLINE V mlc_require(mlc_failures& all, M holds, V x) {
     return mlc_where(holds, x, V{});
   }
 }
+template <typename V, typename... More>
+MLC_INLINE bool mlc_all_below(V n, V x, V y, More... more);
 // Whether any lane is none of 0 .. n - 1, for 0 <= n.
 template <typename V>
 MLC_INLINE bool mlc_any_outside(V x, V n) {
   if constexpr (mlc_is_scalar<V>) return (mlc_unsigned<V>)x >= (mlc_unsigned<V>)n;
   if constexpr (mlc_is_wide<V>)
-    return mlc_any_outside(mlc_low(x), mlc_low(n)) | mlc_any_outside(mlc_high(x), mlc_high(n));
+    return !mlc_all_below(mlc_low(n), mlc_low(x), mlc_high(x));
 #ifdef MLC_AVX512
   typedef mlc_vec<long long, 8> L;
   if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 8)
@@ -56,52 +66,82 @@ MLC_INLINE bool mlc_any_outside(V x, V n) {
 #endif
   return mlc_any(signs < 0);
 }
-// x where 0 <= x < n, which must be; some other number of these where it is not, if there is one. n is the same in every
-// lane. AVX2 compares numbers without signs by taking the less of two, those of 64 bits as two of 32: no lane has to
-// reach another register for a branch, as gathers need those ways. Elsewhere it is one comparison, and a branch that is
-// never taken while the data is right.
+// The larger of two vectors, of words of 32 bits without signs at most: where all words of some numbers are below those
+// of a limit of one word, the largest of each are a number below it, and only there.
 template <typename V>
-MLC_INLINE V mlc_require_below(mlc_failures& all, V x, V n) {
-#if defined(__AVX2__) && !defined(MLC_AVX512)
-  if constexpr (mlc_is_wide<V>)
-    return mlc_join(mlc_require_below(all, mlc_low(x), mlc_low(n)), mlc_require_below(all, mlc_high(x), mlc_high(n)));
-  else if constexpr (!mlc_is_scalar<V>) {
-    typedef mlc_lane<V> T;
-    typedef typename mlc_unsigned_type<(sizeof(T) < 4 ? sizeof(T) : 4)>::type U;
-    typedef mlc_vec<U, sizeof(V) / sizeof(U)> W;
-    if (__builtin_expect(n[0] > 0 && (sizeof(T) < 8 || n[0] <= 1L << 32), 1)) {
-      const W given = mlc_bitcast<W>(x), most = mlc_bitcast<W>(n - 1);
-      const V less = mlc_bitcast<V>(given < most ? given : most);
-      mlc_gather_failures(all, x ^ less);
-      return less;
-    }
+MLC_INLINE V mlc_larger_words(V a, V b) {
+  typedef typename mlc_unsigned_type<(sizeof(mlc_lane<V>) < 4 ? sizeof(mlc_lane<V>) : 4)>::type U;
+  typedef mlc_vec<U, sizeof(V) / sizeof(U)> W;
+  const W x = mlc_bitcast<W>(a), y = mlc_bitcast<W>(b);
+  return mlc_bitcast<V>(x > y ? x : y);
+}
+// Whether all lanes of some vectors are among 0 .. n - 1. n is the same in every lane.
+template <typename V>
+MLC_INLINE bool mlc_all_below(V n, V x) {
+  return !mlc_any_outside(x, n);
+}
+template <typename V, typename... More>
+MLC_INLINE bool mlc_all_below(V n, V x, V y, More... more) {
+#ifdef MLC_AVX512
+  if constexpr (sizeof(V) == 64 && sizeof(mlc_lane<V>) == 8) {
+    typedef mlc_vec<unsigned long, 8> U;
+    const U a = mlc_bitcast<U>(x), b = mlc_bitcast<U>(y);
+    return mlc_all_below(n, mlc_bitcast<V>(a > b ? a : b), more...);
   }
 #endif
+#ifdef __AVX2__
+  if (sizeof(mlc_lane<V>) < 8 || n[0] <= 1L << 32) return mlc_all_below(n, mlc_larger_words(x, y), more...);
+#endif
+  return !mlc_any_outside(x, n) & mlc_all_below(n, y, more...);
+}
+// x where 0 <= x < n, which must be; some other number of these where it is not, if there is one. n is the same in every
+// lane.
+template <typename V>
+MLC_INLINE V mlc_require_below(mlc_failures& all, V x, V n) {
   if (__builtin_expect(mlc_any_outside(x, n), 0)) return all.one = 1, V{};
   return x;
 }
-// The same of what has just been loaded and is used lane by lane: g++ loads each lane by itself then, and without AVX-512,
-// which compares them at once all the same, a branch for each is less than a sum of their signs.
+// The same question of what has just been loaded and is used lane by lane: g++ loads each lane by itself then, and makes
+// no vector of them again as long as there is a branch for each.
 template <typename V>
-MLC_INLINE V mlc_require_each_below(mlc_failures& all, V x, V n) {
+MLC_INLINE bool mlc_each_outside(V x, V n) {
   if constexpr (mlc_is_scalar<V>)
-    return mlc_require_below(all, x, n);
+    return mlc_any_outside(x, n);
   else {
     typedef mlc_unsigned<mlc_lane<V>> U;
     bool outside = false;
     for (int i = 0; i < mlc_lanes<V>; i++) {
       outside |= (U)x[i] >= (U)n[i];
-#if defined(__AVX2__) && !defined(MLC_AVX512)
-      if (__builtin_expect(outside, 0)) return all.one = 1, V{};
-#endif
+      if (__builtin_expect(outside, 0)) return true;
     }
-    if (__builtin_expect(outside, 0)) return all.one = 1, V{};
-    return x;
+    return false;
   }
 }
+// Say that the data is not valid, before leaving.
+__attribute__((cold, noinline, unused)) static void mlc_fail(int* failed) {
+  __atomic_store_n(failed, 1, __ATOMIC_RELAXED);
+}
+#ifdef MLC_AVX512
+template <typename U, typename V>
+MLC_INLINE void mlc_lessen(U& least, V x) {
+  const U given = mlc_bitcast<U>(x);
+  least = given < least ? given : least;
+}
+#endif
 // x, which must not be 0 and may be used as it is.
 template <typename V>
 MLC_INLINE V mlc_require_nonzero(mlc_failures& all, V x) {
+#ifdef MLC_AVX512
+  if constexpr (mlc_is_wide<V>)
+    return mlc_join(mlc_require_nonzero(all, mlc_low(x)), mlc_require_nonzero(all, mlc_high(x)));
+  else if constexpr (sizeof(V) == 64) {
+    if constexpr (sizeof(mlc_lane<V>) == 1) mlc_lessen(all.least1, x);
+    if constexpr (sizeof(mlc_lane<V>) == 2) mlc_lessen(all.least2, x);
+    if constexpr (sizeof(mlc_lane<V>) == 4) mlc_lessen(all.least4, x);
+    if constexpr (sizeof(mlc_lane<V>) == 8) mlc_lessen(all.least8, x);
+    return x;
+  }
+#endif
   if constexpr (mlc_is_scalar<V>)
     all.one |= x == 0;
   else
@@ -109,6 +149,9 @@ MLC_INLINE V mlc_require_nonzero(mlc_failures& all, V x) {
   return x;
 }
 MLC_INLINE void mlc_tell_failures(int* failed, const mlc_failures& all) {
-  const long any = all.one | mlc_reduce_or(all.two) | mlc_reduce_or(all.four) | mlc_reduce_or(all.eight);
+  long any = all.one | mlc_reduce_or(all.two) | mlc_reduce_or(all.four) | mlc_reduce_or(all.eight);
+#ifdef MLC_AVX512
+  any |= mlc_any(all.least1 == 0) | mlc_any(all.least2 == 0) | mlc_any(all.least4 == 0) | mlc_any(all.least8 == 0);
+#endif
   if (__builtin_expect(any != 0, 0)) __atomic_store_n(failed, 1, __ATOMIC_RELAXED);
 }

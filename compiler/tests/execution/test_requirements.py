@@ -186,6 +186,50 @@ def test_compiled_code_raises_and_writes_nothing_elsewhere(target: str, seed: in
         assert outcome.complaints == (guarded.INVALID,), expression
 
 
+# Of x: f32[9, 12], w: f32[12, 4], v: f32[n], and i: i64[n]: what asks several turns or vectors at once.
+SEVERAL = """
+    x[0].scatter_add(0, i, v)
+    x[:2].scatter_add(1, i.expand(2, -1), v.expand(2, -1))
+    x[0].scatter_reduce(0, i, v, "amax")
+    x.index_put((i % 9, i), v, accumulate=True)
+    x[0].index_put((i,), v)
+    x[i % 9, i]
+    x.take(i)
+    x[0].bfloat16()[i]
+    x[0][i.int()]
+    x[0].gather(0, i)
+    w[i]
+    w.gather(0, i[:, None].expand(-1, 4))
+"""
+
+
+@pytest.mark.parametrize("target", compiler.cpus())
+@pytest.mark.parametrize("expression", _lines(SEVERAL))
+def test_a_bad_index_raises_wherever_it_is_among_those_asked_at_once(expression: str, target: str, seed: int) -> None:
+    function = _function(expression, "x, w, v, i")
+    x, w = torch.randn(9, 12), torch.randn(12, 4)
+
+    def data(n: int) -> tuple[torch.Tensor, ...]:
+        return x, w, torch.randn(n), torch.randint(0, 12, (n,)) if "put" not in expression else torch.arange(n) % 12
+
+    static = {n: compiler.compile(function, data(n), target=target) for n in (0, 1, 199)}
+    sizes = [None, None, *[{0: torch.export.Dim("n", min=2)}] * 2]
+    dynamic = compiler.compile(function, data(70), target=target, dynamic_shapes=sizes)
+    bad = (*BAD, -12, 11, 12, -13, 2**31, 2**32, 2**32 + 3, -(2**32) + 3, 2**62)
+    for n in (0, 1, 31, 32, 33, 64, 199):
+        given = data(n)
+        fast = static.get(n, dynamic)
+        for _ in range(12):
+            where = f"{expression} of {n} on {target}, seed {seed}"
+            wanted, got = _raised(function, given), _raised(fast, given)
+            assert type(got) is type(wanted), f"{where}: {wanted!r}, and ours {got!r}"
+            if wanted is None:
+                torch.testing.assert_close(fast(*given), function(*given), msg=where, rtol=1e-5, atol=1e-5)
+            given = data(n)
+            if n:
+                given[3][random.randrange(n)] = random.choice(bad)
+
+
 def test_torch_compile_raises_at_every_size(seed: int) -> None:
     def loss(w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(w[t], t)

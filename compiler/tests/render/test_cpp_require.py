@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compiler.ir import kernel_text
+from compiler.render import cpp
 from compiler.tests.cpp_library import CPP, MACHINES, NUMPY, build, call, integers, seeded, text
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -17,8 +19,8 @@ void NAME(const TYPE* x, TYPE* y, int* failed, long count, [[maybe_unused]] TYPE
   for (long i = 0; i < count; i += N) {
     mlc_failures failures;
     const mlc_vec<TYPE, N> v = mlc_load<TYPE, N>(x + i);
-    mlc_store(y + i, CALL);
     failed[i / N] = 0;
+    mlc_store(y + i, CALL);
     mlc_tell_failures(failed + i / N, failures);
   }
 }
@@ -31,7 +33,8 @@ extern "C" void NAME_WIDTH(const TYPE* x, TYPE* y, int* failed, long count, long
 WIDTHS = (1, 2, 4, 8, 16, 32)
 CALLS = {
     "below": "mlc_require_below(failures, v, mlc_broadcast<TYPE, N>(limit))",
-    "each_below": "mlc_require_each_below(failures, v, mlc_broadcast<TYPE, N>(limit))",
+    "each_below": "mlc_each_outside(v, mlc_broadcast<TYPE, N>(limit)) ? "
+    "(mlc_fail(failed + i / N), mlc_vec<TYPE, N>{}) : v",
     "nonzero": "mlc_require_nonzero(failures, v)",
 }
 
@@ -61,3 +64,25 @@ def test_what_is_required_of_integers(dtype: str, machine: str, tmp_path: Path) 
                 kept = np.repeat(good, width)
                 assert np.array_equal(y[kept], x[kept]), where
                 assert ((y >= 0) & (y < max(limit, 1)) | (name == "nonzero"))[~kept].all(), where
+
+
+TWO = """def f(x: f32[10], i: i64[64], *, y: f32[64], z: f32[64], w: f32[64]):
+    with function("first", [x, i, y, z], writes=[y, z]):
+        for j in range(0, 64, 1, parallel):
+            checked: i64 = require((i[j] >= 0) & (i[j] < 10), i[j])
+            y[j] = x[checked]
+        for j in range(0, 64, 1, parallel):
+            z[j] = y[j]
+    with function("second", [z, w], writes=[w]):
+        for j in range(0, 64, 1):
+            w[j] = z[j]
+"""
+
+
+def test_nothing_runs_behind_what_was_left_for_an_index() -> None:
+    made = cpp.render(kernel_text.parse(TWO), target="cpu")
+    first, second = (made.index(f"static void {name}(") for name in ("first", "second"))
+    assert made.count("if (mlc_any_outside(i[j], 10l)) return mlc_fail(failed);") == 1
+    assert made[first:second].count("  if (*failed) return;\n  mlc_parallel(") == 1
+    assert "  first(x, i, y, z, &failed, threads);\n  if (failed) return failed;\n  second(z, w);\n" in made
+    assert "mlc_failures" not in made

@@ -1,0 +1,258 @@
+"""What a loop requires at each turn is checked for several of its turns at once, by vectors, ahead of these."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from compiler.ir import kernel as k
+from compiler.ir.dtype import boolean, i64, vector
+from compiler.ir.expr import (
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Var,
+    canonical,
+    cast,
+    const,
+    loads,
+    names,
+    op,
+    substitute,
+)
+from compiler.ir.index import value_range
+from compiler.ir.linear import from_linear, linear
+
+Body = tuple[k.Stmt, ...]
+Limits = dict[Expr, list[Expr]]  # of vectors of numbers from 0 on, by how many numbers there are
+PIECE = 32  # turns of scalars: checks of fewer cost more, of more they are done long before what they are about
+VECTORS = 4  # turns of vectors
+SHORT = 2  # turns of a loop within, beside which a check is dear
+
+
+@dataclass(frozen=True)
+class ByPieces:
+    """`lasts` says of an expression that it is always the same while its names are in scope; `width` is in bytes."""
+
+    lasts: Callable[[Expr], bool]
+    fresh: Callable[[str], str]
+    width: int
+
+    def body(self, body: Body) -> Body:
+        """A body in which requirements have names, of vectors of 16 lanes for pieces of 32 turns:
+
+            for j in range(0, 1000):
+                checked: i32 = require((x1[j] >= 0) & (x1[j] < 9), x1[j])
+                y[checked] += x[j]
+        becomes
+
+            for j_piece in range(0, 992, 32):
+                asked: i32x16 = x1[j_piece, i32x16]
+                asked_1: i32x16 = x1[j_piece + 16, i32x16]
+                valid: bool = across(all, (asked >= 0) & (asked < 9) & ((asked_1 >= 0) & (asked_1 < 9)))
+                if require(valid, valid):
+                    for j in range(j_piece, j_piece + 32, 1, unroll):
+                        checked: i32 = x1[j]
+                        y[checked] += x[j]
+            for j in range(992, 1000):
+                checked: i32 = require((x1[j] >= 0) & (x1[j] < 9), x1[j])
+                y[checked] += x[j]
+        """
+        return tuple(new for s in body for new in self.statement(s))
+
+    def statement(self, s: k.Stmt) -> Body:
+        match s:
+            case k.If(_, then, orelse):
+                return (s.replace(body=self.body(then), orelse=self.body(orelse)),)
+            case k.For(body=inner, step=1, mark="" | "parallel") if all(map(_short, inner)):
+                return self.pieces(s) or (s,)
+            case k.For(body=inner, mark="") if all(isinstance(t, k.Declare | k.Store) for t in inner):
+                return self.jammed(s) or (s,)
+            case k.For(body=inner):
+                return (s.replace(body=self.body(inner)),)
+        return (s,)
+
+    # ---- loops of scalars
+
+    def pieces(self, f: k.For) -> Body | None:
+        """The loop by pieces, and what is left of it; None where nothing can be checked ahead, or it is too short."""
+        whole = _whole(f, PIECE)
+        required, rest = self.apart(f) if whole is not None else ({}, ())
+        if whole is None or not required:
+            return None
+        piece = Var(self.fresh(f"{f.var}_piece"), i64)
+        asked: list[k.Stmt] = []
+        limits: Limits = {}
+        for index, limit in required:
+            lanes = self.width // max(n.dtype.bytes for n in index.walk() if isinstance(n, Expr))
+            for first in range(0, PIECE, lanes):
+                wide = _widened(index, f.var, op("add", piece, const(first)) if first else piece, lanes)
+                given = {} if isinstance(wide, Load) else {n: Var(self.fresh("asked"), n.dtype) for n in loads(wide)}
+                name = Var(self.fresh("asked"), wide.dtype)
+                asked += [k.Declare(known.name, load) for load, known in given.items()]
+                asked.append(k.Declare(name.name, substitute(wide, given)))
+                limits.setdefault(k.Broadcast(limit, lanes), []).append(name)
+        turns = f.replace(start=piece, stop=op("add", piece, const(PIECE)), body=rest, mark="unroll")
+        made = k.For(piece.name, f.start, whole, PIECE, (*asked, *self.only_if(limits, (turns,))), f.mark)
+        return (made, *_left(f.replace(mark=""), whole))
+
+    def apart(self, f: k.For) -> tuple[dict[tuple[Expr, Expr], None], Body]:
+        """What can be checked by vectors of what a loop requires, as values and limits; the body without."""
+        values: dict[Expr, Expr] = {}
+        required: dict[tuple[Expr, Expr], None] = {}
+        rest: list[k.Stmt] = []
+        for s in f.body:
+            if isinstance(s, k.Declare):
+                value = substitute(s.value, values) if values else s.value
+                asks = _below(value)
+                if asks is not None and f.var not in names(asks[1]) and all(self.widens(e, f.var) for e in asks):
+                    required[asks] = None
+                    value, s = asks[0], s.replace(value=_value(s.value))
+                values[Var(s.name, s.value.dtype)] = value
+            rest.append(s)
+        return required, tuple(rest)
+
+    def widens(self, e: Expr, var: str) -> bool:
+        """Whether it can be had for several turns at once, as nothing in the loop changes it but its variable."""
+        match e:
+            case Const() | Var():
+                return e.dtype.lanes == 1 and self.lasts(e)
+            case Load(_, (index,)):
+                form, _ = linear(index)
+                others = [a for a in form if a is not Var(var, i64)]
+                plain = not any(var in names(a) or loads(a) for a in others)
+                return self.lasts(e) and form.get(Var(var, i64), 0) in (0, 1) and plain
+            case Cast(arg):
+                return self.widens(arg, var)
+            case Op(name, args):
+                return name != "require" and all(self.widens(a, var) for a in args)
+        return False
+
+    # ---- loops over vectors
+
+    def jammed(self, f: k.For) -> Body | None:
+        """The loop that asks of several vectors whether they may be before it uses any; None as above."""
+        asking = [n for n, s in enumerate(f.body) if isinstance(s, k.Declare) and _below(s.value) is not None]
+        whole = _whole(f, VECTORS * f.step)
+        if whole is None or not asking or _used_by_lane(f.body):
+            return None
+        first, then = f.body[: asking[-1] + 1], f.body[asking[-1] + 1 :]
+        if not all(isinstance(s, k.Declare) and self.lasts(s.value) for s in first) or _reaches(first):
+            return None
+        before: list[k.Stmt] = []
+        after: list[k.Stmt] = []
+        limits: Limits = {}
+        for n in range(VECTORS):
+            table: dict[Expr, Expr] = {Var(f.var, i64): op("add", Var(f.var, i64), const(n * f.step))} if n else {}
+            for s in first:
+                before.append(self.copied(s, table, limits))
+            for s in then:
+                after.append(self.copied(s, table, limits))
+        made = f.replace(stop=whole, step=VECTORS * f.step, body=(*before, *self.only_if(limits, tuple(after))))
+        return (made, *_left(f, whole))
+
+    def copied(self, s: k.Stmt, table: dict[Expr, Expr], limits: Limits) -> k.Stmt:
+        """The statement with other names, which are added to `table`, without what it requires, added to `limits`."""
+        new = s.map(lambda e: substitute(e, table)) if table else s
+        if isinstance(s, k.Declare) and isinstance(new, k.Declare):
+            if (asks := _below(new.value)) is not None:
+                limits.setdefault(asks[1], []).append(asks[0])
+                new = new.replace(value=asks[0])
+            if table:
+                new = new.replace(name=self.fresh(s.name))
+            table[Var(s.name, s.value.dtype)] = Var(new.name, new.value.dtype)
+        return new
+
+    def only_if(self, limits: Limits, then: Body) -> Body:
+        """Statements that run if all numbers are among those from 0 on that there are."""
+        held: list[Expr] = []
+        for limit, asked in limits.items():
+            zero = k.Broadcast(Const(0, limit.dtype.replace(lanes=1)), limit.dtype.lanes)
+            parts = [op("and", op("ge", a, zero), op("lt", a, limit)) for a in asked]
+            held.append(k.Across("and", functools.reduce(lambda a, b: op("and", a, b), parts)))
+        valid = Var(self.fresh("valid"), boolean)
+        holds = functools.reduce(lambda a, b: op("and", a, b), held)
+        return (k.Declare(valid.name, holds), k.If(op("require", valid, valid), then))
+
+
+def _whole(f: k.For, step: int) -> Expr | None:
+    """Where the last whole step of a loop ends; None where there may be none."""
+    extent = canonical(f.stop - f.start)
+    low, high = value_range(extent, {})
+    if low is None or low < 0 or (high is not None and high < step):
+        return None
+    whole: Expr = canonical(f.start + extent // step * step)
+    return whole
+
+
+def _left(f: k.For, start: Expr) -> Body:
+    """The loop from there on, if there is anything."""
+    return () if start is f.stop else (f.replace(start=start),)
+
+
+def _below(e: Expr) -> tuple[Expr, Expr] | None:
+    """The value that is required to be among the numbers from 0 on, and how many there are."""
+    match e:
+        case Op("require", (Op("and", (Op("ge", (a, zero)), Op("lt", (b, limit)))), index)) if a is b is index:
+            scalar = zero.arg if isinstance(zero, k.Broadcast) else zero
+            alike = limit.dtype.lanes == 1 or isinstance(limit, Const | k.Broadcast)
+            return (index, limit) if alike and scalar is Const(0, scalar.dtype) else None
+    return None
+
+
+def _value(e: Expr) -> Expr:
+    """What a requirement gives."""
+    return e.args[1] if isinstance(e, Op) else e
+
+
+def _used_by_lane(body: Body) -> bool:
+    """Indices go from memory to where they are used lane by lane: what asks of the vectors would load them again."""
+    known = {s.name: s.value for s in body if isinstance(s, k.Declare)}
+    asked = {name: _value(e) for name, e in known.items() if _below(e) is not None}
+    loaded = {n for n, e in asked.items() if isinstance(known.get(e.name) if isinstance(e, Var) else e, Load)}
+    indices = {n.index for s in body for n in s.walk() if isinstance(n, k.Gather)}
+    return any(isinstance(part, Var) and part.name in loaded for index in indices for part in _summands(index))
+
+
+def _reaches(body: Body) -> bool:
+    """Something is loaded from where a number that has been asked for says."""
+    asked: set[str] = set()
+    for s in body:
+        if any(asked & names(n.index if isinstance(n, k.Gather) else n.index[0]) for n in s.walk()
+               if isinstance(n, Load | k.Gather)):  # fmt: skip
+            return True
+        if isinstance(s, k.Declare) and (asked & names(s.value) or _below(s.value) is not None):
+            asked.add(s.name)
+    return False
+
+
+def _summands(e: Expr) -> tuple[Expr, ...]:
+    return (*_summands(e.args[0]), *_summands(e.args[1])) if isinstance(e, Op) and e.name == "add" else (e,)
+
+
+def _short(s: k.Stmt) -> bool:
+    """A statement that takes no longer than a check does."""
+    match s:
+        case k.For(_, Const(start), Const(stop), step, body):
+            return stop - start <= SHORT * step and all(isinstance(t, k.Declare | k.Store) for t in body)
+    return isinstance(s, k.Declare | k.Assign | k.Store)
+
+
+def _widened(e: Expr, var: str, first: Expr, lanes: int) -> Expr:
+    """The values of an expression for `lanes` turns from `first` on, as a vector."""
+    if var not in names(e):
+        return k.Broadcast(e, lanes)
+    match e:
+        case Var():
+            return k.Ramp(first, 1, lanes)
+        case Load(buffer, (index,), dtype):
+            at = from_linear(linear(substitute(index, {Var(var, i64): first})))
+            return Load(buffer, (at,), vector(dtype, lanes))
+        case Cast(arg, dtype):
+            return cast(_widened(arg, var, first, lanes), vector(dtype, lanes))
+        case Op(name, args):
+            return op(name, *(_widened(a, var, first, lanes) for a in args))
+    raise TypeError(f"{type(e).__name__} has no vector")
