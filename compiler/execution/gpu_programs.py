@@ -47,8 +47,7 @@ _ALONE = frozenset(
 def launches(program: k.Program, plan: Plan) -> LaunchPlan:
     """What each function of `program` is launched as, on the buffers of `plan`; empty grids are left out."""
     at = dict(zip(program.sizes, plan.sizes, strict=True))
-    # A bulk store of the end of a row writes all of its 16 bytes, which are the temporary's own.
-    temps = tuple(Buffer(t.name, -(-_bytes(numbers(t.shape, at), numbers(t.strides, at), t.dtype.bytes) // BASE) * BASE)
+    temps = tuple(Buffer(t.name, guarded.held(numbers(t.shape, at), numbers(t.strides, at), t.dtype.bytes))
                   for t in program.temps)  # fmt: skip
     places = {t.name: n for n, t in enumerate((*program.inputs, *program.outputs, *program.temps))}
     made = []

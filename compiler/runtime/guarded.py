@@ -26,6 +26,7 @@ from compiler.errors import InvalidData
 from compiler.runtime import launcher, memory
 from compiler.runtime.launcher import DTYPES, Buffer, Plan
 
+PIECE = 16  # bytes of the widest access
 GUARD = 4096  # bytes before and behind each buffer
 BLANK = 0xFF  # a NaN in every floating type, -1 in every signed one
 UNWRITTEN = 0x7F  # of integers and bools; no bool has this byte
@@ -98,7 +99,7 @@ def run(
     layout = _Map()
     sources = [layout.add(b.name, _span(x), x.data_ptr() % 64) for b, x in zip(plan.inputs, inputs, strict=True)]
     targets = [layout.add(b.name, _bytes(b)) for b in plan.outputs]
-    scratch = [layout.add(b.name, _bytes(b)) for b in temps]
+    scratch = [layout.add(b.name, held(b.shape, b.stride, DTYPES[b.dtype].itemsize)) for b in temps]
     arena = layout.add("the arena of temporaries", plan.arena)
     kept = [[layout.add("", t.size) for t in targets] for _ in range(runs)]
     block = mmap.mmap(-1, layout.end)  # shared with a forked process
@@ -152,6 +153,13 @@ def _span(x: torch.Tensor) -> int:
 
 def _bytes(b: Buffer) -> int:
     return reach(b.shape, b.stride) * DTYPES[b.dtype].itemsize
+
+
+def held(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
+    """Bytes that a temporary has, of elements of so many: where rows are apart, whole pieces of what one access moves,
+    since a bulk store writes all of the piece that a row ends in."""
+    found = reach(shape, stride) * size
+    return found if reach(shape, stride) == math.prod(shape) else -(-found // PIECE) * PIECE
 
 
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:

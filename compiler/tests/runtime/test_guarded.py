@@ -80,3 +80,9 @@ def test_leftovers_of_an_earlier_run_show(kernel: Kernel, body: str) -> None:
 def test_a_process_of_its_own_survives_anything(kernel: Kernel, body: str, complaint: str, patience: float) -> None:
     made = kernel(body, torch.randn(5), patience=patience)
     assert made.outputs == () and complaint in made.complaints[0]
+
+
+def test_a_temporary_whose_rows_are_apart_has_whole_pieces_of_an_access() -> None:
+    assert guarded.held((4, 65), (68, 1), 4) == 3 * 68 * 4 + 65 * 4 + 12
+    assert guarded.held((4, 65), (65, 1), 4) == 4 * 65 * 4
+    assert guarded.held((0, 65), (68, 1), 4) == 0
