@@ -59,3 +59,15 @@ def loss(x: bf16[4096, 5027], label: i64[4096], high: f32[4096], log: f32[4096],
 def test_what_is_read_once_a_row_does_not_make_columns_of_rows() -> None:
     text = pipeline.lower(loop_text.parse(LOSS), nvidia.SM_90A, source="loop", until="cuda").show("cuda")
     assert 'bind("j", lanes' in text and "columns" not in text
+
+
+def test_rows_across_memory_are_shared_by_warps_however_many_lie_side_by_side() -> None:
+    torch.manual_seed(fresh_seed())
+    x = torch.randn(4, 96, 72)
+
+    def normalised_across(x: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x.transpose(1, 2), (96,))
+
+    program = frontend.capture(normalised_across, [x]).program
+    assert 'bind("ij1", columns' in pipeline.lower(program, nvidia.SM_90A, until="cuda").show("cuda")
+    torch.testing.assert_close(called(normalised_across, [x], "sm_90a"), normalised_across(x), rtol=1e-4, atol=1e-4)

@@ -85,7 +85,7 @@ def _rows(
     if scanned and around and scans.running_total(inside):
         how = scans.across if plan.across(around, inside, paths) else scans.along
         return how(plan, around, inside, paths[0][0], count)
-    few = around and not scanned and longest >= LEAST_COLUMN and row_loops.few_columns(plan, around, count)
+    few = around and not scanned and longest >= LEAST_COLUMN and row_loops.few_columns(plan, count)
     if few and plan.across(around, inside, paths):
         return row_loops.columns(plan, around, paths, count)
     if around and (scanned or longest <= SHORT_ROW or (count >= WARP and plan.across(around, inside, paths))):

@@ -71,10 +71,9 @@ def columns(plan: Plan, rows: list[loop.For], paths: list[list[loop.For]], count
     )
 
 
-def few_columns(plan: Plan, rows: list[loop.For], count: int) -> bool:
-    """Warps have 32 neighbouring columns, which are too few for a thread each."""
-    last = rows[-1].extent
-    return isinstance(last, Const) and int(last.value) % WARP == 0 and count < 2 * THREADS * plan.target.cores
+def few_columns(plan: Plan, count: int) -> bool:
+    """Warps have 32 columns each, most of them neighbours, which are too few for a thread each."""
+    return count % WARP == 0 and count < 2 * THREADS * plan.target.cores
 
 
 def windows(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
@@ -85,10 +84,12 @@ def windows(plan: Plan, rows: list[loop.For], inside: tuple[Stmt, ...]) -> bool:
 
 
 def _columns(rows: list[loop.For], paths: list[list[loop.For]], warps: int) -> list[Step]:
-    name, steps = merged_rows(rows[:-1])
-    block, column = naming.pieces(rows[-1].var)
-    steps += [Bind(name, "blocks")] if name else []
-    steps += [Split(rows[-1].var, WARP, (block, column)), Bind(block, "blocks")]
+    last = rows[-1].extent
+    apart = isinstance(last, Const) and int(last.value) % WARP == 0
+    name, steps = merged_rows(rows[:-1] if apart else rows)
+    block, column = naming.pieces(rows[-1].var if apart else name)
+    steps += [Bind(name, "blocks")] if apart and name else []
+    steps += [Split(rows[-1].var if apart else name, WARP, (block, column)), Bind(block, "blocks")]
     steps += [Bind(column, "columns", (("warps", warps),))]
     for path in paths:
         leaf, merging = merged(path)
