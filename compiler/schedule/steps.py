@@ -6,11 +6,10 @@ bind("i0", blocks)
 bind("j", vector, width=8, unroll=4)
 store_at("e", "i0")
 ```
-A step refers to loops by their variable and to buffers and tiles by their name. It also states the names of the loops
-and tiles that it creates; all names in a kernel are distinct. A step that creates many names takes stems, to which it
-adds endings: with the stem `i`, the loop over rows that initialises an accumulator is `i_first`. `width` is the number
-of elements that a thread copies at once; 0 means as many as alignment allows. `rounds` is the unroll factor of such a
-copy; 0 unrolls it fully.
+A step refers to loops by their variable, to buffers and tiles by name, and states the names of what it creates; all
+names in a kernel are distinct. A step that creates many names adds endings to stems: with the stem `i`, the loop over
+rows that initialises an accumulator is `i_first`. `width` is the number of elements that a thread copies at once,
+`rounds` the unroll factor of such copies; 0 means as many as possible.
 """
 
 from __future__ import annotations
@@ -81,10 +80,7 @@ class Bind(Step):
 
 
 class StoreAt(Step):
-    """Shrink the temporary `buffer`, used only by this kernel, to the part that one iteration of `loop` needs.
-
-    The part becomes a tile in `space`, one of `tile.SPACES`.
-    """
+    """Shrink the temporary `buffer` of this kernel alone to a tile in `space` for what one iteration of `loop` needs."""
 
     buffer: str
     loop: str
@@ -94,10 +90,9 @@ class StoreAt(Step):
 class Stage(Step):
     """Copy what an iteration of `loop` loads from `buffer` into `tile` in memory `space` first, each element once.
 
-    Loops `into` copy along the remaining axes. Rows of the tile are padded by `pad` elements. If `how` is given, one of
-    `tile.COPIES`, a single copy without loops does it: a pipeline can run it ahead, and elements are converted when
-    they are loaded from the tile. Adjacent axes of the buffer are then one axis of the tile. `swizzle` is the width in
-    bytes of the tile's swizzle, 0 for none.
+    Loops `into` copy along the remaining axes. Rows of the tile are padded by `pad` elements and swizzled over `swizzle`
+    bytes. If `how` is given, one of `tile.COPIES`, a single copy without loops does it: a pipeline can run it ahead, and
+    elements are converted when loaded from the tile. Adjacent axes of the buffer are then one axis of the tile.
     """
 
     makes = ("tile", "into")
@@ -193,11 +188,10 @@ class Pack(Step):
 class Tensorize(Step):
     """Replace `loops` (m, n, k or n, k), perfectly nested around a contraction, by one tensor instruction.
 
-    `grid` gives the number of thread groups along m and along n that share the accumulator; a group has as many threads
-    as the instruction needs. It is empty for a CPU. `neighbours` names the axes of "mn" along which a thread's
-    registers hold adjacent elements, so that an operand contiguous along such an axis is loaded four elements at once.
-    With `again`, the columns left over by whole blocks of a CPU's instruction are computed by one more block that ends
-    with the last column, so that some columns are computed twice.
+    `grid` gives the number of thread groups along m and n that share the accumulator, of as many threads as the
+    instruction needs; it is empty for a CPU. Along the axes `neighbours` of "mn", registers of a thread hold adjacent
+    elements, so that operands contiguous there are loaded four at once. With `again`, columns left over by a CPU's
+    blocks are in one more block that ends with the last column, so that some are computed twice.
     """
 
     worded = ("neighbours", "again")
@@ -222,9 +216,9 @@ class Cache(Step):
     """Bring the operand of a contraction that loads `buffer` into `tile` in memory `space` beforehand.
 
     If the operand is only widened from 16 bits, the tile holds the 16-bit elements. With `how`, one of `tile.COPIES`, a
-    block of the buffer is copied, with the axes in the buffer's order. Without it, a loop `into`, or one loop for each
-    of several names, computes the elements of a tile whose axes are in the order of `loops`. Two steps may name the
-    same tile if they need the same block. `swizzle` is the width in bytes of the tile's swizzle, 0 for none.
+    block of the buffer is copied, with the axes in the buffer's order. Without it, loops `into` compute the elements of
+    a tile whose axes are in the order of `loops`. Two steps may name the same tile if they need the same block.
+    `swizzle` is the width in bytes of the tile's swizzle, 0 for none.
     """
 
     makes = ("tile", "into")

@@ -42,7 +42,8 @@ class Matmul:
     those that make m and n, and `near` says of which neighbours are neighbours in the result. What is done with a sum
     loads `ahead` bytes for each that can be loaded before it; `joined` says that it loads others. `sectors` is in how
     many sectors of memory a warp stores an element, where rows of the result begin anywhere. A sum over
-    boxes goes through `step` elements of k at a time.
+    boxes goes through `step` elements of k at a time. One over a single loop, of which operands are zero behind its
+    end, is `cut` anywhere.
     """
 
     m: int
@@ -62,6 +63,7 @@ class Matmul:
     step: int = 0
     sectors: float = 0.0
     ahead: int = 0
+    cut: bool = False
 
 
 def stage_bytes(p: Matmul, row: Instruction, m: int, n: int, k: int) -> int:

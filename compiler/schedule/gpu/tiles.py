@@ -110,6 +110,6 @@ def _parts(p: Matmul, k: int) -> Iterator[int]:
     yield 1
     # Of blocks that compute elements several wait for memory side by side.
     for parts in range(2, MOST_PARTS * (1 if p.a.copied and p.b.copied else COMPUTING) + 1):
-        whole = p.k % (parts * k) == 0 if p.step else parts & (parts - 1) == 0
-        if whole and p.k >= 4 * parts * k:
+        fits = (p.cut or p.k % (parts * k) == 0) and (p.step or parts & (parts - 1) == 0)
+        if fits and p.k >= 4 * parts * k:
             yield parts

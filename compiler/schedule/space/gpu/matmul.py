@@ -134,7 +134,7 @@ def _sizes(p: MatmulAxes) -> Matmul:
     return Matmul(
         p.m.size, p.n.size, p.k.size, batch, p.a.operand, p.b.operand, acc.bytes, terms, p.across, out, p.read, boxes,
         (p.m.near, p.n.near), bool(others), math.prod(p.k.box) if p.k.boxed else 0, _sectors(p),
-        sum(n for _, n in p.joined),
+        sum(n for _, n in p.joined), len(p.k.loops) == 1 and not p.k.boxed,
     )  # fmt: skip
 
 

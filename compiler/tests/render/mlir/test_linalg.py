@@ -124,7 +124,7 @@ def test_what_was_captured_is_printed_in_either_dialect() -> None:
     captured = compiler.capture(torch.exp, [torch.ones(2)])
     assert '"math.exp"' in compiler.to_mlir(captured)
     assert '"tosa.exp"' in compiler.to_mlir(captured.program, "tosa")
-    with pytest.raises(CompilerError, match="there are linalg, tosa"):
+    with pytest.raises(CompilerError, match="the dialects are linalg, tosa"):
         compiler.to_mlir(captured, "stablehlo")
 
 

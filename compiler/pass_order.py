@@ -1,0 +1,222 @@
+"""The one ordered list of passes, each with the invariant that it establishes.
+
+A pass is a function of a program and a `Context`, which holds all else that it may read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from compiler.ir import aten, kernel, statement, tensor
+from compiler.ir.stages import IRS
+from compiler.passes.applications import Applications
+from compiler.passes.cpu.tile_to_kernel import tile_to_kernel
+from compiler.passes.exact import exact
+from compiler.passes.gpu import dependent_launch
+from compiler.passes.gpu.assign_stages import assign_stages
+from compiler.passes.gpu.barriers import barriers
+from compiler.passes.gpu.fragment_prefetch import prefetch_fragments
+from compiler.passes.gpu.launches import launches
+from compiler.passes.gpu.layouts import layouts
+from compiler.passes.gpu.shared_copies import shared_copies
+from compiler.passes.gpu.shared_launches import shared_launches
+from compiler.passes.gpu.thread_maps import thread_maps
+from compiler.passes.gpu.threads import tile_to_threads
+from compiler.passes.gpu.vectorize import vectorize
+from compiler.passes.gpu.warp_specialisation import warp_roles
+from compiler.passes.loop.align_rows import align_rows
+from compiler.passes.loop.demote import demote
+from compiler.passes.loop.fuse_attention import fuse_attention
+from compiler.passes.loop.fuse_rows import fuse_rows
+from compiler.passes.loop.merge_axes import merge_axes
+from compiler.passes.loop.order_kernels import order_kernels
+from compiler.passes.loop.parts import parts
+from compiler.passes.loop.recompute import recompute
+from compiler.passes.loop.views import views
+from compiler.passes.loop.window_rows import window_rows
+from compiler.passes.loop_to_tile import loop_to_tile
+from compiler.passes.packed import packed
+from compiler.passes.requirements import requirements, without_requirements
+from compiler.passes.tensor.compose import compose
+from compiler.passes.tensor.fuse import fuse
+from compiler.passes.tensor.remake import remake
+from compiler.passes.tensor.sink import sink
+from compiler.passes.tensor_to_loop import tensor_to_loop
+from compiler.passes.tile.schedule import apply_schedules
+from compiler.passes.torch_to_tensor import lower as torch_to_tensor
+from compiler.render import cpp, cuda
+from compiler.render.mlir import linalg, tosa
+from compiler.render.triton import program as triton
+from compiler.schedule.steps import Schedule
+from compiler.schedule.steps import show as show_schedule
+from compiler.targets.target import Target
+
+IR_STAGES = tuple(IRS)
+TEXTS = {"cpu": "cpp", "cuda": "cuda", "mlir": "mlir", "triton": "triton"}  # the last stage of each kind of target
+_WAYS = {
+    "mlir": ("torch", "tensor"),
+    "triton": ("torch", "tensor", "loop", "tile"),
+}  # the IRs that a program for a kind of target goes through, if not all
+
+
+def stages(target: Target) -> tuple[str, ...]:
+    """The stages that a program for this target goes through, in order, as names; the last one is text.
+
+    >>> from compiler.targets import cpu
+    >>> stages(cpu.BASELINE)
+    ('torch', 'tensor', 'loop', 'tile', 'kernel', 'cpp')
+    """
+    return (*_WAYS.get(target.kind, IR_STAGES), TEXTS[target.kind])
+
+
+STAGES = (*IR_STAGES, TEXTS["cpu"])
+
+Schedules = Mapping[str, Schedule]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a pass may read besides the program: the target and the schedules; and the log of applications."""
+
+    target: Target
+    schedules: Schedules
+    applications: Applications = field(default_factory=Applications)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass: `run(program, context)` lowers a program of stage `source` to one of stage `result`.
+
+    `invariant` states what holds afterwards; the verifier of `result` checks it. An `optional` pass may be skipped
+    without making the program wrong, which is how a bisection finds the pass that introduced an error. `kind` lists the
+    kinds of targets that the pass is for, separated by spaces; empty means all. A pass that is
+    `together` sees all kernels of a program; others may be given equal kernels only once.
+    """
+
+    name: str
+    source: str
+    result: str
+    invariant: str
+    run: Callable[[Any, Context], Any]
+    optional: bool = False
+    kind: str = ""
+    together: bool = False
+
+
+def _decompose(program: aten.Program, context: Context) -> tensor.Program:
+    return torch_to_tensor.lower(program, orders=context.target.kind == "cpu")
+
+
+def _for(run: Callable[[Any, Target], Any]) -> Callable[[Any, Context], Any]:
+    """A pass that needs only the target."""
+    return lambda program, context: run(program, context.target)
+
+
+def _fuse(program: tensor.Program, context: Context) -> tensor.Program:
+    return fuse(program, context.target.cores if context.target.kind in ("cuda", "triton") else 1)
+
+
+def _apply_schedules(program: statement.Program, context: Context) -> statement.Program:
+    return apply_schedules(program, context.schedules, context.target, context.applications)
+
+
+def _order(program: statement.Program, context: Context) -> statement.Program:
+    return order_kernels(program) if context.target.memory else program
+
+
+def _render(program: kernel.Program, context: Context) -> str:
+    return cpp.render(program, target=context.target.name)
+
+
+def _render_cuda(program: kernel.Program, context: Context) -> str:
+    return cuda.render(program, target=context.target.name)
+
+
+def _render_mlir(program: tensor.Program, context: Context) -> str:
+    return tosa.render(program) if "tosa" in context.target.features else linalg.render(program)
+
+
+def _to_kernel(program: statement.Program, context: Context) -> kernel.Program:
+    return tile_to_kernel(program, context.target, _texts(context))
+
+
+def _to_threads(program: statement.Program, context: Context) -> kernel.Program:
+    return tile_to_threads(program, context.target, _texts(context))
+
+
+def _requirements(program: kernel.Program, context: Context) -> kernel.Program:
+    return requirements(program, context.target.vector) if context.target.checked else without_requirements(program)
+
+
+def _dependent_launch(program: kernel.Program, context: Context) -> kernel.Program:
+    return dependent_launch.dependent_launch(program, context.target)
+
+
+def _shared_copies(program: kernel.Program, context: Context) -> kernel.Program:
+    return program if context.target.memory else shared_copies(program)  # what is shared is alive for longer
+
+
+def _shared_launches(program: kernel.Program, context: Context) -> kernel.Program:
+    return program if context.target.memory else shared_launches(program)  # what is made early is alive for longer
+
+
+def _texts(context: Context) -> dict[str, str]:
+    return {name: show_schedule(s) for name, s in context.schedules.items()}
+
+
+# fmt: off
+PIPELINE = (
+    Pass("decompose", "torch", "tensor", "only equations; one group per call", _decompose),
+    Pass("compose", "tensor", "tensor", "no view of a view, no dead equation", lambda p, _: compose(p)),
+    Pass("sink", "tensor", "tensor", "maps read at few elements are not stored", lambda p, _: sink(p), True),
+    Pass("fuse", "tensor", "tensor", "each group is one kernel", _fuse, optional=True),
+    Pass("remake", "tensor", "tensor", "values are stored unless their readers can recompute them from fewer bytes",
+        lambda p, _: remake(p), True, "cuda"),
+    Pass("tensor-to-loop", "tensor", "loop", "one loop nest per group", lambda p, _: tensor_to_loop(p)),
+    Pass("fuse-attention", "loop", "loop", "matmuls around a softmax share its loop nest", _for(fuse_attention), True),
+    Pass("recompute", "loop", "loop", "matmuls read only by matmuls are recomputed", _for(recompute), True, "cuda"),
+    Pass("fuse-rows", "loop", "loop", "kernels over the same rows are one kernel", _for(fuse_rows), True, "cuda"),
+    Pass("demote", "loop", "loop", "values read as 16 bits are stored so", lambda p, _: demote(p), True, "cuda"),
+    Pass("parts", "loop", "loop", "parts of a concatenation are stored in place", lambda p, _: parts(p), True, "cuda"),
+    Pass("align-rows", "loop", "loop", "rows of matmuls begin at 16 bytes", lambda p, _: align_rows(p), True, "cuda"),
+    Pass("views", "loop", "loop", "buffers have an axis for each index", lambda p, _: views(p), True, "cuda"),
+    Pass("window-rows", "loop", "loop", "windows of few channels are runs of a copy", _for(window_rows), True, "cuda"),
+    Pass("merge-axes", "loop", "loop", "adjacent contracted axes are one", lambda p, _: merge_axes(p), True, "cuda"),
+    Pass("order-kernels", "loop", "loop", "under a memory limit, kernels are in order of least memory", _order, True),
+    Pass("loop-to-tile", "loop", "tile", "every loop has a binding", lambda p, _: loop_to_tile(p)),
+    Pass("schedule", "tile", "tile", "every loop is bound as the schedule says", _apply_schedules, optional=True),
+    Pass("tile-to-kernel", "tile", "kernel", "flat buffers, C loops, vectors", _to_kernel, kind="cpu"),
+    Pass("launches", "tile", "tile", "each kernel is one launch", lambda p, _: launches(p), kind="cuda triton"),
+    Pass("stages", "tile", "tile", "async copies are in pipeline stages", lambda p, _: assign_stages(p), kind="cuda"),
+    Pass("layouts", "tile", "tile", "every tile has a layout over threads", _for(layouts), kind="cuda"),
+    Pass("thread-maps", "tile", "tile", "loops over lanes have an unroll factor", _for(thread_maps), kind="cuda"),
+    Pass("vectorize", "tile", "tile", "copies have a vector width and bounds predicates", lambda p, _: vectorize(p),
+        kind="cuda"),
+    Pass("fragment-prefetch", "tile", "tile", "fragments are loaded ahead", lambda p, _: prefetch_fragments(p),
+        kind="cuda"),
+    Pass("barriers", "tile", "tile", "barriers separate conflicting accesses", _for(barriers), kind="cuda"),
+    Pass("warp-roles", "tile", "tile", "warps have roles that synchronise by mbarriers", _for(warp_roles), kind="cuda"),
+    Pass("tile-to-threads", "tile", "kernel", "a grid of threads", _to_threads, kind="cuda"),
+    Pass("requirements", "kernel", "kernel", "each data check is one hoisted statement", _requirements, True),
+    Pass("exact", "kernel", "kernel", "values that 16 bits hold exactly are not rounded", lambda p, _: exact(p), True),
+    Pass("packed", "kernel", "kernel", "small integers are widened in pairs", lambda p, _: packed(p), True, "cuda"),
+    Pass("dependent-launch", "kernel", "kernel", "kernels wait for their predecessor", _dependent_launch, True, "cuda"),
+    Pass("shared-copies", "kernel", "kernel", "no two kernels make the same copy", _shared_copies, True, "cuda", True),
+    Pass("shared-launches", "kernel", "kernel", "kernels that need only inputs share a launch", _shared_launches, True,
+        "cuda", True),
+    Pass("render", "kernel", "cpp", "text that compiles without a warning", _render, kind="cpu"),
+    Pass("render-cuda", "kernel", "cuda", "text that nvcc and g++ compile", _render_cuda, kind="cuda"),
+    Pass("render-mlir", "tensor", "mlir", "text that mlir-opt verifies", _render_mlir, kind="mlir"),
+    Pass("render-triton", "tile", "triton", "text that Triton compiles", lambda p, _: triton.render(p), kind="triton"),
+)
+# fmt: on
+
+
+def passes_for(target: Target) -> tuple[Pass, ...]:
+    """The passes that run for this target, in order."""
+    order = stages(target)
+    return tuple(
+        p for p in PIPELINE if (not p.kind or target.kind in p.kind.split()) and p.source in order and p.result in order
+    )
