@@ -80,7 +80,7 @@ class Bind(Step):
 
 
 class StoreAt(Step):
-    """Shrink the temporary `buffer` of this kernel alone to a tile in `space` for what one iteration of `loop` needs."""
+    """Shrink the kernel's own temporary `buffer` to a tile in `space` for what one iteration of `loop` needs."""
 
     buffer: str
     loop: str
@@ -90,8 +90,8 @@ class StoreAt(Step):
 class Stage(Step):
     """Copy what an iteration of `loop` loads from `buffer` into `tile` in memory `space` first, each element once.
 
-    Loops `into` copy along the remaining axes. Rows of the tile are padded by `pad` elements and swizzled over `swizzle`
-    bytes. If `how` is given, one of `tile.COPIES`, a single copy without loops does it: a pipeline can run it ahead, and
+    Loops `into` copy along the remaining axes. Rows of the tile are padded by `pad` elements, swizzled over `swizzle`
+    bytes. If `how` is given, one of `tile.COPIES`, one copy without loops does it: a pipeline can run it ahead, and
     elements are converted when loaded from the tile. Adjacent axes of the buffer are then one axis of the tile.
     """
 
