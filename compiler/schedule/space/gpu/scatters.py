@@ -71,6 +71,7 @@ def space(plan: Plan, rows: list[loop.For], found: Updates) -> Iterator[Member]:
             )
             for n in parts
             for ahead in (AHEAD, AHEAD // 2)
+            if ahead <= max(count, AHEAD // 2)
         )
     else:
         threads = min(THREADS, power(columns))
