@@ -212,11 +212,3 @@ PIPELINE = (
     Pass("render-triton", "tile", "triton", "text that Triton compiles", lambda p, _: triton.render(p), kind="triton"),
 )
 # fmt: on
-
-
-def passes_for(target: Target) -> tuple[Pass, ...]:
-    """The passes that run for this target, in order."""
-    order = stages(target)
-    return tuple(
-        p for p in PIPELINE if (not p.kind or target.kind in p.kind.split()) and p.source in order and p.result in order
-    )

@@ -27,7 +27,6 @@ from compiler.pass_order import TEXTS as TEXTS
 from compiler.pass_order import Context as Context
 from compiler.pass_order import Pass as Pass
 from compiler.pass_order import Schedules as Schedules
-from compiler.pass_order import passes_for as passes_for
 from compiler.pass_order import stages as stages
 from compiler.passes import equal_kernels
 from compiler.passes.applications import Application, Applications, Gate, Trace
@@ -40,6 +39,14 @@ from compiler.schedule.records import NOTHING, Record, Stored
 from compiler.schedule.space.members import Planned
 from compiler.schedule.steps import Schedule, Step
 from compiler.targets.target import Target
+
+
+def passes_for(target: Target) -> tuple[Pass, ...]:
+    """The passes that run for this target, in order."""
+    order = stages(target)
+    return tuple(
+        p for p in PIPELINE if (not p.kind or target.kind in p.kind.split()) and p.source in order and p.result in order
+    )
 
 
 @dataclass(frozen=True)

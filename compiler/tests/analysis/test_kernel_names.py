@@ -28,7 +28,7 @@ NAMES = {
     "torch.softmax(torch.randn(64, 100), -1)": ["softmax_64x100_f32"],
     "(torch.randn(64, 3000) ** 2).sum(1)": ["pow_sum_64x3000_f32"],
     "F.scaled_dot_product_attention(*[torch.randn(2, 8, 128, 64)] * 3)": ["attention_2x8x128x64x128_f32"],
-    "F.relu(nn.BatchNorm2d(16)(nn.Conv2d(64, 16, 3)(torch.randn(2, 64, 32, 32))))": [
+    "F.relu(nn.BatchNorm2d(16)(nn.Conv2d(1, 16, 3)(torch.randn(2, 1, 32, 32))))": [
         "conv2d_batch_norm_relu_2x16x30x30_f32"
     ],
     "torch.ops.aten.native_layer_norm_backward(torch.randn(32, 64), torch.randn(32, 64), [64], torch.randn(32, 1),"

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from compiler import frontend, pipeline
+from compiler import frontend, pass_order, pipeline
 from compiler.backend import CacheWarning, FallbackWarning, SpecialisationWarning, mlcomp
 from compiler.errors import CompilerError, ToolchainError
 from compiler.execution import executable, named
@@ -299,7 +299,7 @@ def test_whatever_fails_in_the_compiler_is_named_and_runs_in_eager(monkeypatch: 
     def broken(program: Any) -> Any:
         raise KeyError("a table without an entry")
 
-    monkeypatch.setattr(pipeline, "compose", broken)
+    monkeypatch.setattr(pass_order, "compose", broken)
 
     def f(x: Tensor) -> Tensor:
         return torch.relu(x) * 2 + 1.25

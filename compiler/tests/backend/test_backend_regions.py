@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from compiler import backend, pipeline
+from compiler import backend, pass_order
 from compiler.backend import FallbackWarning, Report, mlcomp
 from compiler.errors import CompilerError
 from compiler.passes.tensor.compose import compose
@@ -205,7 +205,7 @@ def test_a_region_that_fails_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyError("a table without an entry")
         return compose(program)
 
-    monkeypatch.setattr(pipeline, "compose", broken)
+    monkeypatch.setattr(pass_order, "compose", broken)
 
     def f(x: Tensor) -> Tensor:
         for _ in range(4):

@@ -89,13 +89,13 @@ def test_gradients_and_sizes_that_vary_pass() -> None:
 
 
 def test_a_wrong_text_is_found_and_its_pass_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    render = importlib.import_module("compiler.pipeline").cpp.render  # not of the public surface
+    render = importlib.import_module("compiler.pass_order").cpp.render  # not of the public surface
 
     def wrong(*args: Any, **kwargs: Any) -> str:
         text: str = render(*args, **kwargs)
         return text.replace(str(CONSTANT)[:6], "9.5678")
 
-    monkeypatch.setattr("compiler.pipeline.cpp.render", wrong)
+    monkeypatch.setattr("compiler.pass_order.cpp.render", wrong)
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))  # not to be met again when the pass is right
     planted = replace(PLAIN, index=2, lines=(f"t0 = x0 * {CONSTANT} - 3", *PLAIN.lines[1:]))
     row = check.checked(planted, OPTIONS | {"dump": str(tmp_path / "repro")}, told)
@@ -106,13 +106,13 @@ def test_a_wrong_text_is_found_and_its_pass_named(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_wrong_pass_in_the_middle_is_found_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pipeline = importlib.import_module("compiler.pipeline")  # not of the public surface
-    compose, ir = pipeline.compose, compiler.IRS["tensor"]
+    pass_order = importlib.import_module("compiler.pass_order")  # not of the public surface
+    compose, ir = pass_order.compose, compiler.IRS["tensor"]
 
     def wrong(*given: Any) -> Any:
         return ir.parse(ir.show(compose(*given)).replace(" * ", " + ", 1))
 
-    monkeypatch.setattr("compiler.pipeline.compose", wrong)
+    monkeypatch.setattr("compiler.pass_order.compose", wrong)
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     row = check.checked(replace(PLAIN, index=10, lines=(f"t0 = x0 * {CONSTANT} + 4", *PLAIN.lines[1:])), OPTIONS, told)
     assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", "value", "tensor"), (SEED, row)
@@ -123,7 +123,7 @@ def test_a_pass_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
     def wrong(*_: Any) -> Any:
         raise IndexError("no such axis")
 
-    monkeypatch.setattr("compiler.pipeline.fuse", wrong)
+    monkeypatch.setattr("compiler.pass_order.fuse", wrong)
     row = check.checked(replace(PLAIN, lines=("t0 = x0 - 77", *PLAIN.lines[1:])), OPTIONS, told)
     assert (row.verdict, row.kind) == ("fail", "exception") and "no such axis" in row.detail, row
     assert (row.first_bad_pass or "").startswith("fuse#"), row
@@ -133,7 +133,7 @@ def test_a_text_that_is_wrong_by_its_schedule_alone_is_found(monkeypatch: pytest
     options = {**OPTIONS, "what": ("schedule",), "dump": str(tmp_path / "repro")}
     program = replace(PLAIN, index=11)
     assert check.checked(program, options, told).verdict == "pass", SEED
-    render = importlib.import_module("compiler.pipeline").cpp.render  # not of the public surface
+    render = importlib.import_module("compiler.pass_order").cpp.render  # not of the public surface
     target = compiler.target("cpu")
     (met,) = blame.recorded(program)
     sound = compiler.lower(blame.subject(met).program, target).stages["cpp"]
@@ -142,7 +142,7 @@ def test_a_text_that_is_wrong_by_its_schedule_alone_is_found(monkeypatch: pytest
         text: str = render(*args, **kwargs)
         return text if text == sound else text.replace(str(CONSTANT)[:6], "9.5678")
 
-    monkeypatch.setattr("compiler.pipeline.cpp.render", wrong)
+    monkeypatch.setattr("compiler.pass_order.cpp.render", wrong)
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))
     row = check.checked(program, options, told)
     assert (row.verdict, row.kind, row.first_bad_stage) == ("fail", "schedule", "cpp"), (SEED, row)

@@ -78,13 +78,13 @@ def test_trials_of_another_process_are_not_made_again() -> None:
 
 
 def test_a_planted_miscompile_becomes_a_shape_file_that_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    pipeline = importlib.import_module("compiler.pipeline")  # not of the public surface
-    compose, ir = pipeline.compose, compiler.IRS["tensor"]
+    pass_order = importlib.import_module("compiler.pass_order")  # not of the public surface
+    compose, ir = pass_order.compose, compiler.IRS["tensor"]
     lines = ("t0 = torch.relu(x0)", f"t1 = t0 * 3.25{SEED}", "t2 = t1.sum(0)")
     args = (replace(X, dtype="f32", layout="contig"),)
     monkeypatch.setattr(generate, "program", lambda *_: Program(SEED, 1, args, lines, ("t2",)))
     monkeypatch.setattr(
-        "compiler.pipeline.compose", lambda *xs: ir.parse(ir.show(compose(*xs)).replace(" * 3.25", " + 3.25"))
+        "compiler.pass_order.compose", lambda *xs: ir.parse(ir.show(compose(*xs)).replace(" * 3.25", " + 3.25"))
     )
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path))
     options = {"target": "cpu", "kind": "value", "stage": "tensor", "dump": str(tmp_path / "dump"), "seconds": 15.0}
@@ -94,6 +94,6 @@ def test_a_planted_miscompile_becomes_a_shape_file_that_fails(monkeypatch: pytes
     path = tmp_path / "dump" / "regression.toml"
     assert "wrong since tensor, compose#" in path.read_text()
     (case,) = expand(load(path, "smoke"), "smoke")
-    monkeypatch.setattr("compiler.pipeline.compose", compose)
+    monkeypatch.setattr("compiler.pass_order.compose", compose)
     known: dict[str, Any] = {"target": "cpu", "seed": SEED, "stages": ["tensor", "loop"]}
     assert ladder.check(to_json(case), known).verdict == "pass", (SEED, path.read_text())

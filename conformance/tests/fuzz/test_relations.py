@@ -91,13 +91,13 @@ def test_altered_data_lie_as_those_drawn() -> None:
 
 
 def test_what_only_a_relation_shows_is_found_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    render = importlib.import_module("compiler.pipeline").cpp.render  # not of the public surface
+    render = importlib.import_module("compiler.pass_order").cpp.render  # not of the public surface
 
     def wrong(*args: Any, **kwargs: Any) -> str:
         text: str = render(*args, **kwargs)
         return text.replace("-__builtin_inff()", "-12345.0f")
 
-    monkeypatch.setattr("compiler.pipeline.cpp.render", wrong)
+    monkeypatch.setattr("compiler.pass_order.cpp.render", wrong)
     monkeypatch.setenv("MLCOMP_CACHE", str(tmp_path / "cache"))  # not to be met again when the pass is right
     lines = (f"t0 = -(x0.abs() * {CONSTANT})", "t1 = t0.amax(1)")
     for index in range(100):  # one whose data are scaled up
