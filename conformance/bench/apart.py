@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
+
+import torch
 
 SECONDS = 900  # that one process may take between two rows
 
@@ -23,6 +26,14 @@ class Job(Protocol):
 
 
 Work = Callable[[Any, Turn], Iterator[tuple[str, Row]]]
+
+
+def check(parser: argparse.ArgumentParser, given: argparse.Namespace, known: Collection[str]) -> None:
+    """End with a message where `given` names a model that is not known, or a GPU that is not there."""
+    if unknown := set(given.names) - set(known):
+        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    if given.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: there is no GPU")
 
 
 def run(jobs: Sequence[Job], work: Work) -> list[dict[str, Row]]:

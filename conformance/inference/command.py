@@ -135,10 +135,7 @@ def main(words: Sequence[str] | None = None) -> int:
         help=f"time calls against these of {', '.join(RIVALS)} (default: the first three)",
     )  # fmt: skip
     given = parser.parse_args(words)
-    if unknown := set(given.names) - MODELS.keys():
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: there is no GPU")
+    apart.check(parser, given, MODELS)
     names = given.names or list(MODELS)
     if any(MODELS[n].config for n in names) and importlib.util.find_spec("transformers") is None:
         parser.error('the models are those of the transformers package: pip install "pytest-mlcomp[models]"')

@@ -81,10 +81,7 @@ def main(words: Sequence[str] | None = None) -> int:
         help=f"time steps against these of {', '.join(steps.RIVALS)} (default: the first three)",
     )  # fmt: skip
     given = parser.parse_args(words)
-    if unknown := set(given.names) - MODELS.keys():
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
-    if given.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: there is no GPU")
+    apart.check(parser, given, MODELS)
     rivals = () if given.race is None else tuple(given.race or list(steps.RIVALS)[:3])
     jobs = [Job(n, given.steps, given.seed, given.device, given.full, rivals) for n in given.names or MODELS]
     found = apart.run(jobs, work)
