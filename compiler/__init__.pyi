@@ -60,6 +60,7 @@ from compiler.pipeline import space as space
 from compiler.pipeline import stages as stages
 from compiler.runtime.folders import locked_folder as locked_folder
 from compiler.runtime.folders import own_folder as own_folder
+from compiler.runtime.folders import remove_folder as remove_folder
 from compiler.runtime.folders import sweep_folders as sweep_folders
 from compiler.schedule.files import show_schedules as show_schedules
 from compiler.schedule.space.members import Planned as Planned

@@ -167,7 +167,7 @@ def process_folder() -> Path:
     place = Path(tempfile.gettempdir())
     folders.sweep_folders(place)
     folder, _ = folders.locked_folder(place)
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(folders.remove_folder, folder)
     return folder
 
 

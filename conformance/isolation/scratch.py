@@ -9,7 +9,6 @@ removes what nobody locks any more.
 import contextlib
 import getpass
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -94,17 +93,11 @@ def end(folder: Path) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
         quiet = 0 if marked else quiet + 1
-        if quiet == QUIET and not _removed(folder):
+        if quiet == QUIET and not compiler.remove_folder(folder):
             quiet = 0  # somebody still writes there
         if quiet == QUIET:
             break
         time.sleep(PAUSE)
-
-
-def _removed(folder: Path) -> bool:
-    """Remove a folder, and whether it is gone."""
-    shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
 
 
 def members(folder: Path) -> Iterator[int]:

@@ -9,13 +9,16 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -462,3 +465,45 @@ def test_the_folder_of_a_process_that_was_killed_is_swept(tmp_path: Path) -> Non
     sweep_folders(tmp_path)
     assert not killed.exists() and living.exists() and (tmp_path / "mlcomp-mine").exists()
     os.close(other)
+
+
+@pytest.mark.parametrize("moment", ["mkdtemp", "flock", "rename", "rmtree"])
+def test_a_folder_is_swept_at_whatever_moment_its_process_was_killed(tmp_path: Path, moment: str) -> None:
+    killed = f"""
+import fcntl, os, pathlib, shutil, signal, tempfile
+from compiler.runtime import folders
+
+owner = {{"mkdtemp": tempfile, "flock": fcntl, "rename": pathlib.Path, "rmtree": shutil}}[{moment!r}]
+called = getattr(owner, {moment!r})
+
+def call(*some, **others):
+    if {moment!r} != "mkdtemp":
+        os.kill(os.getpid(), signal.SIGKILL)
+    called(*some, **others)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+setattr(owner, {moment!r}, call)
+with folders.own_folder(pathlib.Path({str(tmp_path)!r})) as own:
+    (own / "some").write_text("")
+"""
+    done = subprocess.run([sys.executable, "-c", killed], check=False)
+    assert done.returncode == -signal.SIGKILL and len(list(tmp_path.iterdir())) == 1
+    sweep_folders(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_swept_before_it_is_locked_is_made_again(tmp_path: Path) -> None:
+    made, swept = tempfile.mkdtemp, list[str]()
+
+    def sweep(*some: Any, **others: Any) -> str:
+        folder: str = made(*some, **others)
+        if not swept:
+            swept.append(folder)
+            sweep_folders(tmp_path)
+        return folder
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "mkdtemp", sweep)
+        folder, lock = locked_folder(tmp_path)
+    assert list(tmp_path.iterdir()) == [folder] and not Path(swept[0]).exists()
+    os.close(lock)
