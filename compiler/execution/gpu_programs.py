@@ -158,8 +158,9 @@ def caller(
     made, launched = text(lowering, stage), launches(lowering.stages["kernel"], plan)
     check = check or stage == "kernel"
     if not (check or emulate) and (arch := architecture(lowering.target)) is not None:
-        image = cubin.build_cubin(made, arch, cubin.kernel_flags(line_info=apart), include=(HEADERS,), cache=cache)
-        return _gpu_call(image, launched, apart)
+        parts = [made] if apart else cuda.parts(made)  # tools name the lines of the whole text
+        code = cubin.build_cubins(parts, arch, cubin.kernel_flags(line_info=apart), include=(HEADERS,), cache=cache)
+        return _gpu_call(code, launched, apart)
     path = emulator.build(made, (HEADERS,), check, cache)
     threads = torch.get_num_threads()
 
@@ -176,10 +177,10 @@ def _line(report: Report) -> str:
     return f"kernel.cu:{report.line}: {report}"
 
 
-def _gpu_call(made: cubin.Cubin, launched: LaunchPlan, apart: bool) -> guarded.Call:
+def _gpu_call(made: tuple[cubin.Cubin, ...], launched: LaunchPlan, apart: bool) -> guarded.Call:
     """What a run needs of the memory goes to the GPU before it and comes back after it: all of it in one piece, or each
     buffer by itself."""
-    kernels = gpu.Kernels(device.driver(torch.cuda.current_device()), made.image, launched)
+    kernels = gpu.Kernels(device.driver(torch.cuda.current_device()), made, launched)
     sizes = [b.size for b in launched.buffers]
 
     def call(memory: Bytes, places: Sequence[int], number: int) -> Sequence[str]:
@@ -226,12 +227,12 @@ def loader(
         return lambda plan: _emulated(path, plan, launches(program, plan), constants, threads, invalid)
     # PyTorch takes numbers that are tensors of the CPU's wherever it takes numbers.
     constants = {n: x.cuda() if x.device.type == "cpu" and not x.dim() else x for n, x in constants.items()}
-    image = cubin.build_cubin(made, arch, include=(HEADERS,), cache=cache)
+    code = cubin.build_cubins(cuda.parts(made), arch, include=(HEADERS,), cache=cache)
     if not program.sizes:
         return lambda plan: gpu.load(
-            image, plan, launches(program, plan), constants=constants, cache=cache, invalid=invalid if wait else None
+            code, plan, launches(program, plan), constants=constants, cache=cache, invalid=invalid if wait else None
         )
-    module = functools.cache(lambda index: gpu.Module(device.driver(index), image.image))
+    module = functools.cache(lambda index: gpu.Module(device.driver(index), *(x.image for x in code)))
     # A graph is of one size: where sizes vary, launches are enqueued one by one.
     return lambda plan: gpu.load(
         module(torch.cuda.current_device()), plan, launches(program, plan), constants=constants,

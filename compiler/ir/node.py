@@ -57,14 +57,20 @@ def _key(value: Any) -> Any:
 
 
 def _bind(cls: Any, args: tuple[Any, ...], kw: dict[str, Any]) -> tuple[Any, ...]:
-    bound = _signature(cls).bind(None, *args, **kw)
-    bound.apply_defaults()
-    return tuple(bound.arguments.values())[1:]
+    """The fields of a call that leaves some to their defaults, or gives them by name."""
+    left, known = cls.fields[len(args) :], _defaults(cls)
+    try:
+        made = (*args, *(kw[f] if f in kw else known[f] for f in left))
+    except KeyError:
+        made = ()
+    if len(made) != len(cls.fields) or not kw.keys() <= set(left):
+        inspect.signature(cls.__init__).bind(None, *args, **kw)  # raises the TypeError that Python has for it
+    return made
 
 
 @functools.cache
-def _signature(cls: Any) -> inspect.Signature:
-    return inspect.signature(cls.__init__)
+def _defaults(cls: Any) -> dict[str, Any]:
+    return {f.name: f.default for f in dataclasses.fields(cls) if f.default is not dataclasses.MISSING}
 
 
 class Node(metaclass=_Interned):
@@ -75,9 +81,14 @@ class Node(metaclass=_Interned):
 
     def map(self, f: Callable[[Any], Any]) -> Self:
         """Rebuild with `f` applied to every child node; a tuple returned for a statement is spliced in."""
-        old = [getattr(self, x) for x in type(self).fields]
-        new = [mapped(v, f) for v in old]
-        return self if all(a is b for a, b in zip(old, new, strict=True)) else type(self)(*new)
+        made: list[Any] = []
+        same = True
+        for x in type(self).fields:  # every pass goes through here: the two kinds of fields are told apart in place
+            old = getattr(self, x)
+            new = f(old) if isinstance(old, Node) else mapped(old, f) if type(old) is tuple else old
+            same = same and new is old
+            made.append(new)
+        return self if same else type(self)(*made)
 
     @functools.cached_property
     def below(self) -> tuple[Any, ...]:
@@ -98,10 +109,10 @@ class Node(metaclass=_Interned):
         while stack:
             node = stack.pop()
             yield node
-            for child in reversed(node.below):
-                if child not in seen:
-                    seen.add(child)
-                    stack.append(child)
+            if below := node.below:
+                new = [child for child in reversed(below) if child not in seen]
+                seen.update(new)
+                stack += new
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(repr(getattr(self, f)) for f in type(self).fields)})"

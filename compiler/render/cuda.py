@@ -7,6 +7,7 @@ same text runs on both. Integers wrap, so a host compiler needs -fwrapv.
 from __future__ import annotations
 
 import math
+import re
 
 from compiler.ir import alike
 from compiler.ir import kernel as k
@@ -65,6 +66,8 @@ _DECLARED = frozenset(
 )
 RESERVED = c.CPP_KEYWORDS | _DECLARED | {c.FAILED}
 _HANDING = ("mlc_registers_decrease", "mlc_registers_increase")
+PART = 16_000  # characters of a text that is compiled by itself: some tenths of a second, its headers a twentieth
+_KERNEL = re.compile(r'^(?://.*\n)*extern "C" __global__[^\0]*?^}\n', re.MULTILINE)
 _MEMORY = "mlc_memory"  # what comes with the launch; no name of a program begins so
 
 
@@ -83,6 +86,23 @@ def render(program: k.Program, *, target: str) -> str:
     headers = sorted({c.header_of(HEADERS, name) for name in called}, key=list(HEADERS).index)
     includes = [f'#include "{FOLDER}/{h}.cuh"' for h in ("prelude", *headers)]
     return "\n".join([*header.lines(program, target), *includes, *functions]) + "\n"
+
+
+def parts(text: str) -> list[str]:
+    """A rendered text as several, which can be compiled side by side: some of its kernels each, and what all need.
+
+    A short one is left as it is. Programs that have the same kernels have parts in common.
+    """
+    head = "".join(line + "\n" for line in text.splitlines() if line.startswith("#include"))
+    kernels = _KERNEL.findall(text)
+    if len(text) < 2 * PART or len(kernels) < 2:
+        return [text]
+    out = [head]
+    for kernel in kernels:
+        if len(out[-1]) > PART:
+            out.append(head)
+        out[-1] += "\n" + kernel
+    return out
 
 
 def names(program: k.Program) -> list[str]:

@@ -11,12 +11,13 @@ import shlex
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from compiler.errors import ToolchainError
-from compiler.runtime import build, nvrtc, process, store
+from compiler.runtime import build, detect, nvrtc, process, store
 
 INSTALL_COMPILER = (
     "install NVRTC (`pip install nvidia-cuda-nvrtc`) or a CUDA toolkit, 12.8 or newer, whose nvcc is on PATH, "
@@ -86,6 +87,29 @@ def build_cubin(
         packed = _compile(source, arch, flags, include, tool, path)
     _seen[request] = made = _unpack(path, arch, packed)
     return made
+
+
+def build_cubins(
+    sources: Sequence[str],
+    arch: str,
+    flags: tuple[str, ...] = KERNEL_FLAGS,
+    *,
+    include: tuple[Path, ...] = (),
+    cache: Path | None = None,
+    compiler: Compiler | None = None,
+) -> tuple[Cubin, ...]:
+    """The cubins of the parts of a program, of which as many are compiled at once as there are cores."""
+    tool = compiler or installed()
+    with ThreadPoolExecutor(min(len(sources), detect.usable_cores())) as pool:
+        made = [
+            pool.submit(build_cubin, source, arch, flags, include=include, cache=cache, compiler=tool)
+            for source in sources
+        ]
+        try:
+            return tuple(x.result() for x in made)
+        finally:
+            for x in made:
+                x.cancel()  # of what has not begun, after a failure
 
 
 def key(source: str, arch: str, flags: tuple[str, ...], include: tuple[Path, ...], tool: Compiler) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
+import re
 import struct
 import threading
 import time
@@ -32,22 +33,39 @@ from compiler.runtime.tensor_map import Argument
 
 # Kernels may read and write 16 bytes at once, from the start of any buffer; torch's own allocations lie at 512.
 ALIGNMENT = 16
+_KERNELS = re.compile(rb"\.text\.(\w+)\0")  # a cubin has a section of this name for each (CUDA Binary Utilities)
 # A replay costs about as much as three launches.
 GRAPHS_FROM = 4
 
 
 class Module:
-    """Machine code on a GPU, for several launch plans; given back when none of them is left."""
+    """Machine code on a GPU, in one image or several, for several launch plans; given back when none of these is left.
 
-    def __init__(self, driver: Driver, image: bytes) -> None:
-        self.number = driver.load(image)
-        weakref.finalize(self, _unload, driver, self.number).atexit = False
+    Raises ValueError where there is no image.
+    """
+
+    def __init__(self, driver: Driver, *images: bytes) -> None:
+        if not images:
+            raise ValueError("a module has at least one image")
+        self._driver = driver
+        self._numbers: list[int] = []
+        self._where: dict[str, int] = {}
+        for image in images:
+            number = driver.load(image)
+            weakref.finalize(self, _unload, driver, number).atexit = False
+            self._numbers.append(number)
+            if len(images) > 1:
+                self._where |= {name.decode(): number for name in _KERNELS.findall(image)}
+
+    def function(self, name: str) -> int:
+        """A kernel, of whichever image has it; raises DeviceError where none has."""
+        return self._driver.function(self._where.get(name, self._numbers[0]), name)
 
 
 class Kernels:
     """The launches of a program on one GPU, ready to be enqueued on any buffers; a module may be shared."""
 
-    def __init__(self, driver: Driver, image: bytes | Module, plan: LaunchPlan) -> None:
+    def __init__(self, driver: Driver, code: Code, plan: LaunchPlan) -> None:
         self._driver = driver
         self._words = struct.Struct(f"{len(plan.buffers)}Q")
         self.table = (ctypes.c_uint64 * max(1, len(plan.buffers)))()
@@ -59,16 +77,15 @@ class Kernels:
         self._leave: dict[int, int] = {}  # bytes of dynamic shared memory by function
         for launch in plan.launches:
             limits.check(launch, len(plan.buffers))
-        self._module = image if isinstance(image, Module) else Module(driver, image)
-        module = self._module.number
-        self.prepared = [self._prepare(module, x) for x in plan.launches if all(x.grid)]
+        self._module = code if isinstance(code, Module) else Module(driver, *_images(code))
+        self.prepared = [self._prepare(x) for x in plan.launches if all(x.grid)]
         self._replays = Replays(driver)
         self._lock = threading.Lock()
         # The graphs go before the code that they launch.
         weakref.finalize(self, _give_back, self._replays, self._module).atexit = False
 
-    def _prepare(self, module: int, launch: Launch) -> Prepared:
-        function = self._driver.function(module, launch.kernel)
+    def _prepare(self, launch: Launch) -> Prepared:
+        function = self._module.function(launch.kernel)
         # With the kernel's static arrays it may be more than the 48 KB that need no leave.
         if launch.shared > self._leave.get(function, 0):
             self._driver.allow(function, MAX_DYNAMIC_SHARED, launch.shared)
@@ -126,6 +143,14 @@ class Kernels:
         return len(self.prepared)
 
 
+Code = Cubin | bytes | tuple[Cubin, ...] | Module  # of a program: its parts are loaded, or one module is
+
+
+def _images(code: Cubin | bytes | tuple[Cubin, ...]) -> list[bytes]:
+    parts = code if isinstance(code, tuple) else (code,)
+    return [x.image if isinstance(x, Cubin) else x for x in parts]
+
+
 def _give_back(replays: Replays, module: Module) -> None:
     del module  # kept until now
     with contextlib.suppress(faults.DeviceError):  # a lost context has taken them along
@@ -141,7 +166,7 @@ def _unload(driver: Driver, module: int) -> None:
 
 
 def load(
-    image: Cubin | bytes | Module,
+    code: Code,
     plan: Plan,
     launches: LaunchPlan,
     *,
@@ -168,7 +193,7 @@ def load(
     if (len(plan.inputs), len(plan.outputs)) != (len(launches.inputs), len(launches.outputs)):
         raise ValueError("the plan of buffers and the plan of launches have different inputs or outputs")
     bound = {i: aligned(value) for i, value in launcher.bind(plan, constants or {}, place).items()}
-    kernels = Kernels(chosen, image.image if isinstance(image, Cubin) else image, launches)
+    kernels = Kernels(chosen, code, launches)
     graphs = len(kernels) >= graphs_from
     if native and (functions := chosen.native()) is not None:
         free = [b for i, b in enumerate(plan.inputs) if i not in bound]
@@ -260,16 +285,14 @@ class _Runs:
         return held.data_ptr() - self._cleared
 
 
-def run_once(
-    image: Cubin | bytes, launches: LaunchPlan, buffers: Sequence[torch.Tensor], driver: Driver | None = None
-) -> None:
+def run_once(code: Code, launches: LaunchPlan, buffers: Sequence[torch.Tensor], driver: Driver | None = None) -> None:
     """Enqueue a program once on buffers that the caller allocated and filled: inputs, outputs, then temporaries.
 
     Nothing is checked: each must be on one GPU, as large as the kernels believe, and start at a multiple of 16 bytes.
     """
     place = next((b.device for b in buffers), None) or _current_gpu()
     chosen = driver if driver is not None else devices.driver(place.index)
-    kernels = Kernels(chosen, image.image if isinstance(image, Cubin) else image, launches)
+    kernels = Kernels(chosen, code, launches)
     with torch.cuda.device(place) if place.type == "cuda" else contextlib.nullcontext():
         kernels.run(tuple(b.data_ptr() for b in buffers), _stream_of(place)())
 

@@ -65,9 +65,9 @@ def window_rows(program: Program, target: Target) -> Program:
         if found is None or perfect(loop.For, k.body)[1][0] is not found.first:
             continue
         every = [m for w in _windows(found, k) if (m := _made(found, w, k, program)) is not None]
-        best = min(every, key=lambda m: _clocks(m[0], target), default=None)
-        if best is not None and _clocks(best[0], target) < _clocks((k,), target):
-            kernels, temps = best
+        clocks = [_clocks(kernels, target) for kernels, _ in every]
+        if every and min(clocks) < _clocks((k,), target):
+            kernels, temps = every[clocks.index(min(clocks))]
             place = program.kernels.index(k)
             program = program.replace(
                 kernels=(*program.kernels[:place], *kernels, *program.kernels[place + 1 :]),

@@ -83,6 +83,7 @@ def step(s: Step, resident: int, costs: Mapping[str, float]) -> float:
     return close((resident * multiplies, alone, prepared, brought, waited), exponent)
 
 
+@functools.cache
 def _cores(target: Target, parts: int, cluster: bool) -> int:
     """Multiprocessors that blocks come to: clusters leave those that their size does not divide without one."""
     together = dict(target.clusters).get(parts, target.cores // parts) * parts
@@ -207,6 +208,7 @@ def _step(p: Matmul, b: Block, target: Target, resident: int) -> float:
     return step(s, resident, numbers(target))
 
 
+@functools.cache
 def _rate(unit: str, row: Instruction, target: Target) -> float:
     """Multiply-adds a clock of a unit's instruction."""
     return dict(target.rates).get(f"{unit}.{row.name.split('.')[2]}", 64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,7 +52,8 @@ COLUMNS = 16  # a tile has a multiple of so many, or fewer
 SHARED_COLUMNS = 64  # fewer do not pay for a second row of instructions by the same warps
 
 
-def space(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> list[Tiling]:
+@functools.lru_cache(maxsize=1 << 12)
+def space(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> tuple[Tiling, ...]:
     """The tilings by these instructions that fit the target.
 
     Where a product of two numbers takes one instruction, groups of warps, which multiply twice as fast as single ones,
@@ -61,7 +63,7 @@ def space(p: Matmul, rows: tuple[Instruction, ...], target: Target) -> list[Tili
     found = list(_all(p, rows, target))
     if p.terms == 1:
         found = [t for t in found if t.row.threads > WARP] or found
-    return found
+    return tuple(found)
 
 
 def best(t: Tiling) -> tuple[float, int, int]:

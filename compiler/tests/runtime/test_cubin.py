@@ -17,8 +17,8 @@ from typing import Any, cast
 import pytest
 
 from compiler.errors import CacheError, ToolchainError
-from compiler.runtime import cubin, nvrtc
-from compiler.runtime.cubin import Compiler, build_cubin
+from compiler.runtime import cubin, detect, nvrtc
+from compiler.runtime.cubin import Compiler, build_cubin, build_cubins
 
 ADD = """\
 extern "C" __global__ void __launch_bounds__(256) add(const float* __restrict__ x, float* __restrict__ y, long n) {
@@ -146,6 +146,21 @@ def test_a_hit_compiles_nothing(tmp_path: Path) -> None:
     assert entries(tmp_path) == [first.path.with_suffix(".cu").name, first.path.name]
     first.path.unlink()
     assert build_cubin(ADD, "sm_80", cache=tmp_path, compiler=fake.tool) == first and fake.calls == 2
+
+
+def test_parts_are_compiled_side_by_side_and_what_one_is_refused_for_is_said(tmp_path: Path) -> None:
+    texts, start = [f"{ADD}// {n}\n" for n in range(2)], threading.Barrier(2)
+
+    def compile(source: str, *_: object) -> tuple[int, bytes, str]:
+        start.wait(60)
+        return (1, b"", "kernel.cu(3): error: no such name\n") if source.endswith("bad\n") else (0, ELF, source[-2:])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(detect, "usable_cores", lambda: 2)
+        made = build_cubins(texts, "sm_80", cache=tmp_path, compiler=Compiler("fake", "1", compile))
+        assert [x.log for x in made] == ["0\n", "1\n"] and len({x.path for x in made}) == 2
+        with pytest.raises(ToolchainError, match="no such name"):
+            build_cubins(["good\n", "bad\n"], "sm_80", cache=tmp_path, compiler=Compiler("fake", "1", compile))
 
 
 def test_everything_that_matters_is_in_the_key(tmp_path: Path) -> None:

@@ -265,6 +265,17 @@ def test_plans_share_a_module_until_none_is_left() -> None:
     assert fake.asked("unload") == [("unload", 1000)]
 
 
+def test_each_image_of_a_module_is_given_back_and_there_is_at_least_one() -> None:
+    fake = driver()
+    kernels = gpu.Kernels(fake, gpu.Module(fake, b"one", b"other"), CHAIN)
+    assert len(fake.asked("load")) == 2 and len(kernels) == 3
+    del kernels
+    gc.collect()
+    assert len(fake.asked("unload")) == 2
+    with pytest.raises(ValueError, match="at least one image"):
+        gpu.Module(fake)
+
+
 def test_a_dropped_program_gives_its_module_back() -> None:
     fake = driver()
     call = load(fake, CHAIN, graphs_from=1)

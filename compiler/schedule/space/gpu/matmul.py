@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -81,7 +81,7 @@ def space(kernel: Kernel, target: Target) -> tuple[str, Iterator[Member]] | None
 
 def _members(
     heap: list[tuple[float, bool, int, float, int, int, int]],
-    every: list[tuple[MatmulAxes, list[Tiling]]],
+    every: list[tuple[MatmulAxes, Sequence[Tiling]]],
     target: Target,
     splits: list[Step],
     groups: bool,
@@ -114,11 +114,11 @@ def _estimate(p: MatmulAxes, t: Tiling, groups: bool, target: Target) -> float:
     return clocks if p.a.operand.copied and p.b.operand.copied else GATHERED * clocks
 
 
-def _tilings(p: MatmulAxes, target: Target) -> list[Tiling]:
+def _tilings(p: MatmulAxes, target: Target) -> Sequence[Tiling]:
     """The tiles for one way to look at a matmul; none where there is nothing to gain, or no instruction."""
     if min(p.m.size, p.n.size) < LEAST_ROWS or p.k.size < LEAST_DEPTH:
         return []
-    found = tiles.space(_sizes(p), _rows(p, target), target)
+    found: Sequence[Tiling] = tiles.space(_sizes(p), _rows(p, target), target)
     if p.result is not None and p.result.how and p.result.twin:
         found = [t for t in found if t.row.function == FROM_SHARED and t.parts == 1]
     return found
